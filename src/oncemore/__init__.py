@@ -1,0 +1,1 @@
+"""Try it once more. Apply it once."""
