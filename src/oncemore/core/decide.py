@@ -1,0 +1,177 @@
+"""DECIDE: policy and situation in, decision out.
+
+The questions are asked in this order, and the first that says no ends it:
+
+    may this failure be repeated?   verdict          no: stop, quarantine or hold
+    is an attempt left?             max_attempts     no: stop
+    is somebody asking us to wait?  hold_until       yes: defer (an open breaker, a pause)
+    may we afford a retry?          retry budget     no: stop
+    how long?                       schedule, jitter, cap, tuning; Retry-After is a floor
+    does that fit?                  beyond the cap: defer; beyond the deadline: stop
+
+Nothing here asks what time it is or draws a number: `Situation` holds all that was known. So the same
+situation always gives the same decision, and the proof (`core.proof`) can be made from it later.
+"""
+
+from __future__ import annotations
+
+from oncemore.core.backoff import spread
+from oncemore.core.tune import NOTHING_KNOWN, Signals, Tuned, tune
+from oncemore.core.value import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final, Literal
+
+    from oncemore.core.key import Plain
+    from oncemore.core.model import Action, Failure, Verdict
+    from oncemore.core.policy import Policy
+
+    Reason = Literal[
+        "retry",
+        "not_retryable",
+        "quarantined",
+        "outcome_unknown",
+        "max_attempts_exceeded",
+        "held",
+        "retry_budget_empty",
+        "retry_after_beyond_cap",
+        "retry_after_beyond_deadline",
+        "wait_beyond_deadline",
+        "deadline_passed",
+    ]
+
+
+class Situation(Value):
+    """All that is known when an attempt has failed; times are POSIX seconds on one clock."""
+
+    attempt: int
+    failure: Failure
+    verdict: Verdict
+    now: float
+    seed: str = ""
+    started: float | None = None
+    deadline: float | None = None
+    expected_s: float | None = None
+    tokens: float | None = None
+    hold_until: float | None = None
+    held_for: str = ""
+    signals: Signals | None = None
+
+
+class Terms(Value):
+    """The numbers between the inputs and the delay, each of them part of the proof."""
+
+    planned_s: float
+    u: float
+    jittered_s: float
+    tuned: Tuned | None
+    room_s: float | None
+    delay_s: float
+
+
+class Decision(Value):
+    """What to do after a failed attempt, and everything it was computed from.
+
+    action      retry, defer, stop, quarantine or escalate
+    reason      why, as a stable code
+    delay_s     seconds to wait before the next attempt (retry), else 0
+    not_before  earliest time at which trying again makes sense, if anybody named one
+    """
+
+    action: Action
+    reason: Reason
+    delay_s: float
+    not_before: float | None
+    policy: Policy
+    situation: Situation
+    terms: Terms | None = None
+
+    def proof(self) -> dict[str, Plain]:
+        """Return every input, term and bound as plain values."""
+        from oncemore.core.proof import proof
+
+        return proof(self)
+
+    def proof_bytes(self) -> bytes:
+        """Return the proof as canonical JSON: same inputs, same bytes."""
+        from oncemore.core.proof import proof_bytes
+
+        return proof_bytes(self)
+
+    def explain(self) -> str:
+        """Return a paragraph that says what was decided, and why, with the numbers."""
+        from oncemore.core.proof import explain
+
+        return explain(self)
+
+
+#: What follows from a verdict that does not allow a repeat.
+_FINAL: Final[dict[Verdict, tuple[Action, Reason]]] = {
+    "TERMINAL": ("stop", "not_retryable"),
+    "QUARANTINE": ("quarantine", "quarantined"),
+    "UNKNOWN": ("quarantine", "outcome_unknown"),
+}
+
+
+def decide(policy: Policy, at: Situation) -> Decision:
+    """Return what to do after the failed attempt that the situation describes."""
+    if at.verdict != "RETRYABLE":
+        action, reason = _FINAL[at.verdict]
+        return Decision(action, reason, 0.0, None, policy, at)
+    if at.attempt >= policy.max_attempts:
+        return Decision("stop", "max_attempts_exceeded", 0.0, _asked(at), policy, at)
+    if at.hold_until is not None and at.hold_until > at.now:
+        return Decision("defer", "held", 0.0, at.hold_until, policy, at)
+    if at.tokens is not None and at.tokens < policy.retry_cost:
+        return Decision("stop", "retry_budget_empty", 0.0, _asked(at), policy, at)
+    return _fit(policy, at, _delay(policy, at))
+
+
+def _delay(policy: Policy, at: Situation) -> Terms:
+    """Compute the delay before the deadline is looked at, and the room the deadline leaves."""
+    cap = policy.max_delay_s
+    planned, u, jittered = spread(policy.schedule, policy.jitter, cap, at.seed, at.attempt)
+    left = deadline_left(policy, at)
+    delay, tuned = jittered, None
+    if policy.tuning is not None:
+        signals = at.signals or NOTHING_KNOWN
+        tuned = tune(jittered, policy.tuning, signals, cap, at.expected_s or 0.0, left)
+        delay = tuned.delay_s
+    asked = at.failure.retry_after
+    if asked is not None and asked > delay:
+        delay = asked
+    room = None if left is None else left - (at.expected_s or 0.0)
+    return Terms(planned, u, jittered, tuned, room, delay)
+
+
+def _fit(policy: Policy, at: Situation, terms: Terms) -> Decision:
+    """Hold the delay against the deadline, then Retry-After against the cap."""
+    delay, room = terms.delay_s, terms.room_s
+    asked = at.failure.retry_after
+    if room is not None and delay >= room:
+        if room <= 0:
+            return Decision("stop", "deadline_passed", 0.0, _asked(at), policy, at, terms)
+        if asked is not None and asked >= room:
+            return Decision("stop", "retry_after_beyond_deadline", 0.0, at.now + asked, policy, at, terms)
+        if at.expected_s is None:
+            # Cutting the wait short would start an attempt with no time left to finish it.
+            return Decision("stop", "wait_beyond_deadline", 0.0, at.now + delay, policy, at, terms)
+        delay = room
+    if asked is not None and asked > policy.max_delay_s:
+        return Decision("defer", "retry_after_beyond_cap", 0.0, at.now + asked, policy, at, terms)
+    return Decision("retry", "retry", delay, at.now + delay, policy, at, terms)
+
+
+def deadline_left(policy: Policy, at: Situation) -> float | None:
+    """Return the time to the earlier of the deadline and the end of the policy's own limit."""
+    ends = at.deadline
+    if policy.within_s is not None and at.started is not None:
+        own = at.started + policy.within_s
+        ends = own if ends is None else min(ends, own)
+    return None if ends is None else ends - at.now
+
+
+def _asked(at: Situation) -> float | None:
+    """Return when the other side wants us back, if it said so."""
+    return None if at.failure.retry_after is None else at.now + at.failure.retry_after

@@ -1,0 +1,170 @@
+"""Canonical JSON, digests and the one seeded draw.
+
+Canonical JSON is RFC 8785: one value, one sequence of bytes, so that a digest means the value. It is
+written here in one direct walk over plain values, so that the core needs no package and a proof costs
+tens of microseconds (docs/adr/0002); the tests hold it against the reference package. A part that many
+texts share can be written once and put in as a `Fragment`.
+
+A draw is the only chance there is: `u` in [0, 1) from the seed and the number of the attempt, so
+that every delay can be computed again by anybody who has the record.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+from oncemore.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    Plain = None | bool | int | float | str | Sequence["Plain"] | Mapping[str, "Plain"]
+
+LARGEST_INTEGER = 2**53 - 1
+DEEPEST = 100
+
+
+class Fragment(str):
+    """Canonical JSON that was written before; `canonical` puts it in as it stands."""
+
+    __slots__ = ()
+
+
+def fragment(value: Plain) -> Fragment:
+    """Return the canonical text of a part that will stand in many texts."""
+    return Fragment(canonical(value).decode())
+
+
+def draw(seed: str, attempt: int) -> float:
+    """Return the draw of one attempt: 0 <= u < 1, the same for the same seed and number."""
+    digest = sha256(f"{seed}:{attempt}".encode()).digest()
+    return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
+
+
+def seed_of(run_id: str) -> str:
+    """Return the jitter seed that belongs to a run: the SHA-256 of its id."""
+    return sha256(run_id.encode()).hexdigest()
+
+
+def digest(value: Plain) -> str:
+    """Return the SHA-256 of the canonical JSON of a value, in hex."""
+    return sha256(canonical(value)).hexdigest()
+
+
+def canonical(value: Plain) -> bytes:
+    """Return the RFC 8785 bytes of a plain value, or say which part of it has none."""
+    from json.encoder import encode_basestring  # here, because `json` is dear to import
+
+    out: list[str] = []
+    try:
+        _write(value, out.append, encode_basestring, DEEPEST)
+        return "".join(out).encode()
+    except UnicodeEncodeError:
+        raise UsageError("a string holds half a surrogate pair, which UTF-8 cannot hold") from None
+    except _NoFormError as fault:
+        raise UsageError("$" + "".join(reversed(fault.trail)) + ": " + fault.why) from None
+
+
+class _NoFormError(Exception):
+    """A part has no canonical form; the containers it is in add their step to its trail."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+        self.trail: list[str] = []
+
+
+def _write(value: object, put: Callable[[str], None], quote: Callable[[str], str], room: int) -> None:
+    kind = type(value)
+    if kind is str:
+        put(quote(value))  # type: ignore[arg-type]
+    elif kind is float:
+        put(number(value))  # type: ignore[arg-type]
+    elif value is None:
+        put("null")
+    elif kind is bool:
+        put("true" if value else "false")
+    elif kind is int:
+        if not -LARGEST_INTEGER <= value <= LARGEST_INTEGER:  # type: ignore[operator]
+            raise _NoFormError("integers beyond 2**53 - 1 have no canonical JSON; use a string")
+        put(str(value))
+    elif kind is dict:
+        _write_mapping(value, put, quote, room - 1)  # type: ignore[arg-type]
+    elif kind is list or kind is tuple:
+        _write_sequence(value, put, quote, room - 1)  # type: ignore[arg-type]
+    elif kind is Fragment:
+        put(value)  # type: ignore[arg-type]
+    else:
+        raise _NoFormError(f"{kind.__name__} has no JSON form; convert it first")
+
+
+def _write_mapping(
+    value: dict[str, object], put: Callable[[str], None], quote: Callable[[str], str], room: int
+) -> None:
+    if room < 0:
+        raise _NoFormError(f"nested more than {DEEPEST} deep")
+    lead = "{"
+    for name in _ordered(value):
+        put(lead)
+        put(quote(name))
+        put(":")
+        try:
+            _write(value[name], put, quote, room)
+        except _NoFormError as fault:
+            fault.trail.append(f".{name}")
+            raise
+        lead = ","
+    put("}" if value else "{}")
+
+
+def _write_sequence(
+    value: Sequence[object], put: Callable[[str], None], quote: Callable[[str], str], room: int
+) -> None:
+    if room < 0:
+        raise _NoFormError(f"nested more than {DEEPEST} deep")
+    lead = "["
+    for at, item in enumerate(value):
+        put(lead)
+        try:
+            _write(item, put, quote, room)
+        except _NoFormError as fault:
+            fault.trail.append(f"[{at}]")
+            raise
+        lead = ","
+    put("]" if value else "[]")
+
+
+def _ordered(value: dict[str, object]) -> list[str]:
+    """Return the keys in the order of their UTF-16 units, which differs only beyond the BMP."""
+    try:
+        if "".join(value).isascii():
+            return sorted(value)
+        return sorted(value, key=lambda name: name.encode("utf-16-be"))
+    except TypeError:
+        odd = next(name for name in value if type(name) is not str)
+        raise _NoFormError(f"the key {odd!r} is not a string") from None
+
+
+def number(value: float) -> str:
+    """Return a float as ECMAScript prints it: the shortest digits, an exponent only where it does."""
+    text = repr(value)
+    if text[-2:] == ".0":
+        return text[:-2] if value else "0"
+    if "n" in text:
+        raise _NoFormError(f"{text} has no JSON form")
+    if "e" not in text:
+        return text
+    mantissa, _, exponent = text.partition("e")
+    power = int(exponent)
+    if -7 < power < 21:
+        return _unfolded(mantissa, power)
+    return f"{mantissa}e{power:+d}"
+
+
+def _unfolded(mantissa: str, power: int) -> str:
+    """Return digits and a power of ten without an exponent; only for what is far from one."""
+    sign = "-" if mantissa.startswith("-") else ""
+    digits = mantissa.removeprefix("-").replace(".", "")
+    if power < 0:
+        return f"{sign}0.{'0' * (-power - 1)}{digits}"
+    return f"{sign}{digits}{'0' * (power + 1 - len(digits))}"

@@ -1,0 +1,271 @@
+"""A policy says all of it: how often, how long, how spread, and what to do with the unknown.
+
+It is a value that is checked when it is made, so that nothing later has to ask whether it makes
+sense; every error names the field and what is allowed. No policy is unbounded: attempts are a finite
+number, delays are held at a finite cap. `but()` gives a changed copy, checked again.
+"""
+
+from __future__ import annotations
+
+import math
+
+from oncemore.core.backoff import FULL, NONE, PLANS, SPREADS, Jitter, Schedule, largest, planned
+from oncemore.core.key import digest, fragment
+from oncemore.core.tune import Tuning
+from oncemore.core.value import Value
+from oncemore.errors import PolicyError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Final, Literal, Self, TypeVar
+
+    from oncemore.core.key import Fragment, Plain
+
+    Unmatched = Literal["retry", "fail"]
+    V = TypeVar("V")
+
+MOST_ATTEMPTS = 1000
+WARN_ATTEMPTS = 10
+WARN_TOTAL_DELAY_S = 3600.0
+DEFAULT_CAP_S = 30.0
+
+
+class _Fields(Value):
+    name: str
+    version: str
+    max_attempts: int
+    schedule: Schedule
+    jitter: Jitter
+    max_delay_s: float
+    timeout_s: float | None
+    within_s: float | None
+    retry_cost: float
+    unmatched: Unmatched
+    tuning: Tuning | None
+    governed: bool
+
+
+class Policy(_Fields):
+    """How a kind of work is retried.
+
+    max_attempts  calls in all, the first included
+    schedule      what delay is planned after each attempt
+    jitter        how delays are spread
+    max_delay_s   the cap: no delay is longer; a provider's wish beyond it is a deferral
+    timeout_s     the limit of one attempt, if any
+    within_s      the limit of the whole call with its waits, if any
+    retry_cost    tokens that a retry takes from the retry budget, where there is one
+    unmatched     what to do with a failure that no rule knows
+    tuning        the knobs of carbon, price and deadline, if delays are tuned
+    governed      whether the stricter rules of governed pipelines hold
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        name: str = "custom",
+        version: str = "1",
+        *,
+        max_attempts: int = 3,
+        schedule: Schedule = Schedule("exponential", 1.0),  # noqa: B008 - a frozen value
+        jitter: Jitter = FULL,
+        max_delay_s: float | None = None,
+        timeout_s: float | None = None,
+        within_s: float | None = None,
+        retry_cost: float = 1.0,
+        unmatched: Unmatched = "fail",
+        tuning: Tuning | None = None,
+        governed: bool = False,
+    ) -> Self:
+        """Check every field, then make the value."""
+        _check_count("max_attempts", max_attempts)
+        check_schedule(schedule)
+        check_jitter(jitter)
+        cap = _cap(schedule) if max_delay_s is None else max_delay_s
+        _check_range("max_delay_s", cap, 0.0)
+        if schedule.base > cap:
+            raise PolicyError(
+                f"max_delay_s is {cap:g} but the first delay is {schedule.base:g}; raise the cap"
+            )
+        for field, value in (("timeout_s", timeout_s), ("within_s", within_s)):
+            if value is not None:
+                _check_positive(field, value)
+        _check_range("retry_cost", retry_cost, 0.0)
+        _check_member("unmatched", unmatched, ("retry", "fail"))
+        if tuning is not None:
+            _check_tuning(tuning)
+        made = super().__new__(
+            cls, name, version, max_attempts, schedule, jitter, float(cap), timeout_s, within_s,
+            retry_cost, unmatched, tuning, governed,
+        )  # fmt: skip
+        if governed:
+            _check_governed(made)
+        return made
+
+    def but(self, **changes: object) -> Policy:
+        """Return a copy with some fields changed, checked like a new one."""
+        fields = {**self._asdict(), **changes}
+        if "schedule" in changes and "max_delay_s" not in changes:
+            fields["max_delay_s"] = None
+        return Policy(**fields)
+
+    def plain(self) -> dict[str, Plain]:
+        """Return the policy as plain values, the form that is hashed and shown."""
+        fields = self._asdict()
+        for part in ("schedule", "jitter", "tuning"):
+            if fields[part] is not None:
+                fields[part] = fields[part]._asdict()
+        return fields
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the policy's canonical JSON: two policies that decide alike share it."""
+        return facts(self).digest
+
+    @property
+    def most_delay_s(self) -> float:
+        """The longest that all delays of one call can take together, before tuning."""
+        return sum(self.largest_delays())
+
+    def largest_delays(self) -> list[float]:
+        """Return the longest delay after each attempt that may be followed by another."""
+        cap = self.max_delay_s
+        return [largest(self.schedule, self.jitter, cap, n) for n in range(1, self.max_attempts)]
+
+    def warnings(self) -> list[str]:
+        """Say what is allowed here but unwise."""
+        found = []
+        total = self.most_delay_s
+        if self.max_attempts > WARN_ATTEMPTS or total > WARN_TOTAL_DELAY_S:
+            found.append(
+                f"policy {self.name}: up to {self.max_attempts} calls and {total:g} s of waiting; "
+                "each repeat may do the same work again"
+            )
+        if constant(self):
+            found.append(
+                f"policy {self.name}: the delay never grows and has no jitter, so that many callers "
+                'strike together; give a growing schedule or jitter="full"'
+            )
+        return found
+
+
+class Facts(Value):
+    """What every proof says of its policy, written once."""
+
+    digest: str
+    thresholds: dict[str, Plain]
+    written: Fragment
+
+
+_known: dict[Policy, Facts] = {}
+_MOST_KNOWN = 1024
+
+
+def facts(policy: Policy) -> Facts:
+    """Return what proofs say of a policy; remembered, because hashing is dearer than deciding."""
+    known = _known.get(policy)
+    if known is None:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        plain = policy.plain()
+        bounds = {name: plain[name] for name in _BOUNDS}
+        known = _known[policy] = Facts(digest(plain), bounds, fragment(bounds))
+    return known
+
+
+_BOUNDS = ("max_attempts", "max_delay_s", "within_s", "retry_cost", "schedule", "jitter", "tuning")
+
+
+def constant(policy: Policy) -> bool:
+    """Whether several delays follow each other and are all the same (zero included)."""
+    if policy.jitter.spread != "none" or policy.max_attempts < 3:
+        return False
+    cap = policy.max_delay_s
+    delays = {min(cap, planned(policy.schedule, n)) for n in range(1, policy.max_attempts)}
+    return len(delays) == 1
+
+
+def _cap(schedule: Schedule) -> float:
+    """Without a cap of its own a schedule is held at 30 s; a list of delays is never cut short."""
+    if schedule.cap is not None:
+        return schedule.cap
+    return max(DEFAULT_CAP_S, *schedule.delays) if schedule.delays else DEFAULT_CAP_S
+
+
+def check_schedule(schedule: Schedule) -> Schedule:
+    """Return a schedule whose numbers make sense, or say which one does not."""
+    _check_member("schedule", schedule.shape, PLANS)
+    _check_range("schedule.base", schedule.base, 0.0)
+    _check_range("schedule.factor", schedule.factor, 1.0)
+    _check_member("schedule.exponent", schedule.exponent, ("attempt", "attempt-1"))
+    if schedule.shape == "fixed" and not schedule.delays:
+        raise PolicyError("schedule.delays is empty; a fixed schedule needs at least one delay")
+    for at, delay in enumerate(schedule.delays, 1):
+        _check_range(f"schedule.delays, number {at},", delay, 0.0)
+    if schedule.cap is not None:
+        _check_range("schedule.cap", schedule.cap, 0.0)
+    return schedule
+
+
+def check_jitter(jitter: Jitter) -> Jitter:
+    """Return a jitter whose amount fits its kind, or say what is allowed."""
+    _check_member("jitter", jitter.spread, (*SPREADS, "decorrelated"))
+    top = 1.0 if jitter.spread == "proportional" else math.inf
+    _check_range("jitter.amount", jitter.amount, 0.0, top)
+    return jitter
+
+
+def _check_tuning(tuning: Tuning) -> None:
+    for field, value in zip(Tuning._fields, tuning, strict=True):
+        if field != "deadline_bias":
+            _check_range(f"tuning.{field}", value, 0.0)
+    _check_positive("tuning.min_buffer_s", tuning.min_buffer_s)
+    if tuning.carbon_high <= tuning.carbon_low:
+        raise PolicyError("tuning.carbon_high must be above tuning.carbon_low")
+    if tuning.max_stretch < 1.0:
+        raise PolicyError(f"tuning.max_stretch is {tuning.max_stretch:g}; it must be 1 or more")
+
+
+def _check_governed(policy: Policy) -> None:
+    if policy.timeout_s is None:
+        raise PolicyError("timeout_s is missing; a governed policy limits every attempt")
+    if policy.unmatched == "retry":
+        raise PolicyError("unmatched is 'retry'; a governed policy never repeats what no rule knows")
+    if constant(policy):
+        raise PolicyError("schedule is constant or zero; delays of a governed policy must grow (BACKOFF-3)")
+
+
+def _check_count(field: str, value: object) -> None:
+    if type(value) is not int or not 1 <= value <= MOST_ATTEMPTS:
+        raise PolicyError(f"{field} is {value!r}; it must be a whole number from 1 to {MOST_ATTEMPTS}")
+
+
+def _check_range(field: str, value: object, low: float, high: float = math.inf) -> None:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not low <= value <= high
+        or value == math.inf
+    ):
+        top = "or more, and finite" if high == math.inf else f"to {high:g}"
+        raise PolicyError(f"{field} is {value!r}; it must be a number from {low:g} {top}")
+
+
+def _check_positive(field: str, value: object) -> None:
+    _check_range(field, value, 0.0)
+    if value == 0:
+        raise PolicyError(f"{field} is {value!r}; it must be more than 0")
+
+
+def _check_member(field: str, value: object, allowed: Iterable[object]) -> None:
+    names = list(allowed)
+    if value not in names:
+        raise PolicyError(f"{field} is {value!r}; it must be one of {', '.join(map(str, names))}")
+
+
+#: What `retry` does when no policy is named (G-24): full jitter under ceilings of 1 s, then 2 s.
+STANDARD: Final = Policy("standard")
+
+__all__ = ["FULL", "NONE", "STANDARD", "Policy", "check_jitter", "check_schedule"]

@@ -1,0 +1,232 @@
+"""PROOF: a decision as evidence, and as a paragraph.
+
+A proof holds every input, threshold and intermediate number, and the formula in plain arithmetic, so
+that a stranger can compute the delay from it alone. It is made on demand from the decision's own
+inputs, never kept beside them, so that the two cannot disagree. `explain` says the same to a tired
+operator: what happened, what was decided, where the number comes from, what bounds it.
+"""
+
+from __future__ import annotations
+
+from oncemore.core.decide import deadline_left
+from oncemore.core.key import canonical
+from oncemore.core.policy import facts
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Final
+
+    from oncemore.core.backoff import Schedule, Shape, Spread
+    from oncemore.core.decide import Decision, Reason, Situation, Terms
+    from oncemore.core.key import Plain
+    from oncemore.core.policy import Policy
+    from oncemore.core.tune import Tuned
+
+FORMAT = "oncemore.proof/1"
+
+_PLANNED: Final[dict[Shape, Callable[[Schedule, int], str]]] = {
+    "exponential": lambda s, n: f"{s.base:g} * {s.factor:g} ** {n if s.exponent == 'attempt' else n - 1}",
+    "linear": lambda s, n: f"{s.base:g} * {n}",
+    "fixed": lambda s, n: f"{s.delays[min(n, len(s.delays)) - 1]:g}",
+}
+
+_SPREAD: Final[dict[Spread, str]] = {
+    "none": "min({cap:g}, {plan})",
+    "full": "u * min({cap:g}, {plan})",
+    "equal": "(0.5 + 0.5 * u) * min({cap:g}, {plan})",
+    "additive": "min({cap:g}, {plan} + u * {amount:g})",
+    "proportional": "min({cap:g}, min({cap:g}, {plan}) * (1 + {amount:g} * (2 * u - 1)))",
+    "decorrelated": "min({cap:g}, base + u * (3 * previous - base)), previous from the draws before",
+}
+
+
+def formula(policy: Policy, attempt: int) -> str:
+    """Return the arithmetic of the jittered delay after an attempt, with the policy's numbers in it."""
+    plan = _PLANNED[policy.schedule.shape](policy.schedule, attempt)
+    return _SPREAD[policy.jitter.spread].format(
+        cap=policy.max_delay_s, plan=plan, amount=policy.jitter.amount
+    )
+
+
+def proof(decision: Decision) -> dict[str, Plain]:
+    """Return every input, term and bound of a decision as plain values."""
+    return _proof(decision, facts(decision.policy).thresholds)
+
+
+def proof_bytes(decision: Decision) -> bytes:
+    """Return the proof as canonical JSON."""
+    return canonical(_proof(decision, facts(decision.policy).written))
+
+
+def _proof(decision: Decision, thresholds: Plain) -> dict[str, Plain]:
+    policy, at, terms = decision.policy, decision.situation, decision.terms
+    return {
+        "format": FORMAT,
+        "policy": {"name": policy.name, "version": policy.version, "digest": facts(policy).digest},
+        "attempt": at.attempt,
+        "verdict": at.verdict,
+        "failure": at.failure._asdict(),
+        "inputs": _inputs(at),
+        "thresholds": thresholds,
+        "formula": "" if terms is None else formula(policy, at.attempt),
+        "terms": None if terms is None else _terms(terms),
+        "clamps": _clamps(decision),
+        "action": decision.action,
+        "reason": decision.reason,
+        "delay_s": decision.delay_s,
+        "not_before": decision.not_before,
+        "sentence": sentence(decision),
+    }
+
+
+def _inputs(at: Situation) -> dict[str, Plain]:
+    return {
+        "now": at.now,
+        "started": at.started,
+        "deadline": at.deadline,
+        "expected_s": at.expected_s,
+        "seed": at.seed,
+        "tokens": at.tokens,
+        "hold_until": at.hold_until,
+        "held_for": at.held_for,
+        "signals": None if at.signals is None else at.signals._asdict(),
+    }
+
+
+def _terms(terms: Terms) -> dict[str, Plain]:
+    named = terms._asdict()
+    named["tuned"] = None if terms.tuned is None else terms.tuned._asdict()
+    return named
+
+
+def _clamps(decision: Decision) -> list[Plain]:
+    """Name every bound that changed the number, in the order in which they acted."""
+    terms = decision.terms
+    if terms is None:
+        return []
+    policy, asked = decision.policy, decision.situation.failure.retry_after
+    own = terms.jittered_s if terms.tuned is None else terms.tuned.delay_s
+    found: list[Plain] = []
+    if terms.planned_s > policy.max_delay_s:
+        found.append("max_delay_s")
+    if (
+        terms.tuned is not None
+        and policy.tuning is not None
+        and terms.tuned.stretch == policy.tuning.max_stretch
+    ):
+        found.append("max_stretch")
+    if asked is not None and asked > own:
+        found.append("retry_after")
+    if decision.action == "retry" and decision.delay_s < terms.delay_s:
+        found.append("deadline")
+    return found
+
+
+def seconds(value: float) -> str:
+    """Return a duration as a person reads it: 0.42 s, 12 s, 4 min 10 s, 2 h 5 min."""
+    if value < 120:
+        return f"{value:.3g} s" if value < 10 else f"{value:.4g} s"
+    if value < 7200:
+        return f"{int(value // 60)} min {value % 60:.0f} s"
+    return f"{int(value // 3600)} h {int(value % 3600 // 60)} min"
+
+
+def _what(at: Situation) -> str:
+    code = at.failure.code or "an error"
+    return f"attempt {at.attempt} failed with {code} ({at.failure.kind})"
+
+
+_SENTENCES: Final[dict[Reason, Callable[[Decision], str]]] = {
+    "retry": lambda d: (
+        f"attempt {d.situation.attempt + 1} of {d.policy.max_attempts} follows "
+        + (f"in {seconds(d.delay_s)}" if d.delay_s else "at once")
+    ),
+    "not_retryable": lambda d: "not tried again: this failure does not pass by itself",
+    "quarantined": lambda d: "not tried again: it waits for a person to look at it",
+    "outcome_unknown": lambda d: "not tried again: it may have taken effect, and it must not happen twice",
+    "max_attempts_exceeded": lambda d: (
+        f"given up: all {d.policy.max_attempts} attempts are used"
+        if d.policy.max_attempts > 1
+        else "given up: the policy allows one attempt"
+    ),
+    "held": lambda d: f"put off: {d.situation.held_for or 'held'} for another {seconds(_until(d))}",
+    "retry_budget_empty": lambda d: (
+        f"given up: the retry budget holds {d.situation.tokens:g} tokens "
+        f"and a retry costs {d.policy.retry_cost:g}"
+    ),
+    "retry_after_beyond_cap": lambda d: (
+        f"put off: the other side wants {seconds(_until(d))} of rest, "
+        f"and a wait here may last {seconds(d.policy.max_delay_s)} at most"
+    ),
+    "retry_after_beyond_deadline": lambda d: (
+        f"given up: the other side wants {seconds(_until(d))} of rest, and only {seconds(_room(d))} are left"
+    ),
+    "wait_beyond_deadline": lambda d: (
+        f"given up: the next attempt would start in {seconds(_until(d))}, "
+        f"and only {seconds(_room(d))} are left"
+    ),
+    "deadline_passed": lambda d: "given up: the time for the whole call is up",
+}
+
+
+def _until(decision: Decision) -> float:
+    return 0.0 if decision.not_before is None else decision.not_before - decision.situation.now
+
+
+def _room(decision: Decision) -> float:
+    left = deadline_left(decision.policy, decision.situation)
+    return 0.0 if left is None else max(0.0, left - (decision.situation.expected_s or 0.0))
+
+
+def sentence(decision: Decision) -> str:
+    """Return one English sentence: what failed and what follows."""
+    return f"{_what(decision.situation)}; {_SENTENCES[decision.reason](decision)}."
+
+
+def explain(decision: Decision) -> str:
+    """Return a paragraph that says what was decided, and why, with the numbers."""
+    policy, at, terms = decision.policy, decision.situation, decision.terms
+    lines = [_capitalised(sentence(decision))]
+    if at.failure.rule:
+        lines.append(f"Rule {at.failure.rule} read it so{_effect(at)}.")
+    if terms is not None:
+        lines.append(_arithmetic(policy, at, terms))
+        if terms.tuned is not None:
+            lines.append(_tuning(terms.tuned))
+        lines.extend(_floor_and_ceiling(decision, terms))
+    lines.append(f"Policy {policy.name} version {policy.version}, {policy.digest[:12]}.")
+    return " ".join(lines)
+
+
+def _capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _effect(at: Situation) -> str:
+    return "; nothing of the attempt can have taken effect" if at.failure.sent == "no" else ""
+
+
+def _arithmetic(policy: Policy, at: Situation, terms: Terms) -> str:
+    where = f" with u = {terms.u:.6f} drawn from its seed" if policy.jitter.spread != "none" else ""
+    return f"The policy's own delay is {formula(policy, at.attempt)} = {terms.jittered_s:.6g} s{where}."
+
+
+def _tuning(tuned: Tuned) -> str:
+    text = (
+        f"Tuned by {tuned.stretch:g} for carbon and price and {1 - tuned.risk:g} for the deadline: "
+        f"{tuned.delay_s:.6g} s"
+    )
+    return text + (f" (not known: {', '.join(tuned.missing)})." if tuned.missing else ".")
+
+
+def _floor_and_ceiling(decision: Decision, terms: Terms) -> list[str]:
+    asked = decision.situation.failure.retry_after
+    lines = []
+    if asked is not None:
+        lines.append(f"The other side asked for {seconds(asked)}, which is never undercut.")
+    if terms.room_s is not None:
+        lines.append(
+            f"The deadline leaves {seconds(max(0.0, terms.room_s))} before the next attempt must start."
+        )
+    return lines
