@@ -1,0 +1,60 @@
+# Everything here works from a fresh clone with nothing but Python 3.11 (or newer), make and git.
+# The set-up is two plain lines (see README.md); make only remembers whether they were done.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench torture requirements clean
+
+help:
+	@echo "make demo          see it work: a flaky local server, the waits and the reasons (20 s)"
+	@echo "make test          everything that must hold: check, tests, coverage, clean install"
+	@echo "make check         lint, format and types only"
+	@echo "make bench         side-by-side benchmarks"
+	@echo "make torture       long property campaigns"
+	@echo "make requirements  which requirements the last test run showed"
+	@echo "make clean         remove what the other targets made"
+
+# The demo needs the package alone; only the rest needs the tools. The larger set-up includes the
+# smaller one, so it stamps both.
+$(VENV)/.demo: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $(VENV)/.demo $@
+
+# A half-made environment would look finished to the next run, so it is removed.
+$(BIN)/python:
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	echo; \
+	echo "$(PYTHON) cannot make a virtual environment (is ensurepip missing?). Two ways out:"; \
+	echo "  Debian, Ubuntu:  apt install python3-venv, then make again"; \
+	echo "  without root:    $(PYTHON) -m pip install --target .tools uv"; \
+	echo "                   .tools/bin/uv venv --seed, then make again"; \
+	exit 1; }
+
+demo: $(VENV)/.demo
+	@$(BIN)/python -m oncemore.desk.demo
+
+test: $(VENV)/.dev
+	@$(BIN)/python tools/run_tests.py
+
+check: $(VENV)/.dev
+	@$(BIN)/python tools/run_tests.py lint types
+
+bench: $(VENV)/.dev
+	@set -e; for script in bench/[!_]*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+
+torture: $(VENV)/.dev
+	ONCEMORE_TORTURE=1 $(BIN)/python -m pytest -n 2 --timeout 3600 -m "hypothesis or torture"
+
+requirements: $(VENV)/.dev
+	@$(BIN)/python tools/requirements.py
+
+clean:
+	rm -rf $(VENV) build dist .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache .requirements-run.json
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,136 @@
+"""Run everything that must hold, part by part, and say how long each part took.
+
+    python tools/run_tests.py              all parts, in the order of the table
+    python tools/run_tests.py lint types   only these
+
+The first part that fails ends the run with its exit code: what comes later would only bury the
+message. A new part is one more line in `PARTS`. The last line printed is `N passed, N failed`, so
+that a person or a machine that looks at nothing else still sees whether tests ran.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parent.parent
+PYTHON = sys.executable
+
+Command = tuple[str, ...]
+
+
+class Part(NamedTuple):
+    """A name and the commands that belong to it; `{results}` becomes a file for pytest's counts."""
+
+    name: str
+    commands: tuple[Command, ...]
+
+
+PARTS = (
+    Part(
+        "lint",
+        (
+            (PYTHON, "-m", "ruff", "check", "."),
+            (PYTHON, "-m", "ruff", "format", "--check", "."),
+        ),
+    ),
+    Part("types", ((PYTHON, "-m", "mypy"),)),
+    # Coverage starts before pytest does, because our own pytest plugin imports the package before
+    # any other plugin could begin to measure. xdist's workers are measured as subprocesses.
+    Part(
+        "tests",
+        (
+            (PYTHON, "-m", "coverage", "erase"),
+            (PYTHON, "-m", "coverage", "run", "-m", "pytest", "-n", "2", "--junit-xml", "{results}"),
+        ),
+    ),
+    Part(
+        "coverage",
+        (
+            (PYTHON, "-m", "coverage", "combine", "--quiet"),
+            (PYTHON, "tools/coverage_gate.py"),
+        ),
+    ),
+    Part("clean install", ((PYTHON, "tools/clean_install.py"),)),
+)
+
+
+class Counts(NamedTuple):
+    """How many tests passed, failed (errors included) and were skipped."""
+
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.passed} passed, {self.failed} failed" + (
+            f", {self.skipped} skipped" if self.skipped else ""
+        )
+
+
+def counts_in(results: Path) -> Counts | None:
+    """Read the counts from pytest's JUnit file; None when no tests were run."""
+    if not results.exists():
+        return None
+    suites = list(ElementTree.parse(results).getroot().iter("testsuite"))
+    ran, failures, errors, skipped = (
+        sum(int(suite.get(field, 0)) for suite in suites)
+        for field in ("tests", "failures", "errors", "skipped")
+    )
+    return Counts(ran - failures - errors - skipped, failures + errors, skipped)
+
+
+def run(part: Part, results: Path) -> int:
+    """Run the commands of a part up to the first that fails; return its exit code."""
+    for command in part.commands:
+        code = subprocess.run(
+            [word.format(results=results) for word in command], cwd=ROOT, check=False
+        ).returncode
+        if code:
+            # A signal's number is negative, which no exit code can be.
+            return code if code > 0 else 128 - code
+    return 0
+
+
+def chosen(names: list[str], parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """Return the parts of these names in the order of the table, or all when none is named."""
+    known = [part.name for part in parts]
+    if unknown := [name for name in names if name not in known]:
+        raise SystemExit(f"no part named {', '.join(unknown)}; there are {', '.join(known)}")
+    return tuple(part for part in parts if not names or part.name in names)
+
+
+def main(names: list[str], parts: tuple[Part, ...] = PARTS) -> int:
+    """Run the parts and print the closing table."""
+    todo = chosen(names, parts)
+    table: list[tuple[str, str, float]] = []
+    code = 0
+    with TemporaryDirectory() as folder:
+        results = Path(folder, "results.xml")
+        for part in todo:
+            print(f"\n== {part.name}", flush=True)
+            start = time.perf_counter()
+            code = run(part, results)
+            seconds = time.perf_counter() - start
+            table.append((part.name, "failed" if code else "ok", seconds))
+            print(f"== {part.name}: {seconds:.1f} s", flush=True)
+            if code:
+                break
+        counts = counts_in(results)
+    table += [(part.name, "not run", 0.0) for part in todo[len(table) :]]
+    print()
+    for name, outcome, seconds in table:
+        print(f"{name:<16}{outcome:<10}{seconds:8.1f} s")
+    print(f"{'all':<16}{'failed' if code else 'ok':<10}{sum(row[2] for row in table):8.1f} s")
+    if counts:
+        print(counts)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
