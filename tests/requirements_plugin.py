@@ -4,8 +4,9 @@ At the end of a run `.requirements-run.json` holds for every test its `req` mark
 Only "passed" counts there, and it means that set-up, call and teardown all passed. Under xdist the
 marks travel with the reports to the controller, which alone writes.
 
-A whole run (no paths, nothing deselected or uncollectable, not interrupted) replaces what was there, so that tests
-that are gone leave the list. Any other run updates the tests it ran and leaves the rest alone.
+A whole run (no paths, nothing deselected or uncollectable, not interrupted) replaces what was
+there, so that tests that are gone leave the list. Any other run updates the tests it ran and leaves
+the rest alone.
 
 A mark with an id that `docs/requirements.md` does not have is an error of collection: a typo in an
 id would otherwise only show as a requirement that stays open.

@@ -163,13 +163,14 @@ def as_text(standing: Standing) -> str:
     """The report for a person."""
     run = standing.run
     lines = [
-        f"last run {run['last_run'] or 'never: make test'}, last whole run {run['last_whole_run'] or 'never'}",
+        f"last run: {run['last_run'] or 'never; make test'}, whole: {run['last_whole_run'] or 'never'}",
         "",
         f"{'group':<10}{'covered':>8}{'open':>6}  ",
     ]
     counted = [row for row in standing.rows() if row["group"] not in CHOICES]
-    for row in counted:
-        lines.append(f"{row['group']:<10}{len(row['covered']):>8}{len(row['open']):>6}  {row['title']}")
+    lines += [
+        f"{row['group']:<10}{len(row['covered']):>8}{len(row['open']):>6}  {row['title']}" for row in counted
+    ]
     covered, still_open, not_planned = (
         sum(len(row[field]) for row in counted) for field in ("covered", "open", "not_planned")
     )

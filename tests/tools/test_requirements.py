@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tools import requirements
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PAGE = """# Page
 
@@ -53,7 +56,7 @@ def report(root: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> t
 def test_without_a_run_everything_planned_is_open(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, text = report(root, capsys)
     assert code == 0
-    assert "last run never" in text
+    assert "last run: never" in text
     assert "WAIT-1 WAIT-2" in text
     assert "and 1 not planned" in text
 
@@ -68,7 +71,7 @@ def test_only_passed_tests_cover(root: Path, capsys: pytest.CaptureFixture[str])
     )
     code, text = report(root, capsys)
     assert code == 0
-    assert "last run 2026-01-02T03:04:05+00:00" in text
+    assert "last run: 2026-01-02T03:04:05+00:00" in text
     assert "WAIT             1     1  Waiting" in text
     assert text.count("WAIT-2") == 1
     assert "choices shown by tests: G-1" in text

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tools import clean_install, coverage_gate, run_tests
 from tools.run_tests import Part
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def python(code: str) -> tuple[str, ...]:
