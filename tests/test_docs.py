@@ -1,0 +1,217 @@
+"""The docs tell the truth: links lead somewhere, words are explained, and the code in them runs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+
+#: Pages whose Python runs, and how many blocks on each may say that they do not. A new exception
+#: changes a number here, so that somebody looks at it.
+RUN = sorted([ROOT / "README.md", *(DOCS / "tutorial").rglob("*.md"), *(DOCS / "how-to").rglob("*.md")])
+LEFT_OUT: dict[str, int] = {}
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+# Links.
+
+
+def without_code(text: str) -> str:
+    """The text with code blocks and spans blanked; they may show a link without being one."""
+    blank = re.sub(r"(?ms)^```.*?^```\s*$", lambda found: "\n" * found[0].count("\n"), text)
+    return re.sub(r"`[^`\n]*`", "", blank)
+
+
+def anchors_of(text: str) -> set[str]:
+    """The anchors of a page's headings, as the usual renderers make them."""
+    headings = re.findall(r"(?m)^#+ +(.+?) *#*$", re.sub(r"(?ms)^```.*?^```\s*$", "", text))
+    plain = (re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings)
+    return set(plain)
+
+
+def broken_links(page: Path, text: str) -> list[str]:
+    """The relative links of a page that lead nowhere."""
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)(?: \"[^\"]*\")?\)", without_code(text)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        to = (page.parent / file).resolve() if file else page
+        if not leads(to, anchor, text if to == page else None):
+            broken.append(target)
+    return broken
+
+
+def leads(to: Path, anchor: str, text: str | None) -> bool:
+    """Whether there is such a file here, and such a heading in it; a text stands for its page."""
+    if text is None:
+        if not to.exists() or not to.is_relative_to(ROOT):
+            return False
+        text = read(to) if to.suffix == ".md" else ""
+    return not anchor or anchor in anchors_of(text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    assert broken_links(page, read(page)) == []
+
+
+@pytest.mark.parametrize(
+    ("link", "broken"),
+    [
+        ("[x](design.md)", False),
+        ("[x](../README.md)", False),
+        ("[x](design.md#10-layout-and-tests)", False),
+        ("[x](#here)", False),
+        ("[x](https://example.org/gone)", False),
+        ("`[x](gone.md)`", False),
+        ("[x](gone.md)", True),
+        ("[x](design.md#gone)", True),
+        ("[x](#gone)", True),
+        ("[x](../../outside.md)", True),
+    ],
+)
+def test_a_link_that_leads_nowhere_is_found(link: str, broken: bool) -> None:
+    assert bool(broken_links(DOCS / "page.md", f"# Here\n\n{link}\n")) is broken
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.is_relative_to(DOCS)], ids=name_of)
+def test_every_page_can_be_reached_from_the_index(page: Path) -> None:
+    index = DOCS / "index.md"
+    linked = {(DOCS / found).resolve() for found in re.findall(r"\]\(([^)#\s]+)", read(index))}
+    assert page == index or page in linked, f"add {page.name} to docs/index.md"
+
+
+# Words.
+
+
+def words_of(text: str) -> list[str]:
+    """The words explained in the rows of a table, in order; `A / B` explains two."""
+    return [
+        word
+        for row in re.findall(r"(?m)^\| \*\*(.+?)\*\* \|", text)
+        for word in (part.strip().lower() for part in row.split("/"))
+    ]
+
+
+def test_the_glossary_is_in_order_and_says_each_word_once() -> None:
+    words = words_of(read(DOCS / "glossary.md"))
+    assert words == sorted(set(words))
+
+
+def test_the_glossary_has_every_word_of_the_design() -> None:
+    design = words_of(read(DOCS / "design.md"))
+    assert len(design) > 15
+    assert sorted(set(design) - set(words_of(read(DOCS / "glossary.md")))) == []
+
+
+def test_both_words_of_a_row_are_read() -> None:
+    assert words_of("| word | means |\n| **Lease / Fence** | x |\n| **Key** | y |\n") == [
+        "lease",
+        "fence",
+        "key",
+    ]
+
+
+# Code.
+
+
+class Block(NamedTuple):
+    """A block of Python on a page: its first line, its text, and why it does not run, if so."""
+
+    line: int
+    code: str
+    left_out: str
+
+
+def blocks_of(text: str) -> list[Block]:
+    """Every block fenced as ```python; `<!-- not run: reason -->` right before it leaves it out."""
+    pattern = re.compile(
+        r"(?ms)^(?:<!-- not run: (?P<reason>[^\n]+?) -->\s*\n)?```(?P<kind>\S*)[^\n]*\n(?P<code>.*?)^```\s*$"
+    )
+    return [
+        Block(text.count("\n", 0, found.start("code")) + 1, found["code"], found["reason"] or "")
+        for found in pattern.finditer(text)
+        if found["kind"] == "python"
+    ]
+
+
+def run_page(name: str, text: str) -> None:
+    """Run the blocks of a page in order, as the parts of one module."""
+    module = ModuleType("page")
+    sys.modules["page"] = module
+    try:
+        for block in blocks_of(text):
+            if not block.left_out:
+                # Empty lines before it make a traceback point at the line of the page.
+                exec(compile("\n" * (block.line - 1) + block.code, name, "exec"), module.__dict__)  # noqa: S102
+    finally:
+        del sys.modules["page"]
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of its own, for what a page may write."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("page", RUN, ids=name_of)
+@pytest.mark.usefixtures("elsewhere")
+def test_the_code_on_a_page_runs(page: Path) -> None:
+    run_page(str(page), read(page))
+
+
+def test_blocks_left_out_are_counted() -> None:
+    counts = {name_of(page): sum(bool(block.left_out) for block in blocks_of(read(page))) for page in RUN}
+    assert {name: count for name, count in counts.items() if count} == LEFT_OUT
+
+
+def test_python_is_fenced_as_python_where_it_is_run() -> None:
+    # `py` or `pycon` would look the same to a reader and never run.
+    odd = {
+        name_of(page): re.findall(r"(?m)^```(?:py|py3|python3|pycon|Python)\b.*", read(page)) for page in RUN
+    }
+    assert {name: found for name, found in odd.items() if found} == {}
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_blocks_of_a_page_share_their_names_and_a_failing_one_fails() -> None:
+    run_page("page.md", "```python\nx = 1\n```\ntext\n```python\nassert x == 1\n```\n")
+    with pytest.raises(ZeroDivisionError) as failed:
+        run_page("page.md", "text\n\n```python\ny = 1\n1 / 0\n```\n")
+    assert failed.traceback[-1].lineno + 1 == 5
+
+
+def test_a_block_is_left_out_only_by_a_reason_right_before_it() -> None:
+    page = (
+        "<!-- not run: needs a server -->\n```python\na\n```\n\n"
+        "```python\nb\n```\n"
+        "```text\nc\n```\n"
+        "<!-- note -->\n```python\nd\n```\n"
+    )
+    assert [(block.code, block.left_out) for block in blocks_of(page)] == [
+        ("a\n", "needs a server"),
+        ("b\n", ""),
+        ("d\n", ""),
+    ]
+
+
+def test_the_readme_shows_the_two_commands() -> None:
+    text = read(ROOT / "README.md")
+    for command in ("make demo", "make test", "python3 -m venv .venv"):
+        assert command in text
