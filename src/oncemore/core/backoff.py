@@ -87,15 +87,14 @@ SPREADS: Final[dict[Spread, Callable[[float, float, float, float], float]]] = {
 }
 
 
-def spread(schedule: Schedule, jitter: Jitter, cap: float, seed: str, n: int) -> tuple[float, float, float]:
-    """Return (planned, u, b): the plan after attempt n, the draw, and the jittered, capped delay."""
-    plan = planned(schedule, n)
+def jittered(schedule: Schedule, jitter: Jitter, cap: float, seed: str, n: int) -> float:
+    """Return b: the delay after attempt n, spread by the seed's draw and held at the cap."""
+    plan = PLANS[schedule.shape](schedule, n)
     if jitter.spread == "none" or plan == 0.0 == jitter.amount:
-        return plan, 0.0, min(cap, plan)
-    u = draw(seed, n)
+        return min(cap, plan)
     if jitter.spread == "decorrelated":
-        return plan, u, _decorrelated(planned(schedule, 1), cap, seed, n)
-    return plan, u, SPREADS[jitter.spread](plan, u, jitter.amount, cap)
+        return _decorrelated(planned(schedule, 1), cap, seed, n)
+    return SPREADS[jitter.spread](plan, draw(seed, n), jitter.amount, cap)
 
 
 def _decorrelated(base: float, cap: float, seed: str, n: int) -> float:

@@ -15,9 +15,9 @@ situation always gives the same decision, and the proof (`core.proof`) can be ma
 
 from __future__ import annotations
 
-from oncemore.core.backoff import spread
+from oncemore.core.backoff import jittered
 from oncemore.core.tune import NOTHING_KNOWN, Signals, Tuned, tune
-from oncemore.core.value import Value
+from oncemore.core.value import Value, make
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,17 +59,6 @@ class Situation(Value):
     signals: Signals | None = None
 
 
-class Terms(Value):
-    """The numbers between the inputs and the delay, each of them part of the proof."""
-
-    planned_s: float
-    u: float
-    jittered_s: float
-    tuned: Tuned | None
-    room_s: float | None
-    delay_s: float
-
-
 class Decision(Value):
     """What to do after a failed attempt, and everything it was computed from.
 
@@ -85,7 +74,6 @@ class Decision(Value):
     not_before: float | None
     policy: Policy
     situation: Situation
-    terms: Terms | None = None
 
     def proof(self) -> dict[str, Plain]:
         """Return every input, term and bound as plain values."""
@@ -118,54 +106,53 @@ def decide(policy: Policy, at: Situation) -> Decision:
     """Return what to do after the failed attempt that the situation describes."""
     if at.verdict != "RETRYABLE":
         action, reason = _FINAL[at.verdict]
-        return Decision(action, reason, 0.0, None, policy, at)
+        return make(Decision, (action, reason, 0.0, None, policy, at))
     if at.attempt >= policy.max_attempts:
-        return Decision("stop", "max_attempts_exceeded", 0.0, _asked(at), policy, at)
+        return make(Decision, ("stop", "max_attempts_exceeded", 0.0, _asked(at), policy, at))
     if at.hold_until is not None and at.hold_until > at.now:
-        return Decision("defer", "held", 0.0, at.hold_until, policy, at)
+        return make(Decision, ("defer", "held", 0.0, at.hold_until, policy, at))
     if at.tokens is not None and at.tokens < policy.retry_cost:
-        return Decision("stop", "retry_budget_empty", 0.0, _asked(at), policy, at)
-    return _fit(policy, at, _delay(policy, at))
-
-
-def _delay(policy: Policy, at: Situation) -> Terms:
-    """Compute the delay before the deadline is looked at, and the room the deadline leaves."""
-    cap = policy.max_delay_s
-    planned, u, jittered = spread(policy.schedule, policy.jitter, cap, at.seed, at.attempt)
-    left = deadline_left(policy, at)
-    delay, tuned = jittered, None
+        return make(Decision, ("stop", "retry_budget_empty", 0.0, _asked(at), policy, at))
+    delay = jittered(policy.schedule, policy.jitter, policy.max_delay_s, at.seed, at.attempt)
     if policy.tuning is not None:
-        signals = at.signals or NOTHING_KNOWN
-        tuned = tune(jittered, policy.tuning, signals, cap, at.expected_s or 0.0, left)
-        delay = tuned.delay_s
+        delay = tuned(policy, at, delay).delay_s
     asked = at.failure.retry_after
     if asked is not None and asked > delay:
         delay = asked
-    room = None if left is None else left - (at.expected_s or 0.0)
-    return Terms(planned, u, jittered, tuned, room, delay)
-
-
-def _fit(policy: Policy, at: Situation, terms: Terms) -> Decision:
-    """Hold the delay against the deadline, then Retry-After against the cap."""
-    delay, room = terms.delay_s, terms.room_s
-    asked = at.failure.retry_after
-    if room is not None and delay >= room:
-        if room <= 0:
-            return Decision("stop", "deadline_passed", 0.0, _asked(at), policy, at, terms)
-        if asked is not None and asked >= room:
-            return Decision("stop", "retry_after_beyond_deadline", 0.0, at.now + asked, policy, at, terms)
-        if at.expected_s is None:
-            # Cutting the wait short would start an attempt with no time left to finish it.
-            return Decision("stop", "wait_beyond_deadline", 0.0, at.now + delay, policy, at, terms)
-        delay = room
+    left = deadline_left(policy, at)
+    if left is not None and delay >= left - (at.expected_s or 0.0):
+        return _at_deadline(policy, at, delay, left - (at.expected_s or 0.0))
     if asked is not None and asked > policy.max_delay_s:
-        return Decision("defer", "retry_after_beyond_cap", 0.0, at.now + asked, policy, at, terms)
-    return Decision("retry", "retry", delay, at.now + delay, policy, at, terms)
+        return make(Decision, ("defer", "retry_after_beyond_cap", 0.0, at.now + asked, policy, at))
+    return make(Decision, ("retry", "retry", delay, at.now + delay, policy, at))
+
+
+def _at_deadline(policy: Policy, at: Situation, delay: float, room: float) -> Decision:
+    """Decide about a wait that reaches the latest moment at which an attempt can still finish."""
+    asked = at.failure.retry_after
+    if room <= 0:
+        return make(Decision, ("stop", "deadline_passed", 0.0, _asked(at), policy, at))
+    if asked is not None and asked >= room:
+        return make(Decision, ("stop", "retry_after_beyond_deadline", 0.0, at.now + asked, policy, at))
+    if at.expected_s is None:
+        # Cutting the wait short would start an attempt with no time left to finish it.
+        return make(Decision, ("stop", "wait_beyond_deadline", 0.0, at.now + delay, policy, at))
+    return make(Decision, ("retry", "retry", room, at.now + room, policy, at))
+
+
+def tuned(policy: Policy, at: Situation, delay: float) -> Tuned:
+    """Return the terms that tuning adds to a delay; only for a policy that has tuning."""
+    assert policy.tuning is not None
+    left = deadline_left(policy, at)
+    signals = at.signals or NOTHING_KNOWN
+    return tune(delay, policy.tuning, signals, policy.max_delay_s, at.expected_s or 0.0, left)
 
 
 def deadline_left(policy: Policy, at: Situation) -> float | None:
     """Return the time to the earlier of the deadline and the end of the policy's own limit."""
     ends = at.deadline
+    if ends is None and policy.within_s is None:
+        return None
     if policy.within_s is not None and at.started is not None:
         own = at.started + policy.within_s
         ends = own if ends is None else min(ends, own)

@@ -8,9 +8,11 @@ operator: what happened, what was decided, where the number comes from, what bou
 
 from __future__ import annotations
 
-from oncemore.core.decide import deadline_left
-from oncemore.core.key import canonical
+from oncemore.core.backoff import jittered, planned
+from oncemore.core.decide import deadline_left, tuned
+from oncemore.core.key import canonical, draw
 from oncemore.core.policy import facts
+from oncemore.core.value import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,12 +20,46 @@ if TYPE_CHECKING:
     from typing import Final
 
     from oncemore.core.backoff import Schedule, Shape, Spread
-    from oncemore.core.decide import Decision, Reason, Situation, Terms
+    from oncemore.core.decide import Decision, Reason, Situation
     from oncemore.core.key import Plain
     from oncemore.core.policy import Policy
     from oncemore.core.tune import Tuned
 
 FORMAT = "oncemore.proof/1"
+
+
+class Terms(Value):
+    """The numbers between the inputs and the delay."""
+
+    planned_s: float
+    u: float
+    jittered_s: float
+    tuned: Tuned | None
+    room_s: float | None
+
+
+#: Decisions that never came to ask how long to wait.
+_WITHOUT_DELAY = frozenset(
+    {"not_retryable", "quarantined", "outcome_unknown", "max_attempts_exceeded", "held", "retry_budget_empty"}
+)
+
+
+def terms_of(decision: Decision) -> Terms | None:
+    """Compute again the numbers that the decision came from; None when it asked for no delay."""
+    if decision.reason in _WITHOUT_DELAY:
+        return None
+    policy, at = decision.policy, decision.situation
+    u = 0.0 if policy.jitter.spread == "none" else draw(at.seed, at.attempt)
+    own = jittered(policy.schedule, policy.jitter, policy.max_delay_s, at.seed, at.attempt)
+    left = deadline_left(policy, at)
+    return Terms(
+        planned(policy.schedule, at.attempt),
+        u,
+        own,
+        None if policy.tuning is None else tuned(policy, at, own),
+        None if left is None else left - (at.expected_s or 0.0),
+    )
+
 
 _PLANNED: Final[dict[Shape, Callable[[Schedule, int], str]]] = {
     "exponential": lambda s, n: f"{s.base:g} * {s.factor:g} ** {n if s.exponent == 'attempt' else n - 1}",
@@ -60,7 +96,7 @@ def proof_bytes(decision: Decision) -> bytes:
 
 
 def _proof(decision: Decision, thresholds: Plain) -> dict[str, Plain]:
-    policy, at, terms = decision.policy, decision.situation, decision.terms
+    policy, at, terms = decision.policy, decision.situation, terms_of(decision)
     return {
         "format": FORMAT,
         "policy": {"name": policy.name, "version": policy.version, "digest": facts(policy).digest},
@@ -71,7 +107,7 @@ def _proof(decision: Decision, thresholds: Plain) -> dict[str, Plain]:
         "thresholds": thresholds,
         "formula": "" if terms is None else formula(policy, at.attempt),
         "terms": None if terms is None else _terms(terms),
-        "clamps": _clamps(decision),
+        "clamps": _clamps(decision, terms),
         "action": decision.action,
         "reason": decision.reason,
         "delay_s": decision.delay_s,
@@ -100,9 +136,8 @@ def _terms(terms: Terms) -> dict[str, Plain]:
     return named
 
 
-def _clamps(decision: Decision) -> list[Plain]:
+def _clamps(decision: Decision, terms: Terms | None) -> list[Plain]:
     """Name every bound that changed the number, in the order in which they acted."""
-    terms = decision.terms
     if terms is None:
         return []
     policy, asked = decision.policy, decision.situation.failure.retry_after
@@ -118,7 +153,7 @@ def _clamps(decision: Decision) -> list[Plain]:
         found.append("max_stretch")
     if asked is not None and asked > own:
         found.append("retry_after")
-    if decision.action == "retry" and decision.delay_s < terms.delay_s:
+    if decision.action == "retry" and decision.delay_s < max(own, asked or 0.0):
         found.append("deadline")
     return found
 
@@ -186,7 +221,7 @@ def sentence(decision: Decision) -> str:
 
 def explain(decision: Decision) -> str:
     """Return a paragraph that says what was decided, and why, with the numbers."""
-    policy, at, terms = decision.policy, decision.situation, decision.terms
+    policy, at, terms = decision.policy, decision.situation, terms_of(decision)
     lines = [_capitalised(sentence(decision))]
     if at.failure.rule:
         lines.append(f"Rule {at.failure.rule} read it so{_effect(at)}.")
@@ -212,12 +247,12 @@ def _arithmetic(policy: Policy, at: Situation, terms: Terms) -> str:
     return f"The policy's own delay is {formula(policy, at.attempt)} = {terms.jittered_s:.6g} s{where}."
 
 
-def _tuning(tuned: Tuned) -> str:
+def _tuning(terms: Tuned) -> str:
     text = (
-        f"Tuned by {tuned.stretch:g} for carbon and price and {1 - tuned.risk:g} for the deadline: "
-        f"{tuned.delay_s:.6g} s"
+        f"Tuned by {terms.stretch:g} for carbon and price and {1 - terms.risk:g} for the deadline: "
+        f"{terms.delay_s:.6g} s"
     )
-    return text + (f" (not known: {', '.join(tuned.missing)})." if tuned.missing else ".")
+    return text + (f" (not known: {', '.join(terms.missing)})." if terms.missing else ".")
 
 
 def _floor_and_ceiling(decision: Decision, terms: Terms) -> list[str]:

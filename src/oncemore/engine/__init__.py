@@ -1,0 +1,1 @@
+"""The way through: knows the order, not the database."""

@@ -1,0 +1,195 @@
+"""The driver behind `for attempt in oncemore.attempts(...)`: the same script, run by a loop's own turns.
+
+The loop's body is the work. `with attempt:` sends its outcome to the script as the block ends: an
+error that is to be tried again is swallowed there, any other goes on its way; the next turn of the loop
+waits first.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from oncemore.engine import clock as clocks
+from oncemore.engine.limits import remaining, too_late
+from oncemore.engine.retry import ENDS, Done, Invoke, Outcome, Tell, Wait, again
+from oncemore.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from types import TracebackType
+    from typing import Any, Self
+
+    from oncemore.engine.retry import Flow, Op, Plan
+
+
+class Attempts:
+    """The attempts of one block; each loop over it is a new call."""
+
+    __slots__ = ("_plan",)
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def __iter__(self) -> Iterator[Attempt]:
+        if self._plan.policy.timeout_s is not None:
+            raise UsageError(
+                "a block of plain code cannot be cut off: put it into a function and use "
+                "oncemore.retry(timeout=...), or give attempts(within=...), which stops between attempts"
+            )
+        script = _Script(again(self._plan), self._plan)
+        while type(script.op) is not Done:
+            if type(script.op) is Wait:
+                clocks.current.sleep(script.op.seconds)
+                script.go_on()
+            else:
+                yield script.attempt()
+                script.check_used()
+        script.check_begun()
+
+    async def __aiter__(self) -> AsyncIterator[Attempt]:
+        plan = self._plan._replace(cuts=True)
+        script = _Script(again(plan), plan)
+        while type(script.op) is not Done:
+            if type(script.op) is Wait:
+                await clocks.current.pause(script.op.seconds)
+                script.go_on()
+            else:
+                yield script.attempt()
+                script.check_used()
+        script.check_begun()
+
+
+class _Script:
+    """A script and where it stands; shared by the loop and its attempts."""
+
+    __slots__ = ("flow", "offered", "op", "plan")
+
+    def __init__(self, flow: Flow, plan: Plan) -> None:
+        self.flow = flow
+        self.plan = plan
+        self.op: Op = next(flow)
+        self.offered: Op | None = None
+
+    def go_on(self, sent: object = None) -> None:
+        """Send what happened and take the next operation."""
+        self.op = self.flow.send(sent)
+
+    def attempt(self) -> Attempt:
+        assert type(self.op) is Invoke
+        self.offered = self.op
+        return Attempt(self, self.op)
+
+    def check_used(self) -> None:
+        """A body that never enters the attempt would turn for ever."""
+        if self.op is self.offered:
+            raise UsageError("the attempt was not used: put the work into `with attempt:` inside the loop")
+
+    def check_begun(self) -> None:
+        """Raise the error of a call whose time was up before its first attempt."""
+        assert type(self.op) is Done
+        if self.offered is None and self.op.outcome.error is not None:
+            raise self.op.outcome.error
+
+
+class Attempt:
+    """One turn: `with attempt:` (or `async with attempt:`, which can be cut off) around the work."""
+
+    __slots__ = ("_op", "_scope", "_script", "_token", "last", "number")
+
+    def __init__(self, script: _Script, op: Invoke) -> None:
+        self.number = op.number
+        self.last = op.last
+        self._script = script
+        self._op = op
+        self._scope: Any = None
+        self._token: Any = None
+
+    def remaining(self) -> float | None:
+        """Return the seconds left to this attempt, or None when nothing limits it."""
+        return remaining()
+
+    def __repr__(self) -> str:
+        return f"<attempt {self.number} of {self._script.plan.name}>"
+
+    def __enter__(self) -> Self:
+        if self._script.plan.policy.timeout_s is not None:
+            raise UsageError("timeout= needs `async with attempt:`, which can be cut off")
+        return self._begin()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._over()
+        if error is not None and not isinstance(error, Exception):
+            return False
+        self._script.go_on(Outcome(None, error))
+        while type(self._script.op) is Tell:
+            told = self._script.op.hear(self._script.op.what)
+            if hasattr(type(told), "__await__"):
+                told.close() if hasattr(told, "close") else None
+                raise UsageError("an async hook needs `async with attempt:`, where it can be awaited")
+            self._script.go_on(told)
+        return self._passes(error)
+
+    async def __aenter__(self) -> Self:
+        self._begin()
+        if self._op.limit_s is not None:
+            trio = clocks.in_trio()
+            if trio is not None:
+                self._scope = trio.move_on_after(self._op.limit_s)
+                self._scope.__enter__()
+            else:
+                self._scope = sys.modules["asyncio"].timeout(self._op.limit_s)
+                await self._scope.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if self._scope is not None:
+            error = await self._unscope(kind, error, trace)
+        self._over()
+        if error is not None and not isinstance(error, Exception):
+            return False
+        self._script.go_on(Outcome(None, error))
+        while type(self._script.op) is Tell:
+            told = self._script.op.hear(self._script.op.what)
+            self._script.go_on(await told if hasattr(type(told), "__await__") else told)
+        return self._passes(error)
+
+    async def _unscope(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> BaseException | None:
+        """Leave the time limit; return the error it stands for when it was the limit that struck."""
+        if hasattr(self._scope, "cancelled_caught"):
+            self._scope.__exit__(kind, error, trace)
+            return too_late(self._script.plan.name, self._op) if self._scope.cancelled_caught else error
+        try:
+            await self._scope.__aexit__(kind, error, trace)
+        except TimeoutError as struck:
+            late = too_late(self._script.plan.name, self._op)
+            late.__cause__ = struck
+            return late
+        return error
+
+    def _begin(self) -> Self:
+        if self._token is not None or self._script.op is not self._op:
+            raise UsageError(f"attempt {self.number} is over; take the next one from the loop")
+        self._token = ENDS.set(self._op.ends)
+        return self
+
+    def _over(self) -> None:
+        ENDS.reset(self._token)
+
+    def _passes(self, error: BaseException | None) -> bool:
+        """Swallow an error that is tried again; let every other one go on its way."""
+        op = self._script.op
+        if type(op) is not Done:
+            return True
+        self._script.flow.close()
+        final = op.outcome.error
+        if final is None or final is error:
+            # Without a fallback the script ends an error with itself: it goes on as it came.
+            return final is None and error is not None
+        raise final

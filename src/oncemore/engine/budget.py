@@ -1,0 +1,58 @@
+"""A retry budget: what keeps a struggling service from being hit by everybody's repeats at once.
+
+Each retry takes tokens; each success earns a fraction of one back. While most calls succeed the
+budget stays full and is not noticed; when most fail it runs dry, and failures are passed on at once
+instead of being multiplied. One budget may serve any number of functions and threads.
+"""
+
+from __future__ import annotations
+
+from _thread import allocate_lock
+
+from oncemore.errors import UsageError
+
+
+class Budget:
+    """A bucket of retry tokens, shared by every `retry` that is given it.
+
+    capacity     tokens at the start and at most; the longest burst of retries
+    per_success  tokens that a call which succeeded at once or in the end earns back
+    """
+
+    __slots__ = ("_lock", "_tokens", "capacity", "per_success")
+
+    def __init__(self, capacity: float = 10.0, per_success: float = 0.1) -> None:
+        if not 0 < capacity < float("inf"):
+            raise UsageError(f"capacity is {capacity!r}; it must be a finite number above 0")
+        if not 0 <= per_success <= capacity:
+            raise UsageError(
+                f"per_success is {per_success!r}; it must be from 0 to the capacity, {capacity:g}"
+            )
+        self.capacity = float(capacity)
+        self.per_success = float(per_success)
+        self._tokens = self.capacity
+        self._lock = allocate_lock()
+
+    @property
+    def tokens(self) -> float:
+        """The tokens that are left."""
+        return self._tokens
+
+    def take(self, cost: float) -> float | None:
+        """Take tokens for a retry; return None, or how many there were when there were too few.
+
+        Two callers never take the same token.
+        """
+        with self._lock:
+            if self._tokens < cost:
+                return self._tokens
+            self._tokens -= cost
+            return None
+
+    def earn(self) -> None:
+        """Give back what a success earns, up to the capacity."""
+        with self._lock:
+            self._tokens = min(self.capacity, self._tokens + self.per_success)
+
+    def __repr__(self) -> str:
+        return f"Budget({self._tokens:g} of {self.capacity:g} tokens, {self.per_success:g} per success)"

@@ -1,0 +1,175 @@
+"""The drivers: run a script's operations, blocking or awaiting, and make the wrappers.
+
+A wrapper calls the work directly and returns its value: that is the whole cost of a success. The
+script begins at the first exception, or before the first attempt where a success needs more than
+being returned (a limit, a budget, `until=`).
+
+A plain function may return a coroutine (a lambda around an async call does). Nothing has happened then
+yet, so it is no success: what the caller gets is a coroutine that awaits it, with retries.
+"""
+
+from __future__ import annotations
+
+from functools import wraps
+
+from oncemore.core.value import make
+from oncemore.engine import clock as clocks
+from oncemore.engine.limits import awaited
+from oncemore.engine.retry import ENDS, Done, Invoke, Outcome, Tell, Wait, again
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from typing import Any
+
+    from oncemore.engine.retry import Flow, Op, Plan
+
+
+async def _nothing() -> None:
+    """Exists for its type: what a coroutine object is an instance of."""
+
+
+_made = _nothing()
+Coroutine = type(_made)
+_made.close()
+
+
+def blocking(plan: Plan, flow: Flow, call: Callable[[], Any]) -> Any:
+    """Run a script to its end in this thread; return the value or raise the error."""
+    op: Op = next(flow)
+    while type(op) is not Done:
+        if type(op) is Invoke:
+            try:
+                value = call() if op.ends is None else _called(plan, op, call)
+            except Exception as error:
+                op = flow.send(make(Outcome, (None, error)))
+                continue
+            if type(value) is Coroutine:
+                return awaiting(plan, flow, call, op, value)
+            op = flow.send(make(Outcome, (value, None)))
+        elif type(op) is Wait:
+            clocks.current.sleep(op.seconds)
+            op = next(flow)
+        else:
+            assert type(op) is Tell
+            op = flow.send(op.hear(op.what))
+    flow.close()
+    value, failed = op.outcome
+    del op
+    if failed is None:
+        return value
+    try:
+        raise failed
+    finally:
+        del failed  # its traceback holds this frame, which must not hold it
+
+
+async def awaiting(
+    plan: Plan, flow: Flow, call: Callable[[], Any], op: Op | None = None, work: Awaitable[Any] | None = None
+) -> Any:
+    """Run a script to its end in this task; `work` is an attempt that has been called already."""
+    op = next(flow) if op is None else op
+    while type(op) is not Done:
+        if type(op) is Invoke:
+            try:
+                made = call() if work is None else work
+                value = await (
+                    made if op.ends is None and type(made) is Coroutine else _awaited(plan, op, made)
+                )
+            except Exception as error:
+                op = flow.send(make(Outcome, (None, error)))
+            else:
+                op = flow.send(make(Outcome, (value, None)))
+            work = None
+        elif type(op) is Wait:
+            await clocks.current.pause(op.seconds)
+            op = next(flow)
+        else:
+            assert type(op) is Tell
+            told = op.hear(op.what)
+            op = flow.send(await told if hasattr(type(told), "__await__") else told)
+    flow.close()
+    value, failed = op.outcome
+    del op
+    if failed is None:
+        return value
+    try:
+        raise failed
+    finally:
+        del failed
+
+
+def _called(plan: Plan, op: Invoke, call: Callable[[], Any]) -> Any:
+    """Call plain work under its limits."""
+    token = ENDS.set(op.ends)
+    try:
+        if op.limit_s is None:
+            return call()
+        from oncemore.engine import helpers  # loaded before, when the function was wrapped
+
+        return helpers.run(plan.name, op, call)
+    finally:
+        ENDS.reset(token)
+
+
+async def _awaited(plan: Plan, op: Invoke, work: Any) -> Any:
+    """Await work under its limits; what is not awaitable is its own value."""
+    if not hasattr(type(work), "__await__"):
+        return work
+    token = ENDS.set(op.ends)
+    try:
+        return await (work if op.limit_s is None else awaited(plan.name, op, work))
+    finally:
+        ENDS.reset(token)
+
+
+def wrap(plan: Plan, work: Callable[..., Any], colour: str) -> Callable[..., Any]:
+    """Return the function that stands in for the work: as light as the plan allows."""
+    if colour == "coroutine":
+        make = _light_coroutine if plan.light else _full_coroutine
+    else:
+        make = _light if plan.light else _full
+        if plan.policy.timeout_s is not None:
+            from oncemore.engine import helpers  # noqa: F401 - now, not when files have run out
+    return wraps(work)(make(plan, work))
+
+
+def _light(plan: Plan, work: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            value = work(*args, **kwargs)
+            if type(value) is not Coroutine:
+                return value
+        except Exception as error:
+            flow = again(plan, make(Outcome, (None, error)))
+        else:
+            flow = again(plan)
+            return awaiting(plan, flow, lambda: work(*args, **kwargs), next(flow), value)
+        return blocking(plan, flow, lambda: work(*args, **kwargs))
+
+    return call
+
+
+def _full(plan: Plan, work: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return blocking(plan, again(plan), lambda: work(*args, **kwargs))
+
+    return call
+
+
+def _light_coroutine(plan: Plan, work: Callable[..., Any]) -> Callable[..., Any]:
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await work(*args, **kwargs)
+        except Exception as error:
+            flow = again(plan, make(Outcome, (None, error)))
+        return await awaiting(plan, flow, lambda: work(*args, **kwargs))
+
+    return call
+
+
+def _full_coroutine(plan: Plan, work: Callable[..., Any]) -> Callable[..., Any]:
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        return await awaiting(plan, again(plan), lambda: work(*args, **kwargs))
+
+    return call

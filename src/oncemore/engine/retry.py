@@ -1,0 +1,354 @@
+"""RETRY: the attempt loop without a store, as a script that any driver can run.
+
+The script is a generator. It yields what it wants done and is sent what happened:
+
+    Invoke(number, limit_s, ...)   call the work          ← Outcome(value, error)
+    Wait(seconds)                  let time pass          ← None
+    Tell(hear, what)               call a user's hook     ← what the hook returned
+    Done(outcome)                  the end; nothing is sent
+
+Order lives here, waiting lives in the drivers (`engine.drive`): a blocking one, an awaiting one, and
+the one behind `for attempt in oncemore.attempts()`. A call that succeeds at once never comes here.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextvars import ContextVar
+from os import urandom
+
+from oncemore.core.decide import Decision, Situation, decide
+from oncemore.core.model import Failure
+from oncemore.core.proof import seconds, sentence
+from oncemore.core.value import Value, make
+from oncemore.engine import clock as clocks
+from oncemore.errors import DeadlineExceeded, RetriesExhausted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from typing import Any
+
+    from oncemore.core.model import Verdict
+    from oncemore.core.policy import Policy
+    from oncemore.engine.budget import Budget
+
+NOT_MET = Failure("transient", "maybe", None, "UNTIL_NOT_MET", "until:false")
+NO_FALLBACK: Any = object()
+MOST_NOTES = 8
+MOST_CAUSES = 32
+
+#: When the attempt under way must be over, on the monotonic clock; inner calls inherit it.
+ENDS: ContextVar[float | None] = ContextVar("oncemore.ends", default=None)
+
+
+class Plan(Value):
+    """What a decorated function was told, checked and made ready."""
+
+    name: str
+    policy: Policy
+    covers: Callable[[Exception, Failure], bool]
+    classify: Callable[[BaseException, float], Failure]
+    until: Callable[[Any], object] | None = None
+    deadline: float | None = None
+    budget: Budget | None = None
+    seed: str | None = None
+    fallback: Any = NO_FALLBACK
+    on_retry: Callable[[Report], object] | None = None
+    on_give_up: Callable[[Report], object] | None = None
+    cuts: bool = False
+
+    @property
+    def light(self) -> bool:
+        """Whether a success needs nothing but to be returned."""
+        timed = self.policy.timeout_s, self.policy.within_s, self.deadline, self.until, self.budget
+        return timed == (None, None, None, None, None)
+
+
+class Report(Value):
+    """What a hook is told about one failed attempt, and what was decided."""
+
+    name: str
+    number: int
+    attempts: int
+    error: Exception | None
+    value: object
+    decision: Decision
+    waited_s: float
+
+    @property
+    def delay_s(self) -> float:
+        """Seconds until the next attempt."""
+        return self.decision.delay_s
+
+    def explain(self) -> str:
+        """Return a paragraph that says what was decided, and why."""
+        return self.decision.explain()
+
+
+class Outcome(Value):
+    """How an attempt ended: with a value, or with an error."""
+
+    value: Any
+    error: Exception | None
+
+
+class Invoke(Value):
+    """Call the work; cut it off after `limit_s`, where there is one.
+
+    `whole` says that the limit is the rest of the whole call's time, `ends` when inner calls must be
+    over, `last` that no attempt may follow.
+    """
+
+    number: int
+    limit_s: float | None
+    whole: bool
+    ends: float | None
+    last: bool
+
+
+class Wait(Value):
+    """Let time pass."""
+
+    seconds: float
+
+
+class Tell(Value):
+    """Call a user's hook, and await it where that is possible."""
+
+    hear: Callable[[Any], Any]
+    what: object
+
+
+class Done(Value):
+    """The end: return the value or raise the error."""
+
+    outcome: Outcome
+
+
+if TYPE_CHECKING:
+    Op = Invoke | Wait | Tell | Done
+    Flow = Generator[Op, Any, None]
+
+
+def again(plan: Plan, outcome: Outcome | None = None) -> Flow:
+    """Run attempts until one is good or the decision says stop.
+
+    `outcome` is that of the first attempt when the caller has made it already. `now` is the wall clock
+    as it stood at the beginning, moved on by the monotonic one, so that it cannot jump in between.
+    """
+    clock = clocks.current
+    policy = plan.policy if clock.most_attempts is None else _fewer(plan.policy, clock.most_attempts)
+    start, wall = clock.monotonic(), clock.wall()
+    ends = _ends(plan, start, wall)
+    deadline = None if ends is None else wall + (ends - start)
+    seed, number, waited = plan.seed, 1, 0.0
+    if outcome is None:
+        outcome = (
+            (yield _invoke(plan, policy, 1, ends, start)) if ends is None or ends > start else _late(plan)
+        )
+    while True:
+        now = wall + (clock.monotonic() - start)
+        failure = _failure(plan, outcome, now)
+        if failure is None:
+            yield _good(plan, outcome)
+            return
+        if seed is None:
+            seed = urandom(16).hex() if policy.jitter.spread != "none" else ""
+        covered = outcome.error is None or plan.covers(outcome.error, failure)
+        verdict: Verdict = "RETRYABLE" if covered else "TERMINAL"
+        tokens = None if plan.budget is None else plan.budget.tokens
+        at = make(
+            Situation,
+            (number, failure, verdict, now, seed, wall, deadline, None, tokens, None, "", None),
+        )
+        decision = decide(policy, at)
+        if plan.budget is not None and decision.action == "retry":
+            decision = _paid(plan.budget, decision)
+        if decision.action != "retry":
+            yield from _give_up(plan, _report(plan, outcome, decision, waited), covered)
+            return
+        if plan.on_retry is not None or logged():
+            report = _report(plan, outcome, decision, waited)
+            log(report)
+            if plan.on_retry is not None:
+                yield Tell(plan.on_retry, report)
+            del report
+        delay = decision.delay_s
+        # What is done with is let go of: a traceback holds every frame of the failed attempt alive.
+        del outcome, decision, at
+        if delay > 0:
+            waited += delay
+            yield Wait(delay)
+        number += 1
+        outcome = yield _invoke(plan, policy, number, ends, clock.monotonic())
+
+
+def _fewer(policy: Policy, most: int) -> Policy:
+    return policy if most >= policy.max_attempts else policy.but(max_attempts=most)
+
+
+def _ends(plan: Plan, start: float, wall: float) -> float | None:
+    """Return the earliest of all limits of the whole call, on the monotonic clock."""
+    ends = ENDS.get()
+    if plan.policy.within_s is not None:
+        ends = _earlier(ends, start + plan.policy.within_s)
+    if plan.deadline is not None:
+        ends = _earlier(ends, start + (plan.deadline - wall))
+    return ends
+
+
+def _earlier(one: float | None, other: float) -> float:
+    return other if one is None else min(one, other)
+
+
+def _late(plan: Plan) -> Outcome:
+    text = f"{plan.name}: the time for the whole call was up before it began"
+    return Outcome(None, DeadlineExceeded(text))
+
+
+def _invoke(plan: Plan, policy: Policy, number: int, ends: float | None, now: float) -> Invoke:
+    """Ask for an attempt, with the smaller of its own limit and what is left of the whole."""
+    limit, whole = policy.timeout_s, False
+    if ends is not None and plan.cuts and (limit is None or ends - now < limit):
+        limit, whole = ends - now, True
+    if limit is not None:
+        ends = _earlier(ends, now + limit)
+    return make(Invoke, (number, limit, whole, ends, number >= policy.max_attempts))
+
+
+def _report(plan: Plan, outcome: Outcome, decision: Decision, waited: float) -> Report:
+    most = decision.policy.max_attempts
+    number = decision.situation.attempt
+    return Report(plan.name, number, most, outcome.error, outcome.value, decision, waited)
+
+
+def _failure(plan: Plan, outcome: Outcome, now: float) -> Failure | None:
+    """Return what is wrong with an outcome, or None when it is good."""
+    if outcome.error is not None:
+        return plan.classify(outcome.error, now)
+    if plan.until is not None and not plan.until(outcome.value):
+        return NOT_MET
+    return None
+
+
+def _good(plan: Plan, outcome: Outcome) -> Done:
+    if plan.budget is not None:
+        plan.budget.earn()
+    return Done(outcome)
+
+
+def _paid(budget: Budget, decision: Decision) -> Decision:
+    """Take the tokens that a retry costs; if another caller took the last, decide again without them."""
+    short = budget.take(decision.policy.retry_cost)
+    return decision if short is None else decide(decision.policy, decision.situation._replace(tokens=short))
+
+
+def _give_up(plan: Plan, report: Report, covered: bool) -> Flow:
+    """End the call with its failure: told, logged, noted on the error; or with the fallback."""
+    if covered or report.number > 1:
+        log(report)
+    if plan.on_give_up is not None:
+        yield Tell(plan.on_give_up, report)
+    error = report.error or RetriesExhausted(f"{plan.name}: {sentence(report.decision)}", report.value)
+    if covered and plan.fallback is not NO_FALLBACK:
+        value = plan.fallback
+        if callable(value):
+            value = yield Tell(value, error)
+        yield Done(Outcome(value, None))
+        return
+    if covered or report.number > 1:
+        annotate(error, report)
+    mark(error, report.decision)
+    yield Done(Outcome(None, error))
+
+
+def mark(error: BaseException, decision: Decision) -> None:
+    """Leave the decision on the error; past `__setattr__`, which a frozen exception refuses."""
+    error.__dict__["__oncemore__"] = decision
+
+
+def decision(error: BaseException) -> Decision | None:
+    """Return the last decision about an error that `retry` let through, or None.
+
+    Looks through the errors it was raised from, so that a wrapped one is found too.
+    """
+    seen: BaseException | None = error
+    for _ in range(MOST_CAUSES):
+        if seen is None:
+            break
+        found = seen.__dict__.get("__oncemore__")
+        if found is not None:
+            return found  # type: ignore[no-any-return]
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
+def annotate(error: BaseException, report: Report) -> None:
+    """Add a note that a traceback shows: what was tried, why it ended, when to come back."""
+    text = f"oncemore: {report.name}: {sentence(report.decision)}"
+    if report.waited_s:
+        text += f" Waited {seconds(report.waited_s)} in all."
+    if report.decision.not_before is not None:
+        text += f" Worth trying again from {utc(report.decision.not_before)}."
+    notes = error.__dict__.setdefault("__notes__", [])
+    if len(notes) < MOST_NOTES:
+        notes.append(text)
+
+
+def utc(posix: float) -> str:
+    """Return a time as people write it, in UTC; one that no calendar holds is left a number."""
+    try:
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(posix))
+    except (OverflowError, ValueError, OSError):
+        return f"{posix:g}"
+
+
+_logger: Any = None
+
+
+def logged() -> bool:
+    """Whether the program would see a log line of ours.
+
+    One that never imported `logging`, or gave it no handler, pays and sees nothing.
+    """
+    global _logger
+    if _logger is None:
+        logging = sys.modules.get("logging")
+        if logging is None:
+            return False
+        _logger = logging.getLogger("oncemore.retry")
+    return _logger.isEnabledFor(_WARNING) and _logger.hasHandlers()  # type: ignore[no-any-return]
+
+
+_WARNING = 30  # logging.WARNING, without importing it
+
+
+def log(report: Report) -> None:
+    """Write one line to the logger `oncemore.retry`.
+
+    The text of an exception may hold secrets (a URL, a token), so the line has its class only.
+    """
+    if logged():
+        _logger.warning("%s: %s", report.name, sentence(report.decision), extra=extras(report))
+
+
+def extras(report: Report) -> dict[str, object]:
+    """Return the fields of a log record, each with our prefix."""
+    at = report.decision.situation
+    return {
+        "oncemore_name": report.name,
+        "oncemore_attempt": report.number,
+        "oncemore_max_attempts": report.attempts,
+        "oncemore_action": report.decision.action,
+        "oncemore_reason": report.decision.reason,
+        "oncemore_delay_s": report.decision.delay_s,
+        "oncemore_waited_s": report.waited_s,
+        "oncemore_error_class": at.failure.code,
+        "oncemore_kind": at.failure.kind,
+        "oncemore_rule": at.failure.rule,
+        "oncemore_exception": "" if report.error is None else type(report.error).__qualname__,
+        "oncemore_policy": report.decision.policy.name,
+        "oncemore_policy_version": report.decision.policy.version,
+    }

@@ -1,0 +1,239 @@
+"""What a user told `retry`, checked and made one frozen plan.
+
+Everything is checked when a function is decorated, so that a mistake shows at import and not at three
+in the morning; a message names the argument and what it takes.
+"""
+
+from __future__ import annotations
+
+from warnings import warn
+
+from oncemore.core.backoff import Jitter, Schedule
+from oncemore.core.policy import STANDARD, Policy, check_jitter, check_schedule
+from oncemore.edges.classify import classify
+from oncemore.engine.retry import NO_FALLBACK, Plan
+from oncemore.errors import AttemptTimeout, PolicyWarning, UsageError
+from oncemore.settings import retries_on
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from datetime import datetime, timedelta
+    from typing import Any, Literal, TypedDict
+
+    from oncemore.core.model import Failure
+    from oncemore.engine.budget import Budget
+    from oncemore.engine.retry import Report
+
+    Seconds = float | timedelta
+    On = (
+        type[Exception]
+        | tuple[type[Exception], ...]
+        | Callable[[Exception], bool]
+        | Literal["transient", "not-sent"]
+    )
+
+    class Options(TypedDict, total=False):
+        """The keyword arguments of `retry`; `using` takes the same."""
+
+        on: On
+        until: Callable[[Any], object] | None
+        attempts: int | None
+        timeout: Seconds | None
+        within: Seconds | None
+        deadline: datetime | float | None
+        wait: Schedule | Seconds | Sequence[Seconds] | None
+        jitter: Jitter | str | None
+        policy: Policy | str | None
+        budget: Budget | None
+        seed: str | int | None
+        fallback: Any
+        on_retry: Callable[[Report], object] | None
+        on_give_up: Callable[[Report], object] | None
+        name: str | None
+
+
+def check_options(options: Options, where: str) -> None:
+    """Refuse an option that does not exist, and a call without `on`."""
+    if "on" not in options:
+        raise UsageError(f"{where}() needs on=: what may be tried again has no default")
+    for option in options:
+        if option not in OPTIONS:
+            raise UsageError(f"{where}() has no {option}=; it takes {', '.join(OPTIONS)}")
+
+
+OPTIONS = (
+    "on", "until", "attempts", "timeout", "within", "deadline", "wait", "jitter", "policy", "budget", "seed",
+    "fallback", "on_retry", "on_give_up", "name",
+)  # fmt: skip
+
+
+def as_seconds(field: str, value: Seconds) -> float:
+    """Return seconds from a number or a timedelta."""
+    if hasattr(value, "total_seconds"):
+        return float(value.total_seconds())
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise UsageError(f"{field} is {value!r}; it takes seconds as a number, or a timedelta")
+    return float(value)
+
+
+_COROUTINE, _GENERATOR, _ITERABLE, _ASYNC_GENERATOR = 0x80, 0x20, 0x100, 0x200  # inspect's CO_ flags
+
+
+def colour_of(work: Any) -> str:
+    """Return what calling gives: plain (a value), coroutine, generator or async-generator.
+
+    Looks through partials, bound methods and objects with `__call__`, as `inspect` does, which is dear
+    to import.
+    """
+    for _ in range(16):
+        if isinstance(work, type):
+            return "plain"
+        inner = (
+            getattr(work, "func", None)
+            if type(work).__name__ == "partial"
+            else getattr(work, "__func__", None)
+        )
+        if inner is None and not hasattr(work, "__code__") and callable(work):
+            inner = getattr(type(work).__call__, "__code__", None) and type(work).__call__
+        if inner is None:
+            break
+        work = inner
+    flags = getattr(getattr(work, "__code__", None), "co_flags", 0)
+    if flags & (_COROUTINE | _ITERABLE) or getattr(work, "_is_coroutine_mark", None) is not None:
+        return "coroutine"
+    return "generator" if flags & _GENERATOR else "async-generator" if flags & _ASYNC_GENERATOR else "plain"
+
+
+def plan_of(options: Options, name: str, colour: str) -> Plan:
+    """Check all options and make them one frozen value."""
+    policy = _policy(options)
+    hooks = {
+        option: _hook(option, options.get(option), colour) for option in ("until", "on_retry", "on_give_up")
+    }
+    return Plan(
+        name=options.get("name") or name,
+        policy=policy,
+        covers=_covers(options["on"]),
+        classify=classify,
+        deadline=_deadline(options.get("deadline")),
+        budget=options.get("budget"),
+        seed=_seed(options.get("seed")),
+        fallback=options.get("fallback", NO_FALLBACK),
+        cuts=colour == "coroutine" or policy.timeout_s is not None,
+        **hooks,
+    )
+
+
+POLICIES = {STANDARD.name: STANDARD}
+
+
+def _policy(options: Options) -> Policy:
+    """Return the policy, or a copy with what is given beside it changed."""
+    given = options.get("policy")
+    base = STANDARD if given is None else given
+    if isinstance(base, str):
+        if base not in POLICIES:
+            raise UsageError(f"policy {base!r} is not known; known are {', '.join(sorted(POLICIES))}")
+        base = POLICIES[base]
+    if not isinstance(base, Policy):
+        raise UsageError(f"policy is {base!r}; it takes the name of a policy or an oncemore.Policy")
+    changes = _changes(options)
+    if changes:
+        base = base.but(name="custom" if given is None else f"{base.name} (changed)", **changes)
+        for warning in base.warnings():
+            warn(warning, PolicyWarning, stacklevel=5)
+    return base if retries_on() else base.but(max_attempts=1)
+
+
+def _changes(options: Options) -> dict[str, object]:
+    """Return the fields of a policy that the options set."""
+    changes: dict[str, object] = {}
+    if (most := options.get("attempts")) is not None:
+        changes["max_attempts"] = most
+    for option, field in (("timeout", "timeout_s"), ("within", "within_s")):
+        if (limit := options.get(option)) is not None:
+            changes[field] = as_seconds(option, limit)  # type: ignore[arg-type]
+    if (wait := options.get("wait")) is not None:
+        changes["schedule"], changes["jitter"] = _schedule(wait)
+    if (jitter := options.get("jitter")) is not None:
+        changes["jitter"] = check_jitter(Jitter(jitter) if isinstance(jitter, str) else jitter)  # type: ignore[arg-type]
+    return changes
+
+
+def _schedule(wait: Schedule | Seconds | Sequence[Seconds]) -> tuple[Schedule, Jitter]:
+    """Return a schedule and the jitter that goes with it: seconds that a person wrote down are exact."""
+    if isinstance(wait, Schedule):
+        return check_schedule(wait), Jitter("none" if wait.shape == "fixed" else "full")
+    if isinstance(wait, (list, tuple)):
+        return _fixed(wait), Jitter("none")
+    return _fixed([wait]), Jitter("none")  # type: ignore[list-item]
+
+
+def _fixed(delays: Sequence[Seconds]) -> Schedule:
+    return check_schedule(Schedule("fixed", delays=tuple(as_seconds("wait", delay) for delay in delays)))
+
+
+def _covers(on: On) -> Callable[[Exception, Failure], bool]:
+    """Return the question whether an error may be tried again."""
+    if isinstance(on, str):
+        if on not in _NAMED:
+            raise UsageError(f"on is {on!r}; the names are {', '.join(map(repr, _NAMED))}")
+        return _NAMED[on]
+    kinds = on if isinstance(on, tuple) else (on,)
+    if all(isinstance(kind, type) for kind in kinds):
+        for kind in kinds:
+            if not issubclass(kind, Exception):  # type: ignore[arg-type]
+                raise UsageError(
+                    f"on has {kind.__name__}, which is not an Exception: "
+                    "cancellation and interrupts are never tried again"
+                )
+        # An attempt that our own limit cut off is covered too: that is what the limit is for.
+        return lambda error, failure: (
+            (
+                isinstance(error, kinds) and not isinstance(error, NEVER)  # type: ignore[arg-type]
+            )
+            or type(error) is AttemptTimeout
+        )
+    if isinstance(on, tuple) or not callable(on):
+        raise UsageError(f"on is {on!r}; it takes exception types, a predicate, 'transient' or 'not-sent'")
+    if colour_of(on) != "plain":
+        raise UsageError("on is an async function; a predicate answers at once")
+    return lambda error, failure: not isinstance(error, NEVER) and bool(on(error))
+
+
+#: Never tried again, whatever `on` says: no memory, and our own word that the call is wrong.
+NEVER = (MemoryError, UsageError)
+
+_NAMED: dict[str, Callable[[Exception, Failure], bool]] = {
+    "transient": lambda error, failure: failure.passing,
+    "not-sent": lambda error, failure: failure.passing and failure.sent == "no",
+}
+
+
+def _hook(option: str, hook: Any, colour: str) -> Any:
+    if hook is None:
+        return None
+    if not callable(hook):
+        raise UsageError(f"{option} is {hook!r}; it takes a function")
+    if colour_of(hook) == "coroutine" and (option == "until" or colour == "plain"):
+        raise UsageError(f"{option} is an async function, and nothing here can await it")
+    return hook
+
+
+def _deadline(deadline: datetime | float | None) -> float | None:
+    if deadline is None:
+        return None
+    if isinstance(deadline, (int, float)):
+        return as_seconds("deadline", deadline)
+    if getattr(deadline, "tzinfo", None) is None:
+        raise UsageError(f"deadline is {deadline!r}; it takes an aware datetime, or POSIX seconds")
+    return float(deadline.timestamp())
+
+
+def _seed(seed: str | int | None) -> str | None:
+    if seed is None or isinstance(seed, str):
+        return seed
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise UsageError(f"seed is {seed!r}; it takes a string or a whole number")
+    return str(seed)
