@@ -17,6 +17,7 @@ DECIDING = (
     "core/*.py",
     "engine/*.py",
     "edges/classify.py",
+    "options.py",
     "api.py",
     "errors.py",
 )
