@@ -190,20 +190,23 @@ def _covers(on: On) -> Callable[[Exception, Failure], bool]:
                 )
         # An attempt that our own limit cut off is covered too: that is what the limit is for.
         return lambda error, failure: (
-            (
-                isinstance(error, kinds) and not isinstance(error, NEVER)  # type: ignore[arg-type]
-            )
-            or type(error) is AttemptTimeout
+            (isinstance(error, kinds) or type(error) is AttemptTimeout)  # type: ignore[arg-type]
+            and not isinstance(error, NEVER)
+            and failure.code != CANCELLED
         )
     if isinstance(on, tuple) or not callable(on):
         raise UsageError(f"on is {on!r}; it takes exception types, a predicate, 'transient' or 'not-sent'")
     if colour_of(on) != "plain":
         raise UsageError("on is an async function; a predicate answers at once")
-    return lambda error, failure: not isinstance(error, NEVER) and bool(on(error))
+    return lambda error, failure: (
+        not isinstance(error, NEVER) and failure.code != CANCELLED and bool(on(error))
+    )
 
 
-#: Never tried again, whatever `on` says: no memory, and our own word that the call is wrong.
+#: Never tried again, whatever `on` says: no memory, our own word that the call is wrong, and a
+#: cancellation, of which `concurrent.futures` has one that is an ordinary Exception.
 NEVER = (MemoryError, UsageError)
+CANCELLED = "CANCELLED"
 
 _NAMED: dict[str, Callable[[Exception, Failure], bool]] = {
     "transient": lambda error, failure: failure.passing,

@@ -62,7 +62,8 @@ def _linear(schedule: Schedule, n: int) -> float:
 
 
 def _fixed(schedule: Schedule, n: int) -> float:
-    return schedule.delays[min(n, len(schedule.delays)) - 1]
+    delays = schedule.delays
+    return delays[n - 1] if n <= len(delays) else delays[-1]
 
 
 PLANS: Final[dict[Shape, Callable[[Schedule, int], float]]] = {

@@ -12,18 +12,17 @@ import math
 from oncemore.core.backoff import FULL, NONE, PLANS, SPREADS, Jitter, Schedule, largest, planned
 from oncemore.core.key import digest, fragment
 from oncemore.core.tune import Tuning
-from oncemore.core.value import Value
+from oncemore.core.value import Record, Value
 from oncemore.errors import PolicyError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Final, Literal, Self, TypeVar
+    from typing import Any, Final, Literal
 
     from oncemore.core.key import Fragment, Plain
 
     Unmatched = Literal["retry", "fail"]
-    V = TypeVar("V")
 
 MOST_ATTEMPTS = 1000
 WARN_ATTEMPTS = 10
@@ -31,22 +30,7 @@ WARN_TOTAL_DELAY_S = 3600.0
 DEFAULT_CAP_S = 30.0
 
 
-class _Fields(Value):
-    name: str
-    version: str
-    max_attempts: int
-    schedule: Schedule
-    jitter: Jitter
-    max_delay_s: float
-    timeout_s: float | None
-    within_s: float | None
-    retry_cost: float
-    unmatched: Unmatched
-    tuning: Tuning | None
-    governed: bool
-
-
-class Policy(_Fields):
+class Policy(Record):
     """How a kind of work is retried.
 
     max_attempts  calls in all, the first included
@@ -61,10 +45,25 @@ class Policy(_Fields):
     governed      whether the stricter rules of governed pipelines hold
     """
 
-    __slots__ = ()
+    __slots__ = (
+        "governed", "jitter", "max_attempts", "max_delay_s", "name", "retry_cost", "schedule", "timeout_s",
+        "tuning", "unmatched", "version", "within_s",
+    )  # fmt: skip
+    governed: bool
+    jitter: Jitter
+    max_attempts: int
+    max_delay_s: float
+    name: str
+    retry_cost: float
+    schedule: Schedule
+    timeout_s: float | None
+    tuning: Tuning | None
+    unmatched: Unmatched
+    version: str
+    within_s: float | None
 
-    def __new__(
-        cls,
+    def __init__(
+        self,
         name: str = "custom",
         version: str = "1",
         *,
@@ -78,8 +77,7 @@ class Policy(_Fields):
         unmatched: Unmatched = "fail",
         tuning: Tuning | None = None,
         governed: bool = False,
-    ) -> Self:
-        """Check every field, then make the value."""
+    ) -> None:
         _check_count("max_attempts", max_attempts)
         check_schedule(schedule)
         check_jitter(jitter)
@@ -96,24 +94,23 @@ class Policy(_Fields):
         _check_member("unmatched", unmatched, ("retry", "fail"))
         if tuning is not None:
             _check_tuning(tuning)
-        made = super().__new__(
-            cls, name, version, max_attempts, schedule, jitter, float(cap), timeout_s, within_s,
-            retry_cost, unmatched, tuning, governed,
+        self.fill(
+            governed, jitter, max_attempts, float(cap), name, retry_cost, schedule, timeout_s, tuning,
+            unmatched, version, within_s,
         )  # fmt: skip
         if governed:
-            _check_governed(made)
-        return made
+            _check_governed(self)
 
     def but(self, **changes: object) -> Policy:
         """Return a copy with some fields changed, checked like a new one."""
-        fields = {**self._asdict(), **changes}
+        fields: dict[str, Any] = {**self.fields(), **changes}
         if "schedule" in changes and "max_delay_s" not in changes:
             fields["max_delay_s"] = None
         return Policy(**fields)
 
     def plain(self) -> dict[str, Plain]:
         """Return the policy as plain values, the form that is hashed and shown."""
-        fields = self._asdict()
+        fields: dict[str, Any] = self.fields()
         for part in ("schedule", "jitter", "tuning"):
             if fields[part] is not None:
                 fields[part] = fields[part]._asdict()

@@ -11,7 +11,7 @@ import sys
 
 from oncemore.engine import clock as clocks
 from oncemore.engine.limits import remaining, too_late
-from oncemore.engine.retry import ENDS, Done, Invoke, Outcome, Tell, Wait, again
+from oncemore.engine.retry import ENDS, Invoke, Outcome, Tell, Wait, again
 from oncemore.errors import UsageError
 
 TYPE_CHECKING = False
@@ -38,7 +38,7 @@ class Attempts:
                 "oncemore.retry(timeout=...), or give attempts(within=...), which stops between attempts"
             )
         script = _Script(again(self._plan), self._plan)
-        while type(script.op) is not Done:
+        while type(script.op) is not Outcome:
             if type(script.op) is Wait:
                 clocks.current.sleep(script.op.seconds)
                 script.go_on()
@@ -48,9 +48,9 @@ class Attempts:
         script.check_begun()
 
     async def __aiter__(self) -> AsyncIterator[Attempt]:
-        plan = self._plan._replace(cuts=True)
+        plan = self._plan.replaced(cuts=True)
         script = _Script(again(plan), plan)
-        while type(script.op) is not Done:
+        while type(script.op) is not Outcome:
             if type(script.op) is Wait:
                 await clocks.current.pause(script.op.seconds)
                 script.go_on()
@@ -87,9 +87,9 @@ class _Script:
 
     def check_begun(self) -> None:
         """Raise the error of a call whose time was up before its first attempt."""
-        assert type(self.op) is Done
-        if self.offered is None and self.op.outcome.error is not None:
-            raise self.op.outcome.error
+        assert type(self.op) is Outcome
+        if self.offered is None and self.op.error is not None:
+            raise self.op.error
 
 
 class Attempt:
@@ -99,7 +99,7 @@ class Attempt:
 
     def __init__(self, script: _Script, op: Invoke) -> None:
         self.number = op.number
-        self.last = op.last
+        self.last = op.number >= script.plan.policy.max_attempts
         self._script = script
         self._op = op
         self._scope: Any = None
@@ -185,10 +185,10 @@ class Attempt:
     def _passes(self, error: BaseException | None) -> bool:
         """Swallow an error that is tried again; let every other one go on its way."""
         op = self._script.op
-        if type(op) is not Done:
+        if type(op) is not Outcome:
             return True
         self._script.flow.close()
-        final = op.outcome.error
+        final = op.error
         if final is None or final is error:
             # Without a fallback the script ends an error with itself: it goes on as it came.
             return final is None and error is not None

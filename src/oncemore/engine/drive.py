@@ -15,11 +15,11 @@ from functools import wraps
 from oncemore.core.value import make
 from oncemore.engine import clock as clocks
 from oncemore.engine.limits import awaited
-from oncemore.engine.retry import ENDS, Done, Invoke, Outcome, Tell, Wait, again
+from oncemore.engine.retry import ENDS, Invoke, Outcome, Tell, Wait, again
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
     from typing import Any
 
     from oncemore.engine.retry import Flow, Op, Plan
@@ -34,18 +34,20 @@ Coroutine = type(_made)
 _made.close()
 
 
-def blocking(plan: Plan, flow: Flow, call: Callable[[], Any]) -> Any:
+def blocking(
+    plan: Plan, flow: Flow, work: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Run a script to its end in this thread; return the value or raise the error."""
     op: Op = next(flow)
-    while type(op) is not Done:
+    while type(op) is not Outcome:
         if type(op) is Invoke:
             try:
-                value = call() if op.ends is None else _called(plan, op, call)
+                value = work(*args, **kwargs) if op.ends is None else _called(plan, op, work, args, kwargs)
             except Exception as error:
                 op = flow.send(make(Outcome, (None, error)))
                 continue
             if type(value) is Coroutine:
-                return awaiting(plan, flow, call, op, value)
+                return awaiting(plan, flow, work, args, kwargs, op, value)
             op = flow.send(make(Outcome, (value, None)))
         elif type(op) is Wait:
             clocks.current.sleep(op.seconds)
@@ -54,7 +56,7 @@ def blocking(plan: Plan, flow: Flow, call: Callable[[], Any]) -> Any:
             assert type(op) is Tell
             op = flow.send(op.hear(op.what))
     flow.close()
-    value, failed = op.outcome
+    value, failed = op
     del op
     if failed is None:
         return value
@@ -65,14 +67,20 @@ def blocking(plan: Plan, flow: Flow, call: Callable[[], Any]) -> Any:
 
 
 async def awaiting(
-    plan: Plan, flow: Flow, call: Callable[[], Any], op: Op | None = None, work: Awaitable[Any] | None = None
+    plan: Plan,
+    flow: Flow,
+    work: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    op: Op | None = None,
+    made: Any = None,
 ) -> Any:
-    """Run a script to its end in this task; `work` is an attempt that has been called already."""
+    """Run a script to its end in this task; `made` is an attempt that has been called already."""
     op = next(flow) if op is None else op
-    while type(op) is not Done:
+    while type(op) is not Outcome:
         if type(op) is Invoke:
             try:
-                made = call() if work is None else work
+                made = work(*args, **kwargs) if made is None else made
                 value = await (
                     made if op.ends is None and type(made) is Coroutine else _awaited(plan, op, made)
                 )
@@ -80,7 +88,7 @@ async def awaiting(
                 op = flow.send(make(Outcome, (None, error)))
             else:
                 op = flow.send(make(Outcome, (value, None)))
-            work = None
+            made = None
         elif type(op) is Wait:
             await clocks.current.pause(op.seconds)
             op = next(flow)
@@ -89,7 +97,7 @@ async def awaiting(
             told = op.hear(op.what)
             op = flow.send(await told if hasattr(type(told), "__await__") else told)
     flow.close()
-    value, failed = op.outcome
+    value, failed = op
     del op
     if failed is None:
         return value
@@ -99,15 +107,17 @@ async def awaiting(
         del failed
 
 
-def _called(plan: Plan, op: Invoke, call: Callable[[], Any]) -> Any:
+def _called(
+    plan: Plan, op: Invoke, work: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Call plain work under its limits."""
     token = ENDS.set(op.ends)
     try:
         if op.limit_s is None:
-            return call()
+            return work(*args, **kwargs)
         from oncemore.engine import helpers  # loaded before, when the function was wrapped
 
-        return helpers.run(plan.name, op, call)
+        return helpers.run(plan.name, op, lambda: work(*args, **kwargs))
     finally:
         ENDS.reset(token)
 
@@ -144,15 +154,15 @@ def _light(plan: Plan, work: Callable[..., Any]) -> Callable[..., Any]:
             flow = again(plan, make(Outcome, (None, error)))
         else:
             flow = again(plan)
-            return awaiting(plan, flow, lambda: work(*args, **kwargs), next(flow), value)
-        return blocking(plan, flow, lambda: work(*args, **kwargs))
+            return awaiting(plan, flow, work, args, kwargs, next(flow), value)
+        return blocking(plan, flow, work, args, kwargs)
 
     return call
 
 
 def _full(plan: Plan, work: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        return blocking(plan, again(plan), lambda: work(*args, **kwargs))
+        return blocking(plan, again(plan), work, args, kwargs)
 
     return call
 
@@ -163,13 +173,13 @@ def _light_coroutine(plan: Plan, work: Callable[..., Any]) -> Callable[..., Any]
             return await work(*args, **kwargs)
         except Exception as error:
             flow = again(plan, make(Outcome, (None, error)))
-        return await awaiting(plan, flow, lambda: work(*args, **kwargs))
+        return await awaiting(plan, flow, work, args, kwargs)
 
     return call
 
 
 def _full_coroutine(plan: Plan, work: Callable[..., Any]) -> Callable[..., Any]:
     async def call(*args: Any, **kwargs: Any) -> Any:
-        return await awaiting(plan, again(plan), lambda: work(*args, **kwargs))
+        return await awaiting(plan, again(plan), work, args, kwargs)
 
     return call

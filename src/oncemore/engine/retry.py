@@ -5,7 +5,7 @@ The script is a generator. It yields what it wants done and is sent what happene
     Invoke(number, limit_s, ...)   call the work          ← Outcome(value, error)
     Wait(seconds)                  let time pass          ← None
     Tell(hear, what)               call a user's hook     ← what the hook returned
-    Done(outcome)                  the end; nothing is sent
+    Outcome(value, error)          the end: return the one or raise the other
 
 Order lives here, waiting lives in the drivers (`engine.drive`): a blocking one, an awaiting one, and
 the one behind `for attempt in oncemore.attempts()`. A call that succeeds at once never comes here.
@@ -21,7 +21,7 @@ from os import urandom
 from oncemore.core.decide import Decision, Situation, decide
 from oncemore.core.model import Failure
 from oncemore.core.proof import seconds, sentence
-from oncemore.core.value import Value, make
+from oncemore.core.value import Record, Value, make
 from oncemore.engine import clock as clocks
 from oncemore.errors import DeadlineExceeded, RetriesExhausted
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from typing import Any
 
-    from oncemore.core.model import Verdict
     from oncemore.core.policy import Policy
     from oncemore.engine.budget import Budget
 
@@ -43,27 +42,55 @@ MOST_CAUSES = 32
 ENDS: ContextVar[float | None] = ContextVar("oncemore.ends", default=None)
 
 
-class Plan(Value):
-    """What a decorated function was told, checked and made ready."""
+class Plan(Record):
+    """What a decorated function was told, checked and made ready.
 
-    name: str
-    policy: Policy
-    covers: Callable[[Exception, Failure], bool]
+    covers    whether an error may be tried again
+    deadline  POSIX seconds after which nothing is begun
+    cuts      whether an attempt can be cut off at the deadline
+    light     whether a success needs nothing but to be returned
+    """
+
+    __slots__ = (
+        "budget", "classify", "covers", "cuts", "deadline", "fallback", "light", "name", "on_give_up",
+        "on_retry", "policy", "seed", "until",
+    )  # fmt: skip
+    budget: Budget | None
     classify: Callable[[BaseException, float], Failure]
-    until: Callable[[Any], object] | None = None
-    deadline: float | None = None
-    budget: Budget | None = None
-    seed: str | None = None
-    fallback: Any = NO_FALLBACK
-    on_retry: Callable[[Report], object] | None = None
-    on_give_up: Callable[[Report], object] | None = None
-    cuts: bool = False
+    covers: Callable[[Exception, Failure], bool]
+    cuts: bool
+    deadline: float | None
+    fallback: Any
+    light: bool
+    name: str
+    on_give_up: Callable[[Report], object] | None
+    on_retry: Callable[[Report], object] | None
+    policy: Policy
+    seed: str | None
+    until: Callable[[Any], object] | None
 
-    @property
-    def light(self) -> bool:
-        """Whether a success needs nothing but to be returned."""
-        timed = self.policy.timeout_s, self.policy.within_s, self.deadline, self.until, self.budget
-        return timed == (None, None, None, None, None)
+    def __init__(
+        self,
+        name: str,
+        policy: Policy,
+        covers: Callable[[Exception, Failure], bool],
+        classify: Callable[[BaseException, float], Failure],
+        *,
+        until: Callable[[Any], object] | None = None,
+        deadline: float | None = None,
+        budget: Budget | None = None,
+        seed: str | None = None,
+        fallback: Any = NO_FALLBACK,
+        on_retry: Callable[[Report], object] | None = None,
+        on_give_up: Callable[[Report], object] | None = None,
+        cuts: bool = False,
+    ) -> None:
+        limits = (policy.timeout_s, policy.within_s, deadline, until, budget)
+        light = all(limit is None for limit in limits)
+        self.fill(
+            budget, classify, covers, cuts, deadline, fallback, light, name, on_give_up, on_retry, policy,
+            seed, until,
+        )  # fmt: skip
 
 
 class Report(Value):
@@ -97,15 +124,13 @@ class Outcome(Value):
 class Invoke(Value):
     """Call the work; cut it off after `limit_s`, where there is one.
 
-    `whole` says that the limit is the rest of the whole call's time, `ends` when inner calls must be
-    over, `last` that no attempt may follow.
+    `whole` says that the limit is the rest of the whole call's time, `ends` when inner calls must be over.
     """
 
     number: int
-    limit_s: float | None
-    whole: bool
-    ends: float | None
-    last: bool
+    limit_s: float | None = None
+    whole: bool = False
+    ends: float | None = None
 
 
 class Wait(Value):
@@ -121,14 +146,11 @@ class Tell(Value):
     what: object
 
 
-class Done(Value):
-    """The end: return the value or raise the error."""
-
-    outcome: Outcome
-
+#: The usual operation, made once: call the work, nothing limits it.
+FREE = tuple(Invoke(number) for number in range(16))
 
 if TYPE_CHECKING:
-    Op = Invoke | Wait | Tell | Done
+    Op = Invoke | Wait | Tell | Outcome
     Flow = Generator[Op, Any, None]
 
 
@@ -143,46 +165,45 @@ def again(plan: Plan, outcome: Outcome | None = None) -> Flow:
     start, wall = clock.monotonic(), clock.wall()
     ends = _ends(plan, start, wall)
     deadline = None if ends is None else wall + (ends - start)
-    seed, number, waited = plan.seed, 1, 0.0
+    free = ends is None and policy.timeout_s is None
+    budget, seed, number, waited = plan.budget, plan.seed, 1, 0.0
     if outcome is None:
-        outcome = (
-            (yield _invoke(plan, policy, 1, ends, start)) if ends is None or ends > start else _late(plan)
-        )
+        late = ends is not None and ends <= start
+        outcome = _late(plan) if late else (yield _invoke(plan, policy, 1, ends, start))
     while True:
-        now = wall + (clock.monotonic() - start)
-        failure = _failure(plan, outcome, now)
-        if failure is None:
-            yield _good(plan, outcome)
+        error = outcome.error
+        if error is None and (plan.until is None or plan.until(outcome.value)):
+            if budget is not None:
+                budget.earn()
+            yield outcome
             return
+        now = wall + (clock.monotonic() - start)
+        failure = NOT_MET if error is None else plan.classify(error, now)
+        covered = error is None or plan.covers(error, failure)
         if seed is None:
             seed = urandom(16).hex() if policy.jitter.spread != "none" else ""
-        covered = outcome.error is None or plan.covers(outcome.error, failure)
-        verdict: Verdict = "RETRYABLE" if covered else "TERMINAL"
-        tokens = None if plan.budget is None else plan.budget.tokens
-        at = make(
-            Situation,
-            (number, failure, verdict, now, seed, wall, deadline, None, tokens, None, "", None),
-        )
-        decision = decide(policy, at)
-        if plan.budget is not None and decision.action == "retry":
-            decision = _paid(plan.budget, decision)
+        tokens = None if budget is None else budget.tokens
+        verdict = "RETRYABLE" if covered else "TERMINAL"
+        known = (number, failure, verdict, now, seed, wall, deadline, None, tokens, None, "", None)
+        decision = decide(policy, make(Situation, known))
+        if budget is not None and decision.action == "retry":
+            decision = _paid(budget, decision)
         if decision.action != "retry":
             yield from _give_up(plan, _report(plan, outcome, decision, waited), covered)
             return
         if plan.on_retry is not None or logged():
-            report = _report(plan, outcome, decision, waited)
-            log(report)
-            if plan.on_retry is not None:
-                yield Tell(plan.on_retry, report)
-            del report
+            yield from _announce(plan, _report(plan, outcome, decision, waited))
         delay = decision.delay_s
         # What is done with is let go of: a traceback holds every frame of the failed attempt alive.
-        del outcome, decision, at
-        if delay > 0:
+        del outcome, error, decision
+        if delay > 0.0:
             waited += delay
             yield Wait(delay)
         number += 1
-        outcome = yield _invoke(plan, policy, number, ends, clock.monotonic())
+        if free:
+            outcome = yield FREE[number] if number < len(FREE) else Invoke(number)
+        else:
+            outcome = yield _invoke(plan, policy, number, ends, clock.monotonic())
 
 
 def _fewer(policy: Policy, most: int) -> Policy:
@@ -215,7 +236,7 @@ def _invoke(plan: Plan, policy: Policy, number: int, ends: float | None, now: fl
         limit, whole = ends - now, True
     if limit is not None:
         ends = _earlier(ends, now + limit)
-    return make(Invoke, (number, limit, whole, ends, number >= policy.max_attempts))
+    return Invoke(number, limit, whole, ends)
 
 
 def _report(plan: Plan, outcome: Outcome, decision: Decision, waited: float) -> Report:
@@ -224,19 +245,11 @@ def _report(plan: Plan, outcome: Outcome, decision: Decision, waited: float) -> 
     return Report(plan.name, number, most, outcome.error, outcome.value, decision, waited)
 
 
-def _failure(plan: Plan, outcome: Outcome, now: float) -> Failure | None:
-    """Return what is wrong with an outcome, or None when it is good."""
-    if outcome.error is not None:
-        return plan.classify(outcome.error, now)
-    if plan.until is not None and not plan.until(outcome.value):
-        return NOT_MET
-    return None
-
-
-def _good(plan: Plan, outcome: Outcome) -> Done:
-    if plan.budget is not None:
-        plan.budget.earn()
-    return Done(outcome)
+def _announce(plan: Plan, report: Report) -> Generator[Op, object, None]:
+    """Say that an attempt follows: in the log, and to the user's hook."""
+    log(report)
+    if plan.on_retry is not None:
+        yield Tell(plan.on_retry, report)
 
 
 def _paid(budget: Budget, decision: Decision) -> Decision:
@@ -256,12 +269,12 @@ def _give_up(plan: Plan, report: Report, covered: bool) -> Flow:
         value = plan.fallback
         if callable(value):
             value = yield Tell(value, error)
-        yield Done(Outcome(value, None))
+        yield Outcome(value, None)
         return
     if covered or report.number > 1:
         annotate(error, report)
     mark(error, report.decision)
-    yield Done(Outcome(None, error))
+    yield Outcome(None, error)
 
 
 def mark(error: BaseException, decision: Decision) -> None:
@@ -319,7 +332,7 @@ def logged() -> bool:
         if logging is None:
             return False
         _logger = logging.getLogger("oncemore.retry")
-    return _logger.isEnabledFor(_WARNING) and _logger.hasHandlers()  # type: ignore[no-any-return]
+    return _logger.hasHandlers() and _logger.isEnabledFor(_WARNING)  # type: ignore[no-any-return]
 
 
 _WARNING = 30  # logging.WARNING, without importing it
