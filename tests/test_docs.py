@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
+
+import oncemore.testing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -165,9 +171,11 @@ def run_page(name: str, text: str) -> None:
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of its own, for what a page may write."""
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder of its own, for what a page may write, and waits that end at once."""
     monkeypatch.chdir(tmp_path)
+    with oncemore.testing.instant():
+        yield
 
 
 @pytest.mark.parametrize("page", RUN, ids=name_of)
@@ -195,6 +203,17 @@ def test_blocks_of_a_page_share_their_names_and_a_failing_one_fails() -> None:
     with pytest.raises(ZeroDivisionError) as failed:
         run_page("page.md", "text\n\n```python\ny = 1\n1 / 0\n```\n")
     assert failed.traceback[-1].lineno + 1 == 5
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_page_does_not_wait() -> None:
+    started = time.monotonic()
+    run_page(
+        "page.md",
+        "```python\nimport oncemore\n@oncemore.retry(on=OSError, wait=[60, 61], jitter='none')\n"
+        "def fail(): raise OSError\ntry: fail()\nexcept OSError: pass\n```\n",
+    )
+    assert time.monotonic() - started < 30
 
 
 def test_a_block_is_left_out_only_by_a_reason_right_before_it() -> None:

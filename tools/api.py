@@ -43,8 +43,7 @@ def _annotation(value: object) -> object:
 
 def _default(value: object) -> object:
     """A default without an address or a body in it, which would differ from run to run."""
-    text = repr(value)
-    return _Text("...") if " at 0x" in text else value
+    return _Text("...") if value is ... or " at 0x" in repr(value) else value
 
 
 def signature(function: Callable[..., object], annotations: dict[str, object] | None = None) -> str:
@@ -62,13 +61,18 @@ def signature(function: Callable[..., object], annotations: dict[str, object] | 
 
 
 def _class_lines(name: str, kind: type) -> Iterator[str]:
-    bases = ", ".join(base.__name__ for base in kind.__bases__ if base is not object)
+    annotations = dict(vars(kind).get("__annotations__", {}))
+    is_record = issubclass(kind, tuple) and hasattr(kind, "_fields")
+    bases = (
+        "tuple" if is_record else ", ".join(base.__name__ for base in kind.__bases__ if base is not object)
+    )
     yield f"{name}: class({bases})"
-    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        fields = dict(getattr(kind, "__annotations__", {}))
-        yield f"{name}.__new__{signature(kind.__new__, fields)}"
+    if is_record:
+        yield f"{name}.__new__{signature(kind.__new__, annotations)}"
     for member, value in vars(kind).items():
-        if member == "__init__" or not member.startswith("_"):
+        if inspect.ismemberdescriptor(value) and not member.startswith("_"):
+            yield f"{name}.{member}: {annotations.get(member, 'attribute')}"
+        elif member == "__init__" or not member.startswith("_"):
             yield from _member_lines(f"{name}.{member}", value)
 
 
