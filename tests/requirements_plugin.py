@@ -81,7 +81,7 @@ class _Record:
             if name == _PROPERTY:
                 self.marks[report.nodeid] = list(value)  # type: ignore[call-overload]
         outcome = "xfail" if hasattr(report, "wasxfail") else report.outcome
-        self.phases.setdefault(report.nodeid, {})[report.when or "?"] = outcome
+        self.phases.setdefault(report.nodeid, {})[report.when] = outcome
 
     def outcome(self, test: str) -> str:
         """One word for a test: "passed" when all three phases did, else the first other word."""

@@ -105,7 +105,6 @@ def imports_of(source: str, module: str, *, is_package: bool = False) -> list[Im
     for_types = type_checking_lines(tree)
     found = []
     for node in ast.walk(tree):
-        names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -117,6 +116,8 @@ def imports_of(source: str, module: str, *, is_package: bool = False) -> list[Im
             names = [
                 f"{base}.{alias.name}" if f"{base}.{alias.name}" in MODULES else base for alias in node.names
             ]
+        else:
+            continue
         found += [Import(name, node.lineno, node.lineno in for_types) for name in names]
     return found
 

@@ -107,7 +107,7 @@ def unpinned(lines: list[str], wanted: set[str]) -> list[str]:
 def direct_dependencies() -> set[str]:
     project = tomllib.loads(ROOT.joinpath("pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = [one for extra in project["optional-dependencies"].values() for one in extra]
-    names = {re.match(r"[\w.-]+", one)[0].lower() for one in [*project["dependencies"], *extras]}
+    names = {re.split(r"[^\w.-]", one)[0].lower() for one in [*project["dependencies"], *extras]}
     return names - {"oncemore"}
 
 

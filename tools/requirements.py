@@ -74,7 +74,7 @@ def read_page(path: Path) -> Page:
         if match := _GROUP.match(line):
             titles[match["group"]] = match["title"]
         elif match := _LINE.match(line):
-            _add(found, Requirement(*match.groups(), accepted=""), f"{path.name}:{number}")
+            _add(found, Requirement(**match.groupdict(), accepted=""), f"{path.name}:{number}")
             waiting = match["id"]
         elif match := _CHOICE.match(line):
             _add(

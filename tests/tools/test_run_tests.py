@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -76,7 +77,7 @@ def test_the_gate_fails_under_full_branch_coverage_of_what_decides(
 
     def measured(*values: str) -> int:
         command = ("-m", "coverage", "run", "--branch", "src/oncemore/use.py", *values)
-        run_tests.subprocess.run([sys.executable, *command], cwd=tmp_path, check=True)
+        subprocess.run([sys.executable, *command], cwd=tmp_path, check=True)
         return coverage_gate.main(tmp_path, ("deciding.py",))
 
     assert measured("0", "1") == 0
