@@ -38,6 +38,12 @@ def test_the_front_door_holds_names_and_nothing_else() -> None:
     assert loose <= {"TYPE_CHECKING", "annotations"}
 
 
+def test_the_door_opens_for_no_name_that_it_does_not_list() -> None:
+    import oncemore
+
+    assert set(oncemore._HOME) <= set(oncemore.__all__)
+
+
 def door_with(**members: object) -> str:
     door = ModuleType("door")
     door.__dict__.update(members, __all__=sorted(members))
