@@ -134,6 +134,69 @@ def test_both_words_of_a_row_are_read() -> None:
     ]
 
 
+# The house.
+
+
+def house_of(text: str) -> dict[str, bool]:
+    """The paths drawn in the listing of the source folder, and whether each is there already."""
+    listing = re.search(r"(?ms)^```text\nsrc/oncemore/\n(.*?)^```", text)
+    assert listing, "the listing begins with src/oncemore/"
+    drawn, folder = {}, ""
+    for line in listing[1].splitlines():
+        if found := re.match(r"(?P<inside>│   )?[├└]── (?P<name>\S+)", line):
+            path = found["name"] if not found["inside"] else folder + found["name"]
+            folder = path if path.endswith("/") else folder
+            drawn[path] = not line.endswith("(to come)")
+    return drawn
+
+
+def house_faults(drawn: dict[str, bool], source: Path) -> list[str]:
+    """Where the listing and the folder differ; only the top of the house must be drawn in full."""
+    there = [
+        path
+        for path in source.iterdir()
+        if path.name != "__pycache__" and (path.is_file() or any(path.glob("*.py")))
+    ]
+    return (
+        [
+            f"{path} is drawn and not there"
+            for path, built in drawn.items()
+            if built and not (source / path).exists()
+        ]
+        + [
+            f"{path} is there and said to come"
+            for path, built in drawn.items()
+            if not built and (source / path).exists()
+        ]
+        + [f"{path.name} is not drawn" for path in there if not {path.name, f"{path.name}/"} & drawn.keys()]
+    )
+
+
+def test_the_drawing_of_the_house_is_the_house() -> None:
+    assert house_faults(house_of(read(DOCS / "style.md")), ROOT / "src/oncemore") == []
+
+
+def test_a_drawing_that_is_not_the_house_is_found(tmp_path: Path) -> None:
+    tmp_path.joinpath("core").mkdir()
+    for name in ("api.py", "attic.py", "core/key.py", "core/gate.py"):
+        tmp_path.joinpath(name).touch()
+    page = """```text
+src/oncemore/
+├── api.py        x
+├── gone.py       x
+└── core/         x
+│   ├── key.py    x
+│   ├── gate.py   x (to come)
+│   └── later.py  x (to come)
+```
+"""
+    assert house_faults(house_of(page), tmp_path) == [
+        "gone.py is drawn and not there",
+        "core/gate.py is there and said to come",
+        "attic.py is not drawn",
+    ]
+
+
 # Code.
 
 
