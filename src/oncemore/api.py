@@ -8,7 +8,7 @@ from oncemore.engine.blocks import Attempts
 from oncemore.engine.drive import wrap
 from oncemore.engine.retry import NO_FALLBACK
 from oncemore.errors import UsageError
-from oncemore.options import as_seconds, check_options, colour_of, plan_of
+from oncemore.options import as_seconds, caution, check_options, colour_of, plan_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -123,18 +123,28 @@ def retry(
     """
     if _bare is not ...:
         raise UsageError("write @oncemore.retry(on=...): what may be tried again has no default")
-    return _decorator(
-        {
-            "on": on, "until": until, "attempts": attempts, "timeout": timeout, "within": within,
-            "deadline": deadline, "wait": wait, "jitter": jitter, "policy": policy, "budget": budget,
-            "seed": seed, "fallback": fallback, "on_retry": on_retry, "on_give_up": on_give_up, "name": name,
-        }
-    )  # fmt: skip
+    options: Options = {
+        "on": on, "until": until, "attempts": attempts, "timeout": timeout, "within": within,
+        "deadline": deadline, "wait": wait, "jitter": jitter, "policy": policy, "budget": budget,
+        "seed": seed, "fallback": fallback, "on_retry": on_retry, "on_give_up": on_give_up, "name": name,
+    }  # fmt: skip
+    # A wrong option shows at its own line, before there is a function.
+    caution(plan_of(options, "", "any"))
+
+    def decorate(work: Callable[P, R]) -> Retried[P, R]:
+        if isinstance(work, (staticmethod, classmethod)):
+            raise UsageError(f"put @oncemore.retry below @{type(work).__name__}, next to the function")
+        if isinstance(work, type):
+            raise UsageError(f"{work.__name__} is a class; retry a function that makes one")
+        return _wrapped(work, options)
+
+    return decorate
 
 
 def retrying(work: Callable[P, R], /, **options: Unpack[Options]) -> Retried[P, R]:
     """Return a callable that runs `work` with retries; takes what `retry` takes."""
     check_options(options, "retrying")
+    caution(plan_of(options, "", "any"))
     return _wrapped(work, options)
 
 
@@ -148,20 +158,9 @@ def attempts(**options: Unpack[Options]) -> Attempts:
     for unfit in ("until", "fallback"):
         if unfit in options:
             raise UsageError(f"attempts() takes no {unfit}=: a block returns nothing; use oncemore.retry")
-    return Attempts(plan_of(options, "block", "block"))
-
-
-def _decorator(options: Options) -> Callable[[Callable[P, R]], Retried[P, R]]:
-    plan_of(options, "", "plain")  # a wrong option shows at its own line, before there is a function
-
-    def decorate(work: Callable[P, R]) -> Retried[P, R]:
-        if isinstance(work, (staticmethod, classmethod)):
-            raise UsageError(f"put @oncemore.retry below @{type(work).__name__}, next to the function")
-        if isinstance(work, type):
-            raise UsageError(f"{work.__name__} is a class; retry a function that makes one")
-        return _wrapped(work, options)
-
-    return decorate
+    plan = plan_of(options, "block", "any")
+    caution(plan)
+    return Attempts(plan)
 
 
 def _wrapped(work: Callable[P, R], options: Options) -> Retried[P, R]:
@@ -180,6 +179,7 @@ def _wrapped(work: Callable[P, R], options: Options) -> Retried[P, R]:
         """Return the same function with some options changed."""
         merged: Options = {**options, **changes}
         check_options(merged, "using")
+        caution(plan_of(merged, "", "any"))
         return _wrapped(work, merged)
 
     made.using = using

@@ -125,6 +125,12 @@ def plan_of(options: Options, name: str, colour: str) -> Plan:
     )
 
 
+def caution(plan: Plan) -> None:
+    """Warn, at the user's own line, of a policy that works but is unwise."""
+    for warning in plan.policy.warnings():
+        warn(warning, PolicyWarning, stacklevel=3)
+
+
 POLICIES = {STANDARD.name: STANDARD}
 
 
@@ -141,8 +147,6 @@ def _policy(options: Options) -> Policy:
     changes = _changes(options)
     if changes:
         base = base.but(name="custom" if given is None else f"{base.name} (changed)", **changes)
-        for warning in base.warnings():
-            warn(warning, PolicyWarning, stacklevel=5)
     return base if retries_on() else base.but(max_attempts=1)
 
 

@@ -16,7 +16,7 @@ from oncemore.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import Iterator
     from types import TracebackType
     from typing import Any, Self
 
@@ -47,17 +47,32 @@ class Attempts:
                 script.check_used()
         script.check_begun()
 
-    async def __aiter__(self) -> AsyncIterator[Attempt]:
+    def __aiter__(self) -> _Turns:
         plan = self._plan.replaced(cuts=True)
-        script = _Script(again(plan), plan)
-        while type(script.op) is not Outcome:
-            if type(script.op) is Wait:
-                await clocks.current.pause(script.op.seconds)
-                script.go_on()
-            else:
-                yield script.attempt()
-                script.check_used()
-        script.check_begun()
+        return _Turns(_Script(again(plan), plan))
+
+
+class _Turns:
+    """The turns of an `async for`: no async generator, which a loop left early would leave unfinished."""
+
+    __slots__ = ("_script",)
+
+    def __init__(self, script: _Script) -> None:
+        self._script = script
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Attempt:
+        script = self._script
+        script.check_used()
+        if type(script.op) is Wait:
+            await clocks.current.pause(script.op.seconds)
+            script.go_on()
+        if type(script.op) is Outcome:
+            script.check_begun()
+            raise StopAsyncIteration
+        return script.attempt()
 
 
 class _Script:
@@ -82,7 +97,7 @@ class _Script:
 
     def check_used(self) -> None:
         """A body that never enters the attempt would turn for ever."""
-        if self.op is self.offered:
+        if self.op is self.offered:  # never true before the first turn: nothing was offered
             raise UsageError("the attempt was not used: put the work into `with attempt:` inside the loop")
 
     def check_begun(self) -> None:
@@ -147,6 +162,7 @@ class Attempt:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        left_by = error
         if self._scope is not None:
             error = await self._unscope(kind, error, trace)
         self._over()
@@ -156,7 +172,7 @@ class Attempt:
         while type(self._script.op) is Tell:
             told = self._script.op.hear(self._script.op.what)
             self._script.go_on(await told if hasattr(type(told), "__await__") else told)
-        return self._passes(error)
+        return self._passes(left_by)
 
     async def _unscope(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -182,14 +198,13 @@ class Attempt:
     def _over(self) -> None:
         ENDS.reset(self._token)
 
-    def _passes(self, error: BaseException | None) -> bool:
-        """Swallow an error that is tried again; let every other one go on its way."""
+    def _passes(self, left_by: BaseException | None) -> bool:
+        """Swallow the error that left the block if it is tried again; let every other go on its way."""
         op = self._script.op
         if type(op) is not Outcome:
             return True
         self._script.flow.close()
         final = op.error
-        if final is None or final is error:
-            # Without a fallback the script ends an error with itself: it goes on as it came.
-            return final is None and error is not None
+        if final is None or final is left_by:
+            return False
         raise final

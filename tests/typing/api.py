@@ -1,0 +1,111 @@
+"""Only type-checked, never run: what a type checker sees of the public names.
+
+A `type: ignore` here is a promise too: mypy's `warn_unused_ignores` fails when the error goes away.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, assert_type
+
+import oncemore
+from oncemore.testing import FakeClock, instant
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+
+@oncemore.retry(on=OSError, attempts=3)
+def fetch(url: str, *, retries: int = 0) -> bytes:
+    return url.encode()
+
+
+assert_type(fetch("x"), bytes)
+assert_type(fetch("x", retries=2), bytes)
+assert_type(fetch.using(attempts=1)("x"), bytes)
+assert_type(fetch.__wrapped__("x"), bytes)
+fetch(5)  # type: ignore[arg-type]
+fetch()  # type: ignore[call-arg]
+fetch("x", retry=1)  # type: ignore[call-arg]
+fetch.using(tries=1)  # type: ignore[call-arg]
+name: str = fetch.__name__
+
+
+@oncemore.retry(on="transient", timeout=timedelta(seconds=5), within=30)
+async def load(url: str) -> dict[str, int]:
+    return {url: 1}
+
+
+async def use() -> None:
+    assert_type(await load("x"), dict[str, int])
+    await load(5)  # type: ignore[arg-type]
+    async for attempt in oncemore.attempts(on=(OSError, KeyError)):
+        async with attempt:
+            assert_type(attempt.number, int)
+
+
+class Client:
+    @oncemore.retry(on=OSError)
+    def get(self, path: str) -> int:
+        return len(path)
+
+    @oncemore.retry(on=OSError)
+    async def stream(self, path: str) -> str:
+        return path
+
+    @classmethod
+    @oncemore.retry(on=OSError)
+    def make(cls) -> Client:
+        return cls()
+
+    @staticmethod
+    @oncemore.retry(on=OSError)
+    def double(x: int) -> int:
+        return 2 * x
+
+
+client = Client()
+assert_type(client.get("/"), int)
+assert_type(Client.get(client, "/"), int)
+client.get(5)  # type: ignore[arg-type]
+awaited: Awaitable[str] = client.stream("/")
+# mypy does not bind a class to a decorated object below @classmethod; at run time it works.
+assert_type(Client.make(), Client)  # type: ignore[call-arg]
+assert_type(Client.double(2), int)
+
+assert_type(oncemore.retrying(fetch.__wrapped__, on=OSError)("x"), bytes)
+passed_on: Callable[[str], bytes] = fetch
+
+oncemore.retry()  # type: ignore[call-arg]
+oncemore.retry(fetch)  # type: ignore[arg-type, call-arg]
+oncemore.retry(on=BaseException)  # type: ignore[arg-type]
+oncemore.retry(on="flaky")  # type: ignore[arg-type]
+oncemore.retry(on=OSError, attempts="3")  # type: ignore[arg-type]
+oncemore.retry(on=lambda error: "busy" in str(error), deadline=datetime.now(UTC), seed=7)
+oncemore.retry(on=OSError, wait=oncemore.exponential(0.5, cap=10), jitter=oncemore.proportional(0.1))
+oncemore.retry(on=OSError, wait=[1, timedelta(seconds=2)], budget=oncemore.Budget(5))
+
+
+def hear(report: oncemore.Report) -> None:
+    assert_type(report.number, int)
+    assert_type(report.decision, oncemore.Decision)
+    assert_type(report.error, Exception | None)
+    report.number = 5  # type: ignore[misc]
+
+
+oncemore.retry(on=OSError, on_retry=hear, on_give_up=hear)
+
+for turn in oncemore.attempts(on=OSError):
+    with turn:
+        assert_type(turn.last, bool)
+
+decision = oncemore.decision(OSError())
+assert_type(decision, oncemore.Decision | None)
+if decision is not None:
+    assert_type(decision.explain(), str)
+    assert_type(decision.proof_bytes(), bytes)
+assert_type(oncemore.remaining(), float | None)
+assert_type(oncemore.classify(OSError(), 0.0), oncemore.Failure)
+with instant(attempts=1) as clock:
+    assert_type(clock, FakeClock)
+    assert_type(clock.delays, list[float])
