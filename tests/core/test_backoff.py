@@ -152,6 +152,7 @@ def test_a_huge_exponent_is_held_at_the_cap_instead_of_overflowing() -> None:
     schedule = Schedule("exponential", 1.0, 1e6)
     assert jittered(schedule, NONE, 30.0, "", 1000) == 30.0
     assert jittered(Schedule("exponential", 0.0, 1e6), NONE, 30.0, "", 1000) == 0.0
+    assert planned(schedule, 1000) == planned(schedule, 51) == 1e300
     assert largest(schedule, Jitter("decorrelated"), 30.0, 1000) == 30.0
 
 

@@ -131,7 +131,9 @@ situations = st.builds(
     expected_s=st.none() | st.floats(0, 1000),
     tokens=st.none() | st.floats(0, 5),
     hold_until=st.none() | st.floats(1e9, 2e9),
-    signals=st.none() | st.builds(Signals, st.none() | st.floats(0, 1000), st.none() | st.floats(0, 1)),
+    signals=st.none() | st.builds(
+        Signals, *[st.none() | st.floats(0, 1000)] * 5
+    ),
 )  # fmt: skip
 
 

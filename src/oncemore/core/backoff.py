@@ -46,15 +46,19 @@ class Jitter(Value):
     amount: float = 0.0
 
 
+#: No plan is longer, so that every number in a proof is finite; the cap comes long before.
+LONGEST_S: Final = 1e300
+
 NONE: Final = Jitter("none")
 FULL: Final = Jitter("full")
 
 
 def _exponential(schedule: Schedule, n: int) -> float:
     try:
-        return schedule.base * schedule.factor ** (n if schedule.exponent == "attempt" else n - 1)
+        plan = schedule.base * schedule.factor ** (n if schedule.exponent == "attempt" else n - 1)
     except OverflowError:
-        return float("inf") if schedule.base else 0.0
+        return LONGEST_S if schedule.base else 0.0
+    return plan if plan < LONGEST_S else LONGEST_S
 
 
 def _linear(schedule: Schedule, n: int) -> float:
