@@ -1,12 +1,16 @@
-"""What holds for every test: how chance is drawn, and who remembers the outcome."""
+"""What holds for every test: how chance is drawn, who remembers the outcome, what a test is called."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 pytest_plugins = ("pytester", "tests.requirements_plugin")
 
@@ -24,3 +28,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(TORTURE):
             item.add_marker(pytest.mark.torture)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem() -> Generator[None, Any, Any]:
+    """Refuse names that differ from process to process: xdist's workers could not agree on them."""
+    made = yield
+    for item in made if isinstance(made, list) else []:
+        if " at 0x" in item.name:
+            raise pytest.Collector.CollectError(f"{item.nodeid}: an address in the name; give it an id")
+    return made
