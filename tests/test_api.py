@@ -96,7 +96,7 @@ def test_a_bare_decorator_is_refused() -> None:
         (int, "int is a class; retry a function that makes one"),
         (5, "5 cannot be called"),
     ],
-    ids=repr,
+    ids=["generator", "async generator", "partial", "classmethod", "staticmethod", "class", "number"],
 )
 def test_what_cannot_be_retried_is_refused(work: Callable[..., object], message: str) -> None:
     with pytest.raises(oncemore.UsageError) as caught:

@@ -35,10 +35,13 @@ if TYPE_CHECKING:
         Error,
         Failed,
         MissingExtra,
+        PermanentError,
         PolicyError,
         PolicyWarning,
         RetriesExhausted,
+        TransientError,
         UsageError,
+        Violation,
     )
 
 _HOMES = {
@@ -52,8 +55,8 @@ _HOMES = {
     "oncemore.engine.helpers": "still_running",
     "oncemore.engine.limits": "Straggler remaining",
     "oncemore.engine.retry": "Report decision",
-    "oncemore.errors": "AttemptTimeout DeadlineExceeded Error Failed MissingExtra PolicyError "
-    "PolicyWarning RetriesExhausted UsageError",
+    "oncemore.errors": "AttemptTimeout DeadlineExceeded Error Failed MissingExtra PermanentError "
+    "PolicyError PolicyWarning RetriesExhausted TransientError UsageError Violation",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
@@ -67,6 +70,7 @@ __all__ = [
     "Failure",
     "Jitter",
     "MissingExtra",
+    "PermanentError",
     "Policy",
     "PolicyError",
     "PolicyWarning",
@@ -74,7 +78,9 @@ __all__ = [
     "RetriesExhausted",
     "Schedule",
     "Straggler",
+    "TransientError",
     "UsageError",
+    "Violation",
     "__version__",
     "additive",
     "attempts",

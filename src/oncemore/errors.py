@@ -10,6 +10,12 @@
     │       └── DeadlineExceeded        … because the whole call's time is up
     └── IllegalMove                   ours: a state may not follow another
 
+Raised by your own work, to say what a failure is:
+
+    TransientError                    it may pass: try it again
+    PermanentError                    it will not pass
+    └── Violation                     a rule that no policy may retry (VIOLATIONS); carries its `code`
+
 Warnings about a policy that works but is unwise are `PolicyWarning`.
 `oncemore.retry` raises the caller's own exception wherever there is one, with a note.
 """
@@ -23,11 +29,26 @@ __all__ = [
     "Failed",
     "IllegalMove",
     "MissingExtra",
+    "PermanentError",
     "PolicyError",
     "PolicyWarning",
     "RetriesExhausted",
+    "TransientError",
     "UsageError",
+    "Violation",
 ]
+
+#: What no policy, no option and no file can make retryable (CLASS-2).
+VIOLATIONS = (
+    "SCHEMA_INVALID",
+    "FAIRCARE_VIOLATION",
+    "GOVERNANCE_VIOLATION",
+    "LINEAGE_MISMATCH",
+    "CHECKSUM_MISMATCH",
+    "ARTIFACT_IMMUTABLE",
+    "RIGHTS_VIOLATION",
+    "GOVERNANCE_BLOCKED",
+)
 
 
 class Error(Exception):
@@ -71,6 +92,27 @@ class DeadlineExceeded(AttemptTimeout):
 
 class IllegalMove(Error):
     """A state may not follow another; a fault in oncemore, please report it."""
+
+
+class TransientError(Exception):
+    """Your work says: this may pass, try it again."""
+
+
+class PermanentError(Exception):
+    """Your work says: this will not pass."""
+
+
+class Violation(PermanentError):
+    """Your work says: a rule is broken that no policy may retry; `code` is one of `VIOLATIONS`."""
+
+    def __init__(self, code: str, message: str = "") -> None:
+        if code not in VIOLATIONS:
+            raise UsageError(f"{code!r} is not a violation; the codes are {', '.join(VIOLATIONS)}")
+        super().__init__(message or code)
+        self.code = code
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.code, self.args[0])
 
 
 class PolicyWarning(UserWarning):

@@ -9,10 +9,11 @@ from __future__ import annotations
 from warnings import warn
 
 from oncemore.core.backoff import Jitter, Schedule
+from oncemore.core.classify import verdict
 from oncemore.core.policy import STANDARD, Policy, check_jitter, check_schedule
 from oncemore.edges.classify import classify
 from oncemore.engine.retry import NO_FALLBACK, Plan
-from oncemore.errors import AttemptTimeout, PolicyWarning, UsageError
+from oncemore.errors import AttemptTimeout, PolicyWarning, UsageError, Violation
 from oncemore.settings import retries_on
 
 TYPE_CHECKING = False
@@ -114,7 +115,7 @@ def plan_of(options: Options, name: str, colour: str) -> Plan:
     return Plan(
         name=options.get("name") or name,
         policy=policy,
-        covers=_covers(options["on"]),
+        covers=_covers(options["on"], policy),
         classify=classify,
         deadline=_deadline(options.get("deadline")),
         budget=options.get("budget"),
@@ -178,12 +179,10 @@ def _fixed(delays: Sequence[Seconds]) -> Schedule:
     return check_schedule(Schedule("fixed", delays=tuple(as_seconds("wait", delay) for delay in delays)))
 
 
-def _covers(on: On) -> Callable[[Exception, Failure], bool]:
+def _covers(on: On, policy: Policy) -> Callable[[Exception, Failure], bool]:
     """Return the question whether an error may be tried again."""
     if isinstance(on, str):
-        if on not in _NAMED:
-            raise UsageError(f"on is {on!r}; the names are {', '.join(map(repr, _NAMED))}")
-        return _NAMED[on]
+        return _named(on, policy)
     kinds = on if isinstance(on, tuple) else (on,)
     if all(isinstance(kind, type) for kind in kinds):
         for kind in kinds:
@@ -207,15 +206,24 @@ def _covers(on: On) -> Callable[[Exception, Failure], bool]:
     )
 
 
-#: Never tried again, whatever `on` says: no memory, our own word that the call is wrong, and a
-#: cancellation, of which `concurrent.futures` has one that is an ordinary Exception.
-NEVER = (MemoryError, UsageError)
+#: Never tried again, whatever `on` says: no memory, our own word that the call is wrong, a rule that
+#: must not be broken twice; and a cancellation, of which `concurrent.futures` has one that is an
+#: ordinary Exception.
+NEVER = (MemoryError, UsageError, Violation)
 CANCELLED = "CANCELLED"
 
-_NAMED: dict[str, Callable[[Exception, Failure], bool]] = {
-    "transient": lambda error, failure: failure.passing,
-    "not-sent": lambda error, failure: failure.passing and failure.sent == "no",
-}
+
+def _named(on: str, policy: Policy) -> Callable[[Exception, Failure], bool]:
+    """Return the question by the facts: what passes by itself, as the policy's classes see it."""
+    if on not in ("transient", "not-sent"):
+        raise UsageError(f"on is {on!r}; the names are 'transient', 'not-sent'")
+    if policy.classes is None and policy.unmatched == "fail":
+        if on == "transient":
+            return lambda error, failure: failure.passing
+        return lambda error, failure: failure.passing and failure.sent == "no"
+    return lambda error, failure: (
+        verdict(failure, policy, "idempotent") == "RETRYABLE" and (on == "transient" or failure.sent == "no")
+    )
 
 
 def _hook(option: str, hook: Any, colour: str) -> Any:

@@ -29,7 +29,7 @@ def test_a_success_is_returned_and_nothing_waits(colour: str, clock: FakeClock) 
     assert (script.calls, clock.delays) == (1, [])
 
 
-@pytest.mark.parametrize("value", [None, 0, "", False, (), oncemore])
+@pytest.mark.parametrize("value", [None, 0, "", False, ()], ids=repr)
 @each_colour
 def test_falsy_and_odd_values_are_values(colour: str, value: object) -> None:
     assert run(colour, Script(value), on=OSError) is value
@@ -112,8 +112,13 @@ class Refused(Exception):
         (OSError, ExceptionGroup("both", [ConnectionError()]), False),
         ("transient", ExceptionGroup("both", [ConnectionResetError(), TimeoutError()]), True),
         ("transient", ExceptionGroup("both", [ConnectionResetError(), ValueError()]), False),
+        (Exception, oncemore.Violation("SCHEMA_INVALID"), False),
+        (lambda error: True, oncemore.Violation("CHECKSUM_MISMATCH"), False),
+        ("transient", oncemore.TransientError("soon"), True),
+        ("transient", oncemore.PermanentError("no"), False),
+        ("transient", oncemore.Violation("RIGHTS_VIOLATION"), False),
     ],
-    ids=repr,
+    ids=lambda value: f"{value!r}".partition(" at ")[0],
 )
 @each_colour
 def test_on_says_what_is_tried_again(

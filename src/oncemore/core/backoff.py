@@ -58,7 +58,7 @@ def _exponential(schedule: Schedule, n: int) -> float:
         plan = schedule.base * schedule.factor ** (n if schedule.exponent == "attempt" else n - 1)
     except OverflowError:
         return LONGEST_S if schedule.base else 0.0
-    return plan if plan < LONGEST_S else LONGEST_S
+    return min(plan, LONGEST_S)
 
 
 def _linear(schedule: Schedule, n: int) -> float:

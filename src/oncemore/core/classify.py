@@ -1,17 +1,43 @@
 """What a failure means: the fact, read under a policy and the declared effect.
 
-A fact comes from an edge; the verdict is a row of a table. `UNKNOWN` is the answer for an effect that
-cannot be repeated when the attempt may have taken effect: nothing but asking can settle that.
+A fact comes from an edge (`Failure`); the verdict is found in this order, and the first that speaks
+decides:
+
+    1. a violation (CLASS-2)          never retried, whatever a policy says
+    2. the policy's non_retryable     TERMINAL     } the other way round with
+    3. the policy's retryable         RETRYABLE    } precedence: retryable_first
+    4. nobody                         the policy's `unmatched`, if it lists classes; else the kind
+
+An effect that cannot be repeated turns every answer into UNKNOWN when the attempt may have taken
+effect: nothing but asking can settle that.
+
+A class in a policy is the code of a failure (`HTTP_503`), a pattern (`HTTP_5xx`, `SQLSTATE_40*`), a
+kind in capitals (`THROTTLED`), or the name of a group below.
 """
 
 from __future__ import annotations
 
+from oncemore.core.value import Value
+from oncemore.errors import VIOLATIONS
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Final
+    from collections.abc import Iterable
+    from typing import Final, Literal
 
     from oncemore.core.model import Effect, Failure, Kind, Verdict
     from oncemore.core.policy import Policy
+
+    Precedence = Literal["non_retryable_first", "retryable_first"]
+
+
+class Classes(Value):
+    """Which classes of errors a policy retries, and which it never does."""
+
+    retryable: tuple[str, ...] = ()
+    non_retryable: tuple[str, ...] = ()
+    precedence: Precedence = "non_retryable_first"
+
 
 #: What may be repeated at all, by kind; conflicts and permanent failures are the caller's to solve.
 VERDICTS: Final[dict[Kind, Verdict]] = {
@@ -24,12 +50,60 @@ VERDICTS: Final[dict[Kind, Verdict]] = {
 #: The rule an edge gives to what it does not know; a policy's `unmatched` speaks for it.
 UNMATCHED = "default:unmatched"
 
+#: Names that the source documents use for several codes at once.
+GROUPS: Final[dict[str, tuple[str, ...]]] = {
+    "NETWORK_TIMEOUT": ("TIMEOUT", "TIMEOUT_CONNECT", "TIMEOUT_READ", "TIMEOUT_WRITE", "TIMEOUT_POOL",
+                        "TIMEOUT_ATTEMPT_LIMIT"),
+    "CONNECTION": ("CONNECTION_*", "DNS", "PROTOCOL", "BODY_CUT"),
+    "STAC_SLOWDOWN": ("AWS_SlowDown", "STAC_SLOWDOWN"),
+    "IO_CONTENTION": ("SQLITE_BUSY*", "SQLITE_LOCKED*", "SQLITE_IOERR*", "ERRNO_EAGAIN", "ERRNO_EBUSY",
+                      "ERRNO_EINTR", "ERRNO_EIO", "ERRNO_EDEADLK", "ERRNO_ETXTBSY", "ERRNO_ESTALE"),
+}  # fmt: skip
+
 
 def verdict(failure: Failure, policy: Policy, effect: Effect) -> Verdict:
     """Return what a failure means for work with this effect under this policy."""
-    known: Verdict = VERDICTS[failure.kind]
-    if failure.rule == UNMATCHED and policy.unmatched == "retry":
-        known = "RETRYABLE"
-    if effect == "once" and failure.sent == "maybe":
-        return "UNKNOWN"
-    return known
+    known = _by_policy(failure, policy)
+    return "UNKNOWN" if effect == "once" and failure.sent == "maybe" else known
+
+
+def _by_policy(failure: Failure, policy: Policy) -> Verdict:
+    if failure.code in VIOLATIONS:
+        return "TERMINAL"
+    classes = policy.classes
+    if classes is not None:
+        lists = [("TERMINAL", classes.non_retryable), ("RETRYABLE", classes.retryable)]
+        if classes.precedence == "retryable_first":
+            lists.reverse()
+        for answer, names in lists:
+            if matches(failure, names):
+                return answer  # type: ignore[return-value]
+    if failure.rule == UNMATCHED or (classes is not None and classes.retryable):
+        return "RETRYABLE" if policy.unmatched == "retry" else "TERMINAL"
+    return VERDICTS[failure.kind]
+
+
+def matches(failure: Failure, names: Iterable[str]) -> bool:
+    """Whether one of the names, patterns or groups means this failure."""
+    return any(_means(name, failure) for name in names)
+
+
+def _means(name: str, failure: Failure) -> bool:
+    if name in GROUPS:
+        return any(_fits(pattern, failure.code) for pattern in GROUPS[name])
+    return _fits(name, failure.code) or name == failure.kind.upper()
+
+
+def _fits(pattern: str, code: str) -> bool:
+    """Whether a code fits a pattern: equal, or by a trailing * (a prefix) or xx (any two digits)."""
+    if pattern.endswith("*"):
+        return code.startswith(pattern[:-1])
+    if pattern.endswith("xx"):
+        return code[:-2] == pattern[:-2] and code[-2:].isdigit()
+    return code == pattern
+
+
+def forbidden(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the violations that a list of retryable classes would cover; a policy may cover none."""
+    patterns = [pattern for name in names for pattern in GROUPS.get(name, (name,))]
+    return tuple(code for code in VIOLATIONS if any(_fits(pattern, code) for pattern in patterns))

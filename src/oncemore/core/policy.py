@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from oncemore.core.backoff import FULL, NONE, PLANS, SPREADS, Jitter, Schedule, largest, planned
+from oncemore.core.classify import Classes, forbidden
 from oncemore.core.key import digest, fragment
 from oncemore.core.tune import Tuning
 from oncemore.core.value import Record, Value
@@ -40,15 +41,17 @@ class Policy(Record):
     timeout_s     the limit of one attempt, if any
     within_s      the limit of the whole call with its waits, if any
     retry_cost    tokens that a retry takes from the retry budget, where there is one
-    unmatched     what to do with a failure that no rule knows
+    unmatched     what to do with a failure that no rule and no class knows
+    classes       which classes of errors are retried and which never, where that is not left to the facts
     tuning        the knobs of carbon, price and deadline, if delays are tuned
     governed      whether the stricter rules of governed pipelines hold
     """
 
     __slots__ = (
-        "governed", "jitter", "max_attempts", "max_delay_s", "name", "retry_cost", "schedule", "timeout_s",
-        "tuning", "unmatched", "version", "within_s",
+        "classes", "governed", "jitter", "max_attempts", "max_delay_s", "name", "retry_cost", "schedule",
+        "timeout_s", "tuning", "unmatched", "version", "within_s",
     )  # fmt: skip
+    classes: Classes | None
     governed: bool
     jitter: Jitter
     max_attempts: int
@@ -75,6 +78,7 @@ class Policy(Record):
         within_s: float | None = None,
         retry_cost: float = 1.0,
         unmatched: Unmatched = "fail",
+        classes: Classes | None = None,
         tuning: Tuning | None = None,
         governed: bool = False,
     ) -> None:
@@ -94,9 +98,11 @@ class Policy(Record):
         _check_member("unmatched", unmatched, ("retry", "fail"))
         if tuning is not None:
             _check_tuning(tuning)
+        if classes is not None:
+            _check_classes(classes)
         self.fill(
-            governed, jitter, max_attempts, float(cap), name, retry_cost, schedule, timeout_s, tuning,
-            unmatched, version, within_s,
+            classes, governed, jitter, max_attempts, float(cap), name, retry_cost, schedule,
+            timeout_s, tuning, unmatched, version, within_s,
         )  # fmt: skip
         if governed:
             _check_governed(self)
@@ -111,7 +117,7 @@ class Policy(Record):
     def plain(self) -> dict[str, Plain]:
         """Return the policy as plain values, the form that is hashed and shown."""
         fields: dict[str, Any] = self.fields()
-        for part in ("schedule", "jitter", "tuning"):
+        for part in ("schedule", "jitter", "classes", "tuning"):
             if fields[part] is not None:
                 fields[part] = fields[part]._asdict()
         return fields
@@ -145,6 +151,11 @@ class Policy(Record):
                 f"policy {self.name}: the delay never grows and has no jitter, so that many callers "
                 'strike together; give a growing schedule or jitter="full"'
             )
+        if self.classes is not None and (
+            both := set(self.classes.retryable) & set(self.classes.non_retryable)
+        ):
+            wins = self.classes.precedence.removesuffix("_first")
+            found.append(f"policy {self.name}: {', '.join(sorted(both))} is in both lists; {wins} wins")
         return found
 
 
@@ -223,6 +234,15 @@ def _check_tuning(tuning: Tuning) -> None:
         raise PolicyError("tuning.carbon_high must be above tuning.carbon_low")
     if tuning.max_stretch < 1.0:
         raise PolicyError(f"tuning.max_stretch is {tuning.max_stretch:g}; it must be 1 or more")
+
+
+def _check_classes(classes: Classes) -> None:
+    _check_member("classes.precedence", classes.precedence, ("non_retryable_first", "retryable_first"))
+    never = forbidden(classes.retryable)
+    if never:
+        raise PolicyError(
+            f"classes.retryable covers {', '.join(never)}, which may never be retried (CLASS-2)"
+        )
 
 
 def _check_governed(policy: Policy) -> None:
