@@ -230,6 +230,22 @@ def test_a_policy_is_taken_by_name_or_value_and_changed_beside(instant_retries: 
         assert decision.policy.name == name
 
 
+def test_a_policy_with_a_literal_seed_has_the_same_delays_in_every_call(instant_retries: FakeClock) -> None:
+    def work() -> None:
+        raise OSError
+
+    def delays(**options: object) -> list[float]:
+        instant_retries.delays.clear()
+        with pytest.raises(OSError):
+            oncemore.retrying(work, on=OSError, **options)()  # type: ignore[arg-type]
+        return list(instant_retries.delays)
+
+    literal = oncemore.Policy(jitter_seed="literal")
+    assert delays(policy=literal) == delays(policy=literal) == delays(seed="literal")
+    template = oncemore.Policy()
+    assert delays(policy=template) != delays(policy=template)
+
+
 @pytest.mark.req("PROD-2")
 def test_one_function_follows_the_policy_it_is_given(instant_retries: FakeClock) -> None:
     def work() -> None:

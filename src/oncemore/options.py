@@ -10,7 +10,7 @@ from warnings import warn
 
 from oncemore.core.backoff import Jitter, Schedule
 from oncemore.core.classify import verdict
-from oncemore.core.policy import STANDARD, Policy, check_jitter, check_schedule
+from oncemore.core.policy import STANDARD, Policy, check_jitter, check_schedule, check_seed
 from oncemore.edges.classify import classify
 from oncemore.engine.retry import NO_FALLBACK, Plan
 from oncemore.errors import AttemptTimeout, PolicyWarning, UsageError, Violation
@@ -119,7 +119,7 @@ def plan_of(options: Options, name: str, colour: str) -> Plan:
         classify=classify,
         deadline=_deadline(options.get("deadline")),
         budget=options.get("budget"),
-        seed=_seed(options.get("seed")),
+        seed=_seed(options.get("seed")) or check_seed(policy.jitter_seed),
         fallback=options.get("fallback", NO_FALLBACK),
         cuts=colour == "coroutine" or policy.timeout_s is not None,
         **hooks,

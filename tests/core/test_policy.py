@@ -44,6 +44,8 @@ from oncemore.errors import PolicyError
         ({"jitter": Jitter("proportional", 1.5)}, "jitter.amount is 1.5; it must be a number from 0 to 1"),
         ({"jitter": Jitter("proportional", -0.1)}, "jitter.amount is -0.1"),
         ({"jitter": Jitter("additive", "2")}, "jitter.amount is '2'"),
+        ({"jitter_seed": ""}, "jitter_seed is ''; it must be <sha256(run_id)>"),
+        ({"jitter_seed": "<md5(run_id)>"}, "jitter_seed is '<md5(run_id)>'"),
         ({"timeout_s": 0}, "timeout_s is 0; it must be more than 0"),
         ({"timeout_s": -3}, "timeout_s is -3"),
         ({"within_s": False}, "within_s is False"),

@@ -29,6 +29,8 @@ MOST_ATTEMPTS = 1000
 WARN_ATTEMPTS = 10
 WARN_TOTAL_DELAY_S = 3600.0
 DEFAULT_CAP_S = 30.0
+PER_RUN = "<sha256(run_id)>"
+PER_KEY = "<sha256(idempotency_key)>"
 
 
 class Policy(Record):
@@ -37,6 +39,7 @@ class Policy(Record):
     max_attempts  calls in all, the first included
     schedule      what delay is planned after each attempt
     jitter        how delays are spread
+    jitter_seed   what draws are seeded with: a template that is resolved per run, or a literal
     max_delay_s   the cap: no delay is longer; a provider's wish beyond it is a deferral
     timeout_s     the limit of one attempt, if any
     within_s      the limit of the whole call with its waits, if any
@@ -48,12 +51,13 @@ class Policy(Record):
     """
 
     __slots__ = (
-        "classes", "governed", "jitter", "max_attempts", "max_delay_s", "name", "retry_cost", "schedule",
-        "timeout_s", "tuning", "unmatched", "version", "within_s",
+        "classes", "governed", "jitter", "jitter_seed", "max_attempts", "max_delay_s", "name", "retry_cost",
+        "schedule", "timeout_s", "tuning", "unmatched", "version", "within_s",
     )  # fmt: skip
     classes: Classes | None
     governed: bool
     jitter: Jitter
+    jitter_seed: str
     max_attempts: int
     max_delay_s: float
     name: str
@@ -73,6 +77,7 @@ class Policy(Record):
         max_attempts: int = 3,
         schedule: Schedule = Schedule("exponential", 1.0),  # noqa: B008 - a frozen value
         jitter: Jitter = FULL,
+        jitter_seed: str = PER_RUN,
         max_delay_s: float | None = None,
         timeout_s: float | None = None,
         within_s: float | None = None,
@@ -85,6 +90,7 @@ class Policy(Record):
         _check_count("max_attempts", max_attempts)
         check_schedule(schedule)
         check_jitter(jitter)
+        check_seed(jitter_seed)
         cap = _cap(schedule) if max_delay_s is None else max_delay_s
         _check_range("max_delay_s", cap, 0.0)
         if schedule.base > cap:
@@ -101,7 +107,7 @@ class Policy(Record):
         if classes is not None:
             _check_classes(classes)
         self.fill(
-            classes, governed, jitter, max_attempts, float(cap), name, retry_cost, schedule,
+            classes, governed, jitter, jitter_seed, max_attempts, float(cap), name, retry_cost, schedule,
             timeout_s, tuning, unmatched, version, within_s,
         )  # fmt: skip
         if governed:
@@ -183,7 +189,9 @@ def facts(policy: Policy) -> Facts:
     return known
 
 
-_BOUNDS = ("max_attempts", "max_delay_s", "within_s", "retry_cost", "schedule", "jitter", "tuning")
+_BOUNDS = (
+    "max_attempts", "max_delay_s", "within_s", "retry_cost", "schedule", "jitter", "jitter_seed", "tuning",
+)  # fmt: skip
 
 
 def constant(policy: Policy) -> bool:
@@ -223,6 +231,15 @@ def check_jitter(jitter: Jitter) -> Jitter:
     top = 1.0 if jitter.spread == "proportional" else math.inf
     _check_range("jitter.amount", jitter.amount, 0.0, top)
     return jitter
+
+
+def check_seed(template: str) -> str | None:
+    """Return a literal seed, or None for a template that is resolved for each run."""
+    if template in (PER_RUN, PER_KEY):
+        return None
+    if not isinstance(template, str) or not template or template.startswith("<"):
+        raise PolicyError(f"jitter_seed is {template!r}; it must be {PER_RUN}, {PER_KEY} or a literal")
+    return template
 
 
 def _check_tuning(tuning: Tuning) -> None:
