@@ -1,0 +1,110 @@
+"""The tables against the installed clients: no class is forgotten, and no name is a slip of the pen."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import TYPE_CHECKING
+
+import pytest
+
+from oncemore.core.model import KINDS
+from oncemore.edges import classify as module
+from oncemore.edges.classify import UNMATCHED, _find, _tables
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Where the exceptions of each top-level module of a table are defined or shown.
+HOMES = {
+    "aiohttp": ("aiohttp", "aiohttp.client_exceptions"),
+    "anyio": ("anyio",),
+    "apsw": ("apsw",),
+    "asyncio": ("asyncio",),
+    "botocore": ("botocore.exceptions",),
+    "builtins": ("builtins",),
+    "google": ("google.api_core.exceptions",),
+    "h11": ("h11",),
+    "http": ("http.client",),
+    "httpcore": ("httpcore",),
+    "httpcore2": ("httpcore2",),
+    "httpx": ("httpx",),
+    "httpx2": ("httpx2",),
+    "nats": ("nats.errors", "nats.js.errors"),
+    "oncemore": ("oncemore.errors",),
+    "psycopg": ("psycopg", "psycopg.errors"),
+    "psycopg_pool": ("psycopg_pool",),
+    "requests": ("requests.exceptions",),
+    "socket": ("socket",),
+    "sqlite3": ("sqlite3",),
+    "ssl": ("ssl",),
+    "subprocess": ("subprocess",),
+    "tenacity": ("tenacity",),
+    "trio": ("trio",),
+    "urllib": ("urllib.error",),
+    "urllib3": ("urllib3.exceptions",),
+}
+
+#: Clients of which every exception must be known; of the others only some are ours to know.
+WHOLE = (
+    "aiohttp", "apsw", "botocore", "h11", "http", "httpcore", "httpcore2", "httpx", "httpx2", "nats",
+    "oncemore", "psycopg", "psycopg_pool", "requests", "socket", "sqlite3", "ssl", "urllib", "urllib3",
+)  # fmt: skip
+
+#: Not failures of a call: internal signals, and warnings.
+LEFT_OUT = {
+    "aiohttp": {"EofStream", "WebSocketReady"},
+    "botocore": {"UndefinedModelAttributeError", "MissingServiceIdError"},
+    "oncemore": {"PolicyWarning"},
+    "psycopg": {"Rollback", "Warning", "CancelledError"},
+    "socket": {"_GiveupOnSendfile"},
+    "h11": {"ProtocolError"},
+}
+
+
+def exceptions_of(name: str) -> Iterator[type[BaseException]]:
+    for home in HOMES[name]:
+        shown = importlib.import_module(home)
+        for cls in [getattr(shown, name) for name in dir(shown)]:  # not vars(): anyio loads lazily
+            if inspect.isclass(cls) and issubclass(cls, BaseException):
+                yield cls
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_no_exception_of_a_client_is_forgotten(name: str) -> None:
+    own = [cls for cls in exceptions_of(name) if cls.__module__.partition(".")[0] == name]
+    assert own
+    unknown = {
+        cls.__name__
+        for cls in own
+        if isinstance(rule := _find(cls), tuple) and rule[-1] == UNMATCHED and not issubclass(cls, Warning)
+    }
+    assert unknown - LEFT_OUT.get(name, set()) == set()
+
+
+def test_every_module_with_a_table_is_checked_here() -> None:
+    assert set(_tables) - {"tests"} == set(HOMES)
+
+
+#: Libraries that share one table: a name must be real in one of them.
+FAMILIES = [{"anyio", "trio"}, {"h11", "httpcore", "httpcore2", "httpx", "httpx2"}]
+
+
+@pytest.mark.parametrize("name", HOMES)
+def test_every_name_in_a_table_is_a_real_class(name: str) -> None:
+    family = next((family for family in FAMILIES if name in family), {name})
+    real = {cls.__name__ for member in family for cls in exceptions_of(member)}
+    assert set(_tables[name]) - real == set()
+
+
+@pytest.mark.parametrize("name", [*HOMES, *module._NEVER])
+def test_a_fact_is_well_formed(name: str) -> None:
+    for rule in {**_tables.get(name, {}), **module._NEVER.get(name, {})}.values():
+        if isinstance(rule, tuple):
+            kind, sent, code = rule
+            assert kind in KINDS
+            assert sent in ("no", "maybe")
+            assert code == code.strip()
+            assert kind != "throttled" or code
+        else:
+            assert callable(rule)
