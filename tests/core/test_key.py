@@ -1,5 +1,6 @@
 """Canonical JSON is RFC 8785, byte for byte."""
 
+import enum
 import math
 
 import pytest
@@ -7,7 +8,7 @@ import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncemore.core.key import DEEPEST, Fragment, canonical, digest, fragment, number
+from oncemore.core.key import DEEPEST, Fragment, canonical, digest, exoarmur_key, fragment, number
 from oncemore.errors import UsageError
 
 plain = st.recursive(
@@ -87,3 +88,60 @@ def test_a_fragment_stands_in_a_text_as_it_was_written() -> None:
 def test_a_digest_does_not_depend_on_the_order_of_keys() -> None:
     assert digest({"a": 1, "b": [True, None]}) == digest({"b": [True, None], "a": 1})
     assert len(digest({})) == 64
+
+
+SAMPLE = ("kill_switch_update", "tenant-123", "corr-456", {"switch_name": "all_execution"})
+
+
+@pytest.mark.req("IDEM-4")
+def test_an_exoarmur_key_is_the_digest_of_sorted_json_or_of_the_printed_form() -> None:
+    assert exoarmur_key(*SAMPLE) == "b4b6cd7399901d2f626be7417c244b3b5696478ff091bb108dbad2a55a2f0578"
+    legacy = exoarmur_key(*SAMPLE, legacy=True)
+    assert legacy == "d5923fa44a7b8d95a2a6ce83a85292c5e7a3243498ee9c86a0294ffcef01bb76"
+
+
+def test_an_exoarmur_key_does_not_depend_on_order_at_any_depth() -> None:
+    one, other = {"a": 1, "b": {"c": 1, "d": 2}}, {"b": {"d": 2, "c": 1}, "a": 1}
+    assert exoarmur_key("op", additional_params=one) == exoarmur_key("op", additional_params=other)
+    legacy = [exoarmur_key("op", additional_params=params, legacy=True) for params in (one, other)]
+    assert legacy[0] != legacy[1], "the printed form sorts the outermost level only"
+
+
+def test_what_an_exoarmur_key_leaves_out_counts_as_empty() -> None:
+    assert exoarmur_key("op") == exoarmur_key("op", "", "", {}) == exoarmur_key("op", None, None, None)
+    parts = {
+        exoarmur_key("op", "t"),
+        exoarmur_key("op", None, "t"),
+        exoarmur_key("op"),
+        exoarmur_key("o", "p"),
+    }
+    assert len(parts) == 4
+
+
+def test_a_member_of_a_string_enum_is_its_text() -> None:
+    class Operation(enum.StrEnum):
+        UPDATE = "kill_switch_update"
+
+    assert exoarmur_key(Operation.UPDATE, *SAMPLE[1:], legacy=True) == exoarmur_key(*SAMPLE, legacy=True)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize(
+    ("params", "where"),
+    [
+        ({"a": [{"b": {1, 2}}]}, r"\$\.additional_params\.a\[0\]\.b: set has no JSON form"),
+        ({"a": object()}, r"\$\.additional_params\.a: object has no JSON form"),
+        ({"a": math.nan}, r"\$\.additional_params\.a: nan has no JSON form"),
+        ({1: 2}, "the key 1 is not a string"),
+        ([("a", 1)], "additional_params is .* it takes a mapping"),
+    ],
+)
+def test_an_exoarmur_key_refuses_what_json_cannot_hold(params: object, where: str, legacy: bool) -> None:
+    with pytest.raises(UsageError, match=where):
+        exoarmur_key("op", additional_params=params, legacy=legacy)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("field", ["operation", "tenant_id", "correlation_id"])
+def test_an_exoarmur_key_refuses_ids_that_are_not_texts(field: str) -> None:
+    with pytest.raises(UsageError, match=f"{field} is 0; it takes a string"):
+        exoarmur_key(**{"operation": "op", field: 0})  # type: ignore[arg-type]

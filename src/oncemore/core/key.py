@@ -52,6 +52,38 @@ def digest(value: Plain) -> str:
     return sha256(canonical(value)).hexdigest()
 
 
+def exoarmur_key(
+    operation: str,
+    tenant_id: str | None = None,
+    correlation_id: str | None = None,
+    additional_params: Mapping[str, Plain] | None = None,
+    legacy: bool = False,
+) -> str:
+    """Return the idempotency key of an operation: hex of the SHA-256 of its canonical JSON (IDEM-4).
+
+    What is missing counts as empty. `legacy` gives the printed form of the source document, which sorts
+    only the outermost level, for keys that were stored by it. Values that JSON cannot hold are refused
+    with their path in both forms: their keys would differ from process to process.
+    """
+    if additional_params is not None and not hasattr(additional_params, "keys"):
+        raise UsageError(f"additional_params is {additional_params!r}; it takes a mapping")
+    parts: dict[str, Plain] = {
+        "operation": _text("operation", operation),
+        "tenant_id": _text("tenant_id", "" if tenant_id is None else tenant_id),
+        "correlation_id": _text("correlation_id", "" if correlation_id is None else correlation_id),
+        "additional_params": dict(additional_params or {}),
+    }
+    written = canonical(parts)
+    return sha256(str(sorted(parts.items())).encode() if legacy else written).hexdigest()
+
+
+def _text(field: str, value: object) -> str:
+    """Return a text as a plain string: a member of a string enum is one too."""
+    if not isinstance(value, str):
+        raise UsageError(f"{field} is {value!r}; it takes a string")
+    return str.__str__(value)
+
+
 def canonical(value: Plain) -> bytes:
     """Return the RFC 8785 bytes of a plain value, or say which part of it has none."""
     from json.encoder import encode_basestring  # here, because `json` is dear to import
