@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)  # nothing of the package runs there
     monkeypatch.delenv("ONCEMORE_TORTURE", raising=False)
     for name in ("docs/requirements.md", "tests/conftest.py"):
         copy = pytester.path / name

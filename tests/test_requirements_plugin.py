@@ -61,6 +61,7 @@ class Project:
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)  # nothing of the package runs there
     return Project(pytester)
 
 
