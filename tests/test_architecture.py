@@ -45,6 +45,7 @@ BESIDE = {("engine", "oncemore.store.base")}
 PURE = {
     *("__future__", "bisect", "collections", "functools", "hashlib", "itertools", "json", "math"),
     *("operator", "re", "string", "types", "unicodedata"),
+    *("_collections", "_sha2", "_sha256"),  # the light inner parts of collections and hashlib
 }
 
 #: Built in, and yet not a computation on values.

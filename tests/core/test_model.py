@@ -65,6 +65,28 @@ def test_values_are_frozen_comparable_and_picklable() -> None:
     assert Value is not None
 
 
+@pytest.mark.parametrize(
+    ("values", "named", "message"),
+    [
+        (("transient",) * 6, {}, "each once"),
+        (("transient",), {"kind": "conflict"}, "each once"),
+        ((), {"colour": "red"}, "each once"),
+        ((), {"sent": "no"}, "Failure needs kind"),
+    ],
+)
+def test_a_value_takes_its_fields_once_by_place_or_name(
+    values: tuple[str, ...], named: dict[str, str], message: str
+) -> None:
+    with pytest.raises(TypeError, match=message):
+        Failure(*values, **named)  # type: ignore[arg-type]
+    match Failure("conflict", code="X"):
+        case Failure(kind, _, None, code):
+            assert (kind, code) == ("conflict", "X")
+    assert repr(Failure("conflict")) == (
+        "Failure(kind='conflict', sent='maybe', retry_after=None, code='', rule='')"
+    )
+
+
 def test_records_are_frozen_comparable_and_picklable() -> None:
     policy = Policy("p", max_attempts=4)
     assert policy == Policy("p", max_attempts=4)

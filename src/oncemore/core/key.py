@@ -11,15 +11,22 @@ that every delay can be computed again by anybody who has the record.
 
 from __future__ import annotations
 
-from hashlib import sha256
-
 from oncemore.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from hashlib import sha256
 
     Plain = None | bool | int | float | str | Sequence["Plain"] | Mapping[str, "Plain"]
+else:
+    try:  # Python's own SHA-256: a tenth of the import of `hashlib`, which loads OpenSSL
+        from _sha2 import sha256
+    except ImportError:
+        try:
+            from _sha256 import sha256  # Python 3.11
+        except ImportError:  # another Python
+            from hashlib import sha256
 
 LARGEST_INTEGER = 2**53 - 1
 DEEPEST = 100

@@ -2,8 +2,8 @@
 
 `typing` alone is a third of what `import tenacity` costs, and `dataclasses` half of it, so the
 modules behind `oncemore.retry` use neither at run time. `Value` is written like a
-`typing.NamedTuple` and is one to the type checker; at run time it is built on
-`collections.namedtuple`.
+`typing.NamedTuple` and is one to the type checker; at run time it is a tuple with named getters, made
+without `collections.namedtuple`, which compiles source for every class.
 
 `Record` is the other kind of value: read often, made seldom, with checks. Its fields are slots (which
 are read at half the cost) that its `__init__` fills once through `fill`.
@@ -21,21 +21,59 @@ if TYPE_CHECKING:
 
     R = TypeVar("R", bound="Record")
 else:
-    from collections import namedtuple
+    from _collections import _tuplegetter
+
+    class _Tuple(tuple):
+        """What every `Value` can do; its class knows the names and the defaults of its fields."""
+
+        __slots__ = ()
+        _fields = ()
+        _field_defaults = {}  # noqa: RUF012 - each class gets its own
+
+        def __new__(cls, *values, **named):
+            if named or len(values) != len(cls._fields):
+                values = _completed(cls, values, named)
+            return tuple.__new__(cls, values)
+
+        def _replace(self, **changes):
+            return type(self)(**{**self._asdict(), **changes})
+
+        def _asdict(self):
+            return dict(zip(self._fields, self, strict=True))
+
+        def __getnewargs__(self):
+            return tuple(self)
+
+        def __repr__(self):
+            shown = ", ".join(f"{name}={value!r}" for name, value in self._asdict().items())
+            return f"{type(self).__name__}({shown})"
+
+    def _completed(cls, values, named):
+        """Return all fields in order, from positions, names and defaults; refuse what does not fit."""
+        given = dict(zip(cls._fields, values, strict=False))
+        if (
+            len(values) > len(cls._fields)
+            or given.keys() & named.keys()
+            or not named.keys() <= set(cls._fields)
+        ):
+            raise TypeError(
+                f"{cls.__name__} takes {', '.join(cls._fields)}, each once; got {values} and {named}"
+            )
+        full = {**cls._field_defaults, **given, **named}
+        missing = [name for name in cls._fields if name not in full]
+        if missing:
+            raise TypeError(f"{cls.__name__} needs {', '.join(missing)}")
+        return [full[name] for name in cls._fields]
 
     class _Named(type):
-        """Turns the annotations of a class body into the fields of a named tuple."""
+        """Turns the annotations of a class body into the fields of a tuple."""
 
         def __new__(mcls, name, bases, body):
             fields = tuple(body.get("__annotations__", ()))
-            plain = namedtuple(
-                name,
-                fields,
-                defaults=[body[field] for field in fields if field in body],
-                module=body["__module__"],
-            )
-            kept = {k: v for k, v in body.items() if k not in fields and k != "__slots__"}
-            return type(name, (plain,), {**kept, "__slots__": ()})
+            defaults = {field: body.pop(field) for field in fields if field in body}
+            getters = {field: _tuplegetter(at, field) for at, field in enumerate(fields)}
+            ours = {"__slots__": (), "_fields": fields, "__match_args__": fields, "_field_defaults": defaults}
+            return type(name, (_Tuple,), {**body, **getters, **ours})
 
     Value = type.__new__(_Named, "Value", (), {"__slots__": ()})
 

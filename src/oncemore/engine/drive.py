@@ -10,8 +10,6 @@ yet, so it is no success: what the caller gets is a coroutine that awaits it, wi
 
 from __future__ import annotations
 
-from functools import wraps
-
 from oncemore.core.value import make
 from oncemore.engine import clock as clocks
 from oncemore.engine.limits import awaited
@@ -136,12 +134,25 @@ async def _awaited(plan: Plan, op: Invoke, work: Any) -> Any:
 def wrap(plan: Plan, work: Callable[..., Any], colour: str) -> Callable[..., Any]:
     """Return the function that stands in for the work: as light as the plan allows."""
     if colour == "coroutine":
-        make = _light_coroutine if plan.light else _full_coroutine
+        build = _light_coroutine if plan.light else _full_coroutine
     else:
-        make = _light if plan.light else _full
+        build = _light if plan.light else _full
         if plan.policy.timeout_s is not None:
             from oncemore.engine import helpers  # noqa: F401 - now, not when files have run out
-    return wraps(work)(make(plan, work))
+    return _dressed(build(plan, work), work)
+
+
+_WORN = ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__", "__type_params__")
+
+
+def _dressed(call: Callable[..., Any], work: Callable[..., Any]) -> Callable[..., Any]:
+    """Make the wrapper look like the work, as `functools.wraps` does, which is dearer to import."""
+    for name in _WORN:
+        if hasattr(work, name):
+            setattr(call, name, getattr(work, name))
+    call.__dict__.update(getattr(work, "__dict__", {}))
+    call.__wrapped__ = work  # type: ignore[attr-defined]
+    return call
 
 
 def _light(plan: Plan, work: Callable[..., Any]) -> Callable[..., Any]:
