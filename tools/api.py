@@ -68,12 +68,20 @@ def _class_lines(name: str, kind: type) -> Iterator[str]:
     )
     yield f"{name}: class({bases})"
     if is_record:
-        yield f"{name}.__new__{signature(kind.__new__, annotations)}"
+        yield f"{name}({', '.join(_fields(kind, annotations))})"
     for member, value in vars(kind).items():
         if inspect.ismemberdescriptor(value) and not member.startswith("_"):
             yield f"{name}.{member}: {annotations.get(member, 'attribute')}"
         elif member == "__init__" or not member.startswith("_"):
             yield from _member_lines(f"{name}.{member}", value)
+
+
+def _fields(kind: type, annotations: dict[str, object]) -> Iterator[str]:
+    """The fields of a value as one would write them in a call."""
+    defaults = getattr(kind, "_field_defaults", {})
+    for field in getattr(kind, "_fields", ()):
+        default = f" = {_default(defaults[field])!r}" if field in defaults else ""
+        yield f"{field}: {annotations[field]}{default}"
 
 
 def _member_lines(name: str, value: object) -> Iterator[str]:
