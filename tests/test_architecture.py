@@ -34,6 +34,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     (FRONT_DOOR,),
     ("profiles", "testing"),
     ("desk",),
+    ("__main__",),
 )
 
 #: What a room may import from its own row all the same: the engine knows the store's protocol, and

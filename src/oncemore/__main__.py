@@ -1,0 +1,5 @@
+"""`python -m oncemore` is the program `oncemore`."""
+
+from oncemore.desk.cli import main
+
+main()

@@ -1,0 +1,117 @@
+"""The tree of commands: names first, their modules when they are called.
+
+`Branch` is a click group whose commands live in modules of their own, named in a table; `Leaf` is a
+click command whose help ends with examples, as typed. A new command is one line in a table.
+"""
+
+from __future__ import annotations
+
+import click
+
+from oncemore._version import __version__
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+class Leaf(click.Command):
+    """A command that shows examples, and options in named groups, at the end of its help."""
+
+    def __init__(self, *args: Any, examples: str = "", groups: dict[str, str] | None = None, **kw: Any):
+        super().__init__(*args, **kw)
+        self.examples = examples
+        self.groups = groups or {}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options by group: a title for some names, and "Options" for all others."""
+        titled = {name: title for title, names in self.groups.items() for name in names.split()}
+        sections: dict[str, list[tuple[str, str]]] = {title: [] for title in (*self.groups, "Options")}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and not isinstance(parameter, click.Argument):
+                sections[titled.get(parameter.name or "", "Options")].append(record)
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples, one line each."""
+        write_examples(self.examples, formatter)
+
+
+class Branch(click.Group):
+    """A group whose commands are imported when they are asked for."""
+
+    def __init__(self, *args: Any, homes: dict[str, str], examples: str = "", **kw: Any):
+        super().__init__(*args, **kw)
+        self.homes = homes
+        self.examples = examples
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of the table."""
+        return list(self.homes)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command."""
+        if cmd_name not in self.homes:
+            return None
+        from importlib import import_module
+
+        module, _, name = self.homes[cmd_name].partition(":")
+        found = getattr(import_module(f"oncemore.desk.cli.{module}"), name)
+        assert isinstance(found, click.Command)
+        return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a command, or name the ones that it may have meant."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.exceptions.NoSuchCommand as error:
+            raise click.exceptions.NoSuchCommand(
+                error.command_name, possibilities=self.homes, ctx=ctx
+            ) from None
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples, one line each."""
+        write_examples(self.examples, formatter)
+
+
+def write_examples(examples: str, formatter: click.HelpFormatter) -> None:
+    """Write examples as they are typed; a line is never broken."""
+    if examples:
+        with formatter.section("Examples"):
+            for line in examples.strip().splitlines():
+                formatter.write(f"  {line.strip()}\n")
+
+
+def leaf(name: str, examples: str, groups: dict[str, str] | None = None) -> Callable[..., Leaf]:
+    """Make a command of a function; its docstring is the help."""
+    return click.command(name, cls=Leaf, examples=examples, groups=groups)
+
+
+json_option = click.option(
+    "--json", "in_json", is_flag=True, help="Print one JSON document, and nothing else."
+)
+
+ROOT = """
+oncemore demo
+oncemore key --operation kill_switch_update --tenant tenant-123
+"""
+
+
+@click.group(
+    cls=Branch,
+    homes={"key": "key:key", "demo": "demo:demo"},
+    examples=ROOT,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(__version__, prog_name="oncemore", message="%(prog)s %(version)s")
+def root() -> None:
+    """Try it once more. Apply it once.
+
+    Compute keys, and see it work.
+    """

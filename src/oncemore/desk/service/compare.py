@@ -1,0 +1,169 @@
+"""Two policies side by side: by field, by schedule, and by what they decide in the same situations.
+
+Fields tell what was changed, schedules what it costs, decisions what it means: a changed class of
+errors shows in no schedule, and a changed digest says nothing about which call will now be repeated.
+"""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+
+from oncemore.core.tune import Signals
+from oncemore.core.value import Value
+from oncemore.desk.service.question import Question, ask
+from oncemore.desk.service.schedule import Delay, Worst, delays, worst
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
+
+    from oncemore.core.key import Plain
+    from oncemore.core.policy import Policy
+
+#: No more attempts than these are played; a schedule goes on as it has begun.
+MOST_ATTEMPTS = 12
+
+_DIRTY: Final = Signals(grid_intensity=620.0, energy_price=0.31)
+
+#: The situations that both policies are asked about.
+EXAMPLES: Final[dict[str, Question]] = {
+    "a failure that is retried": Question(),
+    "TransientError": Question(code="TransientError"),
+    "HTTP 503": Question(code="HTTP_503"),
+    "HTTP 503, asked to wait 7 s": Question(code="HTTP_503", retry_after_s=7.0),
+    "HTTP 429, asked to wait 2 min": Question(code="HTTP_429", retry_after_s=120.0),
+    "HTTP 501": Question(code="HTTP_501"),
+    "HTTP 404": Question(code="HTTP_404"),
+    "a read timeout": Question(code="TIMEOUT_READ"),
+    "a busy database": Question(code="SQLITE_BUSY"),
+    "a broken schema": Question(code="SCHEMA_INVALID"),
+    "carbon 620 g/kWh, 0.31 USD/kWh": Question(signals=_DIRTY),
+    "45 s before the deadline": Question(deadline_in_s=45.0),
+}
+
+
+class Change(Value):
+    """A field that differs; None where one side has no such field."""
+
+    field: str
+    a: Plain
+    b: Plain
+
+
+class Pair(Value):
+    """The waits after the same attempt; None where one side has no attempt left."""
+
+    after: int
+    a: Delay | None
+    b: Delay | None
+
+
+class Step(Value):
+    """What is decided after one attempt."""
+
+    attempt: int
+    action: str
+    reason: str
+    delay_s: float
+    proof: Plain
+
+
+class Course(Value):
+    """One situation, played to its end under both."""
+
+    example: str
+    a: tuple[Step, ...]
+    b: tuple[Step, ...]
+
+    @property
+    def parts_at(self) -> int | None:
+        """The attempt at which the two part: where one goes on and the other does not, else in the delay."""
+        both = list(enumerate(zip_longest(self.a, self.b), 1))
+        kinds = [n for n, (one, other) in both if _kind(one) != _kind(other)]
+        delays_s = [n for n, (one, other) in both if one and other and one.delay_s != other.delay_s]
+        parted = kinds or delays_s
+        return parted[0] if parted else None
+
+
+def _kind(step: Step | None) -> tuple[str, str] | None:
+    return None if step is None else (step.action, step.reason)
+
+
+class Difference(Value):
+    """All that tells two policies apart."""
+
+    a: str
+    b: str
+    digest_a: str
+    digest_b: str
+    fields: tuple[Change, ...]
+    schedule: tuple[Pair, ...]
+    worst_a: Worst
+    worst_b: Worst
+    courses: tuple[Course, ...]
+
+    @property
+    def same(self) -> bool:
+        """Whether the two decide alike in everything; names and versions may differ."""
+        return all(change.field in _NAMES for change in self.fields)
+
+
+_NAMES: Final = ("name", "version")
+
+
+def compare(a: Policy, b: Policy) -> Difference:
+    """Return everything in which two policies differ."""
+    pairs = enumerate(zip_longest(delays(a), delays(b)), 1)
+    return Difference(
+        a.name,
+        b.name,
+        a.digest,
+        b.digest,
+        tuple(changes(a, b)),
+        tuple(Pair(n, one, other) for n, (one, other) in pairs),
+        worst(a),
+        worst(b),
+        tuple(Course(name, course(a, asked), course(b, asked)) for name, asked in EXAMPLES.items()),
+    )
+
+
+def course(policy: Policy, question: Question) -> tuple[Step, ...]:
+    """Let the same failure happen again and again, and return what is decided until it ends.
+
+    Waits take their time: the deadline comes nearer by every delay. Attempts take none.
+    """
+    steps: list[Step] = []
+    for attempt in range(1, MOST_ATTEMPTS + 1):
+        answer = ask(policy, question._replace(attempt=attempt))
+        steps.append(Step(attempt, answer.action, answer.reason, answer.delay_s, answer.proof))
+        if answer.action != "retry":
+            break
+        question = _later(question, answer.delay_s)
+    return tuple(steps)
+
+
+def _later(question: Question, seconds: float) -> Question:
+    left = question.deadline_in_s
+    return question._replace(
+        elapsed_s=question.elapsed_s + seconds, deadline_in_s=None if left is None else left - seconds
+    )
+
+
+def changes(a: Policy, b: Policy) -> list[Change]:
+    """Return the fields that differ, by their path."""
+    one, other = flat(a.plain()), flat(b.plain())
+    paths = [*one, *(path for path in other if path not in one)]
+    return [
+        Change(path, one.get(path), other.get(path)) for path in paths if one.get(path) != other.get(path)
+    ]
+
+
+def flat(value: Plain, path: str = "") -> dict[str, Plain]:
+    """Return the leaves of nested mappings by their dotted path."""
+    if not isinstance(value, dict):
+        return {path: value}
+    return {
+        leaf: found
+        for name, part in value.items()
+        for leaf, found in flat(part, f"{path}.{name}" if path else name).items()
+    }
