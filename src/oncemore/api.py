@@ -8,7 +8,15 @@ from oncemore.engine.blocks import Attempts
 from oncemore.engine.drive import wrap
 from oncemore.engine.retry import NO_FALLBACK
 from oncemore.errors import UsageError
-from oncemore.options import as_seconds, caution, check_options, colour_of, plan_of
+from oncemore.options import (
+    as_seconds,
+    caution,
+    check_options,
+    colour_of,
+    known_plan,
+    plan_of,
+    remember_plan,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -154,12 +162,15 @@ def attempts(**options: Unpack[Options]) -> Attempts:
     Put the work into `with attempt:`. A block returns nothing, so that `until` and `fallback` are not
     for it; `timeout` needs `async with attempt:`.
     """
-    check_options(options, "attempts")
-    for unfit in ("until", "fallback"):
-        if unfit in options:
-            raise UsageError(f"attempts() takes no {unfit}=: a block returns nothing; use oncemore.retry")
-    plan = plan_of(options, "block", "any")
-    caution(plan)
+    plan = known_plan(options)
+    if plan is None:
+        check_options(options, "attempts")
+        for unfit in ("until", "fallback"):
+            if unfit in options:
+                raise UsageError(f"attempts() takes no {unfit}=: a block returns nothing; use oncemore.retry")
+        plan = plan_of(options, "block", "any")
+        caution(plan)
+        remember_plan(options, plan)
     return Attempts(plan)
 
 

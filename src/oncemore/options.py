@@ -126,6 +126,36 @@ def plan_of(options: Options, name: str, colour: str) -> Plan:
     )
 
 
+#: Plans of `attempts(...)`, which is written inside functions and so made anew at every call of them.
+_plans: dict[tuple[object, ...], Plan] = {}
+_MOST_PLANS = 256
+
+
+def _told(options: Options) -> tuple[object, ...] | None:
+    """Return what options say, types included (True is no 1), or None when that cannot be looked up."""
+    told = (retries_on(), *((name, type(value), value) for name, value in options.items()))
+    try:
+        hash(told)
+    except TypeError:
+        return None
+    return told
+
+
+def known_plan(options: Options) -> Plan | None:
+    """Return the plan that the same options made before."""
+    told = _told(options)
+    return None if told is None else _plans.get(told)
+
+
+def remember_plan(options: Options, plan: Plan) -> None:
+    """Keep a plan for the next time that the same options are given."""
+    told = _told(options)
+    if told is not None:
+        if len(_plans) >= _MOST_PLANS:
+            _plans.clear()
+        _plans[told] = plan
+
+
 def caution(plan: Plan) -> None:
     """Warn, at the user's own line, of a policy that works but is unwise."""
     for warning in plan.policy.warnings():
@@ -192,18 +222,16 @@ def _covers(on: On, policy: Policy) -> Callable[[Exception, Failure], bool]:
                     "cancellation and interrupts are never tried again"
                 )
         # An attempt that our own limit cut off is covered too: that is what the limit is for.
+        one: Any = kinds[0] if len(kinds) == 1 else kinds
         return lambda error, failure: (
-            (isinstance(error, kinds) or type(error) is AttemptTimeout)  # type: ignore[arg-type]
-            and not isinstance(error, NEVER)
-            and failure.code != CANCELLED
+            (isinstance(error, one) or type(error) is AttemptTimeout)
+            and not (failure.kind == "permanent" and _never(error, failure))
         )
     if isinstance(on, tuple) or not callable(on):
         raise UsageError(f"on is {on!r}; it takes exception types, a predicate, 'transient' or 'not-sent'")
     if colour_of(on) != "plain":
         raise UsageError("on is an async function; a predicate answers at once")
-    return lambda error, failure: (
-        not isinstance(error, NEVER) and failure.code != CANCELLED and bool(on(error))
-    )
+    return lambda error, failure: not _never(error, failure) and bool(on(error))
 
 
 #: Never tried again, whatever `on` says: no memory, our own word that the call is wrong, a rule that
@@ -211,6 +239,10 @@ def _covers(on: On, policy: Policy) -> Callable[[Exception, Failure], bool]:
 #: ordinary Exception.
 NEVER = (MemoryError, UsageError, Violation)
 CANCELLED = "CANCELLED"
+
+
+def _never(error: Exception, failure: Failure) -> bool:
+    return isinstance(error, NEVER) or failure.code == CANCELLED
 
 
 def _named(on: str, policy: Policy) -> Callable[[Exception, Failure], bool]:

@@ -7,6 +7,7 @@ import pytest
 import trio
 
 import oncemore
+from oncemore import options
 from oncemore.testing import FakeClock
 
 RUNNERS = {"asyncio": asyncio.run, "trio": lambda coroutine: trio.run(lambda: coroutine)}
@@ -281,3 +282,62 @@ def test_a_timeout_needs_async_with(loop: str) -> None:
 
     with pytest.raises(oncemore.UsageError, match="needs `async with attempt:`"):
         RUNNERS[loop](main())
+
+
+def test_a_block_that_gives_up_leaves_no_garbage(instant_retries: FakeClock) -> None:
+    import gc
+    import weakref
+
+    class Tracked(Exception):
+        pass
+
+    def fails() -> "weakref.ref[Tracked]":
+        try:
+            for attempt in oncemore.attempts(on=Tracked, attempts=2):
+                with attempt:
+                    raise Tracked
+        except Tracked as error:
+            return weakref.ref(error)
+        raise AssertionError
+
+    gc.disable()
+    try:
+        assert fails()() is None
+    finally:
+        gc.enable()
+
+
+def test_the_same_options_are_checked_once_and_told_apart_by_type(instant_retries: FakeClock) -> None:
+    with pytest.warns(oncemore.PolicyWarning, match="never grows"):
+        first = oncemore.attempts(on=OSError, wait=0.0, attempts=4)
+    again = oncemore.attempts(on=OSError, wait=0.0, attempts=4)  # no second warning
+    assert first._plan is again._plan
+    oncemore.attempts(on=OSError, attempts=1)
+    with pytest.raises(oncemore.UsageError, match="max_attempts is True"):
+        oncemore.attempts(on=OSError, attempts=True)
+    assert (
+        oncemore.attempts(on=OSError, wait=[1, 2])._plan
+        is not oncemore.attempts(on=OSError, wait=[1, 2])._plan
+    )
+    for seed in range(600):
+        oncemore.attempts(on=OSError, seed=seed)
+    assert len(options._plans) <= options._MOST_PLANS
+
+
+def test_plans_are_not_kept_across_the_switch(
+    monkeypatch: pytest.MonkeyPatch, instant_retries: FakeClock
+) -> None:
+    def numbers() -> list[int]:
+        seen = []
+        try:
+            for attempt in oncemore.attempts(on=OSError):
+                with attempt:
+                    seen.append(attempt.number)
+                    raise OSError
+        except OSError:
+            return seen
+        raise AssertionError
+
+    assert numbers() == [1, 2, 3]
+    monkeypatch.setenv("ONCEMORE_RETRY", "off")
+    assert numbers() == [1]

@@ -95,11 +95,12 @@ SPREADS: Final[dict[Spread, Callable[[float, float, float, float], float]]] = {
 def jittered(schedule: Schedule, jitter: Jitter, cap: float, seed: str, n: int) -> float:
     """Return b: the delay after attempt n, spread by the seed's draw and held at the cap."""
     plan = PLANS[schedule.shape](schedule, n)
-    if jitter.spread == "none" or plan == 0.0 == jitter.amount:
+    spread, amount = jitter
+    if spread == "none" or plan == 0.0 == amount:
         return min(cap, plan)
-    if jitter.spread == "decorrelated":
+    if spread == "decorrelated":
         return _decorrelated(planned(schedule, 1), cap, seed, n)
-    return SPREADS[jitter.spread](plan, draw(seed, n), jitter.amount, cap)
+    return SPREADS[spread](plan, draw(seed, n), amount, cap)
 
 
 def _decorrelated(base: float, cap: float, seed: str, n: int) -> float:

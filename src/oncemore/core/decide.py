@@ -104,27 +104,30 @@ _FINAL: Final[dict[Verdict, tuple[Action, Reason]]] = {
 
 def decide(policy: Policy, at: Situation) -> Decision:
     """Return what to do after the failed attempt that the situation describes."""
-    if at.verdict != "RETRYABLE":
-        action, reason = _FINAL[at.verdict]
+    # Taken apart once: this runs at every failure, and a field of a tuple is dear to look up.
+    attempt, failure, verdict, now, seed, _, deadline, expected, tokens, hold_until, _, _ = at
+    if verdict != "RETRYABLE":
+        action, reason = _FINAL[verdict]
         return make(Decision, (action, reason, 0.0, None, policy, at))
-    if at.attempt >= policy.max_attempts:
+    if attempt >= policy.max_attempts:
         return make(Decision, ("stop", "max_attempts_exceeded", 0.0, _asked(at), policy, at))
-    if at.hold_until is not None and at.hold_until > at.now:
-        return make(Decision, ("defer", "held", 0.0, at.hold_until, policy, at))
-    if at.tokens is not None and at.tokens < policy.retry_cost:
+    if hold_until is not None and hold_until > now:
+        return make(Decision, ("defer", "held", 0.0, hold_until, policy, at))
+    if tokens is not None and tokens < policy.retry_cost:
         return make(Decision, ("stop", "retry_budget_empty", 0.0, _asked(at), policy, at))
-    delay = jittered(policy.schedule, policy.jitter, policy.max_delay_s, at.seed, at.attempt)
+    delay = jittered(policy.schedule, policy.jitter, policy.max_delay_s, seed, attempt)
     if policy.tuning is not None:
         delay = tuned(policy, at, delay).delay_s
-    asked = at.failure.retry_after
+    asked = failure.retry_after
     if asked is not None and asked > delay:
         delay = asked
-    left = deadline_left(policy, at)
-    if left is not None and delay >= left - (at.expected_s or 0.0):
-        return _at_deadline(policy, at, delay, left - (at.expected_s or 0.0))
+    if deadline is not None or policy.within_s is not None:
+        left = deadline_left(policy, at)
+        if left is not None and delay >= left - (expected or 0.0):
+            return _at_deadline(policy, at, delay, left - (expected or 0.0))
     if asked is not None and asked > policy.max_delay_s:
-        return make(Decision, ("defer", "retry_after_beyond_cap", 0.0, at.now + asked, policy, at))
-    return make(Decision, ("retry", "retry", delay, at.now + delay, policy, at))
+        return make(Decision, ("defer", "retry_after_beyond_cap", 0.0, now + asked, policy, at))
+    return make(Decision, ("retry", "retry", delay, now + delay, policy, at))
 
 
 def _at_deadline(policy: Policy, at: Situation, delay: float, room: float) -> Decision:
@@ -151,8 +154,6 @@ def tuned(policy: Policy, at: Situation, delay: float) -> Tuned:
 def deadline_left(policy: Policy, at: Situation) -> float | None:
     """Return the time to the earlier of the deadline and the end of the policy's own limit."""
     ends = at.deadline
-    if ends is None and policy.within_s is None:
-        return None
     if policy.within_s is not None and at.started is not None:
         own = at.started + policy.within_s
         ends = own if ends is None else min(ends, own)

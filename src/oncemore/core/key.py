@@ -142,18 +142,32 @@ def _write_mapping(
 ) -> None:
     if room < 0:
         raise _NoFormError(f"nested more than {DEEPEST} deep")
-    lead = "{"
-    for name in _ordered(value):
-        put(lead)
-        put(quote(name))
-        put(":")
-        try:
+    names = tuple(value)
+    name = ""
+    try:
+        for name, lead in _orders.get(names) or _order(names, quote):
+            put(lead)
             _write(value[name], put, quote, room)
-        except _NoFormError as fault:
-            fault.trail.append(f".{name}")
-            raise
-        lead = ","
+    except _NoFormError as fault:
+        fault.trail.append(f".{name}" if name else "")
+        raise
     put("}" if value else "{}")
+
+
+#: By the names of a mapping: each name with what is written before its value. Proofs share few shapes.
+_orders: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+_MOST_ORDERS = 256
+_LONGEST_ORDER = 64
+
+
+def _order(names: tuple[str, ...], quote: Callable[[str], str]) -> list[tuple[str, str]]:
+    """Return the names in their order with their leads, and remember them for small mappings."""
+    found = [(name, ("," if at else "{") + quote(name) + ":") for at, name in enumerate(_ordered(names))]
+    if len(names) <= _LONGEST_ORDER:
+        if len(_orders) >= _MOST_ORDERS:
+            _orders.clear()
+        _orders[names] = found
+    return found
 
 
 def _write_sequence(
@@ -173,14 +187,14 @@ def _write_sequence(
     put("]" if value else "[]")
 
 
-def _ordered(value: dict[str, object]) -> list[str]:
+def _ordered(names: tuple[str, ...]) -> list[str]:
     """Return the keys in the order of their UTF-16 units, which differs only beyond the BMP."""
     try:
-        if "".join(value).isascii():
-            return sorted(value)
-        return sorted(value, key=lambda name: name.encode("utf-16-be"))
+        if "".join(names).isascii():
+            return sorted(names)
+        return sorted(names, key=lambda name: name.encode("utf-16-be"))
     except TypeError:
-        odd = next(name for name in value if type(name) is not str)
+        odd = next(name for name in names if type(name) is not str)
         raise _NoFormError(f"the key {odd!r} is not a string") from None
 
 

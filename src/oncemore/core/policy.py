@@ -169,24 +169,29 @@ class Facts(Value):
     """What every proof says of its policy, written once."""
 
     digest: str
+    named: Fragment
     thresholds: dict[str, Plain]
     written: Fragment
 
 
-_known: dict[Policy, Facts] = {}
+#: By identity: to compare a policy with another, field by field, costs more than to decide.
+_known: dict[int, tuple[Policy, Facts]] = {}
 _MOST_KNOWN = 1024
 
 
 def facts(policy: Policy) -> Facts:
     """Return what proofs say of a policy; remembered, because hashing is dearer than deciding."""
-    known = _known.get(policy)
-    if known is None:
-        if len(_known) >= _MOST_KNOWN:
-            _known.clear()
-        plain = policy.plain()
-        bounds = {name: plain[name] for name in _BOUNDS}
-        known = _known[policy] = Facts(digest(plain), bounds, fragment(bounds))
-    return known
+    known = _known.get(id(policy))
+    if known is not None:  # the policy is kept beside its facts, so that its identity stays its own
+        return known[1]
+    if len(_known) >= _MOST_KNOWN:
+        _known.clear()
+    plain = policy.plain()
+    bounds = {name: plain[name] for name in _BOUNDS}
+    name: dict[str, Plain] = {"name": policy.name, "version": policy.version, "digest": digest(plain)}
+    found = Facts(str(name["digest"]), fragment(name), bounds, fragment(bounds))
+    _known[id(policy)] = policy, found
+    return found
 
 
 _BOUNDS = (

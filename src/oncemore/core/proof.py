@@ -87,19 +87,22 @@ def formula(policy: Policy, attempt: int) -> str:
 
 def proof(decision: Decision) -> dict[str, Plain]:
     """Return every input, term and bound of a decision as plain values."""
-    return _proof(decision, facts(decision.policy).thresholds)
+    known, policy = facts(decision.policy), decision.policy
+    name: Plain = {"name": policy.name, "version": policy.version, "digest": known.digest}
+    return _proof(decision, name, known.thresholds)
 
 
 def proof_bytes(decision: Decision) -> bytes:
     """Return the proof as canonical JSON."""
-    return canonical(_proof(decision, facts(decision.policy).written))
+    known = facts(decision.policy)
+    return canonical(_proof(decision, known.named, known.written))
 
 
-def _proof(decision: Decision, thresholds: Plain) -> dict[str, Plain]:
+def _proof(decision: Decision, name: Plain, thresholds: Plain) -> dict[str, Plain]:
     policy, at, terms = decision.policy, decision.situation, terms_of(decision)
     return {
         "format": FORMAT,
-        "policy": {"name": policy.name, "version": policy.version, "digest": facts(policy).digest},
+        "policy": name,
         "attempt": at.attempt,
         "verdict": at.verdict,
         "failure": at.failure._asdict(),

@@ -74,13 +74,18 @@ for _module in (
         _tables[_name] = {**_tables.get(_name, {}), **_table}
 
 _rules: dict[type, Failure | tuple[Reading, str]] = {}
+_strange: dict[type, Failure] = {}
 
 
 def classify(error: BaseException, now: float) -> Failure:
     """Say what `error` means. Never raises. `now` is POSIX time, for a Retry-After that is a date."""
     try:
         rule = _rules.get(type(error)) or _learn(type(error))
-        return rule if rule.__class__ is Failure else Look(now).at(error)
+        if rule.__class__ is Failure:
+            return rule  # type: ignore[return-value]
+        if rule[0] is _unknown and error.__cause__ is None:
+            return _strange.get(type(error)) or _unmatched(type(error))
+        return Look(now).at(error)
     except Exception:  # noqa: BLE001 - the object misbehaves; its failure is then one nobody knows
         return _unmatched(type(error))
 
@@ -179,4 +184,9 @@ def _code(cls: type) -> str:
 
 
 def _unmatched(cls: type) -> Failure:
-    return Failure("permanent", "maybe", None, _code(cls), UNMATCHED)
+    """Return the failure of a type that no rule knows, made once for each."""
+    found = Failure("permanent", "maybe", None, _code(cls), UNMATCHED)
+    if len(_strange) >= MOST_TYPES:
+        _strange.clear()
+    _strange[cls] = found
+    return found

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from oncemore.engine.retry import Flow, Op, Plan
 
 
+#: Where a script stands when its last word has been said.
+OVER = Outcome(None, None)
+
+
 class Attempts:
     """The attempts of one block; each loop over it is a new call."""
 
@@ -138,7 +142,7 @@ class Attempt:
         self._over()
         if error is not None and not isinstance(error, Exception):
             return False
-        self._script.go_on(Outcome(None, error))
+        self._script.go_on((None, error))
         while type(self._script.op) is Tell:
             told = self._script.op.hear(self._script.op.what)
             if hasattr(type(told), "__await__"):
@@ -168,7 +172,7 @@ class Attempt:
         self._over()
         if error is not None and not isinstance(error, Exception):
             return False
-        self._script.go_on(Outcome(None, error))
+        self._script.go_on((None, error))
         while type(self._script.op) is Tell:
             told = self._script.op.hear(self._script.op.what)
             self._script.go_on(await told if hasattr(type(told), "__await__") else told)
@@ -206,5 +210,11 @@ class Attempt:
         self._script.flow.close()
         final = op.error
         if final is None or final is left_by:
+            # What is left of the script holds no error: its traceback holds this attempt.
+            self._script.op = OVER
             return False
-        raise final
+        try:
+            raise final
+        finally:
+            self._script.op = OVER
+            del op, final

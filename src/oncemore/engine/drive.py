@@ -10,7 +10,6 @@ yet, so it is no success: what the caller gets is a coroutine that awaits it, wi
 
 from __future__ import annotations
 
-from oncemore.core.value import make
 from oncemore.engine import clock as clocks
 from oncemore.engine.limits import awaited
 from oncemore.engine.retry import ENDS, Invoke, Outcome, Tell, Wait, again
@@ -42,18 +41,18 @@ def blocking(
             try:
                 value = work(*args, **kwargs) if op.ends is None else _called(plan, op, work, args, kwargs)
             except Exception as error:
-                op = flow.send(make(Outcome, (None, error)))
+                op = flow.send((None, error))
                 continue
             if type(value) is Coroutine:
                 return awaiting(plan, flow, work, args, kwargs, op, value)
-            op = flow.send(make(Outcome, (value, None)))
+            op = flow.send((value, None))
         elif type(op) is Wait:
             clocks.current.sleep(op.seconds)
             op = next(flow)
         else:
             assert type(op) is Tell
             op = flow.send(op.hear(op.what))
-    flow.close()
+    next(flow, None)  # lets go of what it holds, at less than what close() costs
     value, failed = op
     del op
     if failed is None:
@@ -83,9 +82,9 @@ async def awaiting(
                     made if op.ends is None and type(made) is Coroutine else _awaited(plan, op, made)
                 )
             except Exception as error:
-                op = flow.send(make(Outcome, (None, error)))
+                op = flow.send((None, error))
             else:
-                op = flow.send(make(Outcome, (value, None)))
+                op = flow.send((value, None))
             made = None
         elif type(op) is Wait:
             await clocks.current.pause(op.seconds)
@@ -94,7 +93,7 @@ async def awaiting(
             assert type(op) is Tell
             told = op.hear(op.what)
             op = flow.send(await told if hasattr(type(told), "__await__") else told)
-    flow.close()
+    next(flow, None)
     value, failed = op
     del op
     if failed is None:
@@ -162,7 +161,7 @@ def _light(plan: Plan, work: Callable[..., Any]) -> Callable[..., Any]:
             if type(value) is not Coroutine:
                 return value
         except Exception as error:
-            flow = again(plan, make(Outcome, (None, error)))
+            flow = again(plan, (None, error))
         else:
             flow = again(plan)
             return awaiting(plan, flow, work, args, kwargs, next(flow), value)
@@ -183,7 +182,7 @@ def _light_coroutine(plan: Plan, work: Callable[..., Any]) -> Callable[..., Any]
         try:
             return await work(*args, **kwargs)
         except Exception as error:
-            flow = again(plan, make(Outcome, (None, error)))
+            flow = again(plan, (None, error))
         return await awaiting(plan, flow, work, args, kwargs)
 
     return call

@@ -2,7 +2,7 @@
 
 The script is a generator. It yields what it wants done and is sent what happened:
 
-    Invoke(number, limit_s, ...)   call the work          ← Outcome(value, error)
+    Invoke(number, limit_s, ...)   call the work          ← (value, error), one of them None
     Wait(seconds)                  let time pass          ← None
     Tell(hear, what)               call a user's hook     ← what the hook returned
     Outcome(value, error)          the end: return the one or raise the other
@@ -154,7 +154,7 @@ if TYPE_CHECKING:
     Flow = Generator[Op, Any, None]
 
 
-def again(plan: Plan, outcome: Outcome | None = None) -> Flow:
+def again(plan: Plan, outcome: tuple[Any, Exception | None] | None = None) -> Flow:
     """Run attempts until one is good or the decision says stop.
 
     `outcome` is that of the first attempt when the caller has made it already. `now` is the wall clock
@@ -171,11 +171,11 @@ def again(plan: Plan, outcome: Outcome | None = None) -> Flow:
         late = ends is not None and ends <= start
         outcome = _late(plan) if late else (yield _invoke(plan, policy, 1, ends, start))
     while True:
-        error = outcome.error
-        if error is None and (plan.until is None or plan.until(outcome.value)):
+        value, error = outcome
+        if error is None and (plan.until is None or plan.until(value)):
             if budget is not None:
                 budget.earn()
-            yield outcome
+            yield make(Outcome, outcome)
             return
         now = wall + (clock.monotonic() - start)
         failure = NOT_MET if error is None else plan.classify(error, now)
@@ -189,13 +189,13 @@ def again(plan: Plan, outcome: Outcome | None = None) -> Flow:
         if budget is not None and decision.action == "retry":
             decision = _paid(budget, decision)
         if decision.action != "retry":
-            yield from _give_up(plan, _report(plan, outcome, decision, waited), covered)
+            yield from _give_up(plan, _report(plan, error, value, decision, waited), covered)
             return
         if plan.on_retry is not None or logged():
-            yield from _announce(plan, _report(plan, outcome, decision, waited))
+            yield from _announce(plan, _report(plan, error, value, decision, waited))
         delay = decision.delay_s
         # What is done with is let go of: a traceback holds every frame of the failed attempt alive.
-        del outcome, error, decision
+        del outcome, value, error, failure, known, decision
         if delay > 0.0:
             waited += delay
             yield Wait(delay)
@@ -224,9 +224,8 @@ def _earlier(one: float | None, other: float) -> float:
     return other if one is None else min(one, other)
 
 
-def _late(plan: Plan) -> Outcome:
-    text = f"{plan.name}: the time for the whole call was up before it began"
-    return Outcome(None, DeadlineExceeded(text))
+def _late(plan: Plan) -> tuple[None, Exception]:
+    return None, DeadlineExceeded(f"{plan.name}: the time for the whole call was up before it began")
 
 
 def _invoke(plan: Plan, policy: Policy, number: int, ends: float | None, now: float) -> Invoke:
@@ -239,10 +238,9 @@ def _invoke(plan: Plan, policy: Policy, number: int, ends: float | None, now: fl
     return Invoke(number, limit, whole, ends)
 
 
-def _report(plan: Plan, outcome: Outcome, decision: Decision, waited: float) -> Report:
-    most = decision.policy.max_attempts
-    number = decision.situation.attempt
-    return Report(plan.name, number, most, outcome.error, outcome.value, decision, waited)
+def _report(plan: Plan, error: Exception | None, value: object, decision: Decision, waited: float) -> Report:
+    most, number = decision.policy.max_attempts, decision.situation.attempt
+    return Report(plan.name, number, most, error, value, decision, waited)
 
 
 def _announce(plan: Plan, report: Report) -> Generator[Op, object, None]:
@@ -332,6 +330,8 @@ def logged() -> bool:
         if logging is None:
             return False
         _logger = logging.getLogger("oncemore.retry")
+    if not (_logger.handlers or _logger.parent.handlers or _logger.root.handlers):
+        return False  # the usual case, at half the cost of asking in full
     return _logger.hasHandlers() and _logger.isEnabledFor(_WARNING)  # type: ignore[no-any-return]
 
 
