@@ -150,25 +150,19 @@ def house_of(text: str) -> dict[str, bool]:
     return drawn
 
 
+def is_built(path: Path) -> bool:
+    """Whether there is a file, or a folder that git would keep."""
+    return path.is_file() or any(path.rglob("*.py"))
+
+
 def house_faults(drawn: dict[str, bool], source: Path) -> list[str]:
     """Where the listing and the folder differ; only the top of the house must be drawn in full."""
-    there = [
-        path
-        for path in source.iterdir()
-        if path.name != "__pycache__" and (path.is_file() or any(path.glob("*.py")))
-    ]
+    there = {path: is_built(source / path) for path in drawn}
+    top = sorted(path.name for path in source.iterdir() if path.name != "__pycache__" and is_built(path))
     return (
-        [
-            f"{path} is drawn and not there"
-            for path, built in drawn.items()
-            if built and not (source / path).exists()
-        ]
-        + [
-            f"{path} is there and said to come"
-            for path, built in drawn.items()
-            if not built and (source / path).exists()
-        ]
-        + [f"{path.name} is not drawn" for path in there if not {path.name, f"{path.name}/"} & drawn.keys()]
+        [f"{path} is drawn and not there" for path in drawn if drawn[path] and not there[path]]
+        + [f"{path} is there and said to come" for path in drawn if there[path] and not drawn[path]]
+        + [f"{name} is not drawn" for name in top if not {name, f"{name}/"} & drawn.keys()]
     )
 
 
