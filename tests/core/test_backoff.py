@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncemore.core.backoff import FULL, NONE, SPREADS, Jitter, Schedule, jittered, largest, planned
+from oncemore.core.backoff import FULL, NONE, SPREADS, Jitter, Schedule, drawn, jittered, largest, planned
 from oncemore.core.key import draw, seed_of
 from oncemore.core.policy import Policy
 
@@ -175,6 +175,7 @@ def test_no_delay_is_ever_negative_or_above_the_cap_or_above_the_announced_worst
     assert 0 <= delay <= max(cap, base)
     assert delay <= largest(schedule, jitter, max(cap, base), n) * (1 + 1e-12)
     assert delay == jittered(schedule, jitter, max(cap, base), seed, n)
+    assert delay == drawn(schedule, jitter, max(cap, base), seed, n)[2]
 
 
 def test_draws_of_one_seed_are_spread_over_the_unit_interval() -> None:

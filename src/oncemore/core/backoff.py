@@ -103,6 +103,17 @@ def jittered(schedule: Schedule, jitter: Jitter, cap: float, seed: str, n: int) 
     return SPREADS[spread](plan, draw(seed, n), amount, cap)
 
 
+def drawn(schedule: Schedule, jitter: Jitter, cap: float, seed: str, n: int) -> tuple[float, float, float]:
+    """Return (planned, u, b) for showing how `jittered` came to its number; u is 0 where none was drawn."""
+    plan = planned(schedule, n)
+    if jitter.spread == "none" or plan == 0.0 == jitter.amount:
+        return plan, 0.0, min(cap, plan)
+    u = draw(seed, n)
+    if jitter.spread == "decorrelated":
+        return plan, u, _decorrelated(planned(schedule, 1), cap, seed, n)
+    return plan, u, SPREADS[jitter.spread](plan, u, jitter.amount, cap)
+
+
 def _decorrelated(base: float, cap: float, seed: str, n: int) -> float:
     """Each delay lies between the base and three times the one before, which its own draw gave.
 

@@ -146,8 +146,17 @@ def _write_mapping(
     name = ""
     try:
         for name, lead in _orders.get(names) or _order(names, quote):
+            part = value[name]
+            kind = type(part)
             put(lead)
-            _write(value[name], put, quote, room)
+            if part is None:  # the three usual kinds here, without another call
+                put("null")
+            elif kind is str:
+                put(quote(part))  # type: ignore[arg-type]
+            elif kind is float:
+                put(number(part))  # type: ignore[arg-type]
+            else:
+                _write(part, put, quote, room)
     except _NoFormError as fault:
         fault.trail.append(f".{name}" if name else "")
         raise

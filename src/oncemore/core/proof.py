@@ -8,9 +8,9 @@ operator: what happened, what was decided, where the number comes from, what bou
 
 from __future__ import annotations
 
-from oncemore.core.backoff import jittered, planned
+from oncemore.core.backoff import drawn
 from oncemore.core.decide import deadline_left, tuned
-from oncemore.core.key import canonical, draw
+from oncemore.core.key import canonical
 from oncemore.core.policy import facts
 from oncemore.core.value import Value
 
@@ -49,16 +49,10 @@ def terms_of(decision: Decision) -> Terms | None:
     if decision.reason in _WITHOUT_DELAY:
         return None
     policy, at = decision.policy, decision.situation
-    u = 0.0 if policy.jitter.spread == "none" else draw(at.seed, at.attempt)
-    own = jittered(policy.schedule, policy.jitter, policy.max_delay_s, at.seed, at.attempt)
+    plan, u, own = drawn(policy.schedule, policy.jitter, policy.max_delay_s, at.seed, at.attempt)
     left = deadline_left(policy, at)
-    return Terms(
-        planned(policy.schedule, at.attempt),
-        u,
-        own,
-        None if policy.tuning is None else tuned(policy, at, own),
-        None if left is None else left - (at.expected_s or 0.0),
-    )
+    room = None if left is None else left - (at.expected_s or 0.0)
+    return Terms(plan, u, own, None if policy.tuning is None else tuned(policy, at, own), room)
 
 
 _PLANNED: Final[dict[Shape, Callable[[Schedule, int], str]]] = {

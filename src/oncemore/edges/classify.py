@@ -82,9 +82,9 @@ def classify(error: BaseException, now: float) -> Failure:
     try:
         rule = _rules.get(type(error)) or _learn(type(error))
         if rule.__class__ is Failure:
-            return rule  # type: ignore[return-value]
+            return rule
         if rule[0] is _unknown and error.__cause__ is None:
-            return _strange.get(type(error)) or _unmatched(type(error))
+            return _strange.get(type(error)) or _remembered(type(error))
         return Look(now).at(error)
     except Exception:  # noqa: BLE001 - the object misbehaves; its failure is then one nobody knows
         return _unmatched(type(error))
@@ -184,9 +184,11 @@ def _code(cls: type) -> str:
 
 
 def _unmatched(cls: type) -> Failure:
+    return Failure("permanent", "maybe", None, _code(cls), UNMATCHED)
+
+
+def _remembered(cls: type) -> Failure:
     """Return the failure of a type that no rule knows, made once for each."""
-    found = Failure("permanent", "maybe", None, _code(cls), UNMATCHED)
     if len(_strange) >= MOST_TYPES:
         _strange.clear()
-    _strange[cls] = found
-    return found
+    return _strange.setdefault(cls, _unmatched(cls))
