@@ -89,7 +89,7 @@ def test_a_bare_decorator_is_refused() -> None:
     ("work", "message"),
     [
         (generator, "generator is a generator function"),
-        (async_generator, "async_generator is a async-generator function"),
+        (async_generator, "async_generator is an async-generator function"),
         (functools.partial(generator), "generator function"),
         (classmethod(print), "put @oncemore.retry below @classmethod"),
         (staticmethod(print), "put @oncemore.retry below @staticmethod"),
@@ -126,6 +126,8 @@ def test_a_plain_function_cannot_have_async_hooks() -> None:
         oncemore.UsageError, match="on_retry is an async function, and nothing here can await it"
     ):
         oncemore.retry(on=OSError, on_retry=coroutine)(print)
+    with pytest.raises(oncemore.UsageError, match="fallback is an async function"):
+        oncemore.retry(on=OSError, fallback=coroutine)(print)
     oncemore.retry(on=OSError, on_retry=coroutine)(coroutine)
 
 
@@ -220,6 +222,7 @@ def test_a_policy_is_taken_by_name_or_value_and_changed_beside(instant_retries: 
         (patient, {"attempts": 2}, "patient (changed)", [2]),
         ("standard", {"attempts": 1}, "standard (changed)", []),
         (None, {"attempts": 1}, "custom", []),
+        (patient, {"attempts": 4}, "patient", [2, 4, 6]),
     ):
         instant_retries.delays.clear()
         with pytest.raises(OSError) as caught:

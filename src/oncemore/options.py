@@ -109,6 +109,9 @@ def colour_of(work: Any) -> str:
 def plan_of(options: Options, name: str, colour: str) -> Plan:
     """Check all options and make them one frozen value."""
     policy = _policy(options)
+    fallback = options.get("fallback", NO_FALLBACK)
+    if callable(fallback):
+        _hook("fallback", fallback, colour)
     hooks = {
         option: _hook(option, options.get(option), colour) for option in ("until", "on_retry", "on_give_up")
     }
@@ -120,7 +123,7 @@ def plan_of(options: Options, name: str, colour: str) -> Plan:
         deadline=_deadline(options.get("deadline")),
         budget=options.get("budget"),
         seed=_seed(options.get("seed")) or check_seed(policy.jitter_seed),
-        fallback=options.get("fallback", NO_FALLBACK),
+        fallback=fallback,
         cuts=colour == "coroutine" or policy.timeout_s is not None,
         **hooks,
     )
@@ -132,7 +135,14 @@ _MOST_PLANS = 256
 
 
 def _told(options: Options) -> tuple[object, ...] | None:
-    """Return what options say, types included (True is no 1), or None when that cannot be looked up."""
+    """Return what options say, types included (True is no 1), or None when that is not to be kept.
+
+    Functions and budgets are the caller's own and may hold anything: keeping them would keep that alive.
+    """
+    if any(callable(value) and not isinstance(value, type) for value in options.values()):
+        return None
+    if options.get("budget") is not None:
+        return None
     told = (retries_on(), *((name, type(value), value) for name, value in options.items()))
     try:
         hash(told)
@@ -175,9 +185,9 @@ def _policy(options: Options) -> Policy:
         base = POLICIES[base]
     if not isinstance(base, Policy):
         raise UsageError(f"policy is {base!r}; it takes the name of a policy or an oncemore.Policy")
-    changes = _changes(options)
-    if changes:
-        base = base.but(name="custom" if given is None else f"{base.name} (changed)", **changes)
+    changed = base.but(**_changes(options))
+    if changed != base:
+        base = changed.but(name="custom" if given is None else f"{base.name} (changed)")
     return base if retries_on() else base.but(max_attempts=1)
 
 

@@ -131,7 +131,11 @@ def test_the_proof_says_which_bounds_changed_the_number() -> None:
         (failed(1, deadline=900.0), ["the time for the whole call is up"]),
         (failed(1, tokens=0.25), ["the retry budget holds 0.25 tokens and a retry costs 1"]),
         (failed(1, hold_until=1060.0, held_for="breaker open"), ["put off: breaker open for another 60 s"]),
-        (failed()._replace(verdict="TERMINAL"), ["does not pass by itself"]),
+        (failed()._replace(verdict="TERMINAL"), ["it may pass, but is not among what is tried again here"]),
+        (
+            failed()._replace(verdict="TERMINAL", failure=Failure("permanent", code="HTTP_404")),
+            ["HTTP_404 (permanent); not tried again: this failure does not pass by itself"],
+        ),
         (failed()._replace(verdict="QUARANTINE"), ["waits for a person"]),
         (failed()._replace(verdict="UNKNOWN"), ["it may have taken effect, and it must not happen twice"]),
         (failed(1, deadline=1100.0), ["The deadline leaves 100 s before the next attempt must start"]),

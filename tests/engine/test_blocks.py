@@ -319,6 +319,14 @@ def test_the_same_options_are_checked_once_and_told_apart_by_type(instant_retrie
         oncemore.attempts(on=OSError, wait=[1, 2])._plan
         is not oncemore.attempts(on=OSError, wait=[1, 2])._plan
     )
+
+    def hook(report: oncemore.Report) -> None: ...
+
+    kept = oncemore.attempts(on=OSError, on_retry=hook)
+    assert kept._plan is not oncemore.attempts(on=OSError, on_retry=hook)._plan
+    budget = oncemore.Budget()
+    assert oncemore.attempts(on=OSError, budget=budget)._plan is not kept._plan
+    assert not any(budget in told for told in options._plans)
     for seed in range(600):
         oncemore.attempts(on=OSError, seed=seed)
     assert len(options._plans) <= options._MOST_PLANS

@@ -366,3 +366,34 @@ def test_what_a_failed_attempt_held_is_free_while_the_call_waits() -> None:
         asyncio.run(main())
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("on", ["transient", "not-sent", ConnectionError], ids=str)
+@pytest.mark.parametrize("colour", ["asyncio", "trio"])
+def test_the_end_of_the_whole_calls_time_has_its_note_and_its_fallback(colour: str, on: object) -> None:
+    async def work() -> None:
+        await SLEEP[colour](5)
+
+    def run_it(**more: object) -> object:
+        limited = oncemore.retrying(work, on=on, within=0.1, **more)  # type: ignore[arg-type]
+        return trio.run(limited) if colour == "trio" else asyncio.run(limited())
+
+    assert run_it(fallback="plan B") == "plan B"
+    with pytest.raises(oncemore.DeadlineExceeded) as caught:
+        run_it()
+    assert "the time for the whole call is up" in caught.value.__notes__[0]
+
+
+def test_an_inner_calls_end_is_no_reason_to_try_again() -> None:
+    calls = 0
+
+    async def slow() -> None:
+        nonlocal calls
+        calls += 1
+        await asyncio.sleep(5)
+
+    inner = oncemore.retrying(slow, on=KeyError, within=0.05)
+    outer = oncemore.retrying(inner, on="transient", within=30)
+    with pytest.raises(oncemore.DeadlineExceeded):
+        asyncio.run(outer())
+    assert calls == 1

@@ -130,7 +130,7 @@ class Policy(Record):
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the policy's canonical JSON: two policies that decide alike share it."""
+        """The SHA-256 of the policy's canonical JSON, its name and version included."""
         return facts(self).digest
 
     @property

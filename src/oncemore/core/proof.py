@@ -174,7 +174,14 @@ _SENTENCES: Final[dict[Reason, Callable[[Decision], str]]] = {
         f"attempt {d.situation.attempt + 1} of {d.policy.max_attempts} follows "
         + (f"in {seconds(d.delay_s)}" if d.delay_s else "at once")
     ),
-    "not_retryable": lambda d: "not tried again: this failure does not pass by itself",
+    "not_retryable": lambda d: (
+        "not tried again: "
+        + (
+            "it may pass, but is not among what is tried again here"
+            if d.situation.failure.passing
+            else "this failure does not pass by itself"
+        )
+    ),
     "quarantined": lambda d: "not tried again: it waits for a person to look at it",
     "outcome_unknown": lambda d: "not tried again: it may have taken effect, and it must not happen twice",
     "max_attempts_exceeded": lambda d: (

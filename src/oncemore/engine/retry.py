@@ -8,7 +8,8 @@ The script is a generator. It yields what it wants done and is sent what happene
     Outcome(value, error)          the end: return the one or raise the other
 
 Order lives here, waiting lives in the drivers (`engine.drive`): a blocking one, an awaiting one, and
-the one behind `for attempt in oncemore.attempts()`. A call that succeeds at once never comes here.
+the one behind `for attempt in oncemore.attempts()`. A call that succeeds at once never comes here,
+unless it has a witness, who is told of every failure and of every end.
 """
 
 from __future__ import annotations
@@ -28,10 +29,21 @@ from oncemore.errors import DeadlineExceeded, RetriesExhausted
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
-    from typing import Any
+    from typing import Any, Protocol
 
     from oncemore.core.policy import Policy
     from oncemore.engine.budget import Budget
+    from oncemore.engine.clock import Clock
+
+    class Witness(Protocol):
+        """Hears what happens in a call; must not raise, whatever it does with it."""
+
+        def failed(self, report: Report) -> None:
+            """Hear of a failed attempt and what was decided: an attempt follows, or none."""
+
+        def ended(self, number: int, now: float, error: BaseException | None) -> None:
+            """Hear that attempt `number` came good, or that an error from outside ended the call."""
+
 
 NOT_MET = Failure("transient", "maybe", None, "UNTIL_NOT_MET", "until:false")
 NO_FALLBACK: Any = object()
@@ -48,12 +60,14 @@ class Plan(Record):
     covers    whether an error may be tried again
     deadline  POSIX seconds after which nothing is begun
     cuts      whether an attempt can be cut off at the deadline
+    heard     whether anybody but the log wants to hear of a failure
     light     whether a success needs nothing but to be returned
+    witness   who is told of every failure and every end, if anybody
     """
 
     __slots__ = (
-        "budget", "classify", "covers", "cuts", "deadline", "fallback", "light", "name", "on_give_up",
-        "on_retry", "policy", "seed", "until",
+        "budget", "classify", "covers", "cuts", "deadline", "fallback", "heard", "light", "name",
+        "on_give_up", "on_retry", "policy", "seed", "until", "witness",
     )  # fmt: skip
     budget: Budget | None
     classify: Callable[[BaseException, float], Failure]
@@ -61,6 +75,7 @@ class Plan(Record):
     cuts: bool
     deadline: float | None
     fallback: Any
+    heard: bool
     light: bool
     name: str
     on_give_up: Callable[[Report], object] | None
@@ -68,6 +83,7 @@ class Plan(Record):
     policy: Policy
     seed: str | None
     until: Callable[[Any], object] | None
+    witness: Witness | None
 
     def __init__(
         self,
@@ -84,12 +100,14 @@ class Plan(Record):
         on_retry: Callable[[Report], object] | None = None,
         on_give_up: Callable[[Report], object] | None = None,
         cuts: bool = False,
+        witness: Witness | None = None,
     ) -> None:
-        limits = (policy.timeout_s, policy.within_s, deadline, until, budget)
+        limits = (policy.timeout_s, policy.within_s, deadline, until, budget, witness)
         light = all(limit is None for limit in limits)
+        heard = on_retry is not None or witness is not None
         self.fill(
-            budget, classify, covers, cuts, deadline, fallback, light, name, on_give_up, on_retry, policy,
-            seed, until,
+            budget, classify, covers, cuts, deadline, fallback, heard, light, name, on_give_up, on_retry,
+            policy, seed, until, witness,
         )  # fmt: skip
 
 
@@ -154,7 +172,31 @@ if TYPE_CHECKING:
     Flow = Generator[Op, Any, None]
 
 
-def again(plan: Plan, outcome: tuple[Any, Exception | None] | None = None) -> Flow:
+def again(plan: Plan) -> Flow:
+    """Return the script of a call that is to begin."""
+    return loop(plan) if plan.witness is None else watched(plan, plan.witness)
+
+
+def watched(plan: Plan, witness: Witness) -> Flow:
+    """Run the script, and tell the witness of an end that came from outside.
+
+    That is what a driver throws in (a cancellation, an interrupt, an error in a hook), or a script that
+    is left before its last word.
+    """
+    flow, number = loop(plan), 1
+    try:
+        op = next(flow)
+        while type(op) is not Outcome:
+            if type(op) is Invoke:
+                number = op.number
+            op = flow.send((yield op))
+    except BaseException as error:
+        witness.ended(number, clocks.current.wall(), error)
+        raise
+    yield op
+
+
+def loop(plan: Plan, outcome: tuple[Any, Exception | None] | None = None) -> Flow:
     """Run attempts until one is good or the decision says stop.
 
     `outcome` is that of the first attempt when the caller has made it already. `now` is the wall clock
@@ -175,11 +217,13 @@ def again(plan: Plan, outcome: tuple[Any, Exception | None] | None = None) -> Fl
         if error is None and (plan.until is None or plan.until(value)):
             if budget is not None:
                 budget.earn()
+            if plan.witness is not None:
+                plan.witness.ended(number, wall + (clock.monotonic() - start), None)
             yield make(Outcome, outcome)
             return
         now = wall + (clock.monotonic() - start)
         failure = NOT_MET if error is None else plan.classify(error, now)
-        covered = error is None or plan.covers(error, failure)
+        covered = error is None or plan.covers(error, failure) or _own_end(error, ends, clock)
         if seed is None:
             seed = urandom(16).hex() if policy.jitter.spread != "none" else ""
         tokens = None if budget is None else budget.tokens
@@ -191,7 +235,7 @@ def again(plan: Plan, outcome: tuple[Any, Exception | None] | None = None) -> Fl
         if decision.action != "retry":
             yield from _give_up(plan, _report(plan, error, value, decision, waited), covered)
             return
-        if plan.on_retry is not None or logged():
+        if plan.heard or logged():
             yield from _announce(plan, _report(plan, error, value, decision, waited))
         delay = decision.delay_s
         # What is done with is let go of: a traceback holds every frame of the failed attempt alive.
@@ -224,6 +268,11 @@ def _earlier(one: float | None, other: float) -> float:
     return other if one is None else min(one, other)
 
 
+def _own_end(error: Exception, ends: float | None, clock: Clock) -> bool:
+    """Whether the call's own time is up: that ends it like any other failure, with note and fallback."""
+    return ends is not None and type(error) is DeadlineExceeded and clock.monotonic() >= ends
+
+
 def _late(plan: Plan) -> tuple[None, Exception]:
     return None, DeadlineExceeded(f"{plan.name}: the time for the whole call was up before it began")
 
@@ -244,8 +293,10 @@ def _report(plan: Plan, error: Exception | None, value: object, decision: Decisi
 
 
 def _announce(plan: Plan, report: Report) -> Generator[Op, object, None]:
-    """Say that an attempt follows: in the log, and to the user's hook."""
+    """Say that an attempt follows: in the log, to the witness, and to the user's hook."""
     log(report)
+    if plan.witness is not None:
+        plan.witness.failed(report)
     if plan.on_retry is not None:
         yield Tell(plan.on_retry, report)
 
@@ -260,6 +311,8 @@ def _give_up(plan: Plan, report: Report, covered: bool) -> Flow:
     """End the call with its failure: told, logged, noted on the error; or with the fallback."""
     if covered or report.number > 1:
         log(report)
+    if plan.witness is not None:
+        plan.witness.failed(report)
     if plan.on_give_up is not None:
         yield Tell(plan.on_give_up, report)
     error = report.error or RetriesExhausted(f"{plan.name}: {sentence(report.decision)}", report.value)
@@ -301,7 +354,7 @@ def annotate(error: BaseException, report: Report) -> None:
     text = f"oncemore: {report.name}: {sentence(report.decision)}"
     if report.waited_s:
         text += f" Waited {seconds(report.waited_s)} in all."
-    if report.decision.not_before is not None:
+    if report.decision.not_before is not None and report.decision.reason != "wait_beyond_deadline":
         text += f" Worth trying again from {utc(report.decision.not_before)}."
     notes = error.__dict__.setdefault("__notes__", [])
     if len(notes) < MOST_NOTES:
