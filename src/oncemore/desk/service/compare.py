@@ -69,24 +69,12 @@ class Step(Value):
 
 
 class Course(Value):
-    """One situation, played to its end under both."""
+    """One situation, played to its end under both; `parts_at` is the first attempt that differs, if any."""
 
     example: str
     a: tuple[Step, ...]
     b: tuple[Step, ...]
-
-    @property
-    def parts_at(self) -> int | None:
-        """The attempt at which the two part: where one goes on and the other does not, else in the delay."""
-        both = list(enumerate(zip_longest(self.a, self.b), 1))
-        kinds = [n for n, (one, other) in both if _kind(one) != _kind(other)]
-        delays_s = [n for n, (one, other) in both if one and other and one.delay_s != other.delay_s]
-        parted = kinds or delays_s
-        return parted[0] if parted else None
-
-
-def _kind(step: Step | None) -> tuple[str, str] | None:
-    return None if step is None else (step.action, step.reason)
+    parts_at: int | None
 
 
 class Difference(Value):
@@ -123,8 +111,18 @@ def compare(a: Policy, b: Policy) -> Difference:
         tuple(Pair(n, one, other) for n, (one, other) in pairs),
         worst(a),
         worst(b),
-        tuple(Course(name, course(a, asked), course(b, asked)) for name, asked in EXAMPLES.items()),
+        tuple(_played(name, a, b, asked) for name, asked in EXAMPLES.items()),
     )
+
+
+def _played(name: str, a: Policy, b: Policy, asked: Question) -> Course:
+    one, other = course(a, asked), course(b, asked)
+    apart = [n for n, (x, y) in enumerate(zip_longest(one, other), 1) if _said(x) != _said(y)]
+    return Course(name, one, other, apart[0] if apart else None)
+
+
+def _said(step: Step | None) -> tuple[str, str, float] | None:
+    return None if step is None else (step.action, step.reason, step.delay_s)
 
 
 def course(policy: Policy, question: Question) -> tuple[Step, ...]:

@@ -49,7 +49,7 @@ def documents(text: str, most: int = 100_000) -> Iterator[Mapping[str, Plain]]:
     from json import JSONDecodeError, JSONDecoder
 
     decoder, space, at = JSONDecoder(object_pairs_hook=_once), re.compile(r"\s*"), 0
-    for _ in range(most):
+    for count in range(most + 1):
         at = space.match(text, at).end()  # type: ignore[union-attr]
         if at == len(text):
             return
@@ -59,7 +59,8 @@ def documents(text: str, most: int = 100_000) -> Iterator[Mapping[str, Plain]]:
             raise UsageError(f"not JSON at line {fault.lineno}, column {fault.colno}: {fault.msg}.") from None
         if not isinstance(value, dict):
             raise UsageError(f"expected an object with {', '.join(FIELDS)}, and found {value!r}.")
-        yield value
+        if count < most:
+            yield value
     raise UsageError(f"more than {most} objects; give fewer at a time.")
 
 
