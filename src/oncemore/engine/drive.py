@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from oncemore.engine import clock as clocks
 from oncemore.engine.limits import awaited
-from oncemore.engine.retry import ENDS, Invoke, Outcome, Tell, Wait, again
+from oncemore.engine.retry import ENDS, Invoke, Outcome, Tell, Wait, again, loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,22 +36,29 @@ def blocking(
 ) -> Any:
     """Run a script to its end in this thread; return the value or raise the error."""
     op: Op = next(flow)
-    while type(op) is not Outcome:
-        if type(op) is Invoke:
-            try:
-                value = work(*args, **kwargs) if op.ends is None else _called(plan, op, work, args, kwargs)
-            except Exception as error:
-                op = flow.send((None, error))
-                continue
-            if type(value) is Coroutine:
-                return awaiting(plan, flow, work, args, kwargs, op, value)
-            op = flow.send((value, None))
-        elif type(op) is Wait:
-            clocks.current.sleep(op.seconds)
-            op = next(flow)
-        else:
-            assert type(op) is Tell
-            op = flow.send(op.hear(op.what))
+    try:
+        while type(op) is not Outcome:
+            if type(op) is Invoke:
+                try:
+                    value = (
+                        work(*args, **kwargs) if op.ends is None else _called(plan, op, work, args, kwargs)
+                    )
+                except Exception as error:
+                    op = flow.send((None, error))
+                    continue
+                if type(value) is Coroutine:
+                    return awaiting(plan, flow, work, args, kwargs, op, value)
+                op = flow.send((value, None))
+            elif type(op) is Wait:
+                clocks.current.sleep(op.seconds)
+                op = next(flow)
+            else:
+                assert type(op) is Tell
+                op = flow.send(op.hear(op.what))
+    except BaseException as error:
+        if plan.witness is not None:
+            _cut(flow, error)
+        raise
     next(flow, None)  # lets go of what it holds, at less than what close() costs
     value, failed = op
     del op
@@ -74,25 +81,30 @@ async def awaiting(
 ) -> Any:
     """Run a script to its end in this task; `made` is an attempt that has been called already."""
     op = next(flow) if op is None else op
-    while type(op) is not Outcome:
-        if type(op) is Invoke:
-            try:
-                made = work(*args, **kwargs) if made is None else made
-                value = await (
-                    made if op.ends is None and type(made) is Coroutine else _awaited(plan, op, made)
-                )
-            except Exception as error:
-                op = flow.send((None, error))
+    try:
+        while type(op) is not Outcome:
+            if type(op) is Invoke:
+                try:
+                    made = work(*args, **kwargs) if made is None else made
+                    value = await (
+                        made if op.ends is None and type(made) is Coroutine else _awaited(plan, op, made)
+                    )
+                except Exception as error:
+                    op = flow.send((None, error))
+                else:
+                    op = flow.send((value, None))
+                made = None
+            elif type(op) is Wait:
+                await clocks.current.pause(op.seconds)
+                op = next(flow)
             else:
-                op = flow.send((value, None))
-            made = None
-        elif type(op) is Wait:
-            await clocks.current.pause(op.seconds)
-            op = next(flow)
-        else:
-            assert type(op) is Tell
-            told = op.hear(op.what)
-            op = flow.send(await told if hasattr(type(told), "__await__") else told)
+                assert type(op) is Tell
+                told = op.hear(op.what)
+                op = flow.send(await told if hasattr(type(told), "__await__") else told)
+    except BaseException as error:
+        if plan.witness is not None:
+            _cut(flow, error)
+        raise
     next(flow, None)
     value, failed = op
     del op
@@ -102,6 +114,15 @@ async def awaiting(
         raise failed
     finally:
         del failed
+
+
+def _cut(flow: Flow, error: BaseException) -> None:
+    """Let a script hear what ended it from outside; the error goes on its way as it was."""
+    trace = error.__traceback__
+    try:
+        flow.throw(error)
+    except BaseException:
+        error.__traceback__ = trace
 
 
 def _called(
@@ -161,9 +182,9 @@ def _light(plan: Plan, work: Callable[..., Any]) -> Callable[..., Any]:
             if type(value) is not Coroutine:
                 return value
         except Exception as error:
-            flow = again(plan, (None, error))
+            flow = loop(plan, (None, error))
         else:
-            flow = again(plan)
+            flow = loop(plan)
             return awaiting(plan, flow, work, args, kwargs, next(flow), value)
         return blocking(plan, flow, work, args, kwargs)
 
@@ -182,7 +203,7 @@ def _light_coroutine(plan: Plan, work: Callable[..., Any]) -> Callable[..., Any]
         try:
             return await work(*args, **kwargs)
         except Exception as error:
-            flow = again(plan, (None, error))
+            flow = loop(plan, (None, error))
         return await awaiting(plan, flow, work, args, kwargs)
 
     return call
