@@ -182,7 +182,8 @@ def _wrapped(work: Callable[P, R], options: Options) -> Retried[P, R]:
     if colour in ("generator", "async-generator"):
         raise UsageError(
             f"{name} is {'an' if colour[0] == 'a' else 'a'} {colour} function: it fails while it is "
-            "iterated, when values have been handed out already; retry what it calls, or collect the values into a list inside it"
+            "iterated, when values have been handed out already; retry what it calls, or collect the "
+            "values into a list inside it"
         )
     made: Any = wrap(plan_of(options, name, colour), work, colour)
 
