@@ -77,3 +77,11 @@ def test_a_violation_names_its_rule() -> None:
     assert Violation("SCHEMA_INVALID", "no field x").code == "SCHEMA_INVALID"
     with pytest.raises(UsageError, match="'NOPE' is not a violation; the codes are SCHEMA_INVALID"):
         Violation("NOPE")
+
+
+def test_the_class_exception_means_every_failure_but_violations() -> None:
+    everything = Policy(classes=Classes(retryable=("Exception",), non_retryable=("HTTP_404",)))
+    for code in ("HTTP_503", "EXC_ValueError", "EXC_Unheard"):
+        assert verdict(fact(code), everything, "pure") == "RETRYABLE"
+    assert verdict(fact("HTTP_404"), everything, "pure") == "TERMINAL"
+    assert verdict(fact("SCHEMA_INVALID"), everything, "pure") == "TERMINAL"

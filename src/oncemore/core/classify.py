@@ -12,7 +12,7 @@ An effect that cannot be repeated turns every answer into UNKNOWN when the attem
 effect: nothing but asking can settle that.
 
 A class in a policy is the code of a failure (`HTTP_503`), a pattern (`HTTP_5xx`, `SQLSTATE_40*`), a
-kind in capitals (`THROTTLED`), or the name of a group below.
+kind in capitals (`THROTTLED`), the name of a group below, or `Exception`: every failure there is.
 """
 
 from __future__ import annotations
@@ -49,6 +49,9 @@ VERDICTS: Final[dict[Kind, Verdict]] = {
 
 #: The rule an edge gives to what it does not know; a policy's `unmatched` speaks for it.
 UNMATCHED = "default:unmatched"
+
+#: The class that means every failure; violations are out of its reach, as of every other class.
+EVERYTHING: Final = "Exception"
 
 #: Names that the source documents use for several codes at once.
 GROUPS: Final[dict[str, tuple[str, ...]]] = {
@@ -91,7 +94,7 @@ def matches(failure: Failure, names: Iterable[str]) -> bool:
 def _means(name: str, failure: Failure) -> bool:
     if name in GROUPS:
         return any(_fits(pattern, failure.code) for pattern in GROUPS[name])
-    return _fits(name, failure.code) or name == failure.kind.upper()
+    return _fits(name, failure.code) or name in (failure.kind.upper(), EVERYTHING)
 
 
 def _fits(pattern: str, code: str) -> bool:

@@ -1,0 +1,104 @@
+"""A file with all that it extends, down to one that extends nothing.
+
+The way is bounded and has no circles; each file on it is read and verified like the first. What is
+wrong on the way is a fault of the file that leads there, what is wrong in another file is told by that
+one.
+"""
+
+from __future__ import annotations
+
+import os
+from hashlib import sha256
+from pathlib import Path
+
+from oncemore.core.value import Value
+from oncemore.errors import PolicyError
+from oncemore.govern.check import canonical
+from oncemore.govern.disk import Stamp, read
+from oncemore.govern.faults import Faults, Mark
+from oncemore.govern.inherit import inherit, settled
+from oncemore.govern.names import extended, name_of
+from oncemore.govern.nodes import Fields, Scalar, parse
+from oncemore.govern.packaged import PACKAGED, is_packaged, verify
+from oncemore.govern.sections import FIELDS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
+
+MOST_PARENTS: Final = 5
+
+
+class Draft(Value):
+    """What holds in a file, before anything is made of it.
+
+    compliant  whether no file on the way says that it does not follow the KFM rules
+    stamps     of all files that it comes from
+    """
+
+    name: str
+    tree: Fields
+    lineage: tuple[str, ...]
+    compliant: bool
+    digest: str
+    stamps: tuple[Stamp, ...]
+
+
+def draft_of(path: str, faults: Faults, above: tuple[str, ...] = ()) -> Draft:
+    """Read a file and those that it extends; `above` are the files that extend it."""
+    data, seen = read(path)
+    if is_packaged(path):
+        verify(path, data)
+    raw = parse(data, path)
+    own = settled(canonical(raw, FIELDS, faults), faults)
+    name = name_of(raw, path)
+    if name in PACKAGED and not is_packaged(path):
+        mark = own.entries["profile"].mark if "profile" in own.entries else Mark(path)
+        faults.add(mark, "profile", f"is {name}, like a packaged profile; give it a name of its own")
+    alone = Draft(name, own, (), not _says(own, "kfm_compliant", False), sha256(data).hexdigest(), (seen,))
+    parent = _parent(own, path, (*above, os.path.realpath(path)), faults)
+    if parent is None:
+        return alone
+    return alone._replace(
+        tree=inherit(parent.tree, own, faults),
+        lineage=(parent.name, *parent.lineage),
+        compliant=alone.compliant and parent.compliant,
+        stamps=(seen, *parent.stamps),
+    )
+
+
+def _parent(own: Fields, path: str, above: tuple[str, ...], faults: Faults) -> Draft | None:
+    """Return the file that this one extends, if it does and the way there is good."""
+    entry = own.entries.get("extends")
+    if entry is None or not isinstance(entry.node, Scalar) or not isinstance(entry.node.value, str):
+        return None  # a value of the wrong kind is found with all the others
+    try:
+        target = extended(entry.node.value, path)
+    except PolicyError as error:
+        faults.add(entry.node.mark, "extends", f"leads nowhere: {error}")
+        return None
+    problem = _no_way(os.path.realpath(target), above)
+    if problem:
+        faults.add(entry.node.mark, "extends", problem)
+        return None
+    of_the_parent = Faults()
+    draft = draft_of(target, of_the_parent, above)
+    of_the_parent.check()
+    return draft
+
+
+def _no_way(target: str, above: tuple[str, ...]) -> str:
+    if target in above:
+        circle = " → ".join(Path(file).name for file in (*above[above.index(target) :], target))
+        return f"leads in a circle: {circle}"
+    return f"leads over more than {MOST_PARENTS} files" if len(above) > MOST_PARENTS else ""
+
+
+def _says(tree: Fields, name: str, value: bool) -> bool:
+    entry = tree.entries.get(name)
+    return entry is not None and isinstance(entry.node, Scalar) and entry.node.value is value
+
+
+def is_governed(draft: Draft) -> bool:
+    """Whether a file, or one that it extends, says that the stricter rules hold."""
+    return _says(draft.tree, "governed", True)

@@ -1,0 +1,169 @@
+"""LOAD: names and paths to profiles and policies.
+
+    load("policies/mine.yaml")          a file
+    profile("kfm-rules")                a packaged profile, or a file of the policy root by its name
+    policy("nova-cat/acquisition@eso")  one policy of it, as it is for a provider
+
+Loaded profiles are remembered until one of the files they came from changes. Warnings are given when a
+file is really read, at the line of the caller.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from warnings import warn
+
+from oncemore.core.value import Value
+from oncemore.errors import PolicyError, PolicyWarning
+from oncemore.govern.build import Built, build
+from oncemore.govern.chain import Draft, draft_of, is_governed
+from oncemore.govern.disk import Stamp, stamp
+from oncemore.govern.faults import Faults
+from oncemore.govern.names import address_of, find, forget_names, path_text, root_files
+from oncemore.govern.packaged import PACKAGED, is_packaged, path_of
+from oncemore.govern.profile import UNSIGNED, VERIFIED, Profile
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Final
+
+    from oncemore.core.policy import Policy
+
+MOST_REMEMBERED: Final = 128
+
+_remembered: dict[str, tuple[tuple[Stamp, ...], Profile]] = {}
+_OURS: Final = str(Path(__file__).resolve().parent.parent) + os.sep
+
+
+class Listed(Value):
+    """One line of a listing; `fault` says why a file cannot be used."""
+
+    name: str
+    version: str
+    governed: bool
+    source: str
+    signature: str
+    fault: str = ""
+
+
+def load(path: str | os.PathLike[str]) -> Profile:
+    """Return the profile in a policy file, or raise a PolicyError that says everything wrong with it."""
+    made, fresh = _load(path_text(path))
+    if fresh:
+        _warn(made.warnings)
+    return made
+
+
+def profile(name: str) -> Profile:
+    """Return a profile by its name: a packaged one, or a file of the policy root."""
+    return load(find(name))
+
+
+def policy(name: str | os.PathLike[str], provider: str | None = None) -> Policy:
+    """Return a policy by its address `profile[/policy][@provider]`; a path stands for a profile."""
+    at = address_of(name)
+    return load(at.path).policy(at.policy, at.provider if provider is None else provider)
+
+
+def quiet_policy(name: str | os.PathLike[str]) -> Policy:
+    """Return a policy like `policy`, for a caller who gives a policy's own warnings himself."""
+    at = address_of(name)
+    made, fresh = _load(at.path)
+    if fresh:
+        own = {text for each in _policies(made) for text in each.warnings()}
+        _warn(text for text in made.warnings if text not in own)
+    return made.policy(at.policy, at.provider)
+
+
+def names() -> list[str]:
+    """Return the names of all profiles: the packaged ones, and those of the policy root."""
+    return sorted({*PACKAGED, *root_files()})
+
+
+def listing() -> list[Listed]:
+    """Return what there is, by name; a file that cannot be used is listed with the reason."""
+    ours = [(name, path_of(name)) for name in PACKAGED]
+    own = [(name, path) for name, paths in root_files().items() for path in paths]
+    return sorted(_listed(name, path) for name, path in ours + own)
+
+
+def forget() -> None:
+    """Let go of everything that was loaded; the next use reads the files again."""
+    _remembered.clear()
+    forget_names()
+
+
+def _listed(name: str, path: str) -> Listed:
+    try:
+        made, _ = _load(path)
+    except PolicyError as error:
+        return Listed(name, "", False, path, UNSIGNED, str(error))
+    return Listed(name, made.version, made.governed, path, made.signature)
+
+
+def _load(path: str) -> tuple[Profile, bool]:
+    """Return a profile, and whether it was read just now."""
+    known = _remembered.get(path)
+    if known is not None and all(stamp(seen.path) == seen for seen in known[0]):
+        return known[1], False
+    faults = Faults()
+    draft = draft_of(path, faults)
+    if is_governed(draft) and not draft.compliant:
+        mark = draft.tree.entries["governed"].mark
+        faults.add(mark, "governed", "cannot be true in a profile that does not follow the KFM rules (X-41)")
+    built = build(draft.tree, draft.name, faults)
+    faults.check()
+    made = _profile(draft, built, path)
+    if len(_remembered) >= MOST_REMEMBERED:
+        _remembered.clear()
+    _remembered[path] = draft.stamps, made
+    return made, True
+
+
+_SAID_ELSEWHERE: Final = ("profile", "version", "governed", "extends")
+
+
+def _profile(draft: Draft, built: Built, path: str) -> Profile:
+    envelope = built.envelope
+    return Profile(
+        name=draft.name,
+        version=envelope["version"],
+        governed=envelope.get("governed", False),
+        metadata={name: value for name, value in envelope.items() if name not in _SAID_ELSEWHERE},
+        policies=built.policies,
+        providers=built.providers,
+        cooldowns=built.cooldowns,
+        sections=built.sections,
+        spellings=built.spellings,
+        extends=draft.lineage,
+        source=path,
+        digest=draft.digest,
+        signature=VERIFIED if is_packaged(path) else UNSIGNED,
+        warnings=tuple(_warnings(built, path)),
+    )
+
+
+def _warnings(built: Built, path: str) -> Iterable[str]:
+    """Return what must be said of a file, each thing once."""
+    found = dict.fromkeys(built.notes)
+    if built.envelope.get("governed") and not is_packaged(path):
+        found[f"{path}: a governed policy file that nobody has signed"] = None
+    for each in (built.policies, *built.providers.values()):
+        found |= dict.fromkeys(text for one in each.values() for text in one.warnings())
+    return found
+
+
+def _policies(made: Profile) -> list[Policy]:
+    return [one for each in (made.policies, *made.providers.values()) for one in each.values()]
+
+
+def _warn(texts: Iterable[str]) -> None:
+    """Warn at the nearest line that is not ours."""
+    level, frame = 1, sys._getframe()  # noqa: SLF001 - `skip_file_prefixes` of warn() needs Python 3.12
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+        level, frame = level + 1, frame.f_back
+    for text in texts:
+        warn(text, PolicyWarning, stacklevel=level)

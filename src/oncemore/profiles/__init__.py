@@ -1,0 +1,5 @@
+"""The built-in policies (the YAML files here), and the facades that the source documents name.
+
+`oncemore.govern` loads the files: `govern.profile("kfm-loop")`; `digests.txt` says which bytes were
+released, `policy.schema.json` what a policy file may hold.
+"""
