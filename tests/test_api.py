@@ -278,6 +278,36 @@ def test_colours_are_told_apart_without_calling() -> None:
     assert colour_of(functools.partial(functools.partial(coroutine), 1)) == "coroutine"
     assert colour_of(Wrapping()) in ("coroutine", "plain")
     assert colour_of(object()) == "plain"
+    assert colour_of(Marked()) in ("coroutine", "plain")
+
+    class Endless:
+        @property
+        def __func__(self) -> "Endless":
+            return Endless()
+
+    assert colour_of(Endless()) == "plain"
+
+
+def test_transient_means_what_the_policys_classes_say(instant_retries: FakeClock) -> None:
+    from oncemore.core.classify import Classes
+
+    picky = oncemore.Policy(classes=Classes(retryable=("CONNECTION_REFUSED", "TIMEOUT")))
+    for on, error, calls in (
+        ("transient", ConnectionRefusedError, 3),
+        ("transient", TimeoutError, 3),
+        ("transient", ConnectionResetError, 1),
+        ("not-sent", ConnectionRefusedError, 3),
+        ("not-sent", TimeoutError, 1),
+    ):
+        seen = []
+
+        def work(error: type[Exception] = error, seen: list[int] = seen) -> None:
+            seen.append(1)
+            raise error
+
+        with pytest.raises(error):
+            oncemore.retrying(work, on=on, policy=picky)()  # type: ignore[arg-type]
+        assert len(seen) == calls
 
 
 @pytest.mark.parametrize(
@@ -316,3 +346,5 @@ def test_errors_can_be_pickled() -> None:
 
     error = pickle.loads(pickle.dumps(oncemore.RetriesExhausted("never", {"state": "pending"})))  # noqa: S301
     assert (str(error), error.value) == ("never", {"state": "pending"})
+    broken = pickle.loads(pickle.dumps(oncemore.Violation("SCHEMA_INVALID", "no x")))  # noqa: S301
+    assert (str(broken), broken.code) == ("no x", "SCHEMA_INVALID")

@@ -8,6 +8,7 @@ import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oncemore.core import key
 from oncemore.core.key import DEEPEST, Fragment, canonical, digest, exoarmur_key, fragment, number
 from oncemore.errors import UsageError
 
@@ -145,3 +146,12 @@ def test_an_exoarmur_key_refuses_what_json_cannot_hold(params: object, where: st
 def test_an_exoarmur_key_refuses_ids_that_are_not_texts(field: str) -> None:
     with pytest.raises(UsageError, match=f"{field} is 0; it takes a string"):
         exoarmur_key(**{"operation": "op", field: 0})  # type: ignore[arg-type]
+
+
+def test_what_is_remembered_of_shapes_is_bounded() -> None:
+    for n in range(key._MOST_ORDERS + 10):
+        canonical({f"name-{n}": 1})
+    assert len(key._orders) <= key._MOST_ORDERS
+    wide = {f"{n:03}": n for n in range(key._LONGEST_ORDER + 1)}
+    assert canonical(wide) == rfc8785.dumps(wide)  # type: ignore[arg-type]
+    assert tuple(wide) not in key._orders

@@ -349,3 +349,8 @@ def test_plans_are_not_kept_across_the_switch(
     assert numbers() == [1, 2, 3]
     monkeypatch.setenv("ONCEMORE_RETRY", "off")
     assert numbers() == [1]
+
+
+def test_the_turns_of_an_async_loop_are_their_own_iterator(instant_retries: FakeClock) -> None:
+    turns = aiter(oncemore.attempts(on=OSError))
+    assert aiter(turns) is turns

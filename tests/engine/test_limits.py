@@ -17,6 +17,7 @@ import trio
 
 import oncemore
 from oncemore.engine import helpers
+from oncemore.engine.retry import Invoke
 from tests.engine.colours import COLOURS, Script, run
 
 SLEEP = {"asyncio": asyncio.sleep, "trio": trio.sleep}
@@ -397,3 +398,12 @@ def test_an_inner_calls_end_is_no_reason_to_try_again() -> None:
     with pytest.raises(oncemore.DeadlineExceeded):
         asyncio.run(outer())
     assert calls == 1
+
+
+def test_a_call_that_ends_as_it_is_left_is_no_straggler() -> None:
+    helper = helpers._take("just in time")
+    helper.jobs.put((int, helpers.SimpleQueue()))
+    while helper.busy:
+        time.sleep(0.001)
+    helpers._leave(helper, "just in time", Invoke(1, 0.1))
+    assert "just in time" not in {straggler.name for straggler in oncemore.still_running()}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hashlib import sha256
 
     Plain = None | bool | int | float | str | Sequence["Plain"] | Mapping[str, "Plain"]
-else:
+else:  # pragma: no cover - which of the three it is depends on the Python
     try:  # Python's own SHA-256: a tenth of the import of `hashlib`, which loads OpenSSL
         from _sha2 import sha256
     except ImportError:
