@@ -19,25 +19,28 @@ import urllib3
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Seconds that a client waits to connect, and for an answer.
-PATIENCE = 0.3
+    Post = Callable[..., None]
+
+#: Seconds that a client waits to connect, and for an answer: of a server that answers, and of one that
+#: does not.
+PATIENCE, SHORT = 10.0, 0.3
 
 #: Made once: reading the machine's certificates takes longer than most of the tests.
 TLS = ssl.create_default_context()
 
 
-def blocking(module: Any) -> Callable[[str], None]:
-    def post(url: str) -> None:
-        with module.Client(timeout=PATIENCE, verify=TLS, trust_env=False) as client:
+def blocking(module: Any) -> Post:
+    def post(url: str, patience: float = PATIENCE) -> None:
+        with module.Client(timeout=patience, verify=TLS, trust_env=False) as client:
             client.post(url, content=b"x").raise_for_status()
 
     return post
 
 
-def awaiting(module: Any, run: Callable[[Any], None]) -> Callable[[str], None]:
-    def post(url: str) -> None:
+def awaiting(module: Any, run: Callable[[Any], None]) -> Post:
+    def post(url: str, patience: float = PATIENCE) -> None:
         async def main() -> None:
-            async with module.AsyncClient(timeout=PATIENCE, verify=TLS, trust_env=False) as client:
+            async with module.AsyncClient(timeout=patience, verify=TLS, trust_env=False) as client:
                 (await client.post(url, content=b"x")).raise_for_status()
 
         run(main)
@@ -49,15 +52,15 @@ def on_asyncio(main: Callable[[], Any]) -> None:
     asyncio.run(main())
 
 
-def with_requests(url: str) -> None:
+def with_requests(url: str, patience: float = PATIENCE) -> None:
     with requests.Session() as session:
         session.trust_env = False
-        session.post(url, data=b"x", timeout=PATIENCE).raise_for_status()
+        session.post(url, data=b"x", timeout=patience).raise_for_status()
 
 
-def with_aiohttp(url: str) -> None:
+def with_aiohttp(url: str, patience: float = PATIENCE) -> None:
     async def main() -> None:
-        limits = aiohttp.ClientTimeout(sock_connect=PATIENCE, sock_read=PATIENCE)
+        limits = aiohttp.ClientTimeout(sock_connect=patience, sock_read=patience)
         async with (
             aiohttp.ClientSession(timeout=limits, connector=aiohttp.TCPConnector(ssl=TLS)) as session,
             session.post(url, data=b"x") as answer,
@@ -68,18 +71,18 @@ def with_aiohttp(url: str) -> None:
     asyncio.run(main())
 
 
-def with_urllib(url: str) -> None:
+def with_urllib(url: str, patience: float = PATIENCE) -> None:
     straight = urllib.request.build_opener(
         urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=TLS)
     )
-    with straight.open(url, data=b"x", timeout=PATIENCE) as answer:
+    with straight.open(url, data=b"x", timeout=patience) as answer:
         answer.read()
 
 
-def with_http_client(url: str) -> None:
+def with_http_client(url: str, patience: float = PATIENCE) -> None:
     parts = urlsplit(url)
     make: Any = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = make(parts.netloc, timeout=PATIENCE)
+    connection = make(parts.netloc, timeout=patience)
     try:
         connection.request("POST", parts.path, b"x")
         connection.getresponse().read()
@@ -87,12 +90,12 @@ def with_http_client(url: str) -> None:
         connection.close()
 
 
-def with_urllib3(url: str) -> None:
-    with urllib3.PoolManager(retries=False, timeout=PATIENCE, ssl_context=TLS) as pool:
+def with_urllib3(url: str, patience: float = PATIENCE) -> None:
+    with urllib3.PoolManager(retries=False, timeout=patience, ssl_context=TLS) as pool:
         pool.request("POST", url, body=b"x")
 
 
-CLIENTS: dict[str, Callable[[str], None]] = {
+CLIENTS: dict[str, Post] = {
     "httpx": blocking(httpx),
     "httpx-asyncio": awaiting(httpx, on_asyncio),
     "httpx-trio": awaiting(httpx, trio.run),

@@ -78,6 +78,40 @@ def test_what_somebody_was_busy_with_does_not_explain_an_unknown_exception(error
     assert facts(error)[3] == "default:unmatched"
 
 
+@pytest.mark.parametrize(
+    "error",
+    [requests.ConnectionError("x"), httpx.ReadError("x"), urllib3.exceptions.ProtocolError("x")],
+    ids=lambda error: type(error).__module__,
+)
+def test_what_somebody_was_busy_with_does_not_explain_a_wrapper_either(error: Exception) -> None:
+    found = facts(raised(error, while_handling=ConnectionRefusedError(), explicitly=False))
+    assert found[:2] == ("transient", "maybe")
+    assert found[2] != "CONNECTION_REFUSED"
+
+
+def test_the_wrapper_says_when_and_what_is_beneath_says_what() -> None:
+    refused, reset = ConnectionRefusedError(), ConnectionResetError()
+    error = raised(httpx.ConnectError("x"), while_handling=reset, explicitly=True)
+    assert facts(error)[:3] == ("transient", "no", "CONNECTION_RESET")
+    error = raised(httpx.ReadError("x"), while_handling=refused, explicitly=True)
+    assert facts(error)[:3] == ("transient", "maybe", "CONNECTION_REFUSED")
+
+
+def test_a_signal_that_is_no_exception_does_not_pass_because_of_its_cause() -> None:
+    class Stop(BaseException):
+        pass
+
+    error = raised(Stop(), while_handling=ConnectionRefusedError(), explicitly=True)
+    assert facts(error) == ("permanent", "maybe", "EXC_Stop", "default:unmatched")
+
+
+def test_a_clients_error_is_more_than_the_builtin_that_it_also_is() -> None:
+    class Invalid(ValueError, requests.ConnectTimeout):
+        """By its first base a wrong value; but it is what requests raises when nobody answers."""
+
+    assert facts(Invalid()) == ("transient", "no", "TIMEOUT_CONNECT", "requests:ConnectTimeout")
+
+
 def test_a_suppressed_cause_explains_nothing() -> None:
     error = ApiDown()
     error.__context__ = ConnectionRefusedError()
@@ -244,7 +278,9 @@ def test_a_registered_table_decides_for_its_module_at_once() -> None:
 def test_rules_of_many_types_are_remembered_within_a_limit() -> None:
     for number in range(module.MOST_TYPES + 100):
         assert classify(type(f"Lost{number}", (ConnectionError,), {})(), 0.0).passing
+        assert not classify(type(f"Unknown{number}", (Exception,), {})(), 0.0).passing
     assert len(module._rules) <= module.MOST_TYPES
+    assert len(module._strange) <= module.MOST_TYPES
 
 
 def test_classifying_again_gives_the_same_answer() -> None:

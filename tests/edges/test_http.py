@@ -160,6 +160,7 @@ LIMITS = {
     "the draft's field": ({"RateLimit": '"permin";r=0;t=30'}, 30.0),
     "the longest of those used up": ({"RateLimit": '"a";r=0;t=30,"b";r=0;t=90, "c";r=5;t=500'}, 90.0),
     "a name with separators in it": ({"RateLimit": '"a;r=1,t=\\"9";r=0;t=30'}, 30.0),
+    "a name that looks like a quota": ({"RateLimit": '"x,y;r=0;t=99,z";r=5;t=30'}, None),
     "something left": ({"RateLimit": '"permin";r=3;t=30'}, None),
     "no time": ({"RateLimit": '"permin";r=0'}, None),
     "malformed": ({"RateLimit": 'r=0;t=x,,;="'}, None),

@@ -94,7 +94,7 @@ def test_urllib_wraps_connecting_and_writing_alike_and_only_connecting_is_not_se
         error = caught(post)
     assert facts(error) == ("transient", "maybe", "TIMEOUT")
     with faults.unanswered() as server:
-        error = caught(with_urllib, server.url)
+        error = caught(with_urllib, server.url, 0.1)
     assert facts(error) == ("transient", "no", "TIMEOUT_CONNECT")
 
 

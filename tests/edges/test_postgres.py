@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import tempfile
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -170,6 +171,21 @@ def test_nothing_is_sent_where_no_connection_could_be_made(
     assert facts(error) == ("permanent", "no", "SQLSTATE_3D000")
     error = caught(act, postgres_url.replace("oncemore@", "ghost@"))
     assert facts(error) == ("permanent", "no", "SQLSTATE_28000")
+
+
+def test_the_name_of_a_host_is_not_taken_for_the_reason() -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="certificate-") as place,
+        socket.socket(socket.AF_UNIX) as listener,
+    ):
+        listener.bind(f"{place}/.s.PGSQL.5432")
+        listener.listen()
+        hangs_up = threading.Thread(target=lambda: listener.accept()[0].close())
+        hangs_up.start()
+        error = caught(connect, f"host={place} user=u dbname=d")
+        hangs_up.join()
+    assert "certificate" in str(error)
+    assert facts(error)[:2] == ("transient", "no")
 
 
 def test_too_many_connections_are_a_resource(postgres_url: str) -> None:

@@ -16,6 +16,7 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -41,6 +42,13 @@ class Server:
     @property
     def url(self) -> str:
         return f"{self.scheme}://{HOST}:{self.port}/"
+
+    def wait_for(self, requests: int) -> None:
+        """Wait until so many requests were noted; a client that gave up may be ahead of the server."""
+        until = time.monotonic() + PATIENCE
+        while len(self.requests) < requests:
+            assert time.monotonic() < until, f"{len(self.requests)} requests of {requests} came"
+            time.sleep(0.002)
 
 
 Behaviour = Callable[[socket.socket, Server], None]

@@ -73,6 +73,7 @@ for _module in (
     for _name, _table in _module.TABLES.items():
         _tables[_name] = {**_tables.get(_name, {}), **_table}
 
+#: What was found for a type, and the answers for those that no rule knows and that have no cause.
 _rules: dict[type, Failure | tuple[Reading, str]] = {}
 _strange: dict[type, Failure] = {}
 

@@ -24,7 +24,7 @@ _VOLATILE = (
     r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b",
     r"\[?[0-9a-f]{0,4}(?::[0-9a-f]{0,4}){2,7}\]?(?::\d+)?",  # IPv6, and hh:mm:ss
     r"\b0x[0-9a-f]+\b",
-    r"\b(?=[\w-]*\d)(?=[\w-]*[a-z])[\w-]{8,}\b",  # ids: letters and digits in one word
+    r"(?<![\w-])(?=[\w-]*\d)(?=[\w-]*[a-z])[\w-]{8,}",  # ids: letters and digits in one word
     r"\b[0-9a-f]{16,}\b",
     r"[+-]?\d+(?:[.,:]\d+)*",  # numbers, IPv4 addresses, ports, times of day
 )

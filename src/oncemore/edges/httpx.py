@@ -52,7 +52,7 @@ _TABLE: Final[Table] = {
     "ProtocolError": _bad_answer,
     "TransportError": talking("CONNECTION_ERROR"),
     "SSEError": ("permanent", "maybe", "DECODE"),
-    "LocalProtocolError": ("permanent", "no", "PROTOCOL"),
+    "LocalProtocolError": ("permanent", "maybe", "PROTOCOL"),  # found before sending, or in the middle
     "UnsupportedProtocol": ("permanent", "no", "INVALID_URL"),
     "InvalidURL": ("permanent", "no", "INVALID_URL"),
     "TooManyRedirects": ("permanent", "maybe", "REDIRECTS"),
