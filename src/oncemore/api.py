@@ -22,12 +22,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from datetime import datetime
+    from os import PathLike
     from typing import Any, Concatenate, Never, ParamSpec, Protocol, TypeVar, Unpack, overload
 
     from oncemore.core.backoff import Exponent
     from oncemore.core.policy import Policy
     from oncemore.engine.budget import Budget
     from oncemore.engine.retry import Report
+    from oncemore.evidence.events import Event
     from oncemore.options import On, Options, Seconds
 
     P = ParamSpec("P")
@@ -99,12 +101,14 @@ def retry(
     deadline: datetime | float | None = None,
     wait: Schedule | Seconds | Sequence[Seconds] | None = None,
     jitter: Jitter | str | None = None,
-    policy: Policy | str | None = None,
+    policy: Policy | str | PathLike[str] | None = None,
     budget: Budget | None = None,
     seed: str | int | None = None,
     fallback: Any = NO_FALLBACK,
     on_retry: Callable[[Report], object] | None = None,
     on_give_up: Callable[[Report], object] | None = None,
+    on_event: Callable[[Event], object] | None = None,
+    category: str | None = None,
     name: str | None = None,
 ) -> Callable[[Callable[P, R]], Retried[P, R]]:
     """Try a function again when it fails in a way that may pass; using it declares it safe to repeat.
@@ -119,11 +123,15 @@ def retry(
     wait        a schedule (`exponential`, `linear`, `fixed`), or seconds, or a list of them
     jitter      "full", "equal", "decorrelated", "none", `additive(s)`, `proportional(f)`; a schedule has
                 full jitter unless told otherwise, plain seconds have none
-    policy      the name of a policy or a `Policy`; what is given beside it changes a copy
+    policy      a `Policy`, the name of one ("kfm-rules", "nova-cat/acquisition") or the path of a policy
+                file; what is given beside it changes a copy
     budget      a `Budget` that retries take tokens from
     seed        makes the draws the same in every call
     fallback    returned, or called with the error, instead of raising it
     on_retry    called with a `Report` before each wait; on_give_up before the error is raised
+    on_event    called with an audit event at each failure and at the end, successes included
+                (`oncemore.evidence` has places to keep them); what it raises never reaches the caller
+    category    what events count it under; unless given, RETRY_ and the function's name in capitals
     name        what reports, notes and log lines call it
 
     Raises the function's own last exception, with a note that says what was tried and why it ended.
@@ -134,7 +142,8 @@ def retry(
     options: Options = {
         "on": on, "until": until, "attempts": attempts, "timeout": timeout, "within": within,
         "deadline": deadline, "wait": wait, "jitter": jitter, "policy": policy, "budget": budget,
-        "seed": seed, "fallback": fallback, "on_retry": on_retry, "on_give_up": on_give_up, "name": name,
+        "seed": seed, "fallback": fallback, "on_retry": on_retry, "on_give_up": on_give_up,
+        "on_event": on_event, "category": category, "name": name,
     }  # fmt: skip
     # A wrong option shows at its own line, before there is a function.
     caution(plan_of(options, "", "any"))

@@ -20,11 +20,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from datetime import datetime, timedelta
+    from os import PathLike
     from typing import Any, Literal, TypedDict
 
     from oncemore.core.model import Failure
     from oncemore.engine.budget import Budget
-    from oncemore.engine.retry import Report
+    from oncemore.engine.retry import Report, Witness
+    from oncemore.evidence.events import Event
 
     Seconds = float | timedelta
     On = (
@@ -45,12 +47,14 @@ if TYPE_CHECKING:
         deadline: datetime | float | None
         wait: Schedule | Seconds | Sequence[Seconds] | None
         jitter: Jitter | str | None
-        policy: Policy | str | None
+        policy: Policy | str | PathLike[str] | None
         budget: Budget | None
         seed: str | int | None
         fallback: Any
         on_retry: Callable[[Report], object] | None
         on_give_up: Callable[[Report], object] | None
+        on_event: Callable[[Event], object] | None
+        category: str | None
         name: str | None
 
 
@@ -65,7 +69,7 @@ def check_options(options: Options, where: str) -> None:
 
 OPTIONS = (
     "on", "until", "attempts", "timeout", "within", "deadline", "wait", "jitter", "policy", "budget", "seed",
-    "fallback", "on_retry", "on_give_up", "name",
+    "fallback", "on_retry", "on_give_up", "on_event", "category", "name",
 )  # fmt: skip
 
 
@@ -125,6 +129,7 @@ def plan_of(options: Options, name: str, colour: str) -> Plan:
         seed=_seed(options.get("seed")) or check_seed(policy.jitter_seed),
         fallback=fallback,
         cuts=colour == "coroutine" or policy.timeout_s is not None,
+        witness=_witness(options, name),
         **hooks,
     )
 
@@ -138,10 +143,11 @@ def _told(options: Options) -> tuple[object, ...] | None:
     """Return what options say, types included (True is no 1), or None when that is not to be kept.
 
     Functions and budgets are the caller's own and may hold anything: keeping them would keep that alive.
+    A policy on disk may change, and whoever loads it remembers it until it does.
     """
     if any(callable(value) and not isinstance(value, type) for value in options.values()):
         return None
-    if options.get("budget") is not None:
+    if options.get("budget") is not None or _on_disk(options.get("policy")):
         return None
     told = (retries_on(), *((name, type(value), value) for name, value in options.items()))
     try:
@@ -172,19 +178,29 @@ def caution(plan: Plan) -> None:
         warn(warning, PolicyWarning, stacklevel=3)
 
 
+#: Known without looking on the disk.
 POLICIES = {STANDARD.name: STANDARD}
+
+
+def _on_disk(policy: object) -> bool:
+    """Whether a policy is given by its address or by the path of its file."""
+    return (isinstance(policy, str) and policy not in POLICIES) or hasattr(policy, "__fspath__")
 
 
 def _policy(options: Options) -> Policy:
     """Return the policy, or a copy with what is given beside it changed."""
     given = options.get("policy")
     base = STANDARD if given is None else given
-    if isinstance(base, str):
-        if base not in POLICIES:
-            raise UsageError(f"policy {base!r} is not known; known are {', '.join(sorted(POLICIES))}")
+    if _on_disk(base):
+        from oncemore.govern.load import quiet_policy  # only policies on disk need it
+
+        base = quiet_policy(base)  # type: ignore[arg-type]
+    elif isinstance(base, str):
         base = POLICIES[base]
     if not isinstance(base, Policy):
-        raise UsageError(f"policy is {base!r}; it takes the name of a policy or an oncemore.Policy")
+        raise UsageError(
+            f"policy is {base!r}; it takes the name of a policy or an oncemore.Policy, or the path of a file"
+        )
     changed = base.but(**_changes(options))
     if changed != base:
         base = changed.but(name="custom" if given is None else f"{base.name} (changed)")
@@ -264,7 +280,9 @@ def _named(on: str, policy: Policy) -> Callable[[Exception, Failure], bool]:
             return lambda error, failure: failure.passing
         return lambda error, failure: failure.passing and failure.sent == "no"
     return lambda error, failure: (
-        verdict(failure, policy, "idempotent") == "RETRYABLE" and (on == "transient" or failure.sent == "no")
+        verdict(failure, policy, "idempotent") == "RETRYABLE"
+        and (on == "transient" or failure.sent == "no")
+        and not _never(error, failure)
     )
 
 
@@ -276,6 +294,19 @@ def _hook(option: str, hook: Any, colour: str) -> Any:
     if colour_of(hook) == "coroutine" and (option == "until" or colour == "plain"):
         raise UsageError(f"{option} is an async function, and nothing here can await it")
     return hook
+
+
+def _witness(options: Options, name: str) -> Witness | None:
+    """Return who writes down what happens, where somebody wants to know; else nothing of it is loaded."""
+    sink, category = options.get("on_event"), options.get("category")
+    if sink is None and category is None:
+        return None
+    from oncemore.evidence.audit import Outlet, Recorder, category_of, check_category
+
+    code = category_of(options.get("name") or name) if category is None else check_category(category)
+    if _hook("on_event", sink, "plain") is None:
+        return None
+    return Recorder(Outlet(sink), code, options.get("name") or name)  # type: ignore[arg-type]
 
 
 def _deadline(deadline: datetime | float | None) -> float | None:

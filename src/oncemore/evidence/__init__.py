@@ -1,0 +1,63 @@
+"""What goes out: facts about what was done, for people and machines that were not there.
+
+The names below load at first use: somebody who attaches no sink pays for none of it.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from oncemore.evidence.events import (
+        Event,
+        Idempotency,
+        IdempotencyCleared,
+        RetryAttempt,
+        RetryExhausted,
+        RetryRefused,
+        RetrySucceeded,
+        event_from,
+        schema,
+    )
+    from oncemore.evidence.redact import masked
+    from oncemore.evidence.sinks import JsonLines, to_logging
+    from oncemore.evidence.stream import AuditStream, Summary
+
+_HOMES = {
+    "events": "Event Idempotency IdempotencyCleared RetryAttempt RetryExhausted RetryRefused RetrySucceeded "
+    "event_from schema",
+    "redact": "masked",
+    "sinks": "JsonLines to_logging",
+    "stream": "AuditStream Summary",
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+__all__ = [
+    "AuditStream",
+    "Event",
+    "Idempotency",
+    "IdempotencyCleared",
+    "JsonLines",
+    "RetryAttempt",
+    "RetryExhausted",
+    "RetryRefused",
+    "RetrySucceeded",
+    "Summary",
+    "event_from",
+    "masked",
+    "schema",
+    "to_logging",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'oncemore.evidence' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"oncemore.evidence.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

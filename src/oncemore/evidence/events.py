@@ -1,0 +1,193 @@
+"""Audit events: facts about attempts and outcomes, as frozen values with one JSON form each.
+
+    retry_attempt         an attempt failed and another follows            frozen, V1
+    retry_exhausted       the last permitted attempt failed                frozen, V1
+    idempotency           a recorded result was used, or one was recorded  frozen, V1
+    retry_succeeded       the work came good, with how many attempts       ours
+    retry_refused         it ended without using up its attempts, and why  ours
+    idempotency_cleared   a recorded result was thrown away                ours
+
+The fields of the first three are a contract that others parse: they are never removed, renamed or
+retyped, and nothing is added to them; whatever else is worth saying becomes a new type. Their JSON
+Schemas ship in `schemas/`, and a test pins the digests.
+
+Texts are made fit to be written (`redact`) by whoever makes an event, so that an event can be read
+back from its own JSON unchanged.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from oncemore.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+FIRST_SECOND, LAST_SECOND = -62_135_596_800, 253_402_300_799  # years 1 to 9999, what RFC 3339 can say
+
+
+def rfc3339(posix: float) -> str:
+    """Return a time in UTC as RFC 3339 has it, with microseconds and a Z."""
+    held = min(max(posix, FIRST_SECOND), LAST_SECOND)
+    return datetime.fromtimestamp(held, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+class Event:
+    """A fact that is written down; its fields are the JSON object's, in this order."""
+
+    __slots__ = ()
+    event_type: ClassVar[str]
+    retry_category: str
+    operation: str
+    tenant_id: str | None
+    correlation_id: str | None
+    trace_id: str | None
+    timestamp: str
+
+    def plain(self) -> dict[str, str | int | float | None]:
+        """Return the event as plain values."""
+        named = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        return {"event_type": self.event_type, **named}
+
+    def json(self) -> str:
+        """Return the event as one line of JSON."""
+        return json.dumps(self.plain(), ensure_ascii=False, allow_nan=False)
+
+    @property
+    def posix(self) -> float:
+        """The event's time as POSIX seconds."""
+        return datetime.fromisoformat(self.timestamp).timestamp()
+
+
+@dataclass(frozen=True, slots=True)
+class RetryAttempt(Event):
+    """An attempt failed, and another follows after a delay."""
+
+    event_type: ClassVar[str] = "retry_attempt"
+    retry_category: str
+    operation: str
+    attempt_number: int
+    max_attempts: int
+    delay_seconds: float
+    exception_type: str
+    exception_message: str
+    tenant_id: str | None
+    correlation_id: str | None
+    trace_id: str | None
+    timestamp: str
+
+
+@dataclass(frozen=True, slots=True)
+class RetryExhausted(Event):
+    """The last permitted attempt failed."""
+
+    event_type: ClassVar[str] = "retry_exhausted"
+    retry_category: str
+    operation: str
+    total_attempts: int
+    final_exception_type: str
+    final_exception_message: str
+    tenant_id: str | None
+    correlation_id: str | None
+    trace_id: str | None
+    timestamp: str
+
+
+@dataclass(frozen=True, slots=True)
+class Idempotency(Event):
+    """A recorded result was returned instead of doing the work (hit), or one was recorded."""
+
+    event_type: ClassVar[str] = "idempotency"
+    retry_category: str
+    operation: str
+    idempotency_key: str
+    action: Literal["hit", "record"]
+    tenant_id: str | None
+    correlation_id: str | None
+    trace_id: str | None
+    timestamp: str
+
+
+@dataclass(frozen=True, slots=True)
+class RetrySucceeded(Event):
+    """The work came good, at the first attempt or a later one."""
+
+    event_type: ClassVar[str] = "retry_succeeded"
+    retry_category: str
+    operation: str
+    total_attempts: int
+    tenant_id: str | None
+    correlation_id: str | None
+    trace_id: str | None
+    timestamp: str
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRefused(Event):
+    """An operation ended without success before its attempts were used up.
+
+    `reason` is that of the decision (`not_retryable`, `retry_after_beyond_cap`, `deadline_passed`…), or
+    `cancelled`, `interrupted`, `abandoned`, `hook_failed` when it was ended from outside.
+    `not_before` is when trying again makes sense, if anybody said so.
+    """
+
+    event_type: ClassVar[str] = "retry_refused"
+    retry_category: str
+    operation: str
+    total_attempts: int
+    reason: str
+    not_before: str | None
+    exception_type: str
+    exception_message: str
+    tenant_id: str | None
+    correlation_id: str | None
+    trace_id: str | None
+    timestamp: str
+
+
+@dataclass(frozen=True, slots=True)
+class IdempotencyCleared(Event):
+    """A recorded result was thrown away: the next call with its key does the work again."""
+
+    event_type: ClassVar[str] = "idempotency_cleared"
+    retry_category: str
+    operation: str
+    idempotency_key: str
+    tenant_id: str | None
+    correlation_id: str | None
+    trace_id: str | None
+    timestamp: str
+
+
+KINDS: dict[str, type[Event]] = {
+    kind.event_type: kind
+    for kind in (RetryAttempt, RetryExhausted, Idempotency, RetrySucceeded, RetryRefused, IdempotencyCleared)
+}
+#: Events that end an operation; each carries `total_attempts`.
+OUTCOMES = (RetrySucceeded, RetryExhausted, RetryRefused)
+
+
+def event_from(plain: Mapping[str, Any]) -> Event:
+    """Return the event that a JSON object stands for; refuse one of unknown type or other fields."""
+    kind = KINDS.get(plain.get("event_type", ""))
+    if kind is None:
+        raise UsageError(f"{plain.get('event_type')!r} is no event; the types are {', '.join(KINDS)}")
+    wanted = ["event_type", *(field.name for field in fields(kind))]  # type: ignore[arg-type]
+    if set(plain) != set(wanted):
+        odd = sorted(set(plain) ^ set(wanted))
+        raise UsageError(f"{kind.event_type} has exactly {', '.join(wanted)}; not so: {', '.join(odd)}")
+    return kind(**{name: value for name, value in plain.items() if name != "event_type"})
+
+
+def schema(event_type: str) -> dict[str, Any]:
+    """Return the JSON Schema of an event type."""
+    if event_type not in KINDS:
+        raise UsageError(f"{event_type!r} is no event; the types are {', '.join(KINDS)}")
+    file = Path(__file__).parent / "schemas" / f"{event_type}.v1.json"
+    return json.loads(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]

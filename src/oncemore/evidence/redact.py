@@ -1,0 +1,144 @@
+"""Makes a text fit to be written down: secrets masked, controls gone, length bounded.
+
+Texts of exceptions are written by strangers. They hold connection strings and headers, they forge log
+lines with line breaks, they colour terminals with escape sequences, and some cannot be read at all.
+The order matters:
+
+    1. cut to what can matter at all, at a white space, so that no half of a secret is left over
+    2. remove controls, so that nothing hides a secret from the patterns
+    3. mask what looks like a secret, by shape (`RULES`, in this order) and by the name before it
+    4. cut to the limit, now that no secret can be cut in half
+
+Every pattern begins at a fixed word or at the beginning of a run, and every repetition is bounded or
+possessive, so that a hostile text costs milliseconds and not minutes. What a pattern cannot know (a
+password in the middle of a sentence) it cannot mask: masking is the last net, not the first.
+"""
+
+from __future__ import annotations
+
+import re
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
+
+MASK: Final = "***"
+#: The longest text that is written, and the longest that is looked at.
+LIMIT: Final = 500
+MOST_CHARACTERS: Final = 8_000
+#: How deep and how wide a context may be; beyond stands a mask.
+DEEPEST: Final = 8
+WIDEST: Final = 100
+
+#: Names that stand before a secret; a longer name may end or begin with one (DB_PASSWORD, password_hash).
+_NAMES = (
+    r"pass(?:word|wd|phrase|code)|(?<![a-z])pass(?![a-z])|pwd|secret|token(?!s)|api[-_ ]?key|access[-_ ]?key|"
+    r"private[-_ ]?key|signing[-_ ]?key|account[-_ ]?key|authori[sz]ation|credential|session[-_ ]?(?:id|key)|"
+    r"signature|(?<![a-z])(?:jwt|otp|sas)(?![a-z])"
+)
+#: A value after its name: quoted, in brackets, or up to what ends a word in messages and URLs.
+_VALUE = (
+    r"""(?:"(?:[^"\\]|\\.)*+"?|'(?:[^'\\]|\\.)*+'?|\\{1,8}["'][^"'\\]*+(?:\\{1,8}["'])?|"""
+    r"""[\[({][^\])}]*+[\])}]?|[^\s,;&"')\]}>]++)"""
+)
+_IS = r"""["']?\s{0,3}(?:=>|[=:])\s{0,3}"""
+_SCHEME = r"(?:basic|bearer|digest|negotiate|token|apikey|aws4-hmac-sha256)\s{1,3}"
+_PARAMETER = r"""[\w-]{1,40}=(?:"[^"]{0,500}"|[^\s,"']{1,500}+)"""
+
+#: Patterns and what takes their place, in the order in which they are applied.
+RULES: Final = (
+    # A private key in text form, also one that was cut off.
+    (r"-----BEGIN [A-Z ]{0,30}KEY-----.*?(?:-----END [A-Z ]{0,30}KEY-----|\Z)", MASK),
+    # user:password@ in an address; a password may hold an @ and, where it is no port, a slash.
+    (r"(?<=://)[^\s/:@?#\"'<>]{0,100}:(?!\d{1,5}[/?#])[^\s\"'<>]{0,300}@", f"{MASK}@"),
+    (r"(?<=://)[^\s/?#\"'<>]{0,300}@", f"{MASK}@"),
+    # Headers: with an Authorization its scheme stays, with cookies nothing.
+    (
+        rf"(authori[sz]ation{_IS}[\"']?{_SCHEME})(?:{_PARAMETER}|[^\s,;\"']++)(?:\s{{0,3}},\s{{0,3}}{_PARAMETER})*+",
+        rf"\1{MASK}",
+    ),
+    (rf"(cookie{_IS}[\"']?)[^\"'<>]++", rf"\1{MASK}"),
+    # name=value, name: value, "name": "value", name => value.
+    (rf"((?:{_NAMES})[\w.-]{{0,40}}{_IS}(?:{_SCHEME})?){_VALUE}", rf"\1{MASK}"),
+    # --password value, as command lines have it.
+    (rf"((?<![\w-])--?[\w-]{{0,30}}?(?:{_NAMES})[\w-]{{0,10}}\s{{1,3}}){_VALUE}", rf"\1{MASK}"),
+    # What a query calls only key, sig, auth, code.
+    (r"([?&](?:key|sig|auth|code|x-amz-[\w-]{1,40})=)[^\s&#\"'<>]++", rf"\1{MASK}"),
+    (r"\b(bearer|basic)\s{1,3}[\w.~+/=-]{8,}+", rf"\1 {MASK}"),
+    # Known shapes: JSON web tokens, AWS key ids, GitHub, GitLab, Slack, Google, Stripe, OpenAI and alike.
+    (r"(?<![\w-])eyJ[\w-]{5,}+\.[\w-]*+(?:\.[\w-]*+)*+", MASK),
+    (r"(?<![A-Z0-9])(?:AKIA|ASIA|AGPA|AIDA|AROA|ANPA)[A-Z0-9]{12,}+", MASK),
+    (r"(?<![\w-])(?:gh[pousr]_|github_pat_|glpat-|xox[a-z]-|xapp-|AIza|npm_|hf_|shp\w{2}_)[\w-]{10,}+", MASK),
+    (r"(?<![\w-])(?:sk|pk|rk|whsec)[-_][\w-]{16,}+", MASK),
+    # Where something is: a pair of numbers with three decimals or more (about a hundred metres).
+    (r"(?<![\d.])-?\d{1,3}\.\d{3,}+\s{0,2}[,;/ ]\s{0,2}-?\d{1,3}\.\d{3,}+(?![\d.])", f"({MASK}, {MASK})"),
+    (r"\b(lat(?:itude)?|lon(?:gitude)?|lng)([\"']?\s{0,3}[=:]\s{0,3}[\"']?)-?\d{1,3}\.\d++", rf"\1\2{MASK}"),
+)  # fmt: skip
+
+_rules = [(re.compile(pattern, re.IGNORECASE | re.DOTALL), to) for pattern, to in RULES]
+_named = re.compile(_NAMES, re.IGNORECASE)
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]{0,40}[ -/]{0,5}[@-~]|\][^\x07\x1b]{0,200}+(?:\x07|\x1b\\)|[@-Z\\-_])")
+_BREAKS = re.compile("[\t\n\x0b\x0c\r\x1c-\x1e\x85\u2028\u2029]+")
+#: Controls, marks that turn the direction of writing, characters of no width; and halves of characters.
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]+")
+_HALVES = re.compile("[\ud800-\udfff]")
+
+
+def masked(text: str, limit: int = LIMIT) -> str:
+    """Return the text without secrets and controls, on one line, of `limit` characters at most."""
+    text = str.__str__(text)  # a subclass could do anything when it is sliced
+    if len(text) > MOST_CHARACTERS:
+        text = text[:MOST_CHARACTERS].rpartition(" ")[0] + " …"
+    text = clean(text, MOST_CHARACTERS)
+    for pattern, to in _rules:
+        text = pattern.sub(to, text)
+    return _shortened(text, limit)
+
+
+def clean(text: str, limit: int = LIMIT) -> str:
+    """Return the text on one line without controls, of `limit` characters at most; masks nothing."""
+    text = str.__str__(text)[: 2 * MOST_CHARACTERS]
+    text = _CONTROLS.sub("", _BREAKS.sub(" ", _ESCAPES.sub("", text)))
+    return _shortened(_HALVES.sub("�", text), limit)
+
+
+def _shortened(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def message_of(error: BaseException | None, limit: int = LIMIT) -> str:
+    """Return what an error says of itself, fit to be written; also of one that cannot say it."""
+    if error is None:
+        return ""
+    try:
+        return masked(str(error), limit)
+    except Exception as fault:  # noqa: BLE001 - the error's own __str__ is broken
+        return f"(the message cannot be read: {name_of(fault)})"
+
+
+def name_of(error: BaseException) -> str:
+    """Return the name of an error's class, fit to be written."""
+    try:
+        return clean(type(error).__name__, 100)
+    except Exception:  # noqa: BLE001 - a metaclass can make even the name raise
+        return "Exception"
+
+
+def masked_context(value: object, room: int = DEEPEST) -> object:
+    """Return plain data with its texts masked, and with all that stands under the name of a secret.
+
+    What is not plain data is shown by the name of its class only: its text could hold anything.
+    """
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, str):
+        return masked(value)
+    if room and isinstance(value, dict):
+        return {
+            masked(str(name), 100): MASK if _named.search(str(name)) else masked_context(inner, room - 1)
+            for name, inner in list(value.items())[:WIDEST]
+        }
+    if room and isinstance(value, (list, tuple)):
+        return [masked_context(inner, room - 1) for inner in value[:WIDEST]]
+    return f"<{clean(type(value).__name__, 100)}>"

@@ -1,0 +1,347 @@
+"""What happens in a call becomes events, and a sink that fails does no harm and is not silent."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import json
+import logging
+import warnings
+from contextlib import suppress
+from email.message import Message
+from typing import TYPE_CHECKING, Any
+from urllib.error import HTTPError
+
+import pytest
+
+import oncemore
+from oncemore.evidence import AuditStream, Event, JsonLines, to_logging
+from oncemore.evidence.audit import Ids, Outlet, Recorder, category_of, each
+from oncemore.testing import FakeClock, instant
+from tests.engine.colours import COLOURS, Script, run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+each_colour = pytest.mark.parametrize("colour", COLOURS)
+
+
+@pytest.fixture(autouse=True)
+def clock(instant_retries: FakeClock) -> Iterator[FakeClock]:
+    return instant_retries  # type: ignore[return-value]
+
+
+def told(events: AuditStream) -> list[tuple[object, ...]]:
+    """The types of events with what tells one from another."""
+    found = []
+    for event in events:
+        plain = event.plain()
+        own = ("attempt_number", "total_attempts", "reason")
+        found.append((event.event_type, *(plain[name] for name in own if name in plain)))
+    return found
+
+
+def busy(seconds: int) -> Exception:
+    headers = Message()
+    headers["Retry-After"] = str(seconds)
+    return HTTPError("http://provider.example/", 503, "busy", headers, None)
+
+
+@pytest.mark.req("PROD-4")
+@each_colour
+@pytest.mark.parametrize(
+    ("turns", "expected"),
+    [
+        (["fine"], [("retry_succeeded", 1)]),
+        ([OSError(), "fine"], [("retry_attempt", 1), ("retry_succeeded", 2)]),
+        (
+            [OSError(), OSError(), OSError()],
+            [("retry_attempt", 1), ("retry_attempt", 2), ("retry_exhausted", 3)],
+        ),
+        ([KeyError()], [("retry_refused", 1, "not_retryable")]),
+        ([OSError(), KeyError()], [("retry_attempt", 1), ("retry_refused", 2, "not_retryable")]),
+        ([busy(120)], [("retry_refused", 1, "retry_after_beyond_cap")]),
+        ([concurrent.futures.CancelledError()], [("retry_refused", 1, "cancelled")]),
+    ],
+    ids=str,
+)
+def test_every_operation_ends_in_an_explicit_event(
+    colour: str, turns: list[object], expected: list[tuple[object, ...]]
+) -> None:
+    stream = AuditStream()
+    with suppress(Exception):
+        run(colour, Script(*turns), on=OSError, on_event=stream)
+    assert told(stream) == expected
+
+
+@each_colour
+def test_an_event_says_what_who_and_when(colour: str, clock: FakeClock) -> None:
+    stream = AuditStream()
+    script = Script(ConnectionError("no route to postgresql://app:hunter2@db"), busy(120))
+    with pytest.raises(OSError, match="503"):
+        run(
+            colour, script, on=OSError, attempts=5, wait=[1.5, 2], on_event=stream, category="RETRY_PRICES",
+            name="fetch prices",
+        )  # fmt: skip
+    first, last = (event.plain() for event in stream)
+    assert first == {
+        "event_type": "retry_attempt", "retry_category": "RETRY_PRICES", "operation": "fetch prices",
+        "attempt_number": 1, "max_attempts": 5, "delay_seconds": 1.5, "exception_type": "ConnectionError",
+        "exception_message": "no route to postgresql://***@db", "tenant_id": None, "correlation_id": None,
+        "trace_id": None, "timestamp": "2027-01-15T08:00:00.000000Z",
+    }  # fmt: skip
+    assert last["timestamp"] == "2027-01-15T08:00:01.500000Z"
+    assert last["not_before"] == "2027-01-15T08:02:01.500000Z"
+    assert last["exception_type"] == "HTTPError"
+
+
+def test_a_limit_of_ours_is_a_timeout_to_the_world(clock: FakeClock) -> None:
+    stream = AuditStream()
+    with pytest.raises(oncemore.DeadlineExceeded):
+        run("plain", Script(1), on=OSError, deadline=clock.wall() - 1, on_event=stream)
+    assert told(stream) == [("retry_refused", 1, "deadline_passed")]
+    assert stream.last(1)[0].plain()["exception_type"] == "TimeoutError"
+
+
+def test_a_value_that_never_came_is_named(clock: FakeClock) -> None:
+    stream = AuditStream()
+    with pytest.raises(oncemore.RetriesExhausted):
+        run("plain", Script("pending"), on=(), until=lambda value: False, attempts=2, on_event=stream)
+    assert told(stream) == [("retry_attempt", 1), ("retry_exhausted", 2)]
+    assert stream.last(1)[0].plain()["final_exception_type"] == "UntilNotMet"
+
+
+@each_colour
+def test_an_error_in_a_hook_ends_in_an_event_too(colour: str) -> None:
+    stream = AuditStream()
+    with pytest.raises(ZeroDivisionError):
+        run(colour, Script(OSError()), on=OSError, on_retry=lambda report: 1 / 0, on_event=stream)
+    assert told(stream)[-1] == ("retry_refused", 1, "hook_failed")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(KeyboardInterrupt(), "interrupted"), (SystemExit(), "interrupted"), (GeneratorExit(), "abandoned")],
+    ids=repr,
+)
+def test_an_interrupt_ends_in_an_event(error: BaseException, reason: str) -> None:
+    stream = AuditStream()
+    with pytest.raises(type(error)):
+        run("plain", Script(error), on=OSError, on_event=stream)
+    assert told(stream) == [("retry_refused", 1, reason)]
+
+
+def test_cancellation_during_an_attempt_and_during_a_wait_ends_in_an_event() -> None:
+    stream = AuditStream()
+
+    @oncemore.retry(on=OSError, on_event=stream)
+    async def hang() -> None:
+        await asyncio.sleep(3600)
+
+    @oncemore.retry(on=OSError, on_event=stream)
+    async def fail() -> None:
+        raise OSError
+
+    async def cancelled(work: Any) -> None:
+        task = asyncio.create_task(work)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled(hang()))
+    assert told(stream) == [("retry_refused", 1, "cancelled")]
+    asyncio.run(cancelled(fail()))
+    assert told(stream)[1:] == [("retry_attempt", 1), ("retry_refused", 1, "cancelled")]
+
+
+def test_a_block_tells_events_and_counts_under_its_name() -> None:
+    stream = AuditStream()
+    script = Script(OSError(), 1)
+    for attempt in oncemore.attempts(on=OSError, on_event=stream, name="load tiles"):
+        with attempt:
+            script.turn()
+    assert told(stream) == [("retry_attempt", 1), ("retry_succeeded", 2)]
+    assert stream.last(1)[0].retry_category == "RETRY_LOAD_TILES"
+
+
+@pytest.mark.parametrize(
+    ("name", "category"),
+    [
+        ("fetch", "RETRY_FETCH"),
+        ("Client.get", "RETRY_CLIENT_GET"),
+        ("test.<locals>.work", "RETRY_WORK"),
+        ("<lambda>", "RETRY_LAMBDA"),
+        ("", "RETRY_CALL"),
+        ("déjà vu", "RETRY_D_J_VU"),
+    ],
+)
+def test_a_function_without_a_category_counts_under_its_name(name: str, category: str) -> None:
+    assert category_of(name) == category
+
+
+def test_a_category_and_a_sink_are_checked_where_they_are_given() -> None:
+    with pytest.raises(oncemore.UsageError, match="category is 'two words'; it takes 1 to 100 letters"):
+        oncemore.retry(on=OSError, category="two words")
+    with pytest.raises(oncemore.UsageError, match="category is 7"):
+        oncemore.retry(on=OSError, on_event=print, category=7)  # type: ignore[arg-type]
+    with pytest.raises(oncemore.UsageError, match="on_event is 7; it takes a function"):
+        oncemore.retry(on=OSError, on_event=7)  # type: ignore[arg-type]
+
+    async def sink(event: Event) -> None: ...
+
+    with pytest.raises(oncemore.UsageError, match="on_event is an async function"):
+        oncemore.retry(on=OSError, on_event=sink)
+    with pytest.raises(oncemore.UsageError, match="7 is no sink"):
+        Outlet(7)  # type: ignore[arg-type]
+
+
+def test_using_can_take_the_sink_away_and_a_category_alone_costs_nothing() -> None:
+    stream = AuditStream()
+    work = oncemore.retrying(lambda: 1, on=OSError, on_event=stream, category="C")
+    assert work.using(on_event=None)() == 1
+    assert len(stream) == 0
+    assert work() == 1
+    assert len(stream) == 1
+
+
+class Flaky:
+    """A sink that raises as often as it is told and then works."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+        self.calls = 0
+        self.events: list[Event] = []
+
+    def __call__(self, event: Event) -> None:
+        self.calls += 1
+        if self.calls <= self.failures:
+            raise OSError("disk full, token=hunter2")
+        self.events.append(event)
+
+
+def test_a_sink_that_fails_for_a_moment_is_tried_again(clock: FakeClock) -> None:
+    sink = Flaky(2)
+    assert run("plain", Script("value"), on=OSError, on_event=sink) == "value"
+    assert (sink.calls, len(sink.events), len(clock.delays)) == (3, 1, 2)
+    assert sum(clock.delays) <= 0.03
+
+
+@pytest.mark.req("API-12")
+@each_colour
+def test_a_sink_that_stays_down_is_tried_boundedly_reported_and_breaks_nothing(
+    colour: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = Flaky(10**9)
+    outlet = Outlet(sink)
+    recorder = Recorder(outlet, "RETRY_X", "work")
+    assert run(colour, Script(OSError(), "value"), on=OSError, on_event=sink) == "value"
+    assert sink.calls == 3 + 1, "all tries for the first event, one for the next: it is known to be down"
+    records = [record.getMessage() for record in caplog.records if record.name == "oncemore.audit"]
+    exhausted = json.loads(records[0])
+    assert (exhausted["event_type"], exhausted["retry_category"]) == ("retry_exhausted", "RETRY_AUDIT_SINK")
+    assert (exhausted["operation"], exhausted["total_attempts"]) == ("write to Flaky", 3)
+    assert exhausted["final_exception_message"] == "disk full, token=***"
+    lost = [text.partition(": ") for text in records if "only kept here" in text]
+    assert [json.loads(text)["event_type"] for _, _, text in lost] == ["retry_attempt", "retry_succeeded"]
+    sink.calls = sink.failures = 0
+    recorder.ended(1, 0.0, None)
+    assert outlet.lost == 0
+
+
+def test_a_sink_that_works_again_gets_all_its_tries_again() -> None:
+    sink = Flaky(4)
+    outlet = Outlet(sink)
+    recorder = Recorder(outlet, "RETRY_X", "work")
+    for _ in range(3):
+        recorder.ended(1, 0.0, None)
+    assert (sink.calls, len(sink.events), outlet.lost) == (5, 1, 2)
+    sink.failures, sink.calls = 2, 0
+    recorder.ended(1, 0.0, None)
+    assert (sink.calls, len(sink.events)) == (3, 2)
+
+
+def test_one_dead_sink_does_not_silence_another() -> None:
+    stream, outlets = AuditStream(), [Outlet(Flaky(10**9))]
+    tell = each(outlets)
+    outlets.append(Outlet(stream))
+    Recorder(tell, "RETRY_X", "work").ended(1, 0.0, None)
+    assert len(stream) == 1
+
+
+def test_an_async_sink_is_found_out_even_where_it_hides(caplog: pytest.LogCaptureFixture) -> None:
+    async def sink(event: Event) -> None: ...
+
+    class Awaitable:
+        def __await__(self) -> Any: ...
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for hidden in (lambda event: sink(event), lambda event: Awaitable()):
+            assert run("plain", Script(1), on=OSError, on_event=hidden) == 1
+    assert caplog.text.count("only kept here") == 2
+    assert "give a plain function" in caplog.text
+
+
+def test_what_a_sink_does_itself_is_not_told_to_it_again(caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[Event] = []
+
+    def sink(event: Event) -> None:
+        seen.append(event)
+        inner()
+
+    outlet = Outlet(sink)
+    recorder = Recorder(outlet, "RETRY_X", "inside")
+
+    def inner() -> None:
+        recorder.ended(1, 0.0, None)
+
+    recorder.ended(1, 0.0, None)
+    assert len(seen) == 1
+    assert "from inside the sink" in caplog.text
+
+
+def test_an_interrupt_in_a_sink_is_not_swallowed() -> None:
+    def sink(event: Event) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run("plain", Script(1), on=OSError, on_event=sink)
+
+
+def test_names_and_ids_are_fit_to_be_written() -> None:
+    stream = AuditStream()
+    ids = Ids("tenant\n1", "\x1b[31mcorr", "x" * 500)
+    Recorder(stream, "RETRY_X", "get https://u:hunter2@h\r\n", ids).ended(1, 0.0, None)
+    (event,) = stream
+    assert (event.operation, event.tenant_id, event.correlation_id) == (
+        "get https://***@h ",
+        "tenant 1",
+        "corr",
+    )
+    assert event.trace_id is not None
+    assert len(event.trace_id) == 200
+
+
+def test_the_same_failures_give_the_same_events_every_time(tmp_path: Path) -> None:
+    files = []
+    for number in range(2):
+        path = tmp_path / f"{number}.jsonl"
+        with instant(), JsonLines(path) as sink, pytest.raises(OSError, match="x"):
+            run("plain", Script(OSError("x")), on=OSError, seed="s", on_event=sink)
+        files.append(path.read_bytes())
+    assert files[0] == files[1]
+
+
+def test_events_can_go_to_the_programs_own_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    run("plain", Script(OSError("x"), 1), on=OSError, on_event=to_logging())
+    mine = [record for record in caplog.records if record.name == "oncemore.audit"]
+    assert [record.levelno for record in mine] == [logging.WARNING, logging.INFO]
+    assert json.loads(mine[0].getMessage()) == mine[0].oncemore_event  # type: ignore[attr-defined]
+    caplog.clear()
+    caplog.set_level(logging.ERROR)
+    with pytest.raises(OSError, match="x"):
+        run("plain", Script(OSError("x")), on=OSError, on_event=to_logging(logging.getLogger("mine")))
+    assert [(record.name, record.levelno) for record in caplog.records] == [("mine", logging.ERROR)]

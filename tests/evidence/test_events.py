@@ -1,0 +1,151 @@
+"""Events have exactly the documented fields, and their schemas do not move."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncemore import evidence
+from oncemore.errors import UsageError
+from oncemore.evidence.events import KINDS, event_from, rfc3339, schema
+
+#: The table of AUDIT-3, as printed.
+DOCUMENTED = {
+    "retry_attempt": "event_type retry_category operation attempt_number max_attempts delay_seconds "
+    "exception_type exception_message tenant_id correlation_id trace_id timestamp",
+    "retry_exhausted": "event_type retry_category operation total_attempts final_exception_type "
+    "final_exception_message tenant_id correlation_id trace_id timestamp",
+    "idempotency": "event_type retry_category operation idempotency_key action tenant_id correlation_id "
+    "trace_id timestamp",
+}
+
+#: The shipped schemas, by the digests of their bytes. A frozen one never changes: another shape is
+#: another type, or a file ending in .v2.json.
+PINNED: dict[str, str] = {
+    "idempotency.v1.json": "1286bc37aebf92c8729e2535e70b0474b50be0d43df7b766b5efb35822d2179d",
+    "idempotency_cleared.v1.json": "20b303c0cf5c7db5c40410d21ec5d0d15815938d5dd3838154b7bc7dc8406b7d",
+    "retry_attempt.v1.json": "10879d78b412bf4da5ce9625e4d8677891d174d3189a553cab5f0901292e9828",
+    "retry_exhausted.v1.json": "7b36f5cfe602ff9c52937d46ad0a68c736548fa8224899e39b46ab05cde27aac",
+    "retry_refused.v1.json": "6c95c13f2a146d845c59cbcb8b8ce6df9c21efd675226a3337ed56f3be5edaeb",
+    "retry_succeeded.v1.json": "16d3fd905d3f6ba5234cacbb4e634eee10c067d89d734d433eb6193165bd8f70",
+}
+
+SAMPLES: dict[str, Any] = {
+    "str": "text", "int": 1, "float": 0.5, "str | None": None, "Literal['hit', 'record']": "hit",
+    "Literal[\"hit\", \"record\"]": "hit",
+}  # fmt: skip
+
+
+def sample(event_type: str, **changes: Any) -> evidence.Event:
+    kind = KINDS[event_type]
+    plain = {field.name: SAMPLES[str(field.type)] for field in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{**plain, "timestamp": rfc3339(0), **changes})
+
+
+@pytest.mark.req("AUDIT-7")
+def test_the_shipped_schemas_are_the_ones_that_were_pinned() -> None:
+    folder = Path(evidence.__file__).parent / "schemas"
+    shipped = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()}
+    assert shipped == PINNED
+
+
+@pytest.mark.parametrize("event_type", DOCUMENTED)
+def test_the_frozen_events_have_exactly_the_documented_fields(event_type: str) -> None:
+    names = DOCUMENTED[event_type].split()
+    assert list(sample(event_type).plain()) == names
+    assert schema(event_type)["required"] == names
+
+
+def faults(plain: dict[str, Any], rules: dict[str, Any]) -> list[str]:
+    """What a JSON object breaks of a schema; knows the few words that our schemas use."""
+    assert set(rules) <= {
+        "$schema", "$id", "title", "description", "type", "properties", "required", "additionalProperties",
+    }  # fmt: skip
+    found = [f"not there: {name}" for name in rules["required"] if name not in plain]
+    found += [f"not known: {name}" for name in plain if name not in rules["properties"]]
+    kinds = {"string": str, "integer": int, "number": (int, float), "null": type(None)}
+    for name, rule in rules["properties"].items():
+        assert set(rule) <= {
+            "type",
+            "const",
+            "enum",
+            "minimum",
+            "minLength",
+            "format",
+            "pattern",
+            "description",
+        }
+        value, wanted = plain.get(name), rule.get("type", [])
+        wanted = [wanted] if isinstance(wanted, str) else wanted
+        good = (
+            (not wanted or any(isinstance(value, kinds[one]) for one in wanted))  # type: ignore[arg-type]
+            and value == rule.get("const", value)
+            and value in rule.get("enum", [value])
+            and (not isinstance(value, (int, float)) or value >= rule.get("minimum", value))
+            and (not isinstance(value, str) or len(value) >= rule.get("minLength", 0))
+            and (not isinstance(value, str) or re.search(rule.get("pattern", ""), value) is not None)
+        )
+        found += [] if good else [f"{name}: {value!r}"]
+    return found
+
+
+@pytest.mark.parametrize("event_type", KINDS)
+def test_an_event_fits_its_schema_and_comes_back_from_its_json(event_type: str) -> None:
+    event = sample(event_type)
+    assert faults(json.loads(event.json()), schema(event_type)) == []
+    assert event_from(json.loads(event.json())) == event
+    assert "\n" not in event.json()
+    assert faults({**event.plain(), "timestamp": "now", "more": 1}, schema(event_type)) == [
+        "not known: more",
+        "timestamp: 'now'",
+    ]
+
+
+@pytest.mark.parametrize("event_type", KINDS)
+def test_an_event_is_frozen_and_can_be_compared(event_type: str) -> None:
+    event = sample(event_type)
+    with pytest.raises(FrozenInstanceError):
+        event.operation = "another"
+    assert event == sample(event_type) != sample(event_type, operation="another")
+    assert hash(event) == hash(sample(event_type))
+
+
+def test_what_is_no_event_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match="'retry_later' is no event; the types are retry_attempt,"):
+        event_from({"event_type": "retry_later"})
+    with pytest.raises(UsageError, match="None is no event"):
+        event_from({})
+    with pytest.raises(UsageError, match="not so: more, trace_id"):
+        event_from({**{k: v for k, v in sample("idempotency").plain().items() if k != "trace_id"}, "more": 1})
+    with pytest.raises(UsageError, match="'retry_later' is no event"):
+        schema("retry_later")
+
+
+@pytest.mark.parametrize(
+    ("posix", "text"),
+    [
+        (0, "1970-01-01T00:00:00.000000Z"),
+        (1_800_000_000.25, "2027-01-15T08:00:00.250000Z"),
+        (1e300, "9999-12-31T23:59:59.000000Z"),
+        (-1e300, "0001-01-01T00:00:00.000000Z"),
+    ],
+)
+def test_times_are_utc_with_a_z_whatever_the_clock_says(posix: float, text: str) -> None:
+    assert rfc3339(posix) == text
+
+
+def test_an_event_knows_its_time_as_a_number() -> None:
+    assert sample("idempotency", timestamp=rfc3339(1_800_000_000.25)).posix == 1_800_000_000.25
+
+
+def test_the_room_opens_for_the_names_it_lists_and_no_other() -> None:
+    assert dir(evidence) == sorted(evidence.__all__)
+    assert all(getattr(evidence, name) is not None for name in evidence.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Audit'"):
+        evidence.Audit  # noqa: B018
