@@ -99,13 +99,15 @@ json_option = click.option(
 
 ROOT = """
 oncemore demo
+oncemore policy list
+oncemore policy show kfm-loop
 oncemore key --operation kill_switch_update --tenant tenant-123
 """
 
 
 @click.group(
     cls=Branch,
-    homes={"key": "key:key", "demo": "demo:demo"},
+    homes={"policy": "policy:policy", "key": "key:key", "demo": "demo:demo"},
     examples=ROOT,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -113,5 +115,5 @@ oncemore key --operation kill_switch_update --tenant tenant-123
 def root() -> None:
     """Try it once more. Apply it once.
 
-    Compute keys, and see it work.
+    Look at policies before they run, compute keys, and see it work.
     """

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 USUAL_WIDTH = 80
 NARROWEST = 40
+NARROW_COLUMN = 20
 WIDEST_PROSE = 100
 
 _CODES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
@@ -73,18 +74,20 @@ class Paper:
         """Write rows in columns, the first row as their heads; the last column is wrapped."""
         shift = set(right)
         widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+        last = min(widths[-1], NARROW_COLUMN)  # a longer one is wrapped
+        gap = "  " if len(indent) + sum(widths[:-1]) + last + 2 * (len(widths) - 1) <= self.width else " "
         for number, row in enumerate(rows):
             cells = [
                 cell.rjust(width) if at in shift else cell.ljust(width)
                 for at, (cell, width) in enumerate(zip(row[:-1], widths, strict=False))
             ]
-            lead = indent + "".join(f"{cell}  " for cell in cells)
-            last = row[-1].rjust(widths[-1]) if len(row) - 1 in shift else row[-1]
-            self._cell(lead, last, "dim" if number == 0 else "")
+            lead = indent + "".join(f"{cell}{gap}" for cell in cells)
+            end = row[-1].rjust(widths[-1]) if len(row) - 1 in shift else row[-1]
+            self._cell(lead, end, "dim" if number == 0 else "")
 
     def _cell(self, lead: str, last: str, tint: Tint) -> None:
         room = self.width - len(lead)
-        if len(last) <= room or room < 20:
+        if len(last) <= room or room < NARROW_COLUMN:
             self.line(lead + last, tint)
         else:
             from textwrap import wrap
@@ -100,6 +103,15 @@ class Paper:
     def record(self, value: object) -> None:
         """Write one of several JSON documents, on a line of its own."""
         self._write(_dumped(value, None))
+
+    def raw(self, data: bytes) -> None:
+        """Write bytes as they are, whatever the stream's encoding."""
+        try:
+            self._out.flush()
+            self._out.buffer.write(data)
+            self._out.buffer.flush()
+        except BrokenPipeError:
+            hush(self._out)
 
     def error(self, message: str, hint: str = "") -> None:
         """Write what went wrong and what to do next."""

@@ -5,6 +5,8 @@ Nothing here prints, colours, or knows a terminal or a page. Answers load when t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from oncemore.core.key import Plain
@@ -14,7 +16,7 @@ def plain(value: object) -> Plain:
     """Return an answer as plain values, ready for JSON: records become objects, bytes their text."""
     if hasattr(value, "_asdict"):
         return {name: plain(part) for name, part in value._asdict().items()}
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {str(name): plain(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(part) for part in value]

@@ -10,6 +10,7 @@ from itertools import zip_longest
 
 from oncemore.core.tune import Signals
 from oncemore.core.value import Value
+from oncemore.desk.service.fields import values
 from oncemore.desk.service.question import Question, ask
 from oncemore.desk.service.schedule import Delay, Worst, delays, worst
 
@@ -43,7 +44,7 @@ EXAMPLES: Final[dict[str, Question]] = {
 
 
 class Change(Value):
-    """A field that differs; None where one side has no such field."""
+    """A field that differs; None where it does not apply."""
 
     field: str
     a: Plain
@@ -78,36 +79,33 @@ class Course(Value):
 
 
 class Difference(Value):
-    """All that tells two policies apart."""
+    """All that tells two policies apart; `same` when that is their names and versions only."""
 
     a: str
     b: str
     digest_a: str
     digest_b: str
     fields: tuple[Change, ...]
+    same: bool
     schedule: tuple[Pair, ...]
     worst_a: Worst
     worst_b: Worst
     courses: tuple[Course, ...]
 
-    @property
-    def same(self) -> bool:
-        """Whether the two decide alike in everything; names and versions may differ."""
-        return all(change.field in _NAMES for change in self.fields)
-
 
 _NAMES: Final = ("name", "version")
 
 
-def compare(a: Policy, b: Policy) -> Difference:
-    """Return everything in which two policies differ."""
+def compare(a: Policy, b: Policy, names: tuple[str, str] = ("a", "b")) -> Difference:
+    """Return everything in which two policies differ; `names` are what to call them."""
+    changed = changes(a, b)
     pairs = enumerate(zip_longest(delays(a), delays(b)), 1)
     return Difference(
-        a.name,
-        b.name,
+        *names,
         a.digest,
         b.digest,
-        tuple(changes(a, b)),
+        tuple(changed),
+        all(change.field in _NAMES for change in changed),
         tuple(Pair(n, one, other) for n, (one, other) in pairs),
         worst(a),
         worst(b),
@@ -148,20 +146,9 @@ def _later(question: Question, seconds: float) -> Question:
 
 
 def changes(a: Policy, b: Policy) -> list[Change]:
-    """Return the fields that differ, by their path."""
-    one, other = flat(a.plain()), flat(b.plain())
-    paths = [*one, *(path for path in other if path not in one)]
+    """Return the fields that differ, under the names of a policy file."""
+    one, other = values(a), values(b)
+    names = [*one, *(name for name in other if name not in one)]
     return [
-        Change(path, one.get(path), other.get(path)) for path in paths if one.get(path) != other.get(path)
+        Change(name, one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)
     ]
-
-
-def flat(value: Plain, path: str = "") -> dict[str, Plain]:
-    """Return the leaves of nested mappings by their dotted path."""
-    if not isinstance(value, dict):
-        return {path: value}
-    return {
-        leaf: found
-        for name, part in value.items()
-        for leaf, found in flat(part, f"{path}.{name}" if path else name).items()
-    }

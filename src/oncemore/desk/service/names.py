@@ -8,8 +8,8 @@ if TYPE_CHECKING:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return "; did you mean …?" when a known name is close, else nothing."""
+    """Return " (did you mean …?)" when a known name is close, else nothing."""
     from difflib import get_close_matches
 
-    close = get_close_matches(name, list(known), n=2, cutoff=0.6)
+    close = get_close_matches(name, list(known), n=2, cutoff=0.7)
     return f" (did you mean {' or '.join(close)}?)" if close else ""

@@ -1,0 +1,234 @@
+"""`oncemore policy`: look at policies before they run."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from oncemore.desk.cli.group import Branch, json_option, leaf
+from oncemore.desk.cli.paper import Paper
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, TypeVar
+
+    from click.shell_completion import CompletionItem
+
+    F = TypeVar("F", bound=Callable[..., Any])
+
+EXAMPLES = """
+oncemore policy list
+oncemore policy show kfm-loop
+oncemore policy show exoarmur/NATS_CONNECT --attempt 2
+oncemore policy check policies/*.yaml
+oncemore policy diff kfm-loop p2-batch-reporting
+oncemore policy plot kfm-rules --svg kfm-rules.svg
+"""
+
+HOMES = {
+    "list": "policy:list_", "show": "policy:show", "check": "policy:check",
+    "diff": "policy:diff", "plot": "policy:plot", "schema": "policy:schema",
+}  # fmt: skip
+
+
+@click.group("policy", cls=Branch, homes=HOMES, examples=EXAMPLES)
+def policy() -> None:
+    """Look at policies before they run: values, cost, faults, differences.
+
+    A policy is named by its address, profile[/policy][@provider]; a path to a .yaml file may stand for
+    the profile. Profiles are those that ship with the package, and the files below ONCEMORE_POLICY_ROOT.
+    """
+
+
+def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a profile, or a path."""
+    from click.shell_completion import CompletionItem
+
+    from oncemore.desk.service.catalogue import rows
+
+    names = [row.name for row in rows() if row.name.startswith(incomplete)]
+    return [*map(CompletionItem, names)] or [CompletionItem(incomplete, type="file")]
+
+
+def _address(name: str, text: str) -> Callable[[F], F]:
+    return click.argument(name, metavar=name.upper(), shell_complete=_complete, help=text)
+
+
+provider_option = click.option(
+    "--provider", metavar="NAME", help="The numbers as they are for this provider."
+)
+
+
+@leaf("list", "oncemore policy list\nONCEMORE_POLICY_ROOT=policies oncemore policy list --json")
+@json_option
+def list_(in_json: bool) -> None:
+    """List every policy there is, with its version, its bounds, and why it is trusted."""
+    from oncemore.desk.cli.listing import print_rows
+    from oncemore.desk.service.catalogue import rows
+
+    paper = Paper(in_json=in_json)
+    found = rows()
+    if in_json:
+        paper.json(found)
+    else:
+        print_rows(paper, found)
+
+
+ASKED = (
+    "attempt error run_id seed effect retry_after elapsed deadline_in expected tokens intensity price "
+    "queue_depth parallelism error_budget proof"
+)
+SHOW = """
+oncemore policy show kfm-loop
+oncemore policy show policies/mine.yaml --provider eso
+oncemore policy show kfm-loop --attempt 3 --intensity 620 --price 0.31
+oncemore policy show kfm-rules --attempt 1 --error HTTP_429 --retry-after 7 --proof
+"""
+
+
+@leaf("show", SHOW, {"What would it do": ASKED})
+@_address("policy", "A policy by its address or file.")
+@provider_option
+@click.option("--attempt", type=click.IntRange(1), help="Decide what follows when this attempt has failed.")
+@click.option(
+    "--error", metavar="CODE", default="", help="The error, such as HTTP_503; else one that is retried."
+)
+@click.option("--run-id", metavar="ID", default="", help="The run whose seed the draws come from.")
+@click.option("--seed", metavar="TEXT", default="", help="The seed itself.")
+@click.option(
+    "--effect",
+    type=click.Choice(["pure", "idempotent", "transactional", "outbox", "once"]),
+    default="idempotent",
+    help="What the work does to the world.",
+)
+@click.option("--retry-after", type=click.FloatRange(0), help="Seconds that the other side asked for.")
+@click.option("--elapsed", type=click.FloatRange(0), default=0.0, help="Seconds since the call began.")
+@click.option("--deadline-in", type=float, help="Seconds to the deadline.")
+@click.option("--expected", type=click.FloatRange(0), help="Seconds that an attempt is expected to take.")
+@click.option("--tokens", type=float, help="What the retry budget holds.")
+@click.option("--intensity", type=float, help="Grid intensity, g CO2 per kWh.")
+@click.option("--price", type=float, help="Energy price, USD per kWh.")
+@click.option("--queue-depth", type=click.FloatRange(0), help="Work that waits.")
+@click.option("--parallelism", type=click.FloatRange(1), help="How much of it runs at once.")
+@click.option("--error-budget", type=float, help="What is left of the error budget; 0 forbids stretching.")
+@click.option("--proof", is_flag=True, help="Print the proof as canonical JSON, and nothing else.")
+@json_option
+def show(
+    policy: str, provider: str | None, attempt: int | None, proof: bool, in_json: bool, **facts: Any
+) -> None:
+    """Show every value of a policy with its meaning, and the most that it can cost.
+
+    With --attempt it says instead what would be decided after that attempt, and why.
+    """
+    from oncemore.desk.service.policies import find
+
+    found = find(policy, provider)
+    paper = Paper(in_json=in_json)
+    if attempt is None:
+        if proof:
+            raise click.UsageError(
+                "--proof needs --attempt: a proof is about a decision.", click.get_current_context()
+            )
+        _show_sheet(paper, found)
+    else:
+        from oncemore.desk.cli.answer import print_answer, question
+
+        print_answer(paper, found, question(attempt, facts), proof)
+
+
+def _show_sheet(paper: Paper, found: Any) -> None:
+    from oncemore.desk.cli.sheet import print_sheet
+    from oncemore.desk.service.sheet import sheet
+
+    laid_out = sheet(found)
+    if paper.in_json:
+        paper.json(laid_out)
+    else:
+        print_sheet(paper, laid_out)
+
+
+@leaf("check", "oncemore policy check policies/*.yaml\noncemore policy check - < policies/mine.yaml")
+@click.argument(
+    "files", nargs=-1, required=True, metavar="FILE...", help="Policy files; - is standard input."
+)
+@json_option
+def check(files: tuple[str, ...], in_json: bool) -> int:
+    """Check policy files; every fault is told with file, line, column and what is allowed.
+
+    Exit code 1 means that a file cannot be used. Warnings do not change it.
+    """
+    from oncemore.desk.cli.listing import print_checks
+    from oncemore.desk.service import policies
+
+    found = [
+        policies.check_text(sys.stdin.buffer.read(policies.MOST_BYTES))
+        if file == "-"
+        else policies.check(file)
+        for file in files
+    ]
+    paper = Paper(in_json=in_json)
+    if in_json:
+        paper.json(found)
+    else:
+        print_checks(paper, found)
+    return 0 if all(one.good for one in found) else 1
+
+
+@leaf(
+    "diff",
+    "oncemore policy diff kfm-loop p2-batch-reporting\noncemore policy diff kfm-rules mine.yaml --exit-code",
+)
+@_address("a", "A policy by its address or file.")
+@_address("b", "Another one.")
+@provider_option
+@click.option("--exit-code", is_flag=True, help="End with 1 when the two decide differently.")
+@json_option
+def diff(a: str, b: str, provider: str | None, exit_code: bool, in_json: bool) -> int:
+    """Compare two policies: by field, by schedule, and by what they decide in the same situations."""
+    from oncemore.desk.cli.difference import print_difference
+    from oncemore.desk.service.compare import compare
+    from oncemore.desk.service.policies import find
+
+    one, other = find(a, provider), find(b, provider)
+    found = compare(one.policy, other.policy, (one.address, other.address))
+    paper = Paper(in_json=in_json)
+    if in_json:
+        paper.json(found)
+    else:
+        print_difference(paper, found)
+    return 1 if exit_code and not found.same else 0
+
+
+@leaf("plot", "oncemore policy plot kfm-loop\noncemore policy plot kfm-rules --runs 3\n"
+      "oncemore policy plot kfm-rules --svg kfm-rules.svg --seed release-7 --runs 20")  # fmt: skip
+@_address("policy", "A policy by its address or file.")
+@provider_option
+@click.option("--svg", metavar="FILE", help="Draw into this file instead; - is standard output.")
+@click.option("--seed", metavar="TEXT", default="", help="What sample runs are drawn from.")
+@click.option(
+    "--runs", type=click.IntRange(0, 200), help="How many sample runs to draw; 5 in SVG, else none."
+)
+@json_option
+def plot(
+    policy: str, provider: str | None, svg: str | None, seed: str, runs: int | None, in_json: bool
+) -> None:
+    """Draw the schedule of a policy with the band that jitter makes of it."""
+    from oncemore.desk.cli.drawing import draw
+    from oncemore.desk.service.graph import graph
+    from oncemore.desk.service.policies import find
+
+    if svg == "-" and in_json:
+        raise click.UsageError("--svg - and --json both want standard output.", click.get_current_context())
+    count = runs if runs is not None else 5 if svg else 0
+    draw(Paper(in_json=in_json), graph(find(policy, provider), seed, count), svg)
+
+
+@leaf("schema", "oncemore policy schema > policy.schema.json")
+@json_option
+def schema(in_json: bool) -> None:
+    """Print the JSON Schema of policy files, for editors and other tools."""
+    from oncemore.govern import schema as of_files
+
+    Paper(in_json=True).json(of_files())
