@@ -1,4 +1,5 @@
-"""Hold what is made from policy files and their table against what is kept: digests, schema, reference page.
+"""Hold what is made from policy files and their table against what is kept: digests, schema, list,
+reference page.
 
 python tools/profiles.py           say what is out of step
 python tools/profiles.py --write   write it
@@ -10,6 +11,7 @@ import json
 import sys
 from pathlib import Path
 
+from oncemore.desk.service.catalogue import KEPT, kept_now
 from oncemore.govern.packaged import DIGESTS, FOLDER, digests_now
 from oncemore.govern.schema import reference, schema
 
@@ -25,6 +27,7 @@ def wanted(page: str) -> dict[Path, str]:
     tail = rest.partition(END)[2]
     return {
         FOLDER / DIGESTS: digests_now(),
+        KEPT: kept_now(),
         FOLDER / "policy.schema.json": json.dumps(schema(), indent=1, ensure_ascii=False) + "\n",
         PAGE: f"{head}{BEGIN}\n{reference()}\n{END}{tail}",
     }
@@ -42,12 +45,16 @@ def stale() -> dict[Path, str]:
 
 def main(arguments: list[str]) -> int:
     """Say what is out of step, or write it."""
-    found = stale()
-    for path, text in found.items():
-        if "--write" in arguments:
+    if "--write" not in arguments:
+        found = stale()
+        for path in found:
+            print(f"out of step: {path.relative_to(ROOT)}")
+        return 1 if found else 0
+    for _ in range(2):  # the list is read through the digests, which must be right first
+        for path, text in stale().items():
             path.write_text(text, encoding="utf-8")
-        print(f"{'written' if '--write' in arguments else 'out of step'}: {path.relative_to(ROOT)}")
-    return 1 if found and "--write" not in arguments else 0
+            print(f"written: {path.relative_to(ROOT)}")
+    return 0
 
 
 if __name__ == "__main__":
