@@ -1,8 +1,8 @@
 """Hold what is made from policy files and their table against what is kept: digests, schema, list,
 reference page.
 
-python tools/profiles.py           say what is out of step
-python tools/profiles.py --write   write it
+    python tools/profiles.py           say what is out of step
+    python tools/profiles.py --write   write it
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from oncemore.desk.service.catalogue import KEPT, kept_now
 from oncemore.govern.packaged import DIGESTS, FOLDER, digests_now
-from oncemore.govern.schema import reference, schema
+from oncemore.govern.publish import reference, schema
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "policy-files.md"

@@ -192,7 +192,7 @@ def _policy(options: Options) -> Policy:
     given = options.get("policy")
     base = STANDARD if given is None else given
     if _on_disk(base):
-        from oncemore.govern.load import quiet_policy  # only policies on disk need it
+        from oncemore.govern.loader import quiet_policy  # only policies on disk need it
 
         base = quiet_policy(base)  # type: ignore[arg-type]
     elif isinstance(base, str):

@@ -13,9 +13,9 @@ Every fault of a file is told at once, with file, line, column and field (`Polic
 from __future__ import annotations
 
 from oncemore.govern.faults import Fault, Mark, PolicyFileError
-from oncemore.govern.load import Listed, forget, listing, load, names, policy, profile
-from oncemore.govern.profile import UNSIGNED, VERIFIED, Cooldown, Profile
-from oncemore.govern.schema import schema
+from oncemore.govern.loaded import UNSIGNED, VERIFIED, Cooldown, Profile
+from oncemore.govern.loader import Listed, forget, listing, load, names, policy, profile
+from oncemore.govern.publish import schema
 from oncemore.govern.write import as_file
 
 __all__ = [

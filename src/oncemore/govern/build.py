@@ -28,8 +28,8 @@ from oncemore.govern.inherit import (
     raised,
     read,
 )
+from oncemore.govern.loaded import Cooldown
 from oncemore.govern.nodes import Entry, Fields
-from oncemore.govern.profile import Cooldown
 from oncemore.govern.sections import SECTIONS
 
 TYPE_CHECKING = False

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from oncemore.core.value import Value
 from oncemore.errors import PolicyError
+from oncemore.govern.address import extended, name_of
 from oncemore.govern.check import canonical
 from oncemore.govern.disk import Stamp, read
 from oncemore.govern.faults import Faults, Mark
 from oncemore.govern.inherit import inherit, settled
-from oncemore.govern.names import extended, name_of
 from oncemore.govern.nodes import Fields, Scalar, parse
 from oncemore.govern.packaged import PACKAGED, is_packaged, verify
 from oncemore.govern.sections import FIELDS

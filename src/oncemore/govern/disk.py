@@ -17,8 +17,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
-#: The largest profile of ours has 5 KiB. The limit is what pure Python reads in a tenth of a second.
-MOST_BYTES: Final = 64 * 1024
+#: The largest profile of ours has 5 KiB. The limit is what is read in less than a tenth of a second.
+MOST_BYTES: Final = 32 * 1024
 
 _FLAGS: Final = (
     os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     Node = "Scalar | Items | Fields"
 
 DEEPEST: Final = 20
-MOST_NODES: Final = 2000
+MOST_NODES: Final = 1500
+MOST_LINES: Final = 2000
 LONGEST_NUMBER: Final = 40
 
 
@@ -106,6 +107,8 @@ def _text(data: bytes, file: str) -> str:
         raise refuse(_at(text, found.start(), file), f"holds the character U+{ord(found[0]):04X}")
     if found := _INDENTING_TAB.search(text):
         raise refuse(_at(text, found.end() - 1, file), "is indented with a tab; use spaces")
+    if text.count("\n") >= MOST_LINES:
+        raise refuse(Mark(file, MOST_LINES + 1, 1), f"has more than {MOST_LINES} lines")
     depth = 0
     for found in re.finditer(r"[][{}]", text):
         depth = depth + 1 if found[0] in "[{" else max(0, depth - 1)

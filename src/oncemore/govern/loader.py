@@ -17,13 +17,13 @@ from warnings import warn
 
 from oncemore.core.value import Value
 from oncemore.errors import PolicyError, PolicyWarning
+from oncemore.govern.address import address_of, find, forget_names, path_text, root_files
 from oncemore.govern.build import Built, build
 from oncemore.govern.chain import Draft, draft_of, is_governed
 from oncemore.govern.disk import Stamp, stamp
 from oncemore.govern.faults import Faults
-from oncemore.govern.names import address_of, find, forget_names, path_text, root_files
+from oncemore.govern.loaded import UNSIGNED, VERIFIED, Profile
 from oncemore.govern.packaged import PACKAGED, is_packaged, path_of
-from oncemore.govern.profile import UNSIGNED, VERIFIED, Profile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
