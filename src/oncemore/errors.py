@@ -8,6 +8,7 @@
     │   ├── RetriesExhausted            … `until=` never held; carries the last value
     │   └── AttemptTimeout (TimeoutError)   an attempt took longer than it may
     │       └── DeadlineExceeded        … because the whole call's time is up
+    ├── StoreError                    the store's: it cannot be reached, is full or is broken
     └── IllegalMove                   ours: a state may not follow another
 
 Raised by your own work, to say what a failure is:
@@ -33,6 +34,7 @@ __all__ = [
     "PolicyError",
     "PolicyWarning",
     "RetriesExhausted",
+    "StoreError",
     "TransientError",
     "UsageError",
     "Violation",
@@ -88,6 +90,10 @@ class AttemptTimeout(Failed, TimeoutError):
 
 class DeadlineExceeded(AttemptTimeout):
     """The time of the whole call, not only of one attempt, is up."""
+
+
+class StoreError(Error):
+    """The store cannot be reached, is full or is broken; nothing is said to be stored that is not."""
 
 
 class IllegalMove(Error):

@@ -1,0 +1,57 @@
+"""KEY: what makes two calls the same work.
+
+    key        = SHA-256(canonical JSON of {step, args, partition, tenant, bucket})
+    input_hash = the same over all arguments, also those that `key=` leaves out
+    cfg_hash   = the same over version and config
+
+The version is not part of the key: a version bump must not repeat a payment.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncemore.codec.tagged import Tagger
+from oncemore.core.key import digest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from oncemore.core.key import Plain
+
+_KEYED = Tagger(keyed=True)
+
+
+def step_key(
+    step: str,
+    arguments: Mapping[str, object],
+    *,
+    partition: object = None,
+    tenant: str = "",
+    bucket: str = "",
+) -> str:
+    """Return the key of a call: 64 hex digits that two calls share if they are the same work."""
+    return digest(
+        {
+            "step": _KEYED.tag(step, "the step's name"),
+            "args": tagged_arguments(arguments),
+            "partition": _KEYED.tag(partition, "partition"),
+            "tenant": _KEYED.tag(tenant, "tenant"),
+            "bucket": _KEYED.tag(bucket, "bucket"),
+        }
+    )
+
+
+def input_hash(arguments: Mapping[str, object]) -> str:
+    """Return the digest of all arguments that count."""
+    return digest(tagged_arguments(arguments))
+
+
+def cfg_hash(version: str, config: object) -> str:
+    """Return the digest of what a result depends on besides its arguments."""
+    return digest({"version": _KEYED.tag(version, "version"), "config": _KEYED.tag(config, "config")})
+
+
+def tagged_arguments(arguments: Mapping[str, object]) -> dict[str, Plain]:
+    """Return arguments in their keyed form; one that has none is refused by its name."""
+    return {name: _KEYED.tag(value, f"argument {name!r}") for name, value in arguments.items()}

@@ -1,0 +1,174 @@
+"""The store protocol: an append-only log of entries, and the head of every entity.
+
+A store keeps, for each *entity* (a run, a worker, a breaker…), a chain of *entries* and one *head*: its
+current state. The one thing that changes anything is `append`: an atomic compare-and-set over one or
+several entities. What a store promises, and what the contract suite (`oncemore.testing.contract`) holds
+every store to:
+
+* **All or nothing.** A batch is stored whole or not at all. If an entity is not at the version that the
+  batch expects of it (0: it must not exist), or a guard is not, nothing is stored and the answer is a
+  `Conflict` with the head that is there. One batch's conflict never hurts another's.
+* **One winner.** Of any number of batches that expect the same version of an entity, from any threads
+  and processes, one is stored.
+* **Acknowledged is durable.** When a ticket says `Stored`, the batch survives the death of the process,
+  and, if it asked for `sync`, the loss of power as far as `facts()` says.
+* **A failed store stops.** After a storage error nobody is told that something is stored; the error goes
+  to all that waited for it, and the state is read anew.
+* **Order.** `seq` rises in the order in which batches became visible, without ever being reused; an
+  entity's entries have versions 1, 2, 3, …
+
+Bytes and hashes are made by the caller, from the head it read, outside of any transaction: that the
+compare-and-set succeeds is the proof that the link is right. `seq` is not part of what is hashed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from oncemore.core.value import Value
+from oncemore.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Mapping
+
+NOWHERE = b"\x00" * 32  # the link of an entity's first entry
+
+
+class Index(Value):
+    """What a store can look heads up by; a pure function of the head that is written with it.
+
+    due      when somebody must look at it again; None when nobody has to
+    """
+
+    kind: str
+    state: str = ""
+    due: float | None = None
+    step: str = ""
+    worker: str = ""
+    dataset: str = ""
+
+
+class Write(Value):
+    """One entry to append to one entity, and the head that then stands."""
+
+    entity: str
+    expect: int
+    header: bytes
+    body: bytes
+    hash: bytes
+    head: bytes
+    by: Index
+
+
+class Batch(Value):
+    """What is stored together or not at all.
+
+    guards  entities that are only read, and the version each must still have (0: must not exist)
+    sync    whether the answer must wait until the disk has it
+    """
+
+    writes: tuple[Write, ...]
+    guards: Mapping[str, int] = {}
+    sync: bool = True
+
+
+class Head(Value):
+    """The current state of an entity: what was written last, and where it stands in the log."""
+
+    entity: str
+    version: int
+    hash: bytes
+    head: bytes
+    by: Index
+    seq: int
+
+
+class Entry(Value):
+    """One record of the log. `body` is None when it was pruned or erased; its digest stays."""
+
+    seq: int
+    entity: str
+    version: int
+    prev: bytes
+    hash: bytes
+    header: bytes
+    body: bytes | None
+    body_digest: bytes
+
+
+class Stored(Value):
+    """The batch is stored; `seqs` are the numbers of its entries, in the order of its writes."""
+
+    seqs: tuple[int, ...]
+
+
+class Conflict(Value):
+    """The batch is not stored: `entity` has another version than expected; `head` is what is there."""
+
+    entity: str
+    head: Head | None
+
+
+class Query(Value):
+    """Which heads to list; every field that is given must match. In the order of due, then of entity."""
+
+    kind: str
+    state: str | None = None
+    due_by: float | None = None
+    step: str | None = None
+    worker: str | None = None
+    dataset: str | None = None
+    limit: int = 1000
+
+
+class Facts(Value):
+    """What a store really gives, for people and for `doctor`."""
+
+    url: str
+    engine: str
+    durable: str
+    notes: tuple[str, ...] = ()
+
+
+def check_batch(batch: Batch) -> None:
+    """Refuse a batch that writes an entity twice, or guards what it writes: it would contradict itself."""
+    written = [write.entity for write in batch.writes]
+    if len(set(written)) < len(written) or batch.guards.keys() & set(written):
+        raise UsageError("a batch may name each entity once, as a write or as a guard")
+
+
+class Ticket(Protocol):
+    """The answer to an append: `wait()` for it, or await it."""
+
+    def wait(self) -> Stored | Conflict:
+        """Block until the batch is stored or refused; raise `StoreError` when neither is known."""
+
+    def __await__(self) -> Generator[object, object, Stored | Conflict]: ...
+
+
+class Store(Protocol):
+    """A log of entries with heads. A new store is one class that passes the contract suite."""
+
+    def append(self, batch: Batch) -> Ticket:
+        """Ask for a batch to be stored."""
+
+    def head(self, entity: str) -> Head | None:
+        """Return the current state of an entity, or None when there is none."""
+
+    def heads(self, query: Query) -> Iterator[Head]:
+        """Return the heads that a query asks for."""
+
+    def entries(self, entity: str | None = None, after: int = 0) -> Iterator[Entry]:
+        """Return entries in their order: of one entity after a version, or of all after a seq."""
+
+    def now(self) -> float:
+        """Return the time that this store goes by, in POSIX seconds."""
+
+    def changed(self, after: int, timeout: float) -> int:
+        """Wait until the log has grown beyond `after`, or time is up; return its last seq."""
+
+    def facts(self) -> Facts:
+        """Return what this store really gives."""
+
+    def close(self) -> None:
+        """Let go of everything; what was acknowledged stays."""

@@ -1,0 +1,317 @@
+"""The contract of a store, as checks that anybody can run on their own.
+
+    @pytest.mark.parametrize("check", contract.CHECKS, ids=contract.name)
+    def test_my_store_keeps_the_contract(check, tmp_path):
+        check(lambda: MyStore(tmp_path))
+
+A check is given a way to open the store; each call gives a handle on the *same* data (for a store in
+memory: the same object). What they hold a store to is written in `oncemore.store.base`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+from oncemore.errors import UsageError
+from oncemore.store.base import NOWHERE, Batch, Conflict, Entry, Head, Index, Query, Stored, Write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oncemore.store.base import Store
+
+    Opener = Callable[[], Store]
+
+
+def name(check: Callable[[Opener], None]) -> str:
+    """Return a check's name as a sentence, for a test's id."""
+    return check.__name__.replace("_", " ")
+
+
+def write(entity: str, before: Head | None, body: bytes = b"{}", **by: object) -> Write:
+    """Make the next entry of an entity, linked to the head that was read."""
+    version = 0 if before is None else before.version
+    header = f"{entity}:{version + 1}".encode()
+    prev = NOWHERE if before is None else before.hash
+    index = Index(**{"kind": "run", **by})  # type: ignore[arg-type]
+    return Write(entity, version, header, body, link(prev, header, body), body, index)
+
+
+def link(prev: bytes, header: bytes, body: bytes) -> bytes:
+    """Return the hash of an entry: over the one before, its header and the digest of its body."""
+    return sha256(prev + header + sha256(body).digest()).digest()
+
+
+def put(store: Store, *writes: Write, sync: bool = True) -> Stored | Conflict:
+    """Append one batch and wait for its answer."""
+    return store.append(Batch(writes, {}, sync)).wait()
+
+
+def stored(answer: Stored | Conflict) -> Stored:
+    """Return an answer that must be `Stored`."""
+    assert isinstance(answer, Stored), f"refused: {answer}"
+    return answer
+
+
+def whole(store: Store, entity: str) -> list[Entry]:
+    """Return all entries of an entity, once their versions and links have been checked."""
+    prev, found = NOWHERE, list(store.entries(entity))
+    for version, entry in enumerate(found, 1):
+        assert (entry.entity, entry.version, entry.prev) == (entity, version, prev)
+        assert entry.body is not None
+        assert entry.body_digest == sha256(entry.body).digest()
+        assert entry.hash == link(prev, entry.header, entry.body)
+        prev = entry.hash
+    head = store.head(entity)
+    assert (head.version if head else 0) == len(found)
+    assert (head.hash if head else NOWHERE) == prev
+    return found
+
+
+def an_entity_that_was_never_written_has_no_head_and_no_entries(open_store: Opener) -> None:
+    """Asking for nothing gives nothing."""
+    store = open_store()
+    assert store.head("run/none") is None
+    assert list(store.entries("run/none")) == []
+    assert list(store.heads(Query("run"))) == []
+
+
+def what_is_written_can_be_read_back(open_store: Opener) -> None:
+    """Head and entries show what was appended, also through another handle."""
+    store = open_store()
+    first = write("run/a", None, b'{"n":1}', state="PENDING", due=5.0, step="load", worker="w", dataset="d")
+    (seq,) = stored(put(store, first)).seqs
+    for handle in (store, open_store()):
+        head = handle.head("run/a")
+        assert head == Head("run/a", 1, first.hash, first.head, first.by, seq)
+        (entry,) = whole(handle, "run/a")
+        assert (entry.seq, entry.header, entry.body) == (seq, first.header, first.body)
+
+
+def a_stale_write_is_refused_with_the_head_that_is_there(open_store: Opener) -> None:
+    """A compare-and-set that misses stores nothing and says what it met."""
+    store = open_store()
+    first = write("run/a", None)
+    stored(put(store, first))
+    for stale in (first, write("run/a", Head("run/a", 7, b"x" * 32, b"", Index("run"), 1))):
+        answer = put(store, stale)
+        assert isinstance(answer, Conflict)
+        assert answer.entity == "run/a"
+        assert answer.head == store.head("run/a")
+    missing = put(store, write("run/b", Head("run/b", 1, b"x" * 32, b"", Index("run"), 1)))
+    assert missing == Conflict("run/b", None)
+    assert len(whole(store, "run/a")) == 1
+
+
+def several_entities_are_stored_together_or_not_at_all(open_store: Opener) -> None:
+    """One stale member leaves no trace of the others."""
+    store = open_store()
+    stored(put(store, write("run/a", None), write("worker/w", None, kind="worker")))
+    a, w = store.head("run/a"), store.head("worker/w")
+    stored(put(store, write("run/a", a), write("worker/w", w), write("run/new", None)))
+    answer = put(store, write("run/b", None), write("run/a", a), write("run/c", None))
+    assert isinstance(answer, Conflict)
+    assert answer.entity == "run/a"
+    assert store.head("run/b") is None
+    assert store.head("run/c") is None
+    assert [len(whole(store, entity)) for entity in ("run/a", "worker/w", "run/new")] == [2, 2, 1]
+
+
+def a_guard_holds_without_being_written(open_store: Opener) -> None:
+    """A batch may depend on what it only read; reading moves no version."""
+    store = open_store()
+    stored(put(store, write("dataset/d", None, kind="dataset")))
+    assert isinstance(store.append(Batch((write("run/a", None),), {"dataset/d": 1})).wait(), Stored)
+    refused = store.append(Batch((write("run/b", None),), {"dataset/d": 2})).wait()
+    assert refused == Conflict("dataset/d", store.head("dataset/d"))
+    assert store.head("run/b") is None
+    absent = store.append(Batch((write("run/c", None),), {"switch/off": 0})).wait()
+    assert isinstance(absent, Stored)
+    alone = store.append(Batch((), {"dataset/d": 1})).wait()
+    assert alone == Stored(())
+    assert len(whole(store, "dataset/d")) == 1
+
+
+def a_batch_that_contradicts_itself_is_refused(open_store: Opener) -> None:
+    """An entity stands in a batch once."""
+    store = open_store()
+    for batch in (
+        Batch((write("run/a", None), write("run/a", None))),
+        Batch((write("run/a", None),), {"run/a": 0}),
+    ):
+        try:
+            store.append(batch).wait()
+        except UsageError:
+            continue
+        raise AssertionError("accepted")
+    assert store.head("run/a") is None
+
+
+def seqs_rise_and_the_whole_log_is_in_their_order(open_store: Opener) -> None:
+    """Whoever follows the log by seq meets every entry once."""
+    store = open_store()
+    given: list[int] = []
+    for n in range(5):
+        given += stored(put(store, write(f"run/{n}", None), write(f"worker/{n}", None))).seqs
+    log = list(store.entries())
+    assert [entry.seq for entry in log] == given == sorted(set(given))
+    assert [entry.seq for entry in store.entries(after=given[3])] == given[4:]
+    head = store.head("run/0")
+    stored(put(store, write("run/0", head)))
+    assert [entry.version for entry in store.entries("run/0", after=1)] == [2]
+
+
+def heads_are_found_by_what_they_are_indexed_by(open_store: Opener) -> None:
+    """Queries filter, order by due time and stop at their limit."""
+    store = open_store()
+    rows: list[tuple[str, dict[str, object]]] = [
+        ("run/1", {"state": "SOFT_FAIL", "due": 30.0, "step": "load"}),
+        ("run/2", {"state": "SOFT_FAIL", "due": 10.0, "step": "load", "worker": "w1"}),
+        ("run/3", {"state": "PENDING", "due": 20.0, "step": "send", "dataset": "d1"}),
+        ("run/4", {"state": "COMPLETE", "step": "load"}),
+        ("worker/1", {"kind": "worker", "due": 5.0}),
+    ]
+    for entity, by in rows:
+        stored(put(store, write(entity, None, **by)))
+
+    def found(**query: object) -> list[str]:
+        return [head.entity for head in store.heads(Query(**{"kind": "run", **query}))]  # type: ignore[arg-type]
+
+    assert found() == ["run/2", "run/3", "run/1", "run/4"]
+    assert found(due_by=20.0) == ["run/2", "run/3"]
+    assert found(state="SOFT_FAIL") == ["run/2", "run/1"]
+    assert found(step="load", due_by=99.0) == ["run/2", "run/1"]
+    assert found(worker="w1") == ["run/2"]
+    assert found(dataset="d1") == ["run/3"]
+    assert found(kind="worker") == ["worker/1"]
+    assert found(limit=2) == ["run/2", "run/3"]
+    head = store.head("run/2")
+    stored(put(store, write("run/2", head, state="COMPLETE", step="load")))
+    assert found(due_by=99.0) == ["run/3", "run/1"]
+
+
+def odd_names_and_bodies_are_kept_as_they_are(open_store: Opener) -> None:
+    """Any text is a name, any bytes are a body."""
+    store = open_store()
+    names = ["run/é\u0301\U0001f600", "run/" + "x" * 500, "run/a'b\"c;--", "run/%_*", "run/ a\tb"]
+    bodies = [b"", b"\x00\xff" * 10, b"x" * 1_000_000]
+    for entity in names:
+        for body in bodies:
+            stored(put(store, write(entity, store.head(entity), body)))
+        assert [entry.body for entry in whole(store, entity)] == bodies
+
+
+def of_many_that_expect_the_same_version_one_wins(open_store: Opener) -> None:
+    """Threads that race for one entity, each with a handle of its own, never lose or double a step."""
+    open_store()
+    wins: list[int] = []
+    faults: list[BaseException] = []
+
+    def race(mine: int) -> None:
+        try:
+            store = open_store()
+            for _ in range(20):
+                while isinstance(put(store, write("run/hot", store.head("run/hot"), b"%d" % mine)), Conflict):
+                    pass
+                wins.append(mine)
+        except BaseException as fault:  # noqa: BLE001 - reported by the check
+            faults.append(fault)
+
+    _together(race, 8)
+    assert not faults, faults
+    entries = whole(open_store(), "run/hot")
+    assert len(entries) == len(wins) == 160
+    assert sorted(entry.body for entry in entries if entry.body) == sorted(b"%d" % mine for mine in wins)
+
+
+def batches_that_have_nothing_in_common_do_not_disturb_each_other(open_store: Opener) -> None:
+    """Threads on their own entities are never refused, and every answer is their own."""
+    store = open_store()
+    faults: list[BaseException] = []
+
+    def work(mine: int) -> None:
+        try:
+            for n in range(25):
+                entity = f"run/{mine}"
+                (seq,) = stored(
+                    put(store, write(entity, store.head(entity), b"%d" % n), sync=n % 2 == 0)
+                ).seqs
+                head = store.head(entity)
+                assert head is not None
+                assert (head.version, head.seq) == (n + 1, seq)
+        except BaseException as fault:  # noqa: BLE001 - reported by the check
+            faults.append(fault)
+
+    _together(work, 8)
+    assert not faults, faults
+    for mine in range(8):
+        assert [entry.body for entry in whole(store, f"run/{mine}")] == [b"%d" % n for n in range(25)]
+
+
+def tickets_can_be_awaited(open_store: Opener) -> None:
+    """Tasks share commits; each gets its own answer, conflicts included."""
+
+    async def main() -> None:
+        store = open_store()
+        batches = [Batch((write(f"run/{n % 10}", None, b"%d" % n),)) for n in range(40)]
+        answers = await asyncio.gather(*[_awaited(store, batch) for batch in batches])
+        assert sum(isinstance(answer, Stored) for answer in answers) == 10
+        for answer in answers:
+            assert isinstance(answer, Stored) or answer.head == store.head(answer.entity)
+
+    asyncio.run(main())
+
+
+async def _awaited(store: Store, batch: Batch) -> Stored | Conflict:
+    return await store.append(batch)
+
+
+def waiting_for_a_change_ends_when_there_is_one(open_store: Opener) -> None:
+    """`changed` returns at an append of any handle, and at its timeout."""
+    store, other = open_store(), open_store()
+    last = store.changed(0, 0.0)
+    assert store.changed(last, 0.05) == last
+    timer = threading.Timer(0.1, lambda: put(other, write("run/a", None)))
+    timer.start()
+    assert store.changed(last, 10.0) > last
+    timer.join()
+
+
+def facts_say_what_the_store_gives(open_store: Opener) -> None:
+    """A store names its engine and its durability, and goes by a clock that moves."""
+    store = open_store()
+    facts = store.facts()
+    assert facts.url
+    assert facts.engine
+    assert facts.durable
+    assert store.now() <= store.now()
+
+
+def _together(work: Callable[[int], None], many: int) -> None:
+    threads = [threading.Thread(target=work, args=(mine,)) for mine in range(many)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a thread is stuck"
+
+
+CHECKS = (
+    an_entity_that_was_never_written_has_no_head_and_no_entries,
+    what_is_written_can_be_read_back,
+    a_stale_write_is_refused_with_the_head_that_is_there,
+    several_entities_are_stored_together_or_not_at_all,
+    a_guard_holds_without_being_written,
+    a_batch_that_contradicts_itself_is_refused,
+    seqs_rise_and_the_whole_log_is_in_their_order,
+    heads_are_found_by_what_they_are_indexed_by,
+    odd_names_and_bodies_are_kept_as_they_are,
+    of_many_that_expect_the_same_version_one_wins,
+    batches_that_have_nothing_in_common_do_not_disturb_each_other,
+    tickets_can_be_awaited,
+    waiting_for_a_change_ends_when_there_is_one,
+    facts_say_what_the_store_gives,
+)

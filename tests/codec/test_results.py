@@ -1,0 +1,99 @@
+"""A result is encodable if and only if reading gives an equal value of the same type."""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+import pydantic
+import pytest
+from hypothesis import given
+
+from oncemore.codec import results
+from oncemore.codec.results import decode, encode
+from oncemore.codec.tagged import NoForm
+from tests.codec.test_tagged import same, values
+
+
+@given(values)
+def test_results_come_back_the_same(value: object) -> None:
+    assert same(decode(encode(value)), value)
+
+
+@pytest.mark.parametrize("value", [None, 0, "", False, 0.0, [], {}, (), b""], ids=repr)
+def test_nothing_and_falsy_results_are_results(value: object) -> None:
+    assert same(decode(encode(value)), value)
+
+
+@dataclass
+class Report:
+    title: str
+    rows: list[int] = field(default_factory=list)
+
+
+class Struct(msgspec.Struct):
+    title: str
+    score: float
+
+
+class Pair(NamedTuple):
+    a: int
+    b: str
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation"),
+    [
+        (Report("x", [1, 2]), Report),
+        ([Report("x"), Report("y")], list[Report]),
+        ({"a": Struct("x", 1.5)}, dict[str, Struct]),
+        (Struct("x", 2.0), Struct),
+        (Struct("x", 2.0), Struct | None),
+        (Pair(1, "b"), Pair),
+    ],
+    ids=["dataclass", "list", "mapping", "struct", "optional", "named tuple"],
+)
+def test_typed_results_go_by_the_return_annotation(value: object, annotation: Any) -> None:
+    again = decode(encode(value, annotation), annotation)
+    assert type(again) is type(value)
+    assert again == value
+
+
+@dataclass
+class Lossy:
+    when: Any
+
+
+def test_what_an_encoding_would_change_is_refused() -> None:
+    with pytest.raises(NoForm, match="changes when it is stored as Lossy"):
+        encode(Lossy((1, 2)), Lossy)
+    with pytest.raises(NoForm, match="by its annotation Report neither"):
+        encode(object(), Report)
+    with pytest.raises(NoForm, match="the result is a Report"):
+        encode(Report("x"))
+    with pytest.raises(NoForm, match="the result is a function"):
+        encode(lambda: 0, Any)
+
+
+def test_typed_bytes_hold_fields_and_no_class_name_and_need_their_annotation() -> None:
+    data = encode(Report("x"), Report)
+    assert b"Report" not in data
+    with pytest.raises(NoForm, match="no longer has"):
+        decode(data)
+
+
+def test_a_result_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "MOST_BYTES", 10)
+    with pytest.raises(NoForm, match="takes 22 bytes; 10 is the most, write an artifact"):
+        encode("x" * 20)
+
+
+class Model(pydantic.BaseModel):
+    title: str
+    tags: list[str] = []
+
+
+def test_pydantic_models_go_by_the_return_annotation() -> None:
+    value = Model(title="x", tags=["a"])
+    again = decode(encode(value, Model), Model)
+    assert type(again) is Model
+    assert again == value

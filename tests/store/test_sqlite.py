@@ -1,0 +1,305 @@
+"""The embedded store under hard conditions: kills, forks, faults of the disk, other people's files."""
+
+import asyncio
+import os
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from oncemore.errors import StoreError
+from oncemore.store import place, sqlite
+from oncemore.store.base import Batch, Conflict, Query, Stored
+from oncemore.store.sqlite import SqliteStore
+from oncemore.testing.contract import put, stored, whole, write
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "deep" / "log.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[SqliteStore]:
+    made = SqliteStore(path)
+    yield made
+    made.close()
+
+
+def test_the_file_belongs_to_its_owner_alone(store: SqliteStore, path: Path) -> None:
+    stored(put(store, write("run/a", None)))
+    for file in path.parent.iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+
+
+def test_durability_is_read_back_and_told(store: SqliteStore) -> None:
+    facts = store.facts()
+    assert "WAL" in facts.engine
+    assert apsw.sqlite_lib_version() in facts.engine
+    assert "power loss" in facts.durable
+
+
+def test_everything_is_there_after_reopening(store: SqliteStore, path: Path) -> None:
+    stored(put(store, write("run/a", None, b"1", due=3.0)))
+    stored(put(store, write("run/a", store.head("run/a"), b"2", state="COMPLETE")))
+    store.close()
+    store.close()
+    again = SqliteStore(path)
+    assert [entry.body for entry in whole(again, "run/a")] == [b"1", b"2"]
+    assert list(again.heads(Query("run", due_by=9.0))) == []
+    again.close()
+
+
+def test_a_closed_store_refuses_everything(store: SqliteStore) -> None:
+    store.close()
+    for use in (lambda: put(store, write("run/a", None)), lambda: store.head("run/a")):
+        with pytest.raises(StoreError, match="closed"):
+            use()
+
+
+@pytest.mark.parametrize(
+    ("version", "fine"), [("3.40.1", False), ("3.51.2", False), ("3.51.3", True), ("3.54.1", True)]
+)
+def test_an_engine_that_can_lose_commits_is_refused(version: str, fine: bool) -> None:
+    if fine:
+        sqlite._check_engine(version)
+    else:
+        with pytest.raises(StoreError, match="WAL-reset bug"):
+            sqlite._check_engine(version)
+
+
+def test_a_network_file_system_is_refused(tmp_path: Path) -> None:
+    table = tmp_path / "mounts"
+    table.write_text(
+        "22 1 254:0 / / rw - ext4 /dev/vda rw\n"
+        "30 22 0:50 / /mnt/share rw - nfs4 host:/x rw\n"
+        "31 22 0:51 / /mnt/with\\040space rw shared:1 - fuse.sshfs host rw\n"
+        "garbage\n"
+    )
+    assert place.file_system(Path("/mnt/share/a/b"), table) == "nfs4"
+    assert place.file_system(Path("/mnt/with space/x"), table) == "fuse.sshfs"
+    assert place.file_system(Path("/home/x"), table) == "ext4"
+    assert place.file_system(Path("/x"), tmp_path / "none") == ""
+    for kind in ("nfs4", "cifs", "fuse.sshfs"):
+        with pytest.raises(StoreError, match="network file system"):
+            place.check_local(Path("/x"), kind)
+    place.check_local(Path("/x"), "ext4")
+
+
+def test_a_store_of_a_newer_version_is_refused_and_left_alone(store: SqliteStore, path: Path) -> None:
+    store.close()
+    other = apsw.Connection(str(path))
+    other.execute("UPDATE meta SET value=99 WHERE name='format'")
+    other.close()
+    with pytest.raises(StoreError, match="has format 99, which a newer oncemore wrote"):
+        SqliteStore(path)
+
+
+def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
+    junk = tmp_path / "notes.txt"
+    junk.write_bytes(b"these are my notes, keep them\n" * 100)
+    with pytest.raises(StoreError, match="not a store of oncemore"):
+        SqliteStore(junk)
+    assert junk.read_bytes().startswith(b"these are my notes")
+    with pytest.raises(StoreError):
+        SqliteStore(tmp_path)
+
+
+@pytest.mark.parametrize("error", ["SQLITE_IOERR_FSYNC", "SQLITE_FULL"])
+def test_a_disk_that_fails_stops_everybody_and_the_next_batch_goes_on(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    stored(put(store, write("run/a", None)))
+    real, failing = sqlite._apply, [True]
+
+    def broken(connection: apsw.Connection, batches: list[Batch]) -> object:
+        answers = real(connection, batches)
+        if failing[0]:
+            raise {"SQLITE_FULL": apsw.FullError, "SQLITE_IOERR_FSYNC": apsw.IOError}[error](error)
+        return answers
+
+    monkeypatch.setattr(sqlite, "_apply", broken)
+    head = store.head("run/a")
+    with pytest.raises(StoreError, match="nothing was stored"):
+        put(store, write("run/a", head))
+    assert store.head("run/a") == head
+    failing[0] = False
+    stored(put(store, write("run/a", head)))
+    assert len(whole(store, "run/a")) == 2
+
+
+def test_an_interrupted_leader_does_not_keep_the_turn(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, interrupts = sqlite._apply, [True]
+
+    def interrupted(connection: apsw.Connection, batches: list[Batch]) -> object:
+        if interrupts[0]:
+            interrupts[0] = False
+            raise KeyboardInterrupt
+        return real(connection, batches)
+
+    monkeypatch.setattr(sqlite, "_apply", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        put(store, write("run/a", None))
+    assert store.head("run/a") is None
+    stored(put(store, write("run/a", None)))
+
+
+def test_threads_and_tasks_share_commits(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    commits: list[int] = []
+    real = sqlite._apply
+
+    def counted(connection: apsw.Connection, batches: list[Batch]) -> object:
+        commits.append(len(batches))
+        time.sleep(0.002)  # a disk that takes its time
+        return real(connection, batches)
+
+    monkeypatch.setattr(sqlite, "_apply", counted)
+
+    async def task(n: int) -> None:
+        for k in range(10):
+            answer = await store.append(Batch((write(f"run/t{n}", store.head(f"run/t{n}"), b"%d" % k),)))
+            assert isinstance(answer, Stored)
+
+    def thread(n: int) -> None:
+        for k in range(10):
+            stored(put(store, write(f"run/s{n}", store.head(f"run/s{n}"), b"%d" % k)))
+
+    threads = [threading.Thread(target=thread, args=(n,)) for n in range(8)]
+    for one in threads:
+        one.start()
+
+    async def main() -> None:
+        await asyncio.gather(*[task(n) for n in range(16)])
+
+    asyncio.run(main())
+    for one in threads:
+        one.join(30)
+        assert not one.is_alive()
+    assert sum(commits) == 240
+    assert len(commits) < 120
+    for n in range(8):
+        assert len(whole(store, f"run/s{n}")) == 10
+
+
+def test_a_cancelled_task_leaves_its_batch_whole_or_absent(store: SqliteStore) -> None:
+    async def main() -> None:
+        tasks = [asyncio.create_task(_append(store, n)) for n in range(50)]
+        await asyncio.sleep(0)
+        for task in tasks[::2]:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(main())
+    for n in range(50):
+        assert len(whole(store, f"run/{n}")) == (1 if n % 2 or store.head(f"run/{n}") else 0)
+
+
+async def _append(store: SqliteStore, n: int) -> Stored | Conflict:
+    return await store.append(Batch((write(f"run/{n}", None), write(f"worker/{n}", None))))
+
+
+def test_a_forked_child_uses_connections_of_its_own(store: SqliteStore) -> None:
+    stored(put(store, write("run/parent", None)))
+    child = os.fork()
+    if child == 0:
+        fine = (
+            isinstance(put(store, write("run/child", None)), Stored) and store.head("run/parent") is not None
+        )
+        os._exit(0 if fine else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    stored(put(store, write("run/parent", store.head("run/parent"))))
+    assert store.head("run/child") is not None
+
+
+def test_the_stores_clock_does_not_follow_the_wall_clock(
+    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = store.now()
+    assert abs(first - time.time()) < 60
+    monkeypatch.setattr(time, "time", lambda: 12345.0)
+    other = SqliteStore(path)
+    assert 0 <= other.now() - first < 60
+    other.close()
+    monkeypatch.setattr(place, "boot_id", lambda: "another boot")
+    rebooted = SqliteStore(path)
+    assert abs(rebooted.now() - 12345.0) < 60
+    rebooted.close()
+
+
+WORKER = """
+    import sys
+    from oncemore.store.base import Conflict
+    from oncemore.store.sqlite import SqliteStore
+    from oncemore.testing.contract import put, write
+    store = SqliteStore(sys.argv[1])
+    print("open", flush=True)
+    while True:
+        for entity in ("run/shared", f"run/{sys.argv[2]}"):
+            answer = put(store, write(entity, store.head(entity), sys.argv[2].encode()))
+            if not isinstance(answer, Conflict):
+                print(entity, answer.seqs[0], flush=True)
+"""
+
+
+def test_processes_that_are_killed_lose_nothing_that_was_acknowledged(store: SqliteStore, path: Path) -> None:
+    acknowledged: list[tuple[str, int]] = []
+    for round_ in range(4):
+        workers = [
+            subprocess.Popen(
+                [sys.executable, "-c", textwrap.dedent(WORKER), str(path), f"w{round_}-{n}"],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for n in range(3)
+        ]
+        for worker in workers:
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == "open\n"
+        time.sleep(0.25)
+        for worker in workers:
+            worker.send_signal(signal.SIGKILL)
+        for worker in workers:
+            out, _ = worker.communicate(timeout=20)
+            for line in out.splitlines():
+                if line.count(" ") == 1:
+                    entity, seq = line.split(" ")
+                    acknowledged.append((entity, int(seq)))
+    there = {(entry.entity, entry.seq) for entry in store.entries()}
+    assert len(acknowledged) > 20
+    assert set(acknowledged) <= there
+    for entity in {entity for entity, _ in there}:
+        whole(store, entity)
+
+
+def test_a_door_that_stays_shut_is_reported(
+    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import fcntl, sys, time; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_EX); "
+            "print('shut', flush=True); time.sleep(30)",
+            str(path) + "-door",
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "shut\n"
+    monkeypatch.setattr(place, "DOOR_WAIT_S", 0.2)
+    with pytest.raises(StoreError, match="another process has been writing"):
+        put(store, write("run/a", None))
+    holder.kill()
+    holder.communicate()
+    stored(put(store, write("run/a", None)))
