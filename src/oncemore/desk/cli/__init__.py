@@ -68,7 +68,8 @@ def run(arguments: Sequence[str]) -> int:
         hush(sys.stdout)
         return 0
     except OSError as error:
-        paper.error(f"{error.filename}: {error.strerror}." if error.filename else f"{error}.")
+        text = f"{error.filename}: {error.strerror}." if error.filename else f"{error}."
+        paper.error(text, "Look at the path, and at who may read and write there.")
         return WRONG
     return answer if isinstance(answer, int) else 0
 

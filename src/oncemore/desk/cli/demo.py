@@ -15,9 +15,10 @@ oncemore demo --fast
 @leaf("demo", EXAMPLES)
 @click.option("--fast", is_flag=True, help="Shorter waits: a few seconds in all instead of twenty.")
 def demo(fast: bool) -> int:
-    """Call a flaky local server seven times, and show the waits and the reasons.
+    """See it work: a flaky server, the waits and the reasons.
 
-    The server is real and runs on this machine only; the table at the end comes from its own log.
+    Seven calls are made, then the same ones with the loop that everybody writes first. The server is
+    real and runs on this machine only; the table at the end comes from its own log.
     """
     from oncemore.desk.demo import main
 

@@ -6,6 +6,8 @@ click command whose help ends with examples, as typed. A new command is one line
 
 from __future__ import annotations
 
+import math
+
 import click
 
 from oncemore._version import __version__
@@ -16,8 +18,28 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+class Finite(click.ParamType[float]):
+    """A finite number, not below a bound."""
+
+    name = "number"
+
+    def __init__(self, low: float = -math.inf) -> None:
+        self.low = low
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read a number; infinity and "not a number" are none that a proof could hold."""
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not self.low <= number < math.inf or number == -math.inf:
+            bound = "" if self.low == -math.inf else f" from {self.low:g} on"
+            self.fail(f"{value!r} is not a number{bound}.", param, ctx)
+        return number
+
+
 class Leaf(click.Command):
-    """A command that shows examples, and options in named groups, at the end of its help."""
+    """A command whose help shows its options in named groups, and ends with examples."""
 
     def __init__(self, *args: Any, examples: str = "", groups: dict[str, str] | None = None, **kw: Any):
         super().__init__(*args, **kw)
@@ -27,7 +49,7 @@ class Leaf(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options by group: a title for some names, and "Options" for all others."""
         titled = {name: title for title, names in self.groups.items() for name in names.split()}
-        sections: dict[str, list[tuple[str, str]]] = {title: [] for title in (*self.groups, "Options")}
+        sections: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Options", *self.groups)}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None and not isinstance(parameter, click.Argument):

@@ -46,7 +46,7 @@ def key(
     legacy: bool,
     in_json: bool,
 ) -> None:
-    """Compute the idempotency key of an operation and its parameters.
+    """Compute the idempotency key of an operation.
 
     The same parameters always give the same key, in whatever order they come. Each
     object in FILE gives one key.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from oncemore.desk.service.policies import Checked
 
 HEADS = ("name", "version", "governed", "attempts", "timeout", "signed", "source")
-SIGNED = {"packaged, digest verified": "digest", "unsigned": "no"}
+SIGNED = {"packaged, digest verified": "by digest", "unsigned": "no"}
 
 
 def print_rows(paper: Paper, rows: Sequence[Row]) -> None:

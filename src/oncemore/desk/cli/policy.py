@@ -6,7 +6,8 @@ import sys
 
 import click
 
-from oncemore.desk.cli.group import Branch, json_option, leaf
+from oncemore.core.model import EFFECTS
+from oncemore.desk.cli.group import Branch, Finite, json_option, leaf
 from oncemore.desk.cli.paper import Paper
 
 TYPE_CHECKING = False
@@ -35,7 +36,7 @@ HOMES = {
 
 @click.group("policy", cls=Branch, homes=HOMES, examples=EXAMPLES)
 def policy() -> None:
-    """Look at policies before they run: values, cost, faults, differences.
+    """Look at policies before they run.
 
     A policy is named by its address, profile[/policy][@provider]; a path to a .yaml file may stand for
     the profile. Profiles are those that ship with the package, and the files below ONCEMORE_POLICY_ROOT.
@@ -64,7 +65,11 @@ provider_option = click.option(
 @leaf("list", "oncemore policy list\nONCEMORE_POLICY_ROOT=policies oncemore policy list --json")
 @json_option
 def list_(in_json: bool) -> None:
-    """List every policy there is, with its version, its bounds, and why it is trusted."""
+    """List the policies there are.
+
+    Attempts and time limits are the least and the most among the policies of a profile. A packaged file
+    is trusted by the digest it was released with.
+    """
     from oncemore.desk.cli.listing import print_rows
     from oncemore.desk.service.catalogue import rows
 
@@ -76,6 +81,10 @@ def list_(in_json: bool) -> None:
         print_rows(paper, found)
 
 
+#: Numbers that can stand in a proof: finite, and seconds not below 0.
+FINITE = Finite()
+SECONDS = Finite(0.0)
+
 ASKED = (
     "attempt error run_id seed effect retry_after elapsed deadline_in expected tokens intensity price "
     "queue_depth parallelism error_budget proof"
@@ -84,43 +93,43 @@ SHOW = """
 oncemore policy show kfm-loop
 oncemore policy show policies/mine.yaml --provider eso
 oncemore policy show kfm-loop --attempt 3 --intensity 620 --price 0.31
-oncemore policy show kfm-rules --attempt 1 --error HTTP_429 --retry-after 7 --proof
+oncemore policy show kfm-rules --attempt 1 --error HTTP_429 --proof
 """
 
 
 @leaf("show", SHOW, {"What would it do": ASKED})
 @_address("policy", "A policy by its address or file.")
 @provider_option
-@click.option("--attempt", type=click.IntRange(1), help="Decide what follows when this attempt has failed.")
-@click.option(
-    "--error", metavar="CODE", default="", help="The error, such as HTTP_503; else one that is retried."
-)
+@click.option("--attempt", metavar="N", type=click.IntRange(1), help="Decide after this failed attempt.")
+@click.option("--error", metavar="CODE", default="", help="Its error, as HTTP_503; else one that is retried.")
 @click.option("--run-id", metavar="ID", default="", help="The run whose seed the draws come from.")
 @click.option("--seed", metavar="TEXT", default="", help="The seed itself.")
 @click.option(
     "--effect",
-    type=click.Choice(["pure", "idempotent", "transactional", "outbox", "once"]),
+    type=click.Choice(EFFECTS),
+    metavar="WORD",
     default="idempotent",
-    help="What the work does to the world.",
+    help=f"What the work does: {', '.join(EFFECTS)}.",
 )
-@click.option("--retry-after", type=click.FloatRange(0), help="Seconds that the other side asked for.")
-@click.option("--elapsed", type=click.FloatRange(0), default=0.0, help="Seconds since the call began.")
-@click.option("--deadline-in", type=float, help="Seconds to the deadline.")
-@click.option("--expected", type=click.FloatRange(0), help="Seconds that an attempt is expected to take.")
-@click.option("--tokens", type=float, help="What the retry budget holds.")
-@click.option("--intensity", type=float, help="Grid intensity, g CO2 per kWh.")
-@click.option("--price", type=float, help="Energy price, USD per kWh.")
-@click.option("--queue-depth", type=click.FloatRange(0), help="Work that waits.")
-@click.option("--parallelism", type=click.FloatRange(1), help="How much of it runs at once.")
-@click.option("--error-budget", type=float, help="What is left of the error budget; 0 forbids stretching.")
+@click.option("--retry-after", metavar="S", type=SECONDS, help="What the other side asked for.")
+@click.option("--elapsed", metavar="S", type=SECONDS, default=0.0, help="Time since the call began.")
+@click.option("--deadline-in", metavar="S", type=FINITE, help="Time to the deadline.")
+@click.option("--expected", metavar="S", type=SECONDS, help="What an attempt is expected to take.")
+@click.option("--tokens", metavar="N", type=FINITE, help="What the retry budget holds.")
+@click.option("--intensity", metavar="G", type=FINITE, help="Grid intensity in g CO2 per kWh.")
+@click.option("--price", metavar="USD", type=FINITE, help="Energy price per kWh.")
+@click.option("--queue-depth", metavar="N", type=SECONDS, help="Work that waits.")
+@click.option("--parallelism", metavar="N", type=SECONDS, help="How much of it runs at once.")
+@click.option("--error-budget", metavar="N", type=FINITE, help="What is left of it; 0 forbids stretching.")
 @click.option("--proof", is_flag=True, help="Print the proof as canonical JSON, and nothing else.")
 @json_option
 def show(
     policy: str, provider: str | None, attempt: int | None, proof: bool, in_json: bool, **facts: Any
 ) -> None:
-    """Show every value of a policy with its meaning, and the most that it can cost.
+    """Show a policy: its worst case, delays, values and origin.
 
-    With --attempt it says instead what would be decided after that attempt, and why.
+    Every value stands with its meaning, and with the spelling and the remark of its file. With --attempt
+    it is said instead what would be decided after that attempt, and why.
     """
     from oncemore.desk.service.policies import find
 
@@ -155,9 +164,10 @@ def _show_sheet(paper: Paper, found: Any) -> None:
 )
 @json_option
 def check(files: tuple[str, ...], in_json: bool) -> int:
-    """Check policy files; every fault is told with file, line, column and what is allowed.
+    """Find every fault of policy files.
 
-    Exit code 1 means that a file cannot be used. Warnings do not change it.
+    Each is told with file, line, column, field and what is allowed. Exit code 1 means that a file cannot
+    be used. Warnings do not change it.
     """
     from oncemore.desk.cli.listing import print_checks
     from oncemore.desk.service import policies
@@ -186,7 +196,10 @@ def check(files: tuple[str, ...], in_json: bool) -> int:
 @click.option("--exit-code", is_flag=True, help="End with 1 when the two decide differently.")
 @json_option
 def diff(a: str, b: str, provider: str | None, exit_code: bool, in_json: bool) -> int:
-    """Compare two policies: by field, by schedule, and by what they decide in the same situations."""
+    """Compare two policies by field, delay and decision.
+
+    Both are asked about the same example situations; shown is where they part.
+    """
     from oncemore.desk.cli.difference import print_difference
     from oncemore.desk.service.compare import compare
     from oncemore.desk.service.policies import find
@@ -214,7 +227,7 @@ def diff(a: str, b: str, provider: str | None, exit_code: bool, in_json: bool) -
 def plot(
     policy: str, provider: str | None, svg: str | None, seed: str, runs: int | None, in_json: bool
 ) -> None:
-    """Draw the schedule of a policy with the band that jitter makes of it."""
+    """Draw a policy's delays with the band of their jitter."""
     from oncemore.desk.cli.drawing import draw
     from oncemore.desk.service.graph import graph
     from oncemore.desk.service.policies import find
@@ -228,7 +241,7 @@ def plot(
 @leaf("schema", "oncemore policy schema > policy.schema.json")
 @json_option
 def schema(in_json: bool) -> None:
-    """Print the JSON Schema of policy files, for editors and other tools."""
+    """Print the JSON Schema of policy files."""
     from oncemore.govern import schema as of_files
 
     Paper(in_json=True).json(of_files())

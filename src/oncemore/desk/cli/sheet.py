@@ -106,7 +106,7 @@ def _aside(field: Field) -> str:
     """Say how the file spells it and what stands beside it, if anything."""
     told = [f"{field.spelled} in the file"] if field.spelled else []
     told += [field.remark] if field.remark else []
-    told += [] if field.given_in else ["default"]
+    told += [] if field.given_in else ["not in the file"]
     return f" [{'; '.join(told)}]" if told else ""
 
 

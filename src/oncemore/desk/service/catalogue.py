@@ -1,8 +1,9 @@
 """Which policies there are.
 
 Reading all packaged files takes longer than everything else that a list costs, so `packaged.json` holds
-their rows together with the digests of the files they were made from. It is used only when every file
-still has that digest, and made by `python tools/catalogue.py --write`; a test keeps it in step.
+their rows together with the digests of the files they were made from. It is used only when the released
+digests name the same files, and every file still has its digest. `python tools/profiles.py --write` makes
+it; a test keeps it in step.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 #: Where this package is; profiles are named relative to it.
 PACKAGE: Final = Path(__file__).resolve().parents[2]
+RELEASED: Final = PACKAGE / "profiles" / "digests.txt"
 KEPT: Final = Path(__file__).with_name("packaged.json")
 
 
@@ -94,10 +96,13 @@ def _remembered() -> tuple[Row, ...] | None:
 
     try:
         kept = [_unpacked(fields) for fields in loads(KEPT.read_bytes())]
-        now = [sha256(Path(row.source).read_bytes()).hexdigest() for row in kept]
+        released = [line.split(maxsplit=1) for line in RELEASED.read_text(encoding="ascii").splitlines()]
+        now = [[sha256(Path(row.source).read_bytes()).hexdigest(), row.source] for row in kept]
     except (OSError, ValueError, TypeError):
         return None
-    return tuple(kept) if now == [row.digest for row in kept] else None
+    wanted = [[digest, str(RELEASED.parent / name)] for digest, name in released]
+    then = [[row.digest, row.source] for row in kept]
+    return tuple(kept) if now == then and sorted(now) == sorted(wanted) else None
 
 
 def _unpacked(fields: dict[str, Any]) -> Row:
