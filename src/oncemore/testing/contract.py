@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from oncemore.errors import UsageError
 from oncemore.store.base import NOWHERE, Batch, Conflict, Entry, Head, Index, Query, Stored, Write
@@ -31,12 +31,12 @@ def name(check: Callable[[Opener], None]) -> str:
     return check.__name__.replace("_", " ")
 
 
-def write(entity: str, before: Head | None, body: bytes = b"{}", **by: object) -> Write:
+def write(entity: str, before: Head | None, body: bytes = b"{}", **by: Any) -> Write:
     """Make the next entry of an entity, linked to the head that was read."""
     version = 0 if before is None else before.version
     header = f"{entity}:{version + 1}".encode()
     prev = NOWHERE if before is None else before.hash
-    index = Index(**{"kind": "run", **by})  # type: ignore[arg-type]
+    index = Index(**{"kind": "run", **by})
     return Write(entity, version, header, body, link(prev, header, body), body, index)
 
 
@@ -167,7 +167,7 @@ def seqs_rise_and_the_whole_log_is_in_their_order(open_store: Opener) -> None:
 def heads_are_found_by_what_they_are_indexed_by(open_store: Opener) -> None:
     """Queries filter, order by due time and stop at their limit."""
     store = open_store()
-    rows: list[tuple[str, dict[str, object]]] = [
+    rows: list[tuple[str, dict[str, Any]]] = [
         ("run/1", {"state": "SOFT_FAIL", "due": 30.0, "step": "load"}),
         ("run/2", {"state": "SOFT_FAIL", "due": 10.0, "step": "load", "worker": "w1"}),
         ("run/3", {"state": "PENDING", "due": 20.0, "step": "send", "dataset": "d1"}),
