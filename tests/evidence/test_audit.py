@@ -16,7 +16,7 @@ import pytest
 
 import oncemore
 from oncemore.evidence import AuditStream, Event, JsonLines, to_logging
-from oncemore.evidence.audit import Ids, Outlet, Recorder, category_of, each
+from oncemore.evidence.audit import Ids, Outlet, Recorder, category_of
 from oncemore.testing import FakeClock, instant
 from tests.engine.colours import COLOURS, Script, run
 
@@ -260,14 +260,6 @@ def test_a_sink_that_works_again_gets_all_its_tries_again() -> None:
     sink.failures, sink.calls = 2, 0
     recorder.ended(1, 0.0, None)
     assert (sink.calls, len(sink.events)) == (3, 2)
-
-
-def test_one_dead_sink_does_not_silence_another() -> None:
-    stream, outlets = AuditStream(), [Outlet(Flaky(10**9))]
-    tell = each(outlets)
-    outlets.append(Outlet(stream))
-    Recorder(tell, "RETRY_X", "work").ended(1, 0.0, None)
-    assert len(stream) == 1
 
 
 def test_an_async_sink_is_found_out_even_where_it_hides(caplog: pytest.LogCaptureFixture) -> None:

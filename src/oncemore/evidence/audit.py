@@ -196,16 +196,6 @@ def _plan(name: str, policy: Policy) -> Plan:
     return Plan(f"audit sink {name}", policy, lambda error, failure: True, failure, on_give_up=report)
 
 
-def each(outlets: list[Outlet] | tuple[Outlet, ...]) -> Sink:
-    """Return a sink that gives every event to each of these outlets, also to ones added later."""
-
-    def tell(event: Event) -> None:
-        for outlet in tuple(outlets):
-            outlet(event)
-
-    return tell
-
-
 def category_of(name: str) -> str:
     """Return the category of a function that was given none: RETRY_ and its name in capitals."""
     own = name.rpartition("<locals>.")[2]

@@ -1,0 +1,299 @@
+"""The interface of the exoarmur document: retries by category, results by idempotency key, audit events.
+
+    from oncemore.profiles.exoarmur import RetryCategory, get_retry_manager
+
+    manager = get_retry_manager()
+    state = await manager.execute_with_retry(
+        RetryCategory.KV_GET, "Get kill switch status", lambda: bucket.get("all_execution")
+    )
+
+It is a front for the one mechanism: the same script makes the attempts, the same core decides. Where
+the document cannot work as printed it is corrected, and says so:
+
+* work is a function that makes a new awaitable for each attempt, never a coroutine (X-1)
+* a recorded None is a result (X-3), and a key is claimed before the work begins (X-26)
+* the last failure is the cause of a `RetryError` (X-29); no delay follows the last attempt (X-15)
+* every attempt has a timeout (X-11), and every operation ends in an event (X-10, X-21)
+* categories that look take no idempotency key (X-46); categories that act want one (X-72)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+from warnings import warn
+
+from oncemore.core.key import seed_of
+from oncemore.core.policy import Policy, check_seed
+from oncemore.edges.classify import classify
+from oncemore.engine.drive import awaiting
+from oncemore.engine.retry import Plan, again
+from oncemore.errors import PolicyError, PolicyWarning, UsageError
+from oncemore.evidence.audit import Ids, Outlet, check_category
+from oncemore.evidence.stream import AuditStream
+from oncemore.profiles.exoarmur_idempotency import IdempotencyManager, Shared
+from oncemore.profiles.exoarmur_operation import Operation, OperationRecord, RetryError, factory
+from oncemore.profiles.exoarmur_policy import Category, RetryCategory, RetryPolicy, built_in
+from oncemore.profiles.exoarmur_record import (
+    NO_RECORD,
+    About,
+    IdempotencyRecord,
+    InProgress,
+    ResultUnavailable,
+)
+from oncemore.settings import retries_on
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+    from typing import TypeVar
+
+    from oncemore.evidence.events import Event
+    from oncemore.profiles.exoarmur_idempotency import IfRunning
+    from oncemore.profiles.exoarmur_policy import Kind
+
+    T = TypeVar("T")
+
+__all__ = [
+    "NO_RECORD",
+    "IdempotencyManager",
+    "IdempotencyRecord",
+    "InProgress",
+    "OperationRecord",
+    "ResultUnavailable",
+    "RetryCategory",
+    "RetryError",
+    "RetryManager",
+    "RetryPolicy",
+    "get_retry_manager",
+]
+
+MOST_OPERATIONS = 1_000
+
+
+class RetryManager:
+    """Runs operations under the policy of their category, once per idempotency key, and writes it down.
+
+    idempotency_manager   where results are kept; one in memory unless given
+    on_event              a sink for audit events; `attach` adds more
+    governed              refuse what is only warned of otherwise, and repeat nothing that no rule knows
+
+    `audit` is the stream of the last events, `operations` the records of the last operations.
+    """
+
+    def __init__(
+        self,
+        idempotency_manager: IdempotencyManager | None = None,
+        on_event: Callable[[Event], object] | None = None,
+        *,
+        governed: bool = False,
+    ) -> None:
+        self.audit = AuditStream()
+        self.governed = governed
+        self.idempotency_manager = (
+            IdempotencyManager() if idempotency_manager is None else idempotency_manager
+        )
+        if self.idempotency_manager.on_event is None:
+            self.idempotency_manager.on_event = self._tell
+        self._outlets: list[Outlet] = []
+        self._operations: deque[Operation] = deque(maxlen=MOST_OPERATIONS)
+        self._categories = _spellings(built_in().values())
+        if on_event is not None:
+            self.attach(on_event)
+
+    def attach(self, sink: Callable[[Event], object]) -> Callable[[], None]:
+        """Give every event from now on to a sink as well; return what takes it away again."""
+        outlet = Outlet(sink)
+        self._outlets.append(outlet)
+
+        def detach() -> None:
+            if outlet in self._outlets:
+                self._outlets.remove(outlet)
+
+        return detach
+
+    @property
+    def operations(self) -> list[OperationRecord]:
+        """The records of the last operations, oldest first."""
+        return [operation.record() for operation in tuple(self._operations)]
+
+    def get_policy(self, category: RetryCategory | str) -> RetryPolicy:
+        """Return the policy of a category, given as member, name or code; an unknown one is an error."""
+        return self._category(category).policy
+
+    def register_category(
+        self, name: str, policy: RetryPolicy, *, code: str | None = None, kind: Kind = "acting"
+    ) -> str:
+        """Add a category of your own and return its code, which is RETRY_ and its name unless given."""
+        own = check_category(f"RETRY_{name}" if code is None else code)
+        if kind not in ("reading", "acting"):
+            raise UsageError(f"kind is {kind!r}; it must be reading or acting")
+        _check_policy(policy)
+        rules = policy.core(own)
+        added = _spellings([Category(check_category(name), own, kind, False, policy, rules)])
+        if taken := sorted(added.keys() & self._categories.keys()):
+            raise UsageError(f"category {', '.join(taken)} is there already; choose another name or code")
+        self._categories = {**self._categories, **added}
+        return own
+
+    async def execute_with_retry(
+        self,
+        category: RetryCategory | str,
+        operation: str,
+        work: Callable[[], Awaitable[T]] | None = None,
+        policy: RetryPolicy | None = None,
+        idempotency_key: str | None = None,
+        tenant_id: str | None = None,
+        correlation_id: str | None = None,
+        trace_id: str | None = None,
+        additional_context: Mapping[str, Any] | None = None,
+        *,
+        coro: Callable[[], Awaitable[T]] | None = None,
+        timeout_s: float | None = None,
+        if_running: IfRunning = "wait",
+        run_id: str | None = None,
+    ) -> T:
+        """Return what the work returns, trying it again as the category's policy says.
+
+        work             makes a new awaitable for each attempt; `coro` is the document's name for it
+        policy           instead of the category's own
+        idempotency_key  the work is done once for it, and its recorded result returned from then on
+        timeout_s        the limit of each attempt, before the policy's and the category's
+        if_running       when somebody does the work of the key now: "wait" for it or "raise" InProgress
+        run_id           what the delays' draws are seeded with; a new one for each operation unless given
+
+        Raises RetryError when all attempts failed, and the work's own exception when it is not tried again.
+        """
+        make = factory(work, coro)
+        found = self._category(category)
+        rules, covers = self._rules(found, policy, timeout_s)
+        if if_running not in ("wait", "raise"):
+            raise UsageError(f"if_running is {if_running!r}; it must be wait or raise")
+        ids = Ids(tenant_id, correlation_id, trace_id)
+        run_id = str(uuid4()) if run_id is None else run_id
+        key = None if found.kind == "reading" else idempotency_key
+        it = Operation(self._tell, found, operation, rules, run_id, ids, key, additional_context)
+        self._operations.append(it)
+        self._guard(found, rules, idempotency_key, it)
+        seed = check_seed(rules.jitter_seed) or seed_of(run_id)
+        plan = Plan(operation, rules, covers, classify, seed=seed, cuts=True, witness=it)
+        if key is None:
+            return await _run(it, plan, make)  # type: ignore[no-any-return]
+        return await self._once(it, plan, make, key, if_running)  # type: ignore[no-any-return]
+
+    async def _once(
+        self, it: Operation, plan: Plan, make: Callable[[], Any], key: str, if_running: IfRunning
+    ) -> Any:
+        """Return the key's recorded result, or do the work and record it."""
+        about = About(it.category, it.name, it.ids)
+        try:
+            settled = await self.idempotency_manager.once(
+                key, about, lambda: _run(it, plan, make), if_running
+            )
+        except Exception as error:
+            if not it.events:
+                it.refused("in_progress" if isinstance(error, InProgress) else "key_refused", error)
+            raise
+        if isinstance(settled, Shared):
+            it.refused("same_key_failed", settled.failure)
+            raise _own(settled.failure)
+        it.recorded(settled.action, key)
+        try:
+            return settled.record.result
+        except ResultUnavailable as error:
+            error.value = settled.value
+            raise
+
+    def _category(self, category: RetryCategory | str) -> Category:
+        found = self._categories.get(category) if isinstance(category, str) else None
+        if found is None:
+            names = ", ".join(sorted({one.name for one in self._categories.values()}))
+            raise UsageError(f"category {category!r} is not known; register it. Known are {names}")
+        return found
+
+    def _rules(
+        self, found: Category, policy: RetryPolicy | None, timeout_s: float | None
+    ) -> tuple[Policy, Callable[..., bool]]:
+        """Return the policy that decides, and whether an error is tried again under it."""
+        given = found.policy if policy is None else _check_policy(policy)
+        rules = (
+            found.rules if policy is None else policy.core(f"{found.code} (changed)", found.policy.timeout_s)
+        )
+        if timeout_s is not None:
+            rules = rules.but(timeout_s=timeout_s)
+        if self.governed:
+            if policy is not None and policy.unmatched == "retry":
+                raise PolicyError("unmatched is 'retry'; in governed mode it must be fail")
+            rules = rules.but(unmatched="fail", governed=True)
+        return rules if retries_on() else rules.but(max_attempts=1), given.covers(
+            found.verdict or self.governed
+        )
+
+    def _guard(self, found: Category, rules: Policy, key: str | None, it: Operation) -> None:
+        """Warn of a key where there must be none and of a missing one; in governed mode refuse."""
+        if found.kind == "reading" and key is not None:
+            reason = "idempotency_key_on_read"
+            text = (
+                f"{it.name} ({found.code}) reads: its idempotency key is ignored, so that it sees what is now"
+            )
+        elif found.kind == "acting" and key is None and rules.max_attempts > 1:
+            reason = "missing_idempotency_key"
+            text = f"{it.name} ({found.code}) acts and may be repeated: give it an idempotency key"
+        else:
+            return
+        if self.governed:
+            refusal = UsageError(f"{text}; in governed mode it is not run so")
+            it.refused(reason, refusal)
+            raise refusal
+        warn(text, PolicyWarning, stacklevel=3)
+
+    def _tell(self, event: Event) -> None:
+        self.audit(event)
+        for outlet in tuple(self._outlets):
+            outlet(event)
+
+
+async def _run(it: Operation, plan: Plan, make: Callable[[], Any]) -> Any:
+    """Make the attempts; when they are used up, say so with the last failure as the cause."""
+    try:
+        return await awaiting(plan, again(plan), make, (), {})
+    except Exception as error:
+        exhausted = it.exhausted()
+        if exhausted is None:
+            raise
+        raise exhausted from error
+
+
+def _own(failure: Exception) -> Exception:
+    """Return the failure of somebody else's operation for one's own caller; attempts are told once."""
+    if not isinstance(failure, RetryError):
+        return failure
+    own = RetryError(failure.category, failure.attempts, failure.operation)
+    own.__cause__ = failure.__cause__
+    return own
+
+
+def _check_policy(policy: RetryPolicy) -> RetryPolicy:
+    if not isinstance(policy, RetryPolicy):
+        raise UsageError(f"policy is {policy!r:.80}; it takes a RetryPolicy")
+    return policy
+
+
+def _spellings(categories: Any) -> dict[str, Category]:
+    """Return categories by every way to write them: name, code, and RETRY_ before the name."""
+    return {
+        spelling: one for one in categories for spelling in (one.name, str(one.code), f"RETRY_{one.name}")
+    }
+
+
+_shared: list[RetryManager] = []
+_lock = Lock()
+
+
+def get_retry_manager() -> RetryManager:
+    """Return the manager of this process: the same one every time."""
+    with _lock:
+        if not _shared:
+            _shared.append(RetryManager())
+        return _shared[0]

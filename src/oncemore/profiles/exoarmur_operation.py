@@ -1,0 +1,163 @@
+"""One operation: what was asked, what happened to it, and its record.
+
+An `Operation` is the witness of its own attempts: it turns them into events with the ids it was given,
+keeps those events with its context, and knows at the end whether the attempts were used up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncemore.core.value import Value
+from oncemore.engine import clock as clocks
+from oncemore.errors import Failed, UsageError
+from oncemore.evidence.audit import Ids, Recorder
+from oncemore.evidence.events import Idempotency
+from oncemore.evidence.redact import clean, masked_context
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any, Literal
+
+    from oncemore.core.policy import Policy
+    from oncemore.engine.retry import Report
+    from oncemore.evidence.events import Event
+    from oncemore.profiles.exoarmur_policy import Category
+
+
+class RetryError(Failed):
+    """All attempts of an operation failed; the last failure is the cause.
+
+    Carries `category` (a `RetryCategory`, or the code of a category of your own), `attempts`, `operation`.
+    """
+
+    def __init__(self, category: str, attempts: int, operation: str) -> None:
+        super().__init__(
+            f"{operation} ({category}): all {attempts} attempts failed; the last one is the cause"
+        )
+        self.category = category
+        self.attempts = attempts
+        self.operation = operation
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.category, self.attempts, self.operation)
+
+
+class OperationRecord(Value):
+    """What is known of an operation: whose it was, under which policy, with what context, what happened.
+
+    `context` is the masked `additional_context`, which the frozen events have no field for.
+    """
+
+    run_id: str
+    category: str
+    operation: str
+    ids: Ids
+    idempotency_key: str | None
+    policy: str
+    policy_version: str
+    context: object
+    started: float
+    events: tuple[Event, ...]
+
+
+class Operation:
+    """An operation under way."""
+
+    def __init__(
+        self,
+        tell: Callable[[Event], object],
+        category: Category,
+        name: str,
+        policy: Policy,
+        run_id: str,
+        ids: Ids,
+        key: str | None,
+        context: Mapping[str, Any] | None,
+    ) -> None:
+        self._tell = tell
+        self._category = category
+        self._policy = policy
+        self._context = masked_context(dict(_checked(name, context)))
+        self._recorder = Recorder(self._heard, category.code, name, ids)
+        self._started = clocks.current.wall()
+        self._last: Report | None = None
+        self.events: list[Event] = []
+        self.name = name
+        self.category = category.code
+        self.run_id = run_id
+        self.ids = ids
+        self.key = key
+
+    def _heard(self, event: Event) -> None:
+        self.events.append(event)
+        self._tell(event)
+
+    def failed(self, report: Report) -> None:
+        """Write down a failed attempt and what was decided."""
+        self._last = report
+        self._recorder.failed(report)
+
+    def ended(self, number: int, now: float, error: BaseException | None) -> None:
+        """Write down that it came good, or was ended from outside."""
+        self._last = None
+        self._recorder.ended(number, now, error)
+
+    def refused(self, reason: str, error: Exception) -> None:
+        """Write down that not even a first attempt was made, and why."""
+        self._recorder.refused(0, clocks.current.wall(), reason, error)
+
+    def recorded(self, action: Literal["hit", "record"], key: str) -> None:
+        """Write down that a recorded result was used, or that one was recorded."""
+        self._recorder.tell(Idempotency, clocks.current.wall(), clean(key), action)
+
+    def exhausted(self) -> RetryError | None:
+        """Return the error for attempts that are used up, or None when it ended otherwise."""
+        last = self._last
+        self._last = None  # its error's traceback holds everything that was under way
+        if last is None or last.decision.reason != "max_attempts_exceeded":
+            return None
+        return RetryError(self._category.code, last.number, self.name)
+
+    def record(self) -> OperationRecord:
+        """Return what is known of it by now."""
+        return OperationRecord(
+            self.run_id, self._category.code, self.name, self.ids, self.key, self._policy.name,
+            self._policy.version, self._context, self._started, tuple(self.events),
+        )  # fmt: skip
+
+
+def _checked(name: object, context: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"operation is {name!r:.80}; it takes a text that says what is done")
+    if context is not None and not hasattr(context, "keys"):
+        raise UsageError(f"additional_context is {context!r:.80}; it takes a mapping")
+    return context or {}
+
+
+def factory(work: Any, coro: Any) -> Callable[[], Any]:
+    """Return the function that makes each attempt, or refuse what can be awaited only once."""
+    given = coro if work is None else work
+    if given is None or (work is not None and coro is not None):
+        raise UsageError("give work=, a function that makes a new awaitable for each attempt, once")
+    if hasattr(type(given), "__await__"):
+        if hasattr(given, "close"):
+            given.close()  # or Python would warn that it was never awaited
+        name = getattr(given, "__name__", "work")
+        raise UsageError(
+            f"work is a coroutine or task, which can be awaited only once; give what makes it: "
+            f"execute_with_retry(category, operation, lambda: {name}(...)), or {name} if it takes nothing"
+        )
+    if not callable(given):
+        raise UsageError(f"work is {given!r:.80}; it takes a function that makes an awaitable")
+    made: list[Any] = [None]
+
+    def fresh() -> Any:
+        before, made[0] = made[0], given()
+        if made[0] is before and hasattr(type(before), "__await__"):
+            raise UsageError(
+                "work returned the same awaitable twice; it must make a new one for each attempt"
+            )
+        return made[0]
+
+    return fresh
