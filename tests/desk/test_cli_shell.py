@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -133,8 +135,47 @@ def test_errors_are_json_on_stderr_when_asked(tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text("- 1\n")
     ran = run("policy", "show", str(bad), "--json")
-    assert ran.returncode == 1
-    assert "policy check" in json.loads(ran.stderr)["error"]["hint"]
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert f"{bad}:1:1" in json.loads(ran.stderr)["error"]["message"]
+    unwritable = run("policy", "plot", "kfm-loop", "--svg", str(tmp_path / "no" / "x"), "--json")
+    assert "Look at the path" in json.loads(unwritable.stderr)["error"]["hint"]
+
+
+def test_every_fault_of_a_file_has_a_line_of_its_own(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("retry_policy: {max_attempts: 0, timeout_s: -1}\n")
+    told = run("policy", "show", str(bad)).stderr
+    assert len(re.findall(r"(?m)^(?:oncemore:|         ) \S*bad\.yaml:1:\d+:", told)) == 3
+
+
+def test_a_policy_root_that_is_none_is_a_wrong_question() -> None:
+    for words in (("policy", "list"), ("policy", "show", "kfm-loop")):
+        ran = run(*words, ONCEMORE_POLICY_ROOT="/nowhere")
+        assert (ran.returncode, ran.stdout) == (2, "")
+        assert "ONCEMORE_POLICY_ROOT is '/nowhere', which is not a folder" in ran.stderr
+    words = {"COMP_WORDS": "oncemore policy show k", "COMP_CWORD": "3", "_ONCEMORE_COMPLETE": "bash_complete"}
+    completing = run(ONCEMORE_POLICY_ROOT="/nowhere", **words)
+    assert (completing.stdout, completing.stderr) == ("\n", "")
+
+
+def test_what_is_in_a_name_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    tmp_path.joinpath("x\033[31mred.yaml").write_text("- 1\n")
+    text = on_a_terminal("policy", "list", ONCEMORE_POLICY_ROOT=str(tmp_path), NO_COLOR="1")
+    assert "\033" not in text
+    assert "x\\x1b[31mred" in text
+
+
+@pytest.mark.parametrize(("redirect", "code"), [(">&-", 0), ("2>&-", 0), (">/dev/full", 2)])
+def test_streams_that_are_closed_or_full_are_no_accident(redirect: str, code: int) -> None:
+    command = f"{shlex.join(PROGRAM)} policy list {redirect}"
+    ran = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, env=environment())  # noqa: S602
+    assert ran.returncode == code
+    assert "Traceback" not in ran.stderr
+    assert "Exception ignored" not in ran.stderr
+    if code:
+        assert "cannot write: No space left on device. Give the output another place." in " ".join(
+            ran.stderr.split()
+        )
 
 
 def test_an_interrupt_ends_with_130_and_no_traceback() -> None:

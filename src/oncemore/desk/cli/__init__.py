@@ -16,6 +16,7 @@ document there. When the reader of a pipe has seen enough, nothing is said.
 
 from __future__ import annotations
 
+import os
 import sys
 
 import click
@@ -36,11 +37,13 @@ INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the program and end the process with its exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    code = run(given)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", closefd=False))
+    code = run(sys.argv[1:] if arguments is None else arguments)
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError:  # told already, if there was something to tell
         hush(sys.stdout)
     sys.exit(code)
 
@@ -58,20 +61,26 @@ def run(arguments: Sequence[str]) -> int:
     except click.ClickException as error:
         paper.error(_sentence(error), _help_of(error))
         return WRONG
-    except PolicyError as error:
-        paper.error(str(error), "`oncemore policy check FILE` lists every fault of a file.")
-        return NO
     except UsageError as error:
         paper.error(str(error))
-        return WRONG
+        # A file with faults is an answer; everything else that is refused was a wrong question.
+        return NO if isinstance(error, PolicyError) and hasattr(error, "faults") else WRONG
     except BrokenPipeError:
         hush(sys.stdout)
         return 0
     except OSError as error:
-        text = f"{error.filename}: {error.strerror}." if error.filename else f"{error}."
-        paper.error(text, "Look at the path, and at who may read and write there.")
+        _tell(paper, error)
         return WRONG
     return answer if isinstance(answer, int) else 0
+
+
+def _tell(paper: Paper, error: OSError) -> None:
+    if error.filename:
+        paper.error(
+            f"{error.filename}: {error.strerror}.", "Look at the path, and at who may read and write there."
+        )
+    else:
+        paper.error(f"cannot write: {error.strerror or error}.", "Give the output another place.")
 
 
 def _sentence(error: click.ClickException) -> str:

@@ -57,10 +57,7 @@ def _span(least: str, most: str) -> str:
 
 def near(path: str) -> str:
     """Return a path as seen from here, if that is shorter."""
-    try:
-        return min(path, os.path.relpath(path), key=len)
-    except ValueError:
-        return path
+    return min(path, os.path.relpath(path), key=len)
 
 
 def print_checks(paper: Paper, found: Sequence[Checked]) -> None:

@@ -28,6 +28,7 @@ _CODES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": 
 _ASCII: Final = str.maketrans({
     "█": "#", "░": ":", "│": "|", "─": "-", "└": "+", "┴": "+", "•": "o", "…": "...", "→": "->",
 })  # fmt: skip
+_STEERING: Final = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160))}
 
 
 def hush(out: TextIO) -> None:
@@ -57,8 +58,8 @@ class Paper:
             return USUAL_WIDTH
 
     def line(self, text: str = "", tint: Tint = "") -> None:
-        """Write one line as it is."""
-        shown = text.rstrip()
+        """Write one line; what would steer a terminal is shown instead of sent."""
+        shown = text.rstrip().translate(_STEERING)
         self._write(f"\033[{_CODES[tint]}m{shown}\033[0m" if tint and self.coloured else shown)
 
     def say(self, text: str, tint: Tint = "", lead: str = "") -> None:
@@ -118,9 +119,12 @@ class Paper:
         if self.in_json:
             self.record({"error": {"message": message, **({"hint": hint} if hint else {})}})
         else:
-            self.say(message, "red", "oncemore: ")
+            lead = "oncemore: "
+            for line in message.splitlines():
+                self.say(line, "red", lead)
+                lead = " " * len(lead)
             if hint:
-                self.say(hint, "", " " * len("oncemore: "))
+                self.say(hint, "", lead)
 
     def _write(self, text: str) -> None:
         if self._ascii:

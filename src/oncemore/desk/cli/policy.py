@@ -9,6 +9,7 @@ import click
 from oncemore.core.model import EFFECTS
 from oncemore.desk.cli.group import Branch, Finite, json_option, leaf
 from oncemore.desk.cli.paper import Paper
+from oncemore.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,7 +50,10 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 
     from oncemore.desk.service.catalogue import rows
 
-    names = [row.name for row in rows() if row.name.startswith(incomplete)]
+    try:
+        names = [row.name for row in rows() if row.name.startswith(incomplete)]
+    except UsageError:  # nobody wants to read an error in the middle of a command
+        return []
     return [*map(CompletionItem, names)] or [CompletionItem(incomplete, type="file")]
 
 
