@@ -79,9 +79,10 @@ def test_a_violation_names_its_rule() -> None:
         Violation("NOPE")
 
 
-def test_the_class_exception_means_every_failure_but_violations() -> None:
+def test_the_class_exception_means_every_failure_but_those_that_no_policy_retries() -> None:
     everything = Policy(classes=Classes(retryable=("Exception",), non_retryable=("HTTP_404",)))
     for code in ("HTTP_503", "EXC_ValueError", "EXC_Unheard"):
         assert verdict(fact(code), everything, "pure") == "RETRYABLE"
     assert verdict(fact("HTTP_404"), everything, "pure") == "TERMINAL"
-    assert verdict(fact("SCHEMA_INVALID"), everything, "pure") == "TERMINAL"
+    for never in (*VIOLATIONS, "DEADLINE", "CANCELLED"):
+        assert verdict(fact(never), everything, "pure") == "TERMINAL"

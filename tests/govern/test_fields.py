@@ -228,7 +228,6 @@ def test_a_field_given_under_two_spellings_is_an_error_that_names_both_lines(
     )
 
 
-@pytest.mark.req("BACKOFF-2")
 def test_a_maximum_of_retries_is_one_call_less(write: Write) -> None:
     assert of(write, "max_retries: 3").max_attempts == 4
     assert of(write, "max_retries: 0").max_attempts == 1

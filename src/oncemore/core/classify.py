@@ -3,7 +3,8 @@
 A fact comes from an edge (`Failure`); the verdict is found in this order, and the first that speaks
 decides:
 
-    1. a violation (CLASS-2)          never retried, whatever a policy says
+    1. a violation (CLASS-2), a cancellation, a deadline that has passed
+                                      never retried, whatever a policy says
     2. the policy's non_retryable     TERMINAL     } the other way round with
     3. the policy's retryable         RETRYABLE    } precedence: retryable_first
     4. nobody                         the policy's `unmatched`, if it lists classes; else the kind
@@ -50,7 +51,10 @@ VERDICTS: Final[dict[Kind, Verdict]] = {
 #: The rule an edge gives to what it does not know; a policy's `unmatched` speaks for it.
 UNMATCHED = "default:unmatched"
 
-#: The class that means every failure; violations are out of its reach, as of every other class.
+#: What no policy retries: violations, and ends that somebody or the clock has decided on (X-58).
+NEVER: Final = frozenset((*VIOLATIONS, "CANCELLED", "DEADLINE"))
+
+#: The class that means every failure; those above are out of its reach, as of every other class.
 EVERYTHING: Final = "Exception"
 
 #: Names that the source documents use for several codes at once.
@@ -71,7 +75,7 @@ def verdict(failure: Failure, policy: Policy, effect: Effect) -> Verdict:
 
 
 def _by_policy(failure: Failure, policy: Policy) -> Verdict:
-    if failure.code in VIOLATIONS:
+    if failure.code in NEVER:
         return "TERMINAL"
     classes = policy.classes
     if classes is not None:

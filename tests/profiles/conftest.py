@@ -1,0 +1,20 @@
+"""The profiles as they ship, whatever the machine has set."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from oncemore import govern
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def _as_shipped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("ONCEMORE_POLICY_ROOT", raising=False)
+    govern.forget()
+    yield
+    govern.forget()
