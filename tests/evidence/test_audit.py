@@ -96,12 +96,28 @@ def test_an_event_says_what_who_and_when(colour: str, clock: FakeClock) -> None:
     assert last["exception_type"] == "HTTPError"
 
 
-def test_a_limit_of_ours_is_a_timeout_to_the_world(clock: FakeClock) -> None:
-    stream = AuditStream()
+@pytest.mark.parametrize(
+    "options", [{"on": OSError}, {"on": KeyError}, {"on": OSError, "attempts": 1}], ids=str
+)
+def test_a_call_whose_time_was_up_before_it_began_counts_no_attempt(
+    clock: FakeClock, options: dict[str, Any]
+) -> None:
+    stream, script = AuditStream(), Script(1)
     with pytest.raises(oncemore.DeadlineExceeded):
-        run("plain", Script(1), on=OSError, deadline=clock.wall() - 1, on_event=stream)
-    assert told(stream) == [("retry_refused", 1, "deadline_passed")]
-    assert stream.last(1)[0].plain()["exception_type"] == "TimeoutError"
+        run("plain", script, deadline=clock.wall() - 1, on_event=stream, **options)
+    assert script.calls == 0
+    assert told(stream) == [("retry_refused", 0, "deadline_passed")]
+
+
+def test_a_limit_of_ours_is_a_timeout_to_the_world() -> None:
+    async def hang() -> None:
+        await asyncio.sleep(3600)
+
+    stream = AuditStream()
+    with pytest.raises(oncemore.AttemptTimeout):
+        asyncio.run(oncemore.retrying(hang, on="transient", attempts=1, timeout=0.01, on_event=stream)())
+    assert told(stream) == [("retry_exhausted", 1)]
+    assert stream.last(1)[0].plain()["final_exception_type"] == "TimeoutError"
 
 
 def test_a_value_that_never_came_is_named(clock: FakeClock) -> None:

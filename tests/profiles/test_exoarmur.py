@@ -519,6 +519,19 @@ def test_all_events_share_the_ids_and_the_context_stands_with_the_operation(mana
     assert (record.category, record.operation) == ("RETRY_KV_PUT", "Store kill switch state")
 
 
+def test_a_secret_in_the_name_of_an_operation_is_written_nowhere(
+    manager: RetryManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(RetryError) as caught:
+        run(manager, "KV_GET", Script(OSError("x")), operation="Connect to nats://app:hunter2@bus")
+    assert caught.value.operation == "Connect to nats://app:hunter2@bus", (
+        "the caller's own word, to the caller"
+    )
+    assert "nats://***@bus" in caplog.text
+    notes = getattr(caught.value.__cause__, "__notes__", [])
+    assert "hunter2" not in caplog.text + str(notes) + "".join(event.json() for event in manager.audit)
+
+
 def test_a_changed_policy_is_recorded_as_changed(manager: RetryManager) -> None:
     run(manager, "KV_GET", Script(1), policy=RetryPolicy())
     assert manager.operations[-1].policy == "RETRY_KV_GET (changed)"

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from oncemore.core.decide import Decision
     from oncemore.engine.retry import Report
 
     Sink = Callable[[Event], object]
@@ -108,6 +109,8 @@ class Recorder:
     def _of(self, report: Report) -> Event:
         decision, now = report.decision, report.decision.situation.now
         kind, text = _type_of(report.error), message_of(report.error)
+        if _never_began(decision):
+            return self._made(RetryRefused, now, 0, "deadline_passed", None, kind, text)
         if decision.action == "retry":
             numbers = (report.number, report.attempts, decision.delay_s)
             return self._made(RetryAttempt, now, *numbers, kind, text)
@@ -116,6 +119,12 @@ class Recorder:
         then = None if decision.not_before is None else rfc3339(decision.not_before)
         reason = "cancelled" if decision.situation.failure.code == "CANCELLED" else decision.reason
         return self._made(RetryRefused, now, report.number, reason, then, kind, text)
+
+
+def _never_began(decision: Decision) -> bool:
+    """Whether the call's time was up before its first attempt."""
+    at = decision.situation
+    return at.deadline is not None and at.started is not None and at.deadline <= at.started
 
 
 def _type_of(error: BaseException | None) -> str:

@@ -32,6 +32,7 @@ from oncemore.engine.drive import awaiting
 from oncemore.engine.retry import Plan, again
 from oncemore.errors import PolicyError, PolicyWarning, UsageError
 from oncemore.evidence.audit import Ids, Outlet, check_category
+from oncemore.evidence.redact import masked
 from oncemore.evidence.stream import AuditStream
 from oncemore.profiles.exoarmur_idempotency import IdempotencyManager, Shared
 from oncemore.profiles.exoarmur_operation import Operation, OperationRecord, RetryError, factory
@@ -177,7 +178,7 @@ class RetryManager:
         self._operations.append(it)
         self._guard(found, rules, idempotency_key, it)
         seed = check_seed(rules.jitter_seed) or seed_of(run_id)
-        plan = Plan(operation, rules, covers, classify, seed=seed, cuts=True, witness=it)
+        plan = Plan(masked(operation), rules, covers, classify, seed=seed, cuts=True, witness=it)
         if key is None:
             return await _run(it, plan, make)  # type: ignore[no-any-return]
         return await self._once(it, plan, make, key, if_running)  # type: ignore[no-any-return]

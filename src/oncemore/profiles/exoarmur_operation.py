@@ -12,7 +12,7 @@ from oncemore.core.value import Value
 from oncemore.engine import clock as clocks
 from oncemore.errors import Failed, UsageError
 from oncemore.evidence.audit import Ids, Recorder
-from oncemore.evidence.events import Idempotency
+from oncemore.evidence.events import Idempotency, RetryExhausted
 from oncemore.evidence.redact import clean, masked_context
 
 if TYPE_CHECKING:
@@ -81,7 +81,6 @@ class Operation:
         self._context = masked_context(dict(_checked(name, context)))
         self._recorder = Recorder(self._heard, category.code, name, ids)
         self._started = clocks.current.wall()
-        self._last: Report | None = None
         self.events: list[Event] = []
         self.name = name
         self.category = category.code
@@ -95,12 +94,10 @@ class Operation:
 
     def failed(self, report: Report) -> None:
         """Write down a failed attempt and what was decided."""
-        self._last = report
         self._recorder.failed(report)
 
     def ended(self, number: int, now: float, error: BaseException | None) -> None:
         """Write down that it came good, or was ended from outside."""
-        self._last = None
         self._recorder.ended(number, now, error)
 
     def refused(self, reason: str, error: Exception) -> None:
@@ -113,11 +110,10 @@ class Operation:
 
     def exhausted(self) -> RetryError | None:
         """Return the error for attempts that are used up, or None when it ended otherwise."""
-        last = self._last
-        self._last = None  # its error's traceback holds everything that was under way
-        if last is None or last.decision.reason != "max_attempts_exceeded":
+        last = self.events[-1]
+        if not isinstance(last, RetryExhausted):
             return None
-        return RetryError(self._category.code, last.number, self.name)
+        return RetryError(self._category.code, last.total_attempts, self.name)
 
     def record(self) -> OperationRecord:
         """Return what is known of it by now."""
