@@ -89,6 +89,7 @@ def main() -> int:
         for name in needed:
             lend(name, site)
         call(programs / "oncemore", "--version", cwd=here)
+        call(programs / "oncemore", "policy", "show", "kfm-loop", "--attempt", "1", cwd=here)
         call(*pip, "check")
         print(f"{wheel.name}: {len(names)} files, py.typed among them; brings {', '.join(needed)}")
     return 0
