@@ -164,7 +164,24 @@ def test_what_is_remembered_of_names_is_bounded(root: Path, monkeypatch: pytest.
     assert "gone" in govern.names()
 
 
+def test_a_file_whose_name_cannot_be_one_must_say_its_own(write: Write) -> None:
+    text = 'version: "1"\nretry_policy: {}\n'
+    for name in ("my policy.yaml", "a@b.yaml", ".yaml"):
+        with pytest.raises(PolicyError, match="profile is missing, and the file's own name"):
+            govern.load(write(text, name))
+        assert govern.load(write(f"profile: mine\n{text}", name)).name == "mine"
+
+
 # Trust.
+
+
+def test_a_packaged_file_is_known_however_the_way_to_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(packaged.FOLDER)
+    tmp_path.joinpath("link").symlink_to(packaged.FOLDER)
+    for path in ("lit.yaml", "./retry-loop/../lit.yaml", tmp_path / "link" / "lit.yaml"):
+        assert govern.load(path).signature == "packaged, digest verified"
 
 
 @pytest.mark.parametrize("name", packaged.PACKAGED)

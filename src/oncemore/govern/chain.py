@@ -8,6 +8,7 @@ one.
 from __future__ import annotations
 
 import os
+import re
 from hashlib import sha256
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from oncemore.errors import PolicyError
 from oncemore.govern.address import extended, name_of
 from oncemore.govern.check import canonical
 from oncemore.govern.disk import Stamp, read
-from oncemore.govern.faults import Faults, Mark
+from oncemore.govern.faults import Faults, Mark, shown
+from oncemore.govern.fields import NAME
 from oncemore.govern.inherit import inherit, settled
 from oncemore.govern.nodes import Fields, Scalar, parse
 from oncemore.govern.packaged import PACKAGED, is_packaged, verify
@@ -52,9 +54,7 @@ def draft_of(path: str, faults: Faults, above: tuple[str, ...] = ()) -> Draft:
     raw = parse(data, path)
     own = settled(canonical(raw, FIELDS, faults), faults)
     name = name_of(raw, path)
-    if name in PACKAGED and not is_packaged(path):
-        mark = own.entries["profile"].mark if "profile" in own.entries else Mark(path)
-        faults.add(mark, "profile", f"is {name}, like a packaged profile; give it a name of its own")
+    _check_name(name, own, path, faults)
     alone = Draft(name, own, (), not _says(own, "kfm_compliant", False), sha256(data).hexdigest(), (seen,))
     parent = _parent(own, path, (*above, os.path.realpath(path)), faults)
     if parent is None:
@@ -65,6 +65,17 @@ def draft_of(path: str, faults: Faults, above: tuple[str, ...] = ()) -> Draft:
         compliant=alone.compliant and parent.compliant,
         stamps=(seen, *parent.stamps),
     )
+
+
+def _check_name(name: str, own: Fields, path: str, faults: Faults) -> None:
+    """Refuse a name that is not the file's own, and a file name that cannot be one."""
+    entry = own.entries.get("profile")
+    if name in PACKAGED and not is_packaged(path):
+        mark = Mark(path) if entry is None else entry.mark
+        faults.add(mark, "profile", f"is {name}, like a packaged profile; give it a name of its own")
+    if entry is None and not re.fullmatch(NAME, name):
+        text = f"is missing, and the file's own name, {shown(name)}, cannot stand for it"
+        faults.add(Mark(path), "profile", text)
 
 
 def _parent(own: Fields, path: str, above: tuple[str, ...], faults: Faults) -> Draft | None:

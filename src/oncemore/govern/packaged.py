@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from hashlib import sha256
 from pathlib import Path
 
@@ -37,13 +38,13 @@ def path_of(name: str) -> str:
 
 
 def is_packaged(path: str) -> bool:
-    """Whether a file is one of ours, where it was installed."""
-    return path in {path_of(name) for name in PACKAGED}
+    """Whether a file is one of ours, where it was installed, however the way there is written."""
+    return os.path.realpath(path) in {path_of(name) for name in PACKAGED}
 
 
 def verify(path: str, data: bytes) -> None:
     """Refuse a packaged file whose bytes are not the ones that were released."""
-    name = Path(path).relative_to(FOLDER).as_posix()
+    name = Path(os.path.realpath(path)).relative_to(FOLDER).as_posix()
     released = digests().get(name)
     found = sha256(data).hexdigest()
     if released != found:
