@@ -165,6 +165,8 @@ def test_a_wrong_value_is_refused_with_what_is_allowed(write: Write, fields: str
         ("retry_policy: {}\ncooldown: {provider_overrides: {x: {base_s: 1}}}\n"
          "providers: {x: {cooldown: {base_s: 2}}}", "provider_overrides.x is given twice: also in line 4"),
         ("retry_policy: {}\ncooldown: {provider_overrides: 5}", "provider_overrides is 5; it must be names"),
+        ("retry_policy: {}\nproviders: {x: 5}\ncooldown: {provider_overrides: {x: {}}}", "providers.x is 5"),
+        ("retry_policy: {}\nproviders: 5\ncooldown: {provider_overrides: {x: {}}}", "providers is 5"),
         ("retry_policy: {}\nbounds: {max_retries: [1, 2]}", "bounds.max_retries is not a field"),
         ("retry_policy: {}\nbounds: {jitter: [1, 2]}", "bounds.jitter is not a field"),
         ("retry_policy: {}\nbounds: {base_delay: [1, 2], base_delay_s: [1, 2]}",

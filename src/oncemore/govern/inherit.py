@@ -124,34 +124,44 @@ def read(tree: Fields, name: str, faults: Faults) -> dict[str, Any]:
 
 
 def settled(tree: Fields, faults: Faults) -> Fields:
-    """Return a file's own fields with each thing in its one place: cooldowns of providers, the default."""
-    if "retry_policy" in tree.entries and DEFAULT in _inside(tree, "policies"):
-        entry = _inside(tree, "policies")[DEFAULT]
-        first = tree.entries["retry_policy"]
-        text = f"is the same policy as {first.written} in line {first.mark.line}; keep one of them"
-        faults.add(entry.mark, entry.written, text)
+    """Return a file's own fields with the cooldowns of providers in their one place: with the providers."""
+    _check_one_default(tree, faults)
     cooldown = tree.entries.get("cooldown")
     moved = _inside(Fields(_inside(tree, "cooldown"), tree.mark), "provider_overrides")
     if cooldown is None or not moved:
         return tree
+    place = tree.entries.get("providers", Entry("providers", cooldown.mark, Fields({}, cooldown.mark)))
+    if not isinstance(place.node, Fields):
+        return tree  # which is found with all other wrong values
     kept = {name: entry for name, entry in _inside(tree, "cooldown").items() if name != "provider_overrides"}
-    providers = dict(_inside(tree, "providers"))
-    for name, entry in moved.items():
-        place = providers.get(name, Entry(entry.written, entry.mark, Fields({}, entry.mark)))
-        inner = place.node.entries if isinstance(place.node, Fields) else {}
-        if "cooldown" in inner:
-            line = inner["cooldown"].mark.line
-            faults.add(entry.mark, entry.written, f"is given twice: also in line {line}")
-        providers[name] = place._replace(node=Fields({**inner, "cooldown": entry}, entry.mark))
-    place = tree.entries.get("providers", Entry("providers", cooldown.mark, cooldown.node))
-    return Fields(
-        {
-            **tree.entries,
-            "cooldown": cooldown._replace(node=Fields(kept, cooldown.node.mark)),
-            "providers": place._replace(node=Fields(providers, place.node.mark)),
-        },
-        tree.mark,
-    )
+    changed = {
+        "cooldown": cooldown._replace(node=Fields(kept, cooldown.node.mark)),
+        "providers": place._replace(node=_with_cooldowns(place.node, moved, faults)),
+    }
+    return Fields(tree.entries | changed, tree.mark)
+
+
+def _with_cooldowns(providers: Fields, cooldowns: dict[str, Entry], faults: Faults) -> Fields:
+    """Give providers the cooldowns that were written elsewhere; one that has its own has it twice."""
+    entries = dict(providers.entries)
+    for name, entry in cooldowns.items():
+        place = entries.get(name, Entry(entry.written, entry.mark, Fields({}, entry.mark)))
+        if not isinstance(place.node, Fields):
+            continue
+        own = place.node.entries.get("cooldown")
+        if own is not None:
+            faults.add(entry.mark, entry.written, f"is given twice: also in line {own.mark.line}")
+        both = place.node.entries | {"cooldown": entry}
+        entries[name] = place._replace(node=Fields(both, place.node.mark))
+    return Fields(entries, providers.mark)
+
+
+def _check_one_default(tree: Fields, faults: Faults) -> None:
+    second = _inside(tree, "policies").get(DEFAULT)
+    if second is not None and "retry_policy" in tree.entries:
+        first = tree.entries["retry_policy"]
+        text = f"is the same policy as {first.written} in line {first.mark.line}; keep one of them"
+        faults.add(second.mark, second.written, text)
 
 
 def drafts_of(tree: Fields, faults: Faults) -> list[Drafted]:

@@ -151,7 +151,8 @@ def _lines(rows: tuple[Row, ...], path: str) -> Iterator[str]:
             also += f", `{row.retries}` (calls less 1)"
         shared = _SHARED.get(row.rows)
         deeper = f"{path}{row.name}." + ("*." if row.kind == "map" else "")
-        takes = f"the fields of a `{shared}`" if shared and shared != row.name else allowed(row)
-        yield f"| `{path}{row.name}` | {also} | {takes.replace('|', chr(92) + '|')} | {row.meaning} |"
+        each = "names, each with " if row.kind == "map" else ""
+        takes = f"{each}the fields of a `{shared}`" if shared and shared != row.name else allowed(row)
+        yield f"| `{path}{row.name}` | {also} | {takes} | {row.meaning.replace('<', '&lt;')} |"
         if row.rows and row.rows is not RETRY and not (path and shared):
             yield from _lines(row.rows, deeper)
