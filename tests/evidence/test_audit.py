@@ -48,7 +48,6 @@ def busy(seconds: int) -> Exception:
     return HTTPError("http://provider.example/", 503, "busy", headers, None)
 
 
-@pytest.mark.req("PROD-4")
 @each_colour
 @pytest.mark.parametrize(
     ("turns", "expected"),

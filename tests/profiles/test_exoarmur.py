@@ -269,7 +269,6 @@ def test_a_wrong_call_says_which_argument(manager: RetryManager, arguments: Any,
 # Delays, limits, classification.
 
 
-@pytest.mark.req("BACKOFF-15")
 def test_the_delays_of_a_known_run_are_the_documents_vectors(manager: RetryManager, clock: FakeClock) -> None:
     with pytest.raises(RetryError):
         run(manager, "NATS_CONNECT", Script(ConnectionRefusedError()), run_id=RUN_ID)

@@ -50,7 +50,6 @@ def write(manager: RetryManager, script: Script, key: str = "k", **more: Any) ->
     return run(manager, "KV_PUT", script, idempotency_key=key, operation="Store kill switch state", **more)
 
 
-@pytest.mark.req("API-3", "TEST-1")
 def test_the_manager_can_be_used_directly() -> None:
     manager = IdempotencyManager()
     assert manager.durable is False
