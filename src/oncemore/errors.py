@@ -4,10 +4,19 @@
     ├── UsageError (ValueError)       yours: the call or the configuration is wrong
     │   ├── PolicyError                 … a policy; says which field and what is allowed
     │   └── MissingExtra (ImportError)  … an optional part is not installed; says what to install
+    ├── Refused                       nobody's yet: not now, or not like this; nothing was tried
+    │   ├── Parked                      … it is due later; carries `until`
+    │   ├── InProgress                  … somebody else is at it
+    │   └── KeyConflict                 … the key belongs to other arguments
     ├── Failed                        the work's: it was tried and did not come good
+    │   ├── Terminal                    … in a way that does not pass
     │   ├── RetriesExhausted            … `until=` never held; carries the last value
     │   └── AttemptTimeout (TimeoutError)   an attempt took longer than it may
     │       └── DeadlineExceeded        … because the whole call's time is up
+    ├── Uncertain                     a person's: what happened cannot be known from here
+    │   ├── OutcomeUnknown              … an effect that must not happen twice may have happened
+    │   ├── LeaseLost                   … another worker took over before the result was written
+    │   └── ResultUnavailable           … it is done, but its value could not be kept
     ├── StoreError                    the store's: it cannot be reached, is full or is broken
     └── IllegalMove                   ours: a state may not follow another
 
@@ -29,13 +38,22 @@ __all__ = [
     "Error",
     "Failed",
     "IllegalMove",
+    "InProgress",
+    "KeyConflict",
+    "LeaseLost",
     "MissingExtra",
+    "OutcomeUnknown",
+    "Parked",
     "PermanentError",
     "PolicyError",
     "PolicyWarning",
+    "Refused",
+    "ResultUnavailable",
     "RetriesExhausted",
     "StoreError",
+    "Terminal",
     "TransientError",
+    "Uncertain",
     "UsageError",
     "Violation",
 ]
@@ -73,6 +91,10 @@ class Failed(Error):
     """The work was tried and did not come good."""
 
 
+class Terminal(Failed):
+    """It failed in a way that does not pass."""
+
+
 class RetriesExhausted(Failed):
     """`until=` never held; `value` is what the last attempt returned."""
 
@@ -90,6 +112,45 @@ class AttemptTimeout(Failed, TimeoutError):
 
 class DeadlineExceeded(AttemptTimeout):
     """The time of the whole call, not only of one attempt, is up."""
+
+
+class Refused(Error):
+    """Not now, or not like this; nothing was tried."""
+
+
+class Parked(Refused):
+    """It is due later: `until` says when, in POSIX seconds; a worker or a later call goes on."""
+
+    def __init__(self, message: str, until: float = 0.0) -> None:
+        super().__init__(message)
+        self.until = until
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.args[0], self.until)
+
+
+class InProgress(Refused):
+    """Somebody else is at it."""
+
+
+class KeyConflict(Refused):
+    """The key belongs to a call with other arguments."""
+
+
+class Uncertain(Error):
+    """What happened cannot be known from here."""
+
+
+class OutcomeUnknown(Uncertain):
+    """An effect that must not happen twice may have happened; a person or `reconcile` has to say."""
+
+
+class LeaseLost(Uncertain):
+    """Another worker took over before the result was written."""
+
+
+class ResultUnavailable(Uncertain):
+    """It is done, but its value could not be kept."""
 
 
 class StoreError(Error):

@@ -54,6 +54,11 @@ def seed_of(run_id: str) -> str:
     return sha256(run_id.encode()).hexdigest()
 
 
+def fingerprint(data: bytes) -> bytes:
+    """Return the SHA-256 of bytes."""
+    return sha256(data).digest()
+
+
 def digest(value: Plain) -> str:
     """Return the SHA-256 of the canonical JSON of a value, in hex."""
     return sha256(canonical(value)).hexdigest()

@@ -1,0 +1,83 @@
+"""Entries and heads as bytes: msgspec JSON with the fields in one order, the format's version first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from oncemore.core.key import fingerprint
+from oncemore.core.record import FORMAT, Change, Run, fold, link
+from oncemore.core.value import Value
+from oncemore.errors import StoreError
+
+
+class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The part of an entry that is never erased."""
+
+    format: int
+    entity: str
+    version: int
+    at: float
+    fence: int
+    marks: tuple[str, ...]
+    sets: dict[str, Any]
+
+
+class Written(Value):
+    """The bytes of an entry and of the head that then stands."""
+
+    header: bytes
+    body: bytes
+    hash: bytes
+    head: bytes
+
+
+_headers = msgspec.json.Decoder(Header)
+_EMPTY = b"{}"
+
+
+def written(change: Change, entity: str, version: int, prev: bytes, at: float) -> Written:
+    """Return the bytes of the next entry of an entity, linked to the hash of the one before."""
+    header = msgspec.json.encode(
+        Header(FORMAT, entity, version, at, change.after.fence, change.marks, change.sets)
+    )
+    body = msgspec.json.encode(change.body) if change.body else _EMPTY
+    return Written(header, body, link(prev, header, fingerprint(body)), head_bytes(change.after))
+
+
+def head_bytes(run: Run) -> bytes:
+    """Return the bytes of a head: its fields in order."""
+    return msgspec.json.encode([FORMAT, *run])
+
+
+def head_of(data: bytes) -> Run:
+    """Return the state that the bytes of a head hold."""
+    found, *fields = msgspec.json.decode(data)
+    if found > FORMAT:
+        raise StoreError(
+            f"a head has format {found}, which a newer oncemore wrote; this one reads up to {FORMAT}"
+        )
+    return Run(*fields)
+
+
+def header_of(data: bytes) -> Header:
+    """Return the header that its bytes hold; bytes that are none are refused."""
+    try:
+        header = _headers.decode(data)
+    except msgspec.DecodeError as error:
+        raise StoreError(f"an entry's header cannot be read: {error}") from None
+    if header.format > FORMAT:
+        raise StoreError(f"an entry has format {header.format}, which a newer oncemore wrote")
+    return header
+
+
+def body_of(data: bytes) -> dict[str, Any]:
+    """Return the body that its bytes hold."""
+    found: dict[str, Any] = msgspec.json.decode(data)
+    return found
+
+
+def folded(run: Run | None, header: Header) -> Run:
+    """Return the state after one entry."""
+    return fold(run, header.sets)

@@ -1,0 +1,197 @@
+"""A small world for the flow: a store, virtual time, workers that die, and effects that are counted.
+
+`World.drive` runs a script operation by operation and can crash it before or after any of them: what a
+crash leaves is what the store and the outside world hold at that moment.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from oncemore.codec.wire import body_of, head_of, header_of, written
+from oncemore.core.backoff import Jitter, Schedule
+from oncemore.core.key import fingerprint, seed_of
+from oncemore.core.model import Failure
+from oncemore.core.policy import Policy
+from oncemore.core.record import Run, due, fold, link
+from oncemore.engine import flow
+from oncemore.store.base import NOWHERE, Batch, Head, Index, Stored, Write
+from oncemore.store.memory import MemoryStore
+
+ENTITY = "run/k"
+POLICY = Policy("crash", max_attempts=3, schedule=Schedule("fixed", delays=(5.0, 7.0)), jitter=Jitter("none"))
+
+
+class Crash(BaseException):
+    """The process dies here."""
+
+
+class Transient(Exception):
+    """Fails in a way that may pass."""
+
+
+class Permanent(Exception):
+    """Fails for good."""
+
+
+class Refused(Exception):
+    """Declared not_applied: it certainly had no effect."""
+
+
+KINDS = {
+    Transient: Failure("transient", "maybe", None, "TRANSIENT", "test"),
+    Permanent: Failure("permanent", "maybe", None, "PERMANENT", "test"),
+    Refused: Failure("transient", "maybe", None, "REFUSED", "test"),
+}
+
+
+class World:
+    """What outlives a crash: the store, the time, and what has happened outside."""
+
+    def __init__(self, effect: str, turns: list[str], *, asks: bool = False) -> None:
+        self.store = MemoryStore(lambda: self.now)
+        self.now = 1000.0
+        self.alive: set[str] = set()
+        self.effect = effect
+        self.turns = turns
+        self.asks = asks
+        self.executions = 0
+        self.happened: list[int] = []  # the attempts whose effect reached the outside
+        self.workers = 0
+
+    def plan(self) -> flow.Plan:
+        return flow.Plan(
+            "step",
+            self.effect,  # type: ignore[arg-type]
+            POLICY,
+            lambda error, now: KINDS[type(error)],  # type: ignore[index]
+            encode=lambda value: value,
+            decode=lambda value: value,
+            describe=lambda error: {"type": type(error).__name__, "message": str(error)},
+            not_applied=lambda error: isinstance(error, Refused),
+            asks=self.asks,
+        )
+
+    def call(self) -> flow.Call:
+        """Start a new process: a worker with a lease, and a call of the same work."""
+        self.workers += 1
+        worker = f"worker-{self.workers}"
+        self.alive.add(worker)
+        run_id = f"run-{self.workers}"
+        return flow.Call(ENTITY, "k", {"x": 1}, "input", "cfg", run_id, seed_of(run_id), worker)
+
+    def drive(self, crash_at: tuple[int, str] | None = None) -> tuple[flow.End, int]:
+        """Run one process's call to its end, or to its crash; return the end and how many ops it took."""
+        plan, call = self.plan(), self.call()
+        script = flow.run_step(plan, call)
+        op, count = next(script), 0
+        while type(op) is not flow.End:
+            count += 1
+            if crash_at == (count, "before"):
+                self._die(call.worker)
+            answer = self.do(op)
+            if crash_at == (count, "after"):
+                self._die(call.worker)
+            op = script.send(answer)
+            assert count < 200, "the flow does not end"
+        self.alive.discard(call.worker)
+        assert next(script, None) is None, "a script goes on after its end"
+        return op, count
+
+    def _die(self, worker: str) -> None:
+        self.alive.discard(worker)
+        raise Crash
+
+    def advance(self, script: Any, op: Any, to: type) -> Any:
+        """Run a script up to the operation of a kind, and return that one undone."""
+        while type(op) is not to:
+            op = script.send(self.do(op))
+        return op
+
+    def do(self, op: Any) -> Any:
+        """Do what an operation asks for."""
+        return getattr(self, f"_{type(op).__name__.lower()}")(op)
+
+    def _load(self, op: flow.Load) -> flow.Seen:
+        return self.seen()
+
+    def seen(self) -> flow.Seen:
+        head = self.store.head(ENTITY)
+        if head is None:
+            return flow.Seen(ENTITY, 0, NOWHERE, None)
+        return flow.Seen(ENTITY, head.version, head.hash, head_of(head.head))
+
+    def _now(self, op: flow.Now) -> float:
+        return self.now
+
+    def _holder(self, op: flow.Holder) -> float:
+        return self.now + 60 if op.worker in self.alive else 0.0
+
+    def _save(self, op: flow.Save) -> flow.Seen | None:
+        seen, run = op.seen, op.change.after
+        data = written(op.change, ENTITY, seen.version + 1, seen.hash, self.now)
+        by = Index("run", run.state, due(run), run.step, run.worker, run.dataset)
+        write = Write(ENTITY, seen.version, data.header, data.body, data.hash, data.head, by)
+        answer = self.store.append(Batch((write,))).wait()
+        return self.seen() if isinstance(answer, Stored) else None
+
+    def _read(self, op: flow.Read) -> dict[str, Any]:
+        entry = next(self.store.entries(op.entity, op.version - 1))
+        assert entry.body is not None
+        return body_of(entry.body)
+
+    def _work(self, op: flow.Work) -> tuple[Any, Exception | None]:
+        """Do what this turn says: `ok`, or an error before or after the effect reached the outside."""
+        turn = self.turns[min(self.executions, len(self.turns) - 1)]
+        self.executions += 1
+        if turn in ("ok", "transient after"):
+            self.happened.append(op.run.attempt)
+        if turn == "ok":
+            return "value", None
+        error = {
+            "transient": Transient,
+            "transient after": Transient,
+            "permanent": Permanent,
+            "refused": Refused,
+        }
+        return None, error[turn](turn)
+
+    def _ask(self, op: flow.Ask) -> flow.Answer:
+        if op.run.attempt in self.happened:
+            return flow.Answer("applied", "value")
+        return flow.Answer("not_applied")
+
+    def _sleep(self, op: flow.Sleep) -> None:
+        self.now += op.seconds
+
+    def _watch(self, op: flow.Watch) -> None:
+        self.now += op.seconds
+        self.alive.clear()  # whoever had it did not come back in time
+
+    def check(self) -> Run | None:
+        """Hold the log to its rules: links, versions, states rebuilt from headers, bounded attempts."""
+        run: Run | None = None
+        prev, numbers, commits = NOWHERE, [], 0
+        for version, entry in enumerate(self.store.entries(ENTITY), 1):
+            header = header_of(entry.header)
+            assert entry.body is not None
+            assert entry.hash == link(prev, entry.header, fingerprint(entry.body))
+            assert (entry.version, header.version, header.entity) == (version, version, ENTITY)
+            run, prev = fold(run, header.sets), entry.hash
+            numbers += [run.attempt] if "INTENT" in header.marks else []
+            commits += header.marks.count("COMMIT")
+        head: Head | None = self.store.head(ENTITY)
+        assert run == (None if head is None else head_of(head.head))
+        assert numbers == sorted(set(numbers))
+        assert len(numbers) <= POLICY.max_attempts
+        assert self.executions <= POLICY.max_attempts
+        assert commits <= 1
+        return run
+
+    @property
+    def applied(self) -> Counter[str]:
+        """How often the outside applied it: one that deduplicates by key counts one, others count each."""
+        if self.effect in ("pure", "idempotent"):
+            return Counter({"k": min(1, len(self.happened))})
+        return Counter({"k": len(self.happened)})
