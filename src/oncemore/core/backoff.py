@@ -96,21 +96,21 @@ def jittered(schedule: Schedule, jitter: Jitter, cap: float, seed: str, n: int) 
     """Return b: the delay after attempt n, spread by the seed's draw and held at the cap."""
     plan = PLANS[schedule.shape](schedule, n)
     spread, amount = jitter
+    if spread == "decorrelated":  # its delay comes from the one before, not from the plan of this attempt
+        return _decorrelated(planned(schedule, 1), cap, seed, n)
     if spread == "none" or plan == 0.0 == amount:
         return min(cap, plan)
-    if spread == "decorrelated":
-        return _decorrelated(planned(schedule, 1), cap, seed, n)
     return SPREADS[spread](plan, draw(seed, n), amount, cap)
 
 
 def drawn(schedule: Schedule, jitter: Jitter, cap: float, seed: str, n: int) -> tuple[float, float, float]:
     """Return (planned, u, b) for showing how `jittered` came to its number; u is 0 where none was drawn."""
     plan = planned(schedule, n)
+    if jitter.spread == "decorrelated":
+        return plan, draw(seed, n), _decorrelated(planned(schedule, 1), cap, seed, n)
     if jitter.spread == "none" or plan == 0.0 == jitter.amount:
         return plan, 0.0, min(cap, plan)
     u = draw(seed, n)
-    if jitter.spread == "decorrelated":
-        return plan, u, _decorrelated(planned(schedule, 1), cap, seed, n)
     return plan, u, SPREADS[jitter.spread](plan, u, jitter.amount, cap)
 
 
