@@ -139,13 +139,13 @@ def test_nothing_in_a_file_is_ever_run(write: Write, tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-def test_what_is_not_a_file_is_refused_by_what_it_is(tmp_path: Path) -> None:
+def test_what_is_not_a_file_is_refused_by_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "pipe.yaml")
     (tmp_path / "loop.yaml").symlink_to(tmp_path / "loop.yaml")
     (tmp_path / "gone.yaml").symlink_to(tmp_path / "nowhere")
     (tmp_path / "file").touch()
     listener = socket.socket(socket.AF_UNIX)
-    os.chdir(tmp_path)  # the name of a socket is short
+    monkeypatch.chdir(tmp_path)  # the name of a socket is short
     listener.bind("socket.yaml")
     for name, why in {
         "": "is a folder, not a file",
