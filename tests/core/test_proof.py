@@ -69,7 +69,9 @@ def tuned(b: float, knobs: dict, signals: dict, cap: float, expected: float, lef
         p = 1.0
     if left is not None and knobs["deadline_bias"]:
         buffer = (
-            left - expected - (signals.get("queue_depth") or 0) * expected / (signals.get("parallelism") or 1)
+            left
+            - expected
+            - (signals.get("queue_depth") or 0) * expected / max(1, signals.get("parallelism") or 1)
         )
         risk = min(1, max(0, (knobs["min_buffer_s"] - buffer) / knobs["min_buffer_s"]))
     stretch = 1.0 if (signals.get("error_budget") or 1) <= 0 else min(1 + c + 0.5 * p, knobs["max_stretch"])

@@ -2,7 +2,7 @@
 
     c      = clamp((I - low) / (high - low), 0, 1)            I: grid intensity, g CO2 per kWh
     p      = 1 if rate >= peak else 0                         rate: energy price, USD per kWh
-    queue  = queue_depth * expected_s / parallelism
+    queue  = queue_depth * expected_s / parallelism           which is 1 at least
     buffer = deadline - now - expected_s - queue
     risk   = clamp((min_buffer - buffer) / min_buffer, 0, 1)  0 if disabled or without a deadline
     delay  = b * min(1 + 1.0*c + 0.5*p, max_stretch) * (1 - risk)
@@ -14,6 +14,7 @@ named; a spent error budget forbids stretching.
 
 from __future__ import annotations
 
+from oncemore.core.backoff import LONGEST_S
 from oncemore.core.value import Value
 
 CARBON_WEIGHT = 1.0
@@ -90,7 +91,7 @@ def _carbon(knobs: Tuning, signals: Signals) -> float:
 def _queue(signals: Signals, expected_s: float) -> float:
     if signals.queue_depth is None:
         return 0.0
-    return signals.queue_depth * expected_s / (signals.parallelism or 1.0)
+    return min(signals.queue_depth * expected_s / max(1.0, signals.parallelism or 1.0), LONGEST_S)
 
 
 def _risk(knobs: Tuning, buffer: float | None) -> float:
