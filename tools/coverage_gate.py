@@ -20,6 +20,9 @@ DECIDING = (
     "options.py",
     "api.py",
     "errors.py",
+    "codec/*.py",
+    "evidence/*.py",
+    "profiles/exoarmur*.py",
 )
 
 

@@ -352,3 +352,32 @@ def test_events_can_go_to_the_programs_own_log(caplog: pytest.LogCaptureFixture)
     with pytest.raises(OSError, match="x"):
         run("plain", Script(OSError("x")), on=OSError, on_event=to_logging(logging.getLogger("mine")))
     assert [(record.name, record.levelno) for record in caplog.records] == [("mine", logging.ERROR)]
+
+
+@pytest.mark.parametrize("entered", ["with", "async with"])
+def test_a_block_that_is_cancelled_or_interrupted_ends_in_an_event(entered: str) -> None:
+    stream = AuditStream()
+
+    async def body() -> None:
+        async for attempt in oncemore.attempts(on=OSError, on_event=stream):
+            if entered == "with":
+                with attempt:
+                    await asyncio.sleep(30)
+            else:
+                async with attempt:
+                    await asyncio.sleep(30)
+
+    async def main() -> None:
+        task = asyncio.create_task(body())
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert told(stream) == [("retry_refused", 1, "cancelled")]
+    with pytest.raises(KeyboardInterrupt):
+        for attempt in oncemore.attempts(on=OSError, on_event=stream):
+            with attempt:
+                raise KeyboardInterrupt
+    assert told(stream)[1:] == [("retry_refused", 1, "interrupted")]

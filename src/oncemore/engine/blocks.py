@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 
 from oncemore.engine import clock as clocks
+from oncemore.engine.drive import cut
 from oncemore.engine.limits import remaining, too_late
 from oncemore.engine.retry import ENDS, Invoke, Outcome, Tell, Wait, again
 from oncemore.errors import UsageError
@@ -141,7 +142,7 @@ class Attempt:
     ) -> bool:
         self._over()
         if error is not None and not isinstance(error, Exception):
-            return False
+            return self._left(error)
         self._script.go_on((None, error))
         while type(self._script.op) is Tell:
             told = self._script.op.hear(self._script.op.what)
@@ -171,7 +172,7 @@ class Attempt:
             error = await self._unscope(kind, error, trace)
         self._over()
         if error is not None and not isinstance(error, Exception):
-            return False
+            return self._left(error)
         self._script.go_on((None, error))
         while type(self._script.op) is Tell:
             told = self._script.op.hear(self._script.op.what)
@@ -192,6 +193,12 @@ class Attempt:
             late.__cause__ = struck
             return late
         return error
+
+    def _left(self, error: BaseException) -> bool:
+        """Let go of a block that cancellation or an interrupt ended; the error goes on its way."""
+        if self._script.plan.witness is not None:
+            cut(self._script.flow, error)
+        return False
 
     def _begin(self) -> Self:
         if self._token is not None or self._script.op is not self._op:

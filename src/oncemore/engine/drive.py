@@ -57,7 +57,7 @@ def blocking(
                 op = flow.send(op.hear(op.what))
     except BaseException as error:
         if plan.witness is not None:
-            _cut(flow, error)
+            cut(flow, error)
         raise
     next(flow, None)  # lets go of what it holds, at less than what close() costs
     value, failed = op
@@ -103,7 +103,7 @@ async def awaiting(
                 op = flow.send(await told if hasattr(type(told), "__await__") else told)
     except BaseException as error:
         if plan.witness is not None:
-            _cut(flow, error)
+            cut(flow, error)
         raise
     next(flow, None)
     value, failed = op
@@ -116,7 +116,7 @@ async def awaiting(
         del failed
 
 
-def _cut(flow: Flow, error: BaseException) -> None:
+def cut(flow: Flow, error: BaseException) -> None:
     """Let a script hear what ended it from outside; the error goes on its way as it was."""
     trace = error.__traceback__
     try:
