@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -194,8 +193,7 @@ def test_a_block_is_witnessed_and_one_that_is_left_early_too() -> None:
     listener.heard.clear()
     with pytest.raises(KeyboardInterrupt):
         left_early()
-    gc.collect()
-    assert listener.heard == ["1 GeneratorExit"]
+    assert listener.heard == ["1 KeyboardInterrupt"]
 
 
 def test_a_call_without_a_witness_is_as_light_as_ever() -> None:
