@@ -319,10 +319,13 @@ policies:
 @pytest.mark.parametrize("name", ["SCHEMA_INVALID", "GOVERNANCE_*", "*", "CHECKSUM_MISMATCH"])
 def test_a_violation_cannot_be_made_retryable(write: Write, name: str) -> None:
     said = faults(write, f'version: "1"\nretry_policy: {{}}\nclassify:\n  retryable: [HTTP_503, "{name}"]\n')
-    assert "mine.yaml:4:3: retry_policy cannot be used: classes.retryable covers" in said
-    assert "(CLASS-2)" in said
-    said = faults(write, f'version: "1"\nretry_policy:\n  classify: {{retry_on: ["{name}"]}}\n')
-    assert "(CLASS-2)" in said
+    assert "mine.yaml:4:3: classify.retryable covers" in said
+    assert "which may never be retried (CLASS-2)" in said
+    said = faults(
+        write, f'version: "1"\nretry_policy:\n  attempts: 0\n  classify: {{retry_on: ["{name}"]}}\n'
+    )
+    assert "retry_policy.classify.retry_on covers" in said
+    assert "retry_policy.attempts is 0" in said
 
 
 @pytest.mark.req("CLASS-11")

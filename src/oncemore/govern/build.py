@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from oncemore.core.backoff import Jitter, Schedule, planned
-from oncemore.core.classify import Classes
+from oncemore.core.classify import Classes, forbidden
 from oncemore.core.policy import PER_RUN, Policy
 from oncemore.core.tune import Tuning
 from oncemore.core.value import Value
@@ -110,7 +110,12 @@ class _Maker:
         values = values_of(fields, RETRY, self._faults)
         classify = _classify(self._tree, fields)
         classes = values_of(classify, CLASSIFY, self._faults)
-        if len(values) != len(fields.entries) or len(classes) != len(classify.entries):
+        never = forbidden(classes.get("retryable", ()))
+        if never:
+            entry = classify.entries["retryable"]
+            text = f"covers {', '.join(never)}, which may never be retried (CLASS-2)"
+            self._faults.add(entry.mark, entry.written, text)
+        if never or len(values) != len(fields.entries) or len(classes) != len(classify.entries):
             return None
         self._check_bounds(fields, values)
         problems = list(_contradictions(values))
@@ -269,10 +274,9 @@ def _listed(numbers: list[float]) -> str:
 
 def _place(message: str, tree: Fields, fields: Fields, classify: Fields) -> Mark | None:
     """Return where the field stands that a message of the core begins with."""
-    part, _, field = message.split(maxsplit=1)[0].partition(".")
     tuning = {"tuning": tree.entries["telemetry_tuning"]} if "telemetry_tuning" in tree.entries else {}
     known: dict[str, Entry] = {**fields.entries, **classify.entries, **tuning}
-    entry = classify.entries.get(field) if part == "classes" else known.get(part)
+    entry = known.get(message.split(maxsplit=1)[0].partition(".")[0])
     return None if entry is None else entry.mark
 
 
