@@ -22,6 +22,7 @@ DECIDING = (
     "errors.py",
     "codec/*.py",
     "evidence/*.py",
+    "govern/*.py",
     "profiles/exoarmur*.py",
 )
 
