@@ -7,12 +7,22 @@ import sys
 from typing import Any
 
 import aiohttp
+import asyncpg
+import azure.core.exceptions
 import botocore.exceptions
+import google.api_core.exceptions
+import google.auth.exceptions
+import grpc
 import httpx
 import nats.js.errors
+import neo4j.exceptions
+import openai
 import psycopg
+import pystac_client.exceptions
 import pytest
+import redis.exceptions
 import requests
+import sqlalchemy.exc
 import tenacity
 import urllib3
 from hypothesis import given
@@ -24,8 +34,11 @@ from oncemore.errors import Violation
 
 #: The attributes that some rule reads.
 READ = (
-    "args", "cause", "code", "description", "err_code", "errno", "exceptions", "extendedresult", "headers",
-    "kwargs", "last_attempt", "pgconn", "reason", "response", "sqlite_errorcode", "sqlstate", "status",
+    "args", "body", "cause", "code", "connection_invalidated", "description", "details", "err_code", "errno",
+    "error_code", "exceptions", "extendedresult", "grpc_status_code", "headers", "inner_exception",
+    "is_retryable", "kwargs", "last_attempt", "orig", "original_exception", "pgcode", "pgconn", "reason",
+    "response", "retryable", "sqlite_errorcode", "sqlstate", "status", "status_code", "trailing_metadata",
+    "type",
 )  # fmt: skip
 
 
@@ -50,6 +63,13 @@ BASES = [
     aiohttp.ClientResponseError, aiohttp.ClientOSError, aiohttp.ClientPayloadError,
     botocore.exceptions.ClientError, botocore.exceptions.EndpointConnectionError, psycopg.OperationalError,
     psycopg.Error, nats.js.errors.APIError, nats.errors.Error, tenacity.RetryError, Violation,
+    asyncpg.PostgresError, asyncpg.ConnectionDoesNotExistError, asyncpg.InterfaceError,
+    azure.core.exceptions.HttpResponseError, azure.core.exceptions.ServiceRequestError,
+    google.api_core.exceptions.ServiceUnavailable, google.auth.exceptions.RefreshError, grpc.RpcError,
+    neo4j.exceptions.TransientError, neo4j.exceptions.ServiceUnavailable, openai.APIStatusError,
+    openai.APIError, pystac_client.exceptions.APIError, redis.exceptions.ResponseError,
+    redis.exceptions.ConnectionError, redis.exceptions.LockError, sqlalchemy.exc.OperationalError,
+    sqlalchemy.exc.StatementError,
 ]  # fmt: skip
 
 

@@ -18,12 +18,16 @@ if TYPE_CHECKING:
 #: Where the exceptions of each top-level module of a table are defined or shown.
 HOMES = {
     "aiohttp": ("aiohttp", "aiohttp.client_exceptions"),
+    "anthropic": ("anthropic", "anthropic._exceptions", "anthropic.types.shared"),
     "anyio": ("anyio",),
     "apsw": ("apsw",),
     "asyncio": ("asyncio",),
+    "asyncpg": ("asyncpg", "asyncpg.exceptions"),
+    "azure": ("azure.core.exceptions",),
     "botocore": ("botocore.exceptions",),
     "builtins": ("builtins",),
-    "google": ("google.api_core.exceptions",),
+    "google": ("google.api_core.exceptions", "google.auth.exceptions"),
+    "grpc": ("grpc", "grpc.aio"),
     "h11": ("h11",),
     "http": ("http.client",),
     "httpcore": ("httpcore",),
@@ -31,11 +35,16 @@ HOMES = {
     "httpx": ("httpx",),
     "httpx2": ("httpx2",),
     "nats": ("nats.errors", "nats.js.errors"),
+    "neo4j": ("neo4j.exceptions", "neo4j._exceptions"),
     "oncemore": ("oncemore.errors",),
+    "openai": ("openai", "openai._exceptions"),
     "psycopg": ("psycopg", "psycopg.errors"),
     "psycopg_pool": ("psycopg_pool",),
+    "pystac_client": ("pystac_client.exceptions",),
+    "redis": ("redis.exceptions", "redis.sentinel", "redis.asyncio.sentinel", "redis.multidb.exception"),
     "requests": ("requests.exceptions",),
     "socket": ("socket",),
+    "sqlalchemy": ("sqlalchemy.exc", "sqlalchemy.orm.exc"),
     "sqlite3": ("sqlite3",),
     "ssl": ("ssl",),
     "subprocess": ("subprocess",),
@@ -47,8 +56,10 @@ HOMES = {
 
 #: Clients of which every exception must be known; of the others only some are ours to know.
 WHOLE = (
-    "aiohttp", "apsw", "botocore", "h11", "http", "httpcore", "httpcore2", "httpx", "httpx2", "nats",
-    "oncemore", "psycopg", "psycopg_pool", "requests", "socket", "sqlite3", "ssl", "urllib", "urllib3",
+    "aiohttp", "anthropic", "apsw", "asyncpg", "azure", "botocore", "google", "grpc", "h11", "http",
+    "httpcore", "httpcore2", "httpx", "httpx2", "nats", "neo4j", "oncemore", "openai", "psycopg",
+    "psycopg_pool", "pystac_client", "redis", "requests", "socket", "sqlalchemy", "sqlite3", "ssl", "urllib",
+    "urllib3",
 )  # fmt: skip
 
 #: Not failures of a call: internal signals, and warnings.
@@ -87,7 +98,7 @@ def test_every_module_with_a_table_is_checked_here() -> None:
 
 
 #: Libraries that share one table: a name must be real in one of them.
-FAMILIES = [{"anyio", "trio"}, {"h11", "httpcore", "httpcore2", "httpx", "httpx2"}]
+FAMILIES = [{"anyio", "trio"}, {"anthropic", "openai"}, {"h11", "httpcore", "httpcore2", "httpx", "httpx2"}]
 
 
 @pytest.mark.parametrize("name", HOMES)

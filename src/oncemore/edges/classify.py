@@ -24,15 +24,24 @@ from oncemore.core.model import Failure
 from oncemore.edges import (
     aio,
     aiohttp,
+    asyncpg,
     aws,
+    azure,
+    google,
     groups,
+    grpc,
     httpx,
     nats,
+    neo4j,
+    openai,
     postgres,
     python,
+    redis,
     requests,
     retried,
+    sqlalchemy,
     sqlite,
+    stac,
     urllib,
 )
 from oncemore.edges.http import classify_status, parse_retry_after
@@ -68,7 +77,8 @@ _NEVER: Final[dict[str, Table]] = {
 
 _tables: dict[str, Table] = {}
 for _module in (
-    aio, aiohttp, aws, groups, httpx, nats, postgres, python, requests, retried, sqlite, urllib,
+    aio, aiohttp, asyncpg, aws, azure, google, groups, grpc, httpx, nats, neo4j, openai, postgres, python,
+    redis, requests, retried, sqlalchemy, sqlite, stac, urllib,
 ):  # fmt: skip
     for _name, _table in _module.TABLES.items():
         _tables[_name] = {**_tables.get(_name, {}), **_table}

@@ -71,7 +71,8 @@ def message(error: BaseException) -> str:
     return next((text[:1000] for text in error.args[:4] if isinstance(text, str)), "")
 
 
-#: The functions of the standard library in which a blocking client waits, and for what.
+#: The functions in which a client waits, and for what: the standard library's where it blocks, a client's
+#: own where it awaits.
 _WAITS: Final = {
     ("socket", "create_connection"): "CONNECT",
     ("urllib3.util.connection", "create_connection"): "CONNECT",
@@ -80,18 +81,36 @@ _WAITS: Final = {
     ("ssl", "recv_into"): "READ",
     ("ssl", "recv"): "READ",
     ("ssl", "read"): "READ",
+    ("asyncpg.connection", "connect"): "CONNECT",
+    ("asyncpg.pool", "_acquire"): "POOL",
 }
+#: Where waiting is cut off for somebody else; what it was for is one step further out.
+_FOR_OTHERS: Final = ("asyncio.timeouts", "asyncpg._asyncio_compat")
 
 
 def waited_for(error: BaseException) -> str:
-    """Say what the innermost standard function was waiting for: CONNECT, READ, or "" if unknown."""
+    """Say what the innermost function was waiting for: CONNECT, POOL, READ, or "" if unknown."""
     step = error.__traceback__
     last = step
     for _ in range(10_000):
         if step is None:
             break
-        last, step = step, step.tb_next
+        if step.tb_frame.f_globals.get("__name__") not in _FOR_OTHERS:
+            last = step
+        step = step.tb_next
     if last is None:
         return ""
     frame = last.tb_frame
     return _WAITS.get((frame.f_globals.get("__name__", ""), frame.f_code.co_name), "")
+
+
+def came_through(error: BaseException, module: str) -> bool:
+    """Whether an error came through a function of this module."""
+    step = error.__traceback__
+    for _ in range(10_000):
+        if step is None:
+            return False
+        if step.tb_frame.f_globals.get("__name__") == module:
+            return True
+        step = step.tb_next
+    return False

@@ -78,7 +78,7 @@ def by_errno(error: BaseException, _look: Look, rule: str) -> Failure | None:
 
 def _timeout(error: BaseException, _look: Look, rule: str) -> Failure:
     phase = waited_for(error)
-    sent: Sent = "no" if phase == "CONNECT" else "maybe"
+    sent: Sent = "no" if phase in ("CONNECT", "POOL") else "maybe"
     return Failure("transient", sent, None, f"TIMEOUT_{phase}" if phase else "TIMEOUT", rule)
 
 
