@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import sys
 import time
@@ -195,11 +197,15 @@ src/oncemore/
 
 
 class Block(NamedTuple):
-    """A block of Python on a page: its first line, its text, and why it does not run, if so."""
+    """A block of Python on a page: its first line, its text, why it does not run, and what it prints.
+
+    A block fenced as ```text right after it is what it prints, word for word.
+    """
 
     line: int
     code: str
     left_out: str
+    printed: str | None = None
 
 
 def blocks_of(text: str) -> list[Block]:
@@ -207,8 +213,14 @@ def blocks_of(text: str) -> list[Block]:
     pattern = re.compile(
         r"(?ms)^(?:<!-- not run: (?P<reason>[^\n]+?) -->\s*\n)?```(?P<kind>\S*)[^\n]*\n(?P<code>.*?)^```\s*$"
     )
+    shown = re.compile(r"(?ms)\s*^```text\n(?P<printed>.*?)^```\s*$")
     return [
-        Block(text.count("\n", 0, found.start("code")) + 1, found["code"], found["reason"] or "")
+        Block(
+            text.count("\n", 0, found.start("code")) + 1,
+            found["code"],
+            found["reason"] or "",
+            output["printed"] if (output := shown.match(text, found.end())) else None,
+        )
         for found in pattern.finditer(text)
         if found["kind"] == "python"
     ]
@@ -220,9 +232,15 @@ def run_page(name: str, text: str) -> None:
     sys.modules["page"] = module
     try:
         for block in blocks_of(text):
-            if not block.left_out:
+            if block.left_out:
+                continue
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
                 # Empty lines before it make a traceback point at the line of the page.
                 exec(compile("\n" * (block.line - 1) + block.code, name, "exec"), module.__dict__)  # noqa: S102
+            sys.stdout.write(printed.getvalue())
+            if block.printed is not None:
+                assert printed.getvalue().split() == block.printed.split(), f"{name}:{block.line}"
     finally:
         del sys.modules["page"]
 
@@ -260,6 +278,13 @@ def test_blocks_of_a_page_share_their_names_and_a_failing_one_fails() -> None:
     with pytest.raises(ZeroDivisionError) as failed:
         run_page("page.md", "text\n\n```python\ny = 1\n1 / 0\n```\n")
     assert failed.traceback[-1].lineno + 1 == 5
+
+
+def test_what_a_page_says_is_printed_is_printed() -> None:
+    page = "```python\nprint('one',\n      'two')\n```\n\n```text\none two\n```\n"
+    run_page("page", page)
+    with pytest.raises(AssertionError, match="page:2"):
+        run_page("page", page.replace("one two\n", "one three\n"))
 
 
 @pytest.mark.usefixtures("elsewhere")

@@ -133,6 +133,10 @@ def test_a_changed_schedule_brings_its_own_cap() -> None:
     assert slow.max_delay_s == 180.0
     assert slow.but(max_attempts=5).max_delay_s == 180.0
     assert STANDARD.but(schedule=Schedule("exponential", 1.0, cap=7.0)).max_delay_s == 7.0
+    long = Schedule("fixed", delays=(40.0,))
+    assert Policy(schedule=long, jitter=Jitter("additive", 2.0)).max_delay_s == 42.0
+    assert Policy(schedule=long, jitter=Jitter("proportional", 0.5)).max_delay_s == 60.0
+    assert Policy(schedule=long, jitter=Jitter("full")).max_delay_s == 40.0
 
 
 def test_a_digest_means_the_fields() -> None:

@@ -91,7 +91,7 @@ class Policy(Record):
         check_schedule(schedule)
         check_jitter(jitter)
         check_seed(jitter_seed)
-        cap = _cap(schedule) if max_delay_s is None else max_delay_s
+        cap = _cap(schedule, jitter) if max_delay_s is None else max_delay_s
         _check_range("max_delay_s", cap, 0.0)
         if schedule.base > cap:
             raise PolicyError(
@@ -208,11 +208,16 @@ def constant(policy: Policy) -> bool:
     return len(delays) == 1
 
 
-def _cap(schedule: Schedule) -> float:
-    """Without a cap of its own a schedule is held at 30 s; a list of delays is never cut short."""
+def _cap(schedule: Schedule, jitter: Jitter) -> float:
+    """Without a cap of its own a schedule is held at 30 s; a list of delays and its jitter never are."""
     if schedule.cap is not None:
         return schedule.cap
-    return max(DEFAULT_CAP_S, *schedule.delays) if schedule.delays else DEFAULT_CAP_S
+    longest = max(schedule.delays, default=0.0)
+    if jitter.spread == "additive":
+        longest += jitter.amount
+    if jitter.spread == "proportional":
+        longest *= 1 + jitter.amount
+    return max(DEFAULT_CAP_S, longest)
 
 
 def check_schedule(schedule: Schedule) -> Schedule:
