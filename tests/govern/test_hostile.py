@@ -55,7 +55,8 @@ HOSTILE: dict[str, tuple[str | bytes, str]] = {
     "an anchor as a key": ("? &a [a]\n: c\n", "has a key that is not a name"),
     "not YAML": ("version: [1\n", "is not YAML"),
     "a colon too many": ("version: 1: 2\n", "1:11: is not YAML: mapping values are not allowed here"),
-    "a number of no character": ('version: "\\UFFFFFFFF"\n', "is not YAML: "),  # OverflowError, or ValueError from Python 3.13 on
+    # An OverflowError, or from Python 3.13 on a ValueError.
+    "a number of no character": ('version: "\\UFFFFFFFF"\n', "is not YAML: "),
     "tab": ("retry_policy:\n\tmax_attempts: 3\n", "2:1: is indented with a tab; use spaces"),
     "tab after spaces": ("retry_policy:\n  \tmax_attempts: 3\n", "2:3: is indented with a tab"),
     "NUL": (b'version: "1"\nowner: "a\x00b"\n', "2:10: holds the character U+0000"),
