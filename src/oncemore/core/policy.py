@@ -172,6 +172,7 @@ class Facts(Value):
     named: Fragment
     thresholds: dict[str, Plain]
     written: Fragment
+    formulas: dict[int, str]
 
 
 #: By identity: to compare a policy with another, field by field, costs more than to decide.
@@ -189,7 +190,7 @@ def facts(policy: Policy) -> Facts:
     plain = policy.plain()
     bounds = {name: plain[name] for name in _BOUNDS}
     name: dict[str, Plain] = {"name": policy.name, "version": policy.version, "digest": digest(plain)}
-    found = Facts(str(name["digest"]), fragment(name), bounds, fragment(bounds))
+    found = Facts(str(name["digest"]), fragment(name), bounds, fragment(bounds), {})
     _known[id(policy)] = policy, found
     return found
 

@@ -12,7 +12,7 @@ from oncemore.core.backoff import drawn
 from oncemore.core.decide import deadline_left, tuned
 from oncemore.core.key import canonical
 from oncemore.core.policy import facts
-from oncemore.core.value import Value
+from oncemore.core.value import Value, make
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from oncemore.core.backoff import Schedule, Shape, Spread
     from oncemore.core.decide import Decision, Reason, Situation
     from oncemore.core.key import Plain
+    from oncemore.core.model import Failure
     from oncemore.core.policy import Policy
     from oncemore.core.tune import Tuned
 
@@ -52,7 +53,7 @@ def terms_of(decision: Decision) -> Terms | None:
     plan, u, own = drawn(policy.schedule, policy.jitter, policy.max_delay_s, at.seed, at.attempt)
     left = deadline_left(policy, at)
     room = None if left is None else left - (at.expected_s or 0.0)
-    return Terms(plan, u, own, None if policy.tuning is None else tuned(policy, at, own), room)
+    return make(Terms, (plan, u, own, None if policy.tuning is None else tuned(policy, at, own), room))
 
 
 _PLANNED: Final[dict[Shape, Callable[[Schedule, int], str]]] = {
@@ -73,6 +74,14 @@ _SPREAD: Final[dict[Spread, str]] = {
 
 def formula(policy: Policy, attempt: int) -> str:
     """Return the arithmetic of the jittered delay after an attempt, with the policy's numbers in it."""
+    known = facts(policy).formulas
+    text = known.get(attempt)
+    if text is None:
+        text = known[attempt] = _formula(policy, attempt)
+    return text
+
+
+def _formula(policy: Policy, attempt: int) -> str:
     plan = _PLANNED[policy.schedule.shape](policy.schedule, attempt)
     return _SPREAD[policy.jitter.spread].format(
         cap=policy.max_delay_s, plan=plan, amount=policy.jitter.amount
@@ -99,7 +108,7 @@ def _proof(decision: Decision, name: Plain, thresholds: Plain) -> dict[str, Plai
         "policy": name,
         "attempt": at.attempt,
         "verdict": at.verdict,
-        "failure": at.failure._asdict(),
+        "failure": _failure(at.failure),
         "inputs": _inputs(at),
         "thresholds": thresholds,
         "formula": "" if terms is None else formula(policy, at.attempt),
@@ -111,6 +120,11 @@ def _proof(decision: Decision, name: Plain, thresholds: Plain) -> dict[str, Plai
         "not_before": decision.not_before,
         "sentence": sentence(decision),
     }
+
+
+def _failure(failure: Failure) -> dict[str, Plain]:
+    kind, sent, retry_after, code, rule = failure
+    return {"kind": kind, "sent": sent, "retry_after": retry_after, "code": code, "rule": rule}
 
 
 def _inputs(at: Situation) -> dict[str, Plain]:
@@ -128,9 +142,14 @@ def _inputs(at: Situation) -> dict[str, Plain]:
 
 
 def _terms(terms: Terms) -> dict[str, Plain]:
-    named = terms._asdict()
-    named["tuned"] = None if terms.tuned is None else terms.tuned._asdict()
-    return named
+    plan, u, own, by_tuning, room = terms
+    return {
+        "planned_s": plan,
+        "u": u,
+        "jittered_s": own,
+        "tuned": None if by_tuning is None else by_tuning._asdict(),
+        "room_s": room,
+    }
 
 
 def _clamps(decision: Decision, terms: Terms | None) -> list[Plain]:
