@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from oncemore.core.model import Failure
     from oncemore.core.policy import Policy
     from oncemore.edges.classify import classify
+    from oncemore.edges.taught import classifier
     from oncemore.engine.budget import Budget
     from oncemore.engine.helpers import still_running
     from oncemore.engine.limits import Straggler, remaining
@@ -51,6 +52,7 @@ _HOMES = {
     "oncemore.core.model": "Failure",
     "oncemore.core.policy": "Policy",
     "oncemore.edges.classify": "classify",
+    "oncemore.edges.taught": "classifier",
     "oncemore.engine.budget": "Budget",
     "oncemore.engine.helpers": "still_running",
     "oncemore.engine.limits": "Straggler remaining",
@@ -84,6 +86,7 @@ __all__ = [
     "__version__",
     "additive",
     "attempts",
+    "classifier",
     "classify",
     "decision",
     "exponential",

@@ -11,7 +11,7 @@ from warnings import warn
 from oncemore.core.backoff import Jitter, Schedule
 from oncemore.core.classify import verdict
 from oncemore.core.policy import STANDARD, Policy, check_jitter, check_schedule, check_seed
-from oncemore.edges.classify import classify
+from oncemore.edges.classify import classify, ready
 from oncemore.engine.retry import NO_FALLBACK, Plan
 from oncemore.errors import AttemptTimeout, PolicyWarning, UsageError, Violation
 from oncemore.settings import retries_on
@@ -112,6 +112,7 @@ def colour_of(work: Any) -> str:
 
 def plan_of(options: Options, name: str, colour: str) -> Plan:
     """Check all options and make them one frozen value."""
+    ready()
     policy = _policy(options)
     fallback = options.get("fallback", NO_FALLBACK)
     if callable(fallback):

@@ -109,3 +109,17 @@ assert_type(oncemore.classify(OSError(), 0.0), oncemore.Failure)
 with instant(attempts=1) as clock:
     assert_type(clock, FakeClock)
     assert_type(clock.delays, list[float])
+
+
+@oncemore.classifier(OSError, "their.module", name="busy")
+def busy(error: OSError) -> oncemore.Failure | None:
+    return oncemore.Failure("transient", "no", 1.5, "BUSY") if error.errno == 16 else None
+
+
+assert_type(busy(OSError()), oncemore.Failure | None)
+oncemore.classifier(KeyboardInterrupt)  # type: ignore[arg-type]
+
+
+@oncemore.classifier(OSError)  # type: ignore[type-var]
+def unfit(error: OSError) -> str:
+    return "transient"

@@ -4,7 +4,8 @@ The theory. A *table* maps the class names of one library to *rules*; tables are
 top-level module name. An exception's type is looked up along its MRO by module and name, so that
 subclasses follow their bases and no client is ever imported. The first rule found decides, in three
 rounds: what never passes (cancellation, exit, exhausted memory or stack), then every library, then
-Python's builtins; a client's error is more than the `OSError` or `ValueError` it also is.
+Python's builtins; a client's error is more than the `OSError` or `ValueError` it also is. Before the
+last two come the rules that users taught (`taught`) and those of installed packages (`plugins`).
 
 A rule is a fact or a reading (see `phases`). What no rule knows is understood through its explicit
 `__cause__`, and never through `__context__`: a `KeyError` in somebody's `except ConnectionError:` is
@@ -49,11 +50,15 @@ from oncemore.edges.phases import UNMATCHED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Final
 
     from oncemore.edges.phases import Reading, Table
 
-__all__ = ["Look", "classify", "classify_status", "parse_retry_after", "register"]
+    #: What was found for a type: the answer itself, or how to read it and the rule's name.
+    Found = Failure | tuple[Reading, str]
+
+__all__ = ["Look", "ask_first", "classify", "classify_status", "parse_retry_after", "ready", "register"]
 
 #: How many types' rules are remembered; when there are more, all are forgotten and found again.
 MOST_TYPES: Final = 1024
@@ -84,8 +89,12 @@ for _module in (
         _tables[_name] = {**_tables.get(_name, {}), **_table}
 
 #: What was found for a type, and the answers for those that no rule knows and that have no cause.
-_rules: dict[type, Failure | tuple[Reading, str]] = {}
+_rules: dict[type, Found] = {}
 _strange: dict[type, Failure] = {}
+
+#: Who puts other people's rules before ours, if anybody, and whether some may still be to come.
+_before: Callable[[type, Found], Found] | None = None
+_unready = True
 
 
 def classify(error: BaseException, now: float) -> Failure:
@@ -105,6 +114,29 @@ def register(module: str, table: Table) -> None:
     """Add rules for the exceptions of a top-level module; they replace rules of the same names."""
     _tables[module] = {**_tables.get(module, {}), **table}
     _rules.clear()
+
+
+def ask_first(before: Callable[[type, Found], Found]) -> None:
+    """Let `before(cls, ours)` put other people's rules before ours; all types are then looked at anew."""
+    global _before
+    _before = before
+    _rules.clear()
+
+
+def ready() -> None:
+    """Load the rules of installed packages, once. Never raises.
+
+    Whoever decorates functions calls it, long before anything fails; the first classification does
+    too, for those who do nothing else.
+    """
+    global _unready
+    if _unready:
+        try:
+            from oncemore.edges.plugins import load
+
+            _unready = load()
+        except Exception:  # noqa: BLE001 - there may be no descriptor left, and the next time will do
+            _unready = True
 
 
 class Look:
@@ -154,15 +186,18 @@ class Look:
         return found if found.rule.startswith("cause:") else found._replace(rule=f"cause:{found.rule}")
 
 
-def _learn(cls: type) -> Failure | tuple[Reading, str]:
+def _learn(cls: type) -> Found:
+    ready()
     rule = _find(cls)
+    if _before is not None:
+        rule = _before(cls, rule)
     if len(_rules) >= MOST_TYPES:
         _rules.clear()
     _rules[cls] = rule
     return rule
 
 
-def _find(cls: type) -> Failure | tuple[Reading, str]:
+def _find(cls: type) -> Found:
     bases = [(_top(base), base.__name__) for base in cls.__mro__]
     libraries = [base for base in bases if base[0] != "builtins"]
     builtins = [base for base in bases if base[0] == "builtins"]
