@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from oncemore.core.backoff import FULL, NONE, Jitter, Schedule
 from oncemore.core.decide import Decision, Situation, decide
+from oncemore.core.key import canonical
 from oncemore.core.model import Failure
 from oncemore.core.policy import Policy
 from oncemore.core.tune import Signals, Tuning
+from oncemore.errors import UsageError
 
 PLAIN = Policy("plain", max_attempts=4, schedule=Schedule("fixed", delays=(5.0, 10.0, 20.0)), jitter=NONE)
 
@@ -161,8 +163,21 @@ def test_never_unbounded_never_early_never_late(policy: Policy, at: Situation) -
 def test_same_inputs_same_bytes(policy: Policy, at: Situation) -> None:
     again = Situation(*at)
     copy = policy.but()
-    assert decide(policy, at).proof_bytes() == decide(copy, again).proof_bytes()
+    decision = decide(policy, at)
+    assert decision.proof_bytes() == decide(copy, again).proof_bytes()
+    assert decision.proof_bytes() == canonical(decision.proof())
     json.loads(decide(policy, at).proof_bytes())
+
+
+def test_a_proof_of_odd_texts_and_whole_numbers_has_the_same_bytes_both_ways() -> None:
+    odd = Failure("transient", "no", 7, 'E"\\\u0007é', "rule\n")
+    at = Situation(
+        1, odd, "RETRYABLE", 1000, 'se"ed', 999, 2000, 3, 5, None, 'held"', Signals(1.0, 2.0, 3.0, 4.0, 5.0)
+    )
+    decision = decide(PLAIN.but(tuning=Tuning(), name='po"licy'), at)
+    assert decision.proof_bytes() == canonical(decision.proof())
+    with pytest.raises(UsageError, match="surrogate"):
+        decide(PLAIN, at._replace(seed="\ud800")).proof_bytes()
 
 
 @given(policies, st.integers(0, 2**32))
