@@ -7,7 +7,7 @@ that has no descriptor left must still be able to classify. (Who calls `classify
 `retry` has it loaded then.)
 
 `importlib.metadata` would take 50 to 100 ms to find nothing, in every program; so the folders on
-`sys.path` are searched here, which takes 1 ms for a hundred installed packages. Packages inside zip
+`sys.path` are searched here, which takes 1 to 2 ms for a hundred installed packages. Packages inside zip
 files are not found; they can import their own classifiers.
 
 A package that is itself being imported just now, because it is the one that uses `retry`, is loaded at
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 GROUP: Final = "oncemore.classifiers"
 
 #: The most bytes of one package's entry points that are read, and the most classifiers that are loaded.
-MOST_BYTES: Final = 1 << 20
+MOST_BYTES: Final = 1 << 16
 MOST_ENTRIES: Final = 100
 
 _waiting: list[Entry] | None = None
@@ -78,8 +78,7 @@ def _unless_exhausted(problem: Exception) -> None:
 
 def _entries(path: str, folder: str) -> Iterator[Entry]:
     try:
-        with open(path, "rb") as file:  # noqa: PTH123
-            data = file.read(MOST_BYTES)
+        data = _read(path)
     except OSError as problem:
         _unless_exhausted(problem)
         return
@@ -93,6 +92,15 @@ def _entries(path: str, folder: str) -> Iterator[Entry]:
         elif section == GROUP and "=" in text and not text.startswith("#"):
             name, _, value = text.partition("=")
             yield name.strip(), value.partition("[")[0].strip(), folder
+
+
+def _read(path: str) -> bytes:
+    """Read a small file, three times as fast as with a file object."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(file, MOST_BYTES)
+    finally:
+        os.close(file)
 
 
 def _load(entry: Entry) -> bool:
