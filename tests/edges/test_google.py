@@ -165,6 +165,9 @@ def test_fetching_a_token_fails_as_its_request_does() -> None:
     assert facts(error) == ("transient", "no", "CONNECTION_REFUSED")
     with faults.serve(faults.closes) as server:
         assert facts(caught(fetch, server.url)) == ("transient", "maybe", "CONNECTION_CLOSED")
+    refresh = auth.RefreshError("x")
+    refresh.__cause__ = error
+    assert facts(refresh) == ("transient", "no", "CONNECTION_REFUSED")
 
 
 MADE = {

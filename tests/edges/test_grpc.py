@@ -175,6 +175,11 @@ def test_a_retry_info_is_read_as_its_makers_write_it() -> None:
     assert in_status(servers.with_retry_info("UNAVAILABLE", 0, 0).SerializeToString()) == 0
     assert in_status(servers.with_retry_info("UNAVAILABLE", 315_576_000_000, 0).SerializeToString()) == 1e9
     assert in_status(servers.with_retry_info("UNAVAILABLE", -5, 0).SerializeToString()) is None
+    assert in_status(b"\x09" + b"x" * 8 + b"\x0d" + b"x" * 4 + GOOD) == 3.5, (
+        "fields of fixed size are skipped"
+    )
+    assert in_status(b"\x0b" + GOOD) is None, "a group is none of ours"
+    assert in_status(b"\x08\x01" * 300 + GOOD) is None, "there is a limit to the fields that are read"
     for end in range(len(GOOD)):
         assert in_status(GOOD[:end]) in (None, 3.0, 3.5, 0.0)
 

@@ -86,9 +86,11 @@ import resource
 import oncemore
 @oncemore.retry(on="transient", attempts=2, wait=[0])
 def work(): raise sys.modules["theirs.rules"].Busy
-resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+before = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
 try: work()
 except Exception as error: print(oncemore.decision(error).reason)
+finally: resource.setrlimit(resource.RLIMIT_NOFILE, before)
 """
     out, err = run(tmp_path, program)
     assert out == "max_attempts_exceeded"

@@ -85,7 +85,7 @@ _WAITS: Final = {
     ("asyncpg.pool", "_acquire"): "POOL",
 }
 #: Where waiting is cut off for somebody else; what it was for is one step further out.
-_FOR_OTHERS: Final = ("asyncio.timeouts", "asyncpg._asyncio_compat")
+_FOR_OTHERS: Final = ("asyncio.tasks", "asyncio.timeouts", "asyncpg._asyncio_compat")
 
 
 def waited_for(error: BaseException) -> str:
@@ -107,10 +107,7 @@ def waited_for(error: BaseException) -> str:
 def came_through(error: BaseException, module: str) -> bool:
     """Whether an error came through a function of this module."""
     step = error.__traceback__
-    for _ in range(10_000):
-        if step is None:
-            return False
-        if step.tb_frame.f_globals.get("__name__") == module:
-            return True
-        step = step.tb_next
-    return False
+    left = 10_000
+    while step is not None and left and step.tb_frame.f_globals.get("__name__") != module:
+        step, left = step.tb_next, left - 1
+    return step is not None and left > 0
