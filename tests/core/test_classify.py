@@ -34,6 +34,7 @@ def test_no_policy_makes_a_violation_retryable(code: str) -> None:
         ("SQLSTATE_40*", "SQLSTATE_40001", True),
         ("SQLSTATE_40*", "SQLSTATE_23505", False),
         ("NETWORK_TIMEOUT", "TIMEOUT_READ", True),
+        ("NETWORK_TIMEOUT", "GRPC_DEADLINE_EXCEEDED", True),
         ("NETWORK_TIMEOUT", "DEADLINE", False),
         ("IO_CONTENTION", "SQLITE_BUSY_SNAPSHOT", True),
         ("THROTTLED", "HTTP_429", True),

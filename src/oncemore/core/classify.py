@@ -60,7 +60,7 @@ EVERYTHING: Final = "Exception"
 #: Names that the source documents use for several codes at once.
 GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "NETWORK_TIMEOUT": ("TIMEOUT", "TIMEOUT_CONNECT", "TIMEOUT_READ", "TIMEOUT_WRITE", "TIMEOUT_POOL",
-                        "TIMEOUT_ATTEMPT_LIMIT"),
+                        "TIMEOUT_ATTEMPT_LIMIT", "GRPC_DEADLINE_EXCEEDED"),
     "CONNECTION": ("CONNECTION_*", "DNS", "PROTOCOL", "BODY_CUT"),
     "STAC_SLOWDOWN": ("AWS_SlowDown", "STAC_SLOWDOWN"),
     "IO_CONTENTION": ("SQLITE_BUSY*", "SQLITE_LOCKED*", "SQLITE_IOERR*", "ERRNO_EAGAIN", "ERRNO_EBUSY",
