@@ -3,6 +3,7 @@
 import json
 import pickle
 import sqlite3
+from contextlib import closing
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -57,10 +58,11 @@ def provoked() -> list[Exception]:
                 load(url)
             except Exception as error:
                 found.append(error)
-    try:
-        sqlite3.connect(":memory:").execute("SELECT * FROM nothing")
-    except sqlite3.Error as error:
-        found.append(error)
+    with closing(sqlite3.connect(":memory:")) as database:
+        try:
+            database.execute("SELECT * FROM nothing")
+        except sqlite3.Error as error:
+            found.append(error)
     return [*found, KeyError("bug"), oncemore.Violation("CHECKSUM_MISMATCH"), oncemore.TransientError("soon")]
 
 
