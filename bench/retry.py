@@ -319,7 +319,9 @@ def goals(groups: list[Group]) -> list[Goal]:
         Goal("3", "import oncemore ÷ tenacity", ratio(imported), 1, 0.5),
         Goal("3", "… and the first use of retry", ratio(imported, FIRST_USE), 1, 0.5),
         Goal("4", "decide", rate("decide", STANDARD, KFM_LOOP), 100_000, None, "/s", most=False),
+        Goal("4", "… with tuning", rate("decide", TUNED), 100_000, None, "/s", most=False),
         Goal("4", "decide and proof", rate(PROVED, STANDARD, KFM_LOOP), 20_000, None, "/s", most=False),
+        Goal("4", "… with tuning", rate(PROVED, TUNED), 20_000, None, "/s", most=False),
         Goal("last", "an async retry that waits", largest, 3000, None, " B"),
     ]
 

@@ -150,7 +150,17 @@ class LeaseLost(Uncertain):
 
 
 class ResultUnavailable(Uncertain):
-    """It is done, but its value could not be kept."""
+    """It is done, but its value could not be kept.
+
+    `value` is the value for the caller whose call did the work; for every later one it is None.
+    """
+
+    def __init__(self, message: str, value: object = None) -> None:
+        super().__init__(message)
+        self.value = value
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.args[0], self.value)
 
 
 class StoreError(Error):

@@ -6,7 +6,7 @@ import pickle
 import msgspec
 import pytest
 
-from oncemore.codec.wire import folded, head_of, header_of
+from oncemore.codec.wire import head_of, header_of
 from oncemore.core.record import fold, rebuilt
 from oncemore.engine import flow
 from oncemore.errors import (
@@ -252,7 +252,7 @@ def test_the_state_is_the_fold_of_the_headers_and_strangers_bytes_are_refused() 
     headers = [header_of(entry.header) for entry in world.store.entries(ENTITY)]
     assert rebuilt(header.sets for header in headers) == world.seen().run
     assert rebuilt([]) is None
-    assert folded(None, headers[0]).state == "RUNNING"
+    assert fold(None, headers[0].sets).state == "RUNNING"
     with pytest.raises(IllegalMove):
         fold(world.seen().run, {"state": "RUNNING"})
     with pytest.raises(StoreError, match="cannot be read"):

@@ -14,9 +14,9 @@ from oncemore.core.backoff import Jitter, Schedule
 from oncemore.core.key import fingerprint, seed_of
 from oncemore.core.model import Failure
 from oncemore.core.policy import Policy
-from oncemore.core.record import Run, due, fold, link
+from oncemore.core.record import NOWHERE, Run, due, fold, link
 from oncemore.engine import flow
-from oncemore.store.base import NOWHERE, Batch, Head, Index, Stored, Write
+from oncemore.store.base import Batch, Head, Index, Stored, Write
 from oncemore.store.memory import MemoryStore
 
 ENTITY = "run/k"

@@ -328,7 +328,6 @@ def test_a_violation_cannot_be_made_retryable(write: Write, name: str) -> None:
     assert "retry_policy.attempts is 0" in said
 
 
-@pytest.mark.req("CLASS-11")
 def test_a_class_in_both_lists_is_a_warning_that_says_which_wins(write: Write) -> None:
     both = 'version: "1"\nretry_policy: {}\nclassify: {retryable: [A], non_retryable: [A]}\n'
     with pytest.warns(PolicyWarning, match="A is in both lists; non_retryable wins"):

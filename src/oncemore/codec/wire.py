@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from oncemore.core.key import fingerprint
-from oncemore.core.record import FORMAT, Change, Run, fold, link
+from oncemore.core.record import FORMAT, Change, Run, link
 from oncemore.core.value import Value
 from oncemore.errors import StoreError
 
@@ -76,8 +76,3 @@ def body_of(data: bytes) -> dict[str, Any]:
     """Return the body that its bytes hold."""
     found: dict[str, Any] = msgspec.json.decode(data)
     return found
-
-
-def folded(run: Run | None, header: Header) -> Run:
-    """Return the state after one entry."""
-    return fold(run, header.sets)

@@ -16,7 +16,7 @@ from oncemore.core.value import Value, make
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Final
 
     from oncemore.core.backoff import Schedule, Shape, Spread
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from oncemore.core.key import Plain
     from oncemore.core.model import Failure
     from oncemore.core.policy import Policy
-    from oncemore.core.tune import Tuned
+    from oncemore.core.tune import Signals, Tuned
 
 FORMAT = "oncemore.proof/1"
 
@@ -125,7 +125,7 @@ def _number(value: float | None) -> str:
     return "null" if value is None else number(value) if type(value) is float else str(value)
 
 
-def _listed(names: list[Plain]) -> str:
+def _listed(names: Iterable[Plain]) -> str:
     return "[" + ",".join([f'"{name}"' for name in names]) + "]"
 
 
@@ -138,7 +138,7 @@ def _failure_text(failure: Failure, quote: Callable[[str], str]) -> str:
 
 
 def _inputs_text(at: Situation, quote: Callable[[str], str]) -> str:
-    signals = "null" if at.signals is None else canonical(at.signals._asdict()).decode()
+    signals = "null" if at.signals is None else _signals_text(at.signals)
     return (
         f'{{"deadline":{_number(at.deadline)},"expected_s":{_number(at.expected_s)},'
         f'"held_for":{quote(at.held_for)},"hold_until":{_number(at.hold_until)},"now":{_number(at.now)},'
@@ -147,11 +147,29 @@ def _inputs_text(at: Situation, quote: Callable[[str], str]) -> str:
     )
 
 
+def _signals_text(signals: Signals) -> str:
+    intensity, price, depth, parallelism, budget = signals
+    return (
+        f'{{"energy_price":{_number(price)},"error_budget":{_number(budget)},'
+        f'"grid_intensity":{_number(intensity)},"parallelism":{_number(parallelism)},'
+        f'"queue_depth":{_number(depth)}}}'
+    )
+
+
+def _tuned_text(terms: Tuned) -> str:
+    carbon, price, queue, buffer, risk, stretch, delay, missing = terms
+    return (
+        f'{{"buffer_s":{_number(buffer)},"carbon":{_number(carbon)},"delay_s":{_number(delay)},'
+        f'"missing":{_listed(missing)},"price":{_number(price)},"queue_s":{_number(queue)},'
+        f'"risk":{_number(risk)},"stretch":{_number(stretch)}}}'
+    )
+
+
 def _terms_text(terms: Terms | None) -> str:
     if terms is None:
         return "null"
     plan, u, own, by_tuning, room = terms
-    tuning = "null" if by_tuning is None else canonical(by_tuning._asdict()).decode()
+    tuning = "null" if by_tuning is None else _tuned_text(by_tuning)
     return (
         f'{{"jittered_s":{_number(own)},"planned_s":{_number(plan)},"room_s":{_number(room)},"tuned":{tuning},'
         f'"u":{number(u)}}}'

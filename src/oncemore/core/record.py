@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Mark = Literal["PENDING", "RUNNING", "INTENT", "SOFT_FAIL", "HARD_FAIL", "COMMIT", "COMPLETE", "DECISION"]
 
 FORMAT = 1
-FIRST_LINK = b"\x00" * 32
+NOWHERE = b"\x00" * 32  # what the first entry of an entity is linked to
 
 
 class Run(Value):

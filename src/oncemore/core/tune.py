@@ -15,7 +15,7 @@ named; a spent error budget forbids stretching.
 from __future__ import annotations
 
 from oncemore.core.backoff import LONGEST_S
-from oncemore.core.value import Value
+from oncemore.core.value import Value, make
 
 CARBON_WEIGHT = 1.0
 PRICE_WEIGHT = 0.5
@@ -78,7 +78,7 @@ def tune(
     risk = _risk(knobs, buffer)
     delay = b * stretch * (1.0 - risk)
     held = min(max(delay, min(SHORTEST_S, b)), cap)
-    return Tuned(carbon, price, queue, buffer, risk, stretch, held, _missing(signals))
+    return make(Tuned, (carbon, price, queue, buffer, risk, stretch, held, _missing(signals)))
 
 
 def _carbon(knobs: Tuning, signals: Signals) -> float:
@@ -102,9 +102,8 @@ def _risk(knobs: Tuning, buffer: float | None) -> float:
 
 def _missing(signals: Signals) -> tuple[str, ...]:
     """Name the signals whose terms are switched off because nobody knows them."""
-    told = {"parallelism", "error_budget"}  # these two have a neutral reading of their own
-    return tuple(
-        name
-        for name, value in zip(Signals._fields, signals, strict=True)
-        if value is None and name not in told
-    )
+    intensity, price, depth, _, _ = signals  # the other two have a neutral reading of their own
+    if intensity is not None and price is not None and depth is not None:
+        return ()
+    known = (("grid_intensity", intensity), ("energy_price", price), ("queue_depth", depth))
+    return tuple(name for name, value in known if value is None)

@@ -21,6 +21,7 @@ with a redirect to a host that refuses counts as not sent.
 
 from __future__ import annotations
 
+from oncemore.core.classify import UNMATCHED
 from oncemore.core.model import Failure
 from oncemore.edges import (
     aio,
@@ -46,7 +47,6 @@ from oncemore.edges import (
     urllib,
 )
 from oncemore.edges.http import classify_status, parse_retry_after
-from oncemore.edges.phases import UNMATCHED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ A group with more leaves than may be looked at (`MOST_ERRORS`) is unmatched: the
 
 from __future__ import annotations
 
-from oncemore.edges.phases import UNMATCHED
+from oncemore.core.classify import UNMATCHED
 from oncemore.errors import VIOLATIONS
 
 TYPE_CHECKING = False

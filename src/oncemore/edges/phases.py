@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     Rule = tuple[Kind, Sent, str] | Reading
     Table = dict[str, Rule]
 
-#: The rule of what no rule knows.
-UNMATCHED: Final = "default:unmatched"
-
 _CONNECTING: Final = {"TIMEOUT": "TIMEOUT_CONNECT", "CONNECTION_ERROR": "CONNECTION_FAILED"}
 _TALKING: Final = {"TIMEOUT": "TIMEOUT_READ"}
 

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import errno
 
+from oncemore.core.classify import UNMATCHED
 from oncemore.core.model import Failure
-from oncemore.edges.phases import UNMATCHED, waited_for
+from oncemore.edges.phases import waited_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

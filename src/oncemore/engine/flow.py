@@ -58,7 +58,7 @@ class Plan(Record):
 
     __slots__ = (
         "asks", "classify", "decode", "describe", "effect", "encode", "if_running", "inline_wait_s", "name",
-        "not_applied", "policy", "within_s",
+        "not_applied", "policy",
     )  # fmt: skip
     asks: bool
     classify: Callable[[BaseException, float], Failure]
@@ -71,7 +71,6 @@ class Plan(Record):
     name: str
     not_applied: Callable[[Exception], bool]
     policy: Policy
-    within_s: float | None
 
     def __init__(
         self,
@@ -87,11 +86,10 @@ class Plan(Record):
         asks: bool = False,
         if_running: str = "wait",
         inline_wait_s: float = 60.0,
-        within_s: float | None = None,
     ) -> None:
         self.fill(
             asks, classify, decode, describe, effect, encode, if_running, inline_wait_s, name, not_applied,
-            policy, within_s,
+            policy,
         )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from oncemore.core.policy import Policy, check_seed
 from oncemore.edges.classify import classify
 from oncemore.engine.drive import awaiting
 from oncemore.engine.retry import Plan, again
-from oncemore.errors import PolicyError, PolicyWarning, UsageError
+from oncemore.errors import InProgress, PolicyError, PolicyWarning, ResultUnavailable, UsageError
 from oncemore.evidence.audit import Ids, Outlet, check_category
 from oncemore.evidence.redact import masked
 from oncemore.evidence.stream import AuditStream
@@ -41,8 +41,6 @@ from oncemore.profiles.exoarmur_record import (
     NO_RECORD,
     About,
     IdempotencyRecord,
-    InProgress,
-    ResultUnavailable,
 )
 from oncemore.settings import retries_on
 

@@ -23,14 +23,13 @@ from typing import TYPE_CHECKING, Any
 from oncemore.core.key import exoarmur_key
 from oncemore.core.value import Value
 from oncemore.engine import clock as clocks
-from oncemore.errors import Error, UsageError
+from oncemore.errors import Error, InProgress, UsageError
 from oncemore.evidence.audit import Recorder
 from oncemore.evidence.events import IdempotencyCleared
 from oncemore.profiles.exoarmur_record import (
     NO_RECORD,
     NOBODY,
     IdempotencyRecord,
-    InProgress,
     NoRecord,
     checked,
     encoded,

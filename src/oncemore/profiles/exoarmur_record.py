@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore.core.value import Value
 from oncemore.engine import clock as clocks
-from oncemore.errors import Error, UsageError
+from oncemore.errors import ResultUnavailable, UsageError
 from oncemore.evidence.audit import Ids
 
 if TYPE_CHECKING:
@@ -21,21 +21,6 @@ if TYPE_CHECKING:
 
 MOST_CHARACTERS = 1_000_000
 LONGEST_KEY = 500
-
-
-class ResultUnavailable(Error):
-    """The work was done and is recorded as done, but its result could not be kept.
-
-    `value` is the result for the caller whose call did the work; for every later one it is None.
-    """
-
-    def __init__(self, message: str, value: object = None) -> None:
-        super().__init__(message)
-        self.value = value
-
-
-class InProgress(Error):
-    """Somebody else is doing the work of this key just now."""
 
 
 class NoRecord:

@@ -31,8 +31,6 @@ from oncemore.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
 
-NOWHERE = b"\x00" * 32  # the link of an entity's first entry
-
 
 class Index(Value):
     """What a store can look heads up by; a pure function of the head that is written with it.

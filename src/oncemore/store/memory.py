@@ -7,12 +7,13 @@ stores are compared with.
 from __future__ import annotations
 
 import time
-from hashlib import sha256
 from threading import Condition
 from typing import TYPE_CHECKING
 
+from oncemore.core.key import fingerprint
+from oncemore.core.record import NOWHERE
 from oncemore.errors import StoreError
-from oncemore.store.base import NOWHERE, Conflict, Entry, Facts, Head, Stored, check_batch
+from oncemore.store.base import Conflict, Entry, Facts, Head, Stored, check_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -79,7 +80,7 @@ class MemoryStore:
                 write.hash,
                 write.header,
                 write.body,
-                sha256(write.body).digest(),
+                fingerprint(write.body),
             )
         )
         self._heads[write.entity] = Head(

@@ -19,15 +19,16 @@ import os
 import threading
 import time
 import weakref
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import apsw
 
+from oncemore.core.key import fingerprint
+from oncemore.core.record import NOWHERE
 from oncemore.errors import StoreError
 from oncemore.store import place
-from oncemore.store.base import NOWHERE, Conflict, Entry, Facts, Head, Index, Stored, check_batch
+from oncemore.store.base import Conflict, Entry, Facts, Head, Index, Stored, check_batch
 from oncemore.store.combine import Combiner
 
 if TYPE_CHECKING:
@@ -291,7 +292,7 @@ def _head(row: tuple[Any, ...]) -> Head:
 
 def _entry(row: tuple[Any, ...]) -> Entry:
     seq, entity, version, _, digest, header, body, kept, prev = row
-    body_digest = sha256(body).digest() if body is not None else kept
+    body_digest = fingerprint(body) if body is not None else kept
     return Entry(seq, entity, version, prev or NOWHERE, digest, header, body, body_digest)
 
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
+from oncemore.core.key import fingerprint
+from oncemore.core.record import NOWHERE, link
 from oncemore.errors import UsageError
-from oncemore.store.base import NOWHERE, Batch, Conflict, Entry, Head, Index, Query, Stored, Write
+from oncemore.store.base import Batch, Conflict, Entry, Head, Index, Query, Stored, Write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,12 +38,7 @@ def write(entity: str, before: Head | None, body: bytes = b"{}", **by: Any) -> W
     header = f"{entity}:{version + 1}".encode()
     prev = NOWHERE if before is None else before.hash
     index = Index(**{"kind": "run", **by})
-    return Write(entity, version, header, body, link(prev, header, body), body, index)
-
-
-def link(prev: bytes, header: bytes, body: bytes) -> bytes:
-    """Return the hash of an entry: over the one before, its header and the digest of its body."""
-    return sha256(prev + header + sha256(body).digest()).digest()
+    return Write(entity, version, header, body, link(prev, header, fingerprint(body)), body, index)
 
 
 def put(store: Store, *writes: Write, sync: bool = True) -> Stored | Conflict:
@@ -62,8 +58,8 @@ def whole(store: Store, entity: str) -> list[Entry]:
     for version, entry in enumerate(found, 1):
         assert (entry.entity, entry.version, entry.prev) == (entity, version, prev)
         assert entry.body is not None
-        assert entry.body_digest == sha256(entry.body).digest()
-        assert entry.hash == link(prev, entry.header, entry.body)
+        assert entry.body_digest == fingerprint(entry.body)
+        assert entry.hash == link(prev, entry.header, entry.body_digest)
         prev = entry.hash
     head = store.head(entity)
     assert (head.version if head else 0) == len(found)
