@@ -37,8 +37,8 @@ def write(entity: str, before: Head | None, body: bytes = b"{}", **by: Any) -> W
     version = 0 if before is None else before.version
     header = f"{entity}:{version + 1}".encode()
     prev = NOWHERE if before is None else before.hash
-    index = Index(**{"kind": "run", **by})
-    return Write(entity, version, header, body, link(prev, header, fingerprint(body)), body, index)
+    index, head = Index(**{"kind": "run", **by}), b"head of " + header
+    return Write(entity, version, header, body, link(prev, header, fingerprint(body)), head, index)
 
 
 def put(store: Store, *writes: Write, sync: bool = True) -> Stored | Conflict:
@@ -52,18 +52,19 @@ def stored(answer: Stored | Conflict) -> Stored:
     return answer
 
 
-def whole(store: Store, entity: str) -> list[Entry]:
-    """Return all entries of an entity, once their versions and links have been checked."""
+def whole(store: Store, entity: str, pruned: int = 0) -> list[Entry]:
+    """Return all entries of an entity, once versions, links, bodies (from `pruned` on) are checked."""
     prev, found = NOWHERE, list(store.entries(entity))
     for version, entry in enumerate(found, 1):
         assert (entry.entity, entry.version, entry.prev) == (entity, version, prev)
-        assert entry.body is not None
-        assert entry.body_digest == fingerprint(entry.body)
+        assert (entry.body is None) == (version < pruned)
+        assert entry.body is None or entry.body_digest == fingerprint(entry.body)
         assert entry.hash == link(prev, entry.header, entry.body_digest)
         prev = entry.hash
     head = store.head(entity)
     assert (head.version if head else 0) == len(found)
     assert (head.hash if head else NOWHERE) == prev
+    assert head is None or (head.seq, head.body) == (found[-1].seq, found[-1].body)
     return found
 
 
@@ -82,7 +83,7 @@ def what_is_written_can_be_read_back(open_store: Opener) -> None:
     (seq,) = stored(put(store, first)).seqs
     for handle in (store, open_store()):
         head = handle.head("run/a")
-        assert head == Head("run/a", 1, first.hash, first.head, first.by, seq)
+        assert head == Head("run/a", 1, first.hash, first.head, first.by, seq, first.body)
         (entry,) = whole(handle, "run/a")
         assert (entry.seq, entry.header, entry.body) == (seq, first.header, first.body)
 
@@ -100,6 +101,24 @@ def a_stale_write_is_refused_with_the_head_that_is_there(open_store: Opener) -> 
     missing = put(store, write("run/b", Head("run/b", 1, b"x" * 32, b"", Index("run"), 1)))
     assert missing == Conflict("run/b", None)
     assert len(whole(store, "run/a")) == 1
+
+
+def a_head_comes_with_the_body_of_its_last_entry(open_store: Opener) -> None:
+    """`head` and the head of a conflict have it; a list of heads, which may be long, does not."""
+    store = open_store()
+    head: Head | None = None
+    for body in (b"first", b"", b"third"):
+        before = head
+        stored(put(store, write("run/a", before, body)))
+        head = store.head("run/a")
+        assert head is not None
+        assert head.body == body
+    assert put(store, write("run/a", before)) == Conflict("run/a", head)
+    guarded = store.append(Batch((write("run/b", None),), {"run/a": 2})).wait()
+    assert guarded == Conflict("run/a", head)
+    (listed,) = store.heads(Query("run"))
+    assert listed.body is None
+    assert listed._replace(body=b"third") == head
 
 
 def several_entities_are_stored_together_or_not_at_all(open_store: Opener) -> None:
@@ -129,6 +148,43 @@ def a_guard_holds_without_being_written(open_store: Opener) -> None:
     alone = store.append(Batch((), {"dataset/d": 1})).wait()
     assert alone == Stored(())
     assert len(whole(store, "dataset/d")) == 1
+
+
+def a_guard_that_has_moved_refuses_the_batch(open_store: Opener) -> None:
+    """What was read before a change cannot be acted on after it, even when both happen at once."""
+    store, faults = open_store(), list[BaseException]()
+    stored(put(store, write("dataset/d", None, kind="dataset")))
+    relied: list[tuple[int, int]] = []
+
+    def act(mine: int) -> None:
+        try:
+            for n in range(20):
+                if mine == 0:
+                    stored(put(store, write("dataset/d", store.head("dataset/d"), b"%d" % n, kind="dataset")))
+                else:
+                    relied.extend(_relying(store, "dataset/d", f"run/{mine}-{n}"))
+        except BaseException as fault:  # noqa: BLE001 - reported by the check
+            faults.append(fault)
+
+    _together(act, 4)
+    assert not faults, faults
+    moved = {entry.version: entry.seq for entry in whole(store, "dataset/d")}
+    for version, seq in relied:
+        assert moved[version] < seq < moved.get(version + 1, seq + 1)
+    assert len(list(store.heads(Query("run")))) == len(relied)
+
+
+def _relying(store: Store, guard: str, entity: str) -> list[tuple[int, int]]:
+    """Write an entity on the strength of a guard; return the guard's version and the seq, if it holds."""
+    seen = store.head(guard)
+    assert seen is not None
+    answer = store.append(Batch((write(entity, None),), {guard: seen.version})).wait()
+    if isinstance(answer, Stored):
+        return [(seen.version, answer.seqs[0])]
+    assert answer.entity == guard
+    assert answer.head is not None
+    assert answer.head.version > seen.version
+    return []
 
 
 def a_batch_that_contradicts_itself_is_refused(open_store: Opener) -> None:
@@ -265,6 +321,79 @@ async def _awaited(store: Store, batch: Batch) -> Stored | Conflict:
     return await store.append(batch)
 
 
+def batches_that_wait_for_the_disk_and_those_that_do_not_may_mix(open_store: Opener) -> None:
+    """Whether a batch asks for `sync` changes when it is answered, never what is stored or its order."""
+
+    async def main() -> None:
+        store = open_store()
+        for turn in range(4):
+            batches = [
+                Batch((write(f"run/{n}", store.head(f"run/{n}"), b"%d" % turn),), {}, (n + turn) % 3 == 0)
+                for n in range(12)
+            ]
+            for answer in await asyncio.gather(*[_awaited(store, batch) for batch in batches]):
+                stored(answer)
+
+    asyncio.run(main())
+    for n in range(12):
+        assert [entry.body for entry in whole(open_store(), f"run/{n}")] == [b"0", b"1", b"2", b"3"]
+
+
+def pruned_bodies_are_gone_and_the_chain_still_verifies(open_store: Opener) -> None:
+    """Digests, headers, the head and everybody else's bodies stay; what comes next links as ever."""
+    store = open_store()
+    for entity in ("run/a", "run/b"):
+        for n in range(4):
+            stored(put(store, write(entity, store.head(entity), b"secret %d" % n)))
+    before, head = whole(store, "run/a"), store.head("run/a")
+    store.prune("run/a", 3)
+    store.prune("run/a", 2)
+    for handle in (store, open_store()):
+        after = whole(handle, "run/a", pruned=3)
+        assert [entry.body for entry in after] == [None, None, b"secret 2", b"secret 3"]
+        assert after == [entry._replace(body=after[at].body) for at, entry in enumerate(before)]
+        assert handle.head("run/a") == head
+        assert len(whole(handle, "run/b")) == 4
+        assert [entry for entry in handle.entries() if entry.entity == "run/a"] == after
+    stored(put(store, write("run/a", head, b"next")))
+    store.prune("run/a", 99)
+    whole(store, "run/a", pruned=99)
+    stored(put(store, write("run/a", store.head("run/a"), b"last")))
+    assert whole(store, "run/a", pruned=6)[-1].body == b"last"
+
+
+def pruning_what_is_not_there_changes_nothing(open_store: Opener) -> None:
+    """Neither an unknown entity nor version 0 or 1 is an error."""
+    store = open_store()
+    stored(put(store, write("run/a", None)))
+    for entity, version in (("run/none", 9), ("run/a", 0), ("run/a", 1)):
+        store.prune(entity, version)
+    assert len(whole(store, "run/a")) == 1
+    assert store.head("run/none") is None
+
+
+def a_worker_that_is_here_is_not_gone(open_store: Opener) -> None:
+    """No handle takes it for dead until it leaves; how soon that shows is the store's affair."""
+    store, other = open_store(), open_store()
+    first, second = store.enter("worker-1"), store.enter("worker-2")
+    for handle in (store, other, open_store()):
+        assert not handle.gone("worker-1")
+        assert not handle.gone("worker-2")
+    first.close()
+    first.close()
+    assert other.gone("worker-1") in (True, False)
+    assert not other.gone("worker-2")
+    assert not store.gone("worker-2")
+    second.close()
+
+
+def asking_for_an_unknown_worker_is_no_error(open_store: Opener) -> None:
+    """A name that nobody entered by is answered, as often as one asks."""
+    store = open_store()
+    assert store.gone("nobody") in (True, False)
+    assert store.gone("nobody") in (True, False)
+
+
 def waiting_for_a_change_ends_when_there_is_one(open_store: Opener) -> None:
     """`changed` returns at an append of any handle, and at its timeout."""
     store, other = open_store(), open_store()
@@ -299,8 +428,10 @@ CHECKS = (
     an_entity_that_was_never_written_has_no_head_and_no_entries,
     what_is_written_can_be_read_back,
     a_stale_write_is_refused_with_the_head_that_is_there,
+    a_head_comes_with_the_body_of_its_last_entry,
     several_entities_are_stored_together_or_not_at_all,
     a_guard_holds_without_being_written,
+    a_guard_that_has_moved_refuses_the_batch,
     a_batch_that_contradicts_itself_is_refused,
     seqs_rise_and_the_whole_log_is_in_their_order,
     heads_are_found_by_what_they_are_indexed_by,
@@ -308,6 +439,11 @@ CHECKS = (
     of_many_that_expect_the_same_version_one_wins,
     batches_that_have_nothing_in_common_do_not_disturb_each_other,
     tickets_can_be_awaited,
+    batches_that_wait_for_the_disk_and_those_that_do_not_may_mix,
+    pruned_bodies_are_gone_and_the_chain_still_verifies,
+    pruning_what_is_not_there_changes_nothing,
+    a_worker_that_is_here_is_not_gone,
+    asking_for_an_unknown_worker_is_no_error,
     waiting_for_a_change_ends_when_there_is_one,
     facts_say_what_the_store_gives,
 )
