@@ -6,21 +6,21 @@ as there are callers, without a timer, and nobody works for the others longer th
 commit that carried several, the next one waits a moment (at most 0.3 of a commit, 5 ms) for those who
 are on their way back.
 
-Tasks of an event loop do not block it: one writer thread, started when it is first needed, takes the
-turn for them, and wakes each loop once per commit.
+Tasks do not block their event loop, asyncio's or trio's: one writer thread, started when it is first
+needed, takes the turn for them, and wakes each loop once per commit.
 """
 
 from __future__ import annotations
 
-import asyncio
+import sys
 import threading
 import time
 from _thread import allocate_lock
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from oncemore.errors import StoreError
+from oncemore.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
     from _thread import LockType
@@ -28,39 +28,45 @@ if TYPE_CHECKING:
 
     from oncemore.store.base import Batch, Conflict, Stored
 
+    Wake = Callable[[], object]
+    Soon = Callable[[Callable[[list[Wake]], object], list[Wake]], object]
+
 PATIENCE = 0.3
 LONGEST_WAIT_S = 0.005
 MOST = 512
 
 
 class Op:
-    """A batch on its way: the ticket that its caller holds."""
+    """A batch on its way: the ticket that its caller holds.
 
-    __slots__ = ("_combiner", "answer", "batch", "error", "future", "gate", "gone", "lead")
+    gate  what a waiting thread stands at; a thread that found the turn free needs none
+    soon  how to have something called in the loop of a waiting task; None: a thread waits
+    wake  what to call there
+    lead  whether its thread has the turn
+    gone  whether nobody waits for it any more
+    """
+
+    __slots__ = ("_combiner", "answer", "batch", "error", "gate", "gone", "lead", "soon", "wake")
 
     def __init__(self, combiner: Combiner, batch: Batch) -> None:
         self._combiner = combiner
         self.batch = batch
         self.answer: Stored | Conflict | None = None
         self.error: BaseException | None = None
-        self.gate: LockType = allocate_lock()
-        self.gate.acquire()
-        self.future: asyncio.Future[None] | None = None
-        self.lead = False
-        self.gone = False
-
-    @property
-    def settled(self) -> bool:
-        """Whether there is an answer or an error."""
-        return self.answer is not None or self.error is not None
+        self.gate: LockType | None = None
+        self.soon: Soon | None = None
+        self.wake: Wake | None = None
+        self.lead = self.gone = False
 
     def wait(self) -> Stored | Conflict:
         """Block until the batch is stored or refused."""
-        self._combiner.wait(self)
+        if self.answer is None and self.error is None:
+            self._combiner.wait(self)
         return self._result()
 
     def __await__(self) -> Generator[object, object, Stored | Conflict]:
-        yield from self._combiner.wait_in_loop(self).__await__()
+        if self.answer is None and self.error is None:
+            yield from self._combiner.wait_in_loop(self).__await__()
         return self._result()
 
     def _result(self) -> Stored | Conflict:
@@ -87,21 +93,21 @@ class Combiner:
         self._stopped = False
 
     def submit(self, batch: Batch) -> Op:
-        """Queue a batch; waiting for its ticket is what gets it stored."""
+        """Take a batch; waiting for its ticket is what gets it stored."""
         if self._stopped:
             raise StoreError("the store is closed")
         return Op(self, batch)
 
     def wait(self, op: Op) -> None:
         """Commit it in this thread if the turn is free; else wait until somebody has, or hands it over."""
-        self._put(op)
         if self._turn.acquire(False):
-            op.lead = True  # only in this branch: a leader may have set it meanwhile
+            op.lead = True
+            self._queue.append(op)
         else:
-            self._wait_at_gate(op)
+            self._queue_up(op)
         if op.lead:
             try:
-                while not op.settled:  # the queue may be longer than one commit
+                while op.answer is op.error:  # None both: the queue may be longer than one commit
                     self._commit()
             except BaseException:
                 op.gone = True
@@ -109,8 +115,14 @@ class Combiner:
             finally:
                 self._pass_on()
 
-    def _wait_at_gate(self, op: Op) -> None:
+    def _queue_up(self, op: Op) -> None:
         """Wait to be served or to be given the turn; one that is interrupted must not keep the turn."""
+        op.gate = allocate_lock()
+        op.gate.acquire()
+        self._put(op)
+        if self._turn.acquire(False):  # it was let go just before
+            op.lead = True  # only in this branch: a leader may have set it meanwhile
+            return
         try:
             op.gate.acquire()
         except BaseException:
@@ -122,21 +134,40 @@ class Combiner:
 
     async def wait_in_loop(self, op: Op) -> None:
         """Let the writer thread commit it; a task that is cancelled meanwhile leaves it committed."""
-        op.future = asyncio.get_running_loop().create_future()
-        self._put(op)
+        trio = sys.modules.get("trio")
+        if trio is not None and trio.lowlevel.in_trio_run():
+            event = trio.Event()
+            op.soon, op.wake = trio.lowlevel.current_trio_token().run_sync_soon, event.set
+            until: Any = event.wait()
+        else:
+            import asyncio
+
+            loop = asyncio.get_running_loop()
+            until = loop.create_future()
+            op.soon, op.wake = loop.call_soon_threadsafe, lambda: until.done() or until.set_result(None)
+        self._serve_in_thread(op)
+        await until
+
+    def _serve_in_thread(self, op: Op) -> None:
+        """Queue what a task waits for, for the writer thread, which lives by now."""
         with self._starting:
+            if self._stopped:
+                raise StoreError("the store is closed")
+            self._put(op)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="oncemore-writer", daemon=True)
                 self._thread.start()
         _open(self._bell)
-        await op.future
 
-    def stop(self) -> None:
-        """End the writer thread; nothing is taken any more."""
-        self._stopped = True
-        _open(self._bell)
-        if self._thread is not None:
-            self._thread.join(10)
+    def stop(self, then: Callable[[], object] = bool) -> None:
+        """Take nothing more, let those who wait be served, and do what comes then while nobody commits."""
+        with self._starting:
+            self._stopped = True
+        while self._thread is not None and self._thread.is_alive():
+            _open(self._bell)
+            self._thread.join(0.01)
+        with self._turn:
+            then()
 
     def _put(self, op: Op) -> None:
         self._queue.append(op)
@@ -151,14 +182,13 @@ class Combiner:
             self._company.acquire(True, min(PATIENCE * self._took, LONGEST_WAIT_S))
             self._want = 0
             self._company.acquire(False)
-        ops = [self._queue.popleft() for _ in range(min(len(self._queue), MOST))]
+        queue = self._queue
+        ops = [queue.popleft() for _ in range(min(len(queue), MOST))]
         if not ops:
             return
         began = time.perf_counter()
         try:
-            self._transact(ops)
-        except Exception as error:  # noqa: BLE001 - nobody in it is told that it is stored
-            _fail(ops, error)
+            self._store(ops)
         except BaseException:
             _fail(ops, StoreError("interrupted while storing; what was stored must be read again"))
             raise
@@ -167,6 +197,19 @@ class Combiner:
             self._last = len(ops)
             _release(ops)
 
+    def _store(self, ops: list[Op]) -> None:
+        """Store them together; if one of them cannot be stored by anybody, the others do not suffer."""
+        try:
+            self._transact(ops)
+        except UsageError as error:
+            if len(ops) == 1:
+                _fail(ops, error)
+            else:
+                for op in ops:
+                    self._store([op])
+        except Exception as error:  # noqa: BLE001 - nobody in it is told that it is stored
+            _fail(ops, error)
+
     def _pass_on(self) -> None:
         """Hand the turn to the first that waits, or leave it free; look again after letting go."""
         while True:
@@ -174,20 +217,19 @@ class Combiner:
                 while self._queue and self._queue[0].gone:
                     self._queue.popleft()  # nobody was told anything, and nobody asks any more
                 first = self._queue[0] if self._queue else None
-                if first is not None and first.future is None:
+                if first is not None and first.gate is not None:
                     first.lead = True
                     first.gate.release()
                     return
+            self._turn.release()
             if first is not None:
-                self._turn.release()
                 _open(self._bell)
                 return
-            self._turn.release()
             if not self._queue or not self._turn.acquire(False):
                 return
 
     def _serve(self) -> None:
-        while not self._stopped:
+        while self._queue or not self._stopped:
             self._bell.acquire()
             if self._queue and self._turn.acquire(False):
                 try:
@@ -203,22 +245,20 @@ def _fail(ops: list[Op], error: BaseException) -> None:
 
 def _release(ops: list[Op]) -> None:
     """Wake everybody whose batch was in a commit: threads by their gate, loops once each."""
-    loops: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+    loops: dict[Soon, list[Wake]] = {}
     for op in ops:
-        if op.future is None:
-            if not op.lead:
-                op.gate.release()
-        else:
-            loops.setdefault(op.future.get_loop(), []).append(op.future)
-    for loop, futures in loops.items():
+        if op.soon is not None and op.wake is not None:
+            loops.setdefault(op.soon, []).append(op.wake)
+        elif op.gate is not None and not op.lead:
+            op.gate.release()
+    for soon, wakes in loops.items():
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(_settle, futures)
+            soon(_wake_all, wakes)
 
 
-def _settle(futures: list[asyncio.Future[None]]) -> None:
-    for future in futures:
-        if not future.done():
-            future.set_result(None)
+def _wake_all(wakes: list[Wake]) -> None:
+    for wake in wakes:
+        wake()
 
 
 def _open(lock: LockType) -> None:

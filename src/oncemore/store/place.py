@@ -1,10 +1,15 @@
-"""The place of a SQLite file: is it a disk of this machine, whose turn is it, what time is it there.
+"""The place of a SQLite file: is it a disk of this machine, whose turn is it, who is there, what time is it.
 
 * A network file system is refused: its locks pass every test on one machine and fail on two.
 * The *door* is a lock on a file beside the store. SQLite's own lock is what makes writing correct; the
   door makes it fair between processes, which SQLite's busy handler does not. Waiting at it is bounded.
+* A worker that is *here* holds a lock on a file of its own in a folder beside the store. The kernel drops
+  it when the process dies, however it dies, and keeps it while the process is stopped.
 * The clock of a store on one machine is the kernel's time since boot, which no wall-clock jump touches
-  and all processes share, set to the wall clock once per boot.
+  and all processes share, set once per boot.
+
+All locks are POSIX locks: a forked child does not inherit them. Their trap is that closing *any* descriptor
+of a file drops the process's locks on it, so a process opens a door or a worker's file of its own once.
 """
 
 from __future__ import annotations
@@ -13,12 +18,14 @@ import errno
 import fcntl
 import os
 import random
+import re
 import threading
 import time
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oncemore.errors import StoreError
+from oncemore.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,32 +78,24 @@ class Door:
         if not self._mine.acquire(timeout=DOOR_WAIT_S):
             raise StoreError(f"another thread has been writing to {self._path.stem} for {DOOR_WAIT_S:g} s")
         try:
-            self._lock()
+            if self._file is None:
+                self._file = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            if not _locked(self._file, self._path):
+                self._knock(self._file)
         except BaseException:
             self._mine.release()
             raise
 
-    def _lock(self) -> None:
-        if self._file is None:
-            self._file = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    def _knock(self, file: int) -> None:
+        """Try until the door opens or the time is up; a blocking lock could not be given up."""
         ends = time.monotonic() + DOOR_WAIT_S
-        while not self._try():
+        while not _locked(file, self._path):
             if time.monotonic() > ends:
                 raise StoreError(
                     f"another process has been writing to {self._path.stem} for {DOOR_WAIT_S:g} s; "
                     "is it stopped?"
                 )
             time.sleep(random.uniform(0.0001, 0.0005))  # noqa: S311 - only spreads the knocking
-
-    def _try(self) -> bool:
-        assert self._file is not None
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                return False
-            raise StoreError(f"{self._path} cannot be locked: {error.strerror}") from error
-        return True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -107,14 +106,8 @@ class Door:
         finally:
             self._mine.release()
 
-    def close(self) -> None:
-        """Let go of the file."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
 
-
-#: One door for each file in a process: closing a second descriptor would drop the lock of the first.
+#: One door for each file, kept while the process lives: closing a second would drop the lock of the first.
 _doors: dict[Path, Door] = {}
 
 
@@ -123,9 +116,97 @@ def door(path: Path) -> Door:
     return _doors.setdefault(path, Door(path.with_name(path.name + "-door")))
 
 
-def forget_doors() -> None:
-    """In a forked child: the parent's descriptors stay open and unused, the child makes its own."""
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,79}")
+MOST_SWEPT = 100
+
+
+class Here:
+    """A worker of this process; its file is locked until it leaves or the process ends."""
+
+    def __init__(self, path: Path, file: int) -> None:
+        self._path = path
+        self._file = file
+
+    def close(self) -> None:
+        """Leave; in a forked child, whose parent the worker belongs to, this does nothing."""
+        if _here.get(self._path) is self and _here.pop(self._path, None) is self:
+            self._path.unlink(missing_ok=True)
+            os.close(self._file)
+
+    def forget(self) -> None:
+        """In a forked child: the lock is the parent's, only the copy of the descriptor goes."""
+        os.close(self._file)
+
+
+#: The workers of this process: their files must not be opened a second time, not even to ask for them.
+_here: dict[Path, Here] = {}
+
+
+def enter(folder: Path, worker: str) -> Here:
+    """Lock a new file for a worker. The door must be held: a file is unlocked for a moment when it is new."""
+    path = folder / _plain(worker)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    _sweep(folder)
+    try:
+        file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise UsageError(f"worker {worker} is here already; each needs a name of its own") from None
+    here = Here(path, file)
+    assert _locked(file, path), "a new file was locked by somebody who did not hold the door"
+    return _here.setdefault(path, here)
+
+
+def gone(folder: Path, worker: str) -> bool:
+    """Whether a worker's process is dead, or has left; then nothing is left of its file. Needs the door."""
+    path = folder / _plain(worker)
+    if path in _here:
+        return False
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        if not _locked(file, path):
+            return False
+        path.unlink(missing_ok=True)  # nobody else can be asking: they would have to hold the door
+        return True
+    finally:
+        os.close(file)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what dead workers left that nobody has asked for, some of it at a time."""
+    for left in islice(folder.iterdir(), MOST_SWEPT):
+        if _NAME.fullmatch(left.name):
+            gone(folder, left.name)
+
+
+def _plain(worker: str) -> str:
+    """Return a worker's name, which is also that of a file; one that could point elsewhere is refused."""
+    if not _NAME.fullmatch(worker):
+        raise UsageError(
+            f"{worker!r} is no name for a worker: 1 to 80 of A-Z a-z 0-9 . _ -, not beginning with a dot"
+        )
+    return worker
+
+
+def _locked(file: int, path: Path) -> bool:
+    """Lock a file if nobody else has it; return whether it is ours now."""
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            return False
+        raise StoreError(f"{path} cannot be locked: {error.strerror}") from error
+    return True
+
+
+def forked() -> None:
+    """In a child: the parent's doors stay open and unused; none of its workers is the child's."""
     _doors.clear()
+    for here in _here.values():
+        here.forget()
+    _here.clear()
 
 
 def boot_id(path: Path = Path("/proc/sys/kernel/random/boot_id")) -> str:
@@ -136,6 +217,9 @@ def boot_id(path: Path = Path("/proc/sys/kernel/random/boot_id")) -> str:
         return ""
 
 
+_BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
 def since_boot() -> float:
     """Return the seconds since boot, sleep of the machine included."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+    return time.clock_gettime(_BOOT_CLOCK)

@@ -2,11 +2,19 @@
 
 Writes go through one connection per process, in group commits (`store.combine`), each of them one
 `BEGIN IMMEDIATE … COMMIT` behind the door (`store.place`). Within it each batch is a compare-and-set of
-its own: one that misses writes nothing and is answered with the head that is there; the log rows of all
-that hit go in at the end. A commit is synced if one of its batches asks for it.
+its own: one that misses writes nothing and is answered with the head that is there. A lone write compares
+by writing; a batch with several writes or guards first compares them all. A commit is synced if one of its
+batches asks for it.
+
+`seq` is what SQLite gives to a new row of the log: one more than the highest, because rows are never
+deleted. `before` leads from each entry to the entity's last, so that the log needs no second index.
 
 Reads use one read-only connection per thread. Every cursor is exhausted: a kept one would hold its
 snapshot and show the past.
+
+Time is the kernel's since boot, set to the wall clock when a boot's first store is opened, and never to
+less than the *mark*, which no stored entry is later than. It is kept a few seconds ahead, so that it is
+written seldom. A wall clock that once ran ahead leaves the store ahead, but never standing still.
 
 A storage error is fail-stop: the transaction is rolled back, nobody in it is told that it is stored, and
 the connection is dropped; the next batch opens a new one. After a fork the child leaves the inherited
@@ -26,7 +34,8 @@ import apsw
 
 from oncemore.core.key import fingerprint
 from oncemore.core.record import NOWHERE
-from oncemore.errors import StoreError
+from oncemore.core.value import make
+from oncemore.errors import StoreError, UsageError
 from oncemore.store import place
 from oncemore.store.base import Conflict, Entry, Facts, Head, Index, Stored, check_batch
 from oncemore.store.combine import Combiner
@@ -36,11 +45,15 @@ if TYPE_CHECKING:
 
     from oncemore.store.base import Batch, Query, Write
     from oncemore.store.combine import Op
+    from oncemore.store.place import Here
 
 FORMAT = 1
+#: What turns a file of that format into one of the next.
+MIGRATIONS: dict[int, str] = {}
 OLDEST_ENGINE = (3, 51, 3)  # earlier ones can lose acknowledged commits in WAL mode
 BUSY_MS = 30_000
 PAGE = 500
+MARK_AHEAD_S = 5.0
 
 SCHEMA = """
 CREATE TABLE meta(name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -56,11 +69,29 @@ CREATE TABLE log(
 
 _HEAD = "entity, version, hash, head, kind, state, due, step, worker, dataset, seq"
 _LOG = "seq, entity, version, before, hash, header, body, digest"
-_INSERT = f"INSERT INTO head({_HEAD}) VALUES (?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT DO NOTHING"  # noqa: S608
-_UPDATE = (
-    "UPDATE head SET version=?, hash=?, head=?, kind=?, state=?, due=?, step=?, worker=?, dataset=?, seq=? "
-    "WHERE entity=? AND version=?"
-)
+_HEAD_OF = f"SELECT {_HEAD}, (SELECT body FROM log WHERE log.seq=head.seq) FROM head WHERE entity=?"  # noqa: S608
+
+#: The entries of an entity (?1) from its last back to the version ?2, by their back pointers.
+_CHAIN = """
+WITH RECURSIVE chain(at, version, before) AS (
+    SELECT seq, version, before FROM log WHERE seq=(SELECT seq FROM head WHERE entity=?1)
+    UNION ALL SELECT seq, log.version, log.before FROM chain JOIN log ON seq=chain.before
+    WHERE chain.version>?2)
+"""
+
+# A write is two statements that both do something or both do nothing: what the second finds depends on
+# the first. The head comes first where there is none, and last where the log needs the one before.
+_FIRST = f"""
+INSERT INTO head({_HEAD}) VALUES (?,1,?,?,?,?,?,?,?,?,(SELECT coalesce(max(seq), 0) + 1 FROM log))
+    ON CONFLICT DO NOTHING;
+INSERT INTO log SELECT NULL, ?, 1, 0, ?, ?, ?, NULL WHERE changes()
+"""  # noqa: S608
+_NEXT = """
+INSERT INTO log SELECT NULL, entity, version + 1, seq, ?, ?, ?, NULL FROM head WHERE entity=? AND version=?;
+UPDATE head SET version=version+1, hash=?, head=?, kind=?, state=?, due=?, step=?, worker=?, dataset=?,
+    seq=last_insert_rowid() WHERE entity=? AND version=?
+"""
+_MARK = "INSERT INTO meta VALUES ('mark', ?) ON CONFLICT DO UPDATE SET value=max(value, excluded.value)"
 
 
 class SqliteStore:
@@ -70,18 +101,23 @@ class SqliteStore:
         _check_engine(apsw.sqlite_lib_version())
         self.path = Path(path).resolve()
         place.check_local(self.path, place.file_system(self.path.parent))
+        self._workers = self.path.with_name(self.path.name + "-workers")
         self._closed = False
+        # Without a boot's id every opening counts as one: each would set the clock ahead a little more.
+        self._ahead = MARK_AHEAD_S if place.boot_id() else 0.0
         self._fresh()
         self._prepare()
         _open_stores.add(self)
 
     def _fresh(self) -> None:
         """Have no connection, no queue and no turn yet: at first, and in a forked child."""
-        self._writer: apsw.Connection | None = None
+        self._writer: apsw.Cursor | None = None
+        self._mark = 0.0  # in seconds since boot; until then nothing needs to be written about the time
         self._readers = threading.local()
         self._combiner = Combiner(self._transact)
         self._door = place.door(self.path)
         self._synced: bool | None = None
+        self._here: list[Here] = []
 
     def forked(self) -> None:
         """In a forked child: leave what was inherited alone, and make everything anew."""
@@ -90,18 +126,25 @@ class SqliteStore:
 
     def append(self, batch: Batch) -> Op:
         """Ask for a batch to be stored."""
-        check_batch(batch)
+        if len(batch.writes) != 1 or batch.guards:
+            check_batch(batch)
         return self._combiner.submit(batch)
 
     def _transact(self, ops: list[Op]) -> None:
         """Store what queued batches ask for in one transaction; answer each when the disk has it."""
         self._check_open()
+        batches = [op.batch for op in ops]
         try:
             with self._door:
-                connection = self._connection(sync=any(op.batch.sync for op in ops))
-                connection.execute("BEGIN IMMEDIATE")
-                answers = _apply(connection, [op.batch for op in ops])
-                connection.execute("COMMIT")
+                cursor = self._cursor(sync=True in [batch.sync for batch in batches])
+                cursor.execute("BEGIN IMMEDIATE")
+                answers = _apply(cursor, batches)
+                if place.since_boot() > self._mark:
+                    self._move_mark(cursor)
+                cursor.execute("COMMIT")
+        except (TypeError, ValueError, OverflowError, apsw.TooBigError) as error:
+            self._drop()
+            raise UsageError(f"a batch holds what SQLite cannot store: {error}") from error
         except apsw.Error as error:
             self._drop()
             raise StoreError(f"{self.path}: {_fault(error)}") from error
@@ -111,39 +154,43 @@ class SqliteStore:
         for op, answer in zip(ops, answers, strict=True):
             op.answer = answer
 
-    def _connection(self, *, sync: bool) -> apsw.Connection:
-        """Return the writer's connection, told how much the coming commit must wait for the disk."""
+    def _cursor(self, *, sync: bool) -> apsw.Cursor:
+        """Return the writer's cursor, told how much the coming commit must wait for the disk."""
         if self._writer is None:
-            self._writer = _connect(self.path, apsw.SQLITE_OPEN_READWRITE)
+            self._writer = _connect(self.path, apsw.SQLITE_OPEN_READWRITE).cursor()
             self._synced = None
-        if self._synced != sync:
-            self._writer.pragma("synchronous", "FULL" if sync else "NORMAL")
+        if self._synced is not sync:
+            self._writer.connection.pragma("synchronous", "FULL" if sync else "NORMAL")
             self._synced = sync
         return self._writer
 
-    def _drop(self) -> None:
-        """Let go of a connection that failed; what it had not committed is gone with it."""
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.close(True)
+    def _move_mark(self, cursor: apsw.Cursor) -> None:
+        """Keep a time that no entry is later than until it has come; another process may be further."""
+        mark = place.since_boot() + self._ahead
+        cursor.execute(_MARK, (self._wall_at_boot + mark,))
+        self._mark = mark
 
-    def _reader(self) -> apsw.Connection:
-        self._check_open()
-        connection: apsw.Connection | None = getattr(self._readers, "connection", None)
-        if connection is None:
-            connection = self._readers.connection = _connect(self.path, apsw.SQLITE_OPEN_READONLY)
-        return connection
+    def _drop(self) -> None:
+        """Let go of a connection that failed; what it had not committed, the mark too, is gone with it."""
+        writer, self._writer = self._writer, None
+        self._mark = 0.0
+        if writer is not None:
+            writer.connection.close(True)
 
     def _read(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        self._check_open()
+        readers = self._readers
         try:
-            return _rows(self._reader(), sql, values)
+            if not hasattr(readers, "cursor"):
+                readers.cursor = _connect(self.path, apsw.SQLITE_OPEN_READONLY).cursor()
+            return _rows(readers.cursor, sql, values)
         except apsw.Error as error:
-            self._readers = threading.local()
+            vars(readers).clear()
             raise StoreError(f"{self.path}: {_fault(error)}") from error
 
     def head(self, entity: str) -> Head | None:
         """Return the current state of an entity."""
-        rows = self._read(f"SELECT {_HEAD} FROM head WHERE entity=?", (entity,))  # noqa: S608
+        rows = self._read(_HEAD_OF, (entity,))
         return _head(rows[0]) if rows else None
 
     def heads(self, query: Query) -> Iterator[Head]:
@@ -154,13 +201,12 @@ class SqliteStore:
             if wanted is not None:
                 where.append(f"{column}=?")
                 values.append(wanted)
+        order = "due IS NULL, due, entity"
         if query.due_by is not None:
             where.append("due IS NOT NULL AND due<=?")
             values.append(query.due_by)  # type: ignore[arg-type]
-        sql = (
-            f"SELECT {_HEAD} FROM head WHERE {' AND '.join(where)} "  # noqa: S608
-            "ORDER BY due IS NULL, due, entity LIMIT ?"
-        )
+            order = "due, entity"  # which the index has, so that only as many are read as are asked for
+        sql = f"SELECT {_HEAD}, NULL FROM head WHERE {' AND '.join(where)} ORDER BY {order} LIMIT ?"  # noqa: S608
         return (_head(row) for row in self._read(sql, (*values, query.limit)))
 
     def entries(self, entity: str | None = None, after: int = 0) -> Iterator[Entry]:
@@ -174,20 +220,17 @@ class SqliteStore:
             after = rows[-1][0]
 
     def _entries_of(self, entity: str, after: int) -> Iterator[Entry]:
-        """Walk back from the head to the entry asked for, then tell them forwards."""
-        rows = self._read("SELECT seq FROM head WHERE entity=?", (entity,))
-        seq, found = (rows[0][0] if rows else 0), []
-        while seq:
-            sql = f"SELECT {_LOG}, (SELECT hash FROM log p WHERE p.seq=log.before) FROM log WHERE seq=?"  # noqa: S608
-            (row,) = self._read(sql, (seq,))
-            if row[2] <= after:
-                break
-            found.append(_entry(row))
-            seq = row[3]
-        return reversed(found)
+        """Walk back from the head to the entry before the first asked for, then tell them forwards."""
+        sql = f"{_CHAIN} SELECT {_LOG} FROM chain JOIN log ON seq=at"  # noqa: S608
+        sql = sql.replace("version, before, hash", "log.version, log.before, hash")
+        prev = NOWHERE
+        for row in reversed(self._read(sql, (entity, after))):
+            if row[2] > after:
+                yield _entry((*row, prev))
+            prev = row[4]
 
     def now(self) -> float:
-        """Return the time since boot, set to the wall clock when this boot's first store was opened."""
+        """Return the time since boot, from what it was when this boot's first store was opened."""
         return self._wall_at_boot + place.since_boot()
 
     def changed(self, after: int, timeout: float) -> int:
@@ -200,6 +243,39 @@ class SqliteStore:
                 return int(last)
             time.sleep(min(0.02, left))
 
+    def prune(self, entity: str, before: int) -> None:
+        """Forget bodies, in the file too: what was there is overwritten, and the write-ahead log emptied."""
+        self._check_open()
+        try:
+            with self._door:
+                connection = _connect(self.path, apsw.SQLITE_OPEN_READWRITE)
+                try:
+                    _prune(connection, entity, before)
+                finally:
+                    connection.close(True)
+        except apsw.Error as error:
+            raise StoreError(f"{self.path}: {_fault(error)}") from error
+
+    def enter(self, worker: str) -> Here:
+        """Hold the lock of a worker's file until it is closed, or this store is, or the process ends."""
+        self._check_open()
+        try:
+            with self._door:
+                here = place.enter(self._workers, worker)
+        except OSError as error:
+            raise StoreError(f"{self._workers}: {error.strerror}") from error
+        self._here.append(here)
+        return here
+
+    def gone(self, worker: str) -> bool:
+        """Whether nobody holds the lock of a worker's file; a stopped process still does."""
+        self._check_open()
+        try:
+            with self._door:
+                return place.gone(self._workers, worker)
+        except OSError as error:
+            raise StoreError(f"{self._workers}: {error.strerror}") from error
+
     def facts(self) -> Facts:
         """Say which engine writes, and what survives what."""
         return Facts(
@@ -207,17 +283,24 @@ class SqliteStore:
             f"SQLite {apsw.sqlite_lib_version()} (apsw {apsw.apsw_version()}), WAL",
             "an acknowledged entry survives the death of the process; with sync, power loss too, "
             "if the disk honours flushes",
-            (f"file system: {place.file_system(self.path.parent) or 'unknown'}",),
+            (
+                f"file system: {place.file_system(self.path.parent) or 'unknown'}",
+                f"clock: {self.now() - time.time():+.0f} s from the wall clock",
+            ),
         )
 
     def close(self) -> None:
         """Let go of everything; what was acknowledged stays."""
         if not self._closed:
-            self._closed = True
-            self._combiner.stop()
-            self._drop()
+            self._combiner.stop(self._shut)
             self._readers = threading.local()
+            for here in self._here:
+                here.close()
             _open_stores.discard(self)
+
+    def _shut(self) -> None:
+        self._closed = True
+        self._drop()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -228,7 +311,7 @@ class SqliteStore:
         try:
             _create(self.path)
             with self._door:
-                connection = self._connection(sync=True)
+                connection = self._cursor(sync=True).connection
                 _set_up(connection, self.path)
                 self._wall_at_boot = _clock(connection)
         except apsw.Error as error:
@@ -238,56 +321,73 @@ class SqliteStore:
             raise StoreError(f"{self.path}: {error.strerror}") from error
 
 
-def _apply(connection: apsw.Connection, batches: list[Batch]) -> list[Stored | Conflict]:
-    """Compare and set each batch in turn; then write the log rows of all that hit."""
-    ((last,),) = _rows(connection, "SELECT coalesce(max(seq), 0) FROM log")
-    answers: list[Stored | Conflict] = []
-    rows: list[tuple[Any, ...]] = []
-    for batch in batches:
-        missed = _missed(connection, batch)
-        if missed is not None:
-            answers.append(missed)
-            continue
-        seqs = tuple(range(last + 1, last + 1 + len(batch.writes)))
-        for seq, write in zip(seqs, batch.writes, strict=True):
-            rows.append(_set(connection, write, seq))
-        last += len(batch.writes)
-        answers.append(Stored(seqs))
-    connection.executemany(f"INSERT INTO log({_LOG}) VALUES (?,?,?,?,?,?,?,?)", rows)  # noqa: S608
-    return answers
+def _apply(cursor: apsw.Cursor, batches: list[Batch]) -> list[Stored | Conflict]:
+    """Compare and set each batch in turn."""
+    return [_store(cursor, batch) for batch in batches]
 
 
-def _missed(connection: apsw.Connection, batch: Batch) -> Conflict | None:
+def _store(cursor: apsw.Cursor, batch: Batch) -> Stored | Conflict:
+    """Store a batch, or say what stands in its way; a lone write finds that out by itself."""
+    writes, guards, _ = batch
+    alone = len(writes) == 1 and not guards
+    missed = None if alone else _missed(cursor, batch)
+    if missed is not None:
+        return missed
+    seqs = tuple([_set(cursor, write) for write in writes])
+    if 0 in seqs:
+        assert alone, "a head moved inside the transaction that compared it"
+        return _conflict(cursor, writes[0].entity)
+    return make(Stored, (seqs,))
+
+
+def _missed(cursor: apsw.Cursor, batch: Batch) -> Conflict | None:
     """Return the conflict of a batch whose entities are not as it expects; before it writes anything."""
     expected = {**batch.guards, **{write.entity: write.expect for write in batch.writes}}
     for entity, version in expected.items():
-        rows = _rows(connection, "SELECT version FROM head WHERE entity=?", (entity,))
+        rows = _rows(cursor, "SELECT version FROM head WHERE entity=?", (entity,))
         if (rows[0][0] if rows else 0) != version:
-            found = _rows(connection, f"SELECT {_HEAD} FROM head WHERE entity=?", (entity,))  # noqa: S608
-            return Conflict(entity, _head(found[0]) if found else None)
+            return _conflict(cursor, entity)
     return None
 
 
-def _set(connection: apsw.Connection, write: Write, seq: int) -> tuple[Any, ...]:
-    """Move a head whose version was just compared; return the row of the log."""
-    version, by, before = write.expect + 1, write.by, 0
-    if write.expect:
-        ((before,),) = _rows(connection, "SELECT seq FROM head WHERE entity=?", (write.entity,))
-        connection.execute(_UPDATE, (version, write.hash, write.head, *by, seq, write.entity, write.expect))
+def _conflict(cursor: apsw.Cursor, entity: str) -> Conflict:
+    found = _rows(cursor, _HEAD_OF, (entity,))
+    return Conflict(entity, _head(found[0]) if found else None)
+
+
+def _set(cursor: apsw.Cursor, write: Write) -> int:
+    """Move a head that has the expected version, and log it; return its seq, 0 when it has another."""
+    entity, expect, header, body, digest, head, by = write
+    if expect:
+        entry = (digest, header, body, entity, expect)
+        cursor.execute(_NEXT, (*entry, digest, head, *by, entity, expect))
     else:
-        connection.execute(_INSERT, (write.entity, version, write.hash, write.head, *by, seq))
-    assert connection.changes() == 1, "a head moved inside the transaction that compared it"
-    return seq, write.entity, version, before, write.hash, write.header, write.body, None
+        cursor.execute(_FIRST, (entity, digest, head, *by, entity, digest, header, body))
+    connection = cursor.connection
+    return connection.last_insert_rowid() if connection.changes() else 0
 
 
-def _rows(connection: apsw.Connection, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
-    """Return all rows: a cursor that is kept holds its snapshot and would show the past."""
-    return connection.execute(sql, values).fetchall()
+def _prune(connection: apsw.Connection, entity: str, before: int) -> None:
+    """Replace bodies by their digests, without leaving them in free space or in the write-ahead log."""
+    connection.pragma("secure_delete", "ON")
+    sql = f"{_CHAIN} SELECT at FROM chain WHERE version<?3"  # noqa: S608
+    with connection:
+        for (seq,) in _rows(connection, sql, (entity, 0, before)):
+            ((body,),) = _rows(connection, "SELECT body FROM log WHERE seq=?", (seq,))
+            if body is not None:
+                connection.execute("UPDATE log SET body=NULL, digest=? WHERE seq=?", (fingerprint(body), seq))
+    connection.set_busy_timeout(100)  # somebody may be reading: a later checkpoint does it then
+    connection.pragma("wal_checkpoint", "TRUNCATE")
+
+
+def _rows(source: apsw.Connection | apsw.Cursor, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
+    """Return all rows: a cursor that is not exhausted holds its snapshot and would show the past."""
+    return source.execute(sql, values).fetchall()
 
 
 def _head(row: tuple[Any, ...]) -> Head:
-    entity, version, digest, head, kind, state, due, step, worker, dataset, seq = row
-    return Head(entity, version, digest, head, Index(kind, state, due, step, worker, dataset), seq)
+    entity, version, digest, head, *_ = row
+    return make(Head, (entity, version, digest, head, make(Index, row[4:10]), row[10], row[11]))
 
 
 def _entry(row: tuple[Any, ...]) -> Entry:
@@ -299,6 +399,7 @@ def _entry(row: tuple[Any, ...]) -> Entry:
 def _connect(path: Path, flags: int) -> apsw.Connection:
     connection = apsw.Connection(str(path), flags=flags)
     connection.set_busy_timeout(BUSY_MS)  # before anything else: even to ask for the mode may be busy
+    connection.transaction_mode = "IMMEDIATE"
     return connection
 
 
@@ -312,39 +413,46 @@ def _create(path: Path) -> None:
 
 
 def _set_up(connection: apsw.Connection, path: Path) -> None:
-    """Read back what the engine really does, and make or check the tables."""
+    """Read back what the engine really does, and make, check or renew the tables."""
+    tables = {name for (name,) in _rows(connection, "SELECT name FROM sqlite_master")}
+    if tables and not tables >= {"meta", "head", "log"}:
+        raise StoreError(f"{path}: this is another program's database, not a store of oncemore")
     if connection.pragma("journal_mode", "wal") != "wal":
         raise StoreError(f"{path}: SQLite cannot use its write-ahead log here")
     if connection.pragma("synchronous") != 2:
         raise StoreError(f"{path}: SQLite does not wait for the disk (synchronous is not FULL)")
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        if not _rows(connection, "SELECT 1 FROM sqlite_master WHERE name='meta'"):
+    with connection:
+        if not tables:
             connection.execute(SCHEMA)
             connection.execute("INSERT INTO meta VALUES ('format', ?)", (FORMAT,))
-        rows = _rows(connection, "SELECT value FROM meta WHERE name='format'")
-        if rows[0][0] > FORMAT:
-            raise StoreError(
-                f"{path} has format {rows[0][0]}, which a newer oncemore wrote; this one reads up to {FORMAT}"
-            )
-        connection.execute("COMMIT")
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
+        _migrate(connection, path)
+
+
+def _migrate(connection: apsw.Connection, path: Path) -> None:
+    """Bring a file of an older format to this one, step by step; all of it or nothing."""
+    ((found,),) = _rows(connection, "SELECT value FROM meta WHERE name='format'")
+    if found > FORMAT:
+        raise StoreError(
+            f"{path} has format {found}, which a newer oncemore wrote; this one reads up to {FORMAT}"
+        )
+    for step in range(found, FORMAT):
+        if step not in MIGRATIONS:
+            raise StoreError(f"{path} has format {found}, which is too old for this oncemore")
+        connection.execute(MIGRATIONS[step])
+        connection.execute("UPDATE meta SET value=? WHERE name='format'", (step + 1,))
 
 
 def _clock(connection: apsw.Connection) -> float:
-    """Return the wall time at boot that all processes of this boot go by; never earlier than before."""
-    boot = place.boot_id()
-    wall = time.time() - place.since_boot()
-    connection.execute("BEGIN IMMEDIATE")
-    known = dict(_rows(connection, "SELECT name, value FROM meta WHERE name IN ('boot', 'wall')"))
-    if known.get("boot") == boot and boot:
-        wall = known["wall"]
-    else:
-        rows = (("boot", boot), ("wall", wall))
-        connection.executemany("INSERT OR REPLACE INTO meta VALUES (?,?)", rows)
-    connection.execute("COMMIT")
+    """Return the time at boot that all processes of this boot go by: the wall's, at least the mark's."""
+    boot, since = place.boot_id(), place.since_boot()
+    with connection:
+        known = dict(_rows(connection, "SELECT name, value FROM meta"))
+        wall = max(time.time(), known.get("mark", 0.0)) - since
+        if boot and known.get("boot") == boot:
+            wall = known["wall"]
+        else:
+            rows = (("boot", boot), ("wall", wall))
+            connection.executemany("INSERT OR REPLACE INTO meta VALUES (?,?)", rows)
     return float(wall)
 
 
@@ -368,7 +476,7 @@ def _fault(error: apsw.Error) -> str:
         "CantOpenError": "the file cannot be opened",
         "NotADBError": "this is not a store of oncemore",
         "CorruptError": "the file is damaged; restore a backup",
-        "IOError": "the disk failed; nothing was stored",
+        "IOError": "the disk failed; what was stored must be read again",
     }.get(name, "")
     return f"{advice or 'SQLite refused'} ({name}: {error})"
 
@@ -379,7 +487,7 @@ _left_alone: list[object] = []
 
 def _after_fork() -> None:
     """In the child: what was inherited is neither used nor closed, and everything is made anew."""
-    place.forget_doors()
+    place.forked()
     for store in list(_open_stores):
         store.forked()
 
