@@ -1,0 +1,46 @@
+"""The store in PostgreSQL keeps the contract that ships with the package, on a real server."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import pytest
+
+from oncemore.store.postgres import PostgresStore
+from oncemore.testing import contract
+from tests.servers import postgres
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from oncemore.store.base import Store
+
+names = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    try:
+        with postgres.running() as address:
+            yield address
+    except postgres.NoPostgres as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.mark.parametrize("check", contract.CHECKS, ids=contract.name)
+def test_the_store_in_postgresql_keeps_the_contract(
+    check: Callable[[Callable[[], Store]], None], url: str
+) -> None:
+    opened: list[PostgresStore] = []
+    schema = f"contract_{next(names)}"
+
+    def open_store() -> Store:
+        opened.append(PostgresStore(url, schema))
+        return opened[-1]
+
+    try:
+        check(open_store)
+    finally:
+        for store in opened:
+            store.close()
