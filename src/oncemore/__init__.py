@@ -20,83 +20,135 @@ if TYPE_CHECKING:
         retry,
         retrying,
     )
+    from oncemore.codec.secret import Secret
     from oncemore.core.backoff import Jitter, Schedule
     from oncemore.core.decide import Decision
     from oncemore.core.model import Failure
     from oncemore.core.policy import Policy
     from oncemore.edges.classify import classify
     from oncemore.edges.taught import classifier
+    from oncemore.engine.attempt import Attempt, current
     from oncemore.engine.budget import Budget
+    from oncemore.engine.context import context
     from oncemore.engine.helpers import still_running
+    from oncemore.engine.history import Run
     from oncemore.engine.limits import Straggler, remaining
     from oncemore.engine.retry import Report, decision
+    from oncemore.engine.runtime import Engine
     from oncemore.errors import (
         AttemptTimeout,
+        ConfigChanged,
         DeadlineExceeded,
         Error,
         Failed,
+        InProgress,
+        KeyConflict,
+        KeyExpired,
+        LeaseLost,
         MissingExtra,
+        OutcomeUnknown,
+        Parked,
         PermanentError,
         PolicyError,
         PolicyWarning,
+        Refused,
+        ResultUnavailable,
         RetriesExhausted,
+        StoreError,
+        Terminal,
         TransientError,
+        Uncertain,
         UsageError,
         Violation,
     )
+    from oncemore.opening import open  # noqa: A004 - read as oncemore.open
+    from oncemore.steps import Step, applied, not_applied, step, unknown
 
 _HOMES = {
     "oncemore.api": "additive attempts exponential fixed linear proportional retry retrying",
+    "oncemore.codec.secret": "Secret",
     "oncemore.core.backoff": "Jitter Schedule",
     "oncemore.core.decide": "Decision",
     "oncemore.core.model": "Failure",
     "oncemore.core.policy": "Policy",
     "oncemore.edges.classify": "classify",
     "oncemore.edges.taught": "classifier",
+    "oncemore.engine.attempt": "Attempt current",
     "oncemore.engine.budget": "Budget",
+    "oncemore.engine.context": "context",
     "oncemore.engine.helpers": "still_running",
+    "oncemore.engine.history": "Run",
     "oncemore.engine.limits": "Straggler remaining",
     "oncemore.engine.retry": "Report decision",
-    "oncemore.errors": "AttemptTimeout DeadlineExceeded Error Failed MissingExtra PermanentError "
-    "PolicyError PolicyWarning RetriesExhausted TransientError UsageError Violation",
+    "oncemore.engine.runtime": "Engine",
+    "oncemore.errors": "AttemptTimeout ConfigChanged DeadlineExceeded Error Failed InProgress KeyConflict "
+    "KeyExpired LeaseLost MissingExtra OutcomeUnknown Parked PermanentError PolicyError "
+    "PolicyWarning Refused ResultUnavailable RetriesExhausted StoreError Terminal "
+    "TransientError Uncertain UsageError Violation",
+    "oncemore.opening": "open",
+    "oncemore.steps": "Step applied not_applied step unknown",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
+    "Attempt",
     "AttemptTimeout",
     "Budget",
+    "ConfigChanged",
     "DeadlineExceeded",
     "Decision",
+    "Engine",
     "Error",
     "Failed",
     "Failure",
+    "InProgress",
     "Jitter",
+    "KeyConflict",
+    "KeyExpired",
+    "LeaseLost",
     "MissingExtra",
+    "OutcomeUnknown",
+    "Parked",
     "PermanentError",
     "Policy",
     "PolicyError",
     "PolicyWarning",
+    "Refused",
     "Report",
+    "ResultUnavailable",
     "RetriesExhausted",
+    "Run",
     "Schedule",
+    "Secret",
+    "Step",
+    "StoreError",
     "Straggler",
+    "Terminal",
     "TransientError",
+    "Uncertain",
     "UsageError",
     "Violation",
     "__version__",
     "additive",
+    "applied",
     "attempts",
     "classifier",
     "classify",
+    "context",
+    "current",
     "decision",
     "exponential",
     "fixed",
     "linear",
+    "not_applied",
+    "open",
     "proportional",
     "remaining",
     "retry",
     "retrying",
+    "step",
     "still_running",
+    "unknown",
 ]
 
 

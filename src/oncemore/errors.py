@@ -6,8 +6,10 @@
     │   └── MissingExtra (ImportError)  … an optional part is not installed; says what to install
     ├── Refused                       nobody's yet: not now, or not like this; nothing was tried
     │   ├── Parked                      … it is due later; carries `until`
-    │   ├── InProgress                  … somebody else is at it
-    │   └── KeyConflict                 … the key belongs to other arguments
+    │   ├── InProgress                  … somebody else is at it; carries `worker` and `until`
+    │   ├── KeyConflict                 … the key belongs to other arguments
+    │   ├── KeyExpired                  … it was done once, and its record was pruned
+    │   └── ConfigChanged               … its result is of another version or config
     ├── Failed                        the work's: it was tried and did not come good
     │   ├── Terminal                    … in a way that does not pass
     │   ├── RetriesExhausted            … `until=` never held; carries the last value
@@ -34,12 +36,14 @@ from __future__ import annotations
 
 __all__ = [
     "AttemptTimeout",
+    "ConfigChanged",
     "DeadlineExceeded",
     "Error",
     "Failed",
     "IllegalMove",
     "InProgress",
     "KeyConflict",
+    "KeyExpired",
     "LeaseLost",
     "MissingExtra",
     "OutcomeUnknown",
@@ -72,7 +76,12 @@ VIOLATIONS = (
 
 
 class Error(Exception):
-    """Everything that oncemore raises by itself."""
+    """Everything that oncemore raises by itself.
+
+    `run` is the `Run` that a durable step's error is about; None where there is none.
+    """
+
+    run: object = None
 
 
 class UsageError(Error, ValueError):
@@ -130,11 +139,27 @@ class Parked(Refused):
 
 
 class InProgress(Refused):
-    """Somebody else is at it."""
+    """Somebody else is at it: `worker`, whose lease lasts until `until`, in POSIX seconds."""
+
+    def __init__(self, message: str, worker: str = "", until: float = 0.0) -> None:
+        super().__init__(message)
+        self.worker = worker
+        self.until = until
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.args[0], self.worker, self.until)
 
 
 class KeyConflict(Refused):
     """The key belongs to a call with other arguments."""
+
+
+class KeyExpired(Refused):
+    """It was done once and its record was pruned; it is not run a second time."""
+
+
+class ConfigChanged(Refused):
+    """Its result was made under another version or config, and the step says not to use it then."""
 
 
 class Uncertain(Error):

@@ -113,7 +113,7 @@ def colour_of(work: Any) -> str:
 def plan_of(options: Options, name: str, colour: str) -> Plan:
     """Check all options and make them one frozen value."""
     ready()
-    policy = _policy(options)
+    policy = policy_of(options)
     fallback = options.get("fallback", NO_FALLBACK)
     if callable(fallback):
         _hook("fallback", fallback, colour)
@@ -188,7 +188,7 @@ def _on_disk(policy: object) -> bool:
     return (isinstance(policy, str) and policy not in POLICIES) or hasattr(policy, "__fspath__")
 
 
-def _policy(options: Options) -> Policy:
+def policy_of(options: Options) -> Policy:
     """Return the policy, or a copy with what is given beside it changed."""
     given = options.get("policy")
     base = STANDARD if given is None else given

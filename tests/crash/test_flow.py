@@ -8,7 +8,7 @@ import pytest
 
 from oncemore.codec.wire import head_of, header_of
 from oncemore.core.record import fold, rebuilt
-from oncemore.engine import flow
+from oncemore.engine import flow, ops
 from oncemore.errors import (
     IllegalMove,
     InProgress,
@@ -119,12 +119,12 @@ def test_a_once_effect_that_may_have_happened_is_held_and_never_repeated() -> No
 def begun(world: World, **changes: object) -> tuple[object, object]:
     """Start a call and stop it where it would run the work."""
     script = flow.run_step(world.plan().replaced(**changes), world.call())
-    return script, world.advance(script, next(script), flow.Work)
+    return script, world.advance(script, next(script), ops.Work)
 
 
-def ended(world: World, script: object, op: object) -> flow.End:
-    end = world.advance(script, op, flow.End)
-    assert isinstance(end, flow.End)
+def ended(world: World, script: object, op: object) -> ops.End:
+    end = world.advance(script, op, ops.End)
+    assert isinstance(end, ops.End)
     return end
 
 
@@ -162,7 +162,7 @@ def test_a_key_that_is_being_worked_on_is_refused_or_waited_for() -> None:
     assert isinstance(refused.error, InProgress)
     assert "worker-1" in str(refused.error)
     patient = flow.run_step(world.plan(), world.call())
-    waiting = world.advance(patient, next(patient), flow.Watch)
+    waiting = world.advance(patient, next(patient), ops.Watch)
     assert waiting.seconds == 60.0
     ended(world, holder, holder.send(world.do(op)))  # type: ignore[attr-defined]
     assert ended(world, patient, patient.send(None)).value == "value"
@@ -172,12 +172,12 @@ def test_a_key_that_is_being_worked_on_is_refused_or_waited_for() -> None:
 def test_of_two_that_claim_at_once_one_waits_for_the_other() -> None:
     world = World("idempotent", ["ok"])
     one, two = (flow.run_step(world.plan(), world.call()) for _ in range(2))
-    first, second = (world.advance(script, next(script), flow.Save) for script in (one, two))
+    first, second = (world.advance(script, next(script), ops.Save) for script in (one, two))
     work = one.send(world.do(first))
-    assert type(work) is flow.Work
-    waiting = world.advance(two, second, flow.Watch)
+    assert type(work) is ops.Work
+    waiting = world.advance(two, second, ops.Watch)
     assert ended(world, one, work).value == "value"
-    assert type(waiting) is flow.Watch
+    assert type(waiting) is ops.Watch
     assert ended(world, two, two.send(None)).value == "value"
     assert world.executions == 1
 
@@ -222,7 +222,9 @@ def test_a_result_that_cannot_be_kept_is_done_all_the_same(effect: str) -> None:
 def test_a_pure_result_that_cannot_be_kept_is_a_failure() -> None:
     world = World("pure", ["ok"])
     script = flow.run_step(world.plan().replaced(encode=odd), world.call())
-    assert isinstance(ended(world, script, next(script)).error, ResultUnavailable)
+    first = ended(world, script, next(script)).error
+    assert isinstance(first, Terminal)
+    assert isinstance(first.__cause__, ResultUnavailable)
     assert isinstance(finish(world), Terminal)
     assert world.executions == 1
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from oncemore.codec.wire import body_of, head_of, header_of, written
 from oncemore.core.backoff import Jitter, Schedule
-from oncemore.core.key import fingerprint, seed_of
+from oncemore.core.key import fingerprint
 from oncemore.core.model import Failure
 from oncemore.core.policy import Policy
 from oncemore.core.record import NOWHERE, Run, due, fold, link
-from oncemore.engine import flow
+from oncemore.engine import flow, ops
 from oncemore.store.base import Batch, Head, Index, Stored, Write
 from oncemore.store.memory import MemoryStore
 
@@ -59,34 +59,35 @@ class World:
         self.executions = 0
         self.happened: list[int] = []  # the attempts whose effect reached the outside
         self.workers = 0
+        self.nonce = 0
 
-    def plan(self) -> flow.Plan:
-        return flow.Plan(
+    def plan(self) -> ops.Plan:
+        return ops.Plan(
             "step",
             self.effect,  # type: ignore[arg-type]
             POLICY,
             lambda error, now: KINDS[type(error)],  # type: ignore[index]
             encode=lambda value: value,
             decode=lambda value: value,
-            describe=lambda error: {"type": type(error).__name__, "message": str(error)},
+            describe=lambda error, failure: {"type": type(error).__name__, "message": str(error)},
             not_applied=lambda error: isinstance(error, Refused),
             asks=self.asks,
         )
 
-    def call(self) -> flow.Call:
+    def call(self) -> ops.Call:
         """Start a new process: a worker with a lease, and a call of the same work."""
         self.workers += 1
         worker = f"worker-{self.workers}"
         self.alive.add(worker)
         run_id = f"run-{self.workers}"
-        return flow.Call(ENTITY, "k", {"x": 1}, "input", "cfg", run_id, seed_of(run_id), worker)
+        return ops.Call(ENTITY, {"x": 1}, "input", "cfg", run_id, worker)
 
-    def drive(self, crash_at: tuple[int, str] | None = None) -> tuple[flow.End, int]:
+    def drive(self, crash_at: tuple[int, str] | None = None) -> tuple[ops.End, int]:
         """Run one process's call to its end, or to its crash; return the end and how many ops it took."""
         plan, call = self.plan(), self.call()
         script = flow.run_step(plan, call)
         op, count = next(script), 0
-        while type(op) is not flow.End:
+        while type(op) is not ops.End:
             count += 1
             if crash_at == (count, "before"):
                 self._die(call.worker)
@@ -113,59 +114,61 @@ class World:
         """Do what an operation asks for."""
         return getattr(self, f"_{type(op).__name__.lower()}")(op)
 
-    def _load(self, op: flow.Load) -> flow.Seen:
+    def _load(self, op: ops.Load) -> ops.Seen:
         return self.seen()
 
-    def seen(self) -> flow.Seen:
+    def seen(self) -> ops.Seen:
         head = self.store.head(ENTITY)
         if head is None:
-            return flow.Seen(ENTITY, 0, NOWHERE, None)
-        return flow.Seen(ENTITY, head.version, head.hash, head_of(head.head))
+            return ops.Seen(ENTITY, 0, NOWHERE, None)
+        assert head.body is not None
+        return ops.Seen(ENTITY, head.version, head.hash, head_of(head.head), body_of(head.body))
 
-    def _now(self, op: flow.Now) -> float:
+    def _now(self, op: ops.Now) -> float:
         return self.now
 
-    def _holder(self, op: flow.Holder) -> float:
+    def _holder(self, op: ops.Holder) -> float:
         return self.now + 60 if op.worker in self.alive else 0.0
 
-    def _save(self, op: flow.Save) -> flow.Seen | None:
+    def _save(self, op: ops.Save) -> ops.Seen | None:
         seen, run = op.seen, op.change.after
-        data = written(op.change, ENTITY, seen.version + 1, seen.hash, self.now)
+        self.nonce += 1
+        data = written(op.change, ENTITY, seen.version + 1, seen.hash, self.now, self.nonce)
         by = Index("run", run.state, due(run), run.step, run.worker, run.dataset)
         write = Write(ENTITY, seen.version, data.header, data.body, data.hash, data.head, by)
         answer = self.store.append(Batch((write,))).wait()
         return self.seen() if isinstance(answer, Stored) else None
 
-    def _read(self, op: flow.Read) -> dict[str, Any]:
+    def _read(self, op: ops.Read) -> dict[str, Any]:
         entry = next(self.store.entries(op.entity, op.version - 1))
         assert entry.body is not None
         return body_of(entry.body)
 
-    def _work(self, op: flow.Work) -> tuple[Any, Exception | None]:
+    def _work(self, op: ops.Work) -> ops.Done:
         """Do what this turn says: `ok`, or an error before or after the effect reached the outside."""
         turn = self.turns[min(self.executions, len(self.turns) - 1)]
         self.executions += 1
         if turn in ("ok", "transient after"):
-            self.happened.append(op.run.attempt)
+            self.happened.append(op.number)
         if turn == "ok":
-            return "value", None
+            return ops.Done(op.seen, "value")
         error = {
             "transient": Transient,
             "transient after": Transient,
             "permanent": Permanent,
             "refused": Refused,
         }
-        return None, error[turn](turn)
+        return ops.Done(op.seen, None, error[turn](turn))
 
-    def _ask(self, op: flow.Ask) -> flow.Answer:
-        if op.run.attempt in self.happened:
-            return flow.Answer("applied", "value")
-        return flow.Answer("not_applied")
+    def _ask(self, op: ops.Ask) -> ops.Answer:
+        if op.seen.run.attempt in self.happened:
+            return ops.Answer("applied", "value")
+        return ops.Answer("not_applied")
 
-    def _sleep(self, op: flow.Sleep) -> None:
+    def _sleep(self, op: ops.Sleep) -> None:
         self.now += op.seconds
 
-    def _watch(self, op: flow.Watch) -> None:
+    def _watch(self, op: ops.Watch) -> None:
         self.now += op.seconds
         self.alive.clear()  # whoever had it did not come back in time
 

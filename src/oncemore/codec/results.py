@@ -19,8 +19,8 @@ _TYPED = "$typed"
 MOST_BYTES = 64 * 1024 * 1024
 
 
-def encode(value: object, annotation: Any = None) -> bytes:
-    """Return the bytes of a result, or say why it has none."""
+def encode(value: object, annotation: Any = None) -> msgspec.Raw:
+    """Return the JSON of a result, ready to be a part of a body, or say why it has none."""
     try:
         plain = _PLAIN.tag(value, "the result")
     except NoForm as fault:
@@ -30,12 +30,18 @@ def encode(value: object, annotation: Any = None) -> bytes:
     data = msgspec.json.encode(plain)
     if len(data) > MOST_BYTES:
         raise NoForm(f"the result takes {len(data):,} bytes; {MOST_BYTES:,} is the most, write an artifact")
-    return data
+    return msgspec.Raw(data)
 
 
 def decode(data: bytes, annotation: Any = None) -> Any:
-    """Return the value that the bytes of a result stand for."""
-    plain = msgspec.json.decode(data)
+    """Return the value that the JSON of a result stands for."""
+    return value_of(msgspec.json.decode(data), annotation)
+
+
+def value_of(plain: Any, annotation: Any = None) -> Any:
+    """Return the value that a body's result stands for, read or just written."""
+    if type(plain) is msgspec.Raw:
+        plain = msgspec.json.decode(plain)
     if type(plain) is dict and plain.keys() == {_TYPED}:
         if annotation is None:
             raise NoForm("the result was stored by a return annotation that the step no longer has")

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from oncemore.core.key import fingerprint
-from oncemore.core.record import FORMAT, Change, Run, link
+from oncemore.core.record import FORMAT, Run, link
 from oncemore.core.value import Value
 from oncemore.errors import StoreError
 
+if TYPE_CHECKING:
+    from oncemore.core.record import Change, Outgoing, State_, Worker
+
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The part of an entry that is never erased."""
+    """The part of an entry that is never erased.
+
+    nonce  tells two entries apart that say the same: an equal hash means that it is one's own
+    """
 
     format: int
     entity: str
     version: int
     at: float
     fence: int
+    nonce: int
     marks: tuple[str, ...]
     sets: dict[str, Any]
 
@@ -37,28 +44,27 @@ _headers = msgspec.json.Decoder(Header)
 _EMPTY = b"{}"
 
 
-def written(change: Change, entity: str, version: int, prev: bytes, at: float) -> Written:
+def written(change: Change, entity: str, version: int, prev: bytes, at: float, nonce: int) -> Written:
     """Return the bytes of the next entry of an entity, linked to the hash of the one before."""
-    header = msgspec.json.encode(
-        Header(FORMAT, entity, version, at, change.after.fence, change.marks, change.sets)
-    )
+    fence = change.after.fence if type(change.after) is Run else 0
+    header = msgspec.json.encode(Header(FORMAT, entity, version, at, fence, nonce, change.marks, change.sets))
     body = msgspec.json.encode(change.body) if change.body else _EMPTY
     return Written(header, body, link(prev, header, fingerprint(body)), head_bytes(change.after))
 
 
-def head_bytes(run: Run) -> bytes:
+def head_bytes(state: Run | Worker | Outgoing) -> bytes:
     """Return the bytes of a head: its fields in order."""
-    return msgspec.json.encode([FORMAT, *run])
+    return msgspec.json.encode([FORMAT, *state])
 
 
-def head_of(data: bytes) -> Run:
-    """Return the state that the bytes of a head hold."""
+def head_of(data: bytes, kind: type[State_] = Run) -> State_:  # type: ignore[assignment]
+    """Return the state that the bytes of a head hold; fields that an older one lacks have their defaults."""
     found, *fields = msgspec.json.decode(data)
     if found > FORMAT:
         raise StoreError(
             f"a head has format {found}, which a newer oncemore wrote; this one reads up to {FORMAT}"
         )
-    return Run(*fields)
+    return kind(*fields)
 
 
 def header_of(data: bytes) -> Header:

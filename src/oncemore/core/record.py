@@ -23,14 +23,33 @@ from oncemore.core.value import Value
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Any, Final, Literal
+    from typing import Any, Final, Literal, TypeVar
 
     from oncemore.core.model import Effect, State
 
-    Mark = Literal["PENDING", "RUNNING", "INTENT", "SOFT_FAIL", "HARD_FAIL", "COMMIT", "COMPLETE", "DECISION"]
+    Mark = Literal[
+        "PENDING",
+        "RUNNING",
+        "INTENT",
+        "CHECKPOINT",
+        "SOFT_FAIL",
+        "HARD_FAIL",
+        "COMMIT",
+        "COMPLETE",
+        "DECISION",
+        "ESCALATION",
+        "PRUNE",
+        "LEASE",
+        "EVENT",
+    ]
+    State_ = TypeVar("State_", bound="Run | Worker | Outgoing")
 
 FORMAT = 1
 NOWHERE = b"\x00" * 32  # what the first entry of an entity is linked to
+
+
+#: After this many seconds of RUNNING somebody looks whether its worker is still there.
+LOOK_AGAIN_S = 60.0
 
 
 class Run(Value):
@@ -41,12 +60,17 @@ class Run(Value):
     tried       attempts of this run
     allowed     how many this run may have
     not_before  the earliest time of the next attempt
+    deadline    when the whole run must be over; 0 for never
     held_for    why it waits for a person, if it does
     committed   the version of the entry whose body holds the result
+    failed      the version of the entry whose body holds the failure that ended it
+    checkpoint  the version of the entry whose body holds the last checkpoint of this run
+    seed        what draws are seeded with; empty: the SHA-256 of run_id
+    retain_s    how long the result is kept after the end; 0: for ever
+    pruned      when its bodies were forgotten; 0: they are there
     """
 
     state: State = "PENDING"
-    key: str = ""
     step: str = ""
     effect: Effect = "once"
     run_id: str = ""
@@ -59,10 +83,12 @@ class Run(Value):
     created: float = 0.0
     began: float = 0.0
     not_before: float = 0.0
+    deadline: float = 0.0
     held_for: str = ""
     reason: str = ""
     committed: int = 0
     failed: int = 0
+    checkpoint: int = 0
     input_hash: str = ""
     cfg_hash: str = ""
     seed: str = ""
@@ -70,34 +96,65 @@ class Run(Value):
     correlation_id: str = ""
     policy: str = ""
     dataset: str = ""
+    priority: str = "P1"
+    retain_s: float = 0.0
+    pruned: float = 0.0
 
 
-NOBODY: Final = Run()
+class Worker(Value):
+    """A process that has runs: until when its lease lasts, and who it is."""
+
+    state: str = "ALIVE"
+    until: float = 0.0
+    lease_s: float = 0.0
+    host: str = ""
+    pid: int = 0
+    began: float = 0.0
+
+
+class Outgoing(Value):
+    """An event that a step gave away: it exists if and only if the step's COMMIT does."""
+
+    state: str = "PENDING"
+    topic: str = ""
+    event_id: str = ""
+    run: str = ""
+    ordinal: int = 0
+    created: float = 0.0
+    not_before: float = 0.0
+    tenant: str = ""
+    correlation_id: str = ""
+
+
+#: What an entity is before its first entry, by kind.
+NEW: Final[dict[type, Any]] = {kind: kind() for kind in (Run, Worker, Outgoing)}
 
 
 class Change(Value):
     """One entry before it has bytes: its marks, the state it leads to, and what goes into the body."""
 
     marks: tuple[Mark, ...]
-    before: Run | None
-    after: Run
-    body: dict[str, Any]
+    before: Run | Worker | None
+    after: Run | Worker | Outgoing
+    body: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
 
     @property
     def sets(self) -> dict[str, Any]:
-        """The fields that differ from the state before; all of them for the first entry."""
-        if self.before is None:
-            return self.after._asdict()
-        pairs = zip(Run._fields, self.before, self.after, strict=True)
+        """The fields that differ from the state before, or from a new one's, for the first entry."""
+        after = self.after
+        before = NEW[type(after)] if self.before is None else self.before
+        pairs = zip(after._fields, before, after, strict=True)
         return {name: new for name, old, new in pairs if new != old}
 
 
-def fold(run: Run | None, sets: dict[str, Any]) -> Run:
+def fold(before: State_ | None, sets: dict[str, Any], kind: type[State_] = Run) -> State_:  # type: ignore[assignment]
     """Return the state after one header; a move that the table does not have is refused."""
-    after = (run or NOBODY)._replace(**sets)
-    if run is not None and after.run_id == run.run_id and after.state != run.state:
-        move(run.state, after.state)
-    return after
+    after = (NEW[kind] if before is None else before)._replace(**sets)
+    if type(before) is Run and type(after) is Run:
+        same = after.run_id == before.run_id
+        if same and after.state != before.state:
+            move(before.state, after.state)
+    return after  # type: ignore[return-value]
 
 
 def rebuilt(headers: Iterable[dict[str, Any]]) -> Run | None:
@@ -114,7 +171,12 @@ def link(prev: bytes, header: bytes, body_digest: bytes) -> bytes:
 
 
 def due(run: Run) -> float | None:
-    """Return when somebody must look at a run again: when it may go on; None if it is over or held."""
+    """Return when somebody must look at a run again; None if it is over or held.
+
+    One that waits, when it may go on; one that runs, when its worker may have died.
+    """
+    if run.state == "RUNNING":
+        return run.began + LOOK_AGAIN_S
     if run.state in ("PENDING", "SOFT_FAIL") and not run.held_for:
         return run.not_before
     return None

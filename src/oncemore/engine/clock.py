@@ -22,6 +22,8 @@ class Clock:
 
     #: The most attempts that any call gets; a test's clock may set it, the real one leaves it alone.
     most_attempts: int | None = None
+    #: How far a test's clock has run ahead of the real one; what a store's time is moved by.
+    ahead: float = 0.0
 
     def wall(self) -> float:
         """Return POSIX seconds: what people and other machines call now."""

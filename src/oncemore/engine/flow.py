@@ -1,22 +1,17 @@
 """FLOW: the way of a durable call, one line per station, as a script that any driver can run.
 
-The script is a generator: it yields what it wants done and is sent what happened. Nothing is done in
-between, so that a crash can only fall on a `yield`, before or after what it asks for:
+The script is a generator: it yields what it wants done (`engine.ops`) and is sent what happened. Nothing
+is done in between, so that a crash can only fall on a `yield`, before or after what it asks for.
 
-    Load(entity)            read the head                           ← Seen(version, hash, run)
-    Now()                   the store's time                        ← seconds
-    Holder(worker)          until when is that worker's lease?      ← seconds; 0 when it is gone
-    Save(seen, change)      append, if the entity is as it was seen ← Seen after it, or None: it is not
-    Read(entity, version)   the body of an entry                    ← dict
-    Work(run)               run the step's function                 ← (value, error)
-    Ask(run)                run the step's reconcile function       ← Answer
-    Sleep(seconds)          let time pass                           ← None
-    Watch(entity, seconds)  let time pass until the entity changes  ← None
-    End(value, error)       the end: return the one or raise the other
+What a crash means, by the line of `run_step` it falls on:
 
-What a crash means, by the line of `run_step` it falls on: before `Save` of INTENT nothing has happened.
-Between it and the `Save` of the outcome the effect may have happened: whoever comes next closes the
-attempt by the effect's class (`_close`). After that `Save` all has happened and is known.
+    up to the `Save` of the claim   nothing has begun; if the claim stands, the attempt is counted
+    from `Work` to the `Save` of    the effect may have happened: whoever comes next finds RUNNING and its
+    its outcome                     worker gone, and closes the attempt by the effect's class (`_close`)
+    after that `Save`               all has happened and is known
+
+No write is made from anything but what was read (`Seen`), and every write is a compare-and-set on it: who
+comes second writes nothing, reads again and decides again.
 """
 
 from __future__ import annotations
@@ -25,171 +20,32 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore.core.classify import verdict
 from oncemore.core.decide import Situation, decide
+from oncemore.core.key import seed_of
 from oncemore.core.record import Change, Run
-from oncemore.core.value import Record, Value
-from oncemore.errors import (
-    InProgress,
-    KeyConflict,
-    LeaseLost,
-    OutcomeUnknown,
-    Parked,
-    ResultUnavailable,
-    RetriesExhausted,
-    Terminal,
+from oncemore.engine import endings
+from oncemore.engine.ops import (
+    Answer,
+    Ask,
+    Done,
+    End,
+    Holder,
+    Load,
+    Now,
+    Read,
+    Save,
+    Sleep,
+    Tell,
+    Watch,
+    Work,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
     from oncemore.core.decide import Decision
-    from oncemore.core.model import Effect, Failure
-    from oncemore.core.policy import Policy
+    from oncemore.core.model import State
+    from oncemore.engine.ops import Call, Plan, Script, Seen
+    from oncemore.errors import ResultUnavailable
 
-
-class Plan(Record):
-    """What a step was told, checked and made ready.
-
-    encode       value → what the body keeps of it, or raises
-    decode       the other way round
-    describe     error → what the body keeps of it: neutral, redacted
-    not_applied  whether an error says that a `once` effect did not happen
-    asks         whether there is a reconcile function
-    """
-
-    __slots__ = (
-        "asks", "classify", "decode", "describe", "effect", "encode", "if_running", "inline_wait_s", "name",
-        "not_applied", "policy",
-    )  # fmt: skip
-    asks: bool
-    classify: Callable[[BaseException, float], Failure]
-    decode: Callable[[Any], Any]
-    describe: Callable[[BaseException], dict[str, Any]]
-    effect: Effect
-    encode: Callable[[Any], Any]
-    if_running: str
-    inline_wait_s: float
-    name: str
-    not_applied: Callable[[Exception], bool]
-    policy: Policy
-
-    def __init__(
-        self,
-        name: str,
-        effect: Effect,
-        policy: Policy,
-        classify: Callable[[BaseException, float], Failure],
-        *,
-        encode: Callable[[Any], Any],
-        decode: Callable[[Any], Any],
-        describe: Callable[[BaseException], dict[str, Any]],
-        not_applied: Callable[[Exception], bool] = lambda error: False,
-        asks: bool = False,
-        if_running: str = "wait",
-        inline_wait_s: float = 60.0,
-    ) -> None:
-        self.fill(
-            asks, classify, decode, describe, effect, encode, if_running, inline_wait_s, name, not_applied,
-            policy,
-        )  # fmt: skip
-
-
-class Call(Value):
-    """One call of a step: what makes it the same work as another, and who makes it."""
-
-    entity: str
-    key: str
-    arguments: Any
-    input_hash: str
-    cfg_hash: str
-    run_id: str
-    seed: str
-    worker: str
-    tenant: str = ""
-    correlation_id: str = ""
-    dataset: str = ""
-
-
-class Seen(Value):
-    """An entity as it was read: what a change to it is made from."""
-
-    entity: str
-    version: int
-    hash: bytes
-    run: Run | None
-
-
-class Load(Value):
-    """Read the head of an entity."""
-
-    entity: str
-
-
-class Now(Value):
-    """Ask for the store's time."""
-
-
-class Holder(Value):
-    """Ask until when a worker's lease lasts."""
-
-    worker: str
-
-
-class Save(Value):
-    """Append a change to an entity, if it is still as it was seen."""
-
-    seen: Seen
-    change: Change
-    sync: bool = True
-
-
-class Read(Value):
-    """Read the body of an entry."""
-
-    entity: str
-    version: int
-
-
-class Work(Value):
-    """Run the step's function."""
-
-    run: Run
-
-
-class Ask(Value):
-    """Run the step's reconcile function: did the lost attempt take effect?"""
-
-    run: Run
-
-
-class Sleep(Value):
-    """Let time pass."""
-
-    seconds: float
-
-
-class Watch(Value):
-    """Let time pass until an entity changes."""
-
-    entity: str
-    seconds: float
-
-
-class End(Value):
-    """The end: return the value or raise the error."""
-
-    value: Any
-    error: Exception | None
-
-
-class Answer(Value):
-    """What a reconcile function found: applied (with its value), not_applied or unknown."""
-
-    found: str
-    value: Any = None
-
-
-if TYPE_CHECKING:
-    Script = Generator[Any, Any, Any]
+UNKNOWN = Answer("unknown")
 
 
 def run_step(plan: Plan, call: Call) -> Script:
@@ -197,228 +53,341 @@ def run_step(plan: Plan, call: Call) -> Script:
     while True:
         seen = yield Load(call.entity)
         now = yield Now()
-        seen = yield from _admit(plan, call, seen, now)  # the second call: return, raise, wait or go on
-        if type(seen) is End:
-            yield seen
-            return
-        if seen is None:
+        ready = yield from _admit(plan, call, seen, now)  # the second call: End, look again, or go on
+        if ready is None:
             continue
-        claimed = yield Save(seen, _claim(plan, call, seen.run, now), plan.effect != "pure")
+        if type(ready) is End:
+            yield ready
+            return
+        claimed = yield Save(ready, _claim(plan, call, ready.run, now), plan.effect != "pure")
         if claimed is None:
             continue
-        value, error = yield Work(claimed.run)
+        done = yield Work(claimed, *_limit(plan, claimed.run, now))
         now = yield Now()
-        if error is None:
-            ended = yield from _commit(plan, claimed, value)
-        else:
-            ended = yield from _fail(plan, claimed, error, now)
+        ended = yield from _outcome(plan, done, now)
         if ended is not None:
             yield ended
             return
 
 
+# The second call: what the key's last run is decides what a call does -------------------------------
+
+
 def _admit(plan: Plan, call: Call, seen: Seen, now: float) -> Script:
-    """Say what a call meets: an `End`, an entity that may be claimed, or None when time has passed."""
+    """Return an `End`, an entity that may be claimed, or None when it must be looked at again."""
     run = seen.run
     if run is None:
-        return seen
+        return seen if not call.deadline or now < call.deadline else End(None, endings.too_late(plan, call))
     if run.input_hash != call.input_hash:
-        return End(
-            None, KeyConflict(f"{plan.name}: key {run.key[:12]} belongs to a call with other arguments")
-        )
-    if run.state == "COMPLETE":
-        return (yield from _stored_value(plan, seen))
-    if run.state == "HARD_FAIL":
-        return (yield from _stored_failure(plan, seen))
-    if run.state == "RUNNING":
-        return (yield from _running(plan, seen, now))
+        return End(None, endings.other_arguments(plan, call))
+    if run.pruned:
+        return End(None, endings.expired(plan, call, run))
+    return (yield from _MEETS[run.state](plan, call, seen, now))
+
+
+def _meets_complete(plan: Plan, call: Call, seen: Seen, now: float) -> Script:
+    """It is done: its value, unless what it depends on has changed since."""
+    run = seen.run
+    if run.cfg_hash != call.cfg_hash:
+        do = plan.on_version_change or ("new" if plan.effect == "pure" else "reuse")
+        if do == "new":
+            return seen
+        if do == "fail":
+            return End(None, endings.config_changed(plan, call))
+        yield Tell("config_drift", seen)
+    return (yield from _stored_value(plan, seen))
+
+
+def _meets_hard_fail(plan: Plan, call: Call, seen: Seen, now: float) -> Script:
+    """It failed for good: the same failure again, unless the policy makes a new call a new run."""
+    run = seen.run
+    if plan.after_failure == "new_run" and plan.effect != "once":
+        return seen
+    body = yield from _body(seen, run.failed)
+    return End(None, endings.failed(plan, seen, None, body.get("error")))
+
+
+def _meets_running(plan: Plan, call: Call, seen: Seen, now: float) -> Script:
+    """Somebody has it: wait for them, or close the attempt of one who is gone."""
+    until = yield Holder(seen.run.worker, seen.entity, seen.run.fence)
+    if until <= now:
+        yield from _close(plan, seen, "lease_expired", now)
+        return None
+    if plan.if_running == "raise" or (call.give_up and now >= call.give_up):
+        return End(None, endings.in_progress(plan, seen, until))
+    yield Watch(seen.entity, seen.version, (min(until, call.give_up) if call.give_up else until) - now)
+    return None
+
+
+def _meets_waiting(plan: Plan, call: Call, seen: Seen, now: float) -> Script:
+    """It waits: for a person, for its time, or for nothing but somebody to go on."""
+    run = seen.run
     if run.held_for:
-        return End(None, OutcomeUnknown(_held(plan, run)))
+        return (yield from _held(plan, seen, now))
+    if run.deadline and now >= run.deadline:
+        after = _over(run, "HARD_FAIL", "deadline_passed", failed=seen.version + 1)
+        yield Save(seen, Change(_FAILED, run, after, _escalated({"error": endings.TOO_LATE}, run, now)))
+        return None
     wait = run.not_before - now
     if wait <= 0:
         return seen
-    if wait > plan.inline_wait_s:
-        return End(
-            None, Parked(f"{plan.name}: parked for {wait:.0f} s; a later call goes on", run.not_before)
-        )
+    if wait > plan.inline_wait_s or (call.give_up and run.not_before > call.give_up):
+        return End(None, endings.parked(plan, call, run, wait))
     yield Sleep(wait)
     return None
 
 
-def _running(plan: Plan, seen: Seen, now: float) -> Script:
-    """Somebody has it: wait for them, or close the attempt of one who is gone."""
-    run = seen.run
-    assert run is not None
-    until = yield Holder(run.worker)
-    if until > now:
-        if plan.if_running == "raise":
-            return End(
-                None, InProgress(f"{plan.name}: key {run.key[:12]} is being worked on by {run.worker}")
-            )
-        yield Watch(seen.entity, until - now)
-        return None
-    yield from _close(plan, seen, now)
+_MEETS = {
+    "COMPLETE": _meets_complete,
+    "HARD_FAIL": _meets_hard_fail,
+    "RUNNING": _meets_running,
+    "PENDING": _meets_waiting,
+    "SOFT_FAIL": _meets_waiting,
+}
+
+
+def _held(plan: Plan, seen: Seen, now: float) -> Script:
+    """Ask again about an outcome that nobody knew; without an answer it stays held."""
+    answer = (yield Ask(seen)) if plan.asks else UNKNOWN
+    if answer.found == "unknown":
+        return End(None, endings.held(plan, seen))
+    yield Save(seen, _settled(plan, seen, answer, "reconciled", now))
     return None
 
 
-def _close(plan: Plan, seen: Seen, now: float) -> Script:
-    """Close the attempt of a worker that is gone: what it did decides by the effect's class.
-
-    An effect that cannot be repeated is asked about, or held; any other is tried again, within the
-    budget that the lost attempt has already used.
-    """
-    run = seen.run
-    assert run is not None
-    if plan.effect == "once":
-        answer = (yield Ask(run)) if plan.asks else Answer("unknown")
-        yield Save(seen, _settled(plan, seen, answer, "lease_expired", now))
-        return
-    if run.tried >= run.allowed:
-        after = run._replace(
-            state="HARD_FAIL", reason="max_attempts_exceeded", worker="", failed=seen.version + 1
-        )
-        yield Save(seen, Change(("HARD_FAIL",), run, after, {"error": _LOST}))
-        return
-    after = run._replace(state="SOFT_FAIL", reason="lease_expired", worker="", not_before=now)
-    yield Save(seen, Change(("SOFT_FAIL",), run, after, {"error": _LOST}))
-
-
-_LOST = {"type": "LeaseExpired", "code": "LEASE_EXPIRED", "message": "the worker that had it is gone"}
-
-
-def _settled(plan: Plan, seen: Seen, answer: Answer, reason: str, now: float) -> Change:
-    """Return what becomes of a `once` attempt whose outcome was asked about."""
-    run, next_version = seen.run, seen.version + 1
-    assert run is not None
-    if answer.found == "applied":
-        after = run._replace(
-            state="COMPLETE", reason="reconciled", worker="", held_for="", committed=next_version
-        )
-        return Change(("COMMIT", "COMPLETE"), run, after, _result(plan, answer.value))
-    if answer.found == "not_applied" and run.tried < run.allowed:
-        after = run._replace(state="SOFT_FAIL", reason=reason, worker="", held_for="", not_before=now)
-        return Change(("SOFT_FAIL",), run, after, {"error": _LOST})
-    if answer.found == "not_applied":
-        after = run._replace(
-            state="HARD_FAIL", reason="max_attempts_exceeded", worker="", held_for="", failed=next_version
-        )
-        return Change(("HARD_FAIL",), run, after, {"error": _LOST})
-    after = run._replace(state="SOFT_FAIL", reason=reason, worker="", held_for="outcome_unknown")
-    return Change(("SOFT_FAIL",), run, after, {"error": _LOST})
+# The claim: counted before it runs, under a new fence -----------------------------------------------
 
 
 def _claim(plan: Plan, call: Call, run: Run | None, now: float) -> Change:
-    """Count the attempt before it runs, under a new fence: RUNNING and INTENT in one entry."""
+    """Return RUNNING and INTENT as one entry; with PENDING before them where a new run begins."""
     marks: tuple[Any, ...] = ("RUNNING", "INTENT")
     body: dict[str, Any] = {}
-    before = run
-    if run is None:
-        marks, body = ("PENDING", *marks), {"arguments": call.arguments}
-        run = Run(
-            key=call.key, step=plan.name, effect=plan.effect, run_id=call.run_id, runs=1,
-            allowed=plan.policy.max_attempts, created=now, input_hash=call.input_hash, cfg_hash=call.cfg_hash,
-            seed=call.seed, tenant=call.tenant, correlation_id=call.correlation_id,
-            policy=plan.policy.digest, dataset=call.dataset,
-        )  # fmt: skip
-    after = run._replace(
-        state="RUNNING", fence=run.fence + 1, attempt=run.attempt + 1, tried=run.tried + 1,
+    before, at = run, run
+    if at is None or at.state in ("COMPLETE", "HARD_FAIL"):
+        marks, body = ("PENDING", *marks), begin_body(call)
+        at = new_run(plan, call, run, now)
+    after = at._replace(
+        state="RUNNING", effect=plan.effect, fence=at.fence + 1, attempt=at.attempt + 1, tried=at.tried + 1,
         worker=call.worker, began=now, reason="",
     )  # fmt: skip
     return Change(marks, before, after, body)
 
 
-def _commit(plan: Plan, claimed: Seen, value: Any) -> Script:
+def new_run(plan: Plan, call: Call, last: Run | None, now: float) -> Run:
+    """Return a new run of a key in PENDING: fences and attempts go on counting from the last one."""
+    last = last or _NONE
+    return Run(
+        step=plan.name, effect=plan.effect, run_id=call.run_id, runs=last.runs + 1, fence=last.fence,
+        attempt=last.attempt, allowed=plan.policy.max_attempts, created=now, deadline=call.deadline,
+        input_hash=call.input_hash, cfg_hash=call.cfg_hash, seed=call.seed, tenant=call.tenant,
+        correlation_id=call.correlation_id, policy=plan.policy_name, dataset=call.dataset,
+        priority=call.priority, retain_s=call.retain_s,
+    )  # fmt: skip
+
+
+_NONE = Run()
+
+
+def begin_body(call: Call) -> dict[str, Any]:
+    """Return what the first entry of a run keeps: its arguments."""
+    return {"arguments": call.arguments}
+
+
+def _limit(plan: Plan, run: Run, now: float) -> tuple[float | None, bool]:
+    """Return how long the attempt may take, and whether that is the rest of the whole run's time."""
+    limit = plan.policy.timeout_s
+    left = run.deadline - now if run.deadline else None
+    if left is None or (limit is not None and limit <= left):
+        return limit, False
+    return left, True
+
+
+# The outcome: what is written after the work --------------------------------------------------------
+
+
+def _outcome(plan: Plan, done: Done, now: float) -> Script:
+    """Write down what came of an attempt; return the call's end, or None when it goes on."""
+    if done.error is None:
+        return (yield from _commit(plan, done, now))
+    if isinstance(done.error, Exception):
+        return (yield from _fail(plan, done, done.error, now))
+    yield from _interrupted(plan, done, now)
+    return End(None, done.error)  # Ctrl-C and cancellation go on their way, whatever could be written
+
+
+def _commit(plan: Plan, done: Done, now: float) -> Script:
     """Write the result down; a value that cannot be written is done all the same, unless it is pure."""
-    run = claimed.run
-    assert run is not None
+    seen, run = done.seen, done.seen.run
+    lost: ResultUnavailable | None = None
     try:
-        body = _result(plan, value)
-    except ResultUnavailable as fault:
+        body = {"result": plan.encode(done.value)}
+    except Exception as fault:  # noqa: BLE001 - whatever a value does when it is written, it is written down
+        lost = endings.unavailable(plan, seen, fault, done.value)
         if plan.effect == "pure":
-            after = run._replace(
-                state="HARD_FAIL", reason="result_unavailable", worker="", failed=claimed.version + 1
-            )
-            lost = yield Save(claimed, Change(("HARD_FAIL",), run, after, {"error": plan.describe(fault)}))
-            return None if lost is None else End(None, fault)
-        body = {"result_unavailable": str(fault)}
-    after = run._replace(state="COMPLETE", reason="", worker="", committed=claimed.version + 1)
-    saved = yield Save(claimed, Change(("COMMIT", "COMPLETE"), run, after, body))
+            after = _over(run, "HARD_FAIL", "result_unavailable", failed=seen.version + 1)
+            body = _escalated({"error": plan.describe(lost, None)}, run, now)
+            saved = yield Save(seen, Change(_FAILED, run, after, body))
+            return None if saved is None else End(None, endings.failed(plan, saved, lost, None))
+        body = {"result_unavailable": str(lost)}
+    body["duration_s"] = round(now - run.began, 6)
+    after = _over(run, "COMPLETE", "", committed=seen.version + 1)
+    saved = yield Save(seen, Change(("COMMIT", "COMPLETE"), run, after, body), True, done.events)
     if saved is not None:
-        return (yield from _stored_value(plan, saved))
-    if plan.effect in ("pure", "idempotent", "outbox"):
-        return None  # somebody else took over: whoever commits first is right, and it is read again
-    return End(None, LeaseLost(f"{plan.name}: the lease was lost before the result could be written"))
+        return End(None, lost) if lost is not None else (yield from _stored_value(plan, saved))
+    if plan.effect == "once":
+        return End(None, endings.lease_lost(plan, seen))
+    return None  # somebody else took over: whoever commits first is right, and it is read again
 
 
-def _result(plan: Plan, value: Any) -> dict[str, Any]:
-    return {"result": plan.encode(value)}
-
-
-def _fail(plan: Plan, claimed: Seen, error: Exception, now: float) -> Script:
+def _fail(plan: Plan, done: Done, error: Exception, now: float) -> Script:
     """Classify, decide, write down; then wait, park or end."""
-    run = claimed.run
-    assert run is not None
+    seen, run = done.seen, done.seen.run
     failure = plan.classify(error, now)
-    if plan.effect == "once" and plan.not_applied(error):
-        failure = failure._replace(sent="no")
+    if plan.effect == "once":
+        failure = failure._replace(sent="no" if plan.not_applied(error) else "maybe")
     meant = verdict(failure, plan.policy, plan.effect)
-    policy = (
-        plan.policy if run.allowed == plan.policy.max_attempts else plan.policy.but(max_attempts=run.allowed)
-    )
-    at = Situation(run.tried, failure, meant, now, run.seed, run.created)
+    policy = plan.policy
+    if run.allowed != policy.max_attempts:
+        policy = policy.but(max_attempts=run.allowed)
+    deadline = run.deadline or None
+    at = Situation(run.tried, failure, meant, now, run.seed or seed_of(run.run_id), run.created, deadline)
     decision = decide(policy, at)
     if meant == "UNKNOWN":
-        answer = (yield Ask(run)) if plan.asks else Answer("unknown")
-        change = _settled(plan, claimed, answer, "outcome_unknown", now)
+        answer = (yield Ask(seen)) if plan.asks else UNKNOWN
+        change = _settled(plan, seen, answer, "outcome_unknown", now, plan.describe(error, failure))
     else:
-        change = _decided(plan, claimed, error, decision)
-    saved = yield Save(claimed, change)
+        change = _decided(plan, seen, plan.describe(error, failure), decision, now)
+    saved = yield Save(seen, change)
     if saved is None or saved.run.state in ("COMPLETE", "SOFT_FAIL"):
         return None  # read again: it waits, parks, is held or is done, as for any other caller
-    return End(None, _failed(plan, saved.run, error))
+    return End(None, endings.failed(plan, saved, error, None))
 
 
-def _decided(plan: Plan, claimed: Seen, error: Exception, decision: Decision) -> Change:
+def _decided(plan: Plan, seen: Seen, error: dict[str, Any], decision: Decision, now: float) -> Change:
     """Return what a decision about a failed attempt makes of the run, with its proof."""
-    run = claimed.run
-    assert run is not None
-    body = {"error": plan.describe(error), "proof": decision.proof()}
+    run = seen.run
+    body = {"error": error, "proof": decision.proof(), "duration_s": round(now - run.began, 6)}
     if decision.action in ("retry", "defer"):
-        not_before = decision.not_before or 0.0
-        after = run._replace(state="SOFT_FAIL", reason=decision.reason, worker="", not_before=not_before)
+        after = _over(run, "SOFT_FAIL", decision.reason, not_before=decision.not_before or 0.0)
         return Change(("SOFT_FAIL", "DECISION"), run, after, body)
-    after = run._replace(state="HARD_FAIL", reason=decision.reason, worker="", failed=claimed.version + 1)
-    return Change(("HARD_FAIL", "DECISION"), run, after, body)
+    after = _over(run, "HARD_FAIL", decision.reason, failed=seen.version + 1)
+    return Change(("HARD_FAIL", "DECISION", "ESCALATION"), run, after, _escalated(body, run, now))
+
+
+def _interrupted(plan: Plan, done: Done, now: float) -> Script:
+    """Close one's own attempt that was cut off from outside; one that never began does not count."""
+    run = done.seen.run
+    if done.begun:
+        yield from _close(plan, done.seen, "interrupted", now, ask=False)
+        return
+    after = _over(run, "SOFT_FAIL", "released", tried=run.tried - 1, not_before=now)
+    yield Save(done.seen, Change(("SOFT_FAIL",), run, after, {"error": endings.LOST["released"]}))
+
+
+def _close(plan: Plan, seen: Seen, reason: str, now: float, *, ask: bool = True) -> Script:
+    """Close an attempt that nobody brings to its end: what it did decides by the effect's class.
+
+    An effect that cannot be repeated is asked about, or held; any other is tried again, within the
+    budget that the lost attempt has already used.
+    """
+    run, error = seen.run, endings.LOST[reason]
+    if run.effect == "once":
+        answer = (yield Ask(seen)) if plan.asks and ask else UNKNOWN
+        yield Save(seen, _settled(plan, seen, answer, reason, now, error))
+        return
+    if run.tried >= run.allowed:
+        after = _over(run, "HARD_FAIL", "max_attempts_exceeded", failed=seen.version + 1)
+        yield Save(seen, Change(_FAILED, run, after, _escalated({"error": error}, run, now)))
+        return
+    after = _over(run, "SOFT_FAIL", reason, not_before=now)
+    yield Save(seen, Change(("SOFT_FAIL",), run, after, {"error": error}))
+
+
+def _settled(
+    plan: Plan, seen: Seen, answer: Answer, reason: str, now: float, error: dict[str, Any] | None = None
+) -> Change:
+    """Return what becomes of a `once` attempt whose outcome was asked about."""
+    run, error = seen.run, error or endings.LOST["lease_expired"]
+    if answer.found == "applied":
+        after = _over(run, "COMPLETE", "reconciled", committed=seen.version + 1)
+        try:
+            body = {"result": plan.encode(answer.value)}
+        except Exception as fault:  # noqa: BLE001 - it is done, whatever its value does when it is written
+            body = {"result_unavailable": str(endings.unavailable(plan, seen, fault, None))}
+        return Change(("COMMIT", "COMPLETE"), run, after, {**body, **answer.decided})
+    if answer.found == "not_applied" and run.tried < run.allowed:
+        after = _over(run, "SOFT_FAIL", reason, not_before=now)
+        return Change(("SOFT_FAIL",), run, after, {"error": error, **answer.decided})
+    if answer.found == "not_applied":
+        after = _over(run, "HARD_FAIL", "max_attempts_exceeded", failed=seen.version + 1)
+        return Change(_FAILED, run, after, _escalated({"error": error, **answer.decided}, run, now))
+    after = _over(run, "SOFT_FAIL", reason)._replace(held_for="outcome_unknown")
+    return Change(("SOFT_FAIL",), run, after, {"error": error})
+
+
+_FAILED: tuple[Any, ...] = ("HARD_FAIL", "ESCALATION")
+
+
+def _over(run: Run, state: State, reason: str, **changes: Any) -> Run:
+    """Return a run whose attempt is over: nobody's any more, held by nobody."""
+    return run._replace(state=state, reason=reason, worker="", held_for="", **changes)
+
+
+def _escalated(body: dict[str, Any], run: Run, now: float) -> dict[str, Any]:
+    """Return a body that also tells an operator what a final failure had left (TIME-6)."""
+    left = round(run.deadline - now, 6) if run.deadline else None
+    told = {
+        "policy": "deadline-aware",
+        "deadline": run.deadline or None,
+        "left_s": left,
+        "attempts": run.tried,
+    }
+    return {**body, "escalation": told}
 
 
 def _stored_value(plan: Plan, seen: Seen) -> Script:
-    run = seen.run
-    assert run is not None
-    body = yield Read(seen.entity, run.committed)
+    """Return the end with the value as it was stored: the first caller gets what all others get."""
+    body = yield from _body(seen, seen.run.committed)
     if "result_unavailable" in body:
-        return End(None, ResultUnavailable(f"{plan.name}: done, but {body['result_unavailable']}"))
+        return End(None, endings.kept_nothing(plan, seen, body["result_unavailable"]))
     return End(plan.decode(body["result"]), None)
 
 
-def _stored_failure(plan: Plan, seen: Seen) -> Script:
-    run = seen.run
-    assert run is not None
-    body = yield Read(seen.entity, run.failed)
-    told = body.get("error", {})
-    return End(None, _failed(plan, run, None, told.get("message", "")))
+def _body(seen: Seen, version: int) -> Script:
+    """Return the body of an entry; that of the last one came with the head."""
+    if version == seen.version and seen.body is not None:
+        return seen.body
+    return (yield Read(seen.entity, version))
 
 
-def _failed(plan: Plan, run: Run, error: Exception | None, message: str = "") -> Exception:
-    """Return the error that a failed run ends with; the work's own is its cause, where it is at hand."""
-    kind = RetriesExhausted if run.reason == "max_attempts_exceeded" else Terminal
-    text = f"{plan.name}: key {run.key[:12]} failed after {run.tried} attempts ({run.reason})"
-    made = kind(f"{text}: {message}" if message else text)
-    made.__cause__ = error
-    return made
+# A person's decisions -------------------------------------------------------------------------------
 
 
-def _held(plan: Plan, run: Run) -> str:
-    return (
-        f"{plan.name}: attempt {run.attempt} of key {run.key[:12]} may have taken effect, and it must not "
-        "happen twice; it waits for a decision"
-    )
+def reopen(plan: Plan, call: Call, reason: str, actor: str) -> Script:
+    """Begin a new run of work that failed for good, because somebody says so; then it is run as usual."""
+    while True:
+        seen = yield Load(call.entity)
+        now = yield Now()
+        run = seen.run
+        refused = endings.cannot_reopen(plan, call, run)
+        if refused is not None:
+            yield End(None, refused)
+            return
+        body = {**begin_body(call), "decision": {"what": "rerun", "reason": reason, "actor": actor}}
+        after = new_run(plan, call, run, now)._replace(not_before=now)
+        if (yield Save(seen, Change(("PENDING",), run, after, body))) is not None:
+            yield End(None, None)
+            return
+
+
+def settle(plan: Plan, call: Call, answer: Answer) -> Script:
+    """Settle an outcome that nobody knew, because somebody looked and says so."""
+    while True:
+        seen = yield Load(call.entity)
+        now = yield Now()
+        if seen.run is None or not seen.run.held_for:
+            yield End(None, endings.not_held(plan, call))
+            return
+        if (yield Save(seen, _settled(plan, seen, answer, "decided", now))) is not None:
+            yield End(None, None)
+            return

@@ -6,6 +6,7 @@
     retry_succeeded       the work came good, with how many attempts       ours
     retry_refused         it ended without using up its attempts, and why  ours
     idempotency_cleared   a recorded result was thrown away                ours
+    config_drift          a stored result of another version was used      ours
 
 The fields of the first three are a contract that others parse: they are never removed, renamed or
 retyped, and nothing is added to them; whatever else is worth saying becomes a new type. Their JSON
@@ -165,9 +166,32 @@ class IdempotencyCleared(Event):
     timestamp: str
 
 
+@dataclass(frozen=True, slots=True)
+class ConfigDrift(Event):
+    """A stored result was returned that was made under another version or config of its step."""
+
+    event_type: ClassVar[str] = "config_drift"
+    retry_category: str
+    operation: str
+    idempotency_key: str
+    stored_cfg_hash: str
+    tenant_id: str | None
+    correlation_id: str | None
+    trace_id: str | None
+    timestamp: str
+
+
 KINDS: dict[str, type[Event]] = {
     kind.event_type: kind
-    for kind in (RetryAttempt, RetryExhausted, Idempotency, RetrySucceeded, RetryRefused, IdempotencyCleared)
+    for kind in (
+        RetryAttempt,
+        RetryExhausted,
+        Idempotency,
+        RetrySucceeded,
+        RetryRefused,
+        IdempotencyCleared,
+        ConfigDrift,
+    )
 }
 #: Events that end an operation; each carries `total_attempts`.
 OUTCOMES = (RetrySucceeded, RetryExhausted, RetryRefused)

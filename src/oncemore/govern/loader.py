@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from warnings import warn
 
+from oncemore.core.policy import STANDARD
 from oncemore.core.value import Value
 from oncemore.errors import PolicyError, PolicyWarning
 from oncemore.govern.address import address_of, find, forget_names, path_text, root_files
@@ -76,6 +77,14 @@ def quiet_policy(name: str | os.PathLike[str]) -> Policy:
         own = {text for each in _policies(made) for text in each.warnings()}
         _warn(text for text in made.warnings if text not in own)
     return made.policy(at.policy, at.provider)
+
+
+def after_failure(name: str | os.PathLike[str]) -> str:
+    """Return what a policy's profile makes of a new call of failed work: "raise" or "new_run"."""
+    if name == STANDARD.name:
+        return "raise"
+    made, _ = _load(address_of(name).path)
+    return str(made.sections.get("after_failure", "raise"))
 
 
 def names() -> list[str]:

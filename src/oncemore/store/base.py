@@ -71,7 +71,11 @@ class Batch(Value):
 
 
 class Head(Value):
-    """The current state of an entity: what was written last, and where it stands in the log."""
+    """The current state of an entity: what was written last, and where it stands in the log.
+
+    body  that of the entity's last entry, which a caller most often wants next; `heads` leaves it out,
+          and it is None when it was pruned
+    """
 
     entity: str
     version: int
@@ -79,6 +83,7 @@ class Head(Value):
     head: bytes
     by: Index
     seq: int
+    body: bytes | None = None
 
 
 class Entry(Value):
@@ -144,6 +149,13 @@ class Ticket(Protocol):
     def __await__(self) -> Generator[object, object, Stored | Conflict]: ...
 
 
+class Presence(Protocol):
+    """Proof that a worker's process lives; it ends with `close()` or with the process."""
+
+    def close(self) -> None:
+        """End it: the worker counts as gone from now on, where a store can tell."""
+
+
 class Store(Protocol):
     """A log of entries with heads. A new store is one class that passes the contract suite."""
 
@@ -164,6 +176,15 @@ class Store(Protocol):
 
     def changed(self, after: int, timeout: float) -> int:
         """Wait until the log has grown beyond `after`, or time is up; return its last seq."""
+
+    def prune(self, entity: str, before: int) -> None:
+        """Forget the bodies of an entity's entries with a version below `before`; their digests stay."""
+
+    def enter(self, worker: str) -> Presence:
+        """Hold proof that this process, as a worker of that name, lives."""
+
+    def gone(self, worker: str) -> bool:
+        """Whether a worker's process is provably dead; False where that cannot be known."""
 
     def facts(self) -> Facts:
         """Return what this store really gives."""

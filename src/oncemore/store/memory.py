@@ -38,6 +38,20 @@ class Settled:
         return self._answer
 
 
+class Here:
+    """A worker of this process; see `Presence`."""
+
+    __slots__ = ("_all", "_worker")
+
+    def __init__(self, everybody: set[str], worker: str) -> None:
+        self._all = everybody
+        self._worker = worker
+
+    def close(self) -> None:
+        """Leave."""
+        self._all.discard(self._worker)
+
+
 class MemoryStore:
     """Entries in a list, heads in a dictionary, one lock."""
 
@@ -47,6 +61,7 @@ class MemoryStore:
         self._heads: dict[str, Head] = {}
         self._changed = Condition()
         self._closed = False
+        self._here: set[str] = set()
 
     def append(self, batch: Batch) -> Settled:
         """Store a batch, or say what stands in its way."""
@@ -65,7 +80,7 @@ class MemoryStore:
         for entity, version in {**batch.guards, **expected}.items():
             head = self._heads.get(entity)
             if (0 if head is None else head.version) != version:
-                return Conflict(entity, head)
+                return Conflict(entity, self._whole(head))
         return None
 
     def _write(self, write: Write) -> int:
@@ -92,7 +107,10 @@ class MemoryStore:
         """Return the current state of an entity."""
         with self._changed:
             self._check_open()
-            return self._heads.get(entity)
+            return self._whole(self._heads.get(entity))
+
+    def _whole(self, head: Head | None) -> Head | None:
+        return None if head is None else head._replace(body=self._log[head.seq - 1].body)
 
     def heads(self, query: Query) -> Iterator[Head]:
         """Return the heads that a query asks for."""
@@ -120,6 +138,25 @@ class MemoryStore:
         with self._changed:
             self._changed.wait_for(lambda: len(self._log) > after or self._closed, timeout)
             return len(self._log)
+
+    def prune(self, entity: str, before: int) -> None:
+        """Forget bodies; digests stay."""
+        with self._changed:
+            self._check_open()
+            for at, entry in enumerate(self._log):
+                if entry.entity == entity and entry.version < before:
+                    self._log[at] = entry._replace(body=None)
+
+    def enter(self, worker: str) -> Here:
+        """Count a worker of this process as alive until it leaves."""
+        with self._changed:
+            self._here.add(worker)
+        return Here(self._here, worker)
+
+    def gone(self, worker: str) -> bool:
+        """Whether a worker has left: all of them are in this process."""
+        with self._changed:
+            return worker not in self._here
 
     def facts(self) -> Facts:
         """Say that nothing of it lasts."""

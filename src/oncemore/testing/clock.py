@@ -39,6 +39,11 @@ class FakeClock(Clock):
         """Return the seconds that this clock was moved by."""
         return self._moved
 
+    @property
+    def ahead(self) -> float:  # type: ignore[override]
+        """How far it was moved: stores show that much later times."""
+        return self._moved
+
     def advance(self, seconds: float) -> None:
         """Move on without anybody waiting: stands for time that the work itself takes."""
         self._moved += seconds

@@ -1,0 +1,77 @@
+"""What goes along with a call: whose it is, how it is traced, when it must be over, who asked for it.
+
+`with context(tenant=…, correlation_id=…):` sets it for all steps called inside, in this thread or task and
+in what inherits its context. Inside a step its own values are set, so that inner steps carry them on.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from oncemore.core.value import Value
+from oncemore.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from datetime import datetime
+
+
+class Context(Value):
+    """What a call carries; empty strings and 0 mean: nothing said."""
+
+    tenant: str = ""
+    correlation_id: str = ""
+    deadline: float = 0.0
+    actor: str = ""
+
+
+CONTEXT: ContextVar[Context] = ContextVar("oncemore.context", default=Context())  # noqa: B039 - frozen
+
+
+@contextmanager
+def context(
+    *,
+    tenant: str | None = None,
+    correlation_id: str | None = None,
+    deadline: datetime | float | None = None,
+    actor: str | None = None,
+) -> Iterator[Context]:
+    """Let calls inside carry these values; what is left out stays as it is around it.
+
+    deadline  an aware datetime or POSIX seconds; one inside another can only be earlier
+    """
+    around = CONTEXT.get()
+    ends = around.deadline if deadline is None else _earlier(_posix(deadline), around.deadline)
+    inner = Context(
+        around.tenant if tenant is None else _text("tenant", tenant),
+        around.correlation_id if correlation_id is None else _text("correlation_id", correlation_id),
+        ends,
+        around.actor if actor is None else _text("actor", actor),
+    )
+    token = CONTEXT.set(inner)
+    try:
+        yield inner
+    finally:
+        CONTEXT.reset(token)
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value or len(value) > 200:
+        raise UsageError(f"{name} is {value!r}; it takes a text of 1 to 200 characters")
+    return value
+
+
+def _posix(deadline: datetime | float) -> float:
+    if isinstance(deadline, bool):
+        raise UsageError(f"deadline is {deadline!r}; it takes an aware datetime, or POSIX seconds")
+    if isinstance(deadline, int | float):
+        return float(deadline)
+    if getattr(deadline, "tzinfo", None) is None:
+        raise UsageError(f"deadline is {deadline!r}; it takes an aware datetime, or POSIX seconds")
+    return deadline.timestamp()
+
+
+def _earlier(one: float, other: float) -> float:
+    return min(one, other) if one and other else one or other

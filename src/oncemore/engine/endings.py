@@ -1,0 +1,171 @@
+"""The ways a durable call can end without a value: each error says what happened, to which key, what next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from oncemore.errors import (
+    ConfigChanged,
+    DeadlineExceeded,
+    InProgress,
+    KeyConflict,
+    KeyExpired,
+    LeaseLost,
+    OutcomeUnknown,
+    Parked,
+    ResultUnavailable,
+    RetriesExhausted,
+    Terminal,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from oncemore.core.record import Run
+    from oncemore.engine.ops import Call, Plan, Seen
+
+#: What the log says of an attempt that nobody brought to its end, by reason.
+LOST: Final[dict[str, dict[str, Any]]] = {
+    "lease_expired": {
+        "type": "LeaseExpired",
+        "code": "LEASE_EXPIRED",
+        "message": "the worker that had it is gone",
+    },
+    "interrupted": {
+        "type": "Interrupted",
+        "code": "INTERRUPTED",
+        "message": "it was cut off from outside: Ctrl-C, cancellation or the end of the program",
+    },
+    "released": {
+        "type": "Released",
+        "code": "RELEASED",
+        "message": "it was cut off before the function's first line",
+    },
+}
+TOO_LATE: Final = {"type": "DeadlineExceeded", "code": "DEADLINE", "message": "its deadline has passed"}
+
+
+def _which(plan: Plan, entity: str) -> str:
+    return f"{plan.name}: key {entity.removeprefix('run/')[:12]}"
+
+
+def too_late(plan: Plan, call: Call) -> Exception:
+    """Nothing was tried: there is no time left."""
+    return DeadlineExceeded(f"{_which(plan, call.entity)} was not begun: its deadline has passed")
+
+
+def other_arguments(plan: Plan, call: Call) -> Exception:
+    """The key is taken."""
+    return KeyConflict(
+        f"{_which(plan, call.entity)} belongs to a call with other arguments; give this work another key, or "
+        "leave what may differ out by ignore="
+    )
+
+
+def expired(plan: Plan, call: Call, run: Run) -> Exception:
+    """It was done once, and its result is no longer kept."""
+    return KeyExpired(
+        f"{_which(plan, call.entity)} ended as {run.state} and its record was pruned; it is not run a second "
+        "time; new work needs a new key"
+    )
+
+
+def config_changed(plan: Plan, call: Call) -> Exception:
+    """The stored result was made under another version or config."""
+    return ConfigChanged(
+        f"{_which(plan, call.entity)} has a result of another version or config, and on_version_change is "
+        "'fail'; choose 'reuse' or 'new'"
+    )
+
+
+def in_progress(plan: Plan, seen: Seen, until: float) -> Exception:
+    """Somebody else has it."""
+    worker = seen.run.worker
+    return InProgress(
+        f"{_which(plan, seen.entity)} is being worked on by {worker}, whose lease lasts until {until:.0f}; "
+        "call again later",
+        worker,
+        until,
+    )
+
+
+def parked(plan: Plan, call: Call, run: Run, wait: float) -> Exception:
+    """It is due later than this caller waits."""
+    return Parked(
+        f"{_which(plan, call.entity)} is parked for {wait:.0f} s ({run.reason}); a later call goes on",
+        run.not_before,
+    )
+
+
+def held(plan: Plan, seen: Seen) -> Exception:
+    """It may have happened, and must not happen twice."""
+    return OutcomeUnknown(
+        f"{_which(plan, seen.entity)}: attempt {seen.run.attempt} may have taken effect ({seen.run.reason}), "
+        "and a step declared once is never repeated blindly; look whether it did, then settle it "
+        "(step.settle, or a reconcile= function)"
+    )
+
+
+def lease_lost(plan: Plan, seen: Seen) -> Exception:
+    """The result came too late to be written."""
+    return LeaseLost(
+        f"{_which(plan, seen.entity)}: attempt {seen.run.attempt} took effect, but another worker had taken "
+        "over before its result could be written; the key says what became of it"
+    )
+
+
+def unavailable(plan: Plan, seen: Seen, fault: Exception, value: object) -> ResultUnavailable:
+    """The value has no form that could be kept."""
+    done = "its result cannot be stored" if plan.effect == "pure" else "done, but its result cannot be stored"
+    made = ResultUnavailable(f"{_which(plan, seen.entity)}: {done}: {fault}", value)
+    made.__cause__ = fault
+    return made
+
+
+def kept_nothing(plan: Plan, seen: Seen, told: str) -> Exception:
+    """It was done before, and its value could not be kept then."""
+    return ResultUnavailable(told or f"{_which(plan, seen.entity)}: done, but its result was not stored")
+
+
+def failed(plan: Plan, seen: Seen, error: Exception | None, told: dict[str, Any] | None) -> Exception:
+    """It failed for good; the work's own error is the cause, where it is at hand."""
+    run = seen.run
+    kind = _KINDS.get(run.reason, Terminal)
+    if told is None and error is not None:
+        told = plan.describe(error, None)
+    what = f"{told.get('type', '')}: {told.get('message', '')}".strip(": ") if told else ""
+    count = f"{run.tried} attempt{'s' if run.tried != 1 else ''}"
+    text = f"{_which(plan, seen.entity)} failed after {count} ({run.reason})"
+    made: Exception = kind(f"{text}: {what}" if what else text)
+    made.__cause__ = error
+    return made
+
+
+_KINDS: Final[dict[str, Any]] = {
+    "max_attempts_exceeded": RetriesExhausted,
+    "deadline_passed": DeadlineExceeded,
+    "wait_beyond_deadline": DeadlineExceeded,
+    "retry_after_beyond_deadline": DeadlineExceeded,
+}
+
+
+def cannot_reopen(plan: Plan, call: Call, run: Run | None) -> Exception | None:
+    """Say why a new run cannot begin, or nothing if it can."""
+    which = _which(plan, call.entity)
+    if run is None:
+        return UsageError(f"{which} was never run; call the step itself")
+    if run.state == "COMPLETE" and plan.effect != "pure":
+        return UsageError(f"{which} is done; running it again would apply it twice")
+    if run.state == "RUNNING":
+        return InProgress(f"{which} is being worked on by {run.worker}", run.worker)
+    if run.held_for:
+        return OutcomeUnknown(f"{which} may have taken effect; settle that first (step.settle)")
+    if run.state in ("PENDING", "SOFT_FAIL"):
+        return UsageError(f"{which} is not over yet; call the step itself, it goes on")
+    if run.pruned:
+        return expired(plan, call, run)
+    return None
+
+
+def not_held(plan: Plan, call: Call) -> Exception:
+    """There is nothing to settle."""
+    return UsageError(f"{_which(plan, call.entity)} is not held; only an unknown outcome can be settled")

@@ -1,0 +1,304 @@
+"""What a store knows of a run, for people and programs: its state, its attempts, why it was decided so.
+
+Everything here is read from the log. `wal` shows it as the source documents have it: one record for each
+mark, each with all of the ten fields of a transition (WAL-3), though the log itself keeps what is constant
+over a run only once.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from oncemore.codec.results import value_of
+from oncemore.codec.wire import body_of, head_of, header_of
+from oncemore.core import record
+from oncemore.core.key import fingerprint, seed_of
+from oncemore.core.record import NOWHERE, Outgoing, Worker, fold, link
+from oncemore.core.value import Value
+from oncemore.errors import StoreError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from oncemore.engine.runtime import Engine
+    from oncemore.store.base import Entry
+
+#: What kind of state an entity has, by what its name begins with.
+KINDS: dict[str, type[record.Run] | type[Worker] | type[Outgoing]] = {
+    "run": record.Run,
+    "worker": Worker,
+    "event": Outgoing,
+}
+#: How a mark is called in an export (WAL-4).
+RECORDS = {
+    "INTENT": "INTENT",
+    "COMMIT": "COMMIT",
+    "DECISION": "DECISION",
+    "LEASE": "LEASE",
+    "CHECKPOINT": "CHECKPOINT",
+    "ESCALATION": "ESCALATION",
+    "PRUNE": "PRUNE",
+    "EVENT": "EVENT",
+}
+
+
+class Attempted(Value):
+    """One attempt of a run.
+
+    outcome  "RUNNING", "COMPLETE", "SOFT_FAIL" or "HARD_FAIL"
+    error    the neutral record of what went wrong, if anything did
+    entry    where its outcome stands in the log: entity and version
+    """
+
+    number: int
+    began: float
+    ended: float | None
+    outcome: str
+    reason: str
+    error: dict[str, Any] | None
+    worker: str
+    entry: str
+
+
+class Run:
+    """One life of a key, as it was when this was made: what a durable call leaves behind.
+
+    status          PENDING, RUNNING, SOFT_FAIL, HARD_FAIL or COMPLETE
+    reason          why, as a stable code
+    held_for        why it waits for a person, if it does
+    not_before      the earliest time of the next attempt, where one waits
+    """
+
+    def __init__(self, engine: Engine, entity: str, decode: Callable[[Any], Any] = value_of) -> None:
+        self._engine, self._entity, self._decode = engine, entity, decode
+        head = engine.store.head(entity)
+        self.version = 0 if head is None else head.version
+        self._state: record.Run = record.NEW[record.Run] if head is None else head_of(head.head)
+
+    def __repr__(self) -> str:
+        return f"<oncemore.Run {self.step} {self.key[:12]} {_standing(self)}>"
+
+    @property
+    def key(self) -> str:
+        """What makes two calls the same work."""
+        return self._entity.removeprefix("run/")
+
+    @property
+    def state(self) -> record.Run:
+        """All fields of the state."""
+        return self._state
+
+    @property
+    def status(self) -> str:
+        """One of the five states."""
+        return self._state.state
+
+    @property
+    def step(self) -> str:
+        """The step's name."""
+        return self._state.step
+
+    @property
+    def run_id(self) -> str:
+        """The id of this life of the key, a UUIDv7."""
+        return self._state.run_id
+
+    @property
+    def reason(self) -> str:
+        """Why it is where it is."""
+        return self._state.reason
+
+    @property
+    def held_for(self) -> str:
+        """Why it waits for a person; empty if it does not."""
+        return self._state.held_for
+
+    @property
+    def not_before(self) -> float:
+        """The earliest time of the next attempt."""
+        return self._state.not_before
+
+    @property
+    def correlation_id(self) -> str:
+        """What ties all records of this work together."""
+        return self._state.correlation_id
+
+    @property
+    def value(self) -> Any:
+        """The result; only a COMPLETE run has one."""
+        if self.status != "COMPLETE":
+            raise UsageError(f"{self!r} has no value: it is not COMPLETE")
+        body = self._body(self._state.committed)
+        if "result" not in body:
+            raise UsageError(f"{self!r}: {body.get('result_unavailable', 'its value is gone')}")
+        return self._decode(body["result"])
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        """The neutral record of the failure that ended it, or None."""
+        return self._body(self._state.failed).get("error") if self._state.failed else None
+
+    @property
+    def attempts(self) -> tuple[Attempted, ...]:
+        """All attempts of this run, in order."""
+        return tuple(_attempts(self._entries()))
+
+    @property
+    def proofs(self) -> tuple[dict[str, Any], ...]:
+        """The proofs of all decisions of this run, in order."""
+        bodies = (body for _, _, body in self._entries())
+        return tuple(body["proof"] for body in bodies if "proof" in body)
+
+    def explain(self) -> str:
+        """Return what happened and why, one line for each attempt and decision."""
+        return "\n".join(_told(self, self._entries()))
+
+    def wal(self) -> list[dict[str, Any]]:
+        """Return all records of the key, as the source documents have them (WAL-3)."""
+        return list(wal(self._engine.store.entries(self._entity)))
+
+    def wait(self, timeout: float | None = None) -> Run:
+        """Block until the run is over or held, or time is up; return it as it is then."""
+        ends = None if timeout is None else time.monotonic() + timeout
+        pause, run = 0.002, Run(self._engine, self._entity, self._decode)
+        while run.status in ("PENDING", "RUNNING", "SOFT_FAIL") and not run.held_for:
+            if ends is not None and time.monotonic() >= ends:
+                break
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.25)
+            run = Run(self._engine, self._entity, self._decode)
+        return run
+
+    def _body(self, version: int) -> dict[str, Any]:
+        for entry in self._engine.store.entries(self._entity, version - 1):
+            return {} if entry.body is None else body_of(entry.body)
+        return {}
+
+    def _entries(self) -> list[tuple[Any, record.Run, dict[str, Any]]]:
+        """Return header, state and body of the entries of this run: its own life only."""
+        states = told(self._engine.store.entries(self._entity))
+        return [(h, s, b) for h, s, b in states if s.run_id == self.run_id and h.version <= self.version]
+
+
+def told(entries: Iterable[Entry]) -> Iterator[tuple[Any, Any, dict[str, Any]]]:
+    """Return header, state and body of entries; each entity's states are folded from its first entry on."""
+    states: dict[str, Any] = {}
+    for entry in entries:
+        header = header_of(entry.header)
+        kind: Any = KINDS[header.entity.partition("/")[0]]
+        state = states[header.entity] = fold(states.get(header.entity), header.sets, kind)
+        yield header, state, {} if entry.body is None else body_of(entry.body)
+
+
+def _attempts(entries: list[tuple[Any, record.Run, dict[str, Any]]]) -> Iterator[Attempted]:
+    open_: Attempted | None = None
+    for header, state, body in entries:
+        if "INTENT" in header.marks:
+            open_ = Attempted(state.attempt, state.began, None, "RUNNING", "", None, state.worker, "")
+        elif open_ is not None and state.state != "RUNNING":
+            where = f"{header.entity}#{header.version}"
+            yield open_._replace(
+                ended=header.at,
+                outcome=state.state,
+                reason=state.reason,
+                error=body.get("error"),
+                entry=where,
+            )
+            open_ = None
+    if open_ is not None:
+        yield open_
+
+
+def _told(run: Run, entries: list[tuple[Any, record.Run, dict[str, Any]]]) -> Iterator[str]:
+    state = run.state
+    yield f"{run.step}, key {run.key[:12]}, run {state.runs} ({run.run_id}): {_standing(run)}"
+    for header, after, body in entries:
+        if "INTENT" in header.marks:
+            yield f"  attempt {after.attempt} began, {after.tried} of {after.allowed} (fence {after.fence})"
+        elif "CHECKPOINT" in header.marks:
+            yield "  … kept a checkpoint"
+        elif header.marks:
+            error = body.get("error") or {}
+            why = f": {error.get('type')}: {error.get('message')}" if error else ""
+            reason = f" ({after.reason})" if after.reason else ""
+            yield f"  attempt {after.attempt} → {after.state}{reason}{why}"
+            if "proof" in body:
+                yield f"    {body['proof'].get('sentence', body['proof'].get('reason', ''))}"
+        if "decision" in body:
+            made = body["decision"]
+            yield f"  decided by {made['actor'] or 'somebody'}: {made['what']}, because {made['reason']}"
+
+
+def _standing(run: Run) -> str:
+    if run.held_for:
+        return f"held, {run.held_for.replace('_', ' ')}"
+    return f"{run.status}{f', {run.reason}' if run.reason else ''}"
+
+
+def wal(entries: Iterable[Entry]) -> Iterator[dict[str, Any]]:
+    """Return one record for each mark of runs' entries, each with all ten fields of a transition."""
+    entries = list(entries)
+    for entry, (header, state, body) in zip(entries, told(entries), strict=True):
+        if type(state) is not record.Run:
+            continue
+        for mark in header.marks:
+            transition = mark not in RECORDS
+            yield {
+                "seq": entry.seq,
+                "at": header.at,
+                "kind": "TRANSITION" if transition else RECORDS[mark],
+                "state": mark if transition else state.state,
+                "run_id": state.run_id,
+                "node_id": state.step,
+                "attempt": state.attempt,
+                "input_hash": state.input_hash,
+                "seed": state.seed or seed_of(state.run_id),
+                "cfg_hash": state.cfg_hash,
+                "idempotency_key": header.entity.removeprefix("run/"),
+                "checkpoint_ref": f"{header.entity}#{state.checkpoint}" if state.checkpoint else None,
+                "telemetry_snapshot": {"duration_s": body.get("duration_s")},
+                "decision_proof": body.get("proof"),
+                "correlation_id": state.correlation_id,
+                "reason": state.reason,
+                "error": _error(mark, state, body),
+                **({"intent": "compute"} if mark == "INTENT" else {}),
+                **(
+                    {"escalation": body["escalation"]}
+                    if mark == "ESCALATION" and "escalation" in body
+                    else {}
+                ),
+            }
+
+
+def _error(mark: str, state: record.Run, body: dict[str, Any]) -> Any:
+    """Return what an export calls the error: exhaustion by its name, the last real one beside it."""
+    if mark not in ("SOFT_FAIL", "HARD_FAIL"):
+        return None
+    error = body.get("error")
+    if mark == "HARD_FAIL" and state.reason == "max_attempts_exceeded":
+        return {"error": "max_attempts_exceeded", "last": error}
+    return error
+
+
+def verify(entries: Iterable[Entry]) -> dict[str, tuple[int, bytes, Any]]:
+    """Check every link of a log and fold it; return version, hash and state of each entity.
+
+    Raises `StoreError` with the number of the first entry that does not fit.
+    """
+    heads: dict[str, tuple[int, bytes, Any]] = {}
+    for entry in entries:
+        version, prev, state = heads.get(entry.entity, (0, NOWHERE, None))
+        header = header_of(entry.header)
+        digest = entry.body_digest if entry.body is None else fingerprint(entry.body)
+        if (header.entity, header.version, entry.version) != (entry.entity, version + 1, version + 1):
+            raise StoreError(
+                f"entry {entry.seq} ({entry.entity}) is out of order: a part of the log is missing"
+            )
+        if entry.prev != prev or entry.hash != link(prev, entry.header, digest):
+            raise StoreError(f"entry {entry.seq} ({entry.entity}) was altered: its hash does not fit")
+        kind: Any = KINDS.get(entry.entity.partition("/")[0])
+        if kind is None:
+            raise StoreError(f"entry {entry.seq} is about {entry.entity}, of a kind that is not known here")
+        heads[entry.entity] = (version + 1, entry.hash, fold(state, header.sets, kind))
+    return heads

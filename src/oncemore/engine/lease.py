@@ -1,0 +1,110 @@
+"""Leases: a process's time-bounded right to the runs it has begun.
+
+A process is one *worker* per engine: an entity of its own, to which a heartbeat appends (every third of a
+lease) and which no run is touched by. A run's INTENT names its worker; the run is free for others when that
+worker's lease has passed, or at once when the worker is provably gone.
+
+A worker that can no longer write down what became of one of its runs must not keep it for ever: it is
+*retired*. New runs go to a new worker; the old one is kept alive until its other runs are over.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from oncemore.codec.wire import head_of, written
+from oncemore.core.record import NOWHERE, Change, Worker
+from oncemore.errors import StoreError
+from oncemore.store.base import Batch, Index, Stored, Write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oncemore.store.base import Presence, Store
+
+LEASE_S = 60.0
+#: How often a lease is renewed within its length.
+BEATS = 3
+
+
+class Identity:
+    """A worker of this process: its lease, and which attempts it has under way."""
+
+    def __init__(self, store: Store, name: str, lease_s: float, now: Callable[[], float]) -> None:
+        self.name = name
+        self.entity = f"worker/{name}"
+        self.active: set[tuple[str, int]] = set()
+        self.retired = False
+        self._store = store
+        self._now = now
+        self._lease_s = lease_s
+        self._lock = threading.Lock()
+        self._version, self._hash = 0, NOWHERE
+        self._state: Worker | None = None
+        self._presence: Presence = store.enter(name)
+        self.renew()
+
+    @property
+    def until(self) -> float:
+        """When the lease ends, by the store's time, unless it is renewed."""
+        return self._state.until if self._state else 0.0
+
+    @property
+    def fresh(self) -> bool:
+        """Whether most of the lease is left: a new attempt may begin under it."""
+        return self.until - self._now() > self._lease_s / BEATS
+
+    def renew(self) -> None:
+        """Write a new end of the lease; what it was before does not matter, runs have fences."""
+        with self._lock:
+            now = self._now()
+            began = self._state.began if self._state else now
+            self._write(
+                Worker("ALIVE", now + self._lease_s, self._lease_s, os.uname().nodename, os.getpid(), began)
+            )
+
+    def end(self) -> None:
+        """Give the lease back: whatever it still had is free at once."""
+        with self._lock:
+            try:
+                if self._state is not None:
+                    self._write(self._state._replace(state="ENDED", until=self._now()))
+            finally:
+                self._presence.close()
+
+    def _write(self, state: Worker) -> None:
+        change = Change(("LEASE",), self._state, state)
+        nonce = int.from_bytes(os.urandom(6), "big")
+        for _ in range(2):
+            made = written(change, self.entity, self._version + 1, self._hash, self._now(), nonce)
+            by = Index("worker", state.state, state.until, "", self.name)
+            write = Write(self.entity, self._version, made.header, made.body, made.hash, made.head, by)
+            answer = self._store.append(Batch((write,), {}, sync=False)).wait()
+            if isinstance(answer, Stored) or (answer.head is not None and answer.head.hash == made.hash):
+                self._version, self._hash, self._state = self._version + 1, made.hash, state
+                return
+            if answer.head is not None:  # an earlier renewal was stored though its answer was lost
+                self._version, self._hash = answer.head.version, answer.head.hash
+                self._state = head_of(answer.head.head, Worker)
+                change = Change(("LEASE",), self._state, state)
+        raise StoreError(f"the lease of worker {self.name} is written by somebody else")
+
+
+class Heart:
+    """Renews leases from a thread of its own, which ends with the process."""
+
+    def __init__(self, interval_s: float, beat: Callable[[], None]) -> None:
+        self._stop = threading.Event()
+        self._interval_s = interval_s
+        self._beat = beat
+        threading.Thread(target=self._run, name="oncemore-heartbeat", daemon=True).start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval_s):
+            self._beat()
+
+    def stop(self) -> None:
+        """Beat no more."""
+        self._stop.set()

@@ -1,0 +1,219 @@
+"""What a flow may ask for, and what it is told.
+
+Load(entity)              read the head                              ← Seen
+Now()                     the store's time                           ← seconds
+Holder(worker, …)         until when is that attempt held?           ← seconds; 0 when its worker is gone
+Save(seen, change, …)     append, if the entity is as it was seen    ← Seen after it, or None: it is not
+Read(entity, version)     the body of an entry                       ← dict
+Work(seen, limit_s, …)    run the step's function                    ← Done
+Ask(seen)                 run the step's reconcile function          ← Answer
+Sleep(seconds)            let time pass                              ← None
+Watch(entity, …)          let time pass until the entity changes     ← None
+Tell(what, seen)          let those who listen know                  ← None
+End(value, error)         the end: return the one or raise the other
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from oncemore.core.value import Record, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from oncemore.core.model import Effect, Failure
+    from oncemore.core.policy import Policy
+    from oncemore.core.record import Change, Outgoing
+
+    Script = Generator[Any, Any, Any]
+
+
+class Plan(Record):
+    """What a step was told, checked and made ready.
+
+    encode             value → what the body keeps of it, or raises
+    decode             the other way round
+    describe           error and what is known of it → what the body keeps: neutral, redacted
+    not_applied        whether an error says that a `once` effect did not happen
+    asks               whether there is a reconcile function
+    after_failure      "raise", or "new_run": a new call of failed work begins a new run
+    on_version_change  "new", "reuse", "fail", or None: by the effect
+    """
+
+    __slots__ = (
+        "after_failure", "asks", "classify", "decode", "describe", "effect", "encode", "if_running",
+        "inline_wait_s", "name", "not_applied", "on_version_change", "policy", "policy_name",
+    )  # fmt: skip
+    after_failure: str
+    asks: bool
+    classify: Callable[[BaseException, float], Failure]
+    decode: Callable[[Any], Any]
+    describe: Callable[[BaseException, Failure | None], dict[str, Any]]
+    effect: Effect
+    encode: Callable[[Any], Any]
+    if_running: str
+    inline_wait_s: float
+    name: str
+    not_applied: Callable[[Exception], bool]
+    on_version_change: str | None
+    policy: Policy
+    policy_name: str
+
+    def __init__(
+        self,
+        name: str,
+        effect: Effect,
+        policy: Policy,
+        classify: Callable[[BaseException, float], Failure],
+        *,
+        encode: Callable[[Any], Any],
+        decode: Callable[[Any], Any],
+        describe: Callable[[BaseException, Failure | None], dict[str, Any]],
+        not_applied: Callable[[Exception], bool] = lambda error: False,
+        asks: bool = False,
+        if_running: str = "wait",
+        inline_wait_s: float = 60.0,
+        after_failure: str = "raise",
+        on_version_change: str | None = None,
+    ) -> None:
+        self.fill(
+            after_failure, asks, classify, decode, describe, effect, encode, if_running, inline_wait_s, name,
+            not_applied, on_version_change, policy, f"{policy.name}@{policy.version}:{policy.digest[:12]}",
+        )  # fmt: skip
+
+
+class Call(Value):
+    """One call of a step: what makes it the same work as another, and who makes it.
+
+    deadline  when a run that it begins must be over; 0 for never
+    give_up   until when this caller waits for somebody else's attempt, or for a time; 0 for always
+    """
+
+    entity: str
+    arguments: Any
+    input_hash: str
+    cfg_hash: str
+    run_id: str
+    worker: str
+    seed: str = ""
+    tenant: str = ""
+    correlation_id: str = ""
+    dataset: str = ""
+    priority: str = "P1"
+    retain_s: float = 0.0
+    deadline: float = 0.0
+    give_up: float = 0.0
+
+
+class Seen(Value):
+    """An entity as it was read: what a change to it is made from."""
+
+    entity: str
+    version: int
+    hash: bytes
+    run: Any  # a Run, or None before the first entry; typed loosely because most stations know which
+    body: dict[str, Any] | None = None
+
+
+class Load(Value):
+    """Read the head of an entity."""
+
+    entity: str
+
+
+class Now(Value):
+    """Ask for the store's time."""
+
+
+class Holder(Value):
+    """Ask until when an attempt is held by its worker."""
+
+    worker: str
+    entity: str
+    fence: int
+
+
+class Save(Value):
+    """Append a change to an entity, and new events with it, if it is still as it was seen."""
+
+    seen: Seen
+    change: Change
+    sync: bool = True
+    events: tuple[tuple[Outgoing, Any], ...] = ()
+
+
+class Read(Value):
+    """Read the body of an entry."""
+
+    entity: str
+    version: int
+
+
+class Work(Value):
+    """Run the step's function; `whole` says that its limit is the rest of the whole run's time."""
+
+    seen: Seen
+    limit_s: float | None = None
+    whole: bool = False
+
+    @property
+    def number(self) -> int:
+        """The attempt's number."""
+        return int(self.seen.run.attempt)
+
+
+class Done(Value):
+    """What came of an attempt: its value or its error, and the events it gave away.
+
+    seen   the run as the attempt left it: its checkpoints are entries of their own
+    begun  False if it was cut off before the function's first line
+    """
+
+    seen: Seen
+    value: Any = None
+    error: BaseException | None = None
+    begun: bool = True
+    events: tuple[tuple[Outgoing, Any], ...] = ()
+
+
+class Ask(Value):
+    """Run the step's reconcile function: did the lost attempt take effect?"""
+
+    seen: Seen
+
+
+class Answer(Value):
+    """What a reconcile function, or a person, found: applied (with its value), not_applied or unknown."""
+
+    found: str
+    value: Any = None
+    decided: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
+
+
+class Sleep(Value):
+    """Let time pass."""
+
+    seconds: float
+
+
+class Watch(Value):
+    """Let time pass until an entity has another version."""
+
+    entity: str
+    version: int
+    seconds: float
+
+
+class Tell(Value):
+    """Let those who listen know."""
+
+    what: str
+    seen: Seen
+
+
+class End(Value):
+    """The end: return the value or raise the error."""
+
+    value: Any
+    error: BaseException | None

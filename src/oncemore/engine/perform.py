@@ -1,0 +1,474 @@
+"""The drivers of the durable way: they do what a flow asks for, on a store, blocking or awaiting.
+
+Both run the same script and share everything but the ways of waiting: for the disk, for the work, for
+time, for somebody else. Two rules keep a cut from outside (Ctrl-C, cancellation) from losing anything:
+
+* A write that was begun is brought to its end. If its answer was lost, by a cut or by the store's failure,
+  the *same* compare-and-set is sent again, and whose entry stands there is the answer; nothing is guessed.
+* What cut us off waits until the run is in order: it is raised where the script would wait or end, and
+  between claim and work it makes an attempt that never began.
+"""
+
+from __future__ import annotations
+
+import time
+from os import urandom
+from typing import TYPE_CHECKING, Any
+
+from oncemore.codec.wire import body_of, head_of, written
+from oncemore.core.record import NOWHERE, Change, Outgoing, Run, Worker, due
+from oncemore.engine import clock as clocks
+from oncemore.engine.attempt import CURRENT, Attempt
+from oncemore.engine.context import CONTEXT, Context
+from oncemore.engine.limits import awaited
+from oncemore.engine.ops import (
+    Answer,
+    Ask,
+    Done,
+    End,
+    Holder,
+    Load,
+    Now,
+    Read,
+    Save,
+    Seen,
+    Sleep,
+    Tell,
+    Watch,
+    Work,
+)
+from oncemore.engine.retry import ENDS, Invoke
+from oncemore.errors import LeaseLost, StoreError
+from oncemore.store.base import Batch, Index, Stored, Write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Generator
+
+    from oncemore.engine.lease import Identity
+    from oncemore.engine.ops import Script
+    from oncemore.engine.runtime import Engine
+    from oncemore.store.base import Conflict
+
+    Answered = Stored | Conflict
+
+#: Waits before a write whose answer was lost is sent again.
+AGAIN_S = (0.0, 0.05, 0.25, 1.0)
+#: How long a caller looks away while somebody else has the run: at first, at most, and in all.
+LOOK_S, LOOK_MOST_S, LOOK_ANEW_S = 0.002, 0.05, 0.5
+
+
+def index_of(state: Run | Worker | Outgoing) -> Index:
+    """Return what a head is looked up by."""
+    if type(state) is Run:
+        return Index("run", state.state, due(state), state.step, state.worker, state.dataset)
+    if type(state) is Outgoing:
+        return Index(
+            "event", state.state, state.not_before if state.state == "PENDING" else None, state.topic
+        )
+    assert type(state) is Worker
+    return Index("worker", state.state, state.until if state.state == "ALIVE" else None)
+
+
+def write_of(entity: str, version: int, prev: bytes, change: Change, now: float) -> Write:
+    """Return the bytes of an entity's next entry, ready to be appended."""
+    made = written(change, entity, version + 1, prev, now, int.from_bytes(urandom(6), "big"))
+    return Write(entity, version, made.header, made.body, made.hash, made.head, index_of(change.after))
+
+
+class Job:
+    """One call on its way: the engine it runs on, the work, and what has cut it off, if anything has."""
+
+    __slots__ = (
+        "_reconcile", "_tagged", "_untagged", "args", "awaits", "cut", "engine", "held", "isolate", "kwargs",
+        "me", "name", "work",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        engine: Engine,
+        me: Identity,
+        name: str,
+        work: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        tagged: Callable[[Any], Any],
+        untagged: Callable[[Any], Any],
+        reconcile: Callable[..., Any] | None = None,
+        awaits: bool = False,
+        isolate: bool = False,
+    ) -> None:
+        self.engine, self.me = engine, me
+        self.cut: BaseException | None = None
+        self.held: tuple[str, int] | None = None
+        self.awaits, self.isolate = awaits, isolate
+        self.name, self.work, self.args, self.kwargs = name, work, args, kwargs
+        self._tagged, self._untagged, self._reconcile = tagged, untagged, reconcile
+
+    # What needs no waiting --------------------------------------------------------------------------
+
+    def load(self, op: Load) -> Seen:
+        """Read the head of an entity."""
+        head = self.engine.store.head(op.entity)
+        if head is None:
+            return Seen(op.entity, 0, NOWHERE, None)
+        body = None if head.body is None else body_of(head.body)
+        return Seen(op.entity, head.version, head.hash, head_of(head.head), body)
+
+    def now(self, op: Now) -> float:
+        """Return the store's time."""
+        return self.engine.now()
+
+    def holder(self, op: Holder) -> float:
+        """Return until when an attempt is held."""
+        return self.engine.held_until(op.worker, op.entity, op.fence)
+
+    def read(self, op: Read) -> dict[str, Any]:
+        """Return the body of an entry."""
+        for entry in self.engine.store.entries(op.entity, op.version - 1):
+            if entry.body is None:
+                break
+            return body_of(entry.body)
+        raise StoreError(f"entry {op.version} of {op.entity} has no body; was it pruned?")
+
+    def tell(self, op: Tell) -> None:
+        """Let those who listen know."""
+        self.engine.tell(op.what, op.seen)
+
+    # Writing ----------------------------------------------------------------------------------------
+
+    def begin_save(self, op: Save) -> tuple[Batch, Seen]:
+        """Return the bytes of a change, and the entity as it will be once they are stored."""
+        seen, change, now = op.seen, op.change, self.engine.now()
+        writes = [write_of(seen.entity, seen.version, seen.hash, change, now)]
+        for event, payload in op.events:
+            sent = Change(("EVENT",), None, event, {"payload": payload})
+            writes.append(write_of(f"event/{event.event_id}", 0, NOWHERE, sent, now))
+        run = change.after
+        if type(run) is Run and run.state == "RUNNING" and self.held is None:
+            # Before it is written: nobody in this process may take it for lost.
+            self.held = (seen.entity, run.fence)
+            self.me.active.add(self.held)
+        after = Seen(seen.entity, seen.version + 1, writes[0].hash, run, change.body)
+        return Batch(tuple(writes), {}, op.sync), after
+
+    def end_save(self, after: Seen, answer: Answered) -> Seen | None:
+        """Return the entity as it is now, or None if it was not as it had been seen."""
+        stored = isinstance(answer, Stored)
+        if not stored or after.run.state != "RUNNING":
+            self.let_go()
+        return after if stored else None
+
+    def let_go(self) -> None:
+        """Have no attempt under way any more."""
+        if self.held is not None:
+            self.me.active.discard(self.held)
+            self.held = None
+            if self.me.retired:
+                self.engine.bury(self.me)
+
+    def abandon(self) -> None:
+        """Leave: an attempt whose outcome could not be written is nobody's, and others may see that."""
+        if self.held is not None:
+            self.engine.retire(self.me)
+            self.let_go()
+
+    def send_again(self, batch: Batch, error: BaseException) -> Generator[float, None, Answered]:
+        """Find out whether a write whose answer was lost is stored, by sending the same one again."""
+        if not isinstance(error, StoreError):
+            if isinstance(error, Exception):
+                raise error
+            self.cut = error
+        last = error
+        for wait in AGAIN_S:
+            yield wait
+            try:
+                answer = self.engine.store.append(batch).wait()
+            except StoreError as again:
+                last = again
+                continue
+            return answer if isinstance(answer, Stored) or not self._stands(batch) else Stored(())
+        if self.cut is not None and last is not self.cut:
+            raise self.cut from last
+        raise last
+
+    def _stands(self, batch: Batch) -> bool:
+        """Whether the entry that stands where ours should is ours."""
+        first = batch.writes[0]
+        for entry in self.engine.store.entries(first.entity, first.expect):
+            return entry.hash == first.hash
+        return False
+
+    # The work ---------------------------------------------------------------------------------------
+
+    def attempt(self, seen: Seen, *, asks: bool = False) -> Attempt:
+        """Return what the work can know of its attempt."""
+        keep = None if asks else (self._keep_awaited if self.awaits else self._keep)
+        return Attempt(seen, self.engine.now, self._tagged, keep, self._kept, CURRENT.get())
+
+    def _checkpoint(self, attempt: Attempt, plain: Any) -> Save:
+        seen = attempt.seen
+        after = seen.run._replace(checkpoint=seen.version + 1)
+        return Save(seen, Change(("CHECKPOINT",), seen.run, after, {"checkpoint": plain}))
+
+    def _keep(self, attempt: Attempt, plain: Any) -> None:
+        _moved(attempt, _save(self, self._checkpoint(attempt, plain)))
+
+    async def _keep_awaited(self, attempt: Attempt, plain: Any) -> None:
+        _moved(attempt, await _save_awaited(self, self._checkpoint(attempt, plain)))
+
+    def _kept(self, seen: Seen) -> Any:
+        return self._untagged(self.read(Read(seen.entity, seen.run.checkpoint))["checkpoint"])
+
+    def call_work(self) -> Any:
+        """Call the step's function."""
+        return self.work(*self.args, **self.kwargs)
+
+    def call_reconcile(self) -> Any:
+        """Call the step's reconcile function, with the step's own arguments."""
+        assert self._reconcile is not None
+        return self._reconcile(*self.args, **self.kwargs)
+
+    def invoke(self, op: Work) -> Invoke:
+        """Return the limits of an attempt; an outer attempt's end is an end for the inner one too."""
+        outer = ENDS.get()
+        limit, whole = op.limit_s, op.whole
+        if outer is not None:
+            left = max(0.0, outer - clocks.current.monotonic())
+            if limit is None or left < limit:
+                limit, whole = left, True
+        ends = None if limit is None else clocks.current.monotonic() + limit
+        return Invoke(op.number, limit, whole, ends)
+
+    def done(self, attempt: Attempt, value: Any, error: BaseException | None) -> Done:
+        """Return what came of an attempt; it can do nothing any more."""
+        attempt.over = True
+        if error is not None:
+            if not isinstance(error, Exception):
+                self.cut = error
+            return Done(attempt.seen, None, error)
+        return Done(attempt.seen, value, None, True, tuple(attempt.events))
+
+
+def _moved(attempt: Attempt, saved: Seen | None) -> None:
+    if saved is None:
+        attempt.over = True
+        raise LeaseLost(f"{attempt.step}: attempt {attempt.number} was taken over by another worker")
+    attempt.seen = saved
+
+
+class _Inside:
+    """The surroundings of user code: which attempt it is, what it carries, when it must be over."""
+
+    __slots__ = ("_attempt", "_ends", "_tokens")
+
+    def __init__(self, attempt: Attempt, ends: float | None) -> None:
+        self._attempt, self._ends = attempt, ends
+
+    def __enter__(self) -> None:
+        run, around = self._attempt.seen.run, CONTEXT.get()
+        carried = Context(run.tenant, run.correlation_id, run.deadline or around.deadline, around.actor)
+        self._tokens = CURRENT.set(self._attempt), CONTEXT.set(carried), ENDS.set(self._ends)
+
+    def __exit__(self, *error: object) -> None:
+        current, carried, ends = self._tokens
+        ENDS.reset(ends)
+        CONTEXT.reset(carried)
+        CURRENT.reset(current)
+
+
+def _answer(job: Job, found: Any) -> Answer:
+    if type(found) is Answer:
+        return found
+    job.engine.grumble(
+        f"a reconcile function answered {found!r}; it takes applied(), not_applied() or unknown()"
+    )
+    return Answer("unknown")
+
+
+def _no_answer(job: Job, error: BaseException) -> Answer:
+    """A reconcile function that fails knows nothing; what cut it off is raised once that is written."""
+    if isinstance(error, Exception):
+        job.engine.grumble(f"a reconcile function failed: {type(error).__name__}")
+    else:
+        job.cut = error
+    return Answer("unknown")
+
+
+# Blocking -------------------------------------------------------------------------------------------
+
+
+def blocking(job: Job, script: Script) -> Any:
+    """Run a script to its end in this thread; return the value or raise the error."""
+    try:
+        op = next(script)
+        while type(op) is not End:
+            quick = _QUICK.get(type(op))
+            op = script.send(quick(job, op) if quick is not None else _BLOCKING[type(op)](job, op))
+    except BaseException:
+        job.abandon()
+        raise
+    return _end(job, op)
+
+
+def _end(job: Job, op: End) -> Any:
+    error = job.cut or op.error
+    if error is None:
+        return op.value
+    try:
+        raise error
+    finally:
+        del error, op, job  # the traceback holds this frame, which must not hold it
+
+
+def _save(job: Job, op: Save) -> Seen | None:
+    batch, after = job.begin_save(op)
+    try:
+        answer = job.engine.store.append(batch).wait()
+    except BaseException as error:  # noqa: BLE001 - a cut is kept and raised when the run is in order
+        answer = _drained(job.send_again(batch, error))
+    return job.end_save(after, answer)
+
+
+def _drained(sending: Generator[float, None, Answered]) -> Answered:
+    try:
+        while True:
+            clocks.current.sleep(wait) if (wait := next(sending)) else None
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+def _work(job: Job, op: Work) -> Done:
+    if job.cut is not None:
+        return Done(op.seen, None, job.cut, begun=False)
+    attempt, invoke = job.attempt(op.seen), job.invoke(op)
+    try:
+        with _Inside(attempt, invoke.ends):
+            value = job.engine.call(job, attempt, invoke)
+    except BaseException as error:  # noqa: BLE001 - it travels as a value, and is raised at the end
+        return job.done(attempt, None, error)
+    return job.done(attempt, value, None)
+
+
+def _ask(job: Job, op: Ask) -> Answer:
+    if job.cut is not None:
+        return Answer("unknown")
+    try:
+        with _Inside(job.attempt(op.seen, asks=True), ENDS.get()):
+            return _answer(job, job.call_reconcile())
+    except BaseException as error:  # noqa: BLE001 - it knows nothing
+        return _no_answer(job, error)
+
+
+def _sleep(job: Job, op: Sleep) -> None:
+    if job.cut is not None:
+        raise job.cut
+    clocks.current.sleep(op.seconds)
+
+
+def _watch(job: Job, op: Watch) -> None:
+    if job.cut is not None:
+        raise job.cut
+    for pause in _looks(job, op):
+        time.sleep(pause)
+
+
+def _looks(job: Job, op: Watch) -> Generator[float, None, None]:
+    """Tell how long to look away, until the entity has changed or it is time to ask who has it.
+
+    In real time, also in tests: somebody else works meanwhile.
+    """
+    ends, pause = time.monotonic() + min(op.seconds, LOOK_ANEW_S), LOOK_S
+    while (left := ends - time.monotonic()) > 0:
+        yield min(pause, left)
+        head = job.engine.store.head(op.entity)
+        if head is None or head.version != op.version:
+            return
+        pause = min(pause * 1.5, LOOK_MOST_S)
+
+
+# Awaiting -------------------------------------------------------------------------------------------
+
+
+async def awaiting(job: Job, script: Script) -> Any:
+    """Run a script to its end in this task, on asyncio or trio; return the value or raise the error."""
+    try:
+        op = next(script)
+        while type(op) is not End:
+            quick = _QUICK.get(type(op))
+            op = script.send(quick(job, op) if quick is not None else await _AWAITING[type(op)](job, op))
+    except BaseException:
+        job.abandon()
+        raise
+    return _end(job, op)
+
+
+async def _save_awaited(job: Job, op: Save) -> Seen | None:
+    if job.cut is not None:
+        return _save(job, op)  # a task that was cancelled must not await; the disk is worth the moment
+    batch, after = job.begin_save(op)
+    try:
+        answer: Answered = await job.engine.store.append(batch)
+    except BaseException as error:  # noqa: BLE001 - a cut is kept and raised when the run is in order
+        sending = job.send_again(batch, error)
+        answer = await _drained_awaited(sending) if isinstance(error, Exception) else _drained(sending)
+    return job.end_save(after, answer)
+
+
+async def _drained_awaited(sending: Generator[float, None, Answered]) -> Answered:
+    try:
+        while True:
+            if wait := next(sending):
+                await clocks.current.pause(wait)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+async def _work_awaited(job: Job, op: Work) -> Done:
+    if job.cut is not None:
+        return Done(op.seen, None, job.cut, begun=False)
+    attempt, invoke = job.attempt(op.seen), job.invoke(op)
+    try:
+        with _Inside(attempt, invoke.ends):
+            made = job.call_work()
+            value = await (made if invoke.limit_s is None else awaited(attempt.step, invoke, made))
+    except BaseException as error:  # noqa: BLE001 - it travels as a value, and is raised at the end
+        return job.done(attempt, None, error)
+    return job.done(attempt, value, None)
+
+
+async def _ask_awaited(job: Job, op: Ask) -> Answer:
+    if job.cut is not None:
+        return Answer("unknown")
+    try:
+        with _Inside(job.attempt(op.seen, asks=True), ENDS.get()):
+            found = job.call_reconcile()
+            return _answer(job, await found if hasattr(type(found), "__await__") else found)
+    except BaseException as error:  # noqa: BLE001 - it knows nothing
+        return _no_answer(job, error)
+
+
+async def _sleep_awaited(job: Job, op: Sleep) -> None:
+    if job.cut is not None:
+        raise job.cut
+    await clocks.current.pause(op.seconds)
+
+
+async def _watch_awaited(job: Job, op: Watch) -> None:
+    if job.cut is not None:
+        raise job.cut
+    for pause in _looks(job, op):
+        await _REAL.pause(pause)
+
+
+_REAL = clocks.Clock()
+
+_QUICK: dict[type, Callable[[Job, Any], Any]] = {
+    Load: Job.load, Now: Job.now, Holder: Job.holder, Read: Job.read, Tell: Job.tell,
+}  # fmt: skip
+_BLOCKING: dict[type, Callable[[Job, Any], Any]] = {
+    Save: _save, Work: _work, Ask: _ask, Sleep: _sleep, Watch: _watch,
+}  # fmt: skip
+_AWAITING: dict[type, Callable[[Job, Any], Coroutine[Any, Any, Any]]] = {
+    Save: _save_awaited, Work: _work_awaited, Ask: _ask_awaited, Sleep: _sleep_awaited, Watch: _watch_awaited,
+}  # fmt: skip

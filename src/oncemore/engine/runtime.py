@@ -1,0 +1,243 @@
+"""An engine: a store, this process's leases on it, and the settings that calls share.
+
+An engine opens its store at first use and lets go of it in `close()`; used again, it opens again. `with
+engine:` makes it the engine of all steps called inside, and the last such block to end closes it. A forked
+child begins anew: nothing of the parent's leases is its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from contextlib import suppress
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from oncemore.codec.wire import head_of
+from oncemore.core.record import Worker
+from oncemore.engine import clock as clocks
+from oncemore.engine.ids import uuid7
+from oncemore.engine.lease import BEATS, LEASE_S, Heart, Identity
+from oncemore.errors import StoreError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Self
+
+    from oncemore.engine.attempt import Attempt
+    from oncemore.engine.ops import Seen
+    from oncemore.engine.perform import Job
+    from oncemore.engine.retry import Invoke
+    from oncemore.store.base import Facts, Store
+
+INLINE_WAIT_S = 60.0
+SHORTEST_LEASE_S, LONGEST_LEASE_S = 0.05, 86_400.0
+log = logging.getLogger("oncemore")
+
+
+class Engine:
+    """Where durable steps run.
+
+    url            the store's address
+    lease_s        how long this process keeps its runs after its last sign of life
+    inline_wait_s  the longest wait that a call sits out; a longer one is parked
+    on_event       called with each event about a call that is worth knowing (`config_drift`)
+    """
+
+    def __init__(
+        self,
+        opens: Callable[[], Store],
+        url: str,
+        *,
+        lease_s: float = LEASE_S,
+        inline_wait_s: float = INLINE_WAIT_S,
+        on_event: Callable[[str, Seen], object] | None = None,
+    ) -> None:
+        if not SHORTEST_LEASE_S <= lease_s <= LONGEST_LEASE_S:
+            raise UsageError(
+                f"lease_s is {lease_s!r}; it takes {SHORTEST_LEASE_S:g} to {LONGEST_LEASE_S:g} seconds"
+            )
+        if not 0 <= inline_wait_s <= LONGEST_LEASE_S:
+            raise UsageError(f"inline_wait_s is {inline_wait_s!r}; it takes 0 to {LONGEST_LEASE_S:g} seconds")
+        self.url = url
+        self.lease_s = lease_s
+        self.inline_wait_s = inline_wait_s
+        self._opens = opens
+        self._on_event = on_event
+        self.begin_anew()
+        _engines.add(self)
+
+    def begin_anew(self) -> None:
+        """Have nothing yet: at first, and in a forked child."""
+        self._lock = threading.RLock()
+        self._store: Store | None = None
+        self._me: Identity | None = None
+        self._mine: dict[str, Identity] = {}
+        self._heart: Heart | None = None
+        self._inside = 0
+
+    def __repr__(self) -> str:
+        return f"<oncemore.Engine {self.url}>"
+
+    @property
+    def store(self) -> Store:
+        """The store, opened when it is first needed."""
+        store = self._store
+        if store is None:
+            with self._lock:
+                if self._store is None:
+                    self._store = self._opens()
+                store = self._store
+        return store
+
+    def facts(self) -> Facts:
+        """Return what the store really gives: which engine, and what survives what."""
+        return self.store.facts()
+
+    def now(self) -> float:
+        """Return the store's time, in POSIX seconds."""
+        return self.store.now() + clocks.current.ahead
+
+    # Leases -----------------------------------------------------------------------------------------
+
+    def identity(self) -> Identity:
+        """Return the worker that this process is, with a lease that an attempt may begin under."""
+        me = self._me
+        if me is not None and me.fresh:
+            return me
+        with self._lock:
+            if self._me is None:
+                me = Identity(self.store, uuid7(self.now()), self.lease_s, self.now)
+                self._me = self._mine[me.name] = me
+                if self._heart is None:
+                    self._heart = Heart(self.lease_s / BEATS, _beat_of(self))
+            elif not self._me.fresh:
+                self._me.renew()
+            return self._me
+
+    def held_until(self, worker: str, entity: str, fence: int) -> float:
+        """Return until when a worker holds an attempt; 0 when it is gone, or no longer at it."""
+        mine = self._mine.get(worker)
+        if mine is not None:
+            return self.now() + self.lease_s if (entity, fence) in mine.active else 0.0
+        if self.store.gone(worker):
+            return 0.0
+        head = self.store.head(f"worker/{worker}")
+        if head is None:
+            return 0.0
+        state = head_of(head.head, Worker)
+        return state.until if state.state == "ALIVE" else 0.0
+
+    def retire(self, me: Identity) -> None:
+        """Take no more runs under a worker that could not write down what became of one."""
+        with self._lock:
+            me.retired = True
+            if self._me is me:
+                self._me = None
+
+    def bury(self, me: Identity) -> None:
+        """End a retired worker once it has nothing under way any more."""
+        with self._lock:
+            if me.active or me.name not in self._mine:
+                return
+            del self._mine[me.name]
+        with suppress(StoreError):  # its lease runs out by itself
+            me.end()
+
+    def beat(self) -> None:
+        """Renew the leases of this process."""
+        for me in list(self._mine.values()):
+            try:
+                me.renew()
+            except Exception as error:  # noqa: BLE001 - the next beat tries again; fences keep us safe
+                log.warning("oncemore: the lease of worker %s was not renewed: %s", me.name, error)
+
+    # Using it ---------------------------------------------------------------------------------------
+
+    def call(self, job: Job, attempt: Attempt, invoke: Invoke) -> Any:
+        """Call plain work under its limits."""
+        if job.isolate:
+            from oncemore.engine import isolate
+
+            return isolate.run(job, attempt, invoke)
+        if invoke.limit_s is None:
+            return job.call_work()
+        from oncemore.engine import helpers
+
+        return helpers.run(attempt.step, invoke, job.call_work)
+
+    def tell(self, what: str, seen: Seen) -> None:
+        """Let the listener know; what it raises stays with it."""
+        if self._on_event is not None:
+            try:
+                self._on_event(what, seen)
+            except Exception as error:  # noqa: BLE001 - a listener never changes what a call does
+                self.grumble(f"on_event failed: {type(error).__name__}")
+
+    def grumble(self, text: str) -> None:
+        """Say in the log what is wrong but must not stop a call."""
+        log.warning("oncemore: %s", text)
+
+    def __enter__(self) -> Self:
+        with self._lock:
+            self._inside += 1
+        _INSIDE.set((*_INSIDE.get(), self))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        around = list(_INSIDE.get())
+        around.reverse()
+        around.remove(self)
+        _INSIDE.set(tuple(reversed(around)))
+        with self._lock:
+            self._inside -= 1
+            last = self._inside == 0
+        if last:
+            self.close()
+
+    def close(self) -> None:
+        """Give leases back and let go of the store; what was acknowledged stays."""
+        with self._lock:
+            heart, self._heart = self._heart, None
+            mine, self._mine = self._mine, {}
+            store, self._store = self._store, None
+            self._me = None
+        if heart is not None:
+            heart.stop()
+        for me in mine.values():
+            with suppress(StoreError):
+                me.end()
+        if store is not None:
+            store.close()
+
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_INSIDE: ContextVar[tuple[Engine, ...]] = ContextVar("oncemore.engines", default=())
+
+
+def innermost() -> Engine | None:
+    """Return the engine of the innermost `with engine:` around this line."""
+    inside = _INSIDE.get()
+    return inside[-1] if inside else None
+
+
+def _beat_of(engine: Engine) -> Callable[[], None]:
+    """Return the heartbeat of an engine that it does not keep alive."""
+    known = weakref.ref(engine)
+
+    def beat() -> None:
+        alive = known()
+        if alive is not None:
+            alive.beat()
+
+    return beat
+
+
+def _after_fork() -> None:
+    for engine in list(_engines):
+        engine.begin_anew()
+
+
+os.register_at_fork(after_in_child=_after_fork)

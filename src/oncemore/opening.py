@@ -1,0 +1,243 @@
+"""Which store a durable step uses, and with which settings.
+
+    oncemore.open("sqlite:///state/log.db")     a file of this machine; four slashes for an absolute path
+    oncemore.open("postgresql://host/database") a server, for several machines
+    oncemore.open("memory:")                    forgotten with the process; for tests
+
+Without an engine of its own (`work.on(engine)`, `with engine:`) a step uses the engine of the settings.
+They come, in this order, from ONCEMORE_* in the environment, from `oncemore.toml` or `[tool.oncemore]` in
+`pyproject.toml` of the nearest folder upwards, and from the defaults:
+
+    store              ONCEMORE_STORE              .oncemore/log.db beside that file, or beside `.git`
+    lease_s            ONCEMORE_LEASE_S            60
+    max_inline_wait_s  ONCEMORE_MAX_INLINE_WAIT_S  60
+    policy             ONCEMORE_POLICY             standard; of steps that name none
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from oncemore.core.value import Value
+from oncemore.engine.lease import LEASE_S
+from oncemore.engine.runtime import INLINE_WAIT_S, Engine, innermost, log
+from oncemore.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oncemore.evidence.events import Event
+    from oncemore.store.base import Store
+
+MARKS = ("oncemore.toml", "pyproject.toml", ".git")
+SQLITE, MEMORY = "sqlite:///", "memory:"
+
+
+class Settings(Value):
+    """What durable steps go by unless they are told otherwise."""
+
+    store: str
+    lease_s: float = LEASE_S
+    max_inline_wait_s: float = INLINE_WAIT_S
+    policy: str = "standard"
+
+
+def open(  # noqa: A001 - read as oncemore.open
+    url: str | os.PathLike[str],
+    *,
+    lease_s: float | None = None,
+    max_inline_wait_s: float | None = None,
+    on_event: Callable[[Event], object] | None = None,
+) -> Engine:
+    """Return an engine on a store; nothing is opened or created before it is used.
+
+    url                what kind of store, and where; a path stands for a SQLite file
+    lease_s            how long this process keeps its runs after its last sign of life (60)
+    max_inline_wait_s  the longest wait that a call sits out; what is due later raises `Parked` (60)
+    on_event           called with each event about a call that is worth knowing (`config_drift`)
+    """
+    opens, told = _store(os.fspath(url))
+    return Engine(
+        opens,
+        told,
+        lease_s=_seconds("lease_s", LEASE_S if lease_s is None else lease_s),
+        inline_wait_s=_seconds(
+            "max_inline_wait_s", INLINE_WAIT_S if max_inline_wait_s is None else max_inline_wait_s
+        ),
+        on_event=None if on_event is None else _listener(on_event),
+    )
+
+
+def _store(url: str) -> tuple[Callable[[], Store], str]:
+    """Return what opens a store, and what it is called."""
+    if url == MEMORY:
+        from oncemore.store.memory import MemoryStore
+
+        class Lasting(MemoryStore):
+            """Stays when its engine is closed: an engine that is used again finds what it had."""
+
+            def close(self) -> None:
+                """Forget nothing."""
+
+        memory = Lasting()
+        return lambda: memory, MEMORY
+    if url.startswith(("postgresql://", "postgres://")):
+        return lambda: _postgres(url), _shown(url)
+    if "://" in url and not url.startswith(SQLITE):
+        scheme = url.partition("://")[0]
+        raise UsageError(
+            f"{scheme}:// is no store; take sqlite:///path, postgresql://host/database or memory:"
+        )
+    path = Path(url.removeprefix(SQLITE)).expanduser().absolute()
+    if not path.name or path.is_dir():
+        raise UsageError(f"{url!r} names no file; write sqlite:///folder/log.db")
+    return lambda: _sqlite(path), f"{SQLITE}{path}"
+
+
+def _shown(url: str) -> str:
+    """Return an address without its password."""
+    scheme, _, rest = url.partition("://")
+    who, at, where = rest.rpartition("@")
+    return f"{scheme}://{who.partition(':')[0]}{at}{where}"
+
+
+def _sqlite(path: Path) -> Store:
+    from oncemore.store.sqlite import SqliteStore
+
+    new = not path.exists()
+    if new and path.parent.name == ".oncemore" and not path.parent.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (path.parent / ".gitignore").write_text("*\n", encoding="utf-8")
+    store = SqliteStore(path)
+    if new:
+        log.warning("oncemore: created a new store, %s", path)
+    return store
+
+
+def _postgres(url: str) -> Store:
+    from oncemore.store.postgres import PostgresStore
+
+    return PostgresStore(url)
+
+
+def _listener(on_event: Callable[[Event], object]) -> Callable[[str, Any], object]:
+    """Return who makes an event of what a call tells."""
+
+    def hear(what: str, seen: Any) -> object:
+        from oncemore.evidence.events import ConfigDrift, rfc3339
+
+        assert what == ConfigDrift.event_type
+        run, key = seen.run, seen.entity.removeprefix("run/")
+        ids = (run.tenant or None, run.correlation_id or None, None)
+        return on_event(ConfigDrift("STEP", run.step, key, run.cfg_hash, *ids, rfc3339(run.began)))
+
+    return hear
+
+
+# Settings -------------------------------------------------------------------------------------------
+
+_NAMES = {field: f"ONCEMORE_{field.upper()}" for field in Settings._fields}
+_lock = Lock()
+_known: dict[tuple[Any, ...], Engine] = {}
+
+
+def chosen(engine: Engine | None = None) -> Engine:
+    """Return the engine of a call: its own, that of the innermost `with engine:`, or that of the settings."""
+    return engine or innermost() or _default()
+
+
+def _default() -> Engine:
+    where = (os.getcwd(), *map(os.environ.get, _NAMES.values()))  # noqa: PTH109 - a Path costs more than all else here
+    engine = _known.get(where)
+    if engine is None:
+        with _lock:
+            engine = _known.get(where)
+            if engine is None:
+                engine = _known[where] = _engine_of(settings())
+    return engine
+
+
+def _engine_of(told: Settings) -> Engine:
+    """Return the engine of settings: one per store, wherever it is asked for from."""
+    made = open(told.store, lease_s=told.lease_s, max_inline_wait_s=told.max_inline_wait_s)
+    for engine in _known.values():
+        if (engine.url, engine.lease_s, engine.inline_wait_s) == (made.url, made.lease_s, made.inline_wait_s):
+            return engine
+    return made
+
+
+def settings(start: Path | None = None) -> Settings:
+    """Return the settings that hold in a folder: environment, then file, then defaults."""
+    root, file = _root((start or Path.cwd()).resolve())
+    told = _from_file(file) if file is not None else {}
+    values: dict[str, Any] = {"store": str(root / ".oncemore" / "log.db")}
+    for field, variable in _NAMES.items():
+        if (text := os.environ.get(variable, "")) != "":
+            values[field] = _value(field, text, variable)
+        elif field in told:
+            values[field] = _value(field, told[field], f"{file}: {field}")
+            if field == "store":
+                values[field] = _beside(root, values[field])
+    return Settings(**values)
+
+
+def _root(start: Path) -> tuple[Path, Path | None]:
+    """Return the nearest folder upwards that is a project's, and its file of settings."""
+    for folder in (start, *start.parents):
+        for mark in MARKS:
+            if (folder / mark).exists():
+                return folder, folder / mark if mark.endswith(".toml") else None
+    return start, None
+
+
+def _from_file(file: Path) -> dict[str, Any]:
+    import tomllib
+
+    try:
+        told: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from None
+    if file.name == "pyproject.toml":
+        told = told.get("tool", {}).get("oncemore", {})
+    for name in told:
+        if name not in Settings._fields:
+            raise UsageError(
+                f"{file}: oncemore has no setting {name!r}; it has {', '.join(Settings._fields)}"
+            )
+    return told
+
+
+def _beside(root: Path, url: str) -> str:
+    """Return a store's address as it is meant in a file: relative to the file's folder."""
+    if url == MEMORY or ("://" in url and not url.startswith(SQLITE)):
+        return url
+    return str(root / Path(url.removeprefix(SQLITE)).expanduser())
+
+
+def _value(field: str, value: Any, where: str) -> Any:
+    if not field.endswith("_s"):
+        if not isinstance(value, str):
+            raise UsageError(f"{where} is {value!r}; it takes a text")
+        return value
+    try:
+        return _seconds(where, float(value) if isinstance(value, str) else value)
+    except ValueError:
+        raise UsageError(f"{where} is {value!r}; it takes seconds as a number") from None
+
+
+def _seconds(where: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageError(f"{where} is {value!r}; it takes seconds as a number")
+    return float(value)
+
+
+def _close_all() -> None:
+    for engine in set(_known.values()):
+        engine.close()
+
+
+atexit.register(_close_all)

@@ -1,0 +1,396 @@
+"""CALL, durable: `step`, and what it makes of a function."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from warnings import warn
+
+from oncemore.codec import results
+from oncemore.codec.tagged import Tagger, untag
+from oncemore.core.key import seed_of
+from oncemore.core.model import Failure
+from oncemore.core.policy import PER_KEY, PER_RUN
+from oncemore.edges.classify import classify, ready
+from oncemore.engine import clock as clocks
+from oncemore.engine import flow
+from oncemore.engine.attempt import CURRENT
+from oncemore.engine.context import CONTEXT
+from oncemore.engine.history import Run
+from oncemore.engine.ids import uuid7
+from oncemore.engine.ops import Answer, Call, Plan
+from oncemore.engine.perform import Job, awaiting, blocking
+from oncemore.engine.retry import ENDS
+from oncemore.errors import (
+    Error,
+    Failed,
+    InProgress,
+    Parked,
+    PolicyWarning,
+    Refused,
+    StoreError,
+    Uncertain,
+    UsageError,
+)
+from oncemore.evidence.neutral import neutral
+from oncemore.opening import chosen, settings
+from oncemore.recipe import NO_EFFECT, Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from os import PathLike
+
+    from oncemore.core.model import Effect
+    from oncemore.core.policy import Policy
+    from oncemore.engine.ops import Script
+    from oncemore.engine.runtime import Engine
+    from oncemore.options import Seconds
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_PLAIN = Tagger()
+
+
+def applied(value: Any = None) -> Answer:
+    """Say that a lost attempt did take effect, and what it returned."""
+    return Answer("applied", value)
+
+
+def not_applied() -> Answer:
+    """Say that a lost attempt did not take effect: it may be tried again."""
+    return Answer("not_applied")
+
+
+def unknown() -> Answer:
+    """Say that nobody can tell: the work stays held."""
+    return Answer("unknown")
+
+
+class Step(Generic[P, R]):
+    """A function made durable: called like the function itself, run once per key."""
+
+    __wrapped__: Callable[P, R]
+
+    def __init__(self, recipe: Recipe, engine: Engine | None = None, bound: tuple[Any, ...] = ()) -> None:
+        self._recipe, self._engine, self._bound = recipe, engine, bound
+        self._plan: Plan | None = None
+        self._awaits = recipe.colour == "coroutine"
+        for worn in ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__"):
+            if hasattr(recipe.work, worn):
+                setattr(self, worn, getattr(recipe.work, worn))
+        self.__wrapped__ = recipe.work
+        if self._awaits:
+            _mark_coroutine(self)
+
+    def __repr__(self) -> str:
+        return f"<oncemore.Step {self.name} ({self._recipe.effect})>"
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Step[P, R]:
+        if instance is None:
+            return self
+        return Step(self._recipe, self._engine, (instance,))
+
+    @property
+    def name(self) -> str:
+        """What the step is known by, together with its key."""
+        return self._recipe.name
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Return the value: computed now, or stored from before; raise when it failed."""
+        if self._awaits:
+            return self._awaited(args, kwargs)  # type: ignore[return-value]
+        return self._blocking(args, kwargs)  # type: ignore[no-any-return]
+
+    def run(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Like a call, but return the `Run` instead of raising for an outcome; to be awaited if async."""
+        return self._run_awaited(args, kwargs) if self._awaits else self._run(args, kwargs)
+
+    def rerun(self, *args: Any, reason: str, **kwargs: Any) -> Any:
+        """Run work that failed for good once more, with a new budget; the reason is recorded."""
+        _check_reason(reason)
+        before = _reopening(reason)
+        return self._awaited(args, kwargs, before) if self._awaits else self._blocking(args, kwargs, before)
+
+    def settle(self, answer: Answer, /, *args: Any, reason: str, **kwargs: Any) -> Run:
+        """Decide what became of an attempt whose outcome is unknown; the reason is recorded.
+
+        `answer` is `oncemore.applied(value)` or `oncemore.not_applied()`.
+        """
+        _check_reason(reason)
+        if type(answer) is not Answer or answer.found == "unknown":
+            raise UsageError("settle takes oncemore.applied(value) or oncemore.not_applied()")
+        told = answer._replace(decided=_decision("settle", reason))
+        job, plan, call = self._begin(args, kwargs)
+        self._finish(job, call, lambda: blocking(job, flow.settle(plan, call, told)))
+        return self._run_of(job.engine, call.entity)
+
+    def on(self, engine: Engine) -> Step[P, R]:
+        """Return the same step on another engine."""
+        return Step(self._recipe, engine, self._bound)
+
+    def key(self, *args: P.args, **kwargs: P.kwargs) -> str:
+        """Return the key that a call would have; nothing is run or written."""
+        engine, recipe = chosen(self._engine), self._recipe
+        args = (*self._bound, *args)  # type: ignore[assignment]
+        counted = recipe.counted(recipe.arguments(args, kwargs))
+        tenant = recipe.tenant(CONTEXT.get().tenant, args, kwargs)
+        return recipe.key(counted, args, kwargs, tenant, engine.now())[0]
+
+    def last(self, *args: P.args, **kwargs: P.kwargs) -> Run | None:
+        """Return the key's last run without running anything, or None if there is none."""
+        run = self._run_of(chosen(self._engine), f"run/{self.key(*args, **kwargs)}")
+        return run if run.version else None
+
+    # ------------------------------------------------------------------------------------------------
+
+    def _blocking(self, args: Any, kwargs: Any, before: Callable[..., Script] | None = None) -> Any:
+        job, plan, call = self._begin(args, kwargs)
+        if before is not None:
+            self._finish(job, call, lambda: blocking(job, before(plan, call)))
+        return self._finish(job, call, lambda: blocking(job, flow.run_step(plan, call)))
+
+    def _finish(self, job: Job, call: Call, go: Callable[[], Any]) -> Any:
+        try:
+            return go()
+        except Error as error:
+            self._attach(error, job, call)
+            raise
+
+    async def _awaited(self, args: Any, kwargs: Any, before: Callable[..., Script] | None = None) -> Any:
+        job, plan, call = self._begin(args, kwargs)
+        try:
+            if before is not None:
+                await awaiting(job, before(plan, call))
+            return await awaiting(job, flow.run_step(plan, call))
+        except Error as error:
+            self._attach(error, job, call)
+            raise
+
+    def _attach(self, error: Error, job: Job, call: Call) -> None:
+        if error.run is None and not isinstance(error, StoreError):
+            error.run = self._run_of(job.engine, call.entity)
+
+    def _run(self, args: Any, kwargs: Any) -> Run:
+        try:
+            job, plan, call = self._begin(args, kwargs)
+            self._finish(job, call, lambda: blocking(job, flow.run_step(plan, call)))
+        except _OUTCOMES as error:
+            return _outcome(error)
+        return self._run_of(job.engine, call.entity)
+
+    async def _run_awaited(self, args: Any, kwargs: Any) -> Run:
+        job, plan, call = self._begin(args, kwargs)
+        try:
+            await awaiting(job, flow.run_step(plan, call))
+        except _OUTCOMES as error:
+            self._attach(error, job, call)
+            return _outcome(error)
+        return self._run_of(job.engine, call.entity)
+
+    def _run_of(self, engine: Engine, entity: str) -> Run:
+        return Run(engine, entity, self._plan_on(engine).decode)
+
+    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Job, Plan, Call]:
+        """Return everything a call needs before its first station: who, what, which key, until when."""
+        recipe, engine, around = self._recipe, chosen(self._engine), CONTEXT.get()
+        args = (*self._bound, *args)
+        bound = recipe.arguments(args, kwargs)
+        counted = recipe.counted(bound)
+        tenant, now = recipe.tenant(around.tenant, args, kwargs), engine.now()
+        key, inputs = recipe.key(counted, args, kwargs, tenant, now)
+        entity = f"run/{key}"
+        _check_not_inside(recipe.name, entity)
+        plan, me = self._plan_on(engine), engine.identity()
+        run_id = uuid7(now)
+        deadline, give_up = _ends(recipe.policy.within_s, around.deadline, now)
+        call = Call(
+            entity, recipe.stored(counted), inputs, recipe.cfg(), run_id, me.name, _seed(recipe.policy, key),
+            tenant, around.correlation_id or run_id, recipe.dataset(args, kwargs), recipe.priority,
+            recipe.retain_s, deadline, give_up,
+        )  # fmt: skip
+        secrets = recipe.secrets(bound)
+        if secrets:
+            plan = plan.replaced(describe=lambda error, failure: neutral(error, failure, secrets))
+        job = Job(
+            engine, me, recipe.name, recipe.work, args, kwargs, tagged=_tagged, untagged=untag,
+            reconcile=recipe.reconcile, awaits=self._awaits, isolate=recipe.isolate,
+        )  # fmt: skip
+        return job, plan, call
+
+    def _plan_on(self, engine: Engine) -> Plan:
+        """Return the plan, made at the first call: annotations may name what is defined later."""
+        plan = self._plan
+        if plan is None or plan.inline_wait_s != engine.inline_wait_s:
+            recipe, returns = self._recipe, self._recipe.returns()
+            ready()
+            plan = self._plan = Plan(
+                recipe.name,
+                recipe.effect,
+                recipe.policy,
+                _classified,
+                encode=lambda value: results.encode(value, returns),
+                decode=lambda plain: results.value_of(plain, returns),
+                describe=neutral,
+                not_applied=recipe.not_applied,
+                asks=recipe.reconcile is not None,
+                if_running=recipe.if_running,
+                inline_wait_s=engine.inline_wait_s,
+                after_failure=recipe.after_failure,
+                on_version_change=recipe.on_version_change,
+            )
+        return plan
+
+
+_OUTCOMES = (Failed, Refused, Uncertain)
+
+
+def _outcome(error: Error) -> Run:
+    """Return the run that an error is about; one that is about no run at all is raised."""
+    run = error.run
+    if (
+        not isinstance(run, Run)
+        or not run.version
+        or not isinstance(error, Failed | Uncertain | Parked | InProgress)
+    ):
+        raise error
+    return run
+
+
+def _tagged(value: Any) -> Any:
+    return _PLAIN.tag(value, "the value")
+
+
+def _classified(error: BaseException, now: float) -> Failure:
+    """Return what an error means; that of an inner step is over, or says itself when it goes on."""
+    if isinstance(error, Parked):
+        return Failure(
+            "transient", "maybe", max(0.0, error.until - now), "STEP_PARKED", "oncemore:inner step"
+        )
+    if isinstance(error, InProgress | StoreError):
+        return Failure("transient", "maybe", None, "STEP_IN_PROGRESS", "oncemore:inner step")
+    if isinstance(error, Error) and error.run is not None:
+        return Failure("permanent", "maybe", None, "STEP_FAILED", "oncemore:inner step")
+    return classify(error, now)
+
+
+def _seed(policy: Policy, key: str) -> str:
+    """Return the seed of a run's draws; empty for the usual one, which follows from the run's id."""
+    if policy.jitter_seed == PER_RUN:
+        return ""
+    return seed_of(key) if policy.jitter_seed == PER_KEY else policy.jitter_seed
+
+
+def _ends(within_s: float | None, around: float, now: float) -> tuple[float, float]:
+    """Return when a new run must be over, and how long this caller waits; 0 for ever."""
+    own = now + within_s if within_s is not None else 0.0
+    deadline = min(own, around) if own and around else own or around
+    outer = ENDS.get()
+    if outer is None:
+        return deadline, deadline
+    left = now + max(0.0, outer - clocks.current.monotonic())
+    return deadline, min(deadline, left) if deadline else left
+
+
+def _check_not_inside(name: str, entity: str) -> None:
+    """Refuse a step that calls itself with the same key: it would wait for itself."""
+    attempt = CURRENT.get()
+    while attempt is not None:
+        if attempt.seen.entity == entity:
+            raise UsageError(f"{name} calls itself with the same key; it would wait for itself for ever")
+        attempt = attempt.parent
+
+
+def _check_reason(reason: object) -> None:
+    if not isinstance(reason, str) or not reason.strip():
+        raise UsageError("reason is missing; say why, it is recorded")
+
+
+def _decision(what: str, reason: str) -> dict[str, Any]:
+    return {"decision": {"what": what, "reason": reason, "actor": CONTEXT.get().actor}}
+
+
+def _reopening(reason: str) -> Callable[[Plan, Call], Script]:
+    actor = CONTEXT.get().actor
+    return lambda plan, call: flow.reopen(plan, call, reason, actor)
+
+
+def _mark_coroutine(made: Any) -> None:
+    """Let `inspect.iscoroutinefunction` know that a call gives a coroutine."""
+    import asyncio
+    import inspect
+
+    if hasattr(inspect, "markcoroutinefunction"):
+        inspect.markcoroutinefunction(made)
+    else:
+        setattr(made, "_is_coroutine", getattr(asyncio.coroutines, "_is_coroutine"))  # noqa: B009, B010
+
+
+def step(
+    _bare: Any = None,
+    /,
+    *,
+    effect: Effect | None = None,
+    name: str | None = None,
+    key: str | Sequence[str] | Callable[..., Any] | None = None,
+    ignore: str | Sequence[str] = (),
+    partition: Any = None,
+    bucket: str | Seconds | Callable[..., Any] | None = None,
+    tenant: str | Callable[..., str] | None = None,
+    config: Any = None,
+    version: str = "1",
+    on_version_change: str | None = None,
+    policy: Policy | str | PathLike[str] | None = None,
+    timeout: Seconds | None = None,
+    isolate: str | None = None,
+    within: Seconds | None = None,
+    if_running: str = "wait",
+    not_applied: Any = (),
+    reconcile: Callable[..., Any] | None = None,
+    provider: str | None = None,
+    dataset: str | Callable[..., str] | None = None,
+    priority: str = "P1",
+    retain_for: Seconds | None = None,
+) -> Callable[[Callable[P, R]], Step[P, R]]:
+    """Make a function durable: every attempt is on record, its effect is applied once per key.
+
+    effect             what running it does to the world; has no default:
+                         pure        nothing: running it again gives the same
+                         idempotent  something that the other side applies once per `current().key`
+                         outbox      only events, given away with `current().emit()`
+                         once        something that must not happen twice, and cannot be repeated blindly
+    name               what it is known by, together with the key; its module and name unless given
+    key                which arguments (names, or a function of all) make two calls the same work; else all
+    ignore             arguments that take no part in key and record
+    partition          a part of the key that is no argument: a value, or a function of the arguments
+    bucket             a stretch of time in the key ("hour", "day", seconds): one run in each
+    tenant             whose work it is; part of the key
+    config, version    what a result depends on besides arguments; when they change, `pure` work runs anew,
+                       any other returns the stored value (`on_version_change="new"|"reuse"|"fail"`)
+    policy             a `Policy`, its name or the path of a policy file
+    timeout            limit of one attempt
+    isolate            "process": plain work runs in a process of its own, which is killed at its limit
+    within             limit of the whole run with its waits, and of waiting for somebody else's
+    if_running         "wait" for an attempt that is under way elsewhere, or "raise" `InProgress`
+    not_applied        for `once`: errors (types, a predicate, or "not-sent") after which nothing has happened
+    reconcile          for `once`: called with the step's arguments when an attempt was lost; answers
+                       `oncemore.applied(value)`, `oncemore.not_applied()` or `oncemore.unknown()`
+    provider, dataset, priority, retain_for   recorded with the run
+    """
+    if _bare is not None or effect is None:
+        raise UsageError(NO_EFFECT)
+    told = {
+        "effect": effect, "name": name, "key": key, "ignore": ignore, "partition": partition,
+        "bucket": bucket, "tenant": tenant, "config": config, "version": version,
+        "on_version_change": on_version_change, "policy": settings().policy if policy is None else policy,
+        "timeout": timeout, "isolate": isolate, "within": within, "if_running": if_running,
+        "not_applied": not_applied, "reconcile": reconcile, "provider": provider, "dataset": dataset,
+        "priority": priority, "retain_for": retain_for,
+    }  # fmt: skip
+
+    def decorate(work: Callable[P, R]) -> Step[P, R]:
+        recipe = Recipe(work, told)
+        for warning in recipe.policy.warnings():
+            warn(warning, PolicyWarning, stacklevel=2)
+        return Step(recipe)
+
+    return decorate
