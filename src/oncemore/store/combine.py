@@ -229,13 +229,13 @@ class Combiner:
                 return
 
     def _serve(self) -> None:
+        """Commit for tasks until there are none and never will be; whatever happens, the next are served."""
         while self._queue or not self._stopped:
             self._bell.acquire()
             if self._queue and self._turn.acquire(False):
-                try:
+                with suppress(BaseException):  # all that waited for this commit were told
                     self._commit()
-                finally:
-                    self._pass_on()
+                self._pass_on()
 
 
 def _fail(ops: list[Op], error: BaseException) -> None:

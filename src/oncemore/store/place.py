@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 REMOTE = ("nfs", "nfs4", "cifs", "smb", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "sshfs")
 DOOR_WAIT_S = 30.0
+PLAINLY_STUCK_S = 2.0
 
 
 def file_system(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
@@ -87,15 +88,21 @@ class Door:
             raise
 
     def _knock(self, file: int) -> None:
-        """Try until the door opens or the time is up; a blocking lock could not be given up."""
-        ends = time.monotonic() + DOOR_WAIT_S
+        """Try until the door opens or the time is up; a blocking lock could not be given up.
+
+        All knock at the same rate, or those who have waited long would come last; only when it is plain
+        that somebody holds the door and does not work do they save their strength.
+        """
+        began = time.monotonic()
         while not _locked(file, self._path):
-            if time.monotonic() > ends:
+            waited = time.monotonic() - began
+            if waited > DOOR_WAIT_S:
                 raise StoreError(
                     f"another process has been writing to {self._path.stem} for {DOOR_WAIT_S:g} s; "
                     "is it stopped?"
                 )
-            time.sleep(random.uniform(0.0001, 0.0005))  # noqa: S311 - only spreads the knocking
+            pause = 0.0005 if waited < PLAINLY_STUCK_S else 0.01
+            time.sleep(random.uniform(pause / 5, pause))  # noqa: S311 - only spreads the knocking
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -151,9 +158,10 @@ def enter(folder: Path, worker: str) -> Here:
         file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         raise UsageError(f"worker {worker} is here already; each needs a name of its own") from None
-    here = Here(path, file)
-    assert _locked(file, path), "a new file was locked by somebody who did not hold the door"
-    return _here.setdefault(path, here)
+    ours = _locked(file, path)
+    assert ours, "a new file was locked by somebody who did not hold the door"
+    _here[path] = here = Here(path, file)
+    return here
 
 
 def gone(folder: Path, worker: str) -> bool:

@@ -400,6 +400,7 @@ def _connect(path: Path, flags: int) -> apsw.Connection:
     connection = apsw.Connection(str(path), flags=flags)
     connection.set_busy_timeout(BUSY_MS)  # before anything else: even to ask for the mode may be busy
     connection.transaction_mode = "IMMEDIATE"
+    connection.pragma("secure_delete", "FAST")  # or pages that are split would keep what is pruned later
     return connection
 
 

@@ -1,0 +1,430 @@
+"""Group commit: who commits for whom, on threads, asyncio and trio, and what happens when somebody leaves."""
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import trio
+
+from oncemore.errors import StoreError, UsageError
+from oncemore.store import combine
+from oncemore.store.base import Batch, Conflict, Stored
+from oncemore.store.combine import Combiner, Op
+from oncemore.store.sqlite import SqliteStore
+from oncemore.testing.contract import put, stored, whole, write
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
+    made = SqliteStore(tmp_path / "log.db")
+    yield made
+    made.close()
+
+
+class Disk:
+    """Stores by counting; its gate can be shut, so that others queue behind whoever commits."""
+
+    def __init__(self) -> None:
+        self.commits: list[list[str]] = []
+        self.open = threading.Event()
+        self.open.set()
+        self.busy = threading.Event()
+        self.refuses: dict[str, BaseException] = {}
+
+    def __call__(self, ops: list[Op]) -> None:
+        self.busy.set()
+        assert self.open.wait(20)
+        names = [op.batch.writes[0].entity for op in ops]
+        for name in names:
+            if name in self.refuses:
+                raise self.refuses[name]
+        self.commits.append(names)
+        for op in ops:
+            op.answer = Stored((len(self.commits),))
+
+
+def batch(name: str) -> Batch:
+    return Batch((write(name, None),))
+
+
+def queued(combiner: Combiner, many: int) -> None:
+    """Wait until so many stand in the queue."""
+    ends = time.monotonic() + 20
+    while len(combiner._queue) < many:
+        assert time.monotonic() < ends
+        time.sleep(0.001)
+
+
+async def appended(store: SqliteStore, n: int) -> Stored | Conflict:
+    return await store.append(Batch((write(f"run/{n}", None), write(f"worker/{n}", None)), {}, n % 2 == 0))
+
+
+def on_asyncio(work: Callable[[int], object], cancelled: set[int]) -> None:
+    async def main() -> None:
+        tasks = [asyncio.ensure_future(work(n)) for n in range(50)]  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        for n in cancelled:
+            tasks[n].cancel()
+        for n, answer in enumerate(await asyncio.gather(*tasks, return_exceptions=True)):
+            assert isinstance(answer, asyncio.CancelledError if n in cancelled else Stored)
+
+    asyncio.run(main())
+
+
+def on_trio(work: Callable[[int], object], cancelled: set[int]) -> None:
+    answers: dict[int, object] = {}
+
+    async def task(n: int, scope: trio.CancelScope) -> None:
+        with scope:
+            answers[n] = await work(n)  # type: ignore[misc]
+
+    async def main() -> None:
+        scopes = [trio.CancelScope() for _ in range(50)]
+        async with trio.open_nursery() as nursery:
+            for n in range(50):
+                nursery.start_soon(task, n, scopes[n])
+            await trio.lowlevel.checkpoint()
+            for n in cancelled:
+                scopes[n].cancel()
+
+    trio.run(main)
+    assert set(answers) == set(range(50)) - cancelled
+    assert all(isinstance(answer, Stored) for answer in answers.values())
+
+
+LOOPS = pytest.mark.parametrize("loop", [on_asyncio, on_trio])
+
+
+@LOOPS
+def test_fifty_tasks_are_served_by_few_commits(
+    store: SqliteStore, loop: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk()
+    monkeypatch.setattr(store, "_combiner", Combiner(disk))
+    loop(lambda n: appended(store, n), set())
+    assert sum(map(len, disk.commits)) == 50
+    assert len(disk.commits) < 10
+
+
+@LOOPS
+def test_every_task_gets_its_own_answer(store: SqliteStore, loop: Callable[..., None]) -> None:
+    loop(lambda n: appended(store, n), set())
+    assert {len(whole(store, f"{kind}/{n}")) for kind in ("run", "worker") for n in range(50)} == {1}
+
+
+@LOOPS
+def test_a_cancelled_task_leaves_its_batch_committed_and_the_others_alone(
+    store: SqliteStore, loop: Callable[..., None]
+) -> None:
+    store._door.__enter__()  # nobody can commit before all are queued and some are cancelled
+    threading.Timer(0.2, store._door.__exit__, (None, None, None)).start()
+    loop(lambda n: appended(store, n), set(range(0, 50, 3)))
+    stored(put(store, write("run/after", None)))
+    store._combiner.stop()
+    for n in range(50):
+        assert len(whole(store, f"run/{n}")) == len(whole(store, f"worker/{n}")) == 1
+
+
+def test_threads_and_both_kinds_of_loop_share_one_store(store: SqliteStore) -> None:
+    def work(mine: str) -> Callable[[int], object]:
+        async def one(n: int) -> Stored | Conflict:
+            for k in range(3):
+                entity = f"run/{mine}{n}"
+                answer = await store.append(Batch((write(entity, store.head(entity), b"%d" % k),)))
+                assert isinstance(answer, Stored)
+            return answer
+
+        return one
+
+    def thread(n: int) -> None:
+        for k in range(10):
+            stored(put(store, write(f"run/s{n}", store.head(f"run/s{n}"), b"%d" % k)))
+
+    with ThreadPoolExecutor(8) as pool:
+        jobs = [pool.submit(on_asyncio, work("a"), set()), pool.submit(on_trio, work("t"), set())]
+        jobs += [pool.submit(thread, n) for n in range(6)]
+        for job in jobs:
+            job.result(60)
+    assert {len(whole(store, f"run/{mine}{n}")) for mine in "at" for n in range(50)} == {3}
+    assert {len(whole(store, f"run/s{n}")) for n in range(6)} == {10}
+
+
+def test_each_loop_is_woken_once_per_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    woken: list[int] = []
+    real = combine._wake_all
+    monkeypatch.setattr(combine, "_wake_all", lambda wakes: (woken.append(len(wakes)), real(wakes)))
+    disk = Disk()
+    combiner = Combiner(disk)
+
+    async def main() -> None:
+        disk.open.clear()
+        first = asyncio.ensure_future(waited(combiner.submit(batch("first"))))
+        await asyncio.to_thread(disk.busy.wait, 20)
+        rest = [asyncio.ensure_future(waited(combiner.submit(batch(f"{n}")))) for n in range(20)]
+        await asyncio.sleep(0)
+        disk.open.set()
+        await asyncio.gather(first, *rest)
+
+    asyncio.run(main())
+    assert woken == [1, 20]
+
+
+async def waited(op: Op) -> Stored | Conflict:
+    return await op
+
+
+def test_trio_is_not_imported_for_asyncio() -> None:
+    code = """
+        import asyncio, sys, tempfile, pathlib
+        from oncemore.store.sqlite import SqliteStore
+        from oncemore.store.base import Batch, Index, Write
+        async def main(store):
+            return await store.append(Batch((Write("run/a", 0, b"", b"", b"h", b"", Index("run")),)))
+        with tempfile.TemporaryDirectory() as folder:
+            store = SqliteStore(pathlib.Path(folder) / "log.db")
+            print(asyncio.run(main(store)))
+            store.close()
+        assert "trio" not in sys.modules
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "Stored(seqs=(1,))\n"
+
+
+def test_a_ticket_tells_the_same_answer_again(store: SqliteStore) -> None:
+    ticket = store.append(batch("run/a"))
+    assert ticket.wait() == ticket.wait() == asyncio.run(waited(ticket)) == Stored((1,))
+    assert len(whole(store, "run/a")) == 1
+
+
+def test_the_turn_goes_to_the_first_that_waits_and_takes_everybody_along() -> None:
+    disk = Disk()
+    combiner = Combiner(disk)
+    disk.open.clear()
+    with ThreadPoolExecutor(8) as pool:
+        first = pool.submit(combiner.submit(batch("first")).wait)
+        assert disk.busy.wait(20)
+        rest = []
+        for n in range(5):
+            rest.append(pool.submit(combiner.submit(batch(f"{n}")).wait))
+            queued(combiner, n + 1)
+        disk.open.set()
+        assert first.result(20) == Stored((1,))
+        assert {job.result(20) for job in rest} == {Stored((2,))}
+    assert disk.commits == [["first"], ["0", "1", "2", "3", "4"]]
+
+
+def test_a_long_queue_is_stored_in_several_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(combine, "MOST", 3)
+    disk = Disk()
+    combiner = Combiner(disk)
+
+    async def main() -> list[Stored | Conflict]:
+        return await asyncio.gather(*[waited(combiner.submit(batch(f"{n}"))) for n in range(10)])
+
+    disk.open.clear()
+    with ThreadPoolExecutor(2) as pool:
+        tasks = pool.submit(asyncio.run, main())
+        assert disk.busy.wait(20)
+        queued(combiner, 7)
+        last = pool.submit(combiner.submit(batch("last")).wait)
+        queued(combiner, 8)
+        disk.open.set()
+        tasks.result(20)
+        last.result(20)
+    assert sorted(name for commit in disk.commits for name in commit) == sorted(
+        [*map(str, range(10)), "last"]
+    )
+    assert all(len(commit) <= 3 for commit in disk.commits)
+
+
+def test_what_nobody_could_store_hurts_only_its_own_caller() -> None:
+    disk = Disk()
+    combiner = Combiner(disk)
+    disk.refuses["bad"] = UsageError("too big")
+
+    async def main() -> list[Stored | Conflict | BaseException]:
+        ops = [combiner.submit(batch(name)) for name in ("a", "bad", "b")]
+        return await asyncio.gather(*[waited(op) for op in ops], return_exceptions=True)
+
+    a, bad, b = asyncio.run(main())
+    assert isinstance(a, Stored)
+    assert isinstance(bad, UsageError)
+    assert isinstance(b, Stored)
+
+
+def test_a_storage_error_goes_to_all_that_waited_for_it() -> None:
+    disk = Disk()
+    combiner = Combiner(disk)
+    disk.refuses["b"] = OSError("the disk is gone")
+
+    async def main() -> list[Stored | Conflict | BaseException]:
+        ops = [combiner.submit(batch(name)) for name in ("a", "b", "c")]
+        return await asyncio.gather(*[waited(op) for op in ops], return_exceptions=True)
+
+    assert {type(answer) for answer in asyncio.run(main())} == {OSError}
+    assert disk.commits == []
+    assert combiner.submit(batch("d")).wait() == Stored((1,))
+
+
+def test_an_interrupted_leader_fails_what_it_stored_and_hands_the_turn_on() -> None:
+    disk = Disk()
+    combiner = Combiner(disk)
+    disk.refuses["first"] = KeyboardInterrupt()
+    disk.open.clear()
+    with ThreadPoolExecutor(4) as pool:
+        leader = combiner.submit(batch("first"))
+        first = pool.submit(leader.wait)
+        assert disk.busy.wait(20)
+        rest = pool.submit(combiner.submit(batch("rest")).wait)
+        queued(combiner, 1)
+        disk.open.set()
+        assert isinstance(first.exception(20), KeyboardInterrupt)
+        assert rest.result(20) == Stored((1,))
+        with pytest.raises(StoreError, match="interrupted while storing"):
+            leader.wait()
+
+
+def test_a_leader_that_is_interrupted_before_it_stores_anything_is_left_out() -> None:
+    disk = Disk()
+    combiner = Combiner(disk)
+
+    class Company:
+        def acquire(self, *_: object) -> None:
+            raise KeyboardInterrupt
+
+    combiner._last, company = 2, combiner._company  # as after a commit that carried two
+    combiner._company = Company()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        combiner.submit(batch("first")).wait()
+    combiner._company = company
+    assert combiner.submit(batch("next")).wait() == Stored((1,))
+    assert disk.commits == [["next"]]
+
+
+def test_the_writer_thread_survives_what_interrupts_a_commit() -> None:
+    disk = Disk()
+    combiner = Combiner(disk)
+    disk.refuses["first"] = KeyboardInterrupt()
+    with pytest.raises(StoreError, match="interrupted while storing"):
+        asyncio.run(waited(combiner.submit(batch("first"))))
+    assert asyncio.run(waited(combiner.submit(batch("next")))) == Stored((1,))
+
+
+class Interrupted(Exception):
+    """What a signal handler raises."""
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_a_thread_that_is_interrupted_at_the_gate_does_not_keep_the_turn(served: bool) -> None:
+    disk = Disk()
+    combiner = Combiner(disk)
+
+    class Gate:
+        """A lock at which waiting is interrupted; where `served`, after the turn was handed over."""
+
+        def acquire(self) -> None:
+            if self in waiting:
+                if served:
+                    disk.open.set()
+                    assert handed.wait(20)
+                raise Interrupted
+            waiting.append(self)
+
+        def release(self) -> None:
+            handed.set()
+
+    waiting: list[Gate] = []
+    handed = threading.Event()
+    disk.open.clear()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(combiner.submit(batch("first")).wait)
+        assert disk.busy.wait(20)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(combine, "allocate_lock", Gate)
+            with pytest.raises(Interrupted):
+                combiner.submit(batch("interrupted")).wait()
+        disk.open.set()
+        assert first.result(20) == Stored((1,))
+        assert pool.submit(combiner.submit(batch("next")).wait).result(20) == Stored((2,))
+    assert disk.commits[0] == ["first"]
+    assert "next" in disk.commits[1]
+
+
+def test_a_loop_that_was_closed_while_its_batch_was_stored_does_not_matter() -> None:
+    disk = Disk()
+    combiner = Combiner(disk)
+    disk.open.clear()
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(waited(combiner.submit(batch("left"))))
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    task.cancel()
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    loop.close()
+    disk.open.set()
+    assert combiner.submit(batch("next")).wait() == Stored((2,))
+    assert disk.commits == [["left"], ["next"]]
+
+
+def test_stopping_serves_those_who_wait_and_takes_nobody_else() -> None:
+    disk = Disk()
+    combiner = Combiner(disk)
+    late, late_task = combiner.submit(batch("late")), combiner.submit(batch("late task"))
+    disk.open.clear()
+    after: list[int] = []
+
+    async def main() -> list[Stored | Conflict]:
+        return await asyncio.gather(*[waited(combiner.submit(batch(f"{n}"))) for n in range(10)])
+
+    with ThreadPoolExecutor(4) as pool:
+        sync = pool.submit(combiner.submit(batch("sync")).wait)
+        assert disk.busy.wait(20)
+        tasks = pool.submit(asyncio.run, main())
+        queued(combiner, 10)
+        stopping = pool.submit(combiner.stop, lambda: after.append(len(disk.commits)))
+        while not combiner._stopped:
+            time.sleep(0.001)
+        with pytest.raises(StoreError, match="closed"):
+            combiner.submit(batch("refused"))
+        with pytest.raises(StoreError, match="closed"):
+            asyncio.run(waited(late_task))
+        disk.open.set()
+        assert sync.result(20) == Stored((1,))
+        assert len(tasks.result(20)) == 10
+        stopping.result(20)
+    assert after == [len(disk.commits)]
+    assert late.wait() == Stored((3,))  # it asks the store itself, which says that it is closed
+
+
+def test_a_store_that_is_closed_under_way_answers_everybody(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "log.db")
+    answers: list[object] = []
+
+    def thread(n: int) -> None:
+        try:
+            for k in range(1000):
+                stored(put(store, write(f"run/{n}-{k}", None)))
+        except StoreError as error:
+            answers.append(str(error))
+
+    threads = [threading.Thread(target=thread, args=(n,)) for n in range(8)]
+    for one in threads:
+        one.start()
+    time.sleep(0.05)
+    store.close()
+    for one in threads:
+        one.join(20)
+        assert not one.is_alive()
+    assert len(answers) == 8
+    assert all("closed" in str(answer) for answer in answers)
