@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from oncemore.codec.secret import Secret, texts_of
-from oncemore.codec.step_key import cfg_hash, input_hash, step_key
+from oncemore.codec.step_key import argument_bytes, cfg_hash, key_of, scope_bytes
 from oncemore.codec.tagged import Tagger
+from oncemore.core.key import fingerprint
 from oncemore.core.model import EFFECTS
 from oncemore.errors import UsageError
 from oncemore.options import as_seconds, colour_of, policy_of
@@ -53,6 +54,7 @@ class Recipe:
         self._cfg = None if callable(self._config) else cfg_hash(self._version, self._config)
         self._partition, self._tenant, self._dataset = told["partition"], told["tenant"], told["dataset"]
         self._bucket = _bucket(told["bucket"])
+        self._plain_scope = b""
         self._bind = _binder(work)
         self._left_out, self._secret = _left_out(self.name, work, told["ignore"])
         self._key = _key(self.name, work, told["key"])
@@ -64,31 +66,33 @@ class Recipe:
     def counted(self, bound: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments that make two calls differ."""
         out = self._left_out
-        return (
-            {name: value for name, value in bound.items() if name not in out and type(value) is not Secret}
-            if out or any(type(value) is Secret for value in bound.values())
-            else bound
-        )
+        if not out and not any(type(value) is Secret for value in bound.values()):
+            return bound
+        return {name: value for name, value in bound.items() if name not in out and type(value) is not Secret}
 
     def key(
         self, counted: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any], tenant: str, now: float
     ) -> tuple[str, str]:
         """Return the key of a call, and the digest of all that counts of its arguments."""
-        parts = counted if self._key is None else self._key(counted, args, kwargs)
-        told = {
-            "partition": _of("partition", self._partition, args, kwargs),
-            "tenant": tenant,
-            "bucket": "" if self._bucket is None else self._bucket(now, args, kwargs),
-        }
-        return step_key(self.name, parts, **told), input_hash(counted)
+        inputs = argument_bytes(counted)
+        parts = inputs if self._key is None else argument_bytes(self._key(counted, args, kwargs))
+        return key_of(parts, self._scope(args, kwargs, tenant, now)), fingerprint(inputs).hex()
+
+    def _scope(self, args: tuple[Any, ...], kwargs: dict[str, Any], tenant: str, now: float) -> bytes:
+        """Return what else the key is made of; where it is always the same, it is made once."""
+        if self._partition is None and self._bucket is None and tenant == "":
+            self._plain_scope = self._plain_scope or scope_bytes(self.name)
+            return self._plain_scope
+        bucket = "" if self._bucket is None else self._bucket(now, args, kwargs)
+        return scope_bytes(self.name, _of(self._partition, args, kwargs), tenant, bucket)
 
     def tenant(self, around: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return whose work it is: the step's own word, or that of the context."""
-        return str(_of("tenant", self._tenant, args, kwargs) or around)
+        return str(_of(self._tenant, args, kwargs) or around)
 
     def dataset(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return the dataset it belongs to."""
-        return str(_of("dataset", self._dataset, args, kwargs) or "")
+        return str(_of(self._dataset, args, kwargs) or "")
 
     def cfg(self) -> str:
         """Return the digest of what a result depends on besides its arguments."""
@@ -238,7 +242,7 @@ def _bucket(bucket: Any) -> Callable[[float, Any, Any], str] | None:
     return lambda now, args, kwargs: f"{name} from {now // size * size:.0f}"
 
 
-def _of(option: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _of(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return an option's value: itself, or what it says of a call's arguments."""
     return value(*args, **kwargs) if callable(value) else value
 

@@ -17,7 +17,7 @@ from oncemore.engine.attempt import CURRENT
 from oncemore.engine.context import CONTEXT
 from oncemore.engine.history import Run
 from oncemore.engine.ids import uuid7
-from oncemore.engine.ops import Answer, Call, Plan
+from oncemore.engine.ops import Answer, Call, Plan, Terms
 from oncemore.engine.perform import Job, awaiting, blocking
 from oncemore.engine.retry import ENDS
 from oncemore.errors import (
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from oncemore.core.model import Effect
     from oncemore.core.policy import Policy
+    from oncemore.engine.lease import Identity
     from oncemore.engine.ops import Script
     from oncemore.engine.runtime import Engine
     from oncemore.options import Seconds
@@ -200,19 +201,23 @@ class Step(Generic[P, R]):
         key, inputs = recipe.key(counted, args, kwargs, tenant, now)
         entity = f"run/{key}"
         _check_not_inside(recipe.name, entity)
-        plan, me = self._plan_on(engine), engine.identity()
-        run_id = uuid7(now)
+        plan = self._plan_on(engine)
         deadline, give_up = _ends(recipe.policy.within_s, around.deadline, now)
-        call = Call(
-            entity, recipe.stored(counted), inputs, recipe.cfg(), run_id, me.name, _seed(recipe.policy, key),
-            tenant, around.correlation_id or run_id, recipe.dataset(args, kwargs), recipe.priority,
-            recipe.retain_s, deadline, give_up,
-        )  # fmt: skip
+        call = Call(entity, inputs, recipe.cfg(), deadline, give_up)
         secrets = recipe.secrets(bound)
         if secrets:
             plan = plan.replaced(describe=lambda error, failure: neutral(error, failure, secrets))
+
+        def terms(me: Identity) -> Terms:
+            run_id = uuid7(engine.now())
+            return Terms(
+                me.name, run_id, recipe.stored(counted), _seed(recipe.policy, key), tenant,
+                around.correlation_id or run_id, recipe.dataset(args, kwargs), recipe.priority,
+                recipe.retain_s,
+            )  # fmt: skip
+
         job = Job(
-            engine, me, recipe.name, recipe.work, args, kwargs, tagged=_tagged, untagged=untag,
+            engine, terms, recipe.name, recipe.work, args, kwargs, tagged=_tagged, untagged=untag,
             reconcile=recipe.reconcile, awaits=self._awaits, isolate=recipe.isolate,
         )  # fmt: skip
         return job, plan, call

@@ -75,7 +75,7 @@ def test_what_an_encoding_would_change_is_refused() -> None:
 
 
 def test_typed_bytes_hold_fields_and_no_class_name_and_need_their_annotation() -> None:
-    data = encode(Report("x"), Report)
+    data = bytes(encode(Report("x"), Report))
     assert b"Report" not in data
     with pytest.raises(NoForm, match="no longer has"):
         decode(data)

@@ -60,6 +60,7 @@ class World:
         self.happened: list[int] = []  # the attempts whose effect reached the outside
         self.workers = 0
         self.nonce = 0
+        self.me = ""
 
     def plan(self) -> ops.Plan:
         return ops.Plan(
@@ -75,12 +76,15 @@ class World:
         )
 
     def call(self) -> ops.Call:
-        """Start a new process: a worker with a lease, and a call of the same work."""
+        """Return a call of the same work, as any process would make it."""
+        return ops.Call(ENTITY, "input", "cfg")
+
+    def _begin(self, op: ops.Begin) -> ops.Terms:
+        """Begin an attempt as a worker of its own, with a lease."""
         self.workers += 1
-        worker = f"worker-{self.workers}"
-        self.alive.add(worker)
-        run_id = f"run-{self.workers}"
-        return ops.Call(ENTITY, {"x": 1}, "input", "cfg", run_id, worker)
+        self.me = f"worker-{self.workers}"
+        self.alive.add(self.me)
+        return ops.Terms(self.me, f"run-{self.workers}", {"x": 1})
 
     def drive(self, crash_at: tuple[int, str] | None = None) -> tuple[ops.End, int]:
         """Run one process's call to its end, or to its crash; return the end and how many ops it took."""
@@ -90,18 +94,18 @@ class World:
         while type(op) is not ops.End:
             count += 1
             if crash_at == (count, "before"):
-                self._die(call.worker)
+                self._die()
             answer = self.do(op)
             if crash_at == (count, "after"):
-                self._die(call.worker)
+                self._die()
             op = script.send(answer)
             assert count < 200, "the flow does not end"
-        self.alive.discard(call.worker)
+        self.alive.discard(self.me)
         assert next(script, None) is None, "a script goes on after its end"
         return op, count
 
-    def _die(self, worker: str) -> None:
-        self.alive.discard(worker)
+    def _die(self) -> None:
+        self.alive.discard(self.me)
         raise Crash
 
     def advance(self, script: Any, op: Any, to: type) -> Any:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oncemore.codec.tagged import Tagger
-from oncemore.core.key import digest
+from oncemore.core.key import canonical, digest, fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,10 +31,19 @@ def step_key(
     bucket: str = "",
 ) -> str:
     """Return the key of a call: 64 hex digits that two calls share if they are the same work."""
-    return digest(
+    return key_of(argument_bytes(arguments), scope_bytes(step, partition, tenant, bucket))
+
+
+def argument_bytes(arguments: Mapping[str, object]) -> bytes:
+    """Return arguments as canonical JSON; one that has no form is refused by its name."""
+    return canonical(tagged_arguments(arguments))
+
+
+def scope_bytes(step: str, partition: object = None, tenant: str = "", bucket: str = "") -> bytes:
+    """Return what else a key is made of as canonical JSON."""
+    return canonical(
         {
             "step": _KEYED.tag(step, "the step's name"),
-            "args": tagged_arguments(arguments),
             "partition": _KEYED.tag(partition, "partition"),
             "tenant": _KEYED.tag(tenant, "tenant"),
             "bucket": _KEYED.tag(bucket, "bucket"),
@@ -42,9 +51,14 @@ def step_key(
     )
 
 
+def key_of(arguments: bytes, scope: bytes) -> str:
+    """Return the key; `args` comes first in canonical order, so that both parts can be put together."""
+    return fingerprint(b'{"args":' + arguments + b"," + scope[1:]).hex()
+
+
 def input_hash(arguments: Mapping[str, object]) -> str:
     """Return the digest of all arguments that count."""
-    return digest(tagged_arguments(arguments))
+    return fingerprint(argument_bytes(arguments)).hex()
 
 
 def cfg_hash(version: str, config: object) -> str:

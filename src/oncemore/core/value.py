@@ -29,14 +29,27 @@ else:
         __slots__ = ()
         _fields = ()
         _field_defaults = {}  # noqa: RUF012 - each class gets its own
+        _at = {}  # noqa: RUF012 - the same
+        _rest = ()
 
         def __new__(cls, *values, **named):
-            if named or len(values) != len(cls._fields):
+            if named:
                 values = _completed(cls, values, named)
+            elif len(values) != len(cls._fields):
+                # The common case, at a tenth of the cost: the last fields are left to their defaults.
+                rest = len(values) - len(cls._fields)
+                if rest > 0 or -rest > len(cls._rest):
+                    values = _completed(cls, values, named)
+                values = (*values, *cls._rest[rest:])
             return tuple.__new__(cls, values)
 
         def _replace(self, **changes):
-            return type(self)(**{**self._asdict(), **changes})
+            values, at = list(self), self._at
+            for name, value in changes.items():
+                if name not in at:
+                    raise TypeError(f"{type(self).__name__} has no field {name}")
+                values[at[name]] = value
+            return tuple.__new__(type(self), values)
 
         def _asdict(self):
             return dict(zip(self._fields, self, strict=True))
@@ -72,7 +85,14 @@ else:
             fields = tuple(body.get("__annotations__", ()))
             defaults = {field: body.pop(field) for field in fields if field in body}
             getters = {field: _tuplegetter(at, field) for at, field in enumerate(fields)}
-            ours = {"__slots__": (), "_fields": fields, "__match_args__": fields, "_field_defaults": defaults}
+            ours = {
+                "__slots__": (),
+                "_fields": fields,
+                "__match_args__": fields,
+                "_field_defaults": defaults,
+                "_at": {field: at for at, field in enumerate(fields)},
+                "_rest": tuple(defaults.values()),
+            }
             return type(name, (_Tuple,), {**body, **getters, **ours})
 
     Value = type.__new__(_Named, "Value", (), {"__slots__": ()})

@@ -26,6 +26,7 @@ from oncemore.engine import endings
 from oncemore.engine.ops import (
     Answer,
     Ask,
+    Begin,
     Done,
     End,
     Holder,
@@ -42,7 +43,7 @@ from oncemore.engine.ops import (
 if TYPE_CHECKING:
     from oncemore.core.decide import Decision
     from oncemore.core.model import State
-    from oncemore.engine.ops import Call, Plan, Script, Seen
+    from oncemore.engine.ops import Call, Plan, Script, Seen, Terms
     from oncemore.errors import ResultUnavailable
 
 UNKNOWN = Answer("unknown")
@@ -59,7 +60,8 @@ def run_step(plan: Plan, call: Call) -> Script:
         if type(ready) is End:
             yield ready
             return
-        claimed = yield Save(ready, _claim(plan, call, ready.run, now), plan.effect != "pure")
+        terms = yield Begin()
+        claimed = yield Save(ready, _claim(plan, call, terms, ready.run, now), plan.effect != "pure")
         if claimed is None:
             continue
         done = yield Work(claimed, *_limit(plan, claimed.run, now))
@@ -158,39 +160,34 @@ def _held(plan: Plan, seen: Seen, now: float) -> Script:
 # The claim: counted before it runs, under a new fence -----------------------------------------------
 
 
-def _claim(plan: Plan, call: Call, run: Run | None, now: float) -> Change:
+def _claim(plan: Plan, call: Call, terms: Terms, run: Run | None, now: float) -> Change:
     """Return RUNNING and INTENT as one entry; with PENDING before them where a new run begins."""
     marks: tuple[Any, ...] = ("RUNNING", "INTENT")
     body: dict[str, Any] = {}
     before, at = run, run
     if at is None or at.state in ("COMPLETE", "HARD_FAIL"):
-        marks, body = ("PENDING", *marks), begin_body(call)
-        at = new_run(plan, call, run, now)
+        marks, body = ("PENDING", *marks), {"arguments": terms.arguments}
+        at = _new_run(plan, call, terms, run, now)
     after = at._replace(
         state="RUNNING", effect=plan.effect, fence=at.fence + 1, attempt=at.attempt + 1, tried=at.tried + 1,
-        worker=call.worker, began=now, reason="",
+        worker=terms.worker, began=now, reason="",
     )  # fmt: skip
     return Change(marks, before, after, body)
 
 
-def new_run(plan: Plan, call: Call, last: Run | None, now: float) -> Run:
+def _new_run(plan: Plan, call: Call, terms: Terms, last: Run | None, now: float) -> Run:
     """Return a new run of a key in PENDING: fences and attempts go on counting from the last one."""
     last = last or _NONE
-    return Run(
-        step=plan.name, effect=plan.effect, run_id=call.run_id, runs=last.runs + 1, fence=last.fence,
+    return _NONE._replace(
+        step=plan.name, effect=plan.effect, run_id=terms.run_id, runs=last.runs + 1, fence=last.fence,
         attempt=last.attempt, allowed=plan.policy.max_attempts, created=now, deadline=call.deadline,
-        input_hash=call.input_hash, cfg_hash=call.cfg_hash, seed=call.seed, tenant=call.tenant,
-        correlation_id=call.correlation_id, policy=plan.policy_name, dataset=call.dataset,
-        priority=call.priority, retain_s=call.retain_s,
+        input_hash=call.input_hash, cfg_hash=call.cfg_hash, seed=terms.seed, tenant=terms.tenant,
+        correlation_id=terms.correlation_id, policy=plan.policy_name, dataset=terms.dataset,
+        priority=terms.priority, retain_s=terms.retain_s,
     )  # fmt: skip
 
 
 _NONE = Run()
-
-
-def begin_body(call: Call) -> dict[str, Any]:
-    """Return what the first entry of a run keeps: its arguments."""
-    return {"arguments": call.arguments}
 
 
 def _limit(plan: Plan, run: Run, now: float) -> tuple[float | None, bool]:
@@ -373,8 +370,10 @@ def reopen(plan: Plan, call: Call, reason: str, actor: str) -> Script:
         if refused is not None:
             yield End(None, refused)
             return
-        body = {**begin_body(call), "decision": {"what": "rerun", "reason": reason, "actor": actor}}
-        after = new_run(plan, call, run, now)._replace(not_before=now)
+        terms = yield Begin()
+        told = {"what": "rerun", "reason": reason, "actor": actor}
+        body = {"arguments": terms.arguments, "decision": told}
+        after = _new_run(plan, call, terms, run, now)._replace(not_before=now)
         if (yield Save(seen, Change(("PENDING",), run, after, body))) is not None:
             yield End(None, None)
             return

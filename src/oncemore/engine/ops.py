@@ -1,6 +1,7 @@
 """What a flow may ask for, and what it is told.
 
 Load(entity)              read the head                              ← Seen
+Begin()                   who begins an attempt, and with what       ← Terms
 Now()                     the store's time                           ← seconds
 Holder(worker, …)         until when is that attempt held?           ← seconds; 0 when its worker is gone
 Save(seen, change, …)     append, if the entity is as it was seen    ← Seen after it, or None: it is not
@@ -84,26 +85,34 @@ class Plan(Record):
 
 
 class Call(Value):
-    """One call of a step: what makes it the same work as another, and who makes it.
+    """One call of a step: what makes it the same work as another, and how long it may take.
 
     deadline  when a run that it begins must be over; 0 for never
     give_up   until when this caller waits for somebody else's attempt, or for a time; 0 for always
     """
 
     entity: str
-    arguments: Any
     input_hash: str
     cfg_hash: str
-    run_id: str
+    deadline: float = 0.0
+    give_up: float = 0.0
+
+
+class Terms(Value):
+    """What an attempt begins with: the worker whose it is, and what a new run would keep of the call.
+
+    Asked for when an attempt begins and not before: most calls find that all is done.
+    """
+
     worker: str
+    run_id: str
+    arguments: Any
     seed: str = ""
     tenant: str = ""
     correlation_id: str = ""
     dataset: str = ""
     priority: str = "P1"
     retain_s: float = 0.0
-    deadline: float = 0.0
-    give_up: float = 0.0
 
 
 class Seen(Value):
@@ -120,6 +129,10 @@ class Load(Value):
     """Read the head of an entity."""
 
     entity: str
+
+
+class Begin(Value):
+    """Ask who begins an attempt, and with what."""
 
 
 class Now(Value):

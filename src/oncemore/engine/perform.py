@@ -24,6 +24,7 @@ from oncemore.engine.limits import awaited
 from oncemore.engine.ops import (
     Answer,
     Ask,
+    Begin,
     Done,
     End,
     Holder,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
 
     from oncemore.engine.lease import Identity
-    from oncemore.engine.ops import Script
+    from oncemore.engine.ops import Script, Terms
     from oncemore.engine.runtime import Engine
     from oncemore.store.base import Conflict
 
@@ -79,14 +80,14 @@ class Job:
     """One call on its way: the engine it runs on, the work, and what has cut it off, if anything has."""
 
     __slots__ = (
-        "_reconcile", "_tagged", "_untagged", "args", "awaits", "cut", "engine", "held", "isolate", "kwargs",
-        "me", "name", "work",
+        "_reconcile", "_tagged", "_terms", "_untagged", "args", "awaits", "cut", "engine", "held", "isolate",
+        "kwargs", "me", "name", "store", "work",
     )  # fmt: skip
 
     def __init__(
         self,
         engine: Engine,
-        me: Identity,
+        terms: Callable[[Identity], Terms],
         name: str,
         work: Callable[..., Any],
         args: tuple[Any, ...],
@@ -98,7 +99,8 @@ class Job:
         awaits: bool = False,
         isolate: bool = False,
     ) -> None:
-        self.engine, self.me = engine, me
+        self.engine, self.store, self._terms = engine, engine.store, terms
+        self.me: Identity | None = None
         self.cut: BaseException | None = None
         self.held: tuple[str, int] | None = None
         self.awaits, self.isolate = awaits, isolate
@@ -109,11 +111,16 @@ class Job:
 
     def load(self, op: Load) -> Seen:
         """Read the head of an entity."""
-        head = self.engine.store.head(op.entity)
+        head = self.store.head(op.entity)
         if head is None:
             return Seen(op.entity, 0, NOWHERE, None)
         body = None if head.body is None else body_of(head.body)
         return Seen(op.entity, head.version, head.hash, head_of(head.head), body)
+
+    def begin(self, op: Begin) -> Terms:
+        """Return who begins an attempt: this process, with a lease that is good for it."""
+        self.me = self.engine.identity()
+        return self._terms(self.me)
 
     def now(self, op: Now) -> float:
         """Return the store's time."""
@@ -125,7 +132,7 @@ class Job:
 
     def read(self, op: Read) -> dict[str, Any]:
         """Return the body of an entry."""
-        for entry in self.engine.store.entries(op.entity, op.version - 1):
+        for entry in self.store.entries(op.entity, op.version - 1):
             if entry.body is None:
                 break
             return body_of(entry.body)
@@ -147,6 +154,7 @@ class Job:
         run = change.after
         if type(run) is Run and run.state == "RUNNING" and self.held is None:
             # Before it is written: nobody in this process may take it for lost.
+            assert self.me is not None
             self.held = (seen.entity, run.fence)
             self.me.active.add(self.held)
         after = Seen(seen.entity, seen.version + 1, writes[0].hash, run, change.body)
@@ -161,7 +169,7 @@ class Job:
 
     def let_go(self) -> None:
         """Have no attempt under way any more."""
-        if self.held is not None:
+        if self.held is not None and self.me is not None:
             self.me.active.discard(self.held)
             self.held = None
             if self.me.retired:
@@ -169,7 +177,7 @@ class Job:
 
     def abandon(self) -> None:
         """Leave: an attempt whose outcome could not be written is nobody's, and others may see that."""
-        if self.held is not None:
+        if self.held is not None and self.me is not None:
             self.engine.retire(self.me)
             self.let_go()
 
@@ -183,7 +191,7 @@ class Job:
         for wait in AGAIN_S:
             yield wait
             try:
-                answer = self.engine.store.append(batch).wait()
+                answer = self.store.append(batch).wait()
             except StoreError as again:
                 last = again
                 continue
@@ -195,7 +203,7 @@ class Job:
     def _stands(self, batch: Batch) -> bool:
         """Whether the entry that stands where ours should is ours."""
         first = batch.writes[0]
-        for entry in self.engine.store.entries(first.entity, first.expect):
+        for entry in self.store.entries(first.entity, first.expect):
             return entry.hash == first.hash
         return False
 
@@ -324,7 +332,7 @@ def _end(job: Job, op: End) -> Any:
 def _save(job: Job, op: Save) -> Seen | None:
     batch, after = job.begin_save(op)
     try:
-        answer = job.engine.store.append(batch).wait()
+        answer = job.store.append(batch).wait()
     except BaseException as error:  # noqa: BLE001 - a cut is kept and raised when the run is in order
         answer = _drained(job.send_again(batch, error))
     return job.end_save(after, answer)
@@ -381,7 +389,7 @@ def _looks(job: Job, op: Watch) -> Generator[float, None, None]:
     ends, pause = time.monotonic() + min(op.seconds, LOOK_ANEW_S), LOOK_S
     while (left := ends - time.monotonic()) > 0:
         yield min(pause, left)
-        head = job.engine.store.head(op.entity)
+        head = job.store.head(op.entity)
         if head is None or head.version != op.version:
             return
         pause = min(pause * 1.5, LOOK_MOST_S)
@@ -408,7 +416,7 @@ async def _save_awaited(job: Job, op: Save) -> Seen | None:
         return _save(job, op)  # a task that was cancelled must not await; the disk is worth the moment
     batch, after = job.begin_save(op)
     try:
-        answer: Answered = await job.engine.store.append(batch)
+        answer: Answered = await job.store.append(batch)
     except BaseException as error:  # noqa: BLE001 - a cut is kept and raised when the run is in order
         sending = job.send_again(batch, error)
         answer = await _drained_awaited(sending) if isinstance(error, Exception) else _drained(sending)
@@ -464,7 +472,8 @@ async def _watch_awaited(job: Job, op: Watch) -> None:
 _REAL = clocks.Clock()
 
 _QUICK: dict[type, Callable[[Job, Any], Any]] = {
-    Load: Job.load, Now: Job.now, Holder: Job.holder, Read: Job.read, Tell: Job.tell,
+    Load: Job.load,
+    Begin: Job.begin, Now: Job.now, Holder: Job.holder, Read: Job.read, Tell: Job.tell,
 }  # fmt: skip
 _BLOCKING: dict[type, Callable[[Job, Any], Any]] = {
     Save: _save, Work: _work, Ask: _ask, Sleep: _sleep, Watch: _watch,

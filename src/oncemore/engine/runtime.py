@@ -98,7 +98,7 @@ class Engine:
 
     def now(self) -> float:
         """Return the store's time, in POSIX seconds."""
-        return self.store.now() + clocks.current.ahead
+        return (self._store or self.store).now() + clocks.current.ahead
 
     # Leases -----------------------------------------------------------------------------------------
 
