@@ -35,8 +35,9 @@ class Identity:
     def __init__(self, store: Store, name: str, lease_s: float, now: Callable[[], float]) -> None:
         self.name = name
         self.entity = f"worker/{name}"
-        self.active: set[tuple[str, int]] = set()
         self.retired = False
+        self._under_way: dict[tuple[str, int], int] = {}
+        self._counting = threading.Lock()
         self._store = store
         self._now = now
         self._lease_s = lease_s
@@ -55,6 +56,29 @@ class Identity:
     def fresh(self) -> bool:
         """Whether most of the lease is left: a new attempt may begin under it."""
         return self.until - self._now() > self._lease_s / BEATS
+
+    @property
+    def busy(self) -> bool:
+        """Whether any attempt is under way."""
+        return bool(self._under_way)
+
+    def at(self, entity: str, fence: int) -> bool:
+        """Whether an attempt is under way here."""
+        return (entity, fence) in self._under_way
+
+    def take(self, attempt: tuple[str, int]) -> None:
+        """Have an attempt under way, or try to: several callers may try the same, and one will get it."""
+        with self._counting:
+            self._under_way[attempt] = self._under_way.get(attempt, 0) + 1
+
+    def leave(self, attempt: tuple[str, int]) -> None:
+        """Be done with an attempt, or have failed to get it; whoever else has it still has it."""
+        with self._counting:
+            left = self._under_way[attempt] - 1
+            if left:
+                self._under_way[attempt] = left  # never absent in between: others look without the lock
+            else:
+                del self._under_way[attempt]
 
     def renew(self) -> None:
         """Write a new end of the lease; what it was before does not matter, runs have fences."""

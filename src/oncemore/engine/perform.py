@@ -156,7 +156,7 @@ class Job:
             # Before it is written: nobody in this process may take it for lost.
             assert self.me is not None
             self.held = (seen.entity, run.fence)
-            self.me.active.add(self.held)
+            self.me.take(self.held)
         after = Seen(seen.entity, seen.version + 1, writes[0].hash, run, change.body)
         return Batch(tuple(writes), {}, op.sync), after
 
@@ -170,7 +170,7 @@ class Job:
     def let_go(self) -> None:
         """Have no attempt under way any more."""
         if self.held is not None and self.me is not None:
-            self.me.active.discard(self.held)
+            self.me.leave(self.held)
             self.held = None
             if self.me.retired:
                 self.engine.bury(self.me)

@@ -121,7 +121,7 @@ class Engine:
         """Return until when a worker holds an attempt; 0 when it is gone, or no longer at it."""
         mine = self._mine.get(worker)
         if mine is not None:
-            return self.now() + self.lease_s if (entity, fence) in mine.active else 0.0
+            return self.now() + self.lease_s if mine.at(entity, fence) else 0.0
         if self.store.gone(worker):
             return 0.0
         head = self.store.head(f"worker/{worker}")
@@ -140,7 +140,7 @@ class Engine:
     def bury(self, me: Identity) -> None:
         """End a retired worker once it has nothing under way any more."""
         with self._lock:
-            if me.active or me.name not in self._mine:
+            if me.busy or me.name not in self._mine:
                 return
             del self._mine[me.name]
         with suppress(StoreError):  # its lease runs out by itself
