@@ -1,12 +1,13 @@
 """Every store keeps the contract that ships with the package."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from oncemore.store.base import Store
-from oncemore.store.memory import MemoryStore
+from oncemore.errors import StoreError
+from oncemore.store.base import Batch, Entry, Head, Query, Store, Write
+from oncemore.store.memory import MemoryStore, Settled
 from oncemore.store.sqlite import SqliteStore
 from oncemore.testing import contract
 
@@ -30,3 +31,133 @@ def test_the_store_in_a_file_keeps_the_contract(
     check(open_store)
     for store in opened:
         store.close()
+
+
+def test_a_closed_store_in_memory_refuses_everything_and_keeps_nobody_waiting() -> None:
+    store = MemoryStore()
+    store.close()
+    assert store.changed(0, 60.0) == 0
+    for use in (
+        lambda: store.head("run/a"),
+        lambda: store.prune("run/a", 1),
+        lambda: store.append(Batch(())),
+    ):
+        with pytest.raises(StoreError, match="closed"):
+            use()
+
+
+class HeadsWithoutBodies(MemoryStore):
+    def _whole(self, head: Head | None) -> Head | None:
+        return head
+
+
+class ListsWithBodies(MemoryStore):
+    def heads(self, query: Query) -> Iterator[Head]:
+        return (self.head(head.entity) or head for head in list(super().heads(query)))
+
+
+class Careless(MemoryStore):
+    """Stores whatever it is given."""
+
+    def append(self, batch: Batch) -> Settled:
+        return super().append(Batch(batch.writes[:1], {}, batch.sync))
+
+
+class Unguarded(MemoryStore):
+    def append(self, batch: Batch) -> Settled:
+        return super().append(batch._replace(guards={}))
+
+
+class LastWins(MemoryStore):
+    def append(self, batch: Batch) -> Settled:
+        with self._changed:
+            now = [
+                write._replace(expect=head.version if (head := self._heads.get(write.entity)) else 0)
+                for write in batch.writes
+            ]
+        return super().append(batch._replace(writes=tuple(now)))
+
+
+class PrunesTooMuch(MemoryStore):
+    def prune(self, entity: str, before: int) -> None:
+        super().prune(entity, before + 1)
+
+
+class PrunesEverybody(MemoryStore):
+    def prune(self, entity: str, before: int) -> None:
+        for other in list(self._heads):
+            super().prune(other, before)
+
+
+class PrunesDigests(MemoryStore):
+    def prune(self, entity: str, before: int) -> None:
+        super().prune(entity, before)
+        self._log[:] = [e if e.body is not None else e._replace(body_digest=b"") for e in self._log]
+
+
+class PrunesNothing(MemoryStore):
+    def prune(self, entity: str, before: int) -> None:
+        pass
+
+
+class TakesAllForDead(MemoryStore):
+    def gone(self, worker: str) -> bool:
+        return True
+
+
+class KnowsNobody(MemoryStore):
+    def gone(self, worker: str) -> bool:
+        self._here.remove(worker)
+        return False
+
+
+class Forgetful(MemoryStore):
+    def _write(self, write: Write) -> int:
+        return super()._write(write._replace(body=b"") if len(self._log) % 5 == 4 else write)
+
+
+class Faulty(MemoryStore):
+    def append(self, batch: Batch) -> Settled:
+        if len(self._log) > 3:
+            raise StoreError("the disk is gone")
+        return super().append(batch)
+
+
+class Disordered(MemoryStore):
+    def entries(self, entity: str | None = None, after: int = 0) -> Iterator[Entry]:
+        return reversed(list(super().entries(entity, after)))
+
+
+@pytest.mark.parametrize(
+    ("broken", "check"),
+    [
+        (HeadsWithoutBodies, contract.a_head_comes_with_the_body_of_its_last_entry),
+        (ListsWithBodies, contract.a_head_comes_with_the_body_of_its_last_entry),
+        (Careless, contract.a_batch_that_contradicts_itself_is_refused),
+        (Careless, contract.several_entities_are_stored_together_or_not_at_all),
+        (Unguarded, contract.a_guard_holds_without_being_written),
+        (Unguarded, contract.a_guard_that_has_moved_refuses_the_batch),
+        (LastWins, contract.a_stale_write_is_refused_with_the_head_that_is_there),
+        (LastWins, contract.of_many_that_expect_the_same_version_one_wins),
+        (PrunesTooMuch, contract.pruned_bodies_are_gone_and_the_chain_still_verifies),
+        (PrunesTooMuch, contract.pruning_what_is_not_there_changes_nothing),
+        (PrunesEverybody, contract.pruned_bodies_are_gone_and_the_chain_still_verifies),
+        (PrunesDigests, contract.pruned_bodies_are_gone_and_the_chain_still_verifies),
+        (PrunesNothing, contract.pruned_bodies_are_gone_and_the_chain_still_verifies),
+        (TakesAllForDead, contract.a_worker_that_is_here_is_not_gone),
+        (KnowsNobody, contract.asking_for_an_unknown_worker_is_no_error),
+        (Forgetful, contract.batches_that_wait_for_the_disk_and_those_that_do_not_may_mix),
+        (Forgetful, contract.batches_that_have_nothing_in_common_do_not_disturb_each_other),
+        (Faulty, contract.batches_that_have_nothing_in_common_do_not_disturb_each_other),
+        (Faulty, contract.of_many_that_expect_the_same_version_one_wins),
+        (Faulty, contract.a_guard_that_has_moved_refuses_the_batch),
+        (Disordered, contract.seqs_rise_and_the_whole_log_is_in_their_order),
+    ],
+    ids=lambda value: value.__name__,
+)
+def test_a_store_that_breaks_the_contract_is_caught(
+    broken: type[MemoryStore], check: Callable[[Callable[[], Store]], None]
+) -> None:
+    store = broken()
+    with pytest.raises((AssertionError, StoreError, KeyError)):
+        check(lambda: store)

@@ -6,6 +6,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -368,6 +369,7 @@ def test_a_loop_that_was_closed_while_its_batch_was_stored_does_not_matter() -> 
     task = loop.create_task(waited(combiner.submit(batch("left"))))
     loop.call_soon(loop.stop)
     loop.run_forever()
+    assert disk.busy.wait(20)
     task.cancel()
     loop.call_soon(loop.stop)
     loop.run_forever()
@@ -404,7 +406,51 @@ def test_stopping_serves_those_who_wait_and_takes_nobody_else() -> None:
         assert len(tasks.result(20)) == 10
         stopping.result(20)
     assert after == [len(disk.commits)]
-    assert late.wait() == Stored((3,))  # it asks the store itself, which says that it is closed
+    assert late.wait() == Stored((3,))  # a thread asks by itself; it is the store that knows it is closed
+
+
+def test_a_turn_that_is_let_go_while_one_queues_is_taken() -> None:
+    disk = Disk()
+    combiner = Combiner(disk)
+
+    class Queue(deque[Op]):
+        def append(self, op: Op) -> None:
+            super().append(op)
+            combiner._turn.release()
+
+    combiner._turn.acquire()
+    combiner._queue = Queue()
+    assert combiner.submit(batch("a")).wait() == Stored((1,))
+    assert disk.commits == [["a"]]
+
+
+def test_one_that_queues_while_the_turn_is_let_go_is_not_forgotten() -> None:
+    disk = Disk()
+    combiner = Combiner(disk)
+    late = combiner.submit(batch("late"))
+    late.gate = threading.Lock()
+    late.gate.acquire()
+
+    class Turn:
+        """A turn that nobody holds for a moment, in which somebody queues and finds it taken."""
+
+        def __init__(self) -> None:
+            self.acquire, self.lets_go = combiner._turn.acquire, combiner._turn.release
+
+        def release(self) -> None:
+            self.lets_go()
+            combiner._queue.append(late)
+
+    combiner._turn = Turn()  # type: ignore[assignment]
+    assert combiner.submit(batch("a")).wait() == Stored((1,))
+    assert late.gate.acquire(timeout=20)
+    assert late.lead
+
+
+def test_a_commit_of_nothing_is_none() -> None:
+    disk = Disk()
+    Combiner(disk)._commit()
+    assert disk.commits == []
 
 
 def test_a_store_that_is_closed_under_way_answers_everybody(tmp_path: Path) -> None:

@@ -208,6 +208,12 @@ def test_another_programs_database_is_refused_and_left_alone(path: Path) -> None
     assert path.read_bytes() == before
 
 
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=r"log\.db: (File exists|Not a directory)"):
+        SqliteStore(tmp_path / "file" / "log.db")
+
+
 @pytest.mark.parametrize(
     ("pragma", "says"), [("journal_mode", "write-ahead log"), ("synchronous", "wait for")]
 )

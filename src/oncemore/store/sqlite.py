@@ -311,14 +311,20 @@ class SqliteStore:
         try:
             _create(self.path)
             with self._door:
-                connection = self._cursor(sync=True).connection
-                _set_up(connection, self.path)
-                self._wall_at_boot = _clock(connection)
+                self._wall_at_boot = self._set_up()
         except apsw.Error as error:
-            self._drop()
             raise StoreError(f"{self.path}: {_fault(error)}") from error
         except OSError as error:
             raise StoreError(f"{self.path}: {error.strerror}") from error
+
+    def _set_up(self) -> float:
+        try:
+            connection = self._cursor(sync=True).connection
+            _set_up(connection, self.path)
+            return _clock(connection)
+        except BaseException:
+            self._drop()
+            raise
 
 
 def _apply(cursor: apsw.Cursor, batches: list[Batch]) -> list[Stored | Conflict]:

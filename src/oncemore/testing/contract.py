@@ -152,36 +152,36 @@ def a_guard_holds_without_being_written(open_store: Opener) -> None:
 
 def a_guard_that_has_moved_refuses_the_batch(open_store: Opener) -> None:
     """What was read before a change cannot be acted on after it, even when both happen at once."""
-    store, faults = open_store(), list[BaseException]()
+    store = open_store()
     stored(put(store, write("dataset/d", None, kind="dataset")))
+    stored(put(store, write("dataset/d", store.head("dataset/d"), kind="dataset")))
+    late = store.append(Batch((write("run/late", None),), {"dataset/d": 1})).wait()
+    assert late == Conflict("dataset/d", store.head("dataset/d"))
+    moves: list[Stored] = []
     relied: list[tuple[int, int]] = []
 
-    def act(mine: int) -> None:
-        try:
-            for n in range(20):
-                if mine == 0:
-                    stored(put(store, write("dataset/d", store.head("dataset/d"), b"%d" % n, kind="dataset")))
-                else:
-                    relied.extend(_relying(store, "dataset/d", f"run/{mine}-{n}"))
-        except BaseException as fault:  # noqa: BLE001 - reported by the check
-            faults.append(fault)
+    def act(mine: int, turn: int) -> Callable[[], None]:
+        seen = store.head("dataset/d")
+        assert seen is not None
+        if turn % 4 == mine:
+            change = write("dataset/d", seen, b"%d" % turn, kind="dataset")
+            return lambda: moves.append(stored(put(store, change)))
+        return lambda: relied.extend(_relying(store, seen, f"run/{mine}-{turn}"))
 
-    _together(act, 4)
-    assert not faults, faults
+    _at_once(act, 4, 20)
+    assert len(moves) == 20
     moved = {entry.version: entry.seq for entry in whole(store, "dataset/d")}
     for version, seq in relied:
         assert moved[version] < seq < moved.get(version + 1, seq + 1)
     assert len(list(store.heads(Query("run")))) == len(relied)
 
 
-def _relying(store: Store, guard: str, entity: str) -> list[tuple[int, int]]:
-    """Write an entity on the strength of a guard; return the guard's version and the seq, if it holds."""
-    seen = store.head(guard)
-    assert seen is not None
-    answer = store.append(Batch((write(entity, None),), {guard: seen.version})).wait()
+def _relying(store: Store, seen: Head, entity: str) -> list[tuple[int, int]]:
+    """Write an entity on the strength of another; return the version of that and the seq, if it holds."""
+    answer = store.append(Batch((write(entity, None),), {seen.entity: seen.version})).wait()
     if isinstance(answer, Stored):
         return [(seen.version, answer.seqs[0])]
-    assert answer.entity == guard
+    assert answer.entity == seen.entity
     assert answer.head is not None
     assert answer.head.version > seen.version
     return []
@@ -258,47 +258,41 @@ def odd_names_and_bodies_are_kept_as_they_are(open_store: Opener) -> None:
 
 def of_many_that_expect_the_same_version_one_wins(open_store: Opener) -> None:
     """Threads that race for one entity, each with a handle of its own, never lose or double a step."""
-    open_store()
-    wins: list[int] = []
-    faults: list[BaseException] = []
+    handles = [open_store() for _ in range(8)]
+    wins: list[tuple[int, bytes]] = []
 
-    def race(mine: int) -> None:
-        try:
-            store = open_store()
-            for _ in range(20):
-                while isinstance(put(store, write("run/hot", store.head("run/hot"), b"%d" % mine)), Conflict):
-                    pass
-                wins.append(mine)
-        except BaseException as fault:  # noqa: BLE001 - reported by the check
-            faults.append(fault)
+    def race(mine: int, turn: int) -> Callable[[], None]:
+        store = handles[mine]
+        mine_next = write("run/hot", store.head("run/hot"), b"%d" % mine)
 
-    _together(race, 8)
-    assert not faults, faults
-    entries = whole(open_store(), "run/hot")
-    assert len(entries) == len(wins) == 160
-    assert sorted(entry.body for entry in entries if entry.body) == sorted(b"%d" % mine for mine in wins)
+        def go() -> None:
+            if isinstance(put(store, mine_next), Stored):
+                wins.append((turn, mine_next.body))
+
+        return go
+
+    _at_once(race, 8, 20)
+    assert [turn for turn, _ in wins] == list(range(20))
+    assert [entry.body for entry in whole(open_store(), "run/hot")] == [body for _, body in wins]
 
 
 def batches_that_have_nothing_in_common_do_not_disturb_each_other(open_store: Opener) -> None:
     """Threads on their own entities are never refused, and every answer is their own."""
     store = open_store()
-    faults: list[BaseException] = []
 
-    def work(mine: int) -> None:
-        try:
-            for n in range(25):
-                entity = f"run/{mine}"
-                (seq,) = stored(
-                    put(store, write(entity, store.head(entity), b"%d" % n), sync=n % 2 == 0)
-                ).seqs
-                head = store.head(entity)
-                assert head is not None
-                assert (head.version, head.seq) == (n + 1, seq)
-        except BaseException as fault:  # noqa: BLE001 - reported by the check
-            faults.append(fault)
+    def work(mine: int, turn: int) -> Callable[[], None]:
+        entity = f"run/{mine}"
+        change = write(entity, store.head(entity), b"%d" % turn)
 
-    _together(work, 8)
-    assert not faults, faults
+        def go() -> None:
+            (seq,) = stored(put(store, change, sync=turn % 2 == 0)).seqs
+            head = store.head(entity)
+            assert head is not None
+            assert (head.version, head.seq) == (turn + 1, seq)
+
+        return go
+
+    _at_once(work, 8, 25)
     for mine in range(8):
         assert [entry.body for entry in whole(store, f"run/{mine}")] == [b"%d" % n for n in range(25)]
 
@@ -415,13 +409,28 @@ def facts_say_what_the_store_gives(open_store: Opener) -> None:
     assert store.now() <= store.now()
 
 
-def _together(work: Callable[[int], None], many: int) -> None:
-    threads = [threading.Thread(target=work, args=(mine,)) for mine in range(many)]
+def _at_once(act: Callable[[int, int], Callable[[], None]], many: int, turns: int) -> None:
+    """Let threads prepare each turn, and then all go at the same moment."""
+    line, faults = threading.Barrier(many, timeout=60), list[BaseException]()
+
+    def run(mine: int) -> None:
+        try:
+            for turn in range(turns):
+                go = act(mine, turn)
+                line.wait()
+                go()
+                line.wait()
+        except BaseException as fault:  # noqa: BLE001 - reported by the check
+            faults.append(fault)
+            line.abort()
+
+    threads = [threading.Thread(target=run, args=(mine,)) for mine in range(many)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive(), "a thread is stuck"
+    assert not faults, faults
 
 
 CHECKS = (
