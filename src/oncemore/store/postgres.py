@@ -293,8 +293,9 @@ class PostgresStore:
 
     def _format(self, connection: Connection) -> int | None:
         """Return the format of the schema, or None when it is not there yet."""
-        there = connection.execute("select to_regclass(%s) is not null", (f"{self._schema}.meta",)).fetchone()
-        if there is None or not there[0]:
+        # Not to_regclass: it may answer from a cache that is older than the lock we hold.
+        known = "select from pg_tables where schemaname = %s and tablename = 'meta'"
+        if connection.execute(known, (self._schema,)).fetchone() is None:
             return None
         sql = f"select value from {self._schema}.meta where name = 'format'"  # noqa: S608 - a checked name
         row = connection.execute(sql.encode()).fetchone()
