@@ -73,10 +73,15 @@ class Recipe:
     def key(
         self, counted: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any], tenant: str, now: float
     ) -> tuple[str, str]:
-        """Return the key of a call, and the digest of all that counts of its arguments."""
-        inputs = argument_bytes(counted)
-        parts = inputs if self._key is None else argument_bytes(self._key(counted, args, kwargs))
-        return key_of(parts, self._scope(args, kwargs, tenant, now)), fingerprint(inputs).hex()
+        """Return the key of a call, and the digest of its arguments where the key does not cover them all."""
+        scope = self._scope(args, kwargs, tenant, now)
+        if self._key is None:
+            return key_of(argument_bytes(counted), scope), ""
+        return key_of(argument_bytes(self._key(counted, args, kwargs)), scope), self.input_hash(counted)
+
+    def input_hash(self, counted: dict[str, Any]) -> str:
+        """Return the digest of all arguments that count."""
+        return fingerprint(argument_bytes(counted)).hex()
 
     def _scope(self, args: tuple[Any, ...], kwargs: dict[str, Any], tenant: str, now: float) -> bytes:
         """Return what else the key is made of; where it is always the same, it is made once."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
 from warnings import warn
 
 from oncemore.codec import results
@@ -18,7 +18,7 @@ from oncemore.engine.context import CONTEXT
 from oncemore.engine.history import Run
 from oncemore.engine.ids import uuid7
 from oncemore.engine.ops import Answer, Call, Plan, Terms
-from oncemore.engine.perform import Job, awaiting, blocking
+from oncemore.engine.perform import Job, awaiting, blocking, seen_in
 from oncemore.engine.retry import ENDS
 from oncemore.errors import (
     Error,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from oncemore.core.model import Effect
     from oncemore.core.policy import Policy
     from oncemore.engine.lease import Identity
-    from oncemore.engine.ops import Script
+    from oncemore.engine.ops import Script, Seen
     from oncemore.engine.runtime import Engine
     from oncemore.options import Seconds
 
@@ -65,6 +65,19 @@ def not_applied() -> Answer:
 def unknown() -> Answer:
     """Say that nobody can tell: the work stays held."""
     return Answer("unknown")
+
+
+class Look(NamedTuple):
+    """A call before anything is done: what it is, on which engine, and what its key's last run is."""
+
+    engine: Engine
+    plan: Plan
+    call: Call
+    seen: Seen
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    counted: dict[str, Any]
+    tenant: str
 
 
 class Step(Generic[P, R]):
@@ -121,9 +134,13 @@ class Step(Generic[P, R]):
         if type(answer) is not Answer or answer.found == "unknown":
             raise UsageError("settle takes oncemore.applied(value) or oncemore.not_applied()")
         told = answer._replace(decided=_decision("settle", reason))
-        job, plan, call = self._begin(args, kwargs)
-        self._finish(job, call, lambda: blocking(job, flow.settle(plan, call, told)))
-        return self._run_of(job.engine, call.entity)
+        look = self._look(args, kwargs)
+        try:
+            blocking(self._job(look), flow.settle(look.plan, look.call, told))
+        except Error as error:
+            self._attach(error, look)
+            raise
+        return self._run_of(look.engine, look.call.entity)
 
     def on(self, engine: Engine) -> Step[P, R]:
         """Return the same step on another engine."""
@@ -131,96 +148,105 @@ class Step(Generic[P, R]):
 
     def key(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """Return the key that a call would have; nothing is run or written."""
-        engine, recipe = chosen(self._engine), self._recipe
-        args = (*self._bound, *args)  # type: ignore[assignment]
-        counted = recipe.counted(recipe.arguments(args, kwargs))
-        tenant = recipe.tenant(CONTEXT.get().tenant, args, kwargs)
-        return recipe.key(counted, args, kwargs, tenant, engine.now())[0]
+        return self._look(args, kwargs).call.entity.removeprefix("run/")
 
     def last(self, *args: P.args, **kwargs: P.kwargs) -> Run | None:
         """Return the key's last run without running anything, or None if there is none."""
-        run = self._run_of(chosen(self._engine), f"run/{self.key(*args, **kwargs)}")
+        run = self._last(args, kwargs)
         return run if run.version else None
 
     # ------------------------------------------------------------------------------------------------
 
     def _blocking(self, args: Any, kwargs: Any, before: Callable[..., Script] | None = None) -> Any:
-        job, plan, call = self._begin(args, kwargs)
-        if before is not None:
-            self._finish(job, call, lambda: blocking(job, before(plan, call)))
-        return self._finish(job, call, lambda: blocking(job, flow.run_step(plan, call)))
-
-    def _finish(self, job: Job, call: Call, go: Callable[[], Any]) -> Any:
+        look = self._look(args, kwargs)
+        end = flow.finished(look.plan, look.call, look.seen)
+        if end is not None and before is None:
+            return end.value
+        job = self._job(look)
         try:
-            return go()
+            if before is not None:
+                blocking(job, before(look.plan, look.call))
+            return blocking(job, flow.run_step(look.plan, look.call, None if before else look.seen))
         except Error as error:
-            self._attach(error, job, call)
+            self._attach(error, look)
             raise
 
     async def _awaited(self, args: Any, kwargs: Any, before: Callable[..., Script] | None = None) -> Any:
-        job, plan, call = self._begin(args, kwargs)
+        look = self._look(args, kwargs)
+        end = flow.finished(look.plan, look.call, look.seen)
+        if end is not None and before is None:
+            return end.value
+        job = self._job(look)
         try:
             if before is not None:
-                await awaiting(job, before(plan, call))
-            return await awaiting(job, flow.run_step(plan, call))
+                await awaiting(job, before(look.plan, look.call))
+            return await awaiting(job, flow.run_step(look.plan, look.call, None if before else look.seen))
         except Error as error:
-            self._attach(error, job, call)
+            self._attach(error, look)
             raise
 
-    def _attach(self, error: Error, job: Job, call: Call) -> None:
+    def _attach(self, error: Error, look: Look) -> None:
         if error.run is None and not isinstance(error, StoreError):
-            error.run = self._run_of(job.engine, call.entity)
+            error.run = self._run_of(look.engine, look.call.entity)
 
     def _run(self, args: Any, kwargs: Any) -> Run:
         try:
-            job, plan, call = self._begin(args, kwargs)
-            self._finish(job, call, lambda: blocking(job, flow.run_step(plan, call)))
+            self._blocking(args, kwargs)
         except _OUTCOMES as error:
             return _outcome(error)
-        return self._run_of(job.engine, call.entity)
+        return self._last(args, kwargs)
 
     async def _run_awaited(self, args: Any, kwargs: Any) -> Run:
-        job, plan, call = self._begin(args, kwargs)
         try:
-            await awaiting(job, flow.run_step(plan, call))
+            await self._awaited(args, kwargs)
         except _OUTCOMES as error:
-            self._attach(error, job, call)
             return _outcome(error)
-        return self._run_of(job.engine, call.entity)
+        return self._last(args, kwargs)
+
+    def _last(self, args: Any, kwargs: Any) -> Run:
+        look = self._look(args, kwargs)
+        return self._run_of(look.engine, look.call.entity)
 
     def _run_of(self, engine: Engine, entity: str) -> Run:
         return Run(engine, entity, self._plan_on(engine).decode)
 
-    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Job, Plan, Call]:
-        """Return everything a call needs before its first station: who, what, which key, until when."""
+    def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Look:
+        """Return what a call is and what its key's last run is; most calls need no more."""
         recipe, engine, around = self._recipe, chosen(self._engine), CONTEXT.get()
-        args = (*self._bound, *args)
+        if self._bound:
+            args = (*self._bound, *args)
         bound = recipe.arguments(args, kwargs)
         counted = recipe.counted(bound)
         tenant, now = recipe.tenant(around.tenant, args, kwargs), engine.now()
         key, inputs = recipe.key(counted, args, kwargs, tenant, now)
-        entity = f"run/{key}"
-        _check_not_inside(recipe.name, entity)
-        plan = self._plan_on(engine)
+        entity = "run/" + key
+        if CURRENT.get() is not None:
+            _check_not_inside(recipe.name, entity)
         deadline, give_up = _ends(recipe.policy.within_s, around.deadline, now)
         call = Call(entity, inputs, recipe.cfg(), deadline, give_up)
-        secrets = recipe.secrets(bound)
-        if secrets:
+        plan = self._plan_on(engine)
+        if counted is not bound:
+            secrets = recipe.secrets(bound)
             plan = plan.replaced(describe=lambda error, failure: neutral(error, failure, secrets))
+        return Look(engine, plan, call, seen_in(engine.store, entity), args, kwargs, counted, tenant)
+
+    def _job(self, look: Look) -> Job:
+        """Return what runs a call that is not over yet."""
+        recipe, engine = self._recipe, look.engine
 
         def terms(me: Identity) -> Terms:
             run_id = uuid7(engine.now())
             return Terms(
-                me.name, run_id, recipe.stored(counted), _seed(recipe.policy, key), tenant,
-                around.correlation_id or run_id, recipe.dataset(args, kwargs), recipe.priority,
-                recipe.retain_s,
+                me.name, run_id, recipe.stored(look.counted),
+                look.call.input_hash or recipe.input_hash(look.counted),
+                _seed(recipe.policy, look.call.entity), look.tenant, CONTEXT.get().correlation_id or run_id,
+                recipe.dataset(look.args, look.kwargs), recipe.priority, recipe.retain_s,
             )  # fmt: skip
 
-        job = Job(
-            engine, terms, recipe.name, recipe.work, args, kwargs, tagged=_tagged, untagged=untag,
+        return Job(
+            engine, terms, recipe.name, recipe.work, look.args, look.kwargs, tagged=_tagged, untagged=untag,
             reconcile=recipe.reconcile, awaits=self._awaits, isolate=recipe.isolate,
         )  # fmt: skip
-        return job, plan, call
 
     def _plan_on(self, engine: Engine) -> Plan:
         """Return the plan, made at the first call: annotations may name what is defined later."""
@@ -278,11 +304,11 @@ def _classified(error: BaseException, now: float) -> Failure:
     return classify(error, now)
 
 
-def _seed(policy: Policy, key: str) -> str:
+def _seed(policy: Policy, entity: str) -> str:
     """Return the seed of a run's draws; empty for the usual one, which follows from the run's id."""
     if policy.jitter_seed == PER_RUN:
         return ""
-    return seed_of(key) if policy.jitter_seed == PER_KEY else policy.jitter_seed
+    return seed_of(entity.removeprefix("run/")) if policy.jitter_seed == PER_KEY else policy.jitter_seed
 
 
 def _ends(within_s: float | None, around: float, now: float) -> tuple[float, float]:

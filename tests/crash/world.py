@@ -84,7 +84,7 @@ class World:
         self.workers += 1
         self.me = f"worker-{self.workers}"
         self.alive.add(self.me)
-        return ops.Terms(self.me, f"run-{self.workers}", {"x": 1})
+        return ops.Terms(self.me, f"run-{self.workers}", {"x": 1}, "input")
 
     def drive(self, crash_at: tuple[int, str] | None = None) -> tuple[ops.End, int]:
         """Run one process's call to its end, or to its crash; return the end and how many ops it took."""

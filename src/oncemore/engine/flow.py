@@ -49,12 +49,14 @@ if TYPE_CHECKING:
 UNKNOWN = Answer("unknown")
 
 
-def run_step(plan: Plan, call: Call) -> Script:
+def run_step(plan: Plan, call: Call, seen: Seen | None = None) -> Script:
     """Bring a call to its end: at most one COMMIT per key, bounded attempts, nothing silent."""
     while True:
-        seen = yield Load(call.entity)
+        if seen is None:
+            seen = yield Load(call.entity)
         now = yield Now()
         ready = yield from _admit(plan, call, seen, now)  # the second call: End, look again, or go on
+        seen = None
         if ready is None:
             continue
         if type(ready) is End:
@@ -80,11 +82,29 @@ def _admit(plan: Plan, call: Call, seen: Seen, now: float) -> Script:
     run = seen.run
     if run is None:
         return seen if not call.deadline or now < call.deadline else End(None, endings.too_late(plan, call))
-    if run.input_hash != call.input_hash:
+    if call.input_hash and run.input_hash != call.input_hash:
         return End(None, endings.other_arguments(plan, call))
     if run.pruned:
         return End(None, endings.expired(plan, call, run))
     return (yield from _MEETS[run.state](plan, call, seen, now))
+
+
+def finished(plan: Plan, call: Call, seen: Seen) -> End | None:
+    """Return the end of a call whose work is done, where all it needs was read with the head.
+
+    Most calls of finished work end here, before a script has begun.
+    """
+    run = seen.run
+    if (
+        run is None
+        or run.state != "COMPLETE"
+        or run.committed != seen.version
+        or run.cfg_hash != call.cfg_hash
+    ):
+        return None
+    if (call.input_hash and run.input_hash != call.input_hash) or not seen.body or "result" not in seen.body:
+        return None
+    return End(plan.decode(seen.body["result"]), None)
 
 
 def _meets_complete(plan: Plan, call: Call, seen: Seen, now: float) -> Script:
@@ -181,7 +201,7 @@ def _new_run(plan: Plan, call: Call, terms: Terms, last: Run | None, now: float)
     return _NONE._replace(
         step=plan.name, effect=plan.effect, run_id=terms.run_id, runs=last.runs + 1, fence=last.fence,
         attempt=last.attempt, allowed=plan.policy.max_attempts, created=now, deadline=call.deadline,
-        input_hash=call.input_hash, cfg_hash=call.cfg_hash, seed=terms.seed, tenant=terms.tenant,
+        input_hash=terms.input_hash, cfg_hash=call.cfg_hash, seed=terms.seed, tenant=terms.tenant,
         correlation_id=terms.correlation_id, policy=plan.policy_name, dataset=terms.dataset,
         priority=terms.priority, retain_s=terms.retain_s,
     )  # fmt: skip

@@ -16,9 +16,9 @@ End(value, error)         the end: return the one or raise the other
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from oncemore.core.value import Record, Value
+from oncemore.core.value import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -84,11 +84,12 @@ class Plan(Record):
         )  # fmt: skip
 
 
-class Call(Value):
+class Call(NamedTuple):
     """One call of a step: what makes it the same work as another, and how long it may take.
 
-    deadline  when a run that it begins must be over; 0 for never
-    give_up   until when this caller waits for somebody else's attempt, or for a time; 0 for always
+    input_hash  the digest of its arguments; empty where the key covers all of them
+    deadline    when a run that it begins must be over; 0 for never
+    give_up     until when this caller waits for somebody else's attempt, or for a time; 0 for always
     """
 
     entity: str
@@ -98,7 +99,7 @@ class Call(Value):
     give_up: float = 0.0
 
 
-class Terms(Value):
+class Terms(NamedTuple):
     """What an attempt begins with: the worker whose it is, and what a new run would keep of the call.
 
     Asked for when an attempt begins and not before: most calls find that all is done.
@@ -107,6 +108,7 @@ class Terms(Value):
     worker: str
     run_id: str
     arguments: Any
+    input_hash: str = ""
     seed: str = ""
     tenant: str = ""
     correlation_id: str = ""
@@ -115,7 +117,7 @@ class Terms(Value):
     retain_s: float = 0.0
 
 
-class Seen(Value):
+class Seen(NamedTuple):
     """An entity as it was read: what a change to it is made from."""
 
     entity: str
@@ -125,21 +127,21 @@ class Seen(Value):
     body: dict[str, Any] | None = None
 
 
-class Load(Value):
+class Load(NamedTuple):
     """Read the head of an entity."""
 
     entity: str
 
 
-class Begin(Value):
+class Begin(NamedTuple):
     """Ask who begins an attempt, and with what."""
 
 
-class Now(Value):
+class Now(NamedTuple):
     """Ask for the store's time."""
 
 
-class Holder(Value):
+class Holder(NamedTuple):
     """Ask until when an attempt is held by its worker."""
 
     worker: str
@@ -147,7 +149,7 @@ class Holder(Value):
     fence: int
 
 
-class Save(Value):
+class Save(NamedTuple):
     """Append a change to an entity, and new events with it, if it is still as it was seen."""
 
     seen: Seen
@@ -156,14 +158,14 @@ class Save(Value):
     events: tuple[tuple[Outgoing, Any], ...] = ()
 
 
-class Read(Value):
+class Read(NamedTuple):
     """Read the body of an entry."""
 
     entity: str
     version: int
 
 
-class Work(Value):
+class Work(NamedTuple):
     """Run the step's function; `whole` says that its limit is the rest of the whole run's time."""
 
     seen: Seen
@@ -176,7 +178,7 @@ class Work(Value):
         return int(self.seen.run.attempt)
 
 
-class Done(Value):
+class Done(NamedTuple):
     """What came of an attempt: its value or its error, and the events it gave away.
 
     seen   the run as the attempt left it: its checkpoints are entries of their own
@@ -190,13 +192,13 @@ class Done(Value):
     events: tuple[tuple[Outgoing, Any], ...] = ()
 
 
-class Ask(Value):
+class Ask(NamedTuple):
     """Run the step's reconcile function: did the lost attempt take effect?"""
 
     seen: Seen
 
 
-class Answer(Value):
+class Answer(NamedTuple):
     """What a reconcile function, or a person, found: applied (with its value), not_applied or unknown."""
 
     found: str
@@ -204,13 +206,13 @@ class Answer(Value):
     decided: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
 
 
-class Sleep(Value):
+class Sleep(NamedTuple):
     """Let time pass."""
 
     seconds: float
 
 
-class Watch(Value):
+class Watch(NamedTuple):
     """Let time pass until an entity has another version."""
 
     entity: str
@@ -218,14 +220,14 @@ class Watch(Value):
     seconds: float
 
 
-class Tell(Value):
+class Tell(NamedTuple):
     """Let those who listen know."""
 
     what: str
     seen: Seen
 
 
-class End(Value):
+class End(NamedTuple):
     """The end: return the value or raise the error."""
 
     value: Any

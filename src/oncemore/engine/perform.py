@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from oncemore.engine.lease import Identity
     from oncemore.engine.ops import Script, Terms
     from oncemore.engine.runtime import Engine
-    from oncemore.store.base import Conflict
+    from oncemore.store.base import Conflict, Store
 
     Answered = Stored | Conflict
 
@@ -74,6 +74,15 @@ def write_of(entity: str, version: int, prev: bytes, change: Change, now: float)
     """Return the bytes of an entity's next entry, ready to be appended."""
     made = written(change, entity, version + 1, prev, now, int.from_bytes(urandom(6), "big"))
     return Write(entity, version, made.header, made.body, made.hash, made.head, index_of(change.after))
+
+
+def seen_in(store: Store, entity: str) -> Seen:
+    """Return an entity as it is in a store, with the body of its last entry."""
+    head = store.head(entity)
+    if head is None:
+        return Seen(entity, 0, NOWHERE, None)
+    body = None if head.body is None else body_of(head.body)
+    return Seen(entity, head.version, head.hash, head_of(head.head), body)
 
 
 class Job:
@@ -111,11 +120,7 @@ class Job:
 
     def load(self, op: Load) -> Seen:
         """Read the head of an entity."""
-        head = self.store.head(op.entity)
-        if head is None:
-            return Seen(op.entity, 0, NOWHERE, None)
-        body = None if head.body is None else body_of(head.body)
-        return Seen(op.entity, head.version, head.hash, head_of(head.head), body)
+        return seen_in(self.store, op.entity)
 
     def begin(self, op: Begin) -> Terms:
         """Return who begins an attempt: this process, with a lease that is good for it."""
