@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -399,14 +399,30 @@ def test_stopping_serves_those_who_wait_and_takes_nobody_else() -> None:
             time.sleep(0.001)
         with pytest.raises(StoreError, match="closed"):
             combiner.submit(batch("refused"))
-        with pytest.raises(StoreError, match="closed"):
-            asyncio.run(waited(late_task))
+        for run in (asyncio.run, lambda made: trio.run(lambda: made)):
+            with pytest.raises(StoreError, match="closed"):
+                run(waited(late_task))
         disk.open.set()
         assert sync.result(20) == Stored((1,))
         assert len(tasks.result(20)) == 10
         stopping.result(20)
     assert after == [len(disk.commits)]
     assert late.wait() == Stored((3,))  # a thread asks by itself; it is the store that knows it is closed
+
+
+def test_one_that_queues_while_the_combiner_is_stopped_is_answered() -> None:
+    disk = Disk()
+    combiner = Combiner(disk)
+    late = combiner.submit(batch("late"))
+    with ThreadPoolExecutor(1) as pool:
+        jobs: list[Future[Stored | Conflict]] = []
+
+        def last() -> None:
+            jobs.append(pool.submit(late.wait))
+            queued(combiner, 1)
+
+        combiner.stop(last)
+        assert jobs[0].result(20) == Stored((1,))
 
 
 def test_a_turn_that_is_let_go_while_one_queues_is_taken() -> None:

@@ -252,6 +252,17 @@ def found_in_files(path: Path, text: str) -> int:
     return int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout)
 
 
+def test_pruning_does_not_wait_for_one_that_reads(store: SqliteStore, path: Path) -> None:
+    stored(put(store, write("run/a", None, b"secret")))
+    reader = apsw.Connection(str(path))
+    reading = reader.execute("SELECT body FROM log UNION ALL SELECT body FROM log")
+    assert next(reading) == (b"secret",)
+    store.prune("run/a", 9)
+    whole(store, "run/a", pruned=9)
+    assert next(reading) == (b"secret",)
+    reader.close(True)
+
+
 def test_pruning_goes_on_while_others_write_and_read(store: SqliteStore) -> None:
     faults: list[BaseException] = []
 

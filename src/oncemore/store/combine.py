@@ -18,7 +18,7 @@ import time
 from _thread import allocate_lock
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from oncemore.errors import StoreError, UsageError
 
@@ -138,15 +138,16 @@ class Combiner:
         if trio is not None and trio.lowlevel.in_trio_run():
             event = trio.Event()
             op.soon, op.wake = trio.lowlevel.current_trio_token().run_sync_soon, event.set
-            until: Any = event.wait()
+            self._serve_in_thread(op)
+            await event.wait()
         else:
-            import asyncio
+            import asyncio  # here, because those who block need no event loop
 
             loop = asyncio.get_running_loop()
-            until = loop.create_future()
-            op.soon, op.wake = loop.call_soon_threadsafe, lambda: until.done() or until.set_result(None)
-        self._serve_in_thread(op)
-        await until
+            future = loop.create_future()
+            op.soon, op.wake = loop.call_soon_threadsafe, lambda: future.done() or future.set_result(None)
+            self._serve_in_thread(op)
+            await future
 
     def _serve_in_thread(self, op: Op) -> None:
         """Queue what a task waits for, for the writer thread, which lives by now."""
@@ -166,8 +167,11 @@ class Combiner:
         while self._thread is not None and self._thread.is_alive():
             _open(self._bell)
             self._thread.join(0.01)
-        with self._turn:
+        self._turn.acquire()
+        try:
             then()
+        finally:
+            self._pass_on()
 
     def _put(self, op: Op) -> None:
         self._queue.append(op)

@@ -73,10 +73,9 @@ _HEAD_OF = f"SELECT {_HEAD}, (SELECT body FROM log WHERE log.seq=head.seq) FROM 
 
 #: The entries of an entity (?1) from its last back to the version ?2, by their back pointers.
 _CHAIN = """
-WITH RECURSIVE chain(at, version, before) AS (
+WITH RECURSIVE chain(at, number, next) AS (
     SELECT seq, version, before FROM log WHERE seq=(SELECT seq FROM head WHERE entity=?1)
-    UNION ALL SELECT seq, log.version, log.before FROM chain JOIN log ON seq=chain.before
-    WHERE chain.version>?2)
+    UNION ALL SELECT seq, version, before FROM chain JOIN log ON seq=next WHERE number>?2)
 """
 
 # A write is two statements that both do something or both do nothing: what the second finds depends on
@@ -222,7 +221,6 @@ class SqliteStore:
     def _entries_of(self, entity: str, after: int) -> Iterator[Entry]:
         """Walk back from the head to the entry before the first asked for, then tell them forwards."""
         sql = f"{_CHAIN} SELECT {_LOG} FROM chain JOIN log ON seq=at"  # noqa: S608
-        sql = sql.replace("version, before, hash", "log.version, log.before, hash")
         prev = NOWHERE
         for row in reversed(self._read(sql, (entity, after))):
             if row[2] > after:
@@ -244,7 +242,10 @@ class SqliteStore:
             time.sleep(min(0.02, left))
 
     def prune(self, entity: str, before: int) -> None:
-        """Forget bodies, in the file too: what was there is overwritten, and the write-ahead log emptied."""
+        """Forget bodies, in the files too: they are overwritten, and the write-ahead log is emptied.
+
+        Somebody who is reading at that moment keeps the latter as it is, until a later checkpoint.
+        """
         self._check_open()
         try:
             with self._door:
@@ -376,7 +377,7 @@ def _set(cursor: apsw.Cursor, write: Write) -> int:
 def _prune(connection: apsw.Connection, entity: str, before: int) -> None:
     """Replace bodies by their digests, without leaving them in free space or in the write-ahead log."""
     connection.pragma("secure_delete", "ON")
-    sql = f"{_CHAIN} SELECT at FROM chain WHERE version<?3"  # noqa: S608
+    sql = f"{_CHAIN} SELECT at FROM chain WHERE number<?3"  # noqa: S608
     with connection:
         for (seq,) in _rows(connection, sql, (entity, 0, before)):
             ((body,),) = _rows(connection, "SELECT body FROM log WHERE seq=?", (seq,))
