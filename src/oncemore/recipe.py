@@ -55,6 +55,7 @@ class Recipe:
         self._partition, self._tenant, self._dataset = told["partition"], told["tenant"], told["dataset"]
         self._bucket = _bucket(told["bucket"])
         self._plain_scope = b""
+        self.timed = self._bucket is not None or self.policy.within_s is not None
         self._bind = _binder(work)
         self._left_out, self._secret = _left_out(self.name, work, told["ignore"])
         self._key = _key(self.name, work, told["key"])
@@ -93,7 +94,7 @@ class Recipe:
 
     def tenant(self, around: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return whose work it is: the step's own word, or that of the context."""
-        return str(_of(self._tenant, args, kwargs) or around)
+        return around if self._tenant is None else str(_of(self._tenant, args, kwargs) or around)
 
     def dataset(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return the dataset it belongs to."""

@@ -217,13 +217,14 @@ class Step(Generic[P, R]):
             args = (*self._bound, *args)
         bound = recipe.arguments(args, kwargs)
         counted = recipe.counted(bound)
-        tenant, now = recipe.tenant(around.tenant, args, kwargs), engine.now()
+        tenant = recipe.tenant(around.tenant, args, kwargs)
+        now = engine.now() if recipe.timed or around.deadline or ENDS.get() is not None else 0.0
         key, inputs = recipe.key(counted, args, kwargs, tenant, now)
         entity = "run/" + key
         if CURRENT.get() is not None:
             _check_not_inside(recipe.name, entity)
-        deadline, give_up = _ends(recipe.policy.within_s, around.deadline, now)
-        call = Call(entity, inputs, recipe.cfg(), deadline, give_up)
+        ends = _ends(recipe.policy.within_s, around.deadline, now) if now else _NO_END
+        call = Call(entity, inputs, recipe.cfg(), *ends)
         plan = self._plan_on(engine)
         if counted is not bound:
             secrets = recipe.secrets(bound)
@@ -309,6 +310,9 @@ def _seed(policy: Policy, entity: str) -> str:
     if policy.jitter_seed == PER_RUN:
         return ""
     return seed_of(entity.removeprefix("run/")) if policy.jitter_seed == PER_KEY else policy.jitter_seed
+
+
+_NO_END = (0.0, 0.0)
 
 
 def _ends(within_s: float | None, around: float, now: float) -> tuple[float, float]:

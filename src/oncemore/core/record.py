@@ -48,10 +48,6 @@ FORMAT = 1
 NOWHERE = b"\x00" * 32  # what the first entry of an entity is linked to
 
 
-#: After this many seconds of RUNNING somebody looks whether its worker is still there.
-LOOK_AGAIN_S = 60.0
-
-
 class Run(Value):
     """The state of a key: its last run, and what counts over all of its runs.
 
@@ -171,12 +167,10 @@ def link(prev: bytes, header: bytes, body_digest: bytes) -> bytes:
 
 
 def due(run: Run) -> float | None:
-    """Return when somebody must look at a run again; None if it is over or held.
+    """Return when a run may go on; None if it is over, held, or runs.
 
-    One that waits, when it may go on; one that runs, when its worker may have died.
+    One that runs is not listed by time: what is lost is found by its worker, whose lease has an end.
     """
-    if run.state == "RUNNING":
-        return run.began + LOOK_AGAIN_S
     if run.state in ("PENDING", "SOFT_FAIL") and not run.held_for:
         return run.not_before
     return None

@@ -1,15 +1,33 @@
-"""Names for runs and workers that sort by the time they were made (UUID version 7, RFC 9562)."""
+"""Names and numbers that nobody else has: UUIDs that sort by time, and the nonces of entries.
+
+Chance is drawn from the system in advance, many at once: asking for it costs more than everything else
+here. A forked child draws its own.
+"""
 
 from __future__ import annotations
 
-from os import urandom
+import os
+from collections import deque
+
+_MANY, _BYTES = 256, 6
+_drawn: deque[int] = deque()
+
+
+def nonce() -> int:
+    """Return 48 bits of chance."""
+    try:
+        return _drawn.pop()
+    except IndexError:
+        data = os.urandom(_MANY * _BYTES)
+        _drawn.extend(int.from_bytes(data[at : at + _BYTES], "big") for at in range(0, len(data), _BYTES))
+        return int.from_bytes(os.urandom(_BYTES), "big")
 
 
 def uuid7(now: float) -> str:
-    """Return a new UUIDv7 whose time is `now`, in POSIX seconds."""
-    chance = int.from_bytes(urandom(10), "big")
-    number = (int(now * 1000) & (1 << 48) - 1) << 80 | chance
-    number = number & ~(0xF << 76) | 0x7 << 76
-    number = number & ~(0x3 << 62) | 0x2 << 62
-    text = f"{number:032x}"
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+    """Return a new UUIDv7 (RFC 9562) whose time is `now`, in POSIX seconds."""
+    one, two = nonce(), nonce()
+    time = f"{int(now * 1000) & 0xFFFFFFFFFFFF:012x}"
+    return f"{time[:8]}-{time[8:]}-7{one >> 36:03x}-{0x8000 | one & 0x3FFF:04x}-{two:012x}"
+
+
+os.register_at_fork(after_in_child=_drawn.clear)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from oncemore.codec.wire import head_of, written
 from oncemore.core.record import NOWHERE, Change, Worker
+from oncemore.engine.ids import nonce
 from oncemore.errors import StoreError
 from oncemore.store.base import Batch, Index, Stored, Write
 
@@ -100,9 +101,9 @@ class Identity:
 
     def _write(self, state: Worker) -> None:
         change = Change(("LEASE",), self._state, state)
-        nonce = int.from_bytes(os.urandom(6), "big")
+        own = nonce()
         for _ in range(2):
-            made = written(change, self.entity, self._version + 1, self._hash, self._now(), nonce)
+            made = written(change, self.entity, self._version + 1, self._hash, self._now(), own)
             by = Index("worker", state.state, state.until, "", self.name)
             write = Write(self.entity, self._version, made.header, made.body, made.hash, made.head, by)
             answer = self._store.append(Batch((write,), {}, sync=False)).wait()

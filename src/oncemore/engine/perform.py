@@ -12,7 +12,6 @@ time, for somebody else. Two rules keep a cut from outside (Ctrl-C, cancellation
 from __future__ import annotations
 
 import time
-from os import urandom
 from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.wire import body_of, head_of, written
@@ -20,6 +19,7 @@ from oncemore.core.record import NOWHERE, Change, Outgoing, Run, Worker, due
 from oncemore.engine import clock as clocks
 from oncemore.engine.attempt import CURRENT, Attempt
 from oncemore.engine.context import CONTEXT, Context
+from oncemore.engine.ids import nonce
 from oncemore.engine.limits import awaited
 from oncemore.engine.ops import (
     Answer,
@@ -72,7 +72,7 @@ def index_of(state: Run | Worker | Outgoing) -> Index:
 
 def write_of(entity: str, version: int, prev: bytes, change: Change, now: float) -> Write:
     """Return the bytes of an entity's next entry, ready to be appended."""
-    made = written(change, entity, version + 1, prev, now, int.from_bytes(urandom(6), "big"))
+    made = written(change, entity, version + 1, prev, now, nonce())
     return Write(entity, version, made.header, made.body, made.hash, made.head, index_of(change.after))
 
 
