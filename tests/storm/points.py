@@ -32,6 +32,7 @@ class Point(NamedTuple):
 
 
 _armed: Point | None = None
+_watched: Any = None
 _counts: dict[tuple[str, str], int] = {}
 
 
@@ -58,6 +59,12 @@ def due(mark: str, when: str) -> bool:
 def strike() -> None:
     """Do to oneself what the moment asks for, and let it take hold."""
     assert _armed is not None
+    if _armed.signal == signal.SIGSTOP and _armed.when not in ("commit", "synced"):
+        with (
+            _watched._door._mine
+        ):  # a heartbeat that is stopped in the middle of writing would stop everybody
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return
     os.kill(os.getpid(), _armed.signal)
     if _armed.signal == signal.SIGKILL:
         time.sleep(60)  # never comes back
@@ -73,6 +80,8 @@ def here(mark: str) -> None:
 
 def watch(store: Any) -> None:
     """Have the moments around appends in a SQLite store."""
+    global _watched
+    _watched = store
     append, cursor_of = store.append, store._cursor
     inside: list[str] = []
 

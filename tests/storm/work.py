@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import random
+import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -183,8 +184,34 @@ def do(place: dict[str, str], step: str, order: str, fails: int = 0) -> str:
 
 def call(place: dict[str, str], step: str, order: str, **told: Any) -> None:
     """Call one step once."""
-    with ready(place, told.get("point"), told.get("lease_s", 60.0)):
+    with ready(place, told.get("point"), told.get("lease_s", 60.0)) as engine:
+        _together(engine, told.get("at", 0.0))
+        if told.get("blind"):
+            engine.store.gone = lambda worker: False  # type: ignore[method-assign]
         do(place, step, order, told.get("fails", 0))
+
+
+def callers(place: dict[str, str], step: str, order: str, threads: int, at: float) -> None:
+    """Call one step from several threads at once."""
+    with ready(place) as engine:
+        work = STEPS[step].on(engine)
+        _together(engine, at)
+
+        def one() -> None:
+            acknowledge(place, step=step, order=order, key=work.key(order), value=work(order))
+
+        team = [threading.Thread(target=one) for _ in range(threads)]
+        for thread in team:
+            thread.start()
+        for thread in team:
+            thread.join()
+
+
+def _together(engine: Engine, at: float) -> None:
+    """Begin at the same moment as others; the store is open by then."""
+    if at:
+        assert engine.store
+        time.sleep(max(0.0, at - time.monotonic()))
 
 
 def hammer(place: dict[str, str], orders: list[list[Any]], seed: str) -> None:
