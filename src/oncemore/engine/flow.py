@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from oncemore.errors import ResultUnavailable
 
 UNKNOWN = Answer("unknown")
+#: Says that a call has waited for a run, its own or somebody else's, and looks again.
+WAITED = object()
 
 
 def run_step(plan: Plan, call: Call, seen: Seen | None = None) -> Script:
@@ -57,7 +59,9 @@ def run_step(plan: Plan, call: Call, seen: Seen | None = None) -> Script:
         now = yield Now()
         ready = yield from _admit(plan, call, seen, now)  # the second call: End, look again, or go on
         seen = None
-        if ready is None:
+        if ready is WAITED:
+            plan = _joined(plan)
+        if ready is None or ready is WAITED:
             continue
         if type(ready) is End:
             yield ready
@@ -72,18 +76,28 @@ def run_step(plan: Plan, call: Call, seen: Seen | None = None) -> Script:
         if ended is not None:
             yield ended
             return
+        plan = _joined(plan)
+
+
+def _joined(plan: Plan) -> Plan:
+    """Return the plan of a call that has taken part in a run: if that run fails, so has the call.
+
+    Or else all who wait for work that fails would begin a new run, one after the other.
+    """
+    return plan if plan.after_failure == "raise" else plan.replaced(after_failure="raise")
 
 
 # The second call: what the key's last run is decides what a call does -------------------------------
 
 
 def _admit(plan: Plan, call: Call, seen: Seen, now: float) -> Script:
-    """Return an `End`, an entity that may be claimed, or None when it must be looked at again."""
+    """Return an `End`, an entity that may be claimed, or that it must be looked at again: None, or WAITED."""
     run = seen.run
     if run is None:
-        return seen if not call.deadline or now < call.deadline else End(None, endings.too_late(plan, call))
-    if call.input_hash and run.input_hash != call.input_hash:
-        return End(None, endings.other_arguments(plan, call))
+        return _anew(plan, call, seen, now)
+    refused = _others(plan, call, run)
+    if refused is not None:
+        return End(None, refused)
     if run.pruned:
         return End(None, endings.expired(plan, call, run))
     return (yield from _MEETS[run.state](plan, call, seen, now))
@@ -107,13 +121,26 @@ def finished(plan: Plan, call: Call, seen: Seen) -> End | None:
     return End(plan.decode(seen.body["result"]), None)
 
 
+def _others(plan: Plan, call: Call, run: Run | None) -> Exception | None:
+    """Refuse a call whose key belongs to other arguments."""
+    if run is None or not call.input_hash or run.input_hash == call.input_hash:
+        return None
+    return endings.other_arguments(plan, call)
+
+
+def _anew(plan: Plan, call: Call, seen: Seen, now: float) -> Seen | End:
+    """Let a new run begin, if there is any time left for one."""
+    late = call.deadline and now >= call.deadline
+    return End(None, endings.too_late(plan, call)) if late else seen
+
+
 def _meets_complete(plan: Plan, call: Call, seen: Seen, now: float) -> Script:
     """It is done: its value, unless what it depends on has changed since."""
     run = seen.run
     if run.cfg_hash != call.cfg_hash:
         do = plan.on_version_change or ("new" if plan.effect == "pure" else "reuse")
         if do == "new":
-            return seen
+            return _anew(plan, call, seen, now)
         if do == "fail":
             return End(None, endings.config_changed(plan, call))
         yield Tell("config_drift", seen)
@@ -124,7 +151,7 @@ def _meets_hard_fail(plan: Plan, call: Call, seen: Seen, now: float) -> Script:
     """It failed for good: the same failure again, unless the policy makes a new call a new run."""
     run = seen.run
     if plan.after_failure == "new_run" and plan.effect != "once":
-        return seen
+        return _anew(plan, call, seen, now)
     body = yield from _body(seen, run.failed)
     return End(None, endings.failed(plan, seen, None, body.get("error")))
 
@@ -138,7 +165,7 @@ def _meets_running(plan: Plan, call: Call, seen: Seen, now: float) -> Script:
     if plan.if_running == "raise" or (call.give_up and now >= call.give_up):
         return End(None, endings.in_progress(plan, seen, until))
     yield Watch(seen.entity, seen.version, (min(until, call.give_up) if call.give_up else until) - now)
-    return None
+    return WAITED
 
 
 def _meets_waiting(plan: Plan, call: Call, seen: Seen, now: float) -> Script:
@@ -156,7 +183,7 @@ def _meets_waiting(plan: Plan, call: Call, seen: Seen, now: float) -> Script:
     if wait > plan.inline_wait_s or (call.give_up and run.not_before > call.give_up):
         return End(None, endings.parked(plan, call, run, wait))
     yield Sleep(wait)
-    return None
+    return WAITED
 
 
 _MEETS = {
@@ -259,17 +286,9 @@ def _commit(plan: Plan, done: Done, now: float) -> Script:
 def _fail(plan: Plan, done: Done, error: Exception, now: float) -> Script:
     """Classify, decide, write down; then wait, park or end."""
     seen, run = done.seen, done.seen.run
-    failure = plan.classify(error, now)
-    if plan.effect == "once":
-        failure = failure._replace(sent="no" if plan.not_applied(error) else "maybe")
-    meant = verdict(failure, plan.policy, plan.effect)
-    policy = plan.policy
-    if run.allowed != policy.max_attempts:
-        policy = policy.but(max_attempts=run.allowed)
-    deadline = run.deadline or None
-    at = Situation(run.tried, failure, meant, now, run.seed or seed_of(run.run_id), run.created, deadline)
-    decision = decide(policy, at)
-    if meant == "UNKNOWN":
+    decision = decided(plan, run, error, now)
+    failure = decision.situation.failure
+    if decision.situation.verdict == "UNKNOWN":
         answer = (yield Ask(seen)) if plan.asks else UNKNOWN
         change = _settled(plan, seen, answer, "outcome_unknown", now, plan.describe(error, failure))
     else:
@@ -278,6 +297,22 @@ def _fail(plan: Plan, done: Done, error: Exception, now: float) -> Script:
     if saved is None or saved.run.state in ("COMPLETE", "SOFT_FAIL"):
         return None  # read again: it waits, parks, is held or is done, as for any other caller
     return End(None, endings.failed(plan, saved, error, None))
+
+
+def decided(plan: Plan, run: Run, error: Exception, now: float) -> Decision:
+    """Return what is to be done about a failed attempt; the same for whoever asks with the same values."""
+    failure = plan.classify(error, now)
+    if plan.effect == "once":
+        failure = failure._replace(sent="no" if plan.not_applied(error) else "maybe")
+    meant = verdict(failure, plan.policy, plan.effect)
+    if plan.covers is not None and meant != "UNKNOWN":
+        meant = "RETRYABLE" if plan.covers(error, failure) else "TERMINAL"
+    policy = plan.policy
+    if run.allowed != policy.max_attempts:
+        policy = policy.but(max_attempts=run.allowed)
+    deadline = run.deadline or None
+    at = Situation(run.tried, failure, meant, now, run.seed or seed_of(run.run_id), run.created, deadline)
+    return decide(policy, at)
 
 
 def _decided(plan: Plan, seen: Seen, error: dict[str, Any], decision: Decision, now: float) -> Change:
@@ -386,7 +421,7 @@ def reopen(plan: Plan, call: Call, reason: str, actor: str) -> Script:
         seen = yield Load(call.entity)
         now = yield Now()
         run = seen.run
-        refused = endings.cannot_reopen(plan, call, run)
+        refused = _others(plan, call, run) or endings.cannot_reopen(plan, call, run)
         if refused is not None:
             yield End(None, refused)
             return
@@ -400,13 +435,15 @@ def reopen(plan: Plan, call: Call, reason: str, actor: str) -> Script:
 
 
 def settle(plan: Plan, call: Call, answer: Answer) -> Script:
-    """Settle an outcome that nobody knew, because somebody looked and says so."""
-    while True:
-        seen = yield Load(call.entity)
-        now = yield Now()
-        if seen.run is None or not seen.run.held_for:
-            yield End(None, endings.not_held(plan, call))
-            return
-        if (yield Save(seen, _settled(plan, seen, answer, "decided", now))) is not None:
-            yield End(None, None)
-            return
+    """Settle an outcome that nobody knew, because somebody looked and says so.
+
+    Whoever comes second settles nothing: what they looked at is no longer what is there.
+    """
+    seen = yield Load(call.entity)
+    now = yield Now()
+    refused = _others(plan, call, seen.run)
+    if refused is None:
+        held = seen.run is not None and seen.run.held_for
+        saved = (yield Save(seen, _settled(plan, seen, answer, "decided", now))) if held else None
+        refused = endings.not_held(plan, call) if saved is None else None
+    yield End(None, refused)

@@ -40,15 +40,17 @@ class Plan(Record):
     asks               whether there is a reconcile function
     after_failure      "raise", or "new_run": a new call of failed work begins a new run
     on_version_change  "new", "reuse", "fail", or None: by the effect
+    covers             whether an error may be tried again, where the policy's own classes do not say so
     """
 
     __slots__ = (
-        "after_failure", "asks", "classify", "decode", "describe", "effect", "encode", "if_running",
+        "after_failure", "asks", "classify", "covers", "decode", "describe", "effect", "encode", "if_running",
         "inline_wait_s", "name", "not_applied", "on_version_change", "policy", "policy_name",
     )  # fmt: skip
     after_failure: str
     asks: bool
     classify: Callable[[BaseException, float], Failure]
+    covers: Callable[[Exception, Failure], bool] | None
     decode: Callable[[Any], Any]
     describe: Callable[[BaseException, Failure | None], dict[str, Any]]
     effect: Effect
@@ -77,10 +79,12 @@ class Plan(Record):
         inline_wait_s: float = 60.0,
         after_failure: str = "raise",
         on_version_change: str | None = None,
+        covers: Callable[[Exception, Failure], bool] | None = None,
     ) -> None:
         self.fill(
-            after_failure, asks, classify, decode, describe, effect, encode, if_running, inline_wait_s, name,
-            not_applied, on_version_change, policy, f"{policy.name}@{policy.version}:{policy.digest[:12]}",
+            after_failure, asks, classify, covers, decode, describe, effect, encode, if_running,
+            inline_wait_s, name, not_applied, on_version_change, policy,
+            f"{policy.name}@{policy.version}:{policy.digest[:12]}",
         )  # fmt: skip
 
 

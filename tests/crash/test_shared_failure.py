@@ -1,0 +1,83 @@
+"""Where a new call of failed work is a new run: those who waited for the failed one share its failure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from oncemore.engine import flow, ops
+from oncemore.errors import RetriesExhausted, Terminal
+from tests.crash.world import World
+
+
+class Caller:
+    """One call of the same work, taken operation by operation."""
+
+    def __init__(self, world: World, **plan: Any) -> None:
+        self.world = world
+        plans = world.plan().replaced(after_failure="new_run", **plan)
+        self.script = flow.run_step(plans, world.call())
+        self.op: Any = next(self.script)
+
+    def up_to(self, *kinds: type) -> Any:
+        """Go on until an operation of one of these kinds is asked for; leave it undone."""
+        while type(self.op) not in kinds:
+            self.op = self.script.send(self.world.do(self.op))
+        return self.op
+
+    def go_on(self) -> None:
+        """Let what is asked for happen without the world: somebody else had the time."""
+        self.op = self.script.send(None)
+
+
+@pytest.fixture
+def world() -> World:
+    return World("idempotent", ["transient"])
+
+
+def test_who_waited_for_a_run_that_failed_does_not_begin_another(world: World) -> None:
+    first, second = Caller(world), Caller(world)
+    first.up_to(ops.Work)
+    second.up_to(ops.Watch)
+    assert isinstance(first.up_to(ops.End).error, RetriesExhausted)
+    second.go_on()
+    error = second.up_to(ops.End).error
+    assert isinstance(error, RetriesExhausted)
+    assert "failed after 3 attempts" in str(error)
+    assert world.executions == 3
+
+
+def test_who_took_part_in_a_run_shares_what_somebody_else_made_of_it(world: World) -> None:
+    first, second = Caller(world), Caller(world)
+    first.up_to(ops.Sleep)  # its own first attempt has failed
+    second.up_to(ops.End)  # the second waits as long, is first, and brings it to its end
+    first.go_on()
+    assert isinstance(first.up_to(ops.End).error, RetriesExhausted)
+    assert world.executions == 3
+
+
+def test_who_comes_after_a_failure_begins_a_new_run(world: World) -> None:
+    Caller(world).up_to(ops.End)
+    world.turns = ["transient", "transient", "transient", "ok"]
+    assert Caller(world).up_to(ops.End).value == "value"
+    assert world.executions == 4
+
+
+def test_who_finds_a_dead_run_without_attempts_left_begins_a_new_one(world: World) -> None:
+    first = Caller(world)
+    while first.up_to(ops.Work).number < 3:
+        first.op = first.script.send(world.do(first.op))
+    world.alive.clear()
+    world.turns = ["ok"]
+    assert Caller(world).up_to(ops.End).value == "value"
+
+
+def test_an_error_that_is_not_covered_is_not_tried_again_whatever_the_policy_says(world: World) -> None:
+    caller = Caller(world, covers=lambda error, failure: False)
+    assert isinstance(caller.up_to(ops.End).error, Terminal)
+    assert world.executions == 1
+    once = World("once", ["transient"])
+    assert "may have taken effect" in str(
+        Caller(once, covers=lambda error, failure: True).up_to(ops.End).error
+    )
