@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 UNKNOWN = Answer("unknown")
 #: Says that a call has waited for a run, its own or somebody else's, and looks again.
 WAITED = object()
+#: Says that the run was not as it had been seen: nothing was written.
+MOVED = object()
 
 
 def run_step(plan: Plan, call: Call, seen: Seen | None = None) -> Script:
@@ -250,13 +252,34 @@ def _limit(plan: Plan, run: Run, now: float) -> tuple[float | None, bool]:
 
 
 def _outcome(plan: Plan, done: Done, now: float) -> Script:
-    """Write down what came of an attempt; return the call's end, or None when it goes on."""
+    """Write down what came of an attempt; return the call's end, or None when it goes on.
+
+    If the run is not as the attempt left it, somebody else took over; unless the attempt is still the one
+    under way, and it was a checkpoint of its own whose answer was lost: then that is what is written on.
+    """
+    while True:
+        ended = yield from _written(plan, done, now)
+        if ended is not MOVED:
+            return ended
+        seen = yield Load(done.seen.entity)
+        if seen.run.state != "RUNNING" or seen.run.fence != done.seen.run.fence:
+            break
+        done = done._replace(seen=seen)
+    if done.error is None and plan.effect == "once":
+        return End(None, endings.lease_lost(plan, done.seen))
+    if done.error is None or isinstance(done.error, Exception):
+        return None  # whoever is first is right, and it is read again
+    return End(None, done.error)
+
+
+def _written(plan: Plan, done: Done, now: float) -> Script:
+    """Write it down; return the end, None when it goes on, or MOVED when nothing was written."""
     if done.error is None:
         return (yield from _commit(plan, done, now))
     if isinstance(done.error, Exception):
         return (yield from _fail(plan, done, done.error, now))
-    yield from _interrupted(plan, done, now)
-    return End(None, done.error)  # Ctrl-C and cancellation go on their way, whatever could be written
+    saved = yield from _interrupted(plan, done, now)
+    return MOVED if saved is None else End(None, done.error)  # Ctrl-C and cancellation go on their way
 
 
 def _commit(plan: Plan, done: Done, now: float) -> Script:
@@ -271,16 +294,14 @@ def _commit(plan: Plan, done: Done, now: float) -> Script:
             after = _over(run, "HARD_FAIL", "result_unavailable", failed=seen.version + 1)
             body = _escalated({"error": plan.describe(lost, None)}, run, now)
             saved = yield Save(seen, Change(_FAILED, run, after, body))
-            return None if saved is None else End(None, endings.failed(plan, saved, lost, None))
+            return MOVED if saved is None else End(None, endings.failed(plan, saved, lost, None))
         body = {"result_unavailable": str(lost)}
     body["duration_s"] = round(now - run.began, 6)
     after = _over(run, "COMPLETE", "", committed=seen.version + 1)
     saved = yield Save(seen, Change(("COMMIT", "COMPLETE"), run, after, body), True, done.events)
-    if saved is not None:
-        return End(None, lost) if lost is not None else (yield from _stored_value(plan, saved))
-    if plan.effect == "once":
-        return End(None, endings.lease_lost(plan, seen))
-    return None  # somebody else took over: whoever commits first is right, and it is read again
+    if saved is None:
+        return MOVED
+    return End(None, lost) if lost is not None else (yield from _stored_value(plan, saved))
 
 
 def _fail(plan: Plan, done: Done, error: Exception, now: float) -> Script:
@@ -294,7 +315,9 @@ def _fail(plan: Plan, done: Done, error: Exception, now: float) -> Script:
     else:
         change = _decided(plan, seen, plan.describe(error, failure), decision, now)
     saved = yield Save(seen, change)
-    if saved is None or saved.run.state in ("COMPLETE", "SOFT_FAIL"):
+    if saved is None:
+        return MOVED
+    if saved.run.state in ("COMPLETE", "SOFT_FAIL"):
         return None  # read again: it waits, parks, is held or is done, as for any other caller
     return End(None, endings.failed(plan, saved, error, None))
 
@@ -330,10 +353,9 @@ def _interrupted(plan: Plan, done: Done, now: float) -> Script:
     """Close one's own attempt that was cut off from outside; one that never began does not count."""
     run = done.seen.run
     if done.begun:
-        yield from _close(plan, done.seen, "interrupted", now, ask=False)
-        return
+        return (yield from _close(plan, done.seen, "interrupted", now, ask=False))
     after = _over(run, "SOFT_FAIL", "released", tried=run.tried - 1, not_before=now)
-    yield Save(done.seen, Change(("SOFT_FAIL",), run, after, {"error": endings.LOST["released"]}))
+    return (yield Save(done.seen, Change(("SOFT_FAIL",), run, after, {"error": endings.LOST["released"]})))
 
 
 def _close(plan: Plan, seen: Seen, reason: str, now: float, *, ask: bool = True) -> Script:
@@ -345,14 +367,12 @@ def _close(plan: Plan, seen: Seen, reason: str, now: float, *, ask: bool = True)
     run, error = seen.run, endings.LOST[reason]
     if run.effect == "once":
         answer = (yield Ask(seen)) if plan.asks and ask else UNKNOWN
-        yield Save(seen, _settled(plan, seen, answer, reason, now, error))
-        return
+        return (yield Save(seen, _settled(plan, seen, answer, reason, now, error)))
     if run.tried >= run.allowed:
         after = _over(run, "HARD_FAIL", "max_attempts_exceeded", failed=seen.version + 1)
-        yield Save(seen, Change(_FAILED, run, after, _escalated({"error": error}, run, now)))
-        return
+        return (yield Save(seen, Change(_FAILED, run, after, _escalated({"error": error}, run, now))))
     after = _over(run, "SOFT_FAIL", reason, not_before=now)
-    yield Save(seen, Change(("SOFT_FAIL",), run, after, {"error": error}))
+    return (yield Save(seen, Change(("SOFT_FAIL",), run, after, {"error": error})))
 
 
 def _settled(
