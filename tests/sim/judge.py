@@ -1,0 +1,325 @@
+"""What must hold of every schedule, checked at every write, every execution and every end of a call.
+
+The judge sees what was *acknowledged by the store* and what *happened outside*, never what the engine
+believes. It keeps a book of its own for each key, and a write that does not continue that book is a
+violation, whoever made it and however it got past the store.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from oncemore.codec.wire import head_of, header_of
+from oncemore.core.key import fingerprint
+from oncemore.core.model import MOVES
+from oncemore.core.record import NOWHERE, Outgoing, Run, fold, link
+from oncemore.errors import (
+    ConfigChanged,
+    DeadlineExceeded,
+    InProgress,
+    KeyConflict,
+    LeaseLost,
+    OutcomeUnknown,
+    Parked,
+    ResultUnavailable,
+    RetriesExhausted,
+    StoreError,
+    Terminal,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from oncemore.engine.ops import Save, Seen
+    from oncemore.store.base import Batch
+    from oncemore.store.memory import MemoryStore
+
+FINAL = ("COMPLETE", "HARD_FAIL")
+UNAVAILABLE = "(no value)"
+
+
+class Violation(AssertionError):
+    """A promise was broken."""
+
+
+class Book:
+    """What the judge knows of one key."""
+
+    def __init__(self, entity: str, effect: str, *, fencing: bool) -> None:
+        self.entity, self.effect, self.fencing = entity, effect, fencing
+        self.version, self.hash = 0, NOWHERE
+        self.run: Run | None = None
+        self.begun: dict[int, object] = {}  # fence → the call that wrote its INTENT
+        self.executed: set[int] = set()  # fences whose work has begun
+        self.lives: dict[str, list[int]] = {}  # run id → executions, allowed
+        self.commits: dict[int, str] = {}  # life → value
+        self.failures: dict[int, str] = {}  # life → reason
+        self.hashes: list[bytes] = []
+        self.events: dict[str, int] = {}  # event id → the version of its COMMIT
+        self.event_ids: dict[tuple[int, int], str] = {}
+        # Outside: what the other side holds.
+        self.landed: list[int] = []  # attempts of a `once` effect that took effect
+        self.late: list[int] = []  # … of a worker that had been declared dead and was not
+        self.cleared: set[int] = set()  # attempts that are known not to have taken effect
+        self.barrier = 0  # a remote that checks fences refuses all up to this one
+
+    @property
+    def life(self) -> int:
+        return 0 if self.run is None else self.run.runs
+
+
+class Judge:
+    """Holds a world to its promises."""
+
+    def __init__(self) -> None:
+        self.books: dict[str, Book] = {}
+        self.decisions = 0
+
+    def stored(self, lane: Any, op: Save, batch: Batch) -> None:
+        """A change of a run was stored, whether or not its writer will hear of it."""
+        seen, change = op.seen, op.change
+        book = self.books[seen.entity]
+        last, after, marks = book.run, change.after, change.marks
+        assert type(after) is Run
+        if (seen.version, seen.hash) != (book.version, book.hash) or change.before != last:
+            raise Violation(f"{marks} is written over what its writer has not seen")
+        if batch.writes[0].expect != book.version:
+            raise Violation(f"{marks} lands at version {batch.writes[0].expect + 1}, not {book.version + 1}")
+        if last is not None and lane.call.input_hash != last.input_hash:
+            raise Violation(f"{marks} by a call with other arguments")
+        same = last is not None and after.run_id == last.run_id
+        (self._goes_on if same else self._begins)(book, last, after, change)
+        if "INTENT" in marks:
+            self._intent(lane, book, last if same else None, after)
+        else:
+            self._not_intent(lane, book, last, after, marks, same=same)
+        if "COMMIT" in marks:
+            self._commit(book, after, change, op)
+        elif op.events:
+            raise Violation("events leave without a COMMIT")
+        if "HARD_FAIL" in marks:
+            if "ESCALATION" not in marks or after.failed != book.version + 1:
+                raise Violation("a final failure without an escalation, or without its record")
+            book.failures[after.runs] = after.reason
+        self.decisions += "DECISION" in marks
+        book.run, book.version, book.hash = after, book.version + 1, batch.writes[0].hash
+        book.hashes.append(book.hash)
+
+    def _begins(self, book: Book, last: Run | None, after: Run, change: Any) -> None:
+        if last is not None:
+            if last.state not in FINAL:
+                raise Violation(f"a new run begins while the last is {last.state}")
+            if last.state == "COMPLETE" and book.effect != "pure":
+                raise Violation("work that is done begins again")
+            if book.effect == "once" and "decision" not in change.body:
+                raise Violation("a `once` effect begins again without anybody's decision")
+        if after.runs != book.life + 1 or after.run_id in book.lives:
+            raise Violation(f"life {after.runs} ({after.run_id}) follows life {book.life}")
+        if change.marks[0] != "PENDING" or after.checkpoint:
+            raise Violation(f"a run begins with {change.marks}")
+        book.lives[after.run_id] = [0, after.allowed]
+
+    def _goes_on(self, book: Book, last: Run, after: Run, change: Any) -> None:
+        if after.runs != last.runs or after.allowed != last.allowed or after.deadline != last.deadline:
+            raise Violation("a run changes its number, its budget or its deadline")
+        if last.state in FINAL:
+            raise Violation(f"{last.state} is not final: {change.marks} follows")
+        if after.state != last.state:
+            if after.state not in MOVES[last.state]:
+                raise Violation(f"{last.state} → {after.state} is no legal move")
+        elif change.marks != ("CHECKPOINT",) and not last.held_for:
+            raise Violation(f"{change.marks} moves nothing")
+
+    def _intent(self, lane: Any, book: Book, last: Run | None, after: Run) -> None:
+        before = book.run
+        fence, attempt = (before.fence, before.attempt) if before is not None else (0, 0)
+        if after.fence != fence + 1:
+            raise Violation(f"fence {after.fence} follows fence {fence}")
+        if after.attempt != attempt + 1:
+            raise Violation(f"attempt {after.attempt} follows attempt {attempt}")
+        if after.tried != (last.tried if last is not None else 0) + 1 or after.tried > after.allowed:
+            raise Violation(f"attempt {after.tried} of {after.allowed}")
+        if last is not None and last.held_for:
+            raise Violation("a held run is tried again")
+        if last is not None and after.began < last.not_before:
+            raise Violation(f"it begins {last.not_before - after.began:.3f} s before its time")
+        if after.deadline and after.began >= after.deadline:
+            raise Violation(f"it begins {after.began - after.deadline:.3f} s after its deadline")
+        if book.effect == "once":
+            doubtful = [n for n in range(1, after.attempt) if n not in book.cleared]
+            if doubtful:
+                raise Violation(f"`once` is tried again though attempts {doubtful} may have taken effect")
+        book.begun[after.fence] = lane.call
+        lane.fence = after.fence
+
+    def _not_intent(
+        self, lane: Any, book: Book, last: Run | None, after: Run, marks: tuple[str, ...], *, same: bool
+    ) -> None:
+        if last is None:
+            raise Violation(f"{marks} as the first entry")
+        if (after.fence, after.attempt) != (last.fence, last.attempt):
+            raise Violation(f"{marks} changes the fence or the attempt's number")
+        if not same:
+            return
+        if after.tried != last.tried and not (
+            after.reason == "released" and after.tried == last.tried - 1 and last.fence not in book.executed
+        ):
+            raise Violation(f"{marks} makes {last.tried} tried attempts {after.tried}")
+        if after.reason == "released" and last.fence in book.executed and last.state == "RUNNING":
+            raise Violation("an attempt that had begun is released as if it had not")
+        if last.state == "SOFT_FAIL" and after.state == "COMPLETE" and not last.held_for:
+            raise Violation("COMPLETE without an attempt")
+        if last.state == "RUNNING":
+            self._closes(lane, book, last, after, marks)
+
+    def _closes(self, lane: Any, book: Book, last: Run, after: Run, marks: tuple[str, ...]) -> None:
+        """A run under way changes: by its own holder, or because that one is gone."""
+        if book.begun[last.fence] is lane.call:
+            if after.reason == "lease_expired":
+                raise Violation("an attempt is closed as lost by the very call that has it")
+            return
+        taken = after.reason == "lease_expired" or after.reason == "max_attempts_exceeded"
+        if not (taken or (after.state == "COMPLETE" and after.reason == "reconciled")):
+            raise Violation(f"{marks} ({after.reason}) by a call that does not hold the run")
+        worker, fence, until, read = lane.asked_about
+        if (worker, fence) != (last.worker, last.fence) or until > read:
+            raise Violation("an attempt is closed whose worker was not found gone")
+
+    def _commit(self, book: Book, after: Run, change: Any, op: Save) -> None:
+        version = book.version + 1
+        if after.runs in book.commits:
+            raise Violation(f"life {after.runs} commits twice")
+        if after.committed != version:
+            raise Violation("COMMIT does not say where its result is")
+        book.commits[after.runs] = change.body.get("result", {}).get("it", UNAVAILABLE)
+        if book.effect == "once" and after.attempt not in (*book.landed, *book.late):
+            raise Violation(f"COMMIT of attempt {after.attempt}, which did not take effect")
+        for event, _ in op.events:
+            if event.event_id in book.events:
+                raise Violation(f"event {event.event_id} is given away twice")
+            book.events[event.event_id] = version
+
+    # The work and the outside -----------------------------------------------------------------------
+
+    def executing(self, lane: Any, seen: Seen) -> None:
+        """The work begins: its INTENT must be in the log, and it must be its only execution."""
+        book, run = self.books[seen.entity], seen.run
+        if book.begun.get(run.fence) is not lane.call:
+            raise Violation(f"attempt {run.attempt} runs without an INTENT of its own")
+        if run.fence in book.executed:
+            raise Violation(f"attempt {run.attempt} runs twice")
+        book.executed.add(run.fence)
+        life = book.lives[run.run_id]
+        life[0] += 1
+        if life[0] > life[1]:
+            raise Violation(f"{life[0]} executions of {life[1]} allowed")
+
+    def lands(self, book: Book, attempt: int, fence: int) -> bool:
+        """A `once` effect reaches the other side; return False if that one refuses it."""
+        if book.fencing and fence <= book.barrier:
+            return False
+        if attempt in book.cleared:
+            book.late.append(attempt)  # a zombie's call outside is not promised to be stopped
+            return True
+        if book.landed:
+            raise Violation(f"attempts {[*book.landed, attempt]} took effect, of work declared once")
+        book.landed.append(attempt)
+        return True
+
+    def clear(self, book: Book, run: Run) -> None:
+        """Somebody knows that an attempt has not taken effect."""
+        book.cleared.add(run.attempt)
+        book.barrier = max(book.barrier, run.fence)
+
+    # The ends of calls ------------------------------------------------------------------------------
+
+    def ended(self, lane: Any, value: Any, error: BaseException | None) -> None:
+        """A call is over: what its caller was told must be true."""
+        book = self.books[lane.call.entity]
+        run = book.run
+        ours = run is not None and run.state == "RUNNING" and book.begun[run.fence] is lane.call
+        if ours and not lane.store_failed:
+            raise Violation(f"the caller got {error or value!r} and leaves its attempt RUNNING")
+        if lane.cut is not None:
+            if error is not lane.cut:
+                raise Violation(f"{lane.cut!r} was swallowed: the caller got {error or value!r}")
+            return
+        if error is None:
+            if lane.kind == "call":
+                self._returned(lane, book, value)
+            return
+        allowed = _TOLD.get(type(error))
+        if allowed is None:
+            raise error
+        if not allowed(self, lane, book, error):
+            raise Violation(f"the caller was told {type(error).__name__}: {error}")
+
+    def _returned(self, lane: Any, book: Book, value: Any) -> None:
+        true = [told for life, told in book.commits.items() if life >= lane.life]
+        if type(value) is not str or value not in true:
+            raise Violation(f"the caller got {value!r}; committed are {true}")
+
+    def _failed(self, lane: Any, book: Book, error: BaseException) -> bool:
+        return any(life >= lane.life for life in book.failures)
+
+    def _deadline(self, lane: Any, book: Book, error: BaseException) -> bool:
+        return bool(lane.call.deadline) or self._failed(lane, book, error)
+
+    def _lease_lost(self, lane: Any, book: Book, error: BaseException) -> bool:
+        """Only a holder that somebody took over from: its attempt must be closed, and not by itself."""
+        return book.effect == "once" and lane.fence in book.executed and not lane.committed
+
+    # The end of a schedule --------------------------------------------------------------------------
+
+    def closing(self, store: MemoryStore) -> None:
+        """The whole log: links, versions, heads that are the fold of their entries, events as committed."""
+        chains: dict[str, tuple[int, bytes, Any]] = {}
+        hashes: dict[str, list[bytes]] = {entity: [] for entity in self.books}
+        for seq, entry in enumerate(store.entries(), 1):
+            version, prev, state = chains.get(entry.entity, (0, NOWHERE, None))
+            body = entry.body
+            if (entry.seq, entry.version, entry.prev) != (seq, version + 1, prev) or body is None:
+                raise Violation(f"entry {seq} is not where it should be")
+            if entry.hash != link(prev, entry.header, fingerprint(body)):
+                raise Violation(f"entry {seq} has a broken link")
+            if entry.entity in hashes:
+                header = header_of(entry.header)
+                state = fold(state, header.sets)
+                if (header.version, header.entity) != (entry.version, entry.entity):
+                    raise Violation(f"entry {seq} says it is another")
+                hashes[entry.entity].append(entry.hash)
+            chains[entry.entity] = version + 1, entry.hash, state
+        for entity, (version, last, state) in chains.items():
+            head = store.head(entity)
+            if head is None or (head.version, head.hash) != (version, last):
+                raise Violation(f"the head of {entity} is not its last entry")
+            if entity in hashes and head_of(head.head) != state:
+                raise Violation(f"the head of {entity} is not the fold of its entries")
+        given = {event: True for book in self.books.values() for event in book.events}
+        there = {entity[6:]: True for entity in chains if entity.startswith("event/")}
+        if given != there:
+            raise Violation(f"events stored {list(there)}, committed {list(given)}")
+        for entity, book in self.books.items():
+            if hashes[entity] != book.hashes:
+                raise Violation(f"{entity}: an acknowledged entry is not in the log, or another is")
+
+    def event(self, book: Book, letter: Outgoing, life: int) -> None:
+        """An event is given away: its id is the same in every attempt."""
+        known = book.event_ids.setdefault((life, letter.ordinal), letter.event_id)
+        if known != letter.event_id:
+            raise Violation(f"event {letter.ordinal} of life {life} has two ids")
+
+
+_TOLD: dict[type, Any] = {
+    Terminal: Judge._failed,
+    RetriesExhausted: Judge._failed,
+    DeadlineExceeded: Judge._deadline,
+    OutcomeUnknown: lambda judge, lane, book, error: book.effect == "once",
+    LeaseLost: Judge._lease_lost,
+    ResultUnavailable: lambda judge, lane, book, error: UNAVAILABLE in book.commits.values(),
+    Parked: lambda judge, lane, book, error: True,
+    InProgress: lambda judge, lane, book, error: True,
+    KeyConflict: lambda judge, lane, book, error: lane.other,
+    ConfigChanged: lambda judge, lane, book, error: False,
+    UsageError: lambda judge, lane, book, error: lane.kind != "call",
+    StoreError: lambda judge, lane, book, error: lane.store_failed,
+}
