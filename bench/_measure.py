@@ -25,13 +25,14 @@ import sys
 import time
 from importlib.metadata import version
 from itertools import repeat
+from math import inf
 from statistics import median, quantiles
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -100,10 +101,14 @@ class Subject(NamedTuple):
 
 
 class Effort(NamedTuple):
-    """How much is spent on a measurement."""
+    """How much is spent on a measurement: rounds, about how long each turn in them, and how long in all.
+
+    When the time is up there are fewer rounds, but three at least.
+    """
 
     rounds: int
     batch_ns: int
+    most_s: float = inf
 
 
 # Timing loops.
@@ -151,7 +156,10 @@ def interleaved(subjects: Sequence[Subject], effort: Effort) -> dict[str, list[f
     gc.collect()
     gc.freeze()
     try:
-        for _ in range(effort.rounds):
+        ends = time.monotonic() + effort.most_s
+        for done in range(effort.rounds):
+            if done >= 3 and time.monotonic() > ends:
+                break
             for subject in random.sample(subjects, len(subjects)):
                 n = sizes[subject.name]
                 costs[subject.name].append(subject.run(n) / n)
@@ -297,22 +305,26 @@ def verdicts(goals: Sequence[Goal]) -> str:
 def command(
     doc: str | None,
     packages: Sequence[str],
-    measured: Callable[[bool], Iterable[Group]],
+    measured: Callable[[argparse.Namespace], Iterable[Group]],
     goals: Callable[[list[Group]], list[Goal]],
+    numbers: Mapping[str, str] | None = None,
 ) -> None:
     """Measure as the command line says; print each table when it is there, and the verdicts last.
 
-    With --json the tables go to the standard error, so that one sees how far it is.
+    `numbers` are further options, each a number, with what it means. With --json the tables go to the
+    standard error, so that one sees how far it is.
     """
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a few seconds, too noisy to believe")
     parser.add_argument("--json", action="store_true", help="for a machine; the tables go to stderr")
+    for option, meaning in (numbers or {}).items():
+        parser.add_argument(f"--{option}", type=int, metavar="N", help=meaning)
     options = parser.parse_args()
     out = sys.stderr if options.json else sys.stdout
     facts = about(packages)
     print(heading(facts), file=out)
     groups: list[Group] = []
-    for group in measured(options.quick):
+    for group in measured(options):
         groups.append(group)
         print(f"\n{group.text()}", file=out, flush=True)
     reached = goals(groups)

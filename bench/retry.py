@@ -327,4 +327,4 @@ def goals(groups: list[Group]) -> list[Goal]:
 
 
 if __name__ == "__main__":
-    command(__doc__, PACKAGES, lambda quick: measured(QUICK if quick else FULL), goals)
+    command(__doc__, PACKAGES, lambda told: measured(QUICK if told.quick else FULL), goals)

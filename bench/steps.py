@@ -1,0 +1,447 @@
+"""What a durable step costs, beside DBOS on SQLite, beside raw apsw and beside code written by hand.
+
+    python bench/steps.py                  the tables, and a verdict for each goal of docs/design.md §9
+    python bench/steps.py --runs 1000000   the same with a million stored runs (3 GB of disk for a while)
+    python bench/steps.py --quick          the same in a few seconds, too noisy to believe
+    python bench/steps.py --json           the same for a machine
+
+Method: `_measure.py`; what waits for a disk is wall-clock time. The subjects: `_durable.py`. Files are made
+in the folder it is started from, so that this is the disk that is measured, and removed at the end; "in
+memory" is /dev/shm. Without DBOS (`make bench` installs it) its rows and goals are left out.
+"""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+import time
+import tracemalloc
+from collections import deque
+from contextlib import ExitStack, closing, contextmanager, suppress
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+from _durable import (
+    AT_ONCE,
+    BY_HAND,
+    DBOS,
+    DBOS_TASKS,
+    DBOS_THREADS,
+    FDATASYNC,
+    LIMIT,
+    OURS,
+    PURE,
+    RAW,
+    SAME_ROWS,
+    SELECT,
+    TASKS,
+    THREADS,
+    ByHand,
+    Dbos,
+    at_once,
+    by_hand,
+    cpu,
+    engine_at,
+    fdatasync,
+    has_dbos,
+    ours,
+    parked,
+    pure,
+    raw,
+    same_rows,
+    timed,
+    wall,
+    work,
+)
+from _filled import fill
+from _measure import (
+    Effort,
+    Goal,
+    Group,
+    Row,
+    Subject,
+    calls,
+    command,
+    interleaved,
+    number,
+    ratios,
+    spread,
+)
+from _syncs import Syncs, opened
+
+import oncemore
+from oncemore.engine.history import verify
+from oncemore.store.base import Query
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Callable, Iterator
+
+    from _measure import Spread
+
+    from oncemore.store.base import Entry, Store
+
+    Costs = dict[str, list[float]]
+    Found = tuple[list[Group], list[Goal]]
+
+
+class Scale(NamedTuple):
+    """How much is measured.
+
+    disk, memory, many  one at a time on disk and in memory; 32 at once
+    counted             steps whose syncs and bytes are counted
+    stored              runs that a large store holds
+    dbos_least          workflows of DBOS at once, at least, in one turn
+    """
+
+    disk: Effort
+    memory: Effort
+    many: Effort
+    counted: int
+    stored: int
+    dbos_least: int
+
+
+FULL = Scale(
+    disk=Effort(rounds=31, batch_ns=100_000_000, most_s=30),
+    memory=Effort(rounds=31, batch_ns=30_000_000, most_s=15),
+    many=Effort(rounds=15, batch_ns=250_000_000, most_s=40),
+    counted=2_000,
+    stored=100_000,
+    dbos_least=2 * AT_ONCE,
+)
+QUICK = Scale(
+    disk=Effort(rounds=2, batch_ns=5_000_000),
+    memory=Effort(rounds=2, batch_ns=2_000_000),
+    many=Effort(rounds=2, batch_ns=5_000_000),
+    counted=200,
+    stored=2_000,
+    dbos_least=AT_ONCE,
+)
+FEW, DUE = 1_000, 100
+SLOW_S = 0.002
+US, MS = 1e3, 1e6
+
+
+class Place(NamedTuple):
+    """Where a part of the benchmark makes its files, and who is closed at its end."""
+
+    disk: Path
+    memory: Path
+    stack: ExitStack
+
+    def engine(self, name: str, folder: Path | None = None) -> oncemore.Engine:
+        """Return an engine on a file of its own."""
+        return engine_at((folder or self.disk) / f"{name}.db", self.stack)
+
+
+@contextmanager
+def place() -> Iterator[Place]:
+    memory = Path("/dev/shm")
+    with (
+        tempfile.TemporaryDirectory(prefix=".bench-", dir=Path.cwd()) as disk,
+        tempfile.TemporaryDirectory(prefix="bench-", dir=memory if memory.is_dir() else None) as quick,
+        ExitStack() as stack,
+    ):
+        yield Place(Path(disk), Path(quick), stack)
+
+
+# Costs, in ns, to tables and goals.
+
+
+def with_dbos(
+    subjects: list[Subject], dbos: dict[str, str], effort: Effort, folder: Path, **told: Any
+) -> Costs:
+    """Measure subjects in turns, and DBOS among them if it is there."""
+    if not has_dbos():
+        return interleaved(subjects, effort)
+    with Dbos(folder / "dbos", told.get("least", 1)) as process:
+        theirs = [process.subject(name, what, told.get("clock", wall)) for name, what in dbos.items()]
+        return interleaved([*subjects, *theirs], effort)
+
+
+def table_of(name: str, unit: str, over: str, costs: Costs, per: float = US, note: str = "") -> Group:
+    against = ratios(costs, over)
+    rows = [
+        Row(subject, spread([one / per for one in own]), against[subject]) for subject, own in costs.items()
+    ]
+    return Group(name, unit, over, rows, note)
+
+
+def rate(costs: Costs, one: str, of: str) -> Spread:
+    """Return the rate of one subject over that of another, formed round by round."""
+    return spread([other / own for own, other in zip(costs[one], costs[of], strict=True)])
+
+
+def at_least(row: str, what: str, found: Spread, floor: float, aim: float | None = None) -> Goal:
+    return Goal(row, what, found, floor, aim, most=False)
+
+
+def on_this_disk(costs: Costs) -> str:
+    rates = spread([1e9 / cost for cost in costs[FDATASYNC]])
+    quartiles = f"{number(rates.low)}-{number(rates.high)}"
+    rounds = len(costs[FDATASYNC])
+    return f"{rounds} rounds; raw fdatasync meanwhile: {number(rates.median)} a second ({quartiles})"
+
+
+def told(synced: dict[str, float]) -> str:
+    return "syncs of a step, counted: " + "; ".join(f"{name} {number(each)}" for name, each in synced.items())
+
+
+# 5: one at a time.
+
+
+def alone(scale: Scale, at: Place) -> Found:
+    with opened() as connections:
+        mine = [ours(at.engine("ours")), ours(at.engine("pure"), PURE, pure)]
+        warm(mine)
+    by_others = [
+        raw(at.disk / "raw.db"),
+        same_rows(at.disk / "same.db"),
+        fdatasync(at.disk / "raw", at.stack),
+    ]
+    costs = with_dbos([*mine, *by_others], {DBOS: "one"}, scale.disk, at.disk)
+    syncs = Syncs(connections)
+    synced = {subject.name: syncs.each(subject.run, scale.counted) for subject in mine}
+    goals = [
+        at_least("5", "a step ÷ raw, two commits", rate(costs, OURS, RAW), 0.6, 0.7),
+        at_least("5", "… ÷ raw, the same rows", rate(costs, OURS, SAME_ROWS), 0.75),
+        *([at_least("5", "… ÷ DBOS", rate(costs, OURS, DBOS), 10)] if DBOS in costs else []),
+        Goal("5", "… syncs, with checkpoints", spread([synced[OURS]]), 2.05, None, ""),
+        Goal("5", "… of pure work", spread([synced[PURE]]), 1.05, None, ""),
+    ]
+    note = f"{on_this_disk(costs)}; {told(synced)}"
+    return [table_of("a step at a time, on disk", "µs", RAW, costs, note=note)], goals
+
+
+def warm(subjects: list[Subject]) -> None:
+    """Have every connection opened that a subject needs, and its log begun."""
+    for subject in subjects:
+        subject.run(2 * AT_ONCE)
+
+
+# 6: CPU.
+
+
+def computing(scale: Scale, at: Place) -> Found:
+    subjects = [
+        ours(at.engine("ours", at.memory), clock=cpu),
+        ours(at.engine("pure", at.memory), PURE, pure, cpu),
+        by_hand(at.memory / "hand.db", cpu),
+        raw(at.memory / "raw.db", cpu),
+        same_rows(at.memory / "same.db", cpu),
+    ]
+    costs = with_dbos(subjects, {DBOS: "one"}, scale.memory, at.memory, clock=cpu)
+    group = table_of("a step at a time, in memory", "µs CPU", LIMIT, costs)
+    return [group], [Goal("6", "CPU of a step ÷ by hand, in memory", group.of(OURS).ratio, 5, 3)]
+
+
+# 7: many at once.
+
+
+def together(scale: Scale, at: Place) -> Found:
+    with opened() as connections:
+        mine = [ours(at.engine("ours")), *at_once(at.disk, at.stack)]
+        warm(mine)
+    dbos = {DBOS_TASKS: "tasks", DBOS_THREADS: "threads"}
+    subjects = [*mine, fdatasync(at.disk / "raw", at.stack)]
+    costs = with_dbos(subjects, dbos, scale.many, at.disk, least=scale.dbos_least)
+    syncs = Syncs(connections)
+    synced = {subject.name: syncs.each(subject.run, scale.counted) for subject in mine}
+    goals = [
+        *over_one(costs, synced, "", 4, 3),
+        *([over_dbos(costs)] if has_dbos() else []),
+    ]
+    note = f"{on_this_disk(costs)}; {told(synced)}"
+    return [table_of(f"{AT_ONCE} at once, on disk", "µs each", OURS, costs, note=note)], goals
+
+
+def together_slowly(scale: Scale, at: Place) -> Found:
+    with opened() as connections:
+        subjects = [ours(at.engine("ours", at.memory)), *at_once(at.memory, at.stack)]
+        warm(subjects)
+    slow = Syncs(connections, SLOW_S)
+    costs = interleaved(subjects, scale.many)
+    synced = {subject.name: slow.each(subject.run, scale.counted // 4) for subject in subjects}
+    name = f"{AT_ONCE} at once, a sync takes 2 ms"
+    return [table_of(name, "µs each", OURS, costs, note=told(synced))], over_one(
+        costs, synced, ", slow disk", 15, 10
+    )
+
+
+def over_one(costs: Costs, synced: dict[str, float], where: str, tasks: float, threads: float) -> list[Goal]:
+    """Return the goals of many at once over one at a time."""
+    return [
+        at_least("7", f"{AT_ONCE} tasks ÷ one at a time{where}", rate(costs, TASKS, OURS), tasks),
+        at_least("7", f"{AT_ONCE} threads ÷ one at a time{where}", rate(costs, THREADS, OURS), threads),
+        Goal("7", f"… syncs of each{where}", spread([max(synced[TASKS], synced[THREADS])]), 0.5, None, ""),
+    ]
+
+
+def over_dbos(costs: Costs) -> Goal:
+    """Compare with DBOS in tasks or in threads, whichever was quicker in a round."""
+    quickest = [min(both) for both in zip(costs[DBOS_TASKS], costs[DBOS_THREADS], strict=True)]
+    found = rate({**costs, DBOS: quickest}, TASKS, DBOS)
+    return at_least("7", f"{AT_ONCE} tasks ÷ DBOS, {AT_ONCE} at once", found, 50, 100)
+
+
+# 8: the second call.
+
+
+def second_call(scale: Scale, at: Place) -> Found:
+    hand, step = ByHand(at.disk / "hand.db"), work.on(at.engine("ours"))
+    for n in range(scale.counted):
+        hand.call(n)
+        step(n)
+    key = sha256(msgspec.json.encode({"n": 7})).digest()
+    subjects = [calls(SELECT, hand.select, key), calls(BY_HAND, hand.again), calls(OURS, step)]
+    costs = with_dbos(subjects, {DBOS: "again"}, scale.memory, at.disk, clock=cpu)
+    group = table_of("a call of finished work", "µs CPU", SELECT, costs)
+    return [group], [Goal("8", "a second call ÷ a select by key", group.of(OURS).ratio, 5, 3)]
+
+
+# 9: many stored.
+
+
+def growth(scale: Scale, at: Place) -> Found:
+    few, many = f"{FEW:,} stored", f"{scale.stored:,} stored"
+    begun = time.perf_counter()
+    for name, runs in ((few, FEW), (many, scale.stored)):
+        fill(at.disk / f"{name}.db", runs, DUE)
+    filling = f"filling took {time.perf_counter() - begun:.0f} s"
+    engines = {name: at.engine(name) for name in (few, many)}
+    steps = [ours(engine, name) for name, engine in engines.items()]
+    costs = interleaved([*steps, fdatasync(at.disk / "raw", at.stack)], scale.disk)
+    listed = interleaved([listing(engine, name) for name, engine in engines.items()], scale.memory)
+    lists = table_of(f"listing {DUE} runs that are due", "ms", few, listed, MS)
+    goals = [
+        at_least("9", f"rate with {many} ÷ {few}", rate(costs, many, few), 0.85, 1),
+        Goal("9", f"… listing {DUE} that are due", lists.of(many).cost, 5, None, " ms"),
+    ]
+    note = f"{on_this_disk(costs)}; {filling}"
+    return [table_of("a step at a time, many stored", "µs", few, costs, note=note), lists], goals
+
+
+def listing(engine: oncemore.Engine, name: str) -> Subject:
+    """List what is due, of which both files have the same."""
+
+    def listed(_: int) -> None:
+        found = list(engine.store.heads(Query("run", due_by=engine.now())))
+        assert len(found) == DUE
+
+    return Subject(name, timed(listed, wall))
+
+
+# 9 and last: the size of a run.
+
+PARKED = "oncemore, parked"
+
+
+def sizes(scale: Scale, at: Place) -> Found:
+    hand, memory = ByHand(at.memory / "hand.db"), at.memory
+    for n in range(scale.counted):
+        hand.call(n)
+    each = {
+        LIMIT: [hand.size() / scale.counted],
+        OURS: [grown(memory / "ours.db", work, scale.counted)],
+        PARKED: [grown(memory / "parked.db", parked, scale.counted)],
+    }
+    held = held_by_parked(memory / "held.db", scale.counted)
+    goals = [
+        Goal("9", "a run of one attempt, on disk", spread(each[OURS]), 2500, 1500, " B"),
+        Goal("last", "a parked run, in memory", spread([held]), 300, None, " B"),
+    ]
+    note = f"a parked run is a row: in memory it holds {number(held)} B"
+    return [table_of("size of a run", "bytes on disk", LIMIT, each, 1, note)], goals
+
+
+def grown(path: Path, step: oncemore.Step, runs: int) -> float:
+    """Return by how much a file is larger for each run."""
+    sizes = []
+    for first, last in ((0, AT_ONCE), (AT_ONCE, AT_ONCE + runs)):
+        with closing(oncemore.open(path, max_inline_wait_s=0)) as engine:
+            begin(step.on(engine), range(first, last))
+        sizes.append(path.stat().st_size)
+    return (sizes[1] - sizes[0]) / runs
+
+
+def begin(step: oncemore.Step, numbers: range) -> None:
+    for n in numbers:
+        with suppress(oncemore.Parked):
+            step(n)
+
+
+def held_by_parked(path: Path, runs: int) -> float:
+    """Return the bytes of the interpreter's memory that a parked run keeps."""
+    with closing(oncemore.open(path, max_inline_wait_s=0)) as engine:
+        step, held = parked.on(engine), []
+        tracemalloc.start()
+        try:
+            for first, last in ((0, AT_ONCE), (AT_ONCE, AT_ONCE + runs)):
+                begin(step, range(first, last))
+                gc.collect()
+                held.append(tracemalloc.get_traced_memory()[0])
+        finally:
+            tracemalloc.stop()
+    return max(0.0, (held[1] - held[0]) / runs)
+
+
+# 10: reading back.
+
+SCAN, VERIFY = "scan of all entries", "rebuild: every link checked, every state folded"
+
+
+def reading(scale: Scale, at: Place) -> Found:
+    engine = at.engine("log", at.memory)
+    step, store = work.on(engine), engine.store
+    for n in range(scale.counted):
+        step(n)
+    subjects = [passes(SCAN, store, lambda entries: deque(entries, 0)), passes(VERIFY, store, verify)]
+    costs = interleaved(subjects, scale.memory)
+    goals = [at_least("10", "rebuild ÷ scan", rate(costs, VERIFY, SCAN), 0.25)]
+    return [table_of("reading back", "µs CPU an entry", SCAN, costs)], goals
+
+
+def passes(name: str, store: Store, read: Callable[[Iterator[Entry]], object]) -> Subject:
+    """Read so many entries, from the first on as often as needed."""
+    whole = sum(1 for _ in store.entries())
+
+    def run(n: int) -> int:
+        begun, left = cpu(), n
+        while left > 0:
+            read(islice(store.entries(), left))
+            left -= whole
+        return cpu() - begun
+
+    return Subject(name, run)
+
+
+# The whole.
+
+PARTS = (alone, computing, together, together_slowly, second_call, growth, sizes, reading)
+PACKAGES = ("oncemore", "apsw", "msgspec", *(["dbos"] if has_dbos() else []))
+
+
+def measured(options: Namespace, goals: list[Goal]) -> Iterator[Group]:
+    scale = QUICK if options.quick else FULL
+    if options.runs:
+        scale = scale._replace(stored=options.runs)
+    for part in PARTS:
+        with place() as at:
+            groups, reached = part(scale, at)
+        goals += reached
+        yield from groups
+
+
+if __name__ == "__main__":
+    reached: list[Goal] = []
+    command(
+        __doc__,
+        PACKAGES,
+        lambda options: measured(options, reached),
+        lambda groups: sorted(reached, key=lambda goal: (goal.row == "last", goal.row.zfill(2))),
+        {"runs": f"how many runs the large store holds ({FULL.stored:,})"},
+    )
