@@ -27,6 +27,11 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $(VENV)/.demo $@
 
+# What only the benchmarks need: the libraries they measure us against, beside those of the tests.
+$(VENV)/.bench: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[rivals]'
+	@touch $@
+
 # A half-made environment would look finished to the next run, so it is removed.
 $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
@@ -46,7 +51,7 @@ test: $(VENV)/.dev
 check: $(VENV)/.dev
 	@$(BIN)/python tools/run_tests.py lint types
 
-bench: $(VENV)/.dev
+bench: $(VENV)/.bench
 	@set -e; for script in bench/[!_]*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
 
 torture: $(VENV)/.dev
