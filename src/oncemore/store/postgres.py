@@ -34,6 +34,7 @@ import re
 import secrets
 import time
 import weakref
+from contextlib import suppress
 from hashlib import sha256
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -68,12 +69,18 @@ class Presence:
 
     def __init__(self, store: PostgresStore, worker: str) -> None:
         self._store = store
-        self._worker, self._token = worker, secrets.token_hex(8)
+        self._worker, self._token, self._process = worker, secrets.token_hex(8), os.getpid()
         store.tell("select {schema}.presence(%s, %s, true)", (worker, self._token))
 
     def close(self) -> None:
-        """Leave; if somebody has entered by the same name since, that one stays."""
-        self._store.tell("select {schema}.presence(%s, %s, false)", (self._worker, self._token))
+        """Say goodbye, once; if somebody has entered by the same name since, that one stays.
+
+        A forked child says nothing for its parent. Who cannot reach the server is found by its lease.
+        """
+        if self._process == os.getpid():
+            self._process = 0
+            with suppress(StoreError):
+                self._store.tell("select {schema}.presence(%s, %s, false)", (self._worker, self._token))
 
 
 class PostgresStore:
@@ -85,6 +92,7 @@ class PostgresStore:
         self._where = address(url)
         self._schema = schema
         self._closed = False
+        self._here: weakref.WeakSet[Presence] = weakref.WeakSet()
         self._fresh()
         self._version, self._weak, self._alone = self._prepare()
         if self._weak and not unsafe_ok:
@@ -201,7 +209,9 @@ class PostgresStore:
     def enter(self, worker: str) -> Presence:
         """Note that a worker of this name is here until it leaves."""
         check_text(worker)
-        return Presence(self, worker)
+        presence = Presence(self, worker)
+        self._here.add(presence)
+        return presence
 
     def gone(self, worker: str) -> bool:
         """Whether a worker has left by its own word.
@@ -231,6 +241,8 @@ class PostgresStore:
     def close(self) -> None:
         """Let go of everything; what was acknowledged stays."""
         if not self._closed:
+            for presence in list(self._here):
+                presence.close()
             self._combiner.stop(self._let_go)
 
     def _let_go(self) -> None:

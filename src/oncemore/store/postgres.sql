@@ -6,7 +6,8 @@ create table {schema}.meta(name text primary key, value text not null);
 create table {schema}.head(
     entity text collate "C" primary key, version bigint not null, hash bytea not null, head bytea not null,
     kind text collate "C" not null, state text not null, due float8, step text not null,
-    worker text not null, dataset text not null, seq bigint not null) with (fillfactor = 85);
+    worker text not null, dataset text not null, seq bigint not null)
+    with (fillfactor = 85, autovacuum_vacuum_scale_factor = 0.02);
 create index head_due on {schema}.head(kind, due) where due is not null;
 
 create table {schema}.log(

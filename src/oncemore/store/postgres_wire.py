@@ -83,6 +83,9 @@ class Address(Value):
     params: Mapping[str, Any]
     shown: str
 
+    def __repr__(self) -> str:
+        return f"Address({self.shown})"  # the parameters have the password in them
+
 
 def address(url: str) -> Address:
     """Read a URL; refuse one that cannot be read, without repeating it."""
