@@ -469,6 +469,22 @@ def test_a_commit_of_nothing_is_none() -> None:
     assert disk.commits == []
 
 
+def test_closing_waits_for_the_commit_that_is_under_way(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "log.db")
+    store._door.__enter__()
+    with ThreadPoolExecutor(2) as pool:
+        writing = pool.submit(put, store, write("run/a", None))
+        while not store._combiner._turn.locked():
+            time.sleep(0.001)
+        closing = pool.submit(store.close)
+        time.sleep(0.1)
+        assert not closing.done()
+        store._door.__exit__(None, None, None)
+        assert writing.result(20) == Stored((1,))
+        closing.result(20)
+    assert store._writer is None
+
+
 def test_a_store_that_is_closed_under_way_answers_everybody(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "log.db")
     answers: list[object] = []

@@ -103,6 +103,9 @@ def test_a_worker_of_this_process_can_be_asked_for_without_being_lost(store: Sql
     assert asked_elsewhere(path, "w1") == "False"
     here.close()
     here.close()
+    assert files(path) == []
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(here._file)
     assert store.gone("w1")
     assert asked_elsewhere(path, "w1") == "True"
 
