@@ -249,7 +249,7 @@ class Judge:
             return
         allowed = _TOLD.get(type(error))
         if allowed is None:
-            raise error
+            raise Violation(f"the caller got {error!r}, which is nobody's to tell") from error
         if not allowed(self, lane, book, error):
             raise Violation(f"the caller was told {type(error).__name__}: {error}")
 

@@ -29,9 +29,11 @@ from random import Random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from oncemore.codec.wire import head_of
 from oncemore.core.backoff import Jitter, Schedule
 from oncemore.core.model import Failure
 from oncemore.core.policy import Policy
+from oncemore.core.record import Run, Worker
 from oncemore.engine import flow, lease, perform, runtime
 from oncemore.engine.ops import (
     Answer,
@@ -54,7 +56,7 @@ from oncemore.engine.ops import (
 )
 from oncemore.engine.perform import Job
 from oncemore.engine.runtime import Engine
-from oncemore.errors import InProgress, LeaseLost, OutcomeUnknown, Parked, StoreError
+from oncemore.errors import Failed, InProgress, LeaseLost, OutcomeUnknown, Parked, StoreError
 from oncemore.store.base import Stored
 from oncemore.store.memory import MemoryStore, Settled
 from tests.sim.judge import FINAL, Book, Judge, Violation
@@ -244,6 +246,7 @@ class Lane:
         self.at = "begins"
         self.wake = 0.0
         self.fence = 0
+        self.working = 0
         self.cut: BaseException | None = None
         self.cut_soon = False
         self.read_fails = False
@@ -299,6 +302,7 @@ class Sim:
         self.ids = 0
         self.late: list[tuple[float, Book, int, int]] = []
         self.calm = False
+        self.reactions = 4
         self.effect = effect = rng.choice(("pure", "idempotent", "outbox", "once", "once"))
         foul = chance() < 0.5
         self.weights = FOUL if foul else FAIR
@@ -448,7 +452,8 @@ class Sim:
         if at.startswith("Save"):
             when = "before" if chance() < 0.4 else "after"
             if roll < 0.85:
-                link.times = 1 if chance() < 0.7 else self.rng.choice((3, 8))
+                often = 0.3 if at == "Save CHECKPOINT" else 0.7  # what only this one can leave in doubt
+                link.times = 1 if chance() < often else self.rng.choice((3, 8))
                 self._covered(lane.call.entity, at, f"answer lost {when}, {link.times} times")
             else:
                 link.times, link.raises = 1, Cut(f"in {at}")
@@ -457,6 +462,8 @@ class Sim:
                 else:
                     link.raises = lane.cut
                 self._covered(lane.call.entity, at, f"cut {when}")
+                if chance() < 0.5:
+                    lane.read_fails = lane.store_failed = True  # troubles come together
             link.loses = when
         elif at in ("Sleep", "Watch", "Ask"):
             self._covered(lane.call.entity, at, "cut")
@@ -560,7 +567,7 @@ class Sim:
                     raise
                 process.link.op = None
                 job.abandon()
-                value, error = None, job.cut or raised
+                value, error = None, self.raised(job, raised)
             else:
                 value, error = op.value, job.cut or op.error
                 if next(script, None) is not None:
@@ -570,7 +577,24 @@ class Sim:
         if self.trace is not None:
             self.say(f"P{process.number} {call.entity} ends: {value!r} {type(error).__name__}: {error}")
         self.judge.ended(lane, value, error)
+        self._react(call, error)
         lane.call = call._replace()  # whatever follows is another call
+
+    def _react(self, call: Call, error: BaseException | None) -> None:
+        """People do something about it: some of them at once, and more than one of them."""
+        if self.calm or not self.reactions:
+            return
+        if isinstance(error, OutcomeUnknown):
+            self.reactions -= 1
+            self.queue += [("settle", call.entity)] * self.rng.randint(0, 2)
+            self.queue += [("call", call.entity)]
+        elif isinstance(error, Failed) and self.chance() < 0.3:
+            self.reactions -= 1
+            self.queue += [("rerun", call.entity)]
+
+    def raised(self, job: Job, error: BaseException) -> BaseException:
+        """What a caller gets of a call that could not go on: what cut it off comes before all else."""
+        return job.cut or error
 
     def _cut_here(self, lane: Lane, job: Job) -> None:
         lane.cut_soon = False
@@ -610,7 +634,21 @@ class Sim:
             raise StoreError("unreachable")
         until = job.holder(op)
         lane.asked_about = (op.worker, op.fence, until, lane.read)
+        if until <= lane.read and self._is_at_it(op, lane.read):
+            raise Violation(f"attempt with fence {op.fence} is taken for lost, and its worker is at it")
         return until
+
+    def _is_at_it(self, op: Holder, now: float) -> bool:
+        """Whether an attempt is under way in a living process whose lease has not passed."""
+        head = self.store.head(f"worker/{op.worker}")
+        if head is None or head_of(head.head, Worker).until <= now:
+            return False
+        return any(
+            lane.working == op.fence and lane.call.entity == op.entity
+            for process in self.processes
+            if process is not None
+            for lane in process.lanes
+        )
 
     def _read(self, lane: Lane, job: Job, op: Read) -> Any:
         if lane.read_fails:
@@ -679,11 +717,18 @@ class Sim:
     def _work(self, lane: Lane, job: Job, op: Work) -> Generator[str, None, Done]:
         """Be the work: take time, keep checkpoints, reach the outside, end in some way."""
         yield "Work"
-        book, run, chance = self.judge.books[op.seen.entity], op.seen.run, self.chance
+        book, run = self.judge.books[op.seen.entity], op.seen.run
         if job.cut is not None:
             self.judge.clear(book, run)
             return Done(op.seen, None, job.cut, begun=False)
         self.judge.executing(lane, op.seen)
+        lane.working = run.fence
+        done = yield from self._working(lane, job, op, book, run)
+        lane.working = 0
+        return done
+
+    def _working(self, lane: Lane, job: Job, op: Work, book: Book, run: Run) -> Generator[str, None, Done]:
+        chance = self.chance
         turn = self.rng.choices(NAMES, self.weights)[0]
         if self.calm and turn.startswith("cut"):
             turn = "ok"

@@ -1,0 +1,481 @@
+"""Engines that are broken on purpose: the simulation must catch each of them, or it proves nothing.
+
+A bug is a function that breaks one thing, by `monkeypatch` or by a subclass of a piece, and returns the
+simulation to run. All run the same seeds, from 0 upwards; the unbroken engine passes all of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from oncemore.core.record import Change, Run
+from oncemore.engine import endings, flow
+from oncemore.engine.ops import Answer, Done, End, Load, Save, Terms
+from oncemore.engine.perform import Job, seen_in, write_of
+from oncemore.store.base import Batch, Conflict, Stored
+from oncemore.store.memory import MemoryStore
+from tests.sim.judge import Violation
+from tests.sim.simulator import Fails, Sim, run_many, seeded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Bug = Callable[[pytest.MonkeyPatch], type[Sim]]
+
+MOST_SEEDS = 4_000
+BUGS: dict[str, Bug] = {}
+
+
+def bug(function: Bug) -> Bug:
+    BUGS[function.__name__.replace("_", " ")] = function
+    return function
+
+
+def with_job(kind: type[Job]) -> type[Sim]:
+    return type("Broken", (Sim,), {"job_kind": kind})
+
+
+# The store ------------------------------------------------------------------------------------------
+
+
+@bug
+def a_store_that_does_not_compare(patch: pytest.MonkeyPatch) -> type[Sim]:
+    class Careless(MemoryStore):
+        def _conflict(self, batch: Batch) -> Conflict | None:
+            return None
+
+    return type("Broken", (Sim,), {"store_kind": Careless})
+
+
+@bug
+def a_store_that_acknowledges_before_the_disk_has_it(patch: pytest.MonkeyPatch) -> type[Sim]:
+    class Hasty(MemoryStore):
+        def lose(self) -> None:
+            if self._log:
+                last = self._log.pop()
+                before = [entry for entry in self._log if entry.entity == last.entity]
+                head = self._heads.pop(last.entity)
+                if before:
+                    self._heads[last.entity] = head._replace(
+                        version=before[-1].version, hash=before[-1].hash, seq=before[-1].seq
+                    )
+
+    class Broken(Sim):
+        store_kind = Hasty
+
+        def crash(self, process: Any, *, seen: bool) -> None:
+            super().crash(process, seen=seen)
+            assert isinstance(self.store, Hasty)
+            self.store.lose()
+
+    return Broken
+
+
+# The driver -----------------------------------------------------------------------------------------
+
+
+@bug
+def an_answer_that_was_lost_is_taken_for_not_stored(patch: pytest.MonkeyPatch) -> type[Sim]:
+    class Pessimist(Job):
+        def send_again(self, batch: Batch, error: BaseException) -> Any:
+            self.cut = None if isinstance(error, Exception) else error
+            yield 0.0
+            return Conflict(batch.writes[0].entity, None)
+
+    return with_job(Pessimist)
+
+
+@bug
+def an_answer_that_was_lost_is_taken_for_stored(patch: pytest.MonkeyPatch) -> type[Sim]:
+    class Optimist(Job):
+        def send_again(self, batch: Batch, error: BaseException) -> Any:
+            self.cut = None if isinstance(error, Exception) else error
+            yield 0.0
+            return Stored(())
+
+    return with_job(Optimist)
+
+
+@bug
+def whose_entry_stands_there_is_not_looked_at(patch: pytest.MonkeyPatch) -> type[Sim]:
+    class Trusting(Job):
+        def _stands(self, batch: Batch) -> bool:
+            return True
+
+    return with_job(Trusting)
+
+
+@bug
+def who_closes_a_lost_attempt_does_not_compare(patch: pytest.MonkeyPatch) -> type[Sim]:
+    class Rescuer(Job):
+        def begin_save(self, op: Save) -> Any:
+            if op.change.after.reason == "lease_expired":  # type: ignore[union-attr]
+                op = op._replace(seen=seen_in(self.store, op.seen.entity))
+            return super().begin_save(op)
+
+    return with_job(Rescuer)
+
+
+@bug
+def nobody_asks_whether_the_worker_is_alive(patch: pytest.MonkeyPatch) -> type[Sim]:
+    class Impatient(Job):
+        def holder(self, op: Any) -> float:
+            return 0.0
+
+    return with_job(Impatient)
+
+
+@bug
+def a_heartbeat_moves_the_run(patch: pytest.MonkeyPatch) -> type[Sim]:
+    class Broken(Sim):
+        def _beat(self, process: Any) -> None:
+            super()._beat(process)
+            for lane in process.lanes:
+                seen = seen_in(self.store, lane.call.entity)
+                if seen.run is not None and seen.run.state == "RUNNING":
+                    change = Change(("LEASE",), seen.run, seen.run)
+                    write = write_of(seen.entity, seen.version, seen.hash, change, self.now)
+                    self.store.append(Batch((write,))).wait()
+
+    return Broken
+
+
+@bug
+def a_cancellation_is_a_failure_like_any_other(patch: pytest.MonkeyPatch) -> type[Sim]:
+    class Deaf(Job):
+        def done(self, attempt: Any, value: Any, error: BaseException | None) -> Done:
+            if error is not None and not isinstance(error, Exception):
+                error = Fails("transient")
+            return super().done(attempt, value, error)
+
+    return with_job(Deaf)
+
+
+@bug
+def a_failing_store_hides_a_cancellation(patch: pytest.MonkeyPatch) -> type[Sim]:
+    class Broken(Sim):
+        def raised(self, job: Job, error: BaseException) -> BaseException:
+            return error
+
+    return Broken
+
+
+@bug
+def events_are_written_before_the_commit(patch: pytest.MonkeyPatch) -> type[Sim]:
+    class Alone(Job):
+        def begin_save(self, op: Save) -> Any:
+            batch, after = super().begin_save(op)
+            return batch._replace(writes=batch.writes[:1]), after
+
+    class Broken(Sim):
+        job_kind = Alone
+
+        def _save(self, lane: Any, job: Job, op: Save) -> Any:
+            whole, _ = Job.begin_save(job, op)
+            for write in whole.writes[1:]:
+                self.store.append(Batch((write,))).wait()
+            return (yield from super()._save(lane, job, op))
+
+    return Broken
+
+
+@bug
+def a_former_holder_keeps_its_checkpoints(patch: pytest.MonkeyPatch) -> type[Sim]:
+    class Stubborn(Job):
+        def _checkpoint(self, attempt: Any, plain: Any) -> Save:
+            attempt.seen = seen_in(self.store, attempt.seen.entity)
+            return super()._checkpoint(attempt, plain)
+
+    return with_job(Stubborn)
+
+
+@bug
+def two_runs_have_one_name(patch: pytest.MonkeyPatch) -> type[Sim]:
+    class Broken(Sim):
+        def _terms(self, call: Any) -> Any:
+            return lambda me: Terms(me.name, "r1", {"x": 1}, call.input_hash)
+
+    return Broken
+
+
+# The flow: claims -----------------------------------------------------------------------------------
+
+
+@bug
+def the_attempt_is_counted_after_it_ran(patch: pytest.MonkeyPatch) -> type[Sim]:
+    claim, over = flow._claim, flow._over
+
+    def late(*args: Any) -> Change:
+        change = claim(*args)
+        assert type(change.after) is Run
+        return change._replace(after=change.after._replace(tried=change.after.tried - 1))
+
+    def counted(run: Run, state: Any, reason: str, **changes: Any) -> Run:
+        more = 0 if reason == "lease_expired" or run.state != "RUNNING" else 1
+        return over(run, state, reason, **{"tried": run.tried + more, **changes})
+
+    patch.setattr(flow, "_claim", late)
+    patch.setattr(flow, "_over", counted)
+    return Sim
+
+
+@bug
+def every_delivery_has_a_budget_of_its_own(patch: pytest.MonkeyPatch) -> type[Sim]:
+    claim = flow._claim
+
+    def fresh(*args: Any) -> Change:
+        change = claim(*args)
+        assert type(change.after) is Run
+        return change._replace(after=change.after._replace(tried=1))
+
+    patch.setattr(flow, "_claim", fresh)
+    return Sim
+
+
+@bug
+def a_new_run_begins_with_the_first_fence(patch: pytest.MonkeyPatch) -> type[Sim]:
+    new_run = flow._new_run
+    patch.setattr(flow, "_new_run", lambda *args: new_run(*args)._replace(fence=0))
+    return Sim
+
+
+@bug
+def a_new_run_counts_attempts_from_one(patch: pytest.MonkeyPatch) -> type[Sim]:
+    new_run = flow._new_run
+    patch.setattr(flow, "_new_run", lambda *args: new_run(*args)._replace(attempt=0))
+    return Sim
+
+
+@bug
+def a_lost_attempt_gives_its_number_back(patch: pytest.MonkeyPatch) -> type[Sim]:
+    over = flow._over
+
+    def given(run: Run, state: Any, reason: str, **changes: Any) -> Run:
+        back = {"attempt": run.attempt - 1} if reason == "lease_expired" else {}
+        return over(run, state, reason, **back, **changes)
+
+    patch.setattr(flow, "_over", given)
+    return Sim
+
+
+@bug
+def a_lost_attempt_does_not_count(patch: pytest.MonkeyPatch) -> type[Sim]:
+    over = flow._over
+
+    def forgiven(run: Run, state: Any, reason: str, **changes: Any) -> Run:
+        back = {"tried": run.tried - 1} if reason == "lease_expired" else {}
+        return over(run, state, reason, **back, **changes)
+
+    patch.setattr(flow, "_over", forgiven)
+    return Sim
+
+
+@bug
+def a_deadline_is_ignored(patch: pytest.MonkeyPatch) -> type[Sim]:
+    meets = flow._meets_waiting
+
+    def timeless(plan: Any, call: Any, seen: Any, now: float) -> Any:
+        if seen.run.held_for or seen.run.not_before > now:
+            return (yield from meets(plan, call, seen, now))
+        return seen
+
+    patch.setitem(flow._MEETS, "SOFT_FAIL", timeless)
+    patch.setitem(flow._MEETS, "PENDING", timeless)
+    return Sim
+
+
+@bug
+def who_takes_over_does_not_wait(patch: pytest.MonkeyPatch) -> type[Sim]:
+    meets = flow._meets_waiting
+
+    def hasty(plan: Any, call: Any, seen: Any, now: float) -> Any:
+        run = seen.run
+        if run.held_for or (run.deadline and now >= run.deadline):
+            return (yield from meets(plan, call, seen, now))
+        return seen
+
+    patch.setitem(flow._MEETS, "SOFT_FAIL", hasty)
+    return Sim
+
+
+# The flow: effects that must not happen twice ---------------------------------------------------------
+
+
+def _blind(plan: Any, seen: Any, reason: str, now: float, *, ask: bool = True) -> Any:
+    after = flow._over(seen.run, "SOFT_FAIL", reason, not_before=now)
+    told = {"error": endings.LOST[reason]}
+    return (yield Save(seen, Change(("SOFT_FAIL",), seen.run, after, told)))
+
+
+@bug
+def once_is_tried_again_after_a_lost_lease(patch: pytest.MonkeyPatch) -> type[Sim]:
+    patch.setattr(flow, "_close", _blind)
+    return Sim
+
+
+@bug
+def once_is_tried_again_after_any_error(patch: pytest.MonkeyPatch) -> type[Sim]:
+    verdict = flow.verdict
+    patch.setattr(flow, "verdict", lambda failure, policy, effect: verdict(failure, policy, "idempotent"))
+    return Sim
+
+
+@bug
+def unknown_is_taken_for_not_applied(patch: pytest.MonkeyPatch) -> type[Sim]:
+    settled = flow._settled
+
+    def hopeful(plan: Any, seen: Any, answer: Any, *rest: Any) -> Change:
+        return settled(plan, seen, Answer("not_applied") if answer.found == "unknown" else answer, *rest)
+
+    patch.setattr(flow, "_settled", hopeful)
+    return Sim
+
+
+@bug
+def a_held_run_is_tried_by_the_next_caller(patch: pytest.MonkeyPatch) -> type[Sim]:
+    def free(plan: Any, seen: Any, now: float) -> Any:
+        yield from ()
+        return seen
+
+    patch.setattr(flow, "_held", free)
+    return Sim
+
+
+@bug
+def once_begins_anew_after_its_failure(patch: pytest.MonkeyPatch) -> type[Sim]:
+    def anew(plan: Any, call: Any, seen: Any, now: float) -> Any:
+        yield from ()
+        return seen
+
+    patch.setitem(flow._MEETS, "HARD_FAIL", anew)
+    return Sim
+
+
+@bug
+def what_is_done_is_done_again_under_another_config(patch: pytest.MonkeyPatch) -> type[Sim]:
+    meets = flow._meets_complete
+
+    def always(plan: Any, call: Any, seen: Any, now: float) -> Any:
+        if seen.run.cfg_hash != call.cfg_hash:
+            return seen
+        return (yield from meets(plan, call, seen, now))
+
+    patch.setitem(flow._MEETS, "COMPLETE", always)
+    return Sim
+
+
+@bug
+def an_attempt_that_had_begun_is_released(patch: pytest.MonkeyPatch) -> type[Sim]:
+    interrupted = flow._interrupted
+    patch.setattr(
+        flow, "_interrupted", lambda plan, done, now: interrupted(plan, done._replace(begun=False), now)
+    )
+    return Sim
+
+
+# The flow: ends ---------------------------------------------------------------------------------------
+
+
+def _commits_on(patch: pytest.MonkeyPatch, state: str) -> type[Sim]:
+    commit = flow._commit
+
+    def forced(plan: Any, done: Done, now: float) -> Any:
+        ended = yield from commit(plan, done, now)
+        if ended is flow.MOVED:
+            seen = yield Load(done.seen.entity)
+            if seen.run.state == state and seen.run.fence != done.seen.run.fence:
+                return (yield from commit(plan, done._replace(seen=seen), now))
+        return ended
+
+    patch.setattr(flow, "_commit", forced)
+    return Sim
+
+
+@bug
+def a_former_holder_commits(patch: pytest.MonkeyPatch) -> type[Sim]:
+    return _commits_on(patch, "RUNNING")
+
+
+@bug
+def a_second_commit_replaces_the_first(patch: pytest.MonkeyPatch) -> type[Sim]:
+    return _commits_on(patch, "COMPLETE")
+
+
+@bug
+def the_first_caller_gets_another_value_than_the_second(patch: pytest.MonkeyPatch) -> type[Sim]:
+    commit = flow._commit
+
+    def raw(plan: Any, done: Done, now: float) -> Any:
+        ended = yield from commit(plan, done, now)
+        return ended._replace(value=done.value) if type(ended) is End and ended.error is None else ended
+
+    patch.setattr(flow, "_commit", raw)
+    return Sim
+
+
+@bug
+def an_outcome_whose_checkpoint_was_lost_is_dropped(patch: pytest.MonkeyPatch) -> type[Sim]:
+    def once_only(plan: Any, done: Done, now: float) -> Any:
+        ended = yield from flow._written(plan, done, now)
+        if ended is not flow.MOVED:
+            return ended
+        return None if done.error is None or isinstance(done.error, Exception) else End(None, done.error)
+
+    patch.setattr(flow, "_outcome", once_only)
+    return Sim
+
+
+@bug
+def a_final_failure_tells_nobody(patch: pytest.MonkeyPatch) -> type[Sim]:
+    patch.setattr(flow, "_FAILED", ("HARD_FAIL",))
+    return Sim
+
+
+@bug
+def a_new_run_begins_after_its_deadline(patch: pytest.MonkeyPatch) -> type[Sim]:
+    patch.setattr(flow, "_anew", lambda plan, call, seen, now: seen)
+    return Sim
+
+
+@bug
+def other_arguments_may_decide_about_a_key(patch: pytest.MonkeyPatch) -> type[Sim]:
+    patch.setattr(flow, "_others", lambda plan, call, run: None)
+    return Sim
+
+
+# ------------------------------------------------------------------------------------------------------
+
+
+def seeds_until_caught(kind: type[Sim]) -> tuple[int, str]:
+    """Return how many schedules it takes until a promise is seen broken, and which."""
+    with seeded():
+        for seed in range(MOST_SEEDS):
+            try:
+                kind(seed).run()
+            except Violation as caught:
+                return seed + 1, str(caught)
+    return 0, ""
+
+
+@pytest.mark.timeout(600)
+def test_every_broken_engine_is_caught_and_the_whole_one_is_not(
+    record_property: Callable[[str, object], None],
+) -> None:
+    found: dict[str, tuple[int, str]] = {}
+    for name, breaks in BUGS.items():
+        with pytest.MonkeyPatch.context() as patch:
+            found[name] = seeds_until_caught(breaks(patch))
+    missed = [name for name, (seeds, _) in found.items() if not seeds]
+    needed = sorted(seeds for seeds, _ in found.values())
+    told = f"bug bank: {len(found) - len(missed)} of {len(found)} caught"
+    told += f", in {needed[len(needed) // 2]} seeds (median), at most {needed[-1]}"
+    print()
+    for name, (seeds, caught) in found.items():
+        print(f"  {seeds:5} seeds  {name}: {caught}")
+    print(told)
+    record_property("bug bank", told)
+    assert len(found) >= 25
+    assert not missed
+    run_many(range(needed[-1]))

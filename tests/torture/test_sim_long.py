@@ -1,0 +1,37 @@
+"""Schedules of the whole engine by the hundred thousand (`tests/sim/simulator.py`).
+
+ONCEMORE_SIM_SCHEDULES=N   how many schedules (300,000 in `make torture`, a few elsewhere)
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.sim.simulator import Report, run_many
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PARTS = 8
+SCHEDULES = (
+    int(os.environ.get("ONCEMORE_SIM_SCHEDULES", "300000")) if os.environ.get("ONCEMORE_TORTURE") else 800
+)
+AT_ONCE = 1_000
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_schedule_of_very_many_breaks_a_promise(
+    part: int, record_property: Callable[[str, object], None]
+) -> None:
+    first, count = random.getrandbits(40), max(1, SCHEDULES // PARTS)
+    report = Report()
+    for at in range(first, first + count, AT_ONCE):
+        run_many(range(at, min(at + AT_ONCE, first + count)), report=report)
+    print(f"\nsimulation: seeds {first} … {first + count - 1}: {report}")
+    record_property("simulation", str(report))
+    assert report.schedules == count
