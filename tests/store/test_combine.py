@@ -204,6 +204,8 @@ def test_trio_is_not_imported_for_asyncio() -> None:
 def test_a_ticket_tells_the_same_answer_again(store: SqliteStore) -> None:
     ticket = store.append(batch("run/a"))
     assert ticket.wait() == ticket.wait() == asyncio.run(waited(ticket)) == Stored((1,))
+    stored(put(store, write("run/b", None)))
+    assert ticket.wait() == Stored((1,))
     assert len(whole(store, "run/a")) == 1
 
 
@@ -361,22 +363,26 @@ def test_a_thread_that_is_interrupted_at_the_gate_does_not_keep_the_turn(served:
     assert "next" in disk.commits[1]
 
 
-def test_a_loop_that_was_closed_while_its_batch_was_stored_does_not_matter() -> None:
+def test_a_thread_that_commits_for_a_loop_that_was_closed_is_not_hurt() -> None:
     disk = Disk()
     combiner = Combiner(disk)
     disk.open.clear()
     loop = asyncio.new_event_loop()
-    task = loop.create_task(waited(combiner.submit(batch("left"))))
-    loop.call_soon(loop.stop)
-    loop.run_forever()
-    assert disk.busy.wait(20)
-    task.cancel()
-    loop.call_soon(loop.stop)
-    loop.run_forever()
-    loop.close()
-    disk.open.set()
-    assert combiner.submit(batch("next")).wait() == Stored((2,))
-    assert disk.commits == [["left"], ["next"]]
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(combiner.submit(batch("first")).wait)
+        assert disk.busy.wait(20)
+        second = pool.submit(combiner.submit(batch("next")).wait)
+        queued(combiner, 1)
+        task = loop.create_task(waited(combiner.submit(batch("left"))))
+        for act in (bool, task.cancel):
+            act()
+            loop.call_soon(loop.stop)
+            loop.run_forever()
+        loop.close()
+        disk.open.set()
+        assert first.result(20) == Stored((1,))
+        assert second.result(20) == Stored((2,))
+    assert disk.commits == [["first"], ["next", "left"]]
 
 
 def test_stopping_serves_those_who_wait_and_takes_nobody_else() -> None:
