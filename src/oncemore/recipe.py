@@ -7,21 +7,24 @@ argument and what it takes.
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from oncemore.codec.secret import Secret, texts_of
 from oncemore.codec.step_key import argument_bytes, cfg_hash, key_of, scope_bytes
 from oncemore.codec.tagged import Tagger
 from oncemore.core.key import fingerprint
 from oncemore.core.model import EFFECTS
+from oncemore.engine.runtime import log
 from oncemore.errors import UsageError
 from oncemore.options import as_seconds, colour_of, policy_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from oncemore.core.policy import Policy
 
@@ -30,6 +33,7 @@ NO_EFFECT = (
     + ", ".join(EFFECTS)
 )
 BUCKETS = {"minute": 60.0, "hour": 3600.0, "day": 86_400.0, "week": 604_800.0}
+SHORTEST_BUCKET_S, LONGEST_S = 0.001, 86_400.0 * 366 * 100
 PRIORITIES = ("P0", "P1", "P2")
 _PLAIN = Tagger()
 
@@ -47,7 +51,7 @@ class Recipe:
         self.on_version_change = _version_change(told["on_version_change"], self.effect)
         self.priority = _choice("priority", told["priority"], PRIORITIES)
         self.isolate = _isolate(told["isolate"], self.colour)
-        self.retain_s = 0.0 if told["retain_for"] is None else as_seconds("retain_for", told["retain_for"])
+        self.retain_s = 0.0 if told["retain_for"] is None else _length("retain_for", told["retain_for"])
         self.not_applied = _not_applied(told["not_applied"], self.effect)
         self.reconcile = _reconcile(told["reconcile"], self.effect, self.colour)
         self._version, self._config = _text("version", told["version"]), told["config"]
@@ -58,7 +62,7 @@ class Recipe:
         self.timed = self._bucket is not None or self.policy.within_s is not None
         self._bind = _binder(work)
         self._left_out, self._secret = _left_out(self.name, work, told["ignore"])
-        self._key = _key(self.name, work, told["key"])
+        self._key = _key(self.name, work, told["key"], self._left_out)
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name, defaults included; a call that does not fit is refused."""
@@ -110,14 +114,13 @@ class Recipe:
 
     def secrets(self, bound: dict[str, Any]) -> tuple[str, ...]:
         """Return the texts that no message may hold."""
-        return texts_of(
-            value for name, value in bound.items() if name in self._secret or type(value) is Secret
-        )
+        held = (value for name, value in bound.items() if name in self._secret or type(value) is Secret)
+        return texts_of(text for value in held for text in _leaves(value))
 
     def returns(self) -> Any:
         """Return the annotation of what the function returns, or None."""
         found = _hints(self.work).get("return")
-        return None if found is type(None) else found
+        return None if found is type(None) or isinstance(found, str) else found
 
 
 def _colour(work: Any) -> str:
@@ -141,11 +144,26 @@ def _name(work: Any, name: str | None) -> str:
     module, own = getattr(work, "__module__", None), getattr(work, "__qualname__", None)
     if own is None:
         raise UsageError(f"{work!r} has no name of its own; give name=")
-    if module == "__main__":
-        main = sys.modules["__main__"]
-        spec = getattr(main, "__spec__", None)
-        module = spec.name if spec is not None else Path(getattr(main, "__file__", "main")).stem
+    if module in ("__main__", "__mp_main__"):
+        module = _imported_as(getattr(_function(work), "__globals__", vars(sys.modules["__main__"])))
     return f"{module}.{own}"
+
+
+def _imported_as(main: Mapping[str, Any]) -> str:
+    """Return what a program's own module is called when others import it.
+
+    A program may be started as a file or with -m, and its children know its module as `__mp_main__`.
+    """
+    spec = main.get("__spec__")
+    if spec is not None and spec.name != "__main__":
+        return str(spec.name)
+    file = Path(main.get("__file__") or "main").absolute()
+    parts = [file.stem]
+    for folder in file.parents:
+        if not (folder / "__init__.py").exists():
+            break
+        parts.insert(0, folder.name)
+    return ".".join(parts)
 
 
 def _effect(effect: Any) -> Any:
@@ -214,9 +232,19 @@ def _not_applied(declared: Any, effect: str) -> Callable[[Exception], bool]:
     if all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
         types = tuple(kinds)
         return lambda error: isinstance(error, types)
-    if callable(declared) and colour_of(declared) == "plain":
-        return lambda error: bool(declared(error))
+    # A class is callable too: taken for a predicate, KeyboardInterrupt would say yes to everything.
+    if callable(declared) and not isinstance(declared, type) and colour_of(declared) == "plain":
+        return lambda error: _says(declared, error)
     raise UsageError(f"not_applied is {declared!r}; it takes exception types, a predicate or 'not-sent'")
+
+
+def _says(predicate: Callable[[Exception], object], error: Exception) -> bool:
+    """Return what a predicate says of an error; one that fails leaves open whether anything happened."""
+    try:
+        return bool(predicate(error))
+    except Exception as fault:  # noqa: BLE001 - a user's mistake must not look like the work's outcome
+        log.warning("oncemore: the not_applied function failed: %s", type(fault).__name__)
+        return False
 
 
 def _reconcile(ask: Any, effect: str, colour: str) -> Any:
@@ -237,15 +265,25 @@ def _bucket(bucket: Any) -> Callable[[float, Any, Any], str] | None:
         return None
     if callable(bucket):
         return lambda now, args, kwargs: str(bucket(*args, **kwargs))
-    if isinstance(bucket, str):
-        _choice("bucket", bucket, tuple(BUCKETS))
-        size = BUCKETS[bucket]
-    else:
-        size = as_seconds("bucket", bucket)
-    if size <= 0:
-        raise UsageError(f"bucket is {bucket!r}; it must be longer than nothing")
+    size = BUCKETS[_choice("bucket", bucket, tuple(BUCKETS))] if isinstance(bucket, str) else None
+    size = _length("bucket", bucket) if size is None else size
+    if size < SHORTEST_BUCKET_S:
+        raise UsageError(f"bucket is {bucket!r}; it takes {SHORTEST_BUCKET_S:g} s or more")
     name = str(timedelta(seconds=size))
-    return lambda now, args, kwargs: f"{name} from {now // size * size:.0f}"
+    return lambda now, args, kwargs: f"{name} from {_plainly(now // size * size)}"
+
+
+def _plainly(seconds: float) -> str:
+    """Return seconds without trailing zeros: two buckets of one second must not have one name."""
+    return f"{seconds:.3f}".rstrip("0").rstrip(".")
+
+
+def _length(option: str, value: Any) -> float:
+    """Return a stretch of time in seconds: finite, and not less than nothing."""
+    seconds = as_seconds(option, value)
+    if not 0 <= seconds <= LONGEST_S:
+        raise UsageError(f"{option} is {value!r}; it takes 0 to {LONGEST_S:g} seconds")
+    return seconds
 
 
 def _of(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -255,7 +293,10 @@ def _of(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _binder(work: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
     """Return what puts arguments to their names; plain signatures take a short way."""
-    signature = inspect.signature(work)
+    try:
+        signature = inspect.signature(work)
+    except ValueError:
+        raise UsageError(f"{work!r} does not say what arguments it takes; wrap it in a function") from None
     params = list(signature.parameters.values())
     plain = all(param.kind is param.POSITIONAL_OR_KEYWORD for param in params)
     names = tuple(signature.parameters)
@@ -282,41 +323,107 @@ def _binder(work: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, 
 
 def _left_out(name: str, work: Any, ignore: Any) -> tuple[frozenset[str], frozenset[str]]:
     """Return the names of arguments that take no part in the key, and those of them that are secret."""
-    ignored = frozenset([ignore] if isinstance(ignore, str) else ignore)
-    _check_names(name, work, "ignore", ignored)
-    hints = {**getattr(work, "__annotations__", {}), **_hints(work)}
-    secret = frozenset(
-        param
-        for param, hint in hints.items()
-        if hint is Secret or (isinstance(hint, str) and hint.rpartition(".")[2] == "Secret")
-    )
+    ignored = frozenset(_names(name, work, "ignore", ignore))
+    hints = _hints(work, extras=True)
+    secret = frozenset(param for param, hint in hints.items() if _is_secret(hint))
     return ignored | secret, secret
 
 
-def _hints(work: Any) -> dict[str, Any]:
+def _is_secret(hint: Any) -> bool:
+    """Whether an annotation is or holds `Secret`; one that cannot be resolved is judged by its text."""
+    text = getattr(hint, "__forward_arg__", hint)
+    if isinstance(text, str):
+        return re.search(r"\bSecret\b", text) is not None
+    return hint is Secret or any(_is_secret(part) for part in get_args(hint) if part is not hint)
+
+
+def _hints(work: Any, *, extras: bool = False) -> dict[str, Any]:
+    """Return the annotations of a function; what exists only for the type checker stays as it is written."""
+    function = _function(work)
     try:
-        return get_type_hints(work)
-    except Exception:  # noqa: BLE001 - annotations may name what only the type checker sees
-        return {}
+        return get_type_hints(function, include_extras=extras)
+    except Exception:  # noqa: BLE001 - one name that is not there must not hide all others
+        around = getattr(function, "__globals__", {})
+        return {name: _resolved(hint, around) for name, hint in annotations_of(function).items()}
 
 
-def _check_names(name: str, work: Any, option: str, names: frozenset[str]) -> None:
-    unknown = names - set(inspect.signature(work).parameters)
+def _resolved(hint: Any, around: dict[str, Any]) -> Any:
+    alone = SimpleNamespace(__annotations__={"it": hint})
+    try:
+        return get_type_hints(alone, around, include_extras=True)["it"]
+    except Exception:  # noqa: BLE001 - the type checker alone knows it
+        return hint
+
+
+def annotations_of(function: Any) -> dict[str, Any]:
+    """Return annotations as they are; where Python evaluates them late and cannot, as they are written."""
+    try:
+        return dict(getattr(function, "__annotations__", {}))
+    except NameError:  # pragma: no cover - from Python 3.14 on
+        as_written: Any = {"format": 4}
+        return dict(inspect.get_annotations(function, **as_written))
+
+
+def _function(work: Any) -> Any:
+    """Return the function behind a partial, a bound method or an object that can be called."""
+    while not hasattr(work, "__code__"):
+        inner = getattr(work, "func", None) or getattr(work, "__func__", None)
+        if inner is None:
+            return getattr(type(work), "__call__", work)  # noqa: B004 - what is called is the class's
+        work = inner
+    return work
+
+
+def _names(name: str, work: Any, option: str, told: Any) -> tuple[str, ...]:
+    """Return names of parameters, given as one or several; what is none is refused."""
+    names = (told,) if isinstance(told, str) else told
+    if not isinstance(names, tuple | list | set | frozenset) or not all(isinstance(n, str) for n in names):
+        raise UsageError(f"{option} of {name} is {told!r}; it takes names of parameters")
+    unknown = set(names) - set(inspect.signature(work).parameters)
     if unknown:
         raise UsageError(
             f"{option} of {name} names {', '.join(sorted(unknown))}, which is no parameter of it"
         )
+    return tuple(names)
 
 
-def _key(name: str, work: Any, key: Any) -> Callable[..., dict[str, Any]] | None:
+def _key(name: str, work: Any, key: Any, left_out: frozenset[str]) -> Callable[..., dict[str, Any]] | None:
     """Return what chooses the part of the arguments that the key is made of."""
     if key is None:
         return None
     if callable(key):
+        if colour_of(key) != "plain":
+            raise UsageError(f"key of {name} is an async function; a key is made at once")
         return lambda counted, args, kwargs: {"key": key(*args, **kwargs)}
-    names = (key,) if isinstance(key, str) else tuple(key)
-    _check_names(name, work, "key", frozenset(names))
-    return lambda counted, args, kwargs: {part: counted[part] for part in names}
+    names = _names(name, work, "key", key)
+    if left_out.intersection(names):
+        raise UsageError(
+            f"key of {name} names {', '.join(sorted(left_out.intersection(names)))}, which ignore= or Secret "
+            "leaves out"
+        )
+
+    def chosen(counted: dict[str, Any], args: Any, kwargs: Any) -> dict[str, Any]:
+        try:
+            return {part: counted[part] for part in names}
+        except KeyError as missing:
+            raise UsageError(f"key of {name} names {missing}, and a Secret takes no part in keys") from None
+
+    return chosen
+
+
+def _leaves(value: Any, room: int = 4) -> Iterator[Any]:
+    """Return the texts that a secret is made of, so that each can be looked for."""
+    value = value.reveal() if isinstance(value, Secret) else value
+    if isinstance(value, bytes):
+        yield value.decode(errors="replace")
+    elif room and isinstance(value, dict):
+        for inner in value.values():
+            yield from _leaves(inner, room - 1)
+    elif room and isinstance(value, list | tuple | set | frozenset):
+        for inner in value:
+            yield from _leaves(inner, room - 1)
+    else:
+        yield value
 
 
 def _text(option: str, value: Any) -> str:
