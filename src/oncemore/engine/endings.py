@@ -116,7 +116,8 @@ def lease_lost(plan: Plan, seen: Seen) -> Exception:
 def unavailable(plan: Plan, seen: Seen, fault: Exception, value: object) -> ResultUnavailable:
     """The value has no form that could be kept."""
     done = "its result cannot be stored" if plan.effect == "pure" else "done, but its result cannot be stored"
-    made = ResultUnavailable(f"{_which(plan, seen.entity)}: {done}: {fault}", value)
+    why = plan.describe(fault, None).get("message", "")  # it is stored too, and may quote the value
+    made = ResultUnavailable(f"{_which(plan, seen.entity)}: {done}: {why}", value)
     made.__cause__ = fault
     return made
 

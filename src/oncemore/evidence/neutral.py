@@ -3,13 +3,17 @@
 Names, codes and a masked message; where it was raised, by file name, line and function, without locals and
 without folders. It is never read back into an exception: a stored class name is text, not something to
 import.
+
+Secrets that are known are taken out of the whole message, in the forms in which messages show texts, before
+anything is cut off: half a secret is found by nobody afterwards.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, quote_plus
 
-from oncemore.evidence.redact import MASK, clean, message_of, name_of
+from oncemore.evidence.redact import MASK, clean, masked, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,7 +22,10 @@ if TYPE_CHECKING:
 
 MOST_FRAMES = 8
 DEEPEST_CAUSE = 3
+MOST_MEMBERS = 8
 SHORTEST_SECRET = 4
+#: How much of a message is searched for secrets; more is never shown, see `redact`.
+MOST_SEARCHED = 100_000
 
 
 def neutral(
@@ -28,31 +35,60 @@ def neutral(
     room: int = DEEPEST_CAUSE,
 ) -> dict[str, Any]:
     """Return what the log keeps of an error; never raises, whatever the error does."""
-    kept: dict[str, Any] = {"type": name_of(error), "message": _without(secrets, message_of(error))}
+    secrets = tuple(secrets)
+    kept: dict[str, Any] = {"type": name_of(error), "message": _message(error, secrets)}
     if failure is not None:
         kept.update(code=clean(failure.code, 100), kind=failure.kind, rule=clean(failure.rule, 100))
     frames = _frames(error)
     if frames:
         kept["frames"] = frames
-    cause = error.__cause__
+    cause = _own(error, "__cause__")
     if cause is not None and room:
         kept["cause"] = neutral(cause, None, secrets, room - 1)
+    if isinstance(error, BaseExceptionGroup) and room:
+        members = BaseExceptionGroup.__dict__["exceptions"].__get__(error)
+        kept["members"] = [neutral(one, None, secrets, room - 1) for one in members[:MOST_MEMBERS]]
     return kept
 
 
+def _own(error: BaseException, name: str) -> Any:
+    """Return what Python itself keeps with an error, whatever its class makes of the name."""
+    return BaseException.__dict__[name].__get__(error)
+
+
+def _message(error: BaseException, secrets: tuple[str, ...]) -> str:
+    """Return what an error says of itself without secrets; also of one that cannot say it."""
+    try:
+        text = str.__str__(str(error))
+    except Exception as fault:  # noqa: BLE001 - the error's own __str__ is broken
+        return f"(the message cannot be read: {name_of(fault)})"
+    return masked(_without(secrets, text) if secrets else text)
+
+
 def _without(secrets: Iterable[str], text: str) -> str:
-    for secret in secrets:
-        if len(secret) >= SHORTEST_SECRET:
-            text = text.replace(secret, MASK)
-    return text
+    """Return a text in which no secret is left, as it is or quoted; a part behind its end is dropped."""
+    known = {form for secret in secrets if len(secret) >= SHORTEST_SECRET for form in _forms(secret)}
+    reach = max(map(len, known), default=0)
+    cut = len(text) > MOST_SEARCHED
+    text = text[: MOST_SEARCHED + reach]
+    for form in sorted(known, key=len, reverse=True):
+        text = text.replace(form, MASK)
+    return text[:-reach] if cut and reach else text
+
+
+def _forms(secret: str) -> set[str]:
+    """Return a text as it is, and as a repr, a URL, or a line without its ends shows it."""
+    quoted = quote(secret, "", errors="replace"), quote_plus(secret, errors="replace")
+    forms = (secret, secret.strip(), repr(secret)[1:-1], *quoted)
+    return {form for form in forms if len(form) >= SHORTEST_SECRET}
 
 
 def _frames(error: BaseException) -> list[str]:
     found: list[str] = []
-    trace = error.__traceback__
+    trace = _own(error, "__traceback__")
     while trace is not None:
         code = trace.tb_frame.f_code
-        if "oncemore" not in trace.tb_frame.f_globals.get("__name__", ""):
+        if str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0] != "oncemore":
             file = code.co_filename.replace("\\", "/").rpartition("/")[2]
             found.append(clean(f"{file}:{trace.tb_lineno} {code.co_name}", 120))
         trace = trace.tb_next
