@@ -72,6 +72,8 @@ class Attempt:
         The id is the same in every attempt, so that whoever gets it twice can tell.
         """
         self._check("emit")
+        if self._keep is None:
+            raise UsageError(f"{self.step}: a reconcile function looks, it gives no events away")
         if not isinstance(topic, str) or not 1 <= len(topic) <= 200:
             raise UsageError(f"topic is {topic!r}; it takes a text of 1 to 200 characters")
         if len(self.events) >= MOST_EVENTS:

@@ -16,7 +16,7 @@ from oncemore.core import record
 from oncemore.core.key import fingerprint, seed_of
 from oncemore.core.record import NOWHERE, Outgoing, Worker, fold, link
 from oncemore.core.value import Value
-from oncemore.errors import StoreError, UsageError
+from oncemore.errors import IllegalMove, KeyExpired, ResultUnavailable, StoreError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -68,13 +68,26 @@ class Run:
     reason          why, as a stable code
     held_for        why it waits for a person, if it does
     not_before      the earliest time of the next attempt, where one waits
+
+    It can be pickled, as a part of an error that another process raised: then it tells what it was, and
+    nothing that would have to be read from the log.
     """
 
     def __init__(self, engine: Engine, entity: str, decode: Callable[[Any], Any] = value_of) -> None:
-        self._engine, self._entity, self._decode = engine, entity, decode
+        self._at: Engine | None = engine
+        self._entity, self._decode = entity, decode
         head = engine.store.head(entity)
         self.version = 0 if head is None else head.version
         self._state: record.Run = record.NEW[record.Run] if head is None else head_of(head.head)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_at": None, "_decode": value_of}
+
+    @property
+    def _engine(self) -> Engine:
+        if self._at is None:
+            raise UsageError(f"{self!r} came from another process without its log; ask the step for last()")
+        return self._at
 
     def __repr__(self) -> str:
         return f"<oncemore.Run {self.step} {self.key[:12]} {_standing(self)}>"
@@ -130,8 +143,10 @@ class Run:
         if self.status != "COMPLETE":
             raise UsageError(f"{self!r} has no value: it is not COMPLETE")
         body = self._body(self._state.committed)
+        if "result_unavailable" in body:
+            raise ResultUnavailable(body["result_unavailable"])
         if "result" not in body:
-            raise UsageError(f"{self!r}: {body.get('result_unavailable', 'its value is gone')}")
+            raise KeyExpired(f"{self!r} is done, and its value was pruned")
         return self._decode(body["result"])
 
     @property
@@ -289,16 +304,26 @@ def verify(entries: Iterable[Entry]) -> dict[str, tuple[int, bytes, Any]]:
     heads: dict[str, tuple[int, bytes, Any]] = {}
     for entry in entries:
         version, prev, state = heads.get(entry.entity, (0, NOWHERE, None))
-        header = header_of(entry.header)
         digest = entry.body_digest if entry.body is None else fingerprint(entry.body)
-        if (header.entity, header.version, entry.version) != (entry.entity, version + 1, version + 1):
+        if entry.version != version + 1:
             raise StoreError(
                 f"entry {entry.seq} ({entry.entity}) is out of order: a part of the log is missing"
             )
-        if entry.prev != prev or entry.hash != link(prev, entry.header, digest):
+        if digest is None or entry.prev != prev or entry.hash != link(prev, entry.header, digest):
             raise StoreError(f"entry {entry.seq} ({entry.entity}) was altered: its hash does not fit")
         kind: Any = KINDS.get(entry.entity.partition("/")[0])
         if kind is None:
             raise StoreError(f"entry {entry.seq} is about {entry.entity}, of a kind that is not known here")
-        heads[entry.entity] = (version + 1, entry.hash, fold(state, header.sets, kind))
+        heads[entry.entity] = (version + 1, entry.hash, _folded(entry, state, kind))
     return heads
+
+
+def _folded(entry: Entry, state: Any, kind: Any) -> Any:
+    """Return the state after an entry that is as it was written; what it says may still make no sense."""
+    try:
+        header = header_of(entry.header)
+        if (header.entity, header.version) != (entry.entity, entry.version):
+            raise StoreError(f"it is about version {header.version} of {header.entity}")
+        return fold(state, header.sets, kind)
+    except (StoreError, IllegalMove, TypeError) as fault:
+        raise StoreError(f"entry {entry.seq} ({entry.entity}) makes no sense: {fault}") from None

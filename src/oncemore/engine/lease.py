@@ -37,6 +37,7 @@ class Identity:
         self.name = name
         self.entity = f"worker/{name}"
         self.retired = False
+        self._ended = False
         self._under_way: dict[tuple[str, int], int] = {}
         self._counting = threading.Lock()
         self._store = store
@@ -82,8 +83,13 @@ class Identity:
                 del self._under_way[attempt]
 
     def renew(self) -> None:
-        """Write a new end of the lease; what it was before does not matter, runs have fences."""
+        """Write a new end of the lease; what it was before does not matter, runs have fences.
+
+        One that was given back stays so: a heartbeat may come while its engine is being closed.
+        """
         with self._lock:
+            if self._ended:
+                return
             now = self._now()
             began = self._state.began if self._state else now
             self._write(
@@ -93,6 +99,7 @@ class Identity:
     def end(self) -> None:
         """Give the lease back: whatever it still had is free at once."""
         with self._lock:
+            self._ended = True
             try:
                 if self._state is not None:
                     self._write(self._state._replace(state="ENDED", until=self._now()))

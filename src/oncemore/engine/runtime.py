@@ -189,7 +189,8 @@ class Engine:
     def __exit__(self, *error: object) -> None:
         around = list(_INSIDE.get())
         around.reverse()
-        around.remove(self)
+        if self in around:  # a block may end in another task than it began in, as fixtures do
+            around.remove(self)
         _INSIDE.set(tuple(reversed(around)))
         with self._lock:
             self._inside -= 1
