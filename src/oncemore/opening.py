@@ -18,14 +18,22 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from oncemore.core.value import Value
 from oncemore.engine.lease import LEASE_S
-from oncemore.engine.runtime import INLINE_WAIT_S, Engine, innermost, log
-from oncemore.errors import UsageError
+from oncemore.engine.runtime import (
+    INLINE_WAIT_S,
+    LONGEST_LEASE_S,
+    SHORTEST_LEASE_S,
+    Engine,
+    innermost,
+    log,
+)
+from oncemore.errors import PolicyError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +43,9 @@ if TYPE_CHECKING:
 
 MARKS = ("oncemore.toml", "pyproject.toml", ".git")
 SQLITE, MEMORY = "sqlite:///", "memory:"
+_PASSWORD = re.compile(r"(?<=password)=[^&]*")
+#: How an address of something else than a file begins; SQLite's is one of them unless it has three slashes.
+_NO_PATH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://|(?i:sqlite3?|memory|postgres(?:ql)?):/{0,2}")
 
 
 class Settings(Value):
@@ -60,14 +71,16 @@ def open(  # noqa: A001 - read as oncemore.open
     max_inline_wait_s  the longest wait that a call sits out; what is due later raises `Parked` (60)
     on_event           called with each event about a call that is worth knowing (`config_drift`)
     """
-    opens, told = _store(os.fspath(url))
+    if not isinstance(url, str | os.PathLike):
+        raise UsageError(f"url is {url!r}; it takes a text or a path")
+    opens, told = _store(str(os.fspath(url)))
     return Engine(
         opens,
         told,
-        lease_s=_seconds("lease_s", LEASE_S if lease_s is None else lease_s),
-        inline_wait_s=_seconds(
-            "max_inline_wait_s", INLINE_WAIT_S if max_inline_wait_s is None else max_inline_wait_s
-        ),
+        lease_s=LEASE_S if lease_s is None else _seconds("lease_s", lease_s, "lease_s"),
+        inline_wait_s=INLINE_WAIT_S
+        if max_inline_wait_s is None
+        else _seconds("max_inline_wait_s", max_inline_wait_s, "max_inline_wait_s"),
         on_event=None if on_event is None else _listener(on_event),
     )
 
@@ -87,22 +100,25 @@ def _store(url: str) -> tuple[Callable[[], Store], str]:
         return lambda: memory, MEMORY
     if url.startswith(("postgresql://", "postgres://")):
         return lambda: _postgres(url), _shown(url)
-    if "://" in url and not url.startswith(SQLITE):
-        scheme = url.partition("://")[0]
+    scheme = _NO_PATH.match(url)
+    if scheme is not None and not url.startswith(SQLITE):
         raise UsageError(
-            f"{scheme}:// is no store; take sqlite:///path, postgresql://host/database or memory:"
+            f"{scheme.group()} is no store; take sqlite:///path, postgresql://host/database or memory:"
         )
-    path = Path(url.removeprefix(SQLITE)).expanduser().absolute()
+    name = url.removeprefix(SQLITE)
+    if name == ":memory:":
+        raise UsageError(f"{url!r} is SQLite's word; oncemore.open('memory:') is a store that is forgotten")
+    path = Path(name).expanduser().absolute()
     if not path.name or path.is_dir():
         raise UsageError(f"{url!r} names no file; write sqlite:///folder/log.db")
     return lambda: _sqlite(path), f"{SQLITE}{path}"
 
 
 def _shown(url: str) -> str:
-    """Return an address without its password."""
+    """Return an address without its password, which may also stand among its parameters."""
     scheme, _, rest = url.partition("://")
     who, at, where = rest.rpartition("@")
-    return f"{scheme}://{who.partition(':')[0]}{at}{where}"
+    return f"{scheme}://{who.partition(':')[0]}{at}{_PASSWORD.sub('=***', where)}"
 
 
 def _sqlite(path: Path) -> Store:
@@ -140,6 +156,8 @@ def _listener(on_event: Callable[[Event], object]) -> Callable[[str, Any], objec
 
 # Settings -------------------------------------------------------------------------------------------
 
+#: What a number may be, by its setting.
+_RANGES = {"lease_s": (SHORTEST_LEASE_S, LONGEST_LEASE_S), "max_inline_wait_s": (0.0, LONGEST_LEASE_S)}
 _NAMES = {field: f"ONCEMORE_{field.upper()}" for field in Settings._fields}
 _lock = Lock()
 _known: dict[tuple[Any, ...], Engine] = {}
@@ -185,6 +203,28 @@ def settings(start: Path | None = None) -> Settings:
     return Settings(**values)
 
 
+def names_a_store(start: Path | None = None) -> bool:
+    """Whether somebody chose a store: the environment or a file names one."""
+    if os.environ.get(_NAMES["store"], "") != "":
+        return True
+    file = _root((start or Path.cwd()).resolve())[1]
+    return file is not None and "store" in _from_file(file)
+
+
+def default_policy() -> str:
+    """Return the policy of steps that name none; one that does not exist is refused by who named it."""
+    name = settings().policy
+    if name != Settings._field_defaults["policy"]:
+        from oncemore.govern.loader import quiet_policy
+
+        try:
+            quiet_policy(name)
+        except PolicyError as error:
+            variable, file = _NAMES["policy"], _root(Path.cwd().resolve())[1]
+            raise PolicyError(f"{variable if os.environ.get(variable) else file}: {error}") from None
+    return name
+
+
 def _root(start: Path) -> tuple[Path, Path | None]:
     """Return the nearest folder upwards that is a project's, and its file of settings."""
     for folder in (start, *start.parents):
@@ -203,6 +243,8 @@ def _from_file(file: Path) -> dict[str, Any]:
         raise UsageError(f"{file} cannot be read: {error}") from None
     if file.name == "pyproject.toml":
         told = told.get("tool", {}).get("oncemore", {})
+        if not isinstance(told, dict):
+            raise UsageError(f"{file}: tool.oncemore is {told!r}; it takes a table of settings")
     for name in told:
         if name not in Settings._fields:
             raise UsageError(
@@ -213,7 +255,7 @@ def _from_file(file: Path) -> dict[str, Any]:
 
 def _beside(root: Path, url: str) -> str:
     """Return a store's address as it is meant in a file: relative to the file's folder."""
-    if url == MEMORY or ("://" in url and not url.startswith(SQLITE)):
+    if _NO_PATH.match(url) is not None and not url.startswith(SQLITE):
         return url
     return str(root / Path(url.removeprefix(SQLITE)).expanduser())
 
@@ -224,14 +266,17 @@ def _value(field: str, value: Any, where: str) -> Any:
             raise UsageError(f"{where} is {value!r}; it takes a text")
         return value
     try:
-        return _seconds(where, float(value) if isinstance(value, str) else value)
+        number = float(value) if isinstance(value, str) else value
     except ValueError:
-        raise UsageError(f"{where} is {value!r}; it takes seconds as a number") from None
+        number = value
+    return _seconds(field, number, where)
 
 
-def _seconds(where: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UsageError(f"{where} is {value!r}; it takes seconds as a number")
+def _seconds(field: str, value: Any, where: str) -> float:
+    least, most = _RANGES[field]
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not least <= value <= most:
+        raise UsageError(f"{where} is {value!r}; it takes {least:g} to {most:g} seconds, as a number")
     return float(value)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
 from warnings import warn
 
@@ -32,8 +33,8 @@ from oncemore.errors import (
     UsageError,
 )
 from oncemore.evidence.neutral import neutral
-from oncemore.opening import chosen, settings
-from oncemore.recipe import NO_EFFECT, Recipe
+from oncemore.opening import chosen, default_policy
+from oncemore.recipe import NO_EFFECT, Recipe, annotations_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -89,9 +90,10 @@ class Step(Generic[P, R]):
         self._recipe, self._engine, self._bound = recipe, engine, bound
         self._plan: Plan | None = None
         self._awaits = recipe.colour == "coroutine"
-        for worn in ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__"):
+        for worn in ("__module__", "__name__", "__qualname__", "__doc__"):
             if hasattr(recipe.work, worn):
                 setattr(self, worn, getattr(recipe.work, worn))
+        self.__annotations__ = annotations_of(recipe.work)
         self.__wrapped__ = recipe.work
         if self._awaits:
             _mark_coroutine(self)
@@ -152,13 +154,16 @@ class Step(Generic[P, R]):
 
     def last(self, *args: P.args, **kwargs: P.kwargs) -> Run | None:
         """Return the key's last run without running anything, or None if there is none."""
-        run = self._last(args, kwargs)
+        look = self._look(args, kwargs)
+        run = self._run_of(look.engine, look.call.entity)
         return run if run.version else None
 
     # ------------------------------------------------------------------------------------------------
 
-    def _blocking(self, args: Any, kwargs: Any, before: Callable[..., Script] | None = None) -> Any:
-        look = self._look(args, kwargs)
+    def _blocking(
+        self, args: Any, kwargs: Any, before: Callable[..., Script] | None = None, look: Look | None = None
+    ) -> Any:
+        look = look or self._look(args, kwargs)
         end = flow.finished(look.plan, look.call, look.seen)
         if end is not None and before is None:
             return end.value
@@ -171,8 +176,10 @@ class Step(Generic[P, R]):
             self._attach(error, look)
             raise
 
-    async def _awaited(self, args: Any, kwargs: Any, before: Callable[..., Script] | None = None) -> Any:
-        look = self._look(args, kwargs)
+    async def _awaited(
+        self, args: Any, kwargs: Any, before: Callable[..., Script] | None = None, look: Look | None = None
+    ) -> Any:
+        look = look or self._look(args, kwargs)
         end = flow.finished(look.plan, look.call, look.seen)
         if end is not None and before is None:
             return end.value
@@ -186,25 +193,26 @@ class Step(Generic[P, R]):
             raise
 
     def _attach(self, error: Error, look: Look) -> None:
+        """Let an error carry its run, if there is one and the store can still be read."""
         if error.run is None and not isinstance(error, StoreError):
-            error.run = self._run_of(look.engine, look.call.entity)
+            with suppress(StoreError):
+                run = self._run_of(look.engine, look.call.entity)
+                error.run = run if run.version else None
 
     def _run(self, args: Any, kwargs: Any) -> Run:
+        look = self._look(args, kwargs)  # once: the work may change its arguments, and time goes by
         try:
-            self._blocking(args, kwargs)
+            self._blocking(args, kwargs, None, look)
         except _OUTCOMES as error:
             return _outcome(error)
-        return self._last(args, kwargs)
+        return self._run_of(look.engine, look.call.entity)
 
     async def _run_awaited(self, args: Any, kwargs: Any) -> Run:
+        look = self._look(args, kwargs)
         try:
-            await self._awaited(args, kwargs)
+            await self._awaited(args, kwargs, None, look)
         except _OUTCOMES as error:
             return _outcome(error)
-        return self._last(args, kwargs)
-
-    def _last(self, args: Any, kwargs: Any) -> Run:
-        look = self._look(args, kwargs)
         return self._run_of(look.engine, look.call.entity)
 
     def _run_of(self, engine: Engine, entity: str) -> Run:
@@ -279,11 +287,7 @@ _OUTCOMES = (Failed, Refused, Uncertain)
 def _outcome(error: Error) -> Run:
     """Return the run that an error is about; one that is about no run at all is raised."""
     run = error.run
-    if (
-        not isinstance(run, Run)
-        or not run.version
-        or not isinstance(error, Failed | Uncertain | Parked | InProgress)
-    ):
+    if not isinstance(run, Run) or not isinstance(error, Failed | Uncertain | Parked | InProgress):
         raise error
     return run
 
@@ -354,10 +358,8 @@ def _mark_coroutine(made: Any) -> None:
     import asyncio
     import inspect
 
-    if hasattr(inspect, "markcoroutinefunction"):
-        inspect.markcoroutinefunction(made)
-    else:
-        setattr(made, "_is_coroutine", getattr(asyncio.coroutines, "_is_coroutine"))  # noqa: B009, B010
+    mark: Any = vars(inspect).get("markcoroutinefunction")  # from Python 3.12 on
+    mark(made) if mark else setattr(made, "_is_coroutine", vars(asyncio.coroutines)["_is_coroutine"])
 
 
 def step(
@@ -411,12 +413,14 @@ def step(
                        `oncemore.applied(value)`, `oncemore.not_applied()` or `oncemore.unknown()`
     provider, dataset, priority, retain_for   recorded with the run
     """
-    if _bare is not None or effect is None:
+    if effect is None:
         raise UsageError(NO_EFFECT)
+    if _bare is not None:
+        raise UsageError(f"step() takes keywords only, and got {_bare!r}; write @oncemore.step(effect=…)")
     told = {
         "effect": effect, "name": name, "key": key, "ignore": ignore, "partition": partition,
         "bucket": bucket, "tenant": tenant, "config": config, "version": version,
-        "on_version_change": on_version_change, "policy": settings().policy if policy is None else policy,
+        "on_version_change": on_version_change, "policy": default_policy() if policy is None else policy,
         "timeout": timeout, "isolate": isolate, "within": within, "if_running": if_running,
         "not_applied": not_applied, "reconcile": reconcile, "provider": provider, "dataset": dataset,
         "priority": priority, "retain_for": retain_for,
