@@ -1,4 +1,4 @@
-"""Idempotent results: done once, recorded as data, claimed before they are done."""
+"""Idempotent results: done once, recorded as data, claimed before they are done; wherever they are kept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
-from oncemore.errors import Error, UsageError
+import oncemore
+from oncemore.errors import UsageError
 from oncemore.evidence import AuditStream
 from oncemore.profiles.exoarmur import (
     NO_RECORD,
@@ -28,7 +29,9 @@ from tests.profiles.test_exoarmur import run, told, work_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
+    from oncemore import Engine
     from oncemore.testing import FakeClock
 
 IDEMPOTENCY = (
@@ -41,9 +44,19 @@ def clock(instant_retries: FakeClock) -> Iterator[FakeClock]:
     return instant_retries  # type: ignore[return-value]
 
 
+@pytest.fixture(autouse=True, params=["memory", "log in memory", "sqlite"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine | None]:
+    """Where records are kept: all tests here hold for every place (IDEM-10)."""
+    if request.param == "memory":
+        yield None
+        return
+    with oncemore.open("memory:" if request.param == "log in memory" else tmp_path / "log.db") as engine:
+        yield engine
+
+
 @pytest.fixture
-def manager() -> RetryManager:
-    return RetryManager()
+def manager(engine: Engine | None) -> RetryManager:
+    return RetryManager(IdempotencyManager(engine))  # also for threads, which have no engine around them
 
 
 def write(manager: RetryManager, script: Script, key: str = "k", **more: Any) -> Any:
@@ -52,7 +65,6 @@ def write(manager: RetryManager, script: Script, key: str = "k", **more: Any) ->
 
 def test_the_manager_can_be_used_directly() -> None:
     manager = IdempotencyManager()
-    assert manager.durable is False
     key = manager.compute_idempotency_key("kill_switch_update", "tenant-123", "corr-456", {"value": "on"})
 
     async def main() -> None:
@@ -119,8 +131,8 @@ def test_a_record_has_metadata_and_can_be_cleared_which_is_audited(manager: Retr
     assert script.calls == 2
     kept = IdempotencyManager()
     metadata = {"by": "operator", "nested": {"list": [1, None, 2.5]}}
-    asyncio.run(kept.record_result("k", 1, metadata))
-    assert asyncio.run(kept.describe("k")).metadata == metadata  # type: ignore[union-attr]
+    asyncio.run(kept.record_result("another", 1, metadata))
+    assert asyncio.run(kept.describe("another")).metadata == metadata  # type: ignore[union-attr]
 
 
 def test_clearing_a_key_that_was_never_recorded_is_told_to_nobody(manager: RetryManager) -> None:
@@ -443,20 +455,6 @@ def test_a_tenant_can_be_made_obligatory() -> None:
     with pytest.raises(UsageError, match="tenant_id is missing"):
         write(manager, Script(1))
     assert write(manager, Script(1), tenant_id="a") == 1
-
-
-def test_a_full_memory_refuses_new_keys_instead_of_forgetting_old_ones() -> None:
-    manager = RetryManager(IdempotencyManager(most=2))
-    assert [write(manager, Script(number), str(number)) for number in (1, 2)] == [1, 2]
-    script = Script(3)
-    with pytest.raises(Error, match="2 idempotency records are kept, which is the most"):
-        write(manager, script, "3")
-    with pytest.raises(Error, match="2 idempotency records are kept"):
-        asyncio.run(manager.idempotency_manager.record_result("3", 3))
-    assert script.calls == 0
-    assert write(manager, Script(), "1") == 1
-    asyncio.run(manager.idempotency_manager.clear_idempotency("1"))
-    assert write(manager, script, "3") == 3
 
 
 def test_two_managers_may_share_results_and_the_first_hears_of_clearing() -> None:

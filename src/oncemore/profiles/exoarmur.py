@@ -7,8 +7,8 @@
         RetryCategory.KV_GET, "Get kill switch status", lambda: bucket.get("all_execution")
     )
 
-It is a front for the one mechanism: the same script makes the attempts, the same core decides. Where
-the document cannot work as printed it is corrected, and says so:
+It is a front for the one mechanism: the same scripts make the attempts, the same core decides, the same
+log keeps the results. Where the document cannot work as printed it is corrected, and says so:
 
 * work is a function that makes a new awaitable for each attempt, never a coroutine (X-1)
 * a recorded None is a result (X-3), and a key is claimed before the work begins (X-26)
@@ -22,25 +22,35 @@ from __future__ import annotations
 from collections import deque
 from threading import Lock
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 from warnings import warn
 
 from oncemore.core.key import seed_of
 from oncemore.core.policy import Policy, check_seed
 from oncemore.edges.classify import classify
-from oncemore.engine.drive import awaiting
-from oncemore.engine.retry import Plan, again
-from oncemore.errors import InProgress, PolicyError, PolicyWarning, ResultUnavailable, UsageError
+from oncemore.engine import clock as clocks
+from oncemore.engine.ids import uuid7
+from oncemore.engine.retry import Plan
+from oncemore.errors import (
+    InProgress,
+    Parked,
+    PolicyError,
+    PolicyWarning,
+    ResultUnavailable,
+    StoreError,
+    UsageError,
+)
 from oncemore.evidence.audit import Ids, Outlet, check_category
 from oncemore.evidence.redact import masked
 from oncemore.evidence.stream import AuditStream
-from oncemore.profiles.exoarmur_idempotency import IdempotencyManager, Shared
-from oncemore.profiles.exoarmur_operation import Operation, OperationRecord, RetryError, factory
+from oncemore.opening import chosen
+from oncemore.profiles.exoarmur_idempotency import IdempotencyManager
+from oncemore.profiles.exoarmur_operation import Doing, Operation, OperationRecord, RetryError, factory
 from oncemore.profiles.exoarmur_policy import Category, RetryCategory, RetryPolicy, built_in
 from oncemore.profiles.exoarmur_record import (
     NO_RECORD,
     About,
     IdempotencyRecord,
+    Shared,
 )
 from oncemore.settings import retries_on
 
@@ -69,12 +79,14 @@ __all__ = [
 ]
 
 MOST_OPERATIONS = 1_000
+#: Why not even a first attempt was made, by the error that says so; any other is about the key.
+REFUSED = ((InProgress, "in_progress"), (Parked, "parked"), (StoreError, "store_failed"))
 
 
 class RetryManager:
     """Runs operations under the policy of their category, once per idempotency key, and writes it down.
 
-    idempotency_manager   where results are kept; one in memory unless given
+    idempotency_manager   where results are kept; an `IdempotencyManager()` unless given
     on_event              a sink for audit events; `attach` adds more
     governed              refuse what is only warned of otherwise, and repeat nothing that no rule knows
 
@@ -170,29 +182,28 @@ class RetryManager:
         if if_running not in ("wait", "raise"):
             raise UsageError(f"if_running is {if_running!r}; it must be wait or raise")
         ids = Ids(tenant_id, correlation_id, trace_id)
-        run_id = str(uuid4()) if run_id is None else run_id
+        own_id, run_id = run_id, uuid7(clocks.current.wall()) if run_id is None else run_id
         key = None if found.kind == "reading" else idempotency_key
         it = Operation(self._tell, found, operation, rules, run_id, ids, key, additional_context)
         self._operations.append(it)
         self._guard(found, rules, idempotency_key, it)
         seed = check_seed(rules.jitter_seed) or seed_of(run_id)
         plan = Plan(masked(operation), rules, covers, classify, seed=seed, cuts=True, witness=it)
+        # An id that a caller gives may come twice; the runs of a log need ids that do not.
+        doing = Doing(it, plan, make, run_id if own_id is None else "")
         if key is None:
-            return await _run(it, plan, make)  # type: ignore[no-any-return]
-        return await self._once(it, plan, make, key, if_running)  # type: ignore[no-any-return]
+            return await doing.alone()  # type: ignore[no-any-return]
+        return await self._once(doing, key, if_running)  # type: ignore[no-any-return]
 
-    async def _once(
-        self, it: Operation, plan: Plan, make: Callable[[], Any], key: str, if_running: IfRunning
-    ) -> Any:
+    async def _once(self, doing: Doing, key: str, if_running: IfRunning) -> Any:
         """Return the key's recorded result, or do the work and record it."""
+        it = doing.operation
         about = About(it.category, it.name, it.ids)
         try:
-            settled = await self.idempotency_manager.once(
-                key, about, lambda: _run(it, plan, make), if_running
-            )
+            settled = await self.idempotency_manager.once(key, about, doing, if_running)
         except Exception as error:
-            if not it.events:
-                it.refused("in_progress" if isinstance(error, InProgress) else "key_refused", error)
+            if not it.events or isinstance(error, StoreError):
+                it.refused(_why(error), error)
             raise
         if isinstance(settled, Shared):
             it.refused("same_key_failed", settled.failure)
@@ -253,15 +264,8 @@ class RetryManager:
             outlet(event)
 
 
-async def _run(it: Operation, plan: Plan, make: Callable[[], Any]) -> Any:
-    """Make the attempts; when they are used up, say so with the last failure as the cause."""
-    try:
-        return await awaiting(plan, again(plan), make, (), {})
-    except Exception as error:
-        exhausted = it.exhausted()
-        if exhausted is None:
-            raise
-        raise exhausted from error
+def _why(error: Exception) -> str:
+    return next((why for kind, why in REFUSED if isinstance(error, kind)), "key_refused")
 
 
 def _own(failure: Exception) -> Exception:
@@ -291,8 +295,11 @@ _lock = Lock()
 
 
 def get_retry_manager() -> RetryManager:
-    """Return the manager of this process: the same one every time."""
+    """Return the manager of this process: the same one every time.
+
+    Its results are durable: in the engine around a call, or that of the settings, as for a step.
+    """
     with _lock:
         if not _shared:
-            _shared.append(RetryManager())
+            _shared.append(RetryManager(IdempotencyManager(chosen)))
         return _shared[0]

@@ -1,15 +1,19 @@
 """Results by idempotency key: the work is done once, and its result is returned from then on.
 
-This one keeps its records in the memory of the process, for tests and for single processes: they end
-with it (`durable` is False). What it promises is otherwise the same as a durable one's:
-
     claim     a key belongs to one caller from before the work until its result is recorded; others wait
               for that result, or are told that it is in progress
     record    only successes; a failure leaves nothing, and those who waited for it share it
     data      results are kept as JSON text (`exoarmur_record`)
 
-A claim is made under a lock, in one step with looking for a record, so that two callers can never both
-believe that they are first; waiting works across threads and event loops, asyncio's or trio's.
+Records are kept in one of two places, and what is promised is the same for both, but for how long it holds:
+
+    in a log      (`exoarmur_durable`) they outlive the process, and all processes that use it share them
+    in memory     they end with the process; for tests and for single processes (`durable` is False)
+
+Within a process, callers of one key meet here first: a claim is made under a lock, so that two can never
+both believe that they are first; the others wait without asking the store, across threads and event loops,
+asyncio's or trio's, and share the failure itself where there is one. Who is first then goes to the log, and
+meets other processes there.
 """
 
 from __future__ import annotations
@@ -20,27 +24,33 @@ from contextvars import ContextVar
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from oncemore import opening
 from oncemore.core.key import exoarmur_key
-from oncemore.core.value import Value
 from oncemore.engine import clock as clocks
+from oncemore.engine.runtime import Engine, innermost
 from oncemore.errors import Error, InProgress, UsageError
 from oncemore.evidence.audit import Recorder
 from oncemore.evidence.events import IdempotencyCleared
+from oncemore.profiles import exoarmur_durable as log
 from oncemore.profiles.exoarmur_record import (
     NO_RECORD,
     NOBODY,
     IdempotencyRecord,
     NoRecord,
+    Settled,
+    Shared,
     checked,
     encoded,
     record_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Callable, Mapping
+    from os import PathLike
     from typing import Literal
 
     from oncemore.evidence.events import Event
+    from oncemore.profiles.exoarmur_operation import Doing
     from oncemore.profiles.exoarmur_record import About
 
     IfRunning = Literal["wait", "raise"]
@@ -48,30 +58,17 @@ if TYPE_CHECKING:
 MOST_RECORDS = 100_000
 
 
-class Settled(Value):
-    """A key has its record: it was there (hit), or was made here, of the `value` that the work returned."""
-
-    action: Literal["hit", "record"]
-    record: IdempotencyRecord
-    value: Any = None
-
-
-class Shared(Value):
-    """The one who was waited for failed, and this is his failure."""
-
-    failure: Exception
-
-
 class _Claim:
     """A key that somebody works on; `bells` wake those who wait."""
 
-    __slots__ = ("about", "bells", "failure", "over")
+    __slots__ = ("about", "bells", "failure", "over", "record")
 
     def __init__(self, about: About) -> None:
         self.about = about
         self.bells: list[Callable[[], object]] = []
         self.failure: Exception | None = None
         self.over = False
+        self.record: IdempotencyRecord | None = None
 
 
 #: The keys that the code around this line is doing the work of.
@@ -79,22 +76,36 @@ _doing: ContextVar[frozenset[str]] = ContextVar("oncemore.doing", default=frozen
 
 
 class IdempotencyManager:
-    """Idempotent results in memory: they end with the process, so this is for tests and single processes.
+    """Results by key.
 
+    store            an engine (`oncemore.open(...)`), the address of its store, or what returns an engine
+                     for each call. Unless given: the engine of the `with engine:` around a call, else the
+                     settings' if they name a store, else the memory of this process
     require_tenant   refuse keys without a tenant, so that tenants cannot share one by leaving it out
-    most             how many records are kept; when full, new keys are refused rather than old ones lost
+    most             how many records memory keeps; when full, new keys are refused rather than old ones lost
     on_event         told when a record is cleared; a `RetryManager` sets it
     """
 
-    durable = False
-
-    def __init__(self, *, require_tenant: bool = False, most: int = MOST_RECORDS) -> None:
+    def __init__(
+        self,
+        store: Engine | str | PathLike[str] | Callable[[], Engine] | None = None,
+        *,
+        require_tenant: bool = False,
+        most: int = MOST_RECORDS,
+    ) -> None:
         self.on_event: Callable[[Event], object] | None = None
+        self._engine = _engine_of(store)
         self._require_tenant = require_tenant
         self._most = most
         self._lock = Lock()
         self._records: dict[str, IdempotencyRecord] = {}
-        self._claims: dict[str, _Claim] = {}
+        self._claims: dict[tuple[int, str], _Claim] = {}
+
+    @property
+    def durable(self) -> bool:
+        """Whether records outlive the process, by where a call here and now would keep them."""
+        engine = self._engine()
+        return engine is not None and engine.url != opening.MEMORY
 
     def compute_idempotency_key(
         self,
@@ -120,27 +131,37 @@ class IdempotencyManager:
 
     async def describe(self, key: str) -> IdempotencyRecord | NoRecord:
         """Return the record of a key with its metadata, or NO_RECORD."""
-        return self._records.get(checked(key), NO_RECORD)
+        engine = self._engine()
+        if engine is None:
+            return self._records.get(checked(key), NO_RECORD)
+        return await log.find(engine, checked(key)) or NO_RECORD
 
     async def record_result(self, key: str, result: Any, metadata: Mapping[str, Any] | None = None) -> None:
         """Record a result as the one of this key; another one is refused until it is cleared."""
         text, why = encoded(result)
         if text is None:
             raise UsageError(f"the result cannot be kept: {why}")
+        record, engine = record_of(checked(key), text, "", metadata, NOBODY), self._engine()
+        if engine is not None:
+            await log.record(engine, record)
+            return
         with self._lock:
-            before = self._records.get(checked(key))
+            before = self._records.get(key)
             if before is None:
                 self._make_room()
-                self._records[key] = record_of(key, text, "", metadata, NOBODY)
+                self._records[key] = record
             elif before.text != text:
-                raise UsageError(f"key {key} has another result already; clear it first if that one is wrong")
+                raise log.other_result(key)
 
     async def clear_idempotency(self, key: str) -> bool:
         """Throw a record away, so that the next call does the work again; say whether there was one."""
+        engine = self._engine()
         with self._lock:
-            if checked(key) in self._claims:
-                raise InProgress(f"the work of key {key} is being done now; it has no record to clear yet")
-            record = self._records.pop(key, None)
+            if (id(engine), checked(key)) in self._claims:
+                raise log.in_progress(key)
+            record = self._records.pop(key, None) if engine is None else None
+        if engine is not None:
+            record = await log.clear(engine, key)
         if record is not None and self.on_event is not None:
             about = record.about
             recorder = Recorder(self.on_event, about.category, about.operation, about.ids)
@@ -148,7 +169,7 @@ class IdempotencyManager:
         return record is not None
 
     async def once(
-        self, key: str, about: About, perform: Callable[[], Awaitable[Any]], if_running: IfRunning = "wait"
+        self, key: str, about: About, doing: Doing, if_running: IfRunning = "wait"
     ) -> Settled | Shared:
         """Return the record of a key, doing the work if there is none.
 
@@ -158,55 +179,76 @@ class IdempotencyManager:
         self._check_tenant(about.ids.tenant_id)
         if checked(key) in _doing.get():
             raise UsageError(f"the work of key {key} calls itself with the same key; it would wait for ever")
+        engine = self._engine()
         while True:
-            record, claim, first = self._claim(key, about)
+            record, claim, first = self._claim(engine, key, about)
             if record is not None:
                 return Settled("hit", record)
             assert claim is not None
             if first:
-                return await self._perform(key, claim, about, perform)
+                return await self._first(engine, key, claim, doing, if_running)
             if if_running == "raise":
                 raise InProgress(f"the work of key {key} is being done by somebody else now; ask again later")
             await _over(claim, self._lock)
+            if claim.record is not None:
+                return Settled("hit", claim.record)
             if claim.failure is not None:
                 return Shared(claim.failure)
 
-    async def _perform(
-        self, key: str, claim: _Claim, about: About, perform: Callable[[], Awaitable[Any]]
-    ) -> Settled:
+    async def _first(
+        self, engine: Engine | None, key: str, claim: _Claim, doing: Doing, if_running: IfRunning
+    ) -> Settled | Shared:
+        """Do the work as the first caller of this process; those who wait get what came of it."""
         token = _doing.set(_doing.get() | {key})
-        record = None
         try:
-            value = await perform()
-            record = record_of(key, *encoded(value), None, about)
-            return Settled("record", record, value)
+            settled = await self._settled(engine, key, claim.about, doing, if_running)
+            if isinstance(settled, Settled):
+                claim.record = settled.record
+            else:
+                claim.failure = settled.failure
+            return settled
         except Exception as error:
             claim.failure = error
             raise
         finally:
             _doing.reset(token)
-            self._release(key, claim, record)
+            self._release(engine, key, claim)
 
-    def _claim(self, key: str, about: About) -> tuple[IdempotencyRecord | None, _Claim | None, bool]:
-        """Find the record, join the claim or make one, in one step; the last says that it was made."""
+    async def _settled(
+        self, engine: Engine | None, key: str, about: About, doing: Doing, if_running: IfRunning
+    ) -> Settled | Shared:
+        if engine is not None:
+            return await log.perform(engine, key, about, doing, if_running)
+        value = await doing.alone()
+        return Settled("record", record_of(key, *encoded(value), None, about), value)
+
+    def _claim(
+        self, engine: Engine | None, key: str, about: About
+    ) -> tuple[IdempotencyRecord | None, _Claim | None, bool]:
+        """Find the record, join the claim or make one, in one step; the last says that it was made.
+
+        A record in a log is found by who goes there: the first.
+        """
         with self._lock:
-            record, claim = self._records.get(key), self._claims.get(key)
+            record = self._records.get(key) if engine is None else None
+            claim = self._claims.get((id(engine), key))
             held = record or claim
             if held is None:
-                self._make_room()
-                made = self._claims[key] = _Claim(about)
+                if engine is None:
+                    self._make_room()
+                made = self._claims[id(engine), key] = _Claim(about)
                 return None, made, True
             owner = held.about
             if owner != NOBODY and (owner.ids.tenant_id or "") != (about.ids.tenant_id or ""):
-                raise UsageError(f"key {key} belongs to another tenant; put the tenant into the key")
+                raise log.other_tenant(key)
             return record, claim, False
 
-    def _release(self, key: str, claim: _Claim, record: IdempotencyRecord | None) -> None:
+    def _release(self, engine: Engine | None, key: str, claim: _Claim) -> None:
         """End a claim, with its record if there is one, and wake those who waited."""
         with self._lock:
-            if record is not None:
-                self._records.setdefault(key, record)
-            del self._claims[key]
+            if claim.record is not None and engine is None:
+                self._records.setdefault(key, claim.record)
+            del self._claims[id(engine), key]
             claim.over = True
             bells = claim.bells
         for ring in bells:
@@ -223,6 +265,19 @@ class IdempotencyManager:
     def _check_tenant(self, tenant_id: str | None) -> None:
         if self._require_tenant and not tenant_id:
             raise UsageError("tenant_id is missing, and require_tenant makes it obligatory")
+
+
+def _engine_of(store: Any) -> Callable[[], Engine | None]:
+    """Return what says for each call which engine keeps its record; None is the memory of this process."""
+    if store is None:
+        named = opening.names_a_store()
+        return lambda: innermost() or (opening.chosen() if named else None)
+    if isinstance(store, Engine):
+        return lambda: store
+    if callable(store):
+        return store  # type: ignore[no-any-return]
+    engine = opening.open(store)
+    return lambda: engine
 
 
 async def _over(claim: _Claim, lock: Lock) -> None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from oncemore.core.value import Value
 from oncemore.engine import clock as clocks
+from oncemore.engine.drive import awaiting
+from oncemore.engine.retry import again
 from oncemore.errors import Failed, UsageError
 from oncemore.evidence.audit import Ids, Recorder
 from oncemore.evidence.events import Idempotency, RetryExhausted
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any, Literal
 
     from oncemore.core.policy import Policy
-    from oncemore.engine.retry import Report
+    from oncemore.engine.retry import Plan, Report
     from oncemore.evidence.events import Event
     from oncemore.profiles.exoarmur_policy import Category
 
@@ -115,12 +117,47 @@ class Operation:
             return None
         return RetryError(self._category.code, last.total_attempts, self.name)
 
+    def error_of(self, last: Exception) -> Exception:
+        """Return what its caller gets for its last failure: the error for used up attempts, or itself."""
+        exhausted = self.exhausted()
+        if exhausted is None:
+            return last
+        exhausted.__cause__ = last
+        return exhausted
+
     def record(self) -> OperationRecord:
         """Return what is known of it by now."""
         return OperationRecord(
             self.run_id, self._category.code, self.name, self.ids, self.key, self._policy.name,
             self._policy.version, self._context, self._started, tuple(self.events),
         )  # fmt: skip
+
+
+class Doing(Value):
+    """An operation that is to be done: its record, its rules, and what makes each attempt.
+
+    run_id  what its run is called in a log; empty where it gets one there
+    """
+
+    operation: Operation
+    plan: Plan
+    make: Callable[[], Any]
+    run_id: str = ""
+
+    async def alone(self) -> Any:
+        """Make the attempts, in the memory of this process; when they are used up, say so."""
+        try:
+            return await awaiting(self.plan, again(self.plan), self.make, (), {})
+        except Exception as error:
+            exhausted = self.operation.exhausted()
+            if exhausted is None:
+                raise
+            raise exhausted from error
+
+    async def attempt(self) -> Any:
+        """Make one attempt; what is not awaitable is its own value."""
+        made = self.make()
+        return await made if hasattr(type(made), "__await__") else made
 
 
 def _checked(name: object, context: Mapping[str, Any] | None) -> Mapping[str, Any]:

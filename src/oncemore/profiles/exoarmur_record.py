@@ -15,12 +15,15 @@ from oncemore.core.value import Value
 from oncemore.engine import clock as clocks
 from oncemore.errors import ResultUnavailable, UsageError
 from oncemore.evidence.audit import Ids
+from oncemore.evidence.redact import clean, masked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Literal
 
 MOST_CHARACTERS = 1_000_000
 LONGEST_KEY = 500
+LONGEST_NAME = 200
 
 
 class NoRecord:
@@ -75,6 +78,20 @@ class IdempotencyRecord(Value):
         return json.loads(self.metadata_text)
 
 
+class Settled(Value):
+    """A key has its record: it was there (hit), or was made here, of the `value` that the work returned."""
+
+    action: Literal["hit", "record"]
+    record: IdempotencyRecord
+    value: Any = None
+
+
+class Shared(Value):
+    """The one who was waited for failed, and this is his failure."""
+
+    failure: Exception
+
+
 def record_of(
     key: str, text: str | None, why: str, metadata: Mapping[str, Any] | None, about: About
 ) -> IdempotencyRecord:
@@ -83,6 +100,31 @@ def record_of(
     if kept is None:
         raise UsageError(f"metadata cannot be kept: {fault}")
     return IdempotencyRecord(key, text, why, kept, about, clocks.current.wall())
+
+
+def kept_of(record: IdempotencyRecord) -> dict[str, Any]:
+    """Return what the log keeps of a record: its result, and beside it all else."""
+    about = record.about
+    told = {
+        "category": clean(about.category, LONGEST_NAME),
+        "operation": masked(about.operation, LONGEST_NAME),
+        "ids": [*about.ids.cleaned()],
+        "metadata": record.metadata_text,
+        "at": record.recorded_at,
+    }
+    if record.text is None:
+        return {"result_unavailable": clean(record.why), "record": told}
+    return {"result": record.text, "record": told}
+
+
+def read_record(key: str, body: Mapping[str, Any]) -> IdempotencyRecord | None:
+    """Return the record that the log kept, or None where it keeps something else."""
+    told = body.get("record")
+    if told is None:
+        return None
+    about = About(told["category"], told["operation"], Ids(*told["ids"]))
+    text, why = body.get("result"), body.get("result_unavailable", "")
+    return IdempotencyRecord(key, text, why, told["metadata"], about, told["at"])
 
 
 def checked(key: str) -> str:
