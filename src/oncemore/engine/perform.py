@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     Answered = Stored | Conflict
 
+CHECKPOINT: tuple[Any, ...] = ("CHECKPOINT",)
 #: Waits before a write whose answer was lost is sent again.
 AGAIN_S = (0.0, 0.05, 0.25, 1.0)
 #: How long a caller looks away while somebody else has the run: at first, at most, and in all.
@@ -157,18 +158,23 @@ class Job:
             sent = Change(("EVENT",), None, event, {"payload": payload})
             writes.append(write_of(f"event/{event.event_id}", 0, NOWHERE, sent, now))
         run = change.after
-        if type(run) is Run and run.state == "RUNNING" and self.held is None:
+        if "INTENT" in change.marks:
             # Before it is written: nobody in this process may take it for lost.
             assert self.me is not None
+            assert type(run) is Run
             self.held = (seen.entity, run.fence)
             self.me.take(self.held)
         after = Seen(seen.entity, seen.version + 1, writes[0].hash, run, change.body)
         return Batch(tuple(writes), {}, op.sync), after
 
-    def end_save(self, after: Seen, answer: Answered) -> Seen | None:
-        """Return the entity as it is now, or None if it was not as it had been seen."""
+    def end_save(self, op: Save, after: Seen, answer: Answered) -> Seen | None:
+        """Return the entity as it is now, or None if it was not as it had been seen.
+
+        A checkpoint changes nothing about whose attempt it is, even if it is refused: it may be that of an
+        attempt which was given up, while this job has the next one.
+        """
         stored = isinstance(answer, Stored)
-        if not stored or after.run.state != "RUNNING":
+        if op.change.marks != CHECKPOINT and not (stored and after.run.state == "RUNNING"):
             self.let_go()
         return after if stored else None
 
@@ -222,13 +228,17 @@ class Job:
     def _checkpoint(self, attempt: Attempt, plain: Any) -> Save:
         seen = attempt.seen
         after = seen.run._replace(checkpoint=seen.version + 1)
-        return Save(seen, Change(("CHECKPOINT",), seen.run, after, {"checkpoint": plain}))
+        return Save(seen, Change(CHECKPOINT, seen.run, after, {"checkpoint": plain}))
 
     def _keep(self, attempt: Attempt, plain: Any) -> None:
         _moved(attempt, _save(self, self._checkpoint(attempt, plain)))
+        if self.cut is not None:
+            raise self.cut  # here, where the work is: it may have hours to go
 
     async def _keep_awaited(self, attempt: Attempt, plain: Any) -> None:
         _moved(attempt, await _save_awaited(self, self._checkpoint(attempt, plain)))
+        if self.cut is not None:
+            raise self.cut
 
     def _kept(self, seen: Seen) -> Any:
         return self._untagged(self.read(Read(seen.entity, seen.run.checkpoint))["checkpoint"])
@@ -256,9 +266,10 @@ class Job:
     def done(self, attempt: Attempt, value: Any, error: BaseException | None) -> Done:
         """Return what came of an attempt; it can do nothing any more."""
         attempt.over = True
+        # What cut a checkpoint off was raised in the work: what the work made of it counts, its own
+        # timeout among other things.
+        self.cut = None if error is None or isinstance(error, Exception) else error
         if error is not None:
-            if not isinstance(error, Exception):
-                self.cut = error
             return Done(attempt.seen, None, error)
         return Done(attempt.seen, value, None, True, tuple(attempt.events))
 
@@ -340,7 +351,7 @@ def _save(job: Job, op: Save) -> Seen | None:
         answer = job.store.append(batch).wait()
     except BaseException as error:  # noqa: BLE001 - a cut is kept and raised when the run is in order
         answer = _drained(job.send_again(batch, error))
-    return job.end_save(after, answer)
+    return job.end_save(op, after, answer)
 
 
 def _drained(sending: Generator[float, None, Answered]) -> Answered:
@@ -425,7 +436,7 @@ async def _save_awaited(job: Job, op: Save) -> Seen | None:
     except BaseException as error:  # noqa: BLE001 - a cut is kept and raised when the run is in order
         sending = job.send_again(batch, error)
         answer = await _drained_awaited(sending) if isinstance(error, Exception) else _drained(sending)
-    return job.end_save(after, answer)
+    return job.end_save(op, after, answer)
 
 
 async def _drained_awaited(sending: Generator[float, None, Answered]) -> Answered:
