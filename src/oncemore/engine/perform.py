@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.wire import body_of, head_of, written
 from oncemore.core.record import NOWHERE, Change, Outgoing, Run, Worker, due
+from oncemore.core.value import make
 from oncemore.engine import clock as clocks
 from oncemore.engine.attempt import CURRENT, Attempt
 from oncemore.engine.context import CONTEXT, Context
@@ -59,10 +60,13 @@ AGAIN_S = (0.0, 0.05, 0.25, 1.0)
 LOOK_S, LOOK_MOST_S, LOOK_ANEW_S = 0.002, 0.05, 0.5
 
 
+_NO_GUARDS: dict[str, int] = {}
+
+
 def index_of(state: Run | Worker | Outgoing) -> Index:
     """Return what a head is looked up by."""
     if type(state) is Run:
-        return Index("run", state.state, due(state), state.step, state.worker, state.dataset)
+        return make(Index, ("run", state.state, due(state), state.step, state.worker, state.dataset))
     if type(state) is Outgoing:
         return Index(
             "event", state.state, state.not_before if state.state == "PENDING" else None, state.topic
@@ -74,7 +78,7 @@ def index_of(state: Run | Worker | Outgoing) -> Index:
 def write_of(entity: str, version: int, prev: bytes, change: Change, now: float) -> Write:
     """Return the bytes of an entity's next entry, ready to be appended."""
     made = written(change, entity, version + 1, prev, now, nonce())
-    return Write(entity, version, made.header, made.body, made.hash, made.head, index_of(change.after))
+    return make(Write, (entity, version, *made, index_of(change.after)))
 
 
 def seen_in(store: Store, entity: str) -> Seen:
@@ -91,7 +95,7 @@ class Job:
 
     __slots__ = (
         "_reconcile", "_tagged", "_terms", "_untagged", "args", "awaits", "cut", "engine", "held", "isolate",
-        "kwargs", "me", "name", "store", "work",
+        "kwargs", "last", "me", "name", "store", "work",
     )  # fmt: skip
 
     def __init__(
@@ -113,6 +117,7 @@ class Job:
         self.me: Identity | None = None
         self.cut: BaseException | None = None
         self.held: tuple[str, int] | None = None
+        self.last: Any = None  # what an awaited operation answered that was closed: nobody else hears it
         self.awaits, self.isolate = awaits, isolate
         self.name, self.work, self.args, self.kwargs = name, work, args, kwargs
         self._tagged, self._untagged, self._reconcile = tagged, untagged, reconcile
@@ -165,7 +170,7 @@ class Job:
             self.held = (seen.entity, run.fence)
             self.me.take(self.held)
         after = Seen(seen.entity, seen.version + 1, writes[0].hash, run, change.body)
-        return Batch(tuple(writes), {}, op.sync), after
+        return make(Batch, (tuple(writes), _NO_GUARDS, op.sync)), after
 
     def end_save(self, op: Save, after: Seen, answer: Answered) -> Seen | None:
         """Return the entity as it is now, or None if it was not as it had been seen.
@@ -236,7 +241,12 @@ class Job:
             raise self.cut  # here, where the work is: it may have hours to go
 
     async def _keep_awaited(self, attempt: Attempt, plain: Any) -> None:
-        _moved(attempt, await _save_awaited(self, self._checkpoint(attempt, plain)))
+        try:
+            saved = await _save_awaited(self, self._checkpoint(attempt, plain))
+        except GeneratorExit:
+            attempt.seen = self.last or attempt.seen
+            raise
+        _moved(attempt, saved)
         if self.cut is not None:
             raise self.cut
 
@@ -322,10 +332,13 @@ def _no_answer(job: Job, error: BaseException) -> Answer:
 # Blocking -------------------------------------------------------------------------------------------
 
 
-def blocking(job: Job, script: Script) -> Any:
-    """Run a script to its end in this thread; return the value or raise the error."""
+def blocking(job: Job, script: Script, told: Any = None) -> Any:
+    """Run a script to its end in this thread; return the value or raise the error.
+
+    told  the answer to what the script asked for last, if it has begun
+    """
     try:
-        op = next(script)
+        op = script.send(told)
         while type(op) is not End:
             quick = _QUICK.get(type(op))
             op = script.send(quick(job, op) if quick is not None else _BLOCKING[type(op)](job, op))
@@ -420,7 +433,19 @@ async def awaiting(job: Job, script: Script) -> Any:
         op = next(script)
         while type(op) is not End:
             quick = _QUICK.get(type(op))
-            op = script.send(quick(job, op) if quick is not None else await _AWAITING[type(op)](job, op))
+            if quick is not None:
+                op = script.send(quick(job, op))
+            else:
+                job.last = None
+                op = script.send(await _AWAITING[type(op)](job, op))
+    except GeneratorExit as closed:
+        # The coroutine is closed, which ends what it awaits first: the answer is in `job.last`. What is left
+        # to do is done without awaiting, and raises this again.
+        if job.last is None:
+            job.abandon()
+            raise
+        job.cut = closed
+        return blocking(job, script, job.last)
     except BaseException:
         job.abandon()
         raise
@@ -436,7 +461,8 @@ async def _save_awaited(job: Job, op: Save) -> Seen | None:
     except BaseException as error:  # noqa: BLE001 - a cut is kept and raised when the run is in order
         sending = job.send_again(batch, error)
         answer = await _drained_awaited(sending) if isinstance(error, Exception) else _drained(sending)
-    return job.end_save(op, after, answer)
+    job.last = job.end_save(op, after, answer)
+    return job.last  # type: ignore[no-any-return]
 
 
 async def _drained_awaited(sending: Generator[float, None, Answered]) -> Answered:
@@ -457,7 +483,8 @@ async def _work_awaited(job: Job, op: Work) -> Done:
             made = job.call_work()
             value = await (made if invoke.limit_s is None else awaited(attempt.step, invoke, made))
     except BaseException as error:  # noqa: BLE001 - it travels as a value, and is raised at the end
-        return job.done(attempt, None, error)
+        job.last = job.done(attempt, None, error)
+        return job.last  # type: ignore[no-any-return]
     return job.done(attempt, value, None)
 
 
@@ -469,7 +496,8 @@ async def _ask_awaited(job: Job, op: Ask) -> Answer:
             found = job.call_reconcile()
             return _answer(job, await found if hasattr(type(found), "__await__") else found)
     except BaseException as error:  # noqa: BLE001 - it knows nothing
-        return _no_answer(job, error)
+        job.last = _no_answer(job, error)
+        return job.last  # type: ignore[no-any-return]
 
 
 async def _sleep_awaited(job: Job, op: Sleep) -> None:
