@@ -24,6 +24,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from oncemore.core.value import Value
+from oncemore.engine import clock as clocks
 from oncemore.engine.lease import LEASE_S
 from oncemore.engine.runtime import (
     INLINE_WAIT_S,
@@ -149,7 +150,9 @@ def _listener(on_event: Callable[[Event], object]) -> Callable[[str, Any], objec
         assert what == ConfigDrift.event_type
         run, key = seen.run, seen.entity.removeprefix("run/")
         ids = (run.tenant or None, run.correlation_id or None, None)
-        return on_event(ConfigDrift("STEP", run.step, key, run.cfg_hash, *ids, rfc3339(run.began)))
+        return on_event(
+            ConfigDrift("STEP", run.step, key, run.cfg_hash, *ids, rfc3339(clocks.current.wall()))
+        )
 
     return hear
 
