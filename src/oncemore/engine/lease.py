@@ -37,6 +37,7 @@ class Identity:
         self.name = name
         self.entity = f"worker/{name}"
         self.retired = False
+        self.quiet = False  # it leaves without a word: the store may not answer
         self._ended = False
         self._under_way: dict[tuple[str, int], int] = {}
         self._counting = threading.Lock()
@@ -98,6 +99,9 @@ class Identity:
 
     def end(self) -> None:
         """Give the lease back: whatever it still had is free at once."""
+        if self.quiet:
+            self._presence.close()
+            return
         with self._lock:
             self._ended = True
             try:
@@ -112,7 +116,7 @@ class Identity:
         for _ in range(2):
             made = written(change, self.entity, self._version + 1, self._hash, self._now(), own)
             by = Index("worker", state.state, state.until, "", self.name)
-            write = Write(self.entity, self._version, made.header, made.body, made.hash, made.head, by)
+            write = Write(self.entity, self._version, *made, by)
             answer = self._store.append(Batch((write,), {}, sync=False)).wait()
             if isinstance(answer, Stored) or (answer.head is not None and answer.head.hash == made.hash):
                 self._version, self._hash, self._state = self._version + 1, made.hash, state

@@ -191,10 +191,14 @@ class Job:
             if self.me.retired:
                 self.engine.bury(self.me)
 
-    def abandon(self) -> None:
-        """Leave: an attempt whose outcome could not be written is nobody's, and others may see that."""
+    def abandon(self, error: BaseException) -> None:
+        """Leave: an attempt whose outcome could not be written is nobody's, and others may see that.
+
+        Who leaves because of a second Ctrl-C, or of a first one at an odd moment, does not write any more:
+        the store may be what they wait for.
+        """
         if self.held is not None and self.me is not None:
-            self.engine.retire(self.me)
+            self.engine.retire(self.me, quietly=not isinstance(error, Exception))
             self.let_go()
 
     def send_again(self, batch: Batch, error: BaseException) -> Generator[float, None, Answered]:
@@ -342,8 +346,8 @@ def blocking(job: Job, script: Script, told: Any = None) -> Any:
         while type(op) is not End:
             quick = _QUICK.get(type(op))
             op = script.send(quick(job, op) if quick is not None else _BLOCKING[type(op)](job, op))
-    except BaseException:
-        job.abandon()
+    except BaseException as error:
+        job.abandon(error)
         raise
     return _end(job, op)
 
@@ -442,12 +446,12 @@ async def awaiting(job: Job, script: Script) -> Any:
         # The coroutine is closed, which ends what it awaits first: the answer is in `job.last`. What is left
         # to do is done without awaiting, and raises this again.
         if job.last is None:
-            job.abandon()
+            job.abandon(closed)
             raise
         job.cut = closed
         return blocking(job, script, job.last)
-    except BaseException:
-        job.abandon()
+    except BaseException as error:
+        job.abandon(error)
         raise
     return _end(job, op)
 

@@ -7,6 +7,7 @@ child begins anew: nothing of the parent's leases is its own.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
@@ -77,6 +78,7 @@ class Engine:
         self._mine: dict[str, Identity] = {}
         self._heart: Heart | None = None
         self._inside = 0
+        self._quiet = False
 
     def __repr__(self) -> str:
         return f"<oncemore.Engine {self.url}>"
@@ -109,7 +111,7 @@ class Engine:
             return me
         with self._lock:
             if self._me is None:
-                me = Identity(self.store, uuid7(self.now()), self.lease_s, self.now)
+                me = Identity(self.store, uuid7(self.now()), self.lease_s, _time_of(self.store))
                 self._me = self._mine[me.name] = me
                 if self._heart is None:
                     self._heart = Heart(self.lease_s / BEATS, _beat_of(self))
@@ -130,10 +132,15 @@ class Engine:
         state = head_of(head.head, Worker)
         return state.until if state.state == "ALIVE" else 0.0
 
-    def retire(self, me: Identity) -> None:
-        """Take no more runs under a worker that could not write down what became of one."""
+    def retire(self, me: Identity, *, quietly: bool = False) -> None:
+        """Take no more runs under a worker that could not write down what became of one.
+
+        quietly  without waiting for the store, neither now nor when the engine is closed
+        """
         with self._lock:
-            me.retired = True
+            me.retired, self._quiet = True, self._quiet or quietly
+            for one in self._mine.values():
+                one.quiet = self._quiet
             if self._me is me:
                 self._me = None
 
@@ -193,7 +200,7 @@ class Engine:
             around.remove(self)
         _INSIDE.set(tuple(reversed(around)))
         with self._lock:
-            self._inside -= 1
+            self._inside = max(0, self._inside - 1)  # a forked child has entered nothing
             last = self._inside == 0
         if last:
             self.close()
@@ -204,13 +211,14 @@ class Engine:
             heart, self._heart = self._heart, None
             mine, self._mine = self._mine, {}
             store, self._store = self._store, None
+            quiet, self._quiet = self._quiet, False
             self._me = None
         if heart is not None:
             heart.stop()
         for me in mine.values():
             with suppress(StoreError):
                 me.end()
-        if store is not None:
+        if store is not None and not quiet:
             store.close()
 
 
@@ -222,6 +230,11 @@ def innermost() -> Engine | None:
     """Return the engine of the innermost `with engine:` around this line."""
     inside = _INSIDE.get()
     return inside[-1] if inside else None
+
+
+def _time_of(store: Store) -> Callable[[], float]:
+    """Return the time of a store itself: to ask its engine, when that is being closed, would open another."""
+    return lambda: store.now() + clocks.current.ahead
 
 
 def _beat_of(engine: Engine) -> Callable[[], None]:
@@ -241,4 +254,11 @@ def _after_fork() -> None:
         engine.begin_anew()
 
 
+def _at_exit() -> None:
+    """A program that ends gives its leases back, whether it has closed its engines or not."""
+    for engine in list(_engines):
+        engine.close()
+
+
 os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)
