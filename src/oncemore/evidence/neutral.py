@@ -10,6 +10,7 @@ anything is cut off: half a secret is found by nobody afterwards.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, quote_plus
 
@@ -77,9 +78,10 @@ def _without(secrets: Iterable[str], text: str) -> str:
 
 
 def _forms(secret: str) -> set[str]:
-    """Return a text as it is, and as a repr, a URL, or a line without its ends shows it."""
-    quoted = quote(secret, "", errors="replace"), quote_plus(secret, errors="replace")
-    forms = (secret, secret.strip(), repr(secret)[1:-1], *quoted)
+    """Return a text as it is, and as a repr, JSON, a URL or a line without its ends shows it."""
+    quoted = (quote(secret, safe, errors="replace") for safe in ("", "/"))
+    escaped = repr(secret)[1:-1], json.dumps(secret)[1:-1], quote_plus(secret, errors="replace")
+    forms = (secret, secret.strip(), *quoted, *escaped)
     return {form for form in forms if len(form) >= SHORTEST_SECRET}
 
 
