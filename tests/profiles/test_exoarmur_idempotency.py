@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import count
 from threading import Barrier, Lock, Thread
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,10 @@ from oncemore.profiles.exoarmur import (
 )
 from oncemore.profiles.exoarmur_idempotency import _Claim, _over
 from oncemore.profiles.exoarmur_record import MOST_CHARACTERS, NOBODY
+from oncemore.store.postgres import PostgresStore
 from tests.engine.colours import Script
 from tests.profiles.test_exoarmur import run, told, work_of
+from tests.servers import postgres
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,20 +41,36 @@ IDEMPOTENCY = (
     "event_type retry_category operation idempotency_key action tenant_id correlation_id trace_id timestamp"
 )
 
+names = count()
+
 
 @pytest.fixture(autouse=True)
 def clock(instant_retries: FakeClock) -> Iterator[FakeClock]:
     return instant_retries  # type: ignore[return-value]
 
 
-@pytest.fixture(autouse=True, params=["memory", "log in memory", "sqlite"])
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    try:
+        with postgres.running() as address:
+            yield address
+    except postgres.NoPostgres as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture(autouse=True, params=["memory", "log in memory", "sqlite", "postgresql"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine | None]:
     """Where records are kept: all tests here hold for every place (IDEM-10)."""
     if request.param == "memory":
         yield None
         return
-    with oncemore.open("memory:" if request.param == "log in memory" else tmp_path / "log.db") as engine:
-        yield engine
+    if request.param == "postgresql":
+        url, schema = request.getfixturevalue("server"), f"results_{next(names)}"
+        made = oncemore.Engine(lambda: PostgresStore(url, schema), url)
+    else:
+        made = oncemore.open("memory:" if request.param == "log in memory" else tmp_path / "log.db")
+    with made:
+        yield made
 
 
 @pytest.fixture
@@ -63,6 +82,7 @@ def write(manager: RetryManager, script: Script, key: str = "k", **more: Any) ->
     return run(manager, "KV_PUT", script, idempotency_key=key, operation="Store kill switch state", **more)
 
 
+@pytest.mark.req("API-3")
 def test_the_manager_can_be_used_directly() -> None:
     manager = IdempotencyManager()
     key = manager.compute_idempotency_key("kill_switch_update", "tenant-123", "corr-456", {"value": "on"})
