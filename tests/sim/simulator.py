@@ -204,6 +204,7 @@ class Link:
         self.op: Save | None = None
         self.loses = ""  # "before" or "after" it was stored
         self.raises: BaseException | None = None
+        self.whose: Lane | None = None
         self.times = 0
         store = sim.store
         self.head, self.entries, self.gone, self.enter = store.head, store.entries, store.gone, store.enter
@@ -213,6 +214,8 @@ class Link:
 
     def append(self, batch: Any) -> Settled:
         loses = self.loses
+        if self.raises is not None and (self.op is None or self.lane is not self.whose):
+            loses = ""  # somebody else is cut off
         if loses:
             self.times -= 1
             if self.times <= 0:
@@ -232,6 +235,7 @@ class Link:
         error, self.raises = self.raises, None
         lane = self.lane
         if lane is not None:
+            lane.cut = lane.cut or error
             # What comes for a lease is not sent again; what comes too often, or with a cut, neither.
             lane.errors += 1
             lane.store_failed |= (
@@ -455,6 +459,8 @@ class Sim:
         if roll < 0.50:
             self._covered(lane.call.entity, at, "pause")
             process.asleep_until = self.now + self.rng.choice((2.0, 30.0, 70.0, 200.0, 2000.0))
+            if at == "Save CHECKPOINT" and chance() < 0.5:
+                self._cut_write(lane, "before" if chance() < 0.4 else "after")  # as it wakes up
             return True
         if roll < 0.54:
             self._covered(lane.call.entity, at, "jump")
@@ -467,15 +473,11 @@ class Sim:
                 link.times = 1 if chance() < often else self.rng.choice((3, 8))
                 self._covered(lane.call.entity, at, f"answer lost {when}, {link.times} times")
             else:
-                link.times, link.raises = 1, Cut(f"in {at}")
-                if lane.cut is None:
-                    lane.cut = link.raises
-                else:
-                    link.raises = lane.cut
-                self._covered(lane.call.entity, at, f"cut {when}")
+                self._cut_write(lane, when)
                 if chance() < 0.5:
                     lane.read_fails = lane.store_failed = True  # troubles come together
-            link.loses = when
+                return False
+            link.loses, link.raises = when, None
         elif at in ("Sleep", "Watch", "Ask"):
             self._covered(lane.call.entity, at, "cut")
             lane.cut_soon = True
@@ -483,6 +485,13 @@ class Sim:
             self._covered(lane.call.entity, at, "unreachable")
             lane.read_fails = lane.store_failed = True
         return False
+
+    def _cut_write(self, lane: Lane, when: str) -> None:
+        """Cut a lane off in its next write, before or after that is stored."""
+        self._covered(lane.call.entity, lane.at, f"cut {when}")
+        link = lane.process.link
+        cut = lane.cut or Cut(f"in {lane.at}")
+        link.loses, link.times, link.raises, link.whose = when, 1, cut, lane
 
     def crash(self, process: Process, *, seen: bool) -> None:
         """End a process as kill -9 does; `seen`: the others can tell that it is gone."""
@@ -577,7 +586,7 @@ class Sim:
                 if isinstance(raised, Violation):
                     raise
                 process.link.op = None
-                job.abandon()
+                job.abandon(raised)
                 value, error = None, self.raised(job, raised)
             else:
                 value, error = op.value, job.cut or op.error
@@ -714,7 +723,7 @@ class Sim:
             except StopIteration as end:
                 answer = end.value
         link.op = None
-        return job.end_save(after, answer)
+        return job.end_save(op, after, answer)
 
     def stored(self, lane: Lane | None, op: Save, batch: Any) -> None:
         """A write of a lane is in the store."""
@@ -750,10 +759,10 @@ class Sim:
         if turn == "cut":
             return self._cut_work(lane, job, attempt)
         try:
-            if chance() < 0.25:
+            if chance() < 0.35:
                 yield from self._checkpoint(lane, job, attempt)
-        except (LeaseLost, StoreError) as lost:
-            if type(lost) is LeaseLost or chance() < 0.7:
+        except (LeaseLost, StoreError, Cut) as lost:
+            if type(lost) is not StoreError or chance() < 0.7:
                 return job.done(attempt, None, lost)
         if book.effect == "outbox" or chance() < 0.1:
             for n in range(1 + (chance() < 0.3)):
@@ -782,6 +791,13 @@ class Sim:
 
     def _checkpoint(self, lane: Lane, job: Job, attempt: Any) -> Generator[str, None, None]:
         saved = yield from self._save(lane, job, job._checkpoint(attempt, self.now))
+        self.kept(job, attempt, saved)
+
+    def kept(self, job: Job, attempt: Any, saved: Any) -> None:
+        """What a checkpoint raises in the work: what cut it off comes before all else."""
+        if job.cut is not None:
+            attempt.seen = saved or attempt.seen
+            raise job.cut
         perform._moved(attempt, saved)
 
     def _land_late(self) -> None:

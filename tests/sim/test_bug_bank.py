@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from oncemore.core.record import Change, Run
-from oncemore.engine import endings, flow
+from oncemore.engine import endings, flow, perform
 from oncemore.engine.ops import Answer, Done, End, Load, Save, Terms
 from oncemore.engine.perform import Job, seen_in, write_of
 from oncemore.store.base import Batch, Conflict, Stored
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Bug = Callable[[pytest.MonkeyPatch], type[Sim]]
 
-MOST_SEEDS = 4_000
+MOST_SEEDS = 12_000
 BUGS: dict[str, Bug] = {}
 
 
@@ -158,6 +158,17 @@ def a_failing_store_hides_a_cancellation(patch: pytest.MonkeyPatch) -> type[Sim]
     class Broken(Sim):
         def raised(self, job: Job, error: BaseException) -> BaseException:
             return error
+
+    return Broken
+
+
+@bug
+def a_lost_lease_hides_a_cancellation(patch: pytest.MonkeyPatch) -> type[Sim]:
+    class Broken(Sim):
+        def kept(self, job: Job, attempt: Any, saved: Any) -> None:
+            perform._moved(attempt, saved)
+            if job.cut is not None:
+                raise job.cut
 
     return Broken
 
