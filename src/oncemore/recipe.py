@@ -15,9 +15,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from oncemore.codec.secret import Secret, texts_of
-from oncemore.codec.step_key import argument_bytes, cfg_hash, key_of, scope_bytes
+from oncemore.codec.step_key import are_plain, argument_bytes, cfg_hash, key_of, scope_bytes
 from oncemore.codec.tagged import Tagger
-from oncemore.core.key import fingerprint
 from oncemore.core.model import EFFECTS
 from oncemore.engine.runtime import log
 from oncemore.errors import UsageError
@@ -77,16 +76,17 @@ class Recipe:
 
     def key(
         self, counted: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any], tenant: str, now: float
-    ) -> tuple[str, str]:
-        """Return the key of a call, and the digest of its arguments where the key does not cover them all."""
-        scope = self._scope(args, kwargs, tenant, now)
+    ) -> tuple[str, bytes]:
+        """Return the key of a call, and all that counts of its arguments as canonical JSON."""
+        inputs, scope = argument_bytes(counted), self._scope(args, kwargs, tenant, now)
         if self._key is None:
-            return key_of(argument_bytes(counted), scope), ""
-        return key_of(argument_bytes(self._key(counted, args, kwargs)), scope), self.input_hash(counted)
+            return key_of(inputs, scope), inputs
+        return key_of(argument_bytes(self._key(counted, args, kwargs)), scope), inputs
 
-    def input_hash(self, counted: dict[str, Any]) -> str:
-        """Return the digest of all arguments that count."""
-        return fingerprint(argument_bytes(counted)).hex()
+    @property
+    def covers_all(self) -> bool:
+        """Whether the key is made of all arguments that count: equal keys are then equal arguments."""
+        return self._key is None
 
     def _scope(self, args: tuple[Any, ...], kwargs: dict[str, Any], tenant: str, now: float) -> bytes:
         """Return what else the key is made of; where it is always the same, it is made once."""
@@ -110,6 +110,8 @@ class Recipe:
 
     def stored(self, counted: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments as the log keeps them: they read back equal."""
+        if are_plain(counted):
+            return counted
         return {name: _PLAIN.tag(value, f"argument {name!r}") for name, value in counted.items()}
 
     def secrets(self, bound: dict[str, Any]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from warnings import warn
 
 from oncemore.codec import results
 from oncemore.codec.tagged import Tagger, untag
-from oncemore.core.key import seed_of
+from oncemore.core.key import fingerprint, seed_of
 from oncemore.core.model import Failure
 from oncemore.core.policy import PER_KEY, PER_RUN
 from oncemore.edges.classify import classify, ready
@@ -78,6 +78,7 @@ class Look(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     counted: dict[str, Any]
+    inputs: bytes
     tenant: str
 
 
@@ -232,12 +233,12 @@ class Step(Generic[P, R]):
         if CURRENT.get() is not None:
             _check_not_inside(recipe.name, entity)
         ends = _ends(recipe.policy.within_s, around.deadline, now) if now else _NO_END
-        call = Call(entity, inputs, recipe.cfg(), *ends)
+        call = Call(entity, "" if recipe.covers_all else fingerprint(inputs).hex(), recipe.cfg(), *ends)
         plan = self._plan_on(engine)
         if counted is not bound:
             secrets = recipe.secrets(bound)
             plan = plan.replaced(describe=lambda error, failure: neutral(error, failure, secrets))
-        return Look(engine, plan, call, seen_in(engine.store, entity), args, kwargs, counted, tenant)
+        return Look(engine, plan, call, seen_in(engine.store, entity), args, kwargs, counted, inputs, tenant)
 
     def _job(self, look: Look) -> Job:
         """Return what runs a call that is not over yet."""
@@ -247,7 +248,7 @@ class Step(Generic[P, R]):
             run_id = uuid7(engine.now())
             return Terms(
                 me.name, run_id, recipe.stored(look.counted),
-                look.call.input_hash or recipe.input_hash(look.counted),
+                fingerprint(look.inputs).hex(),
                 _seed(recipe.policy, look.call.entity), look.tenant, CONTEXT.get().correlation_id or run_id,
                 recipe.dataset(look.args, look.kwargs), recipe.priority, recipe.retain_s,
             )  # fmt: skip

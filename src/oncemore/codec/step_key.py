@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from oncemore.codec.tagged import Tagger
-from oncemore.core.key import canonical, digest, fingerprint
+from oncemore.core.key import LARGEST_INTEGER, canonical, digest, fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +38,26 @@ def step_key(
 
 def argument_bytes(arguments: Mapping[str, object]) -> bytes:
     """Return arguments as canonical JSON; one that has no form is refused by its name."""
+    if are_plain(arguments):
+        return msgspec.json.encode(arguments, order="sorted")
     return canonical(tagged_arguments(arguments))
+
+
+def are_plain(arguments: Mapping[str, object]) -> bool:
+    """Whether all arguments are their own tagged form, and any sorted JSON of them the canonical one.
+
+    A short way for what most arguments are; a test holds both ways to the same bytes.
+    """
+    return all(map(_is_plain, arguments.values(), arguments))
+
+
+def _is_plain(value: object, name: str) -> bool:
+    kind = type(value)
+    if kind is str:
+        return value.isascii() and name.isascii()  # type: ignore[attr-defined]
+    if kind is int:
+        return -LARGEST_INTEGER <= value <= LARGEST_INTEGER and name.isascii()  # type: ignore[operator]
+    return (value is None or kind is bool) and name.isascii()
 
 
 def scope_bytes(step: str, partition: object = None, tenant: str = "", bucket: str = "") -> bytes:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from oncemore.core.key import fingerprint
 from oncemore.core.record import FORMAT, Run, link
-from oncemore.core.value import Value
 from oncemore.errors import StoreError
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sets: dict[str, Any]
 
 
-class Written(Value):
+class Written(NamedTuple):
     """The bytes of an entry and of the head that then stands."""
 
     header: bytes
@@ -41,25 +40,34 @@ class Written(Value):
 
 
 _headers = msgspec.json.Decoder(Header)
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
 _EMPTY = b"{}"
 
 
 def written(change: Change, entity: str, version: int, prev: bytes, at: float, nonce: int) -> Written:
     """Return the bytes of the next entry of an entity, linked to the hash of the one before."""
-    fence = change.after.fence if type(change.after) is Run else 0
-    header = msgspec.json.encode(Header(FORMAT, entity, version, at, fence, nonce, change.marks, change.sets))
-    body = msgspec.json.encode(change.body) if change.body else _EMPTY
-    return Written(header, body, link(prev, header, fingerprint(body)), head_bytes(change.after))
+    after = change.after
+    fence = after.fence if type(after) is Run else 0
+    header = _encode(Header(FORMAT, entity, version, at, fence, nonce, change.marks, change.sets))
+    body = _encode(change.body) if change.body else _EMPTY
+    digest = link(prev, header, _fingerprint(body), _fingerprint)
+    return Written(header, body, digest, _encode((FORMAT, *after)))
+
+
+def _fingerprint(data: bytes) -> bytes:
+    """Return the SHA-256 of bytes, by the engine that takes longer to load and less to run."""
+    return sha256(data).digest()
 
 
 def head_bytes(state: Run | Worker | Outgoing) -> bytes:
     """Return the bytes of a head: its fields in order."""
-    return msgspec.json.encode([FORMAT, *state])
+    return _encode((FORMAT, *state))
 
 
 def head_of(data: bytes, kind: type[State_] = Run) -> State_:  # type: ignore[assignment]
     """Return the state that the bytes of a head hold; fields that an older one lacks have their defaults."""
-    found, *fields = msgspec.json.decode(data)
+    found, *fields = _decode(data)
     if found > FORMAT:
         raise StoreError(
             f"a head has format {found}, which a newer oncemore wrote; this one reads up to {FORMAT}"
@@ -80,5 +88,5 @@ def header_of(data: bytes) -> Header:
 
 def body_of(data: bytes) -> dict[str, Any]:
     """Return the body that its bytes hold."""
-    found: dict[str, Any] = msgspec.json.decode(data)
+    found: dict[str, Any] = _decode(data)
     return found

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from oncemore.engine.ops import Call, Plan, Script, Seen, Terms
     from oncemore.errors import ResultUnavailable
 
-UNKNOWN = Answer("unknown")
+UNKNOWN, NOW, BEGIN = Answer("unknown"), Now(), Begin()
 #: Says that a call has waited for a run, its own or somebody else's, and looks again.
 WAITED = object()
 #: Says that the run was not as it had been seen: nothing was written.
@@ -58,7 +58,7 @@ def run_step(plan: Plan, call: Call, seen: Seen | None = None) -> Script:
     while True:
         if seen is None:
             seen = yield Load(call.entity)
-        now = yield Now()
+        now = yield NOW
         ready = yield from _admit(plan, call, seen, now)  # the second call: End, look again, or go on
         seen = None
         if ready is WAITED:
@@ -68,12 +68,12 @@ def run_step(plan: Plan, call: Call, seen: Seen | None = None) -> Script:
         if type(ready) is End:
             yield ready
             return
-        terms = yield Begin()
+        terms = yield BEGIN
         claimed = yield Save(ready, _claim(plan, call, terms, ready.run, now), plan.effect != "pure")
         if claimed is None:
             continue
         done = yield Work(claimed, *_limit(plan, claimed.run, now))
-        now = yield Now()
+        now = yield NOW
         ended = yield from _outcome(plan, done, now)
         if ended is not None:
             yield ended
@@ -215,7 +215,7 @@ def _claim(plan: Plan, call: Call, terms: Terms, run: Run | None, now: float) ->
     body: dict[str, Any] = {}
     before, at = run, run
     if at is None or at.state in ("COMPLETE", "HARD_FAIL"):
-        marks, body = ("PENDING", *marks), {"arguments": terms.arguments}
+        marks, body = ("PENDING", "RUNNING", "INTENT"), {"arguments": terms.arguments}
         at = _new_run(plan, call, terms, run, now)
     after = at._replace(
         state="RUNNING", effect=plan.effect, fence=at.fence + 1, attempt=at.attempt + 1, tried=at.tried + 1,
@@ -439,13 +439,13 @@ def reopen(plan: Plan, call: Call, reason: str, actor: str) -> Script:
     """Begin a new run of work that failed for good, because somebody says so; then it is run as usual."""
     while True:
         seen = yield Load(call.entity)
-        now = yield Now()
+        now = yield NOW
         run = seen.run
         refused = _others(plan, call, run) or endings.cannot_reopen(plan, call, run)
         if refused is not None:
             yield End(None, refused)
             return
-        terms = yield Begin()
+        terms = yield BEGIN
         told = {"what": "rerun", "reason": reason, "actor": actor}
         body = {"arguments": terms.arguments, "decision": told}
         after = _new_run(plan, call, terms, run, now)._replace(not_before=now)
@@ -460,7 +460,7 @@ def settle(plan: Plan, call: Call, answer: Answer) -> Script:
     Whoever comes second settles nothing: what they looked at is no longer what is there.
     """
     seen = yield Load(call.entity)
-    now = yield Now()
+    now = yield NOW
     refused = _others(plan, call, seen.run)
     if refused is None:
         held = seen.run is not None and seen.run.held_for

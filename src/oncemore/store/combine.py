@@ -18,11 +18,13 @@ import time
 from _thread import allocate_lock
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from oncemore.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
+    import asyncio
     from _thread import LockType
     from collections.abc import Callable, Generator
 
@@ -102,18 +104,29 @@ class Combiner:
         """Commit it in this thread if the turn is free; else wait until somebody has, or hands it over."""
         if self._turn.acquire(False):
             op.lead = True
+            if not self._queue and self._last < 2:
+                self._commit_alone(op)
+                return
             self._queue.append(op)
         else:
             self._queue_up(op)
         if op.lead:
             try:
-                while op.answer is op.error:  # None both: the queue may be longer than one commit
+                while op.answer is None and op.error is None:  # the queue may be longer than one commit
                     self._commit()
             except BaseException:
                 op.gone = True
                 raise
             finally:
                 self._pass_on()
+
+    def take_turn(self) -> bool:
+        """Have the turn for something else than a commit, if it is free; then it must be given back."""
+        return self._turn.acquire(False)
+
+    def give_turn(self) -> None:
+        """Give it to whoever has come meanwhile."""
+        self._pass_on()
 
     def _queue_up(self, op: Op) -> None:
         """Wait to be served or to be given the turn; one that is interrupted must not keep the turn."""
@@ -145,7 +158,7 @@ class Combiner:
 
             loop = asyncio.get_running_loop()
             future = loop.create_future()
-            op.soon, op.wake = loop.call_soon_threadsafe, lambda: future.done() or future.set_result(None)
+            op.soon, op.wake = loop.call_soon_threadsafe, partial(_settle, future)
             self._serve_in_thread(op)
             await future
 
@@ -178,6 +191,19 @@ class Combiner:
         if 0 < self._want <= len(self._queue):
             self._want = 0
             _open(self._company)
+
+    def _commit_alone(self, op: Op) -> None:
+        """Store what nobody waits beside, holding the turn: the shortest way there is."""
+        try:
+            self._transact([op])
+        except Exception as error:  # noqa: BLE001 - it is not told that it is stored
+            op.error = error
+        except BaseException:
+            op.error = StoreError("interrupted while storing; what was stored must be read again")
+            op.gone = True
+            raise
+        finally:
+            self._pass_on()
 
     def _commit(self) -> None:
         """Store what is queued, holding the turn; every op of it has its answer or its error then."""
@@ -217,6 +243,10 @@ class Combiner:
     def _pass_on(self) -> None:
         """Hand the turn to the first that waits, or leave it free; look again after letting go."""
         while True:
+            if not self._queue:
+                self._turn.release()
+                if not self._queue or not self._turn.acquire(False):
+                    return
             with self._promoting:
                 while self._queue and self._queue[0].gone:
                     self._queue.popleft()  # nobody was told anything, and nobody asks any more
@@ -263,6 +293,11 @@ def _release(ops: list[Op]) -> None:
 def _wake_all(wakes: list[Wake]) -> None:
     for wake in wakes:
         wake()
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _open(lock: LockType) -> None:

@@ -76,7 +76,7 @@ class Door:
         self._file: int | None = None
 
     def __enter__(self) -> None:
-        if not self._mine.acquire(timeout=DOOR_WAIT_S):
+        if not self._mine.acquire(False) and not self._mine.acquire(timeout=DOOR_WAIT_S):
             raise StoreError(f"another thread has been writing to {self._path.stem} for {DOOR_WAIT_S:g} s")
         try:
             if self._file is None:

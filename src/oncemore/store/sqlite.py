@@ -90,6 +90,8 @@ INSERT INTO log SELECT NULL, entity, version + 1, seq, ?, ?, ?, NULL FROM head W
 UPDATE head SET version=version+1, hash=?, head=?, kind=?, state=?, due=?, step=?, worker=?, dataset=?,
     seq=last_insert_rowid() WHERE entity=? AND version=?
 """
+#: The same as whole transactions: what a lone write needs is one call of the engine.
+_FIRST_ALONE, _NEXT_ALONE = (f"BEGIN IMMEDIATE;{sql};COMMIT" for sql in (_FIRST, _NEXT))
 _MARK = "INSERT INTO meta VALUES ('mark', ?) ON CONFLICT DO UPDATE SET value=max(value, excluded.value)"
 
 
@@ -136,11 +138,10 @@ class SqliteStore:
         try:
             with self._door:
                 cursor = self._cursor(sync=True in [batch.sync for batch in batches])
-                cursor.execute("BEGIN IMMEDIATE")
-                answers = _apply(cursor, batches)
-                if place.since_boot() > self._mark:
-                    self._move_mark(cursor)
-                cursor.execute("COMMIT")
+                if place.since_boot() > self._mark or len(batches) > 1 or not _is_alone(batches[0]):
+                    answers = self._together(cursor, batches)
+                else:
+                    answers = [_store(cursor, batches[0], _FIRST_ALONE, _NEXT_ALONE)]
         except (TypeError, ValueError, OverflowError, apsw.TooBigError) as error:
             self._drop()
             raise UsageError(f"a batch holds what SQLite cannot store: {error}") from error
@@ -152,6 +153,15 @@ class SqliteStore:
             raise
         for op, answer in zip(ops, answers, strict=True):
             op.answer = answer
+
+    def _together(self, cursor: apsw.Cursor, batches: list[Batch]) -> list[Stored | Conflict]:
+        """Store batches in one transaction, and the time with them where it is due."""
+        cursor.execute("BEGIN IMMEDIATE")
+        answers = _apply(cursor, batches)
+        if place.since_boot() > self._mark:
+            self._move_mark(cursor)
+        cursor.execute("COMMIT")
+        return answers
 
     def _cursor(self, *, sync: bool) -> apsw.Cursor:
         """Return the writer's cursor, told how much the coming commit must wait for the disk."""
@@ -189,8 +199,24 @@ class SqliteStore:
 
     def head(self, entity: str) -> Head | None:
         """Return the current state of an entity."""
-        rows = self._read(_HEAD_OF, (entity,))
+        rows = self._read_warm(_HEAD_OF, (entity,))
         return _head(rows[0]) if rows else None
+
+    def _read_warm(self, sql: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """Read through the writer's connection if nobody writes: its pages are at hand.
+
+        Every commit makes a reader's pages void, which it then has to fetch anew.
+        """
+        if self._writer is None or not self._combiner.take_turn():
+            return self._read(sql, values)
+        try:
+            writer = self._writer
+            return self._read(sql, values) if writer is None else _rows(writer, sql, values)
+        except apsw.Error as error:
+            self._drop()
+            raise StoreError(f"{self.path}: {_fault(error)}") from error
+        finally:
+            self._combiner.give_turn()
 
     def heads(self, query: Query) -> Iterator[Head]:
         """Return the heads that a query asks for."""
@@ -330,17 +356,21 @@ class SqliteStore:
 
 def _apply(cursor: apsw.Cursor, batches: list[Batch]) -> list[Stored | Conflict]:
     """Compare and set each batch in turn."""
-    return [_store(cursor, batch) for batch in batches]
+    return [_store(cursor, batch, _FIRST, _NEXT) for batch in batches]
 
 
-def _store(cursor: apsw.Cursor, batch: Batch) -> Stored | Conflict:
+def _is_alone(batch: Batch) -> bool:
+    """Whether a batch is one write that depends on nothing else."""
+    return len(batch.writes) == 1 and not batch.guards
+
+
+def _store(cursor: apsw.Cursor, batch: Batch, first: str, then: str) -> Stored | Conflict:
     """Store a batch, or say what stands in its way; a lone write finds that out by itself."""
-    writes, guards, _ = batch
-    alone = len(writes) == 1 and not guards
+    writes, alone = batch.writes, _is_alone(batch)
     missed = None if alone else _missed(cursor, batch)
     if missed is not None:
         return missed
-    seqs = tuple([_set(cursor, write) for write in writes])
+    seqs = tuple([_set(cursor, write, first, then) for write in writes])
     if 0 in seqs:
         assert alone, "a head moved inside the transaction that compared it"
         return _conflict(cursor, writes[0].entity)
@@ -362,14 +392,14 @@ def _conflict(cursor: apsw.Cursor, entity: str) -> Conflict:
     return Conflict(entity, _head(found[0]) if found else None)
 
 
-def _set(cursor: apsw.Cursor, write: Write) -> int:
+def _set(cursor: apsw.Cursor, write: Write, first: str, then: str) -> int:
     """Move a head that has the expected version, and log it; return its seq, 0 when it has another."""
     entity, expect, header, body, digest, head, by = write
     if expect:
         entry = (digest, header, body, entity, expect)
-        cursor.execute(_NEXT, (*entry, digest, head, *by, entity, expect))
+        cursor.execute(then, (*entry, digest, head, *by, entity, expect))
     else:
-        cursor.execute(_FIRST, (entity, digest, head, *by, entity, digest, header, body))
+        cursor.execute(first, (entity, digest, head, *by, entity, digest, header, body))
     connection = cursor.connection
     return connection.last_insert_rowid() if connection.changes() else 0
 
