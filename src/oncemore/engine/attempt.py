@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextvars import ContextVar
+from os import getpid
 from typing import TYPE_CHECKING, Any
 
 from oncemore.core.key import digest, seed_of
@@ -50,6 +51,7 @@ class Attempt:
         self.tenant: str = run.tenant
         self.parent = parent
         self.over = False
+        self.pid = getpid()
         self.events: list[tuple[Outgoing, Any]] = []
         self._now, self._tagged, self._keep, self._kept = now, tagged, keep, kept
         self._rng: random.Random | None = None
@@ -119,6 +121,15 @@ class Attempt:
     def _check(self, what: str) -> None:
         if self.over:
             raise LeaseLost(f"{self.step}: attempt {self.number} is over, it cannot {what} any more")
+        if self.forked:
+            raise LeaseLost(
+                f"{self.step}: attempt {self.number} is the parent's, a forked child cannot {what}"
+            )
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a child that was forked inside the work: the attempt is its parent's."""
+        return self.pid != getpid()
 
 
 CURRENT: ContextVar[Attempt | None] = ContextVar("oncemore.current", default=None)

@@ -278,8 +278,15 @@ class Job:
         return Invoke(op.number, limit, whole, ends)
 
     def done(self, attempt: Attempt, value: Any, error: BaseException | None) -> Done:
-        """Return what came of an attempt; it can do nothing any more."""
+        """Return what came of an attempt; it can do nothing any more.
+
+        A child that was forked inside the work and comes out of it, most often by `sys.exit`, writes nothing.
+        """
         attempt.over = True
+        if attempt.forked:
+            raise error or LeaseLost(
+                f"{attempt.step}: attempt {attempt.number} is that of the parent process"
+            )
         # What cut a checkpoint off was raised in the work: what the work made of it counts, its own
         # timeout among other things.
         self.cut = None if error is None or isinstance(error, Exception) else error
