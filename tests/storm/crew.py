@@ -19,6 +19,13 @@ from tests.storm.points import Point
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
+#: What is no complaint: a new store, and Python's general doubts about forks and threads.
+USUAL = (
+    "created a new store",
+    "use of fork() may lead to deadlocks",
+    "pid = os.fork()",
+    "self.pid = os.fork()",
+)
 
 
 def quiet_environment() -> dict[str, str]:
@@ -64,8 +71,8 @@ class Warm:
 class Child:
     """A worker process."""
 
-    def __init__(self, warm: Warm, pid: int) -> None:
-        self._warm, self.pid = warm, pid
+    def __init__(self, warm: Warm, pid: int, errors: Path) -> None:
+        self._warm, self.pid, self._errors = warm, pid, errors
         self.code: int | None = None
 
     def send(self, number: int) -> None:
@@ -86,8 +93,16 @@ class Child:
         """Wait for its end and return its exit code, negative for a signal."""
         if self.code is None:
             self.code = self._warm.ask(reap=self.pid, within=within)["code"]
-            assert self.code is not None, f"worker {self.pid} did not end within {within:g} s"
+            assert self.code is not None, (
+                f"worker {self.pid} did not end within {within:g} s:\n{self._stack()}"
+            )
         return self.code
+
+    def _stack(self) -> str:
+        """Return where it hangs."""
+        self.send(signal.SIGUSR1)
+        time.sleep(0.5)
+        return self._errors.read_text()[-6000:] if self._errors.exists() else ""
 
     def kill(self) -> int:
         """Kill it, whatever it does, and return its exit code."""
@@ -122,14 +137,14 @@ class Crew:
         assert self._recorder.stdout is not None
         assert self._recorder.stdout.readline() == "listening\n"
 
-    def start(self, what: str, **told: Any) -> Child:
+    def start(self, what: str, /, **told: Any) -> Child:
         """Fork a worker that calls a function of `tests.storm.work`, or `module:function`."""
         told = {name: list(value) if isinstance(value, Point) else value for name, value in told.items()}
         where = what if ":" in what else f"tests.storm.work:{what}"
         answer = self._warm.ask(
             fork=where, args={"place": self.place, **told}, errors=str(self.folder / "errors")
         )
-        child = Child(self._warm, answer["pid"])
+        child = Child(self._warm, answer["pid"], self.folder / "errors")
         self._left.append(child)
         return child
 
@@ -149,7 +164,7 @@ class Crew:
         """Return what workers wrote to their standard error, without what is no complaint."""
         path = self.folder / "errors"
         text = path.read_text() if path.exists() else ""
-        return "\n".join(line for line in text.splitlines() if "created a new store" not in line)
+        return "\n".join(line for line in text.splitlines() if not any(usual in line for usual in USUAL))
 
     def close(self) -> None:
         """End every worker that is left, and the recorder."""

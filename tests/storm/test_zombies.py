@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
+from oncemore.codec.wire import header_of
 from oncemore.engine.history import told as told_by
 from tests.storm import storm
 from tests.storm.crew import until
@@ -179,34 +180,13 @@ def test_a_worker_that_is_stopped_while_it_writes_holds_others_up_and_nothing_is
 
 @pytest.mark.req("LEASE-6")
 def test_whoever_takes_over_during_a_delay_respects_it(crew: Crew) -> None:
-    first = crew.start("tests.storm.test_zombies:delayed", order="o")
+    first = crew.start("delayed", order="o")
     until(lambda: len(crew.effects()) == 1, "the first attempt")
     time.sleep(0.2)
     first.kill()
-    assert crew.start("tests.storm.test_zombies:delayed", order="o").wait() == 0, crew.complaints()
+    assert crew.start("delayed", order="o").wait() == 0, crew.complaints()
     one, two = crew.effects()
     assert two["at"] - one["at"] >= 1.5
-
-
-def delayed(place: dict[str, str], order: str) -> None:
-    """Fail once with a delay of 1.5 s after it, then succeed."""
-    from oncemore.core.backoff import Jitter, Schedule
-    from oncemore.core.policy import Policy
-    from tests.storm.work import happen, ready
-
-    policy = Policy(
-        "slow", max_attempts=3, schedule=Schedule("exponential", base=1.5, factor=2.0), jitter=Jitter("none")
-    )
-
-    @oncemore.step(effect="idempotent", policy=policy, name="delayed")
-    def work(order: str) -> int:
-        receipt = happen("idempotent")
-        if oncemore.current().number == 1:
-            raise oncemore.TransientError("not now")
-        return receipt
-
-    with ready(place):
-        work(order)
 
 
 # Threads ----------------------------------------------------------------------------------------------
@@ -248,3 +228,42 @@ def test_an_attempt_that_was_given_up_writes_nothing_when_its_thread_ends_late(
         assert engine.store.head(entity) is not None
     assert after == before
     assert len(refused) == 2
+
+
+def test_a_checkpoint_that_comes_too_late_does_not_cost_the_next_attempt_its_lease(tmp_path: Path) -> None:
+    stored, asked = threading.Event(), threading.Event()
+    executions: list[int] = []
+
+    @oncemore.step(effect="idempotent", timeout=0.2)
+    def work(order: str) -> int:
+        number = oncemore.current().number
+        executions.append(number)
+        if number == 1:
+            oncemore.current().checkpoint("half")  # the store takes its time, and this attempt is given up
+        stored.set()
+        while number == 2 and oncemore.still_running():
+            time.sleep(0.001)
+        other = threading.Thread(target=lambda: told.append(work.on(engine)(order)))
+        other.start()
+        others.append(other)
+        time.sleep(0.1)
+        return number
+
+    others: list[threading.Thread] = []
+    told: list[int] = []
+    with oncemore.open(tmp_path / "log.db") as engine:
+        append: Any = engine.store.append
+
+        def slow(batch: Any) -> Any:
+            if "CHECKPOINT" in header_of(batch.writes[0].header).marks:
+                asked.set()
+                assert stored.wait(30)
+            return append(batch)
+
+        engine.store.append = slow  # type: ignore[method-assign]
+        assert work("o") == 2
+        for other in others:
+            other.join()
+    assert asked.is_set()
+    assert told == [2]
+    assert executions == [1, 2]

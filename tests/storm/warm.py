@@ -14,6 +14,7 @@ input ends, children that are left are killed, each by its number.
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
 import os
@@ -46,6 +47,7 @@ def _child(told: dict[str, Any]) -> None:
         for number, file in ((0, nothing), (1, nothing), (2, errors)):
             os.dup2(file, number)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        faulthandler.register(signal.SIGUSR1, all_threads=True)  # where does one hang?
         module, _, name = told["fork"].partition(":")
         getattr(importlib.import_module(module), name)(**told["args"])
         code = 0

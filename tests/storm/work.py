@@ -6,6 +6,7 @@ library (a value, or how it ended) it appends to a file of acknowledgements: fro
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -230,3 +231,55 @@ def finish(place: dict[str, str], orders: list[list[Any]]) -> None:
     with ready(place):
         for step, order, fails in orders:
             do(place, step, order, fails)
+
+
+def delayed(place: dict[str, str], order: str) -> None:
+    """Fail once with a delay of 1.5 s after it, then succeed."""
+    policy = Policy(
+        "slow", max_attempts=3, schedule=Schedule("exponential", base=1.5, factor=2.0), jitter=Jitter("none")
+    )
+
+    @oncemore.step(effect="idempotent", policy=policy, name="delayed")
+    def work(order: str) -> int:
+        receipt = happen("idempotent")
+        if oncemore.current().number == 1:
+            raise oncemore.TransientError("not now")
+        return receipt
+
+    with ready(place):
+        work(order)
+
+
+def waits(place: dict[str, str], where: str) -> None:
+    """Sit in one of the waits that a call can have."""
+    slow = Policy(
+        "slow",
+        max_attempts=3,
+        schedule=Schedule("exponential", base=50.0),
+        jitter=Jitter("none"),
+        max_delay_s=60.0,
+    )
+
+    @oncemore.step(
+        effect="idempotent", policy=slow, name="waits", timeout=50.0 if where == "helper" else None
+    )
+    def work(where: str) -> int:
+        happen("idempotent")
+        if where == "retry":
+            raise oncemore.TransientError("not now")
+        time.sleep(50)
+        return 1
+
+    @oncemore.step(effect="idempotent", policy=slow, name="waits")
+    async def awaited(where: str) -> int:
+        happen("idempotent")
+        if where == "async retry":
+            raise oncemore.TransientError("not now")
+        await asyncio.sleep(50)
+        return 1
+
+    with ready(place):
+        if where.startswith("async"):
+            asyncio.run(awaited(where))  # type: ignore[arg-type]
+        else:
+            work(where)
