@@ -22,7 +22,7 @@ from oncemore.core.value import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import Any, Final, Literal, TypeVar
 
     from oncemore.core.model import Effect, State
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
         "PRUNE",
         "LEASE",
         "EVENT",
+        "SENDING",
+        "DELIVERED",
+        "DEAD",
     ]
     State_ = TypeVar("State_", bound="Run | Worker | Outgoing")
 
@@ -109,7 +112,17 @@ class Worker(Value):
 
 
 class Outgoing(Value):
-    """An event that a step gave away: it exists if and only if the step's COMMIT does."""
+    """An event that a step gave away: it exists if and only if the step's COMMIT does.
+
+    state       PENDING → SENDING → DELIVERED or DEAD, or back to PENDING (`engine.deliver`)
+    run         the entity of the run that gave it away: events of one entity keep their order
+    ordinal     its place among the events of one COMMIT, from 0
+    not_before  the earliest time of the next attempt to send it
+    attempt     the number of the last attempt to send it, counted before it is sent, never reused
+    tried       attempts since it was given away, or since a person had it sent again
+    worker      who is sending it
+    reason      why it is where it is
+    """
 
     state: str = "PENDING"
     topic: str = ""
@@ -120,6 +133,10 @@ class Outgoing(Value):
     not_before: float = 0.0
     tenant: str = ""
     correlation_id: str = ""
+    attempt: int = 0
+    tried: int = 0
+    worker: str = ""
+    reason: str = ""
 
 
 #: What an entity is before its first entry, by kind.
@@ -130,7 +147,7 @@ class Change(Value):
     """One entry before it has bytes: its marks, the state it leads to, and what goes into the body."""
 
     marks: tuple[Mark, ...]
-    before: Run | Worker | None
+    before: Run | Worker | Outgoing | None
     after: Run | Worker | Outgoing
     body: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
 
@@ -161,9 +178,11 @@ def rebuilt(headers: Iterable[dict[str, Any]]) -> Run | None:
     return run
 
 
-def link(prev: bytes, header: bytes, body_digest: bytes) -> bytes:
+def link(
+    prev: bytes, header: bytes, body_digest: bytes, sha256: Callable[[bytes], bytes] = fingerprint
+) -> bytes:
     """Return the hash of an entry."""
-    return fingerprint(prev + header + body_digest)
+    return sha256(prev + header + body_digest)
 
 
 def due(run: Run) -> float | None:
@@ -173,4 +192,14 @@ def due(run: Run) -> float | None:
     """
     if run.state in ("PENDING", "SOFT_FAIL") and not run.held_for:
         return run.not_before
+    return None
+
+
+def unsent(event: Outgoing) -> float | None:
+    """Return when an event may be sent, the oldest first; None when nobody has to.
+
+    One that is being sent is listed too: whoever is sending it may have died.
+    """
+    if event.state in ("PENDING", "SENDING"):
+        return event.not_before or event.created
     return None
