@@ -130,10 +130,10 @@ def kept_nothing(plan: Plan, seen: Seen, told: str) -> Exception:
 def failed(plan: Plan, seen: Seen, error: Exception | None, told: dict[str, Any] | None) -> Exception:
     """It failed for good; the work's own error is the cause, where it is at hand."""
     run = seen.run
-    kind = _KINDS.get(run.reason, Terminal)
-    if told is None and error is not None:
-        told = plan.describe(error, None)
-    what = f"{told.get('type', '')}: {told.get('message', '')}".strip(": ") if told else ""
+    told = told or (seen.body or {}).get("error") or (plan.describe(error, None) if error else {})
+    # An attempt that was cut off at the end of the whole run's time is no failure of the work.
+    kind = DeadlineExceeded if told.get("code") == TOO_LATE["code"] else _KINDS.get(run.reason, Terminal)
+    what = f"{told.get('type', '')}: {told.get('message', '')}".strip(": ")
     count = f"{run.tried} attempt{'s' if run.tried != 1 else ''}"
     text = f"{_which(plan, seen.entity)} failed after {count} ({run.reason})"
     made: Exception = kind(f"{text}: {what}" if what else text)
