@@ -169,7 +169,7 @@ class SqliteStore:
             self._writer = _connect(self.path, apsw.SQLITE_OPEN_READWRITE).cursor()
             self._synced = None
         if self._synced is not sync:
-            self._writer.connection.pragma("synchronous", "FULL" if sync else "NORMAL")
+            self._writer.execute(f"PRAGMA synchronous={'FULL' if sync else 'NORMAL'}")
             self._synced = sync
         return self._writer
 
