@@ -582,6 +582,8 @@ def test_pruned_work_is_not_run_a_second_time(colour: str, effect: str, engine: 
         _ = step.last().value
     assert step.last().attempts[0].outcome == "COMPLETE"
     assert turns.calls == 1
+    assert step.last().explain().count("COMPLETE") == 2  # its standing, and its one attempt
+    assert "were pruned" in step.last().explain()
 
 
 def test_pruned_failures_cannot_be_run_again_either(engine: oncemore.Engine) -> None:

@@ -233,7 +233,9 @@ def _told(run: Run, entries: list[tuple[Any, record.Run, dict[str, Any]]]) -> It
             yield f"  attempt {after.attempt} began, {after.tried} of {after.allowed} (fence {after.fence})"
         elif "CHECKPOINT" in header.marks:
             yield "  … kept a checkpoint"
-        elif header.marks:
+        elif "PRUNE" in header.marks:
+            yield "  its arguments, results and errors were pruned"
+        elif after.state != "PENDING":  # a new run that nobody has begun yet is told by its decision
             error = body.get("error") or {}
             why = f": {error.get('type')}: {error.get('message')}" if error else ""
             reason = f" ({after.reason})" if after.reason else ""
