@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import pickle
 import signal
 import threading
 from contextlib import suppress
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from oncemore.engine.retry import Invoke
 
 GRACE_S = 5.0
+MOST_TEXT = 2000
 
 
 class ProcessDied(ConnectionError):
@@ -36,6 +38,16 @@ class ProcessDied(ConnectionError):
 
 class RemoteError(Exception):
     """An error from the other process that could not be brought over; the message says what it was."""
+
+
+class Unsent:
+    """Stands for a value that could not be brought over: the work is done, and its value is lost."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return f"<a value that could not leave its process: {self.text}>"
 
 
 def run(job: Job, attempt: Attempt, invoke: Invoke) -> Any:
@@ -77,23 +89,34 @@ def _address(name: str, work: Any) -> tuple[str, str]:
 def _served(ours: Connection, attempt: Attempt, invoke: Invoke, process: Any) -> Any:
     """Answer what the child asks for, until it sends its end, dies or takes too long."""
     while True:
-        if not ours.poll(attempt.remaining()):
-            raise too_late(attempt.step, invoke)
         try:
-            what, value = ours.recv()
-        except EOFError:
+            what, value = _heard(ours, attempt, invoke), _heard(ours, attempt, invoke)
+        except (EOFError, ConnectionResetError):
             process.join(GRACE_S)
             raise ProcessDied(
                 f"{attempt.step}: the process of attempt {attempt.number} ended without an answer "
                 f"(exit code {process.exitcode})"
             ) from None
         if what == "value":
-            attempt.events.extend(value[1])
-            return value[0]
+            return value
         if what == "error":
-            raise value
-        assert what == "checkpoint"
-        ours.send(_kept(attempt, value))
+            raise value if isinstance(value, BaseException) else RemoteError(value.text)
+        if what == "events":
+            attempt.events.extend(value)
+        else:
+            assert what == "checkpoint"
+            ours.send(_kept(attempt, value))
+
+
+def _heard(ours: Connection, attempt: Attempt, invoke: Invoke) -> Any:
+    """Return what the child sent; what cannot be read here is said in words."""
+    if not ours.poll(attempt.remaining()):
+        raise too_late(attempt.step, invoke)
+    sent = ours.recv_bytes()
+    try:
+        return pickle.loads(sent)  # noqa: S301 - from our own child, by a pipe that nobody else has
+    except Exception as fault:  # noqa: BLE001 - whatever a class does when it is made anew
+        return Unsent(f"{type(fault).__name__}: {fault}"[:MOST_TEXT])
 
 
 def _kept(attempt: Attempt, plain: Any) -> BaseException | None:
@@ -107,14 +130,17 @@ def _kept(attempt: Attempt, plain: Any) -> BaseException | None:
 def _child(pipe: Connection, where: tuple[str, str], args: Any, kwargs: Any, told: dict[str, Any]) -> None:
     """Be the process of one attempt."""
     os.setsid()
+    if pipe.poll(0):
+        os._exit(1)  # nothing is sent before the work asks for it: this is the end of whoever called
     answers = _Answers(pipe)
     threading.Thread(target=answers.listen, daemon=True).start()
-    value: Any
     try:
-        what, value = "value", _call(answers, where, args, kwargs, told)
+        value, events = _call(answers, where, args, kwargs, told)
     except BaseException as error:  # noqa: BLE001 - it is raised again in the process that called
-        what, value = "error", error
-    _send(pipe, what, value)
+        _send(pipe, "error", _portable(error))
+    else:
+        _send(pipe, "events", events)
+        _send(pipe, "value", value)
     os._exit(0)  # nothing of the parent's that was copied here is closed or flushed
 
 
@@ -133,7 +159,7 @@ class _Answers:
             while True:
                 self.arrived.put(self.pipe.recv())
         except (EOFError, OSError):
-            os._exit(1)
+            os.killpg(0, signal.SIGKILL)  # with whatever the work has started
 
 
 def _call(answers: _Answers, where: tuple[str, str], args: Any, kwargs: Any, told: dict[str, Any]) -> Any:
@@ -145,7 +171,7 @@ def _call(answers: _Answers, where: tuple[str, str], args: Any, kwargs: Any, tol
     plain, kept = Tagger(), [told["resume"]]
 
     def keep(attempt: Attempt, value: Any) -> None:
-        answers.pipe.send(("checkpoint", value))
+        _send(answers.pipe, "checkpoint", value)
         refused = answers.arrived.get()
         if refused is not None:
             raise refused
@@ -175,9 +201,25 @@ def _function(module: str, name: str) -> Any:
 
 
 def _send(pipe: Connection, what: str, value: Any) -> None:
+    """Send what it is, then the thing itself; what cannot be sent is said in words."""
+    pipe.send(what)
     try:
-        pipe.send((what, value))
-    except Exception as fault:  # noqa: BLE001 - it cannot be brought over; say what it was
-        name = type(value).__name__
-        text = f"{name}: {value}" if what == "error" else f"the result, a {name}, cannot be sent: {fault}"
-        pipe.send(("error", RemoteError(text[:2000])))
+        pipe.send(value)
+    except Exception as fault:  # noqa: BLE001 - whatever a value does when it is written
+        pipe.send(Unsent(f"a {type(value).__name__}: {fault}"[:MOST_TEXT]))
+
+
+def _portable(error: BaseException) -> BaseException:
+    """Return an error that can be raised elsewhere: itself, or what it was in words."""
+    try:
+        same = type(pickle.loads(pickle.dumps(error))) is type(error)  # noqa: S301 - our own
+    except Exception:  # noqa: BLE001 - many errors cannot be made anew from what they keep
+        same = False
+    return error if same else RemoteError(f"{type(error).__name__}: {_words(error)}"[:MOST_TEXT])
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - an error that cannot even be shown is still an error
+        return "it cannot be shown"
