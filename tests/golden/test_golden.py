@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from oncemore.codec.wire import body_of, head_bytes, header_of
+from oncemore.codec.wire import body_of, head_bytes, head_of, header_of
 from oncemore.core.key import fingerprint
 from oncemore.core.record import FORMAT, NOWHERE
 from oncemore.engine.history import KINDS, told, verify, wal
@@ -47,8 +47,11 @@ def test_a_golden_log_verifies_and_its_heads_are_rebuilt_from_it(path: Path) -> 
     assert rebuilt.keys() == heads.keys()
     for entity, (_, digest, state) in rebuilt.items():
         assert digest.hex() == heads[entity]["hash"]
-        assert head_bytes(state).decode() == heads[entity]["head"]
-        assert type(state) is KINDS[entity.partition("/")[0]]
+        kind = KINDS[entity.partition("/")[0]]
+        assert type(state) is kind
+        # A head of then may lack fields that came later; they have their defaults, rebuilt or read.
+        assert head_of(heads[entity]["head"].encode(), kind) == state
+        assert head_bytes(state).startswith(heads[entity]["head"].encode()[:-1])
 
 
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)

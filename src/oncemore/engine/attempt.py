@@ -7,6 +7,8 @@ from contextvars import ContextVar
 from os import getpid
 from typing import TYPE_CHECKING, Any
 
+from msgspec.json import encode
+
 from oncemore.core.key import digest, seed_of
 from oncemore.core.record import Outgoing
 from oncemore.engine.limits import remaining
@@ -82,8 +84,9 @@ class Attempt:
             raise UsageError(
                 f"{self.step} emits more than {MOST_EVENTS} events; publish one that sums them up"
             )
-        run, ordinal = self.seen.run, len(self.events)
-        event_id = digest({"run": self.seen.entity, "life": run.runs, "ordinal": ordinal})[:32]
+        run, ordinal, plain = self.seen.run, len(self.events), self._tagged(payload)
+        self._check_keyless(topic, plain)
+        event_id = event_id_of(self.seen.entity, run.runs, ordinal)
         letter = Outgoing(
             "PENDING",
             topic,
@@ -95,7 +98,7 @@ class Attempt:
             run.tenant,
             run.correlation_id,
         )
-        self.events.append((letter, self._tagged(payload)))
+        self.events.append((letter, plain))
         return event_id
 
     def checkpoint(self, value: Any) -> Any:
@@ -118,6 +121,18 @@ class Attempt:
             return default
         return self._kept(self.seen)
 
+    def _check_keyless(self, topic: str, plain: Any) -> None:
+        """Refuse an event that holds the key of a step around it: keys stay inside (IDEM-15)."""
+        written = encode([topic, plain])
+        around: Attempt | None = self
+        while around is not None:
+            if around.key.encode() in written:
+                raise UsageError(
+                    f"{self.step}: event {topic!r} holds the idempotency key of {around.step}, which is "
+                    "internal; whoever gets the event tells it by the event's own id"
+                )
+            around = around.parent
+
     def _check(self, what: str) -> None:
         if self.over:
             raise LeaseLost(f"{self.step}: attempt {self.number} is over, it cannot {what} any more")
@@ -130,6 +145,11 @@ class Attempt:
     def forked(self) -> bool:
         """Whether this is a child that was forked inside the work: the attempt is its parent's."""
         return self.pid != getpid()
+
+
+def event_id_of(entity: str, life: int, ordinal: int) -> str:
+    """Return the id of an event: by the run's entity, which of its runs it was, and its place in that."""
+    return digest({"run": entity, "life": life, "ordinal": ordinal})[:32]
 
 
 CURRENT: ContextVar[Attempt | None] = ContextVar("oncemore.current", default=None)

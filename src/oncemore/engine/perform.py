@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.wire import body_of, head_of, written
-from oncemore.core.record import NOWHERE, Change, Outgoing, Run, Worker, due
+from oncemore.core.record import NOWHERE, Change, Outgoing, Run, Worker, due, unsent
 from oncemore.core.value import make
 from oncemore.engine import clock as clocks
 from oncemore.engine.attempt import CURRENT, Attempt
@@ -68,9 +68,7 @@ def index_of(state: Run | Worker | Outgoing) -> Index:
     if type(state) is Run:
         return make(Index, ("run", state.state, due(state), state.step, state.worker, state.dataset))
     if type(state) is Outgoing:
-        return Index(
-            "event", state.state, state.not_before if state.state == "PENDING" else None, state.topic
-        )
+        return Index("event", state.state, unsent(state), state.topic, state.worker)
     assert type(state) is Worker
     return Index("worker", state.state, state.until if state.state == "ALIVE" else None)
 
