@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from contextvars import ContextVar
+from math import inf
 from typing import TYPE_CHECKING
 
 from oncemore.core.value import Value
@@ -64,13 +65,11 @@ def _text(name: str, value: object) -> str:
 
 
 def _posix(deadline: datetime | float) -> float:
-    if isinstance(deadline, bool):
-        raise UsageError(f"deadline is {deadline!r}; it takes an aware datetime, or POSIX seconds")
-    if isinstance(deadline, int | float):
+    if isinstance(deadline, int | float) and not isinstance(deadline, bool) and 0 < deadline < inf:
         return float(deadline)
     if getattr(deadline, "tzinfo", None) is None:
         raise UsageError(f"deadline is {deadline!r}; it takes an aware datetime, or POSIX seconds")
-    return deadline.timestamp()
+    return deadline.timestamp()  # type: ignore[union-attr]
 
 
 def _earlier(one: float, other: float) -> float:
