@@ -1,9 +1,18 @@
 """An engine opens its store when it is first needed, and once it is closed nothing of it is left open."""
 
-from __future__ import annotations
+import contextvars
+import gc
+import os
+import threading
+import weakref
+from pathlib import Path
+
+import pytest
 
 import oncemore
+from oncemore.engine.runtime import innermost
 from oncemore.store.memory import MemoryStore
+from oncemore.testing import FakeClock
 
 
 def test_closing_gives_back_leases_without_opening_the_store_again() -> None:
@@ -25,3 +34,150 @@ def test_closing_gives_back_leases_without_opening_the_store_again() -> None:
     assert len(opened) == 2, "used again, it opens again"
     engine.close()
     assert len(opened) == 2
+
+
+@oncemore.step(effect="pure", name="work")
+def work(n: int) -> int:
+    return n
+
+
+def test_what_an_engine_is_made_with_is_checked() -> None:
+    for options in ({"lease_s": 0.01}, {"lease_s": 1e9}, {"inline_wait_s": -1.0}, {"inline_wait_s": 1e9}):
+        with pytest.raises(oncemore.UsageError, match=f"{next(iter(options))} is"):
+            oncemore.Engine(MemoryStore, "memory:", **options)
+
+
+def test_a_worker_is_made_once_and_its_lease_renewed_when_it_is_old() -> None:
+    with oncemore.open("memory:") as engine, FakeClock() as clock:
+        work(1)
+        me = engine.identity()
+        assert engine.identity() is me
+        before = me.until
+        clock.advance(45)
+        work(2)
+        assert engine.identity() is me
+        assert me.until == pytest.approx(before + 45, abs=1)
+
+
+def test_of_many_threads_that_come_first_one_makes_the_worker_and_opens_the_store() -> None:
+    opened: list[MemoryStore] = []
+
+    def opens() -> MemoryStore:
+        opened.append(MemoryStore())
+        return opened[-1]
+
+    engine = oncemore.Engine(opens, "memory:")
+    line, found = threading.Barrier(8), []
+
+    def come() -> None:
+        line.wait()
+        found.append(engine.identity())
+
+    threads = [threading.Thread(target=come) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(opened), len(set(found))) == (1, 1)
+    engine.close()
+
+
+def test_who_holds_an_attempt_is_known() -> None:
+    store = MemoryStore()
+    mine = oncemore.Engine(lambda: store, "memory:")
+    other = oncemore.Engine(lambda: store, "memory:")
+    me = mine.identity()
+    me.take(("run/a", 1))
+    assert mine.held_until(me.name, "run/a", 1) == pytest.approx(mine.now() + 60, abs=1)
+    assert mine.held_until(me.name, "run/a", 2) == 0.0  # ours, and not under way: nobody's
+    assert other.held_until(me.name, "run/a", 1) == me.until
+    assert other.held_until("nobody", "run/a", 1) == 0.0
+    store.enter("silent")
+    assert other.held_until("silent", "run/a", 1) == 0.0  # here, and never had a lease
+    me.end()
+    store.enter(me.name)
+    assert other.held_until(me.name, "run/a", 1) == 0.0  # here, and gave its lease back
+
+
+def test_a_retired_worker_takes_no_more_runs_and_ends_with_its_last() -> None:
+    engine = oncemore.open("memory:")
+    first = engine.identity()
+    first.take(("run/a", 1))
+    engine.retire(first)
+    second = engine.identity()
+    assert second is not first
+    engine.retire(first)
+    assert engine.identity() is second
+    engine.bury(first)
+    assert not engine.store.gone(first.name)
+    engine.beat()  # keeps both alive
+    first.leave(("run/a", 1))
+    engine.bury(first)
+    engine.bury(first)
+    assert engine.store.gone(first.name)
+    assert not engine.store.gone(second.name)
+    engine.close()
+
+
+def test_a_heartbeat_that_fails_is_logged_and_comes_again(caplog: pytest.LogCaptureFixture) -> None:
+    engine = oncemore.open("memory:")
+    me = engine.identity()
+    engine.store._closed = True  # type: ignore[attr-defined]
+    engine.beat()
+    assert f"the lease of worker {me.name} was not renewed" in caplog.text
+    engine.store._closed = False  # type: ignore[attr-defined]
+    version = engine.store.head(me.entity).version  # type: ignore[union-attr]
+    engine.beat()
+    assert engine.store.head(me.entity).version == version + 1  # type: ignore[union-attr]
+    engine.close()
+
+
+def test_a_heartbeat_does_not_keep_an_engine_alive() -> None:
+    engine = oncemore.open("memory:")
+    engine.identity()
+    heart = engine._heart
+    assert heart is not None
+    heart._beat()
+    known = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert known() is None
+    heart._beat()
+    heart.stop()
+
+
+def test_a_forked_child_begins_anew(tmp_path: Path) -> None:
+    with oncemore.open(tmp_path / "log.db") as engine:
+        assert work(1) == 1
+        mine = engine.identity().name
+        pid = os.fork()
+        if pid == 0:
+            told = "failed"
+            try:
+                told = f"{work(1)} {work(2)} {engine.identity().name}"
+            finally:
+                (tmp_path / "child").write_text(told)
+                os._exit(0)
+        os.waitpid(pid, 0)
+        one, two, theirs = (tmp_path / "child").read_text().split()
+        assert (one, two) == ("1", "2")
+        assert theirs != mine
+        assert work(2) == 2
+
+
+def test_a_block_may_end_in_another_context_than_it_began_in() -> None:
+    engine = oncemore.open("memory:")
+    contextvars.Context().run(engine.__enter__)
+    assert innermost() is None
+    engine.__exit__(None, None, None)
+    assert innermost() is None
+    with engine, engine:
+        assert innermost() is engine
+
+
+def test_closing_while_the_store_is_gone_is_no_error() -> None:
+    engine = oncemore.open("memory:")
+    engine.identity()
+    engine.store._closed = True  # type: ignore[attr-defined]
+    engine.close()
+    engine.close()

@@ -1,0 +1,180 @@
+"""Leases: renewed as entries, given back for good, and written by nobody else."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from oncemore.codec.wire import head_of
+from oncemore.core.record import Worker
+from oncemore.engine.history import verify
+from oncemore.engine.lease import Heart, Identity
+from oncemore.errors import StoreError
+from oncemore.store.base import Batch, Conflict
+from oncemore.store.memory import MemoryStore, Settled
+
+
+class Time:
+    """A time that is moved by hand."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def store(time: Time) -> Iterator[MemoryStore]:
+    store = MemoryStore(time)
+    yield store
+    verify(store.entries())
+
+
+def state_of(store: MemoryStore, name: str = "w") -> Worker:
+    head = store.head(f"worker/{name}")
+    assert head is not None
+    return head_of(head.head, Worker)
+
+
+def test_a_worker_begins_with_a_lease_and_each_renewal_is_an_entry(store: MemoryStore, time: Time) -> None:
+    me = Identity(store, "w", 60.0, time)
+    assert (state_of(store).state, state_of(store).until, me.until) == ("ALIVE", 1060.0, 1060.0)
+    time.now += 20
+    me.renew()
+    time.now += 20
+    me.renew()
+    assert (state_of(store).until, state_of(store).began) == (1100.0, 1000.0)
+    assert len(list(store.entries("worker/w"))) == 3
+    assert not store.gone("w")
+
+
+def test_a_lease_is_fresh_while_most_of_it_is_left(store: MemoryStore, time: Time) -> None:
+    me = Identity(store, "w", 60.0, time)
+    assert me.fresh
+    time.now += 39.9
+    assert me.fresh
+    time.now += 0.2
+    assert not me.fresh
+    me.renew()
+    assert me.fresh
+
+
+def test_a_lease_that_was_given_back_is_not_renewed(store: MemoryStore, time: Time) -> None:
+    me = Identity(store, "w", 60.0, time)
+    time.now += 5
+    me.end()
+    assert (state_of(store).state, state_of(store).until) == ("ENDED", 1005.0)
+    me.renew()
+    assert state_of(store).state == "ENDED"
+    assert len(list(store.entries("worker/w"))) == 2
+    assert store.gone("w")
+
+
+def test_attempts_are_counted_so_that_losers_of_a_race_leave_the_winner_its_own(
+    store: MemoryStore, time: Time
+) -> None:
+    me = Identity(store, "w", 60.0, time)
+    assert not me.busy
+    me.take(("run/a", 1))
+    me.take(("run/a", 1))
+    me.take(("run/b", 7))
+    me.leave(("run/a", 1))
+    assert (me.at("run/a", 1), me.at("run/a", 2), me.at("run/b", 7), me.busy) == (True, False, True, True)
+    me.leave(("run/a", 1))
+    me.leave(("run/b", 7))
+    assert (me.at("run/a", 1), me.busy) == (False, False)
+
+
+class Deaf(MemoryStore):
+    """Stores what it is given, and then says that it failed, or that somebody else was first."""
+
+    fails = 0
+    foreign = False
+
+    def append(self, batch: Batch) -> Settled:
+        answer = super().append(batch)
+        if self.fails:
+            self.fails -= 1
+            raise StoreError("the answer was lost")
+        if self.foreign:
+            return Settled(Conflict(batch.writes[0].entity, None))
+        return answer
+
+
+def test_a_renewal_whose_answer_was_lost_is_taken_up_by_the_next(time: Time) -> None:
+    store = Deaf(time)
+    me = Identity(store, "w", 60.0, time)
+    time.now += 20
+    store.fails = 1
+    with pytest.raises(StoreError, match="the answer was lost"):
+        me.renew()
+    time.now += 20
+    me.renew()
+    assert (me.until, state_of(store).until) == (1100.0, 1100.0)
+    assert len(list(store.entries("worker/w"))) == 3
+    verify(store.entries())
+
+
+def test_a_renewal_that_is_stored_though_the_answer_is_a_conflict_counts(time: Time) -> None:
+    class Twice(MemoryStore):
+        """Says `Conflict` with the head that it has just stored: the same write was sent twice."""
+
+        def append(self, batch: Batch) -> Settled:
+            super().append(batch)
+            return super().append(batch)
+
+    store = Twice(time)
+    me = Identity(store, "w", 60.0, time)
+    me.renew()
+    assert len(list(store.entries("worker/w"))) == 2
+    verify(store.entries())
+
+
+def test_a_lease_that_somebody_else_writes_is_an_error(time: Time) -> None:
+    store = Deaf(time)
+    me = Identity(store, "w", 60.0, time)
+    store.foreign = True
+    with pytest.raises(StoreError, match="the lease of worker w is written by somebody else"):
+        me.renew()
+
+
+def test_a_lease_that_cannot_be_written_at_its_end_still_leaves(time: Time) -> None:
+    store = Deaf(time)
+    me = Identity(store, "w", 60.0, time)
+    store.fails = 1
+    with pytest.raises(StoreError):
+        me.end()
+    assert store.gone("w")
+
+
+def test_one_that_was_never_written_has_no_lease(time: Time) -> None:
+    store = Deaf(time)
+    store.fails = 1
+    with pytest.raises(StoreError):
+        Identity(store, "w", 60.0, time)
+    me = Identity.__new__(Identity)
+    me._state = None
+    assert me.until == 0.0
+
+
+def test_a_heart_beats_until_it_is_stopped() -> None:
+    beats, enough = [0], threading.Event()
+
+    def beat() -> None:
+        beats[0] += 1
+        if beats[0] >= 3:
+            enough.set()
+
+    before = set(threading.enumerate())
+    heart = Heart(0.001, beat)
+    (thread,) = set(threading.enumerate()) - before
+    assert thread.daemon
+    assert enough.wait(10)
+    heart.stop()
+    thread.join(10)
+    assert not thread.is_alive()

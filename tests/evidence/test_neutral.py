@@ -1,0 +1,195 @@
+"""What the log keeps of an error: names, codes, a masked message, places; and it never fails."""
+
+import json
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+import pytest
+
+from oncemore.core.model import Failure
+from oncemore.evidence.neutral import MOST_FRAMES, MOST_MEMBERS, MOST_SEARCHED, neutral
+from oncemore.evidence.redact import LIMIT, MASK
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+def test_it_keeps_type_message_code_and_places_without_folders_and_locals() -> None:
+    hidden = "hunter2"
+    kept = neutral(
+        raised(ValueError("no such file")), Failure("permanent", "maybe", None, "EXC_ValueError", "any")
+    )
+    (frame,) = kept.pop("frames")
+    assert kept == {
+        "type": "ValueError",
+        "message": "no such file",
+        "code": "EXC_ValueError",
+        "kind": "permanent",
+        "rule": "any",
+    }
+    assert frame.startswith("test_neutral.py:")
+    assert frame.endswith(" raised")
+    assert hidden not in str(kept)
+
+
+def test_an_error_that_was_never_raised_has_no_places() -> None:
+    assert neutral(ValueError("x")) == {"type": "ValueError", "message": "x"}
+
+
+def test_places_are_the_last_few_and_none_of_ours() -> None:
+    def deeper(levels: int) -> None:
+        if levels == 0:
+            raise ValueError("deep")
+        deeper(levels - 1)
+
+    def caught(call: Any) -> BaseException:
+        try:
+            call()
+        except ValueError as error:
+            return error
+        raise AssertionError
+
+    frames = neutral(caught(lambda: deeper(50)))["frames"]
+    assert len(frames) == MOST_FRAMES
+    assert all(" deeper" in frame for frame in frames)
+    for name, ours in (
+        ("oncemore.engine.flow", True),
+        ("oncemore", True),
+        ("my_oncemore_app", False),
+        ("a.oncemore", False),
+        (None, False),
+    ):
+        module: dict[str, Any] = {"__name__": name}
+        exec(compile("def work():\n    raise ValueError('x')", "C:\\dir\\work.py", "exec"), module)  # noqa: S102
+        shown = str(neutral(caught(module["work"]))["frames"])
+        assert ("work.py:2 work" in shown) is not ours
+        assert "dir" not in shown
+
+
+def test_causes_are_kept_three_deep_and_contexts_not() -> None:
+    error: BaseException = ValueError("0")
+    for n in range(1, 6):
+        outer = ValueError(str(n))
+        outer.__cause__, outer.__context__ = error, KeyError("context")
+        error = outer
+    kept, depth = neutral(error), 0
+    while "cause" in kept:
+        kept, depth = kept["cause"], depth + 1
+    assert depth == 3
+    assert kept["message"] == "2"
+    assert "context" not in str(neutral(error))
+
+
+def test_members_of_a_group_are_kept_and_bounded() -> None:
+    group = ExceptionGroup("many", [ValueError(str(n)) for n in range(20)])
+    kept = neutral(group)
+    assert [member["message"] for member in kept["members"]] == [str(n) for n in range(MOST_MEMBERS)]
+    for _ in range(10):
+        group = ExceptionGroup("deeper", [group])
+    assert str(neutral(group)).count("deeper") == 4
+
+    class Own(BaseExceptionGroup[BaseException]):
+        exceptions = property(lambda self: 1 / 0)  # type: ignore[assignment]
+
+        def __new__(cls, errors: list[BaseException]) -> "Own":
+            return super().__new__(cls, "own", errors)
+
+    assert neutral(Own([KeyboardInterrupt()]))["members"] == [{"type": "KeyboardInterrupt", "message": ""}]
+
+
+class Broken(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+class Strange(Exception):
+    """Returns a text that does strange things when it is used."""
+
+    def __str__(self) -> str:
+        class Text(str):
+            __slots__ = ()
+
+            def __getitem__(self, at: object) -> str:
+                raise ValueError("do not cut me")
+
+        return Text("strange")
+
+
+class Hiding(Exception):
+    __cause__ = property(lambda self: 1 / 0)  # type: ignore[assignment]
+    __traceback__ = property(lambda self: 1 / 0)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("secrets", [(), ("hunter2",)], ids=["without", "with secrets"])
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (Broken(), "(the message cannot be read: ValueError)"),
+        (Strange(), "strange"),
+        (Hiding("hiding"), "hiding"),
+        (KeyError(), ""),
+        (ValueError("a\nb\x1b[31mc\x00"), "a bc"),
+        (ValueError("\ud800"), "�"),
+        (BaseException("base"), "base"),
+    ],
+    ids=["broken", "strange", "hiding", "empty", "controls", "half", "base"],
+)
+def test_it_never_fails_whatever_the_error_does(
+    error: BaseException, message: str, secrets: tuple[str, ...]
+) -> None:
+    assert neutral(error, None, secrets)["message"] == message
+
+
+def test_long_messages_are_cut_also_where_they_are_searched() -> None:
+    for secrets in ((), ("hunter2",)):
+        assert len(neutral(ValueError("x" * 10_000_000), None, secrets)["message"]) <= LIMIT
+
+
+SECRET = "pa'ss w\\ö/rd\n+x"
+
+
+@pytest.mark.parametrize("at", [0, 480, LIMIT - 1, LIMIT, 7_990, 8_000, MOST_SEARCHED - 3, MOST_SEARCHED])
+def test_no_part_of_a_known_secret_is_left_wherever_the_message_is_cut(at: int) -> None:
+    for text in ("x" * at + "correcthorse", "x " * (at // 2) + "correcthorse" * 40):
+        message = neutral(ValueError(text), None, ["correcthorse"])["message"]
+        assert "corr" not in message
+        assert "horse" not in message
+
+
+def test_a_secret_is_found_as_messages_show_it() -> None:
+    for shown in (
+        SECRET,
+        repr(SECRET),
+        json.dumps(SECRET),
+        quote(SECRET),
+        quote(SECRET, ""),
+        quote_plus(SECRET),
+        SECRET.strip(),
+    ):
+        message = neutral(ValueError(f"before {shown} after"), None, [SECRET])["message"]
+        assert message in (f"before {MASK} after", f"before '{MASK}' after", f'before "{MASK}" after')
+
+
+def test_of_secrets_inside_each_other_the_longer_is_taken_out_first() -> None:
+    message = neutral(ValueError("abcd abcdefgh"), None, ["abcd", "abcdefgh"])["message"]
+    assert message == f"{MASK} {MASK}"
+
+
+def test_a_secret_too_short_to_mean_anything_is_left_where_it_is() -> None:
+    assert neutral(ValueError("code 123"), None, ["123", "", "  1  "])["message"] == "code 123"
+
+
+def test_secrets_are_taken_out_of_causes_and_members_too() -> None:
+    error = ExceptionGroup("hunter2", [ValueError("hunter2")])
+    error.__cause__ = KeyError("hunter2")
+    kept = neutral(error, None, iter(["hunter2"]))
+    assert "hunter2" not in str(kept)
+    assert str(kept).count(MASK) == 3
+
+
+def test_half_a_character_in_a_secret_is_no_fault() -> None:
+    assert neutral(ValueError("x \ud800secret y"), None, ["\ud800secret"])["message"] == f"x {MASK} y"
