@@ -1,0 +1,363 @@
+"""Calls, crashes, decisions and time in any order, against a model that fits on one screen.
+
+The first machine holds the flow to the table of the second call (docs/design.md): what the key's last run
+is decides what a call does. Its model knows nothing of entries, leases and fences: only what a user knows.
+The second holds the SQLite store to the one in memory, which is the protocol written plainly.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.errors import FlakyFailure
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from oncemore.core.backoff import Jitter, Schedule
+from oncemore.core.key import fingerprint
+from oncemore.core.policy import Policy
+from oncemore.core.record import NOWHERE, link
+from oncemore.engine import flow, ops
+from oncemore.errors import (
+    DeadlineExceeded,
+    InProgress,
+    KeyConflict,
+    OutcomeUnknown,
+    Parked,
+    RetriesExhausted,
+    Terminal,
+    UsageError,
+)
+from oncemore.store.base import Batch, Conflict, Index, Query, Stored, Write
+from oncemore.store.memory import MemoryStore
+from oncemore.store.sqlite import SqliteStore
+from tests.crash.world import Crash, World
+from tests.sim.test_bug_bank import BUGS
+
+DELAY_S, INLINE_S, ATTEMPTS = 100.0, 60.0, 3
+POLICY = Policy(
+    "model", max_attempts=ATTEMPTS, schedule=Schedule("fixed", delays=(DELAY_S,)), jitter=Jitter("none")
+)
+TURNS = ("ok", "transient", "transient after", "permanent", "refused")
+
+
+class Model:
+    """What a user knows of a key: where its run is, how often it was tried, when it may go on."""
+
+    def __init__(self, effect: str) -> None:
+        self.effect = effect
+        self.at = "none"  # … waits, held, failed, done, lost (its worker died in it)
+        self.why: type = Terminal
+        self.tried = 0
+        self.ran = 0  # executions, over all runs
+        self.due = 0.0
+
+    def begins(self) -> None:
+        self.at, self.tried = "waits", 0
+
+    def runs(self, turn: str, now: float) -> None:
+        """An execution ends."""
+        self.tried += 1
+        self.ran += 1
+        if turn == "ok":
+            self.at = "done"
+        elif self.effect == "once" and turn != "refused":
+            self.at = "held"
+        elif turn == "permanent":
+            self.at, self.why = "failed", Terminal
+        elif self.tried >= ATTEMPTS:
+            self.at, self.why = "failed", RetriesExhausted
+        else:
+            self.at, self.due = "waits", now + DELAY_S
+
+    def closes(self, now: float) -> None:
+        """Somebody finds that the worker of the last attempt is gone."""
+        if self.effect == "once":
+            self.at = "held"
+        elif self.tried >= ATTEMPTS:
+            self.at, self.why = "failed", RetriesExhausted
+        else:
+            self.at, self.due = "waits", now
+
+    def call(self, turn: str, now: float) -> Any:
+        """What a call does and ends with: a value, or the type of its error."""
+        if self.at == "none":
+            self.begins()
+            self.due = now
+        if self.at == "lost":
+            self.closes(now)
+        if self.at == "waits":
+            if self.due - now > INLINE_S:
+                return Parked
+            self.runs(turn, max(now, self.due))
+            if self.at == "waits":
+                return Parked  # the next delay is longer than a call waits
+        return {"done": "value", "failed": self.why, "held": OutcomeUnknown}[self.at]
+
+
+class FlowMachine(RuleBasedStateMachine):
+    """One key, called, killed, waited for, reopened and settled."""
+
+    effect: ClassVar[str] = "idempotent"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(self.effect, ["ok"])
+        self.model = Model(self.effect)
+        self.plan = self.world.plan().replaced(policy=POLICY, inline_wait_s=INLINE_S)
+
+    def made(self, script: Any, crash_at: int = 0) -> Any:
+        """Run a script to its end, or kill its process before that operation; return what it ended with."""
+        world = self.world
+        op, count = next(script), 0
+        while type(op) is not ops.End:
+            count += 1
+            if count == crash_at:
+                world.alive.clear()
+                raise Crash
+            op = script.send(world.do(op))
+            assert count < 500, "the flow does not end"
+        world.alive.clear()
+        return op.value if op.error is None else type(op.error)
+
+    def turn(self, turn: str) -> None:
+        self.world.turns = [turn]
+
+    @rule(turn=st.sampled_from(TURNS))
+    def call(self, turn: str) -> None:
+        self.turn(turn)
+        expected = self.model.call(turn, self.world.now)
+        assert self.made(flow.run_step(self.plan, self.world.call())) == expected
+
+    @rule(seconds=st.sampled_from((1.0, 50.0, 200.0)))
+    def time_passes(self, seconds: float) -> None:
+        self.world.now += seconds
+
+    @precondition(lambda self: self.model.at in ("none", "waits"))
+    @rule(where=st.sampled_from(("before the claim", "after the claim", "after the work")))
+    def a_process_dies(self, where: str) -> None:
+        """A worker is killed on its way; what it had begun counts."""
+        self.turn("ok")
+        model, now = self.model, self.world.now
+        late = model.at == "waits" and model.due - now > INLINE_S
+        script = flow.run_step(self.plan, self.world.call())
+        op = next(script)
+        while type(op) not in (ops.Work, ops.End):
+            if type(op) is ops.Save and where == "before the claim":
+                break
+            op = script.send(self.world.do(op))
+        if type(op) is ops.End:
+            assert late
+            assert isinstance(op.error, Parked)
+            self.world.alive.clear()
+            return
+        if where == "after the work":
+            self.world.do(op)
+            model.ran += 1
+        self.world.alive.clear()
+        if where != "before the claim":
+            model.at, model.tried = "lost", (0 if model.at == "none" else model.tried) + 1
+
+    @rule(turn=st.sampled_from(TURNS))
+    def rerun(self, turn: str) -> None:
+        self.turn(turn)
+        model = self.model
+        ended = self.made(flow.reopen(self.plan, self.world.call(), "because", "somebody"))
+        if model.at == "failed" or (model.at == "done" and self.effect == "pure"):
+            assert ended is None
+            model.begins()
+            model.due = self.world.now
+        elif model.at == "held":
+            assert ended is OutcomeUnknown
+        else:
+            assert ended is (InProgress if model.at == "lost" else UsageError)
+
+    @rule(applied=st.booleans())
+    def settle(self, applied: bool) -> None:
+        answer = ops.Answer("applied", "value") if applied else ops.Answer("not_applied")
+        ended = self.made(flow.settle(self.plan, self.world.call(), answer))
+        if self.model.at != "held":
+            assert ended is UsageError
+        elif applied:
+            self.model.at = "done"
+        elif self.model.tried >= ATTEMPTS:
+            self.model.at, self.model.why = "failed", RetriesExhausted
+        else:
+            self.model.at, self.model.due = "waits", self.world.now
+
+    @rule()
+    def somebody_else_has_the_key(self) -> None:
+        other = self.world.call()._replace(input_hash="other")
+        ended = self.made(flow.run_step(self.plan, other)) if self.model.at != "none" else KeyConflict
+        assert ended is KeyConflict
+
+    @rule()
+    def too_late(self) -> None:
+        """A call whose time is over begins nothing."""
+        if self.model.at == "none":
+            late = self.world.call()._replace(deadline=self.world.now)
+            assert self.made(flow.run_step(self.plan, late)) is DeadlineExceeded
+
+    @invariant()
+    def the_log_holds(self) -> None:
+        assert self.world.executions == self.model.ran
+        seen = self.world.seen()
+        if seen.run is None:
+            assert self.model.at == "none"
+            return
+        states = {"lost": "RUNNING", "held": "SOFT_FAIL", "failed": "HARD_FAIL", "done": "COMPLETE"}
+        assert seen.run.state == states.get(self.model.at, seen.run.state)
+        assert seen.run.tried == self.model.tried
+        assert bool(seen.run.held_for) == (self.model.at == "held")
+
+
+class Pure(FlowMachine):
+    effect = "pure"
+
+
+class Outbox(FlowMachine):
+    effect = "outbox"
+
+
+class Once(FlowMachine):
+    effect = "once"
+
+
+RUNS = settings(stateful_step_count=30, suppress_health_check=[HealthCheck.filter_too_much])
+
+
+TestAnyOrderOfCallsGoesAsTheTableSays = FlowMachine.TestCase
+TestAnyOrderOfPureCallsGoesAsTheTableSays = Pure.TestCase
+TestAnyOrderOfCallsThatEmitGoesAsTheTableSays = Outbox.TestCase
+TestAnyOrderOfCallsThatMustNotRepeatGoesAsTheTableSays = Once.TestCase
+for case in (FlowMachine, Pure, Outbox, Once):
+    case.TestCase.settings = RUNS
+
+
+@pytest.mark.parametrize(
+    ("bug", "machine"),
+    [
+        ("a held run is tried by the next caller", Once),
+        ("once is tried again after any error", Once),
+        ("once begins anew after its failure", FlowMachine),
+        ("who takes over does not wait", FlowMachine),
+        ("a lost attempt does not count", FlowMachine),
+    ],
+)
+def test_a_flow_that_goes_another_way_is_noticed(
+    bug: str, machine: type[FlowMachine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    BUGS[bug](monkeypatch)
+    quick = settings(RUNS, phases=[Phase.generate], database=None, report_multiple_bugs=False)
+    with pytest.raises((AssertionError, FlakyFailure)):
+        run_state_machine_as_test(machine, settings=quick)
+
+
+# Two stores ---------------------------------------------------------------------------------------------
+
+ENTITIES = ("run/a", "run/b", "worker/c", "event/d")
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """The same batches to both: the same answers, heads and entries from both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        self.open()
+        self.model = MemoryStore(lambda: 0.0)
+        self.written = 0
+
+    def open(self) -> None:
+        self.store = SqliteStore(self.folder / "log.db")
+
+    def teardown(self) -> None:
+        self.store.close()
+        shutil.rmtree(self.folder)
+
+    @rule(
+        entities=st.lists(st.sampled_from(ENTITIES), min_size=1, max_size=3, unique=True),
+        stale=st.lists(st.integers(-2, 2), min_size=3, max_size=3),
+        guarded=st.lists(st.tuples(st.sampled_from(ENTITIES), st.booleans()), max_size=2),
+        state=st.sampled_from(("PENDING", "RUNNING", "COMPLETE")),
+        due=st.none() | st.floats(0, 10),
+        body=st.binary(max_size=20),
+        sync=st.booleans(),
+    )
+    def append(
+        self, entities: list[str], stale: list[int], guarded: list[tuple[str, bool]], state: str,
+        due: float | None, body: bytes, sync: bool,
+    ) -> None:  # fmt: skip
+        """Most batches fit; some expect a version that is not there, some guard one that has moved."""
+        writes = []
+        for entity, by in zip(entities, stale, strict=False):
+            head = self.model.head(entity)
+            self.written += 1
+            version = max(0, (0 if head is None else head.version) + (by if abs(by) == 2 else 0))
+            header = f"{self.written}:{entity}".encode()
+            prev = NOWHERE if head is None else head.hash
+            index = Index(entity.split("/")[0], state, due, "step", "w", "d")
+            made = link(prev, header, fingerprint(body))
+            writes.append(Write(entity, version, header, body, made, b"head " + header, index))
+        guards = {}
+        for entity, holds in guarded:
+            if entity not in entities:
+                head = self.model.head(entity)
+                guards[entity] = (0 if head is None else head.version) + (0 if holds else 1)
+        batch = Batch(tuple(writes), guards, sync)
+        answers = [store.append(batch).wait() for store in (self.model, self.store)]
+        assert type(answers[0]) is type(answers[1])
+        if isinstance(answers[0], Stored):
+            assert answers[0] == answers[1]
+        else:
+            assert isinstance(answers[1], Conflict)
+            there = self.model.head(answers[1].entity)  # of several conflicts, either store names one
+            assert answers[1].head == there
+            wanted = {**guards, **{write.entity: write.expect for write in writes}}
+            assert (0 if there is None else there.version) != wanted[answers[1].entity]
+
+    @rule(entity=st.sampled_from(ENTITIES), before=st.integers(0, 6))
+    def prune(self, entity: str, before: int) -> None:
+        head = self.model.head(entity)
+        if head is not None:
+            for store in (self.model, self.store):
+                store.prune(entity, min(before, head.version))
+
+    @rule()
+    def reopen(self) -> None:
+        self.store.close()
+        self.open()
+
+    @rule(
+        kind=st.sampled_from(("run", "worker", "event")),
+        state=st.none() | st.sampled_from(("PENDING", "RUNNING")),
+        due_by=st.none() | st.floats(0, 10),
+        limit=st.integers(1, 3),
+    )
+    def look(self, kind: str, state: str | None, due_by: float | None, limit: int) -> None:
+        query = Query(kind, state, due_by, limit=limit)
+        assert list(self.store.heads(query)) == list(self.model.heads(query))
+
+    @rule(entity=st.none() | st.sampled_from(ENTITIES), after=st.integers(0, 5))
+    def read(self, entity: str | None, after: int) -> None:
+        assert list(self.store.entries(entity, after)) == list(self.model.entries(entity, after))
+
+    @invariant()
+    def heads_are_the_same(self) -> None:
+        for entity in ENTITIES:
+            assert self.store.head(entity) == self.model.head(entity)
+
+
+TestTheStoreInAFileAnswersAsTheOneInMemory = StoreMachine.TestCase
+StoreMachine.TestCase.settings = RUNS
