@@ -17,6 +17,8 @@ from oncemore.codec.tagged import NoForm, Tagger, untag
 _PLAIN = Tagger()
 _TYPED = "$typed"
 MOST_BYTES = 64 * 1024 * 1024
+#: A result that takes more is kept as an artifact, beside the log.
+LARGE_BYTES = 256 * 1024
 
 
 def encode(value: object, annotation: Any = None) -> msgspec.Raw:
@@ -31,6 +33,11 @@ def encode(value: object, annotation: Any = None) -> msgspec.Raw:
     if len(data) > MOST_BYTES:
         raise NoForm(f"the result takes {len(data):,} bytes; {MOST_BYTES:,} is the most, write an artifact")
     return msgspec.Raw(data)
+
+
+def large(encoded: msgspec.Raw) -> bool:
+    """Whether an encoded result is better kept beside the log than in it."""
+    return memoryview(encoded).nbytes > LARGE_BYTES
 
 
 def decode(data: bytes, annotation: Any = None) -> Any:

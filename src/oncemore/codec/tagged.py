@@ -7,6 +7,7 @@ becomes an object with one key that starts with `$`:
     {"$time": "2026-11-15T12:00:00.000000Z"}   {"$datetime": …}   {"$date": …}   {"$clock": …}
     {"$duration": [days, seconds, microseconds]}   {"$uuid": …}
     {"$tuple": […]}   {"$set": […]}   {"$frozenset": […]}   {"$map": [[key, value], …]}
+    {"$artifact": {"digest": …, "size": …, "name": …}}
 
 A mapping whose own keys begin with `$`, or are not strings, is written as `$map`. Nothing else has a
 form: no pickles, no class names, nothing that runs when it is read. A `Tagger` with `keyed=True` makes
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from unicodedata import is_normalized, normalize
 from uuid import UUID
 
+from oncemore.codec.artifact import Artifact, artifact_of, plain_of
 from oncemore.core.key import DEEPEST, LARGEST_INTEGER, canonical
 from oncemore.errors import UsageError
 
@@ -124,6 +126,7 @@ _WRITERS: Final[dict[type, Callable[[Any], Plain]]] = {
     datetime: _moment,
     date: lambda value: {"$date": value.isoformat()},
     time: lambda value: {"$clock": value.isoformat(timespec="microseconds")},
+    Artifact: plain_of,
     timedelta: lambda value: {"$duration": [value.days, value.seconds, value.microseconds]},
 }
 
@@ -154,6 +157,7 @@ _READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "$date": date.fromisoformat,
     "$clock": time.fromisoformat,
     "$duration": lambda parts: timedelta(*parts),
+    "$artifact": artifact_of,
     "$tuple": lambda items: tuple(untag(item) for item in items),
     "$set": lambda items: {untag(item) for item in items},
     "$frozenset": lambda items: frozenset(untag(item) for item in items),

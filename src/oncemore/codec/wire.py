@@ -11,7 +11,7 @@ from oncemore.core.record import FORMAT, Run, link
 from oncemore.errors import StoreError
 
 if TYPE_CHECKING:
-    from oncemore.core.record import Change, Outgoing, State_, Worker
+    from oncemore.core.record import Change, Kept, Outgoing, State_, Worker
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,7 +60,7 @@ def _fingerprint(data: bytes) -> bytes:
     return sha256(data).digest()
 
 
-def head_bytes(state: Run | Worker | Outgoing) -> bytes:
+def head_bytes(state: Run | Worker | Outgoing | Kept) -> bytes:
     """Return the bytes of a head: its fields in order."""
     return _encode((FORMAT, *state))
 

@@ -41,11 +41,12 @@ if TYPE_CHECKING:
         "PRUNE",
         "LEASE",
         "EVENT",
+        "ARTIFACT",
         "SENDING",
         "DELIVERED",
         "DEAD",
     ]
-    State_ = TypeVar("State_", bound="Run | Worker | Outgoing")
+    State_ = TypeVar("State_", bound="Run | Worker | Outgoing | Kept")
 
 FORMAT = 1
 NOWHERE = b"\x00" * 32  # what the first entry of an entity is linked to
@@ -139,16 +140,39 @@ class Outgoing(Value):
     reason: str = ""
 
 
+class Kept(Value):
+    """A reference to an artifact that a step left: it exists if and only if the step's COMMIT does.
+
+    state     KEPT, or QUARANTINED once its bytes were found to be altered
+    run       the entity of the run that left it
+    cfg_hash  under what configuration: another one may leave other bytes under the same name
+    """
+
+    state: str = "KEPT"
+    step: str = ""
+    run: str = ""
+    name: str = ""
+    digest: str = ""
+    size: int = 0
+    media_type: str = ""
+    date: str = ""
+    site: str = ""
+    h3: str = ""
+    created: float = 0.0
+    tenant: str = ""
+    cfg_hash: str = ""
+
+
 #: What an entity is before its first entry, by kind.
-NEW: Final[dict[type, Any]] = {kind: kind() for kind in (Run, Worker, Outgoing)}
+NEW: Final[dict[type, Any]] = {kind: kind() for kind in (Run, Worker, Outgoing, Kept)}
 
 
 class Change(Value):
     """One entry before it has bytes: its marks, the state it leads to, and what goes into the body."""
 
     marks: tuple[Mark, ...]
-    before: Run | Worker | Outgoing | None
-    after: Run | Worker | Outgoing
+    before: Run | Worker | Outgoing | Kept | None
+    after: Run | Worker | Outgoing | Kept
     body: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
 
     @property

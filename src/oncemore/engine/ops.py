@@ -6,7 +6,10 @@ Now()                     the store's time                           ← seconds
 Holder(worker, …)         until when is that attempt held?           ← seconds; 0 when its worker is gone
 Save(seen, change, …)     append, if the entity is as it was seen    ← Seen after it, or None: it is not
 Read(entity, version)     the body of an entry                       ← dict
+Check(entity, cfg, name)  is the step's artifact there, and valid?   ← Found
 Work(seen, limit_s, …)    run the step's function                    ← Done
+Spill(seen, encoded)      keep a large result as an artifact         ← reference, or None: keep it in the log
+Fetch(spilled)            the bytes of such a result, verified       ← Raw, or the error that says why not
 Ask(seen)                 run the step's reconcile function          ← Answer
 Sleep(seconds)            let time pass                              ← None
 Watch(entity, …)          let time pass until the entity changes     ← None
@@ -23,11 +26,13 @@ from oncemore.core.value import Record
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
+    from oncemore.codec.artifact import Artifact
     from oncemore.core.model import Effect, Failure
     from oncemore.core.policy import Policy
-    from oncemore.core.record import Change, Outgoing
+    from oncemore.core.record import Change, Kept, Outgoing
 
     Script = Generator[Any, Any, Any]
+    Given = tuple[Outgoing | Kept, Any]
 
 
 class Plan(Record):
@@ -41,13 +46,17 @@ class Plan(Record):
     after_failure      "raise", or "new_run": a new call of failed work begins a new run
     on_version_change  "new", "reuse", "fail", or None: by the effect
     covers             whether an error may be tried again, where the policy's own classes do not say so
+    artifact           the name of the one artifact that the step's result is; empty if it is not
+    large              whether an encoded result is too large for the log
     """
 
     __slots__ = (
-        "after_failure", "asks", "classify", "covers", "decode", "describe", "effect", "encode", "if_running",
-        "inline_wait_s", "name", "not_applied", "on_version_change", "policy", "policy_name",
+        "after_failure", "artifact", "asks", "classify", "covers", "decode", "describe", "effect", "encode",
+        "if_running", "inline_wait_s", "large", "name", "not_applied", "on_version_change", "policy",
+        "policy_name",
     )  # fmt: skip
     after_failure: str
+    artifact: str
     asks: bool
     classify: Callable[[BaseException, float], Failure]
     covers: Callable[[Exception, Failure], bool] | None
@@ -57,6 +66,7 @@ class Plan(Record):
     encode: Callable[[Any], Any]
     if_running: str
     inline_wait_s: float
+    large: Callable[[Any], bool]
     name: str
     not_applied: Callable[[Exception], bool]
     on_version_change: str | None
@@ -80,10 +90,12 @@ class Plan(Record):
         after_failure: str = "raise",
         on_version_change: str | None = None,
         covers: Callable[[Exception, Failure], bool] | None = None,
+        artifact: str = "",
+        large: Callable[[Any], bool] = lambda encoded: False,
     ) -> None:
         self.fill(
-            after_failure, asks, classify, covers, decode, describe, effect, encode, if_running,
-            inline_wait_s, name, not_applied, on_version_change, policy,
+            after_failure, artifact, asks, classify, covers, decode, describe, effect, encode, if_running,
+            inline_wait_s, large, name, not_applied, on_version_change, policy,
             f"{policy.name}@{policy.version}:{policy.digest[:12]}",
         )  # fmt: skip
 
@@ -154,12 +166,15 @@ class Holder(NamedTuple):
 
 
 class Save(NamedTuple):
-    """Append a change to an entity, and new events with it, if it is still as it was seen."""
+    """Append a change to an entity, if it is still as it was seen.
+
+    events  what is given away with it, each an entity of its own: events, references to artifacts
+    """
 
     seen: Seen
     change: Change
     sync: bool = True
-    events: tuple[tuple[Outgoing, Any], ...] = ()
+    events: tuple[Given, ...] = ()
 
 
 class Read(NamedTuple):
@@ -167,6 +182,36 @@ class Read(NamedTuple):
 
     entity: str
     version: int
+
+
+class Check(NamedTuple):
+    """Ask whether the artifact of a step is there, and whether it is what was left."""
+
+    entity: str
+    cfg_hash: str
+    name: str
+
+
+class Found(NamedTuple):
+    """What became of an artifact: "valid", "missing", or "altered", with the error that says so."""
+
+    state: str
+    ref: str = ""
+    artifact: Artifact | None = None
+    error: Exception | None = None
+
+
+class Spill(NamedTuple):
+    """Keep a large result as an artifact."""
+
+    seen: Seen
+    encoded: Any
+
+
+class Fetch(NamedTuple):
+    """Read a large result that was kept as an artifact."""
+
+    spilled: dict[str, Any]
 
 
 class Work(NamedTuple):
@@ -185,15 +230,18 @@ class Work(NamedTuple):
 class Done(NamedTuple):
     """What came of an attempt: its value or its error, and the events it gave away.
 
-    seen   the run as the attempt left it: its checkpoints are entries of their own
-    begun  False if it was cut off before the function's first line
+    seen       the run as the attempt left it: its checkpoints are entries of their own
+    begun      False if it was cut off before the function's first line
+    events     what it gave away: events, and references to artifacts that are new
+    artifacts  all that it put away, in their tagged form
     """
 
     seen: Seen
     value: Any = None
     error: BaseException | None = None
     begun: bool = True
-    events: tuple[tuple[Outgoing, Any], ...] = ()
+    events: tuple[Given, ...] = ()
+    artifacts: tuple[Any, ...] = ()
 
 
 class Ask(NamedTuple):
