@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         retry,
         retrying,
     )
+    from oncemore.codec.artifact import Artifact
     from oncemore.codec.secret import Secret
     from oncemore.core.backoff import Jitter, Schedule
     from oncemore.core.decide import Decision
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "oncemore.api": "additive attempts exponential fixed linear proportional retry retrying",
+    "oncemore.codec.artifact": "Artifact",
     "oncemore.codec.secret": "Secret",
     "oncemore.core.backoff": "Jitter Schedule",
     "oncemore.core.decide": "Decision",
@@ -91,6 +93,7 @@ _HOMES = {
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
+    "Artifact",
     "Attempt",
     "AttemptTimeout",
     "Budget",

@@ -12,6 +12,7 @@ They come, in this order, from ONCEMORE_* in the environment, from `oncemore.tom
     lease_s            ONCEMORE_LEASE_S            60
     max_inline_wait_s  ONCEMORE_MAX_INLINE_WAIT_S  60
     policy             ONCEMORE_POLICY             standard; of steps that name none
+    artifacts          ONCEMORE_ARTIFACTS          artifacts/ beside the log's file
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore.core.value import Value
 from oncemore.engine import clock as clocks
+from oncemore.engine.artifact_places import Folder, Memory
 from oncemore.engine.lease import LEASE_S
 from oncemore.engine.runtime import (
     INLINE_WAIT_S,
@@ -39,6 +41,7 @@ from oncemore.errors import PolicyError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from oncemore.engine.artifact_places import Place
     from oncemore.evidence.events import Event
     from oncemore.store.base import Store
 
@@ -56,6 +59,7 @@ class Settings(Value):
     lease_s: float = LEASE_S
     max_inline_wait_s: float = INLINE_WAIT_S
     policy: str = "standard"
+    artifacts: str = ""
 
 
 def open(  # noqa: A001 - read as oncemore.open
@@ -64,6 +68,7 @@ def open(  # noqa: A001 - read as oncemore.open
     lease_s: float | None = None,
     max_inline_wait_s: float | None = None,
     on_event: Callable[[Event], object] | None = None,
+    artifacts: str | os.PathLike[str] | None = None,
 ) -> Engine:
     """Return an engine on a store; nothing is opened or created before it is used.
 
@@ -71,6 +76,8 @@ def open(  # noqa: A001 - read as oncemore.open
     lease_s            how long this process keeps its runs after its last sign of life (60)
     max_inline_wait_s  the longest wait that a call sits out; what is due later raises `Parked` (60)
     on_event           called with each event about a call that is worth knowing (`config_drift`)
+    artifacts          where the files that steps put away go: a folder (artifacts/ beside the log's file), or
+                       object storage (s3://bucket/prefix)
     """
     if not isinstance(url, str | os.PathLike):
         raise UsageError(f"url is {url!r}; it takes a text or a path")
@@ -83,6 +90,7 @@ def open(  # noqa: A001 - read as oncemore.open
         if max_inline_wait_s is None
         else _seconds("max_inline_wait_s", max_inline_wait_s, "max_inline_wait_s"),
         on_event=None if on_event is None else _listener(on_event),
+        place=_place(told, artifacts),
     )
 
 
@@ -113,6 +121,26 @@ def _store(url: str) -> tuple[Callable[[], Store], str]:
     if not path.name or path.is_dir():
         raise UsageError(f"{url!r} names no file; write sqlite:///folder/log.db")
     return lambda: _sqlite(path), f"{SQLITE}{path}"
+
+
+def _place(store: str, artifacts: str | os.PathLike[str] | None) -> Callable[[], Place] | None:
+    """Return what opens the place of artifacts; None where a store has no folder and nobody named one."""
+    if artifacts is not None and not isinstance(artifacts, str | os.PathLike):
+        raise UsageError(f"artifacts is {artifacts!r}; it takes a folder or the address of object storage")
+    told = "" if artifacts is None else str(os.fspath(artifacts))
+    if told == MEMORY or (not told and store == MEMORY):
+        memory = Memory()
+        return lambda: memory
+    if not told and not store.startswith(SQLITE):
+        return None
+    folder = told.removeprefix("file://") or str(Path(store.removeprefix(SQLITE)).parent / "artifacts")
+    if "://" in folder:
+        from oncemore.edges.objects import Bucket
+
+        bucket = Bucket(folder)
+        return lambda: bucket
+    path = Path(folder).expanduser().absolute()
+    return lambda: Folder(path)
 
 
 def _shown(url: str) -> str:
@@ -184,11 +212,22 @@ def _default() -> Engine:
 
 def _engine_of(told: Settings) -> Engine:
     """Return the engine of settings: one per store, wherever it is asked for from."""
-    made = open(told.store, lease_s=told.lease_s, max_inline_wait_s=told.max_inline_wait_s)
+    made = open(
+        told.store,
+        lease_s=told.lease_s,
+        max_inline_wait_s=told.max_inline_wait_s,
+        artifacts=told.artifacts or None,
+    )
     for engine in _known.values():
-        if (engine.url, engine.lease_s, engine.inline_wait_s) == (made.url, made.lease_s, made.inline_wait_s):
+        if _same(engine) == _same(made):
             return engine
     return made
+
+
+def _same(engine: Engine) -> tuple[Any, ...]:
+    """Return what makes two engines of the settings one."""
+    place = engine.shelf.place.url if engine.shelf.there else ""
+    return engine.url, engine.lease_s, engine.inline_wait_s, place
 
 
 def settings(start: Path | None = None) -> Settings:
@@ -201,7 +240,7 @@ def settings(start: Path | None = None) -> Settings:
             values[field] = _value(field, text, variable)
         elif field in told:
             values[field] = _value(field, told[field], f"{file}: {field}")
-            if field == "store":
+            if field in ("store", "artifacts"):
                 values[field] = _beside(root, values[field])
     return Settings(**values)
 
@@ -257,7 +296,7 @@ def _from_file(file: Path) -> dict[str, Any]:
 
 
 def _beside(root: Path, url: str) -> str:
-    """Return a store's address as it is meant in a file: relative to the file's folder."""
+    """Return an address as it is meant in a file: relative to the file's folder."""
     if _NO_PATH.match(url) is not None and not url.startswith(SQLITE):
         return url
     return str(root / Path(url.removeprefix(SQLITE)).expanduser())

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
+from oncemore.codec.artifact import name_of
 from oncemore.codec.secret import Secret, texts_of
 from oncemore.codec.step_key import are_plain, argument_bytes, cfg_hash, key_of, scope_bytes
 from oncemore.codec.tagged import Tagger
@@ -50,6 +51,7 @@ class Recipe:
         self.on_version_change = _version_change(told["on_version_change"], self.effect)
         self.priority = _choice("priority", told["priority"], PRIORITIES)
         self.isolate = _isolate(told["isolate"], self.colour)
+        self.artifact = "" if told["artifact"] is None else name_of(told["artifact"])
         self.retain_s = 0.0 if told["retain_for"] is None else _length("retain_for", told["retain_for"])
         self.not_applied = _not_applied(told["not_applied"], self.effect)
         self.reconcile = _reconcile(told["reconcile"], self.effect, self.colour)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
 from warnings import warn
 
 from oncemore.codec import results
-from oncemore.codec.tagged import Tagger, untag
+from oncemore.codec.artifact import SHELF, Artifact
+from oncemore.codec.tagged import NoForm, Tagger, untag
 from oncemore.core.key import fingerprint, seed_of
 from oncemore.core.model import Failure
 from oncemore.core.policy import PER_KEY, PER_RUN
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from oncemore.core.model import Effect
     from oncemore.core.policy import Policy
+    from oncemore.engine.artifacts import Shelf
     from oncemore.engine.lease import Identity
     from oncemore.engine.ops import Script, Seen
     from oncemore.engine.runtime import Engine
@@ -90,6 +92,7 @@ class Step(Generic[P, R]):
     def __init__(self, recipe: Recipe, engine: Engine | None = None, bound: tuple[Any, ...] = ()) -> None:
         self._recipe, self._engine, self._bound = recipe, engine, bound
         self._plan: Plan | None = None
+        self._shelf: Shelf | None = None
         self._awaits = recipe.colour == "coroutine"
         for worn in ("__module__", "__name__", "__qualname__", "__doc__"):
             if hasattr(recipe.work, worn):
@@ -256,21 +259,23 @@ class Step(Generic[P, R]):
         return Job(
             engine, terms, recipe.name, recipe.work, look.args, look.kwargs, tagged=_tagged, untagged=untag,
             reconcile=recipe.reconcile, awaits=self._awaits, isolate=recipe.isolate,
+            artifact=recipe.artifact,
         )  # fmt: skip
 
     def _plan_on(self, engine: Engine) -> Plan:
         """Return the plan, made at the first call: annotations may name what is defined later."""
         plan = self._plan
-        if plan is None or plan.inline_wait_s != engine.inline_wait_s:
-            recipe, returns = self._recipe, self._recipe.returns()
+        if plan is None or self._shelf is not engine.shelf or plan.inline_wait_s != engine.inline_wait_s:
+            recipe, shelf = self._recipe, engine.shelf
+            encode, decode = _codec(recipe, shelf)
             ready()
             plan = self._plan = Plan(
                 recipe.name,
                 recipe.effect,
                 recipe.policy,
                 _classified,
-                encode=lambda value: results.encode(value, returns),
-                decode=lambda plain: results.value_of(plain, returns),
+                encode=encode,
+                decode=decode,
                 describe=neutral,
                 not_applied=recipe.not_applied,
                 asks=recipe.reconcile is not None,
@@ -278,8 +283,30 @@ class Step(Generic[P, R]):
                 inline_wait_s=engine.inline_wait_s,
                 after_failure=recipe.after_failure,
                 on_version_change=recipe.on_version_change,
+                artifact=recipe.artifact,
+                large=results.large,
             )
+            self._shelf = shelf
         return plan
+
+
+def _codec(recipe: Recipe, shelf: Shelf) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """Return what writes a step's results, and what reads them: artifacts in them know where they are."""
+    returns, name = recipe.returns(), recipe.artifact
+
+    def encode(value: Any) -> Any:
+        if name and (type(value) is not Artifact or value.name != name):
+            raise NoForm(f"the step is declared to return the artifact {name!r}; it returned {value!r:.80}")
+        return results.encode(value, returns)
+
+    def decode(plain: Any) -> Any:
+        before = SHELF.set(shelf)
+        try:
+            return results.value_of(plain, returns)
+        finally:
+            SHELF.reset(before)
+
+    return encode, decode
 
 
 _OUTCOMES = (Failed, Refused, Uncertain)
@@ -388,6 +415,7 @@ def step(
     dataset: str | Callable[..., str] | None = None,
     priority: str = "P1",
     retain_for: Seconds | None = None,
+    artifact: str | None = None,
 ) -> Callable[[Callable[P, R]], Step[P, R]]:
     """Make a function durable: every attempt is on record, its effect is applied once per key.
 
@@ -413,6 +441,8 @@ def step(
     reconcile          for `once`: called with the step's arguments when an attempt was lost; answers
                        `oncemore.applied(value)`, `oncemore.not_applied()` or `oncemore.unknown()`
     provider, dataset, priority, retain_for   recorded with the run
+    artifact           the name of the one artifact that the step returns (`current().put`): where it is there
+                       and valid nothing is run, and where it was altered the run is quarantined
     """
     if effect is None:
         raise UsageError(NO_EFFECT)
@@ -425,6 +455,7 @@ def step(
         "timeout": timeout, "isolate": isolate, "within": within, "if_running": if_running,
         "not_applied": not_applied, "reconcile": reconcile, "provider": provider, "dataset": dataset,
         "priority": priority, "retain_for": retain_for,
+        "artifact": artifact,
     }  # fmt: skip
 
     def decorate(work: Callable[P, R]) -> Step[P, R]:

@@ -11,7 +11,7 @@ import pytest
 import oncemore
 from oncemore.codec.wire import head_of
 from oncemore.core.model import MOVES, STATES
-from oncemore.core.record import Outgoing, Worker
+from oncemore.core.record import Kept, Outgoing, Worker
 from oncemore.core.record import Run as State
 from oncemore.engine.history import KINDS, verify
 from oncemore.store.base import Query
@@ -213,7 +213,7 @@ def busy_log(engine: oncemore.Engine) -> None:
 def test_the_log_alone_gives_every_head(engine: oncemore.Engine) -> None:
     busy_log(engine)
     rebuilt = verify(engine.store.entries())
-    kinds = {"run": State, "worker": Worker, "event": Outgoing}
+    kinds = {"run": State, "worker": Worker, "event": Outgoing, "artifact": Kept}
     assert kinds == KINDS
     found = {}
     for kind, made_of in kinds.items():

@@ -9,17 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.json import encode
 
+from oncemore.codec.artifact import as_artifact, label, plain_of
 from oncemore.core.key import digest, seed_of
-from oncemore.core.record import Outgoing
+from oncemore.core.record import Kept, Outgoing
 from oncemore.engine.limits import remaining
-from oncemore.errors import LeaseLost, UsageError
+from oncemore.errors import LeaseLost, UsageError, Violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncemore.engine.ops import Seen
+    from oncemore.codec.artifact import Artifact
+    from oncemore.engine.ops import Given, Seen
 
 MOST_EVENTS = 1000
+MOST_ARTIFACTS = 1000
 
 
 class Attempt:
@@ -41,6 +44,7 @@ class Attempt:
         keep: Callable[[Attempt, Any], Any] | None = None,
         kept: Callable[[Seen], Any] | None = None,
         parent: Attempt | None = None,
+        files: Any = None,
     ) -> None:
         run = seen.run
         self.seen = seen
@@ -55,12 +59,25 @@ class Attempt:
         self.over = False
         self.pid = getpid()
         self.events: list[tuple[Outgoing, Any]] = []
+        self.kept: dict[str, tuple[Kept, bool]] = {}
+        self._files = files
         self._now, self._tagged, self._keep, self._kept = now, tagged, keep, kept
         self._rng: random.Random | None = None
+        self._seeded: random.Random | None = None
+
+    @property
+    def seeded(self) -> random.Random:
+        """Chance that may reach the output: the same in every attempt and every run of this work (X-74)."""
+        if self._seeded is None:
+            self._seeded = random.Random(f"{self.seen.run.seed}:{self.key}")  # noqa: S311
+        return self._seeded
 
     @property
     def rng(self) -> random.Random:
-        """Chance that can be repeated: seeded by the run and the attempt's number."""
+        """Chance that differs from attempt to attempt, and can be repeated: seeded by run and number.
+
+        What is drawn here must not reach the output; `seeded` is for that.
+        """
         if self._rng is None:
             run = self.seen.run
             self._rng = random.Random(f"{run.seed or seed_of(run.run_id)}:{self.number}")  # noqa: S311
@@ -100,6 +117,68 @@ class Attempt:
         )
         self.events.append((letter, plain))
         return event_id
+
+    def put(
+        self,
+        content: Any,
+        *,
+        name: str | None = None,
+        date: Any = None,
+        site: str | None = None,
+        h3: str | None = None,
+        media_type: str | None = None,
+    ) -> Any:
+        """Put content away as an artifact; it is listed if and only if this attempt commits.
+
+        content    bytes, the path of a file, or a binary file, which is read to its end in bounded memory
+        name       what it is called among the artifacts of this work; the step's `artifact=` unless given
+        date, site, h3   what it is about: a day (or month, or year), a place, an H3 cell
+
+        Return the `Artifact`; in an async step the answer has to be awaited. Other content under a name that
+        this work has used before is a `Violation` (ARTIFACT_IMMUTABLE), which no policy retries.
+        """
+        self._check("put anything away")
+        if self._files is None:
+            raise UsageError(f"{self.step}: a reconcile function looks, it puts nothing away")
+        told = label(self._files.artifact or "artifact" if name is None else name, media_type, date, site, h3)
+        if len(self.kept) >= MOST_ARTIFACTS:
+            raise UsageError(f"{self.step} puts away more than {MOST_ARTIFACTS} artifacts; pack them up")
+        return self._files.put(self, content, told)
+
+    def hold(self, kept: Kept) -> Artifact:
+        """Take part in what was put away: refuse it if its name has other content, in this work or before."""
+        held, new = self.kept.get(kept.name.casefold(), (None, True))
+        if held is None:
+            held = self._files.known(kept)
+            new = held is None
+        if held is not None and held.name != kept.name:
+            raise UsageError(f"{self.step}: artifacts {held.name!r} and {kept.name!r} differ in case only")
+        if held is not None and held.digest != kept.digest:
+            raise Violation(
+                "ARTIFACT_IMMUTABLE",
+                f"{self.step}: {kept.name!r} is {held.digest[:12]}… already, {kept.digest[:12]}… is other "
+                "content; what is there stays; give it another name, or the step another version",
+            )
+        kept = held or kept
+        self.kept[kept.name.casefold()] = kept, new
+        return as_artifact(kept)
+
+    def take(self, given: tuple[Given, ...]) -> None:
+        """Take over what the same attempt gave away in another process."""
+        for each, payload in given:
+            if type(each) is Kept:
+                self.hold(each)
+            else:
+                assert type(each) is Outgoing
+                self.events.append((each, payload))
+
+    def given(self) -> tuple[Given, ...]:
+        """Return what is stored with the result: events, and references that are new."""
+        return (*self.events, *((kept, None) for kept, new in self.kept.values() if new))
+
+    def put_away(self) -> tuple[Any, ...]:
+        """Return everything that was put away, in its tagged form."""
+        return tuple(plain_of(as_artifact(kept)) for kept, _ in self.kept.values())
 
     def checkpoint(self, value: Any) -> Any:
         """Write down how far the work is; a later attempt gets it back from `resume()`.

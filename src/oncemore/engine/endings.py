@@ -127,6 +127,13 @@ def kept_nothing(plan: Plan, seen: Seen, told: str) -> Exception:
     return ResultUnavailable(told or f"{_which(plan, seen.entity)}: done, but its result was not stored")
 
 
+def altered(plan: Plan, seen: Seen, fault: Exception) -> Exception:
+    """It was done before, and the artifact that its value is in is not what it was."""
+    made = ResultUnavailable(f"{_which(plan, seen.entity)}: done, but its value cannot be had: {fault}")
+    made.__cause__ = fault
+    return made
+
+
 def failed(plan: Plan, seen: Seen, error: Exception | None, told: dict[str, Any] | None) -> Exception:
     """It failed for good; the work's own error is the cause, where it is at hand."""
     run = seen.run

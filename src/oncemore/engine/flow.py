@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from oncemore.codec.artifact import plain_of
 from oncemore.core.classify import verdict
 from oncemore.core.decide import Situation, decide
 from oncemore.core.key import seed_of
@@ -27,14 +28,17 @@ from oncemore.engine.ops import (
     Answer,
     Ask,
     Begin,
+    Check,
     Done,
     End,
+    Fetch,
     Holder,
     Load,
     Now,
     Read,
     Save,
     Sleep,
+    Spill,
     Tell,
     Watch,
     Work,
@@ -69,6 +73,9 @@ def run_step(plan: Plan, call: Call, seen: Seen | None = None) -> Script:
             yield ready
             return
         terms = yield BEGIN
+        if plan.artifact and (yield from _there_already(plan, call, terms, ready, now)):
+            plan = _joined(plan)
+            continue
         claimed = yield Save(ready, _claim(plan, call, terms, ready.run, now), plan.effect != "pure")
         if claimed is None:
             continue
@@ -116,6 +123,7 @@ def finished(plan: Plan, call: Call, seen: Seen) -> End | None:
         or run.state != "COMPLETE"
         or run.committed != seen.version
         or run.cfg_hash != call.cfg_hash
+        or plan.artifact  # it has to be verified first
     ):
         return None
     if (call.input_hash and run.input_hash != call.input_hash) or not seen.body or "result" not in seen.body:
@@ -146,6 +154,12 @@ def _meets_complete(plan: Plan, call: Call, seen: Seen, now: float) -> Script:
         if do == "fail":
             return End(None, endings.config_changed(plan, call))
         yield Tell("config_drift", seen)
+    if plan.artifact:
+        found = yield Check(call.entity, run.cfg_hash, plan.artifact)
+        if found.state != "valid" and plan.effect == "pure" and run.cfg_hash == call.cfg_hash:
+            return _anew(plan, call, seen, now)  # a new run: to compute what is gone, or to end in quarantine
+        if found.state == "altered":
+            return End(None, endings.altered(plan, seen, found.error))
     return (yield from _stored_value(plan, seen))
 
 
@@ -204,6 +218,35 @@ def _held(plan: Plan, seen: Seen, now: float) -> Script:
         return End(None, endings.held(plan, seen))
     yield Save(seen, _settled(plan, seen, answer, "reconciled", now))
     return None
+
+
+# Before the claim: the artifact may be there already ------------------------------------------------
+
+
+def _there_already(plan: Plan, call: Call, terms: Terms, seen: Seen, now: float) -> Script:
+    """Whether the step's artifact has answered: valid, it completes the run; altered, it ends it.
+
+    Altered bytes are never computed anew over: the run fails for good, and a person looks (WAL-10).
+    """
+    found = yield Check(call.entity, call.cfg_hash, plan.artifact)
+    if found.state == "missing":
+        return False
+    marks: tuple[Any, ...] = ()
+    body: dict[str, Any] = {}
+    at = seen.run
+    if at is None or at.state in ("COMPLETE", "HARD_FAIL"):
+        marks, body = ("PENDING",), {"arguments": terms.arguments}
+        at = _new_run(plan, call, terms, at, now)
+    if found.state == "valid":
+        after = _over(at, "COMPLETE", "artifact_exists", committed=seen.version + 1)
+        body = {**body, "result": plan.encode(found.artifact), "artifacts": [plain_of(found.artifact)]}
+        yield Save(seen, Change((*marks, "COMPLETE"), seen.run, after, body))
+        return True
+    after = _over(at, "HARD_FAIL", "checksum_mismatch", failed=seen.version + 1)
+    error = plan.describe(found.error, plan.classify(found.error, now))
+    body = {**body, "error": error, "quarantine": {"reason": "checksum_mismatch", "artifact": found.ref}}
+    yield Save(seen, Change((*marks, *_FAILED), seen.run, after, _escalated(body, at, now)))
+    return True
 
 
 # The claim: counted before it runs, under a new fence -----------------------------------------------
@@ -296,12 +339,26 @@ def _commit(plan: Plan, done: Done, now: float) -> Script:
             saved = yield Save(seen, Change(_FAILED, run, after, body))
             return MOVED if saved is None else End(None, endings.failed(plan, saved, lost, None))
         body = {"result_unavailable": str(lost)}
+    events = done.events
+    if lost is None and plan.large(body["result"]):
+        body, events = yield from _spilled(seen, body, events)
+    if done.artifacts:
+        body["artifacts"] = done.artifacts
     body["duration_s"] = round(now - run.began, 6)
     after = _over(run, "COMPLETE", "", committed=seen.version + 1)
-    saved = yield Save(seen, Change(("COMMIT", "COMPLETE"), run, after, body), True, done.events)
+    saved = yield Save(seen, Change(("COMMIT", "COMPLETE"), run, after, body), True, events)
     if saved is None:
         return MOVED
     return End(None, lost) if lost is not None else (yield from _stored_value(plan, saved))
+
+
+def _spilled(seen: Seen, body: dict[str, Any], events: tuple[Any, ...]) -> Script:
+    """Return body and events of a result that is kept as an artifact; where that fails, as they were."""
+    answer = yield Spill(seen, body["result"])
+    if answer is None:
+        return body, events
+    ref, kept = answer
+    return {"spilled": {"ref": ref, "digest": kept.digest, "size": kept.size}}, (*events, (kept, None))
 
 
 def _fail(plan: Plan, done: Done, error: Exception, now: float) -> Script:
@@ -422,6 +479,11 @@ def _stored_value(plan: Plan, seen: Seen) -> Script:
     body = yield from _body(seen, seen.run.committed)
     if "result_unavailable" in body:
         return End(None, endings.kept_nothing(plan, seen, body["result_unavailable"]))
+    if "spilled" in body:
+        found = yield Fetch(body["spilled"])
+        if isinstance(found, Exception):
+            return End(None, endings.altered(plan, seen, found))
+        return End(plan.decode(found), None)
     return End(plan.decode(body["result"]), None)
 
 

@@ -11,24 +11,27 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.results import value_of
+from oncemore.codec.tagged import untag
 from oncemore.codec.wire import body_of, head_of, header_of
 from oncemore.core import record
 from oncemore.core.key import fingerprint, seed_of
-from oncemore.core.record import NOWHERE, Outgoing, Worker, fold, link
+from oncemore.core.record import NOWHERE, Kept, Outgoing, Worker, fold, link
 from oncemore.core.value import Value
 from oncemore.errors import IllegalMove, KeyExpired, ResultUnavailable, StoreError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from oncemore.codec.artifact import Artifact
     from oncemore.engine.runtime import Engine
     from oncemore.store.base import Entry
 
 #: What kind of state an entity has, by what its name begins with.
-KINDS: dict[str, type[record.Run] | type[Worker] | type[Outgoing]] = {
+KINDS: dict[str, type[record.Run] | type[Worker] | type[Outgoing] | type[Kept]] = {
     "run": record.Run,
     "worker": Worker,
     "event": Outgoing,
+    "artifact": Kept,
 }
 #: How a mark is called in an export (WAL-4).
 RECORDS = {
@@ -145,9 +148,22 @@ class Run:
         body = self._body(self._state.committed)
         if "result_unavailable" in body:
             raise ResultUnavailable(body["result_unavailable"])
+        if "spilled" in body:
+            found = self._engine.artifacts.fetch(body["spilled"])
+            if isinstance(found, Exception):
+                raise ResultUnavailable(f"{self!r} is done, but its value cannot be had: {found}") from found
+            return self._decode(found)
         if "result" not in body:
             raise KeyExpired(f"{self!r} is done, and its value was pruned")
         return self._decode(body["result"])
+
+    @property
+    def artifacts(self) -> tuple[Artifact, ...]:
+        """What a COMPLETE run has put away, in order."""
+        if self.status != "COMPLETE":
+            return ()
+        with self._engine.shelf.around():
+            return tuple(untag(plain) for plain in self._body(self._state.committed).get("artifacts", ()))
 
     @property
     def error(self) -> dict[str, Any] | None:
@@ -280,12 +296,20 @@ def wal(entries: Iterable[Entry]) -> Iterator[dict[str, Any]]:
                 "reason": state.reason,
                 "error": _error(mark, state, body),
                 **({"intent": "compute"} if mark == "INTENT" else {}),
+                **_artifacts(mark, body),
                 **(
                     {"escalation": body["escalation"]}
                     if mark == "ESCALATION" and "escalation" in body
                     else {}
                 ),
             }
+
+
+def _artifacts(mark: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the digests of what was put away, for the records that tell of it (WAL-4)."""
+    if mark not in ("COMMIT", "COMPLETE") or "artifacts" not in body:
+        return {}
+    return {"artifacts": [plain["$artifact"]["digest"] for plain in body["artifacts"]]}
 
 
 def _error(mark: str, state: record.Run, body: dict[str, Any]) -> Any:

@@ -18,6 +18,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from oncemore.engine.artifacts import apart
 from oncemore.engine.limits import too_late
 from oncemore.errors import UsageError
 
@@ -58,6 +59,7 @@ def run(job: Job, attempt: Attempt, invoke: Invoke) -> Any:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     told = {"seen": attempt.seen, "ends_in": invoke.limit_s, "resume": attempt.resume()}
+    told["files"] = apart(job)
     process = context.Process(target=_child, args=(theirs, where, job.args, job.kwargs, told), daemon=True)
     process.start()
     theirs.close()
@@ -102,7 +104,7 @@ def _served(ours: Connection, attempt: Attempt, invoke: Invoke, process: Any) ->
         if what == "error":
             raise value if isinstance(value, BaseException) else RemoteError(value.text)
         if what == "events":
-            attempt.events.extend(value)
+            attempt.take(value)
         else:
             assert what == "checkpoint"
             ours.send(_kept(attempt, value))
@@ -163,6 +165,7 @@ class _Answers:
 
 
 def _call(answers: _Answers, where: tuple[str, str], args: Any, kwargs: Any, told: dict[str, Any]) -> Any:
+    from oncemore.codec.artifact import SHELF
     from oncemore.codec.tagged import Tagger, untag
     from oncemore.engine import clock as clocks
     from oncemore.engine.attempt import CURRENT, Attempt
@@ -184,12 +187,15 @@ def _call(answers: _Answers, where: tuple[str, str], args: Any, kwargs: Any, tol
         lambda value: plain.tag(value, "the value"),
         keep,
         lambda seen: kept[0],
+        None,
+        told["files"],
     )
+    SHELF.set(told["files"].shelf)
     CURRENT.set(attempt)
     if told["ends_in"] is not None:
         ENDS.set(clocks.current.monotonic() + told["ends_in"])
     value = _function(*where)(*args, **kwargs)
-    return value, attempt.events
+    return value, attempt.given()
 
 
 def _function(module: str, name: str) -> Any:

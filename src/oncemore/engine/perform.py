@@ -11,12 +11,15 @@ time, for somebody else. Two rules keep a cut from outside (Ctrl-C, cancellation
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from oncemore.codec.artifact import SHELF
 from oncemore.codec.wire import body_of, head_of, written
-from oncemore.core.record import NOWHERE, Change, Outgoing, Run, Worker, due, unsent
+from oncemore.core.record import NOWHERE, Change, Kept, Outgoing, Run, Worker, due, unsent
 from oncemore.core.value import make
+from oncemore.engine import artifacts
 from oncemore.engine import clock as clocks
 from oncemore.engine.attempt import CURRENT, Attempt
 from oncemore.engine.context import CONTEXT, Context
@@ -26,8 +29,11 @@ from oncemore.engine.ops import (
     Answer,
     Ask,
     Begin,
+    Check,
     Done,
     End,
+    Fetch,
+    Found,
     Holder,
     Load,
     Now,
@@ -35,6 +41,7 @@ from oncemore.engine.ops import (
     Save,
     Seen,
     Sleep,
+    Spill,
     Tell,
     Watch,
     Work,
@@ -46,6 +53,7 @@ from oncemore.store.base import Batch, Index, Stored, Write
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
 
+    from oncemore.codec.artifact import Artifact, Label
     from oncemore.engine.lease import Identity
     from oncemore.engine.ops import Script, Terms
     from oncemore.engine.runtime import Engine
@@ -54,6 +62,8 @@ if TYPE_CHECKING:
     Answered = Stored | Conflict
 
 CHECKPOINT: tuple[Any, ...] = ("CHECKPOINT",)
+EVENT: tuple[Any, ...] = ("EVENT",)
+ARTIFACT: tuple[Any, ...] = ("ARTIFACT",)
 #: Waits before a write whose answer was lost is sent again.
 AGAIN_S = (0.0, 0.05, 0.25, 1.0)
 #: How long a caller looks away while somebody else has the run: at first, at most, and in all.
@@ -63,12 +73,14 @@ LOOK_S, LOOK_MOST_S, LOOK_ANEW_S = 0.002, 0.05, 0.5
 _NO_GUARDS: dict[str, int] = {}
 
 
-def index_of(state: Run | Worker | Outgoing) -> Index:
+def index_of(state: Run | Worker | Outgoing | Kept) -> Index:
     """Return what a head is looked up by."""
     if type(state) is Run:
         return make(Index, ("run", state.state, due(state), state.step, state.worker, state.dataset))
     if type(state) is Outgoing:
         return Index("event", state.state, unsent(state), state.topic, state.worker)
+    if type(state) is Kept:
+        return artifacts.index_of(state)
     assert type(state) is Worker
     return Index("worker", state.state, state.until if state.state == "ALIVE" else None)
 
@@ -92,8 +104,8 @@ class Job:
     """One call on its way: the engine it runs on, the work, and what has cut it off, if anything has."""
 
     __slots__ = (
-        "_reconcile", "_tagged", "_terms", "_untagged", "args", "awaits", "cut", "engine", "held", "isolate",
-        "kwargs", "last", "me", "name", "store", "work",
+        "_reconcile", "_tagged", "_terms", "_untagged", "args", "artifact", "awaits", "cut", "engine", "held",
+        "isolate", "kwargs", "last", "me", "name", "store", "work",
     )  # fmt: skip
 
     def __init__(
@@ -110,13 +122,14 @@ class Job:
         reconcile: Callable[..., Any] | None = None,
         awaits: bool = False,
         isolate: bool = False,
+        artifact: str = "",
     ) -> None:
         self.engine, self.store, self._terms = engine, engine.store, terms
         self.me: Identity | None = None
         self.cut: BaseException | None = None
         self.held: tuple[str, int] | None = None
         self.last: Any = None  # what an awaited operation answered that was closed: nobody else hears it
-        self.awaits, self.isolate = awaits, isolate
+        self.awaits, self.isolate, self.artifact = awaits, isolate, artifact
         self.name, self.work, self.args, self.kwargs = name, work, args, kwargs
         self._tagged, self._untagged, self._reconcile = tagged, untagged, reconcile
 
@@ -157,9 +170,13 @@ class Job:
         """Return the bytes of a change, and the entity as it will be once they are stored."""
         seen, change, now = op.seen, op.change, self.engine.now()
         writes = [write_of(seen.entity, seen.version, seen.hash, change, now)]
-        for event, payload in op.events:
-            sent = Change(("EVENT",), None, event, {"payload": payload})
-            writes.append(write_of(f"event/{event.event_id}", 0, NOWHERE, sent, now))
+        for given, payload in op.events:
+            if type(given) is Kept:
+                entity, sent = artifacts.ref_of(given), Change(ARTIFACT, None, given)
+            else:
+                assert type(given) is Outgoing
+                entity, sent = f"event/{given.event_id}", Change(EVENT, None, given, {"payload": payload})
+            writes.append(write_of(entity, 0, NOWHERE, sent, now))
         run = change.after
         if "INTENT" in change.marks:
             # Before it is written: nobody in this process may take it for lost.
@@ -230,7 +247,8 @@ class Job:
     def attempt(self, seen: Seen, *, asks: bool = False) -> Attempt:
         """Return what the work can know of its attempt."""
         keep = None if asks else (self._keep_awaited if self.awaits else self._keep)
-        return Attempt(seen, self.engine.now, self._tagged, keep, self._kept, CURRENT.get())
+        files = None if asks else self
+        return Attempt(seen, self.engine.now, self._tagged, keep, self._kept, CURRENT.get(), files)
 
     def _checkpoint(self, attempt: Attempt, plain: Any) -> Save:
         seen = attempt.seen
@@ -254,6 +272,47 @@ class Job:
 
     def _kept(self, seen: Seen) -> Any:
         return self._untagged(self.read(Read(seen.entity, seen.run.checkpoint))["checkpoint"])
+
+    # Artifacts --------------------------------------------------------------------------------------
+
+    def put(self, attempt: Attempt, content: Any, label: Label) -> Any:
+        """Put content away for an attempt; in async work the answer is to be awaited."""
+        if self.awaits:
+            return self._put_awaited(attempt, content, label)
+        return attempt.hold(self._put(attempt, content, label))
+
+    def _put(self, attempt: Attempt, content: Any, label: Label) -> Kept:
+        seen = attempt.seen
+        written = self.engine.artifacts.write(content, lambda: self._still(attempt))
+        return artifacts.kept_as(seen.entity, seen.run, label, *written, self.engine.now())
+
+    async def _put_awaited(self, attempt: Attempt, content: Any, label: Label) -> Artifact:
+        return attempt.hold(await _in_thread(self._put, attempt, content, label))
+
+    def _still(self, attempt: Attempt) -> None:
+        """Refuse an attempt that is over, or was taken over: nothing of it comes to light any more."""
+        run = seen_in(self.store, attempt.seen.entity).run
+        if attempt.over or run.state != "RUNNING" or run.fence != attempt.fence:
+            _moved(attempt, None)
+
+    def known(self, kept: Kept) -> Kept | None:
+        """Return what the log has under an artifact's name already."""
+        self.engine.artifacts.sign()  # for one that was put away in a process of its own
+        return self.engine.artifacts.known(artifacts.ref_of(kept))
+
+    def check(self, op: Check) -> Found:
+        """Say whether the step's artifact is there, and valid."""
+        return self.engine.artifacts.check(op.entity, op.cfg_hash, op.name)
+
+    def spill(self, op: Spill) -> tuple[str, Kept] | None:
+        """Keep a large result beside the log."""
+        return self.engine.artifacts.spill(op.seen.entity, op.seen.run, op.encoded)
+
+    def fetch(self, op: Fetch) -> Any:
+        """Return a large result."""
+        return self.engine.artifacts.fetch(op.spilled)
+
+    # ------------------------------------------------------------------------------------------------
 
     def call_work(self) -> Any:
         """Call the step's function."""
@@ -290,7 +349,9 @@ class Job:
         self.cut = None if error is None or isinstance(error, Exception) else error
         if error is not None:
             return Done(attempt.seen, None, error)
-        return Done(attempt.seen, value, None, True, tuple(attempt.events))
+        if not attempt.kept:
+            return Done(attempt.seen, value, None, True, tuple(attempt.events))
+        return Done(attempt.seen, value, None, True, attempt.given(), attempt.put_away())
 
 
 def _moved(attempt: Attempt, saved: Seen | None) -> None:
@@ -303,18 +364,20 @@ def _moved(attempt: Attempt, saved: Seen | None) -> None:
 class _Inside:
     """The surroundings of user code: which attempt it is, what it carries, when it must be over."""
 
-    __slots__ = ("_attempt", "_ends", "_tokens")
+    __slots__ = ("_attempt", "_ends", "_shelf", "_tokens")
 
-    def __init__(self, attempt: Attempt, ends: float | None) -> None:
-        self._attempt, self._ends = attempt, ends
+    def __init__(self, job: Job, attempt: Attempt, ends: float | None) -> None:
+        self._attempt, self._ends, self._shelf = attempt, ends, job.engine.shelf
 
     def __enter__(self) -> None:
         run, around = self._attempt.seen.run, CONTEXT.get()
         carried = Context(run.tenant, run.correlation_id, run.deadline or around.deadline, around.actor)
-        self._tokens = CURRENT.set(self._attempt), CONTEXT.set(carried), ENDS.set(self._ends)
+        shelf = SHELF.set(self._shelf)
+        self._tokens = CURRENT.set(self._attempt), CONTEXT.set(carried), ENDS.set(self._ends), shelf
 
     def __exit__(self, *error: object) -> None:
-        current, carried, ends = self._tokens
+        current, carried, ends, shelf = self._tokens
+        SHELF.reset(shelf)
         ENDS.reset(ends)
         CONTEXT.reset(carried)
         CURRENT.reset(current)
@@ -389,7 +452,7 @@ def _work(job: Job, op: Work) -> Done:
         return Done(op.seen, None, job.cut, begun=False)
     attempt, invoke = job.attempt(op.seen), job.invoke(op)
     try:
-        with _Inside(attempt, invoke.ends):
+        with _Inside(job, attempt, invoke.ends):
             value = job.engine.call(job, attempt, invoke)
     except BaseException as error:  # noqa: BLE001 - it travels as a value, and is raised at the end
         return job.done(attempt, None, error)
@@ -400,7 +463,7 @@ def _ask(job: Job, op: Ask) -> Answer:
     if job.cut is not None:
         return Answer("unknown")
     try:
-        with _Inside(job.attempt(op.seen, asks=True), ENDS.get()):
+        with _Inside(job, job.attempt(op.seen, asks=True), ENDS.get()):
             return _answer(job, job.call_reconcile())
     except BaseException as error:  # noqa: BLE001 - it knows nothing
         return _no_answer(job, error)
@@ -488,7 +551,7 @@ async def _work_awaited(job: Job, op: Work) -> Done:
         return Done(op.seen, None, job.cut, begun=False)
     attempt, invoke = job.attempt(op.seen), job.invoke(op)
     try:
-        with _Inside(attempt, invoke.ends):
+        with _Inside(job, attempt, invoke.ends):
             made = job.call_work()
             value = await (made if invoke.limit_s is None else awaited(attempt.step, invoke, made))
     except BaseException as error:  # noqa: BLE001 - it travels as a value, and is raised at the end
@@ -501,7 +564,7 @@ async def _ask_awaited(job: Job, op: Ask) -> Answer:
     if job.cut is not None:
         return Answer("unknown")
     try:
-        with _Inside(job.attempt(op.seen, asks=True), ENDS.get()):
+        with _Inside(job, job.attempt(op.seen, asks=True), ENDS.get()):
             found = job.call_reconcile()
             return _answer(job, await found if hasattr(type(found), "__await__") else found)
     except BaseException as error:  # noqa: BLE001 - it knows nothing
@@ -522,6 +585,34 @@ async def _watch_awaited(job: Job, op: Watch) -> None:
         await _REAL.pause(pause)
 
 
+async def _in_thread(work: Callable[..., Any], *told: Any) -> Any:
+    """Let a thread wait for the disk or the network, on asyncio or trio."""
+    trio = clocks.in_trio()
+    if trio is not None:
+        return await trio.to_thread.run_sync(work, *told)
+    return await sys.modules["asyncio"].to_thread(work, *told)
+
+
+async def _check_awaited(job: Job, op: Check) -> Found:
+    if job.cut is not None:
+        raise job.cut
+    return await _in_thread(job.check, op)  # type: ignore[no-any-return]
+
+
+async def _spill_awaited(job: Job, op: Spill) -> tuple[str, Kept] | None:
+    try:
+        return await _in_thread(job.spill, op)  # type: ignore[no-any-return]
+    except BaseException as error:
+        if isinstance(error, Exception):
+            raise
+        job.cut = error  # the result stays in the log, and is written before this is raised
+        return None
+
+
+async def _fetch_awaited(job: Job, op: Fetch) -> Any:
+    return job.fetch(op) if job.cut is not None else await _in_thread(job.fetch, op)
+
+
 _REAL = clocks.Clock()
 
 _QUICK: dict[type, Callable[[Job, Any], Any]] = {
@@ -530,7 +621,9 @@ _QUICK: dict[type, Callable[[Job, Any], Any]] = {
 }  # fmt: skip
 _BLOCKING: dict[type, Callable[[Job, Any], Any]] = {
     Save: _save, Work: _work, Ask: _ask, Sleep: _sleep, Watch: _watch,
+    Check: Job.check, Spill: Job.spill, Fetch: Job.fetch,
 }  # fmt: skip
 _AWAITING: dict[type, Callable[[Job, Any], Coroutine[Any, Any, Any]]] = {
     Save: _save_awaited, Work: _work_awaited, Ask: _ask_awaited, Sleep: _sleep_awaited, Watch: _watch_awaited,
+    Check: _check_awaited, Spill: _spill_awaited, Fetch: _fetch_awaited,
 }  # fmt: skip

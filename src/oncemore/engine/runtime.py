@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from oncemore.codec.wire import head_of
 from oncemore.core.record import Worker
 from oncemore.engine import clock as clocks
+from oncemore.engine.artifacts import Artifacts, Shelf
 from oncemore.engine.ids import uuid7
 from oncemore.engine.lease import BEATS, LEASE_S, Heart, Identity
 from oncemore.errors import StoreError, UsageError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Self
 
+    from oncemore.engine.artifact_places import Place
     from oncemore.engine.attempt import Attempt
     from oncemore.engine.ops import Seen
     from oncemore.engine.perform import Job
@@ -45,6 +47,7 @@ class Engine:
     lease_s        how long this process keeps its runs after its last sign of life
     inline_wait_s  the longest wait that a call sits out; a longer one is parked
     on_event       called with each event about a call that is worth knowing (`config_drift`)
+    place          opens where the bytes of artifacts go; None if there is nowhere
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Engine:
         lease_s: float = LEASE_S,
         inline_wait_s: float = INLINE_WAIT_S,
         on_event: Callable[[str, Seen], object] | None = None,
+        place: Callable[[], Place] | None = None,
     ) -> None:
         if not SHORTEST_LEASE_S <= lease_s <= LONGEST_LEASE_S:
             raise UsageError(
@@ -67,6 +71,7 @@ class Engine:
         self.inline_wait_s = inline_wait_s
         self._opens = opens
         self._on_event = on_event
+        self.shelf = Shelf(place)
         self.begin_anew()
         _engines.add(self)
 
@@ -93,6 +98,11 @@ class Engine:
                     self._store = self._opens()
                 store = self._store
         return store
+
+    @property
+    def artifacts(self) -> Artifacts:
+        """What steps on this engine have put away."""
+        return Artifacts(self, self.shelf)
 
     def facts(self) -> Facts:
         """Return what the store really gives: which engine, and what survives what."""
