@@ -178,3 +178,19 @@ def test_a_heart_beats_until_it_is_stopped() -> None:
     heart.stop()
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_one_that_leaves_quietly_writes_nothing(store: MemoryStore, time: Time) -> None:
+    me = Identity(store, "w", 60.0, time)
+    me.quiet = True
+    me.end()
+    assert store.gone("w")
+    assert state_of(store).state == "ALIVE"
+
+
+def test_one_that_has_written_nothing_has_nothing_to_give_back(store: MemoryStore, time: Time) -> None:
+    me = Identity(store, "w", 60.0, time)
+    me._state = None
+    me.end()
+    assert store.gone("w")
+    assert len(list(store.entries())) == 1

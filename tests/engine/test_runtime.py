@@ -5,6 +5,7 @@ import gc
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -181,3 +182,27 @@ def test_closing_while_the_store_is_gone_is_no_error() -> None:
     engine.store._closed = True  # type: ignore[attr-defined]
     engine.close()
     engine.close()
+
+
+class Meanwhile:
+    """A lock: while one waits for it, something happens."""
+
+    def __init__(self, happens: Callable[[], object]) -> None:
+        self.happens = happens
+
+    def __enter__(self) -> None:
+        self.happens()
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+def test_who_comes_second_takes_what_the_first_has_opened() -> None:
+    other = oncemore.open("memory:")
+    theirs, me = other.store, other.identity()
+    engine = oncemore.open("memory:")
+    engine._lock = Meanwhile(lambda: setattr(engine, "_store", theirs))  # type: ignore[assignment]
+    assert engine.store is theirs
+    engine._lock = Meanwhile(lambda: setattr(engine, "_me", me))  # type: ignore[assignment]
+    assert engine.identity() is me
+    other.close()

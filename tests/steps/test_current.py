@@ -16,7 +16,7 @@ from oncemore.codec.wire import body_of, head_of
 from oncemore.core.record import Outgoing
 from oncemore.store.base import Query
 from oncemore.testing import FakeClock
-from tests.steps.colours import COLOURS, SOON, Turns, do, each_colour, in_memory, made
+from tests.steps.colours import COLOURS, SOON, Busy, Turns, do, each_colour, in_memory, made, on_sqlite
 
 
 def test_outside_of_a_step_there_is_none() -> None:
@@ -382,6 +382,23 @@ def test_an_inner_step_that_is_parked_parks_the_outer_one_as_long(colour: str) -
         assert caught.value.run.step == "outer"  # type: ignore[attr-defined]
         assert caught.value.until >= inner.last(0).not_before
         assert outer.last().attempts[0].error["code"] == "STEP_PARKED"
+
+
+@on_sqlite
+@pytest.mark.usefixtures("clock")
+def test_an_inner_step_that_somebody_else_has_is_tried_again_later(engine: oncemore.Engine) -> None:
+    busy = Busy()
+    busy.start(made("plain", busy.hold, name="inner").on(engine), 0)
+    inner = made("plain", Turns("never"), name="inner", if_running="raise")
+
+    def around(x: int) -> str:
+        if oncemore.current().number == 2:
+            busy.end()
+        return str(inner(x))
+
+    outer = made("plain", around, name="outer")
+    assert outer() == "held"
+    assert outer.last().attempts[0].error["code"] == "STEP_IN_PROGRESS"
 
 
 @in_memory

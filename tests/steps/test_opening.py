@@ -93,6 +93,33 @@ def test_argument_comes_before_environment_before_file_before_default(
     assert opening.chosen() is engine
 
 
+def test_each_store_of_the_settings_has_one_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for store in ("a.db", "b.db", f"sqlite:///{tmp_path}/a.db", f"{tmp_path}/b.db"):
+        monkeypatch.setenv("ONCEMORE_STORE", store)
+        found.append(opening.chosen())
+    assert found[0] is found[2] is not found[1] is found[3]
+
+
+def test_who_comes_second_takes_the_engine_that_the_first_has_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONCEMORE_STORE", "memory:")
+    engine = opening.chosen()
+    (where,) = [where for where, known in opening._known.items() if known is engine]
+    del opening._known[where]
+
+    class Meanwhile:
+        """A lock: while one waits for it, somebody else makes the engine."""
+
+        def __enter__(self) -> None:
+            opening._known[where] = engine
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+    monkeypatch.setattr(opening, "_lock", Meanwhile())
+    assert opening.chosen() is engine
+
+
 def test_a_step_that_names_no_policy_has_that_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONCEMORE_POLICY", "lit")
     step = oncemore.step(effect="pure", name="by default")(lambda: 1)

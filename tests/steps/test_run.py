@@ -1,5 +1,6 @@
 """What a run leaves in the log: states, transitions, records, attempts, proofs; and that the log is whole."""
 
+import hashlib
 import itertools
 import re
 import threading
@@ -11,12 +12,21 @@ import pytest
 import oncemore
 from oncemore.codec.wire import head_of
 from oncemore.core.model import MOVES, STATES
-from oncemore.core.record import Kept, Outgoing, Worker
-from oncemore.core.record import Run as State
 from oncemore.engine.history import KINDS, verify
 from oncemore.store.base import Query
 from oncemore.testing import FakeClock
-from tests.steps.colours import SOON, Busy, Turns, abandoned, do, each_colour, in_memory, made, on_sqlite
+from tests.steps.colours import (
+    POLICY,
+    SOON,
+    Busy,
+    Turns,
+    abandoned,
+    do,
+    each_colour,
+    in_memory,
+    made,
+    on_sqlite,
+)
 
 TEN = {
     "run_id", "node_id", "attempt", "input_hash", "seed", "cfg_hash", "idempotency_key", "checkpoint_ref",
@@ -213,12 +223,10 @@ def busy_log(engine: oncemore.Engine) -> None:
 def test_the_log_alone_gives_every_head(engine: oncemore.Engine) -> None:
     busy_log(engine)
     rebuilt = verify(engine.store.entries())
-    kinds = {"run": State, "worker": Worker, "event": Outgoing, "artifact": Kept}
-    assert kinds == KINDS
     found = {}
-    for kind, made_of in kinds.items():
+    for kind, made_of in KINDS.items():
         for head in engine.store.heads(Query(kind, limit=1000)):
-            found[head.entity] = (head.version, head.hash, head_of(head.head, made_of))  # type: ignore[type-var]
+            found[head.entity] = (head.version, head.hash, head_of(head.head, made_of))
     assert found == rebuilt
     assert {name.partition("/")[0] for name in found} == {"run", "worker", "event"}
 
@@ -279,3 +287,21 @@ def test_ten_calls_of_finished_work_write_nothing(engine: oncemore.Engine) -> No
     before = len(list(engine.store.entries()))
     assert [step() for _ in range(10)] == ["done"] * 10
     assert len(list(engine.store.entries())) == before
+
+
+@in_memory
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize("seed", ["<sha256(run_id)>", "<sha256(idempotency_key)>", "literal"])
+def test_draws_are_seeded_as_the_policy_says_and_the_seed_is_recorded(seed: str) -> None:
+    step = made("plain", Turns("done"), policy=POLICY.but(jitter_seed=seed))
+    run = step.run(1)
+    of_run, of_key = (hashlib.sha256(text.encode()).hexdigest() for text in (run.run_id, run.key))
+    meant = {"<sha256(run_id)>": of_run, "<sha256(idempotency_key)>": of_key, "literal": "literal"}
+    assert {line["seed"] for line in run.wal()} == {meant[seed]}
+
+
+@in_memory
+@pytest.mark.usefixtures("engine")
+def test_an_entry_that_is_not_there_has_no_body() -> None:
+    run = made("plain", Turns("done")).run(1)
+    assert run._body(99) == {}

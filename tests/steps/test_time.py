@@ -1,5 +1,6 @@
 """Time: limits of one attempt and of the whole, deadlines, and what outlives them."""
 
+import os
 import threading
 import time
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 import oncemore
 from oncemore.testing import FakeClock
+from tests.steps import isolated
 from tests.steps.colours import POLICY, SOON, Turns, do, each_colour, in_memory, made
 
 AT_ONCE = POLICY.but(schedule=oncemore.fixed(0.001, 0.002))
@@ -271,3 +273,11 @@ def test_retry_around_a_step_does_not_multiply_its_attempts(clock: FakeClock) ->
     with pytest.raises(oncemore.RetriesExhausted):
         oncemore.retrying(step, on=oncemore.Failed, attempts=3)()
     assert turns.calls == 3
+
+
+@in_memory
+@pytest.mark.usefixtures("engine")
+def test_isolated_work_runs_in_a_process_of_its_own_and_is_remembered_like_any_other() -> None:
+    pid, number, x = isolated.where(5)
+    assert (pid != os.getpid(), number, x) == (True, 1, 5)
+    assert isolated.where(5) == [pid, number, x]
