@@ -1,4 +1,4 @@
-"""Schedules of the whole engine by the hundred thousand (`tests/sim/simulator.py`).
+"""Schedules of the whole engine by the hundred thousand (`tests/sim/simulator.py`), and what is complete.
 
 ONCEMORE_SIM_SCHEDULES=N   how many schedules (300,000 in `make torture`, a few elsewhere)
 """
@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.crash.test_every_flow import SCENARIOS, killed
 from tests.sim.simulator import Report, run_many
+from tests.sim.test_exhaustive import EFFECTS, TURNS, explored
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 PARTS = 8
-SCHEDULES = (
-    int(os.environ.get("ONCEMORE_SIM_SCHEDULES", "300000")) if os.environ.get("ONCEMORE_TORTURE") else 800
-)
+TORTURE = bool(os.environ.get("ONCEMORE_TORTURE"))
+SCHEDULES = int(os.environ.get("ONCEMORE_SIM_SCHEDULES", "300000")) if TORTURE else 800
 AT_ONCE = 1_000
 
 
@@ -35,3 +36,17 @@ def test_no_schedule_of_very_many_breaks_a_promise(
     print(f"\nsimulation: seeds {first} … {first + count - 1}: {report}")
     record_property("simulation", str(report))
     assert report.schedules == count
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("turns", TURNS)
+@pytest.mark.parametrize("effect", EFFECTS)
+def test_every_interleaving_of_two_workers(effect: str, turns: str) -> None:
+    explorer = explored(effect, turns, faults=2 if TORTURE else 0)
+    print(f"\n{effect}, {turns}: {explorer.states:,} states, {explorer.ends:,} ends, violations 0")
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_three_processes_die_one_after_the_other(name: str) -> None:
+    print(f"\n{name}: {killed(SCENARIOS[name], (), 3 if TORTURE else 1)} ways to die")

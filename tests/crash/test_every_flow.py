@@ -1,0 +1,390 @@
+"""Every flow there is, killed at every operation and again at every operation of what comes after."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from oncemore.core.backoff import Schedule
+from oncemore.engine import ops
+from oncemore.errors import (
+    DeadlineExceeded,
+    Failed,
+    KeyConflict,
+    OutcomeUnknown,
+    Parked,
+    RetriesExhausted,
+    Terminal,
+    UsageError,
+)
+from tests.crash.acts import Cut, Stage
+from tests.crash.world import ENTITY, POLICY, Crash
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Act = Callable[[], Any]
+
+
+#: How many processes die one after the other, each at every operation it comes to.
+DEEP = 3 if os.environ.get("ONCEMORE_TORTURE") else 2
+
+
+class Scenario:
+    """What was there before, what a process then does, and what may have become of it in the end."""
+
+    def __init__(
+        self,
+        effect: str,
+        turns: list[str],
+        *,
+        before: Callable[[Stage], None] = lambda stage: None,
+        acts: Callable[[Stage], list[Act]] = lambda stage: [stage.calling],
+        ends: tuple[Any, ...],
+        later: Callable[[Stage], None] = lambda stage: None,
+        **plan: Any,
+    ) -> None:
+        self.effect, self.turns, self.plan = effect, turns, plan
+        self.before, self.acts, self.ends, self.later = before, acts, ends, later
+
+    def stage(self) -> Stage:
+        made = Stage(self.effect, self.turns, **self.plan)
+        self.before(made)
+        return made
+
+    def judge(self, stage: Stage) -> None:
+        """Call until there is an end; hold it to what may have become of it, and the log to its rules."""
+        for _ in range(20):
+            ended = stage.play(stage.calling)
+            if isinstance(ended, Parked):
+                stage.now = max(stage.now, ended.until)
+            elif not isinstance(ended, Cut):
+                break
+        kinds = tuple(kind for kind in self.ends if isinstance(kind, type))
+        assert ended in self.ends or isinstance(ended, kinds), ended
+        stage.judge.closing(stage.store)
+        run = stage.seen().run
+        assert run is not None
+        assert run.state in ("COMPLETE", "HARD_FAIL") or run.held_for
+        if stage.effect == "once":
+            assert len(stage.happened) <= 1
+
+
+def failed(stage: Stage) -> None:
+    """It has failed for good before."""
+    assert isinstance(stage.play(stage.calling), Failed)
+
+
+def done(stage: Stage) -> None:
+    """It was done before."""
+    assert stage.play(stage.calling) == "value 1"
+
+
+def held(stage: Stage) -> None:
+    """Nobody knows what became of it."""
+    assert isinstance(stage.play(stage.calling), OutcomeUnknown)
+
+
+def held_twice(stage: Stage) -> None:
+    """Nobody knows, and a reconcile function that is asked does not either, for now."""
+    stage.patience = 2
+    held(stage)
+
+
+def time_passes(stage: Stage) -> None:
+    stage.now += 100.0
+
+
+VALUES = tuple(f"value {n}" for n in range(1, 9))
+SCENARIOS = {
+    "a rerun of failed work": Scenario(
+        "idempotent", ["permanent", "transient", "effect ok"], before=failed,
+        ends=(*VALUES, RetriesExhausted), acts=lambda stage: [stage.reopening, stage.calling],
+    ),
+    "a rerun of failed work that must not repeat": Scenario(
+        "once", ["refused", "refused", "refused", "effect ok"], before=failed,
+        ends=(*VALUES, OutcomeUnknown, Failed), acts=lambda stage: [stage.reopening, stage.calling],
+    ),
+    "a rerun of pure work that is done": Scenario(
+        "pure", ["effect ok"], before=done, ends=(*VALUES, RetriesExhausted),
+        acts=lambda stage: [stage.reopening, stage.calling],
+    ),
+    "a decision that it was applied": Scenario(
+        "once", ["effect transient"], before=held, ends=("value 1",),
+        acts=lambda stage: [stage.settling, stage.calling],
+    ),
+    "a decision that it was not applied": Scenario(
+        "once", ["transient", "effect ok"], before=held, ends=(*VALUES, OutcomeUnknown),
+        acts=lambda stage: [stage.settling, stage.calling],
+    ),
+    "a reconcile function that knows later, applied": Scenario(
+        "once", ["effect transient"], before=held_twice,
+        ends=("value 1",), asks=True,
+    ),
+    "a reconcile function that knows later, not applied": Scenario(
+        "once", ["transient", "effect ok"], before=held_twice,
+        ends=(*VALUES, RetriesExhausted), asks=True,
+    ),
+    "checkpoints": Scenario(
+        "idempotent", ["checkpoint checkpoint transient", "checkpoint effect checkpoint ok"],
+        ends=(*VALUES, RetriesExhausted),
+    ),
+    "checkpoints of work that must not repeat": Scenario(
+        "once", ["checkpoint effect checkpoint ok"], ends=("value 1", OutcomeUnknown),
+    ),
+    "checkpoints of work that must not repeat, with a reconcile function": Scenario(
+        "once", ["checkpoint effect checkpoint ok"], ends=(*VALUES, RetriesExhausted), asks=True,
+    ),
+    "events": Scenario(
+        "outbox", ["event event transient", "event event ok"], ends=(*VALUES, RetriesExhausted)
+    ),
+    "events of work that fails for good": Scenario("outbox", ["event permanent"], ends=(Failed,)),
+    "a deadline that comes in a wait": Scenario(
+        "idempotent", ["transient"], ends=(DeadlineExceeded, RetriesExhausted),
+        acts=lambda stage: [lambda: stage.calling(deadline=1008.0)],
+    ),
+    "a deadline that passes while nobody is there": Scenario(
+        "idempotent", ["transient", "effect ok"], ends=(*VALUES, DeadlineExceeded), later=time_passes,
+        acts=lambda stage: [lambda: stage.calling(deadline=1008.0)],
+    ),
+    "a deadline and work that must not repeat": Scenario(
+        "once", ["refused", "effect ok"], ends=(*VALUES, DeadlineExceeded, OutcomeUnknown), later=time_passes,
+        acts=lambda stage: [lambda: stage.calling(deadline=1008.0)],
+    ),
+    "a new run after a failure": Scenario(
+        "idempotent", ["permanent", "transient", "effect ok"], before=failed, ends=(*VALUES, Failed),
+        after_failure="new_run",
+    ),
+    "no new run after a failure of work that must not repeat": Scenario(
+        "once", ["refused", "refused", "refused", "effect ok"], before=failed, ends=(Failed,),
+        after_failure="new_run",
+    ),
+    "another config of pure work": Scenario(
+        "pure", ["effect ok"], before=done, ends=(*VALUES, RetriesExhausted),
+        acts=lambda stage: [lambda: stage.calling(cfg_hash="other")],
+    ),
+    "another config of work with effects": Scenario(
+        "idempotent", ["effect ok"], before=done, ends=("value 1",),
+        acts=lambda stage: [lambda: stage.calling(cfg_hash="other")],
+    ),
+    "a cut before the first line": Scenario(
+        "idempotent", ["cut off", "effect ok"], ends=(*VALUES, RetriesExhausted)
+    ),
+    "a cut before the first line of work that must not repeat": Scenario(
+        "once", ["cut off", "effect ok"], ends=(*VALUES, OutcomeUnknown)
+    ),
+    "a cut in the work": Scenario(
+        "idempotent", ["effect cut", "effect ok"], ends=(*VALUES, RetriesExhausted)
+    ),
+    "a cut in pure work": Scenario("pure", ["checkpoint cut", "effect ok"], ends=(*VALUES, RetriesExhausted)),
+    "a cut in work that must not repeat": Scenario("once", ["effect cut"], ends=(OutcomeUnknown,)),
+    "a cut in work that must not repeat, with a reconcile function": Scenario(
+        "once", ["effect cut"], ends=(*VALUES, RetriesExhausted), asks=True
+    ),
+}  # fmt: skip
+
+
+def after(scenario: Scenario, deaths: tuple[int, ...]) -> Stage | None:
+    """Return what is left when processes died one after the other; None if the last one came to its end."""
+    stage = scenario.stage()
+    for dies_at in deaths:
+        try:
+            stage.play(*scenario.acts(stage), dies_at=dies_at)
+        except Crash:
+            scenario.later(stage)
+        else:
+            return None
+    return stage
+
+
+def killed(scenario: Scenario, deaths: tuple[int, ...], deep: int) -> int:
+    """Kill at every operation, and what comes after it at every one of its own; return how often."""
+    count = 0
+    for dies_at in itertools.count(1):
+        stage = after(scenario, (*deaths, dies_at))
+        if stage is None:
+            return count
+        stage.play(*scenario.acts(stage))
+        scenario.judge(stage)
+        count += 1 + (killed(scenario, (*deaths, dies_at), deep - 1) if deep > 1 else 0)
+    raise AssertionError
+
+
+@pytest.mark.req("WAL-7", "WAL-13")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_crash_at_every_operation_and_again_at_every_one_after_it(
+    name: str, record_property: Callable[[str, object], None]
+) -> None:
+    scenario = SCENARIOS[name]
+    whole = scenario.stage()
+    whole.play(*scenario.acts(whole))
+    length = whole.length
+    scenario.judge(whole)
+    crashes = killed(scenario, (), DEEP)
+    print(f"\n{name}: {crashes} ways to die, {DEEP} deep")
+    record_property("crashes", crashes)
+    assert crashes > length
+
+
+# What the scenarios must have met ---------------------------------------------------------------------
+
+
+def test_an_attempt_goes_on_from_the_checkpoint_of_the_one_before() -> None:
+    stage = Stage("idempotent", ["checkpoint transient", "checkpoint effect ok"])
+    assert stage.play(stage.calling) == "value 2"
+    assert stage.kept == [1]
+
+
+def test_events_are_there_if_and_only_if_it_was_committed() -> None:
+    stage = Stage("outbox", ["event event permanent"])
+    failed(stage)
+    assert not stage.book.events
+    stage.turns = ["event event ok"]
+    stage.play(stage.reopening, stage.calling)
+    assert len(stage.book.events) == 2
+    stage.judge.closing(stage.store)
+
+
+@pytest.mark.req("STATE-6")
+def test_attempts_are_numbered_on_through_crashes_and_runs() -> None:
+    stage = Stage("idempotent", ["transient"], policy=POLICY.but(max_attempts=6))
+    for _ in range(2):
+        assert any(type(op) is ops.Work for op in stage.calling())  # there it dies
+        stage.alive.clear()
+    assert stage.seen().run.attempt == 2
+    assert isinstance(stage.play(stage.calling), RetriesExhausted)
+    assert sorted(stage.book.executed) == [3, 4, 5, 6]  # a run crashed at attempt 2 resumes at 3
+    stage.turns = ["effect ok"]
+    assert stage.play(stage.reopening, stage.calling) == "value 7"
+
+
+@pytest.mark.req("LEASE-7")
+def test_ten_redeliveries_of_work_that_fails_are_no_more_attempts() -> None:
+    stage = Stage("idempotent", ["transient"])
+    for dies_at in range(1, 11):
+        try:
+            stage.play(stage.calling, dies_at=dies_at)
+        except Crash:
+            continue
+    assert isinstance(stage.play(stage.calling), RetriesExhausted)
+    assert stage.executions <= POLICY.max_attempts
+
+
+@pytest.mark.req("LEASE-6")
+def test_who_takes_over_in_a_delay_waits_for_its_end() -> None:
+    slow = POLICY.but(schedule=Schedule("fixed", delays=(20.0,)))
+    stage = Stage("idempotent", ["transient", "effect ok"], policy=slow)
+    assert any(type(op) is ops.Sleep for op in stage.calling())  # it dies in its delay of 20 s
+    stage.alive.clear()
+    stage.now += 1.0
+    assert stage.play(stage.calling) == "value 2"
+    assert stage.seen().run.began >= 1020.0
+
+
+@pytest.mark.req("WAL-11")
+@pytest.mark.parametrize(
+    ("turn", "patience", "ends"),
+    [
+        ("effect transient", 0, "value 1"),
+        ("transient", 0, "value 2"),
+        ("effect transient", 9, OutcomeUnknown),
+    ],
+    ids=["effect there", "effect absent", "unknown"],
+)
+def test_an_intent_without_commit_is_asked_about_first(turn: str, patience: int, ends: Any) -> None:
+    stage = Stage("once", [turn, "effect ok"], asks=True)
+    script = stage.calling()
+    for op in script:
+        if op == "effect" or (type(op) is ops.Work and turn == "transient"):
+            break
+    if turn != "transient":
+        next(script)  # the effect happens, and nobody hears of it
+    else:
+        stage.executions += 1
+    stage.alive.clear()
+    stage.patience = patience
+    ended = stage.play(stage.calling)
+    assert ended == ends or isinstance(ended, ends)  # type: ignore[arg-type]
+    assert len(stage.happened) == 1
+
+
+def test_of_two_people_who_decide_the_second_decides_nothing() -> None:
+    """What the second looked at is gone: a new attempt is held by then, which they know nothing of."""
+    stage = Stage("once", ["transient", "effect transient"])
+    held(stage)
+    second = stage.settling()
+    for op in second:
+        if type(op) is ops.Save:
+            break
+    stage.play(stage.settling, stage.calling)
+    assert isinstance(stage.play(stage.calling), OutcomeUnknown)  # attempt 2 took effect, and is held
+    version = stage.seen().version
+    with pytest.raises(StopIteration) as end:
+        next(second)
+    assert isinstance(end.value.value, UsageError)
+    assert stage.seen().version == version
+    assert len(stage.happened) == 1
+
+
+@pytest.mark.parametrize("act", ["reopening", "settling"])
+def test_other_arguments_decide_nothing_about_a_key(act: str) -> None:
+    stage = Stage("once", ["refused"] if act == "reopening" else ["transient"])
+    stage.play(stage.calling)
+    made = stage.call()._replace(input_hash="other")
+    stage.call = lambda: made  # type: ignore[method-assign]
+    version = stage.seen().version
+    script = getattr(stage, act)()
+    with pytest.raises(StopIteration) as end:
+        stage.judge.ended = lambda *args: None  # type: ignore[method-assign]
+        while True:
+            next(script)
+    assert isinstance(end.value.value, KeyConflict)
+    assert stage.seen().version == version
+
+
+@pytest.mark.parametrize(
+    "plan", [{"after_failure": "new_run"}, {}], ids=["after a failure", "another config"]
+)
+def test_a_new_run_does_not_begin_after_its_deadline(plan: dict[str, Any]) -> None:
+    stage = Stage("pure", ["permanent"] if plan else ["effect ok"], **plan)
+    stage.play(stage.calling)
+    version = stage.seen().version
+    ended = stage.play(lambda: stage.calling(deadline=stage.now, cfg_hash="cfg" if plan else "other"))
+    assert isinstance(ended, DeadlineExceeded)
+    assert stage.seen().version == version
+
+
+@pytest.mark.parametrize("ends", ["ok", "permanent", "cut"])
+@pytest.mark.parametrize("effect", ["idempotent", "once"])
+def test_a_checkpoint_whose_answer_was_lost_for_good_does_not_lose_the_attempt(
+    effect: str, ends: str
+) -> None:
+    """Its outcome is written on what is there, as long as the attempt is the one under way."""
+    stage = Stage(effect, [f"checkpoint effect {ends}"])
+    script = stage.calling()
+    real = stage._save
+
+    def unsure(op: ops.Save) -> ops.Seen | None:
+        saved = real(op)
+        return op.seen if op.change.marks == ("CHECKPOINT",) else saved
+
+    stage._save = unsure  # type: ignore[method-assign]
+    with pytest.raises(StopIteration) as end:
+        while True:
+            next(script)
+    run = stage.seen().run
+    if ends == "ok":
+        assert (end.value.value, run.state) == ("value 1", "COMPLETE")
+    elif ends == "cut":
+        assert isinstance(end.value.value, Cut)
+        assert (run.state, run.reason) == ("SOFT_FAIL", "interrupted")
+    elif effect == "once":
+        assert isinstance(end.value.value, OutcomeUnknown)
+    else:
+        assert isinstance(end.value.value, Terminal)
+    assert stage.executions == 1
+    assert ENTITY in stage.judge.books
