@@ -10,6 +10,7 @@ import inspect
 import re
 import sys
 from datetime import timedelta
+from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
@@ -162,12 +163,8 @@ def _imported_as(main: Mapping[str, Any]) -> str:
     if spec is not None and spec.name != "__main__":
         return str(spec.name)
     file = Path(main.get("__file__") or "main").absolute()
-    parts = [file.stem]
-    for folder in file.parents:
-        if not (folder / "__init__.py").exists():
-            break
-        parts.insert(0, folder.name)
-    return ".".join(parts)
+    packages = takewhile(lambda folder: (folder / "__init__.py").exists(), file.parents)
+    return ".".join([*reversed([folder.name for folder in packages]), file.stem])
 
 
 def _effect(effect: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, overload
 from warnings import warn
 
 from oncemore.codec import results
@@ -50,7 +50,9 @@ if TYPE_CHECKING:
     from oncemore.options import Seconds
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
+S = TypeVar("S")
 
 _PLAIN = Tagger()
 
@@ -105,7 +107,12 @@ class Step(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<oncemore.Step {self.name} ({self._recipe.effect})>"
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Step[P, R]:
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Step[P, R]: ...
+    @overload
+    def __get__(self: Step[Concatenate[S, Q], R], instance: S, owner: type | None = None) -> Step[Q, R]: ...
+    def __get__(self, instance: Any, owner: type | None = None) -> Step[Any, R]:
+        """Bind a method to its object, as functions do."""
         if instance is None:
             return self
         return Step(self._recipe, self._engine, (instance,))

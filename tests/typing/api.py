@@ -123,3 +123,76 @@ oncemore.classifier(KeyboardInterrupt)  # type: ignore[arg-type]
 @oncemore.classifier(OSError)  # type: ignore[type-var]
 def unfit(error: OSError) -> str:
     return "transient"
+
+
+# Durable steps -------------------------------------------------------------------------------------
+
+
+@oncemore.step(effect="once", key="order", not_applied=ConnectionRefusedError, timeout=timedelta(seconds=5))
+def pay(order: str, amount: int, *, token: oncemore.Secret | None = None) -> dict[str, int]:
+    return {order: amount}
+
+
+assert_type(pay("o-1", 5), dict[str, int])
+assert_type(pay("o-1", amount=5, token=oncemore.Secret("x")), dict[str, int])
+assert_type(pay.__wrapped__("o-1", 5), dict[str, int])
+assert_type(pay.key("o-1", 5), str)
+assert_type(pay.last("o-1", 5), oncemore.Run | None)
+assert_type(pay.name, str)
+assert_type(pay.settle(oncemore.applied({"o-1": 5}), "o-1", 5, reason="seen"), oncemore.Run)
+pay(5, 5)  # type: ignore[arg-type]
+pay("o-1")  # type: ignore[call-arg]
+pay.key("o-1", "5")  # type: ignore[arg-type]
+pay.settle(oncemore.not_applied(), "o-1", 5)  # type: ignore[call-arg]
+pay.rerun("o-1", 5)  # type: ignore[call-arg]
+oncemore.step(effect="safe")  # type: ignore[arg-type]
+oncemore.step(effect="pure", retries=3)  # type: ignore[call-arg]
+
+
+@oncemore.step(effect="pure", bucket="day", within=60, partition=lambda url: url[:5])
+async def poll(url: str) -> list[str]:
+    attempt = oncemore.current()
+    assert_type(attempt, oncemore.Attempt)
+    assert_type(attempt.number, int)
+    assert_type(attempt.key, str)
+    assert_type(attempt.fence, int)
+    assert_type(attempt.remaining(), float | None)
+    assert_type(attempt.emit("polled", {"url": url}), str)
+    assert_type(attempt.rng.random(), float)
+    await attempt.checkpoint(url)
+    return [url]
+
+
+async def use_steps() -> None:
+    assert_type(await poll("x"), list[str])
+    await poll(5)  # type: ignore[arg-type]
+    assert_type(poll.last("x"), oncemore.Run | None)
+
+
+with oncemore.open("memory:", lease_s=30, max_inline_wait_s=5) as engine:
+    assert_type(engine, oncemore.Engine)
+    assert_type(pay.on(engine)("o-1", 5), dict[str, int])
+    with oncemore.context(tenant="acme", deadline=datetime.now(UTC)) as around:
+        assert_type(around.tenant, str)
+oncemore.open(5)  # type: ignore[arg-type]
+oncemore.context("acme")  # type: ignore[call-arg]
+
+run = pay.last("o-1", 5)
+if run is not None:
+    assert_type(run.status, str)
+    assert_type(run.explain(), str)
+    assert_type(run.wait(5), oncemore.Run)
+    assert_type(run.attempts[0].number, int)
+    run.status = "COMPLETE"  # type: ignore[misc]
+
+
+class Shop:
+    @oncemore.step(effect="pure", ignore="self")
+    def price(self, product: str) -> int:
+        return len(product)
+
+
+assert_type(Shop().price("x"), int)
+assert_type(Shop().price.key("x"), str)
+assert_type(Shop.price(Shop(), "x"), int)
+Shop().price(5)  # type: ignore[arg-type]
