@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING
+from _signal import getsignal, signal  # type: ignore[import-not-found] # without enums: a tenth of the cost
+from _thread import get_ident
+from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.wire import head_of, written
 from oncemore.core.record import NOWHERE, Change, Worker
@@ -47,7 +49,8 @@ class Identity:
         self._lock = threading.Lock()
         self._version, self._hash = 0, NOWHERE
         self._state: Worker | None = None
-        self._presence: Presence = store.enter(name)
+        with Shield():
+            self._presence: Presence = store.enter(name)
         self.renew()
 
     @property
@@ -117,7 +120,8 @@ class Identity:
             made = written(change, self.entity, self._version + 1, self._hash, self._now(), own)
             by = Index("worker", state.state, state.until, "", self.name)
             write = Write(self.entity, self._version, *made, by)
-            answer = self._store.append(Batch((write,), {}, sync=False)).wait()
+            with Shield():
+                answer = self._store.append(Batch((write,), {}, sync=False)).wait()
             if isinstance(answer, Stored) or (answer.head is not None and answer.head.hash == made.hash):
                 self._version, self._hash, self._state = self._version + 1, made.hash, state
                 return
@@ -126,6 +130,67 @@ class Identity:
                 self._state = head_of(answer.head.head, Worker)
                 change = Change(("LEASE",), self._state, state)
         raise StoreError(f"the lease of worker {self.name} is written by somebody else")
+
+
+class Shield:
+    """Lets a first Ctrl-C wait while the store does something, so that no lock is left behind locked.
+
+    A second one gets through at once, wherever that is: `twice` says so. Only the main thread is ever
+    interrupted. SIGTERM is treated alike where somebody handles it in Python.
+
+    told  whether there was a first one before
+    """
+
+    __slots__ = ("_int", "_term", "_told", "_waits", "twice")
+
+    def __init__(self, told: bool = False) -> None:
+        self._int: Any = None
+        self._term: Any = None
+        self._told = told
+        self._waits = 0
+        self.twice = False
+
+    def __enter__(self) -> None:
+        if get_ident() == _main[0]:
+            before, term = getsignal(2), getsignal(15)
+            if callable(before):
+                self._int = before
+                signal(2, self._hear)
+            if callable(term):
+                self._term = term
+                signal(15, self._hear)
+
+    def _hear(self, number: int, frame: object) -> None:
+        if not self._told:
+            self._told, self._waits = True, number
+            return
+        self.twice, self._waits = True, 0
+        self._lower()
+        self._pass_on(number)
+
+    def _lower(self) -> None:
+        if self._int is not None:
+            signal(2, self._int)
+        if self._term is not None:
+            signal(15, self._term)
+
+    def _pass_on(self, number: int) -> None:
+        before: Any = self._int if number == 2 else self._term
+        before(number, None)
+
+    def __exit__(self, *error: object) -> None:
+        self._lower()
+        if self._waits:
+            self._pass_on(self._waits)
+
+
+def _find_main() -> None:
+    _main[0] = threading.main_thread().ident or 0
+
+
+_main = [0]
+_find_main()
+os.register_at_fork(after_in_child=_find_main)
 
 
 class Heart:

@@ -24,6 +24,7 @@ from oncemore.engine import clock as clocks
 from oncemore.engine.attempt import CURRENT, Attempt
 from oncemore.engine.context import CONTEXT, Context
 from oncemore.engine.ids import nonce
+from oncemore.engine.lease import Shield
 from oncemore.engine.limits import awaited
 from oncemore.engine.ops import (
     Answer,
@@ -93,7 +94,8 @@ def write_of(entity: str, version: int, prev: bytes, change: Change, now: float)
 
 def seen_in(store: Store, entity: str) -> Seen:
     """Return an entity as it is in a store, with the body of its last entry."""
-    head = store.head(entity)
+    with Shield():
+        head = store.head(entity)
     if head is None:
         return Seen(entity, 0, NOWHERE, None)
     body = None if head.body is None else body_of(head.body)
@@ -432,10 +434,18 @@ def _end(job: Job, op: End) -> Any:
 
 def _save(job: Job, op: Save) -> Seen | None:
     batch, after = job.begin_save(op)
+    answer: Answered | None = None
+    shield = Shield(job.cut is not None)
     try:
-        answer = job.store.append(batch).wait()
-    except BaseException as error:  # noqa: BLE001 - a cut is kept and raised when the run is in order
-        answer = _drained(job.send_again(batch, error))
+        with shield:
+            answer = job.store.append(batch).wait()
+    except BaseException as error:
+        if shield.twice:
+            raise  # it is as good as a kill: nothing more is written
+        if answer is None:
+            answer = _drained(job.send_again(batch, error))
+        else:
+            job.cut = error  # kept, and raised when the run is in order
     return job.end_save(op, after, answer)
 
 
@@ -490,7 +500,8 @@ def _looks(job: Job, op: Watch) -> Generator[float, None, None]:
     ends, pause = time.monotonic() + min(op.seconds, LOOK_ANEW_S), LOOK_S
     while (left := ends - time.monotonic()) > 0:
         yield min(pause, left)
-        head = job.store.head(op.entity)
+        with Shield():
+            head = job.store.head(op.entity)
         if head is None or head.version != op.version:
             return
         pause = min(pause * 1.5, LOOK_MOST_S)

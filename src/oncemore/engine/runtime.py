@@ -21,7 +21,7 @@ from oncemore.core.record import Worker
 from oncemore.engine import clock as clocks
 from oncemore.engine.artifacts import Artifacts, Shelf
 from oncemore.engine.ids import uuid7
-from oncemore.engine.lease import BEATS, LEASE_S, Heart, Identity
+from oncemore.engine.lease import BEATS, LEASE_S, Heart, Identity, Shield
 from oncemore.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -95,7 +95,8 @@ class Engine:
         if store is None:
             with self._lock:
                 if self._store is None:
-                    self._store = self._opens()
+                    with Shield():
+                        self._store = self._opens()
                 store = self._store
         return store
 
@@ -134,9 +135,8 @@ class Engine:
         mine = self._mine.get(worker)
         if mine is not None:
             return self.now() + self.lease_s if mine.at(entity, fence) else 0.0
-        if self.store.gone(worker):
-            return 0.0
-        head = self.store.head(f"worker/{worker}")
+        with Shield():
+            head = None if self.store.gone(worker) else self.store.head(f"worker/{worker}")
         if head is None:
             return 0.0
         state = head_of(head.head, Worker)
@@ -229,7 +229,8 @@ class Engine:
             with suppress(StoreError):
                 me.end()
         if store is not None and not quiet:
-            store.close()
+            with Shield():
+                store.close()
 
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
