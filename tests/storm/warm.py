@@ -20,11 +20,14 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from contextlib import suppress
 from typing import Any
 
+import oncemore
+import oncemore.store.sqlite
 import tests.storm.work
 
 children: set[int] = set()
@@ -78,8 +81,24 @@ def reap(told: dict[str, Any]) -> dict[str, Any]:
         pause = min(pause * 1.5, 0.02)
 
 
+def warm_up() -> None:
+    """Import what a first call imports: Python loses a Ctrl-C that comes in the middle of an import."""
+
+    @oncemore.step(effect="idempotent", policy=tests.storm.work.POLICY, name="warm")
+    def work() -> int:
+        if oncemore.current().number == 1:
+            raise oncemore.TransientError("once")
+        return oncemore.current().number
+
+    with oncemore.open("memory:"):
+        assert work() == 2
+    while threading.active_count() > 1:
+        time.sleep(0.001)
+
+
 def main() -> None:
     """Answer requests until there are no more."""
+    warm_up()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at the terminal is for the tests
     try:
         for line in sys.stdin:
@@ -92,5 +111,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    assert tests.storm.work
     main()
