@@ -173,7 +173,7 @@ class _Stream(io.RawIOBase):
                 piece = next(self._pieces, None)
                 if piece is None:
                     return 0
-                self._left = memoryview(bytes(piece))
+                self._left = memoryview(piece)
         count = min(len(buffer), len(self._left))
         buffer[:count] = self._left[:count]
         self._left = self._left[count:]

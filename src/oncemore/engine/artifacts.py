@@ -331,7 +331,7 @@ class Artifacts:
             return None
         try:
             digest, size = self.write(bytes(encoded))
-        except (StoreError, Violation) as fault:
+        except Exception as fault:  # noqa: BLE001 - the work is done, and must be said to be
             self._engine.grumble(f"a large result of {run.step} stays in the log: {fault}")
             return None
         # A life of its own: what a rerun returns may differ, and nobody asked for it to be immutable.

@@ -479,6 +479,14 @@ def _ask(job: Job, op: Ask) -> Answer:
         return _no_answer(job, error)
 
 
+def _spill(job: Job, op: Spill) -> tuple[str, Kept] | None:
+    try:
+        return job.spill(op)
+    except BaseException as error:  # noqa: BLE001 - kept, and raised when the result is in the log
+        job.cut = error
+        return None
+
+
 def _sleep(job: Job, op: Sleep) -> None:
     if job.cut is not None:
         raise job.cut
@@ -605,18 +613,14 @@ async def _in_thread(work: Callable[..., Any], *told: Any) -> Any:
 
 
 async def _check_awaited(job: Job, op: Check) -> Found:
-    if job.cut is not None:
-        raise job.cut
-    return await _in_thread(job.check, op)  # type: ignore[no-any-return]
+    return job.check(op) if job.cut is not None else await _in_thread(job.check, op)
 
 
 async def _spill_awaited(job: Job, op: Spill) -> tuple[str, Kept] | None:
     try:
         return await _in_thread(job.spill, op)  # type: ignore[no-any-return]
-    except BaseException as error:
-        if isinstance(error, Exception):
-            raise
-        job.cut = error  # the result stays in the log, and is written before this is raised
+    except BaseException as error:  # noqa: BLE001 - as in `_spill`
+        job.cut = error
         return None
 
 
@@ -632,7 +636,7 @@ _QUICK: dict[type, Callable[[Job, Any], Any]] = {
 }  # fmt: skip
 _BLOCKING: dict[type, Callable[[Job, Any], Any]] = {
     Save: _save, Work: _work, Ask: _ask, Sleep: _sleep, Watch: _watch,
-    Check: Job.check, Spill: Job.spill, Fetch: Job.fetch,
+    Check: Job.check, Spill: _spill, Fetch: Job.fetch,
 }  # fmt: skip
 _AWAITING: dict[type, Callable[[Job, Any], Coroutine[Any, Any, Any]]] = {
     Save: _save_awaited, Work: _work_awaited, Ask: _ask_awaited, Sleep: _sleep_awaited, Watch: _watch_awaited,

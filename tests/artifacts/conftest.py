@@ -1,0 +1,105 @@
+"""Every test has a folder of its own, an environment that says nothing, and each kind of place."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import oncemore
+from oncemore.edges.objects import Bucket
+from oncemore.engine.artifact_places import Folder, Memory
+from oncemore.engine.runtime import Engine
+from oncemore.store.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from oncemore.engine.artifact_places import Place
+
+PLACES = ("folder", "memory", "bucket")
+LONG_AGO = time.time() - 10 * 86_400
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in os.environ:
+        if name.startswith("ONCEMORE_"):
+            monkeypatch.delenv(name)
+
+
+def place_of(kind: str, root: Path) -> Place:
+    if kind == "folder":
+        return Folder(root / "artifacts")
+    if kind == "memory":
+        return Memory()
+    from obstore.store import MemoryStore as Objects
+
+    return Bucket("memory:///", Objects())
+
+
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """One of each kind."""
+    return place_of(request.param, tmp_path)
+
+
+@pytest.fixture
+def engine(place: Place) -> Iterator[Engine]:
+    """The engine of all steps that a test calls, with each kind of place."""
+    store = MemoryStore()
+    with Engine(lambda: store, "memory:", place=lambda: place) as engine:
+        yield engine
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[Engine]:
+    """An engine on SQLite, with a folder beside it."""
+    with oncemore.open(tmp_path / "log.db") as engine:
+        yield engine
+
+
+def objects_of(engine: Engine) -> dict[str, bytes]:
+    """Everything that is kept, as it is."""
+    place = engine.shelf.place
+    return {found.digest: bytes_of(place, found.digest) for found in place.objects()}
+
+
+def bytes_of(place: Any, digest: str) -> bytes:
+    """The bytes of an object, unverified."""
+    with place.open(digest) as file:
+        return file.read()  # type: ignore[no-any-return]
+
+
+def alter(place: Any, digest: str, change: Callable[[bytes], bytes] | None = None) -> None:
+    """Flip one bit of an object behind everybody's back."""
+    put(place, digest, (change or flipped)(bytes_of(place, digest)), time.time())
+
+
+def flipped(data: bytes) -> bytes:
+    return bytes([data[0] ^ 1]) + data[1:]
+
+
+def age(place: Any, digest: str, modified: float = LONG_AGO) -> None:
+    """Make an object old; object storage cannot be told to."""
+    put(place, digest, bytes_of(place, digest), modified)
+
+
+def put(place: Any, digest: str, data: bytes, modified: float) -> None:
+    if isinstance(place, Folder):
+        file = place.where(digest)
+        file.chmod(0o644)
+        file.write_bytes(data)
+        file.chmod(0o444)
+        os.utime(file, (modified, modified))
+    elif isinstance(place, Memory):
+        place.kept[digest] = (data, modified)
+    else:
+        import obstore
+
+        obstore.put(place.client, f"sha256/{digest[:2]}/{digest}", io.BytesIO(data))

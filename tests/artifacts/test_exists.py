@@ -1,0 +1,227 @@
+"""Before computing, the artifact is looked up: there and valid, gone, or altered."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import oncemore
+from oncemore import ResultUnavailable, StoreError, Terminal, UsageError, Violation
+from oncemore.codec.wire import body_of, header_of
+from oncemore.engine.artifacts import Missing
+from oncemore.testing import FakeClock
+from tests.artifacts.conftest import alter, objects_of
+
+if TYPE_CHECKING:
+    from oncemore.engine.runtime import Engine
+
+
+class Report:
+    """A step whose result is one artifact, and how often it was computed."""
+
+    def __init__(self, **told: Any) -> None:
+        self.computed = 0
+        self.content = b"the report"
+        self.told = {"effect": "pure", "name": "report", "artifact": "report", **told}
+        self.step = self.made()
+
+    def made(self, **told: Any) -> Any:
+        return oncemore.step(**{**self.told, **told})(self.compute)
+
+    def compute(self, month: str = "2026-10") -> Any:
+        self.computed += 1
+        return oncemore.current().put(self.content, date=month)
+
+
+def ends(run: Any) -> list[tuple[str, str]]:
+    return [(each["state"], each["reason"]) for each in run.wal() if each["kind"] == "TRANSITION"]
+
+
+@pytest.mark.req("WAL-9")
+def test_ten_replays_of_a_complete_run_compute_nothing(engine: Engine) -> None:
+    report = Report()
+    first = report.step()
+    assert [report.step() for _ in range(10)] == [first] * 10
+    assert report.computed == 1
+    assert len(engine.artifacts.list()) == 1
+
+
+@pytest.mark.req("LEASE-5")
+def test_an_artifact_that_is_there_completes_the_run_without_computing(engine: Engine) -> None:
+    report = Report()
+    first, report.computed = report.step(), 0
+    assert report.step.rerun(reason="the message came twice") == first
+    run = report.step.last()
+    assert (run.status, run.reason, report.computed) == ("COMPLETE", "artifact_exists", 0)
+    told = [each for each in run.wal() if each["state"] == "COMPLETE" and each["reason"] == "artifact_exists"]
+    assert len(told) == 1
+    assert told[0]["artifacts"] == [first.digest]
+    assert run.attempts == ()
+    assert run.artifacts == (first,)
+
+
+def test_going_back_to_a_version_finds_what_that_version_left(engine: Engine) -> None:
+    report = Report()
+    one = report.made(version="1")()
+    report.content = b"by another algorithm"
+    two = report.made(version="2")()
+    assert (one.read(), two.read(), report.computed) == (b"the report", b"by another algorithm", 2)
+    assert report.made(version="1")() == one
+    run = report.made(version="1").last()
+    assert (run.reason, report.computed) == ("artifact_exists", 2)
+    assert ends(run)[-2:] == [("PENDING", "artifact_exists"), ("COMPLETE", "artifact_exists")]
+
+
+def test_a_run_that_waits_is_completed_by_an_artifact_that_is_there(engine: Engine) -> None:
+    report = Report()
+    with FakeClock():
+        first = report.step()
+        report.made(version="2")().read()
+        before = report.computed
+        assert report.made(version="1").rerun(reason="again") == first
+    assert report.computed == before
+
+
+@pytest.mark.req("ART-7")
+def test_a_reference_whose_object_is_missing_does_not_count_as_existing(engine: Engine) -> None:
+    report = Report()
+    first = report.step()
+    assert engine.shelf.place.remove(first.digest, float("inf"))
+    with pytest.raises(StoreError, match="is not in"):
+        first.read()
+    again = report.step()
+    assert (again, again.read(), report.computed) == (first, b"the report", 2)
+    assert report.step.last().state.runs == 2
+    assert len(engine.artifacts.list()) == 1
+
+
+def test_what_was_missing_must_come_out_the_same(engine: Engine) -> None:
+    report = Report()
+    first = report.step()
+    engine.shelf.place.remove(first.digest, float("inf"))
+    report.content = b"something else"
+    with pytest.raises(Terminal, match="what is there stays"):
+        report.step()
+    assert report.step.last().error["code"] == "ARTIFACT_IMMUTABLE"
+
+
+@pytest.mark.req("ART-7", "WAL-10")
+def test_one_flipped_bit_is_quarantined_and_nothing_is_computed(engine: Engine) -> None:
+    report = Report()
+    first = report.step()
+    alter(engine.shelf.place, first.digest)
+    kept = objects_of(engine)
+    for _ in range(2):
+        with pytest.raises(Terminal, match="was altered") as caught:
+            report.step()
+        assert caught.value.run.reason == "checksum_mismatch"
+    run = report.step.last()
+    assert (run.status, run.reason, run.error["code"]) == (
+        "HARD_FAIL",
+        "checksum_mismatch",
+        "CHECKSUM_MISMATCH",
+    )
+    assert run.state.runs == 2, "the second call has met the failure of the first"
+    assert report.computed == 1
+    assert objects_of(engine) == kept, "the evidence stays as it is, and nothing is added"
+    escalations = [each["escalation"] for each in run.wal() if each["kind"] == "ESCALATION"]
+    assert len(escalations) == 1
+    (held,) = engine.artifacts.references(state="QUARANTINED")
+    assert (held.digest, held.name) == (first.digest, "report")
+    assert engine.artifacts.list() == []
+    entries = [entry for entry in engine.store.entries() if entry.entity.startswith("artifact/")]
+    assert [header_of(entry.header).marks for entry in entries] == [("ARTIFACT",), ("ESCALATION",)]
+    assert body_of(entries[1].body or b"")["quarantine"]["reason"] == "checksum_mismatch"
+
+
+def test_a_person_puts_it_back_or_takes_it_away(engine: Engine) -> None:
+    report = Report()
+    first = report.step()
+    alter(engine.shelf.place, first.digest)
+    report.step.run()
+    with pytest.raises(Terminal, match="was altered"):
+        report.step.rerun(reason="nothing was repaired yet")
+    (held,) = engine.artifacts.references(state="QUARANTINED")
+    with pytest.raises(Violation, match="was altered"):
+        engine.artifacts.release(held, reason="I think so")
+    with pytest.raises(UsageError, match="reason is missing"):
+        engine.artifacts.release(held, reason=" ")
+    alter(engine.shelf.place, first.digest)  # the same bit again: it is as it was
+    with oncemore.context(actor="ada"):
+        engine.artifacts.release(held, reason="restored from the backup")
+    assert engine.artifacts.list() == [first]
+    assert list(engine.artifacts.references(state="QUARANTINED")) == []
+    assert report.step.rerun(reason="restored") == first
+    assert (report.step.last().reason, report.computed) == ("artifact_exists", 1)
+    engine.shelf.place.remove(first.digest, float("inf"))
+    with pytest.raises(Missing, match="is missing"):
+        engine.artifacts.release(held, reason="it is gone")
+
+
+def test_a_released_artifact_is_released_once(engine: Engine) -> None:
+    Report().step()
+    (kept,) = engine.artifacts.references()
+    before = len(list(engine.store.entries()))
+    engine.artifacts.release(kept, reason="nobody held it")
+    engine.artifacts.note("artifact/unknown", "QUARANTINED", {})
+    assert len(list(engine.store.entries())) == before
+
+
+def test_done_work_that_may_not_be_repeated_stays_done_when_its_artifact_is_altered(engine: Engine) -> None:
+    report = Report(effect="idempotent")
+    first = report.step()
+    alter(engine.shelf.place, first.digest)
+    with pytest.raises(ResultUnavailable, match="its value cannot be had"):
+        report.step()
+    assert (report.step.last().status, report.computed) == ("COMPLETE", 1)
+    assert len(list(engine.artifacts.references(state="QUARANTINED"))) == 1
+    engine.shelf.place.remove(first.digest, float("inf"))
+    assert report.step() == first, "it is done; reading it says that it is gone"
+    with pytest.raises(StoreError, match="is not in"):
+        first.read()
+
+
+def test_a_stored_result_of_another_version_that_is_reused_is_verified_too(engine: Engine) -> None:
+    report = Report(on_version_change="reuse")
+    first = report.step()
+    other = report.made(version="2")
+    assert other() == first
+    alter(engine.shelf.place, first.digest)
+    with pytest.raises(ResultUnavailable, match="was altered"):
+        other()
+    assert report.computed == 1
+
+
+def test_a_policy_that_begins_anew_after_failures_does_not_compute_over_altered_bytes(engine: Engine) -> None:
+    report = Report(policy="lit")
+    first = report.step()
+    alter(engine.shelf.place, first.digest)
+    for _ in range(2):
+        with pytest.raises(Terminal, match="was altered"):
+            report.step()
+    assert report.computed == 1
+
+
+def test_altered_input_ends_a_step_after_one_attempt(engine: Engine) -> None:
+    first = Report().step()
+    alter(engine.shelf.place, first.digest)
+    run = oncemore.step(effect="pure", name="reads", policy="kfm-loop")(lambda given: given.read()).run(first)
+    assert (run.status, run.error["code"], len(run.attempts)) == ("HARD_FAIL", "CHECKSUM_MISMATCH", 1)
+
+
+def test_an_async_step_is_answered_by_its_artifact_too(engine: Engine) -> None:
+    computed: list[int] = []
+
+    @oncemore.step(effect="pure", name="async", artifact="x")
+    async def work() -> Any:
+        computed.append(1)
+        return await oncemore.current().put(b"x")
+
+    async def main() -> Any:
+        return await work(), await work(), await work.rerun(reason="again")
+
+    one, two, three = asyncio.run(main())
+    assert one == two == three
+    assert (len(computed), work.last().reason) == (1, "artifact_exists")
