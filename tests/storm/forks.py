@@ -83,6 +83,34 @@ def grandchildren(place: dict[str, str]) -> None:
         assert do(place, "charge", "grandchild") == "value"
 
 
+def working(place: dict[str, str], forks: int) -> None:
+    """Fork while other threads are inside of their steps' functions."""
+    begun, end = threading.Semaphore(0), threading.Event()
+
+    @oncemore.step(effect="once", name="slow")
+    def slow(number: int) -> int:
+        begun.release()
+        assert end.wait(60)
+        happen("once")
+        return number
+
+    with ready(place) as engine:
+
+        def one(number: int) -> None:
+            value = slow.on(engine)(number)
+            acknowledge(place, step="slow", order=f"{number}", key=slow.on(engine).key(number), value=value)
+
+        team = [threading.Thread(target=one, args=(number,)) for number in range(3)]
+        for thread in team:
+            thread.start()
+            assert begun.acquire(timeout=30)
+        for number in range(forks):
+            _forked(lambda number=number: _expect(do(place, "pay", f"fork-{number}") == "value", "refused"))
+        end.set()
+        for thread in team:
+            thread.join()
+
+
 def busy(place: dict[str, str], forks: int) -> None:
     """Fork again and again while other threads are in the middle of steps and writes."""
     over = threading.Event()
