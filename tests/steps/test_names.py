@@ -69,6 +69,14 @@ def test_so_has_a_module_of_a_package(tmp_path: Path) -> None:
     assert says(tmp_path, str(package / "nightly.py")) == imported
 
 
+def test_a_module_in_a_plain_folder_is_known_by_how_it_was_found(tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "nightly.py").write_text(SCRIPT)
+    imported = says(tmp_path, "-c", "import jobs.nightly as n; n.told()")
+    assert imported.startswith("jobs.nightly.work ")
+    assert says(tmp_path, "-m", "jobs.nightly") == imported
+
+
 def test_a_program_without_a_file_has_a_name_too(tmp_path: Path) -> None:
     assert says(tmp_path, "-c", SCRIPT).startswith("main.work ")
     (tmp_path / "folder").mkdir()

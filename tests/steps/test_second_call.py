@@ -463,9 +463,11 @@ def test_a_failed_run_can_be_run_again_for_a_reason_with_a_new_budget(
     colour: str, engine: oncemore.Engine
 ) -> None:
     numbers: list[int] = []
+    fences: list[int] = []
 
     def work(x: int) -> str:
         numbers.append(oncemore.current().number)
+        fences.append(oncemore.current().fence)
         if len(numbers) < 6:
             raise SOON
         return "at last"
@@ -477,7 +479,7 @@ def test_a_failed_run_can_be_run_again_for_a_reason_with_a_new_budget(
     with oncemore.context(actor="ada"):
         assert do(colour, step.rerun, reason="the provider is back") == "at last"
     run = step.last()
-    assert numbers == [1, 2, 3, 4, 5, 6]
+    assert numbers == fences == [1, 2, 3, 4, 5, 6]
     assert [attempt.number for attempt in run.attempts] == [4, 5, 6]
     assert (run.state.runs, run.state.tried, run.state.allowed) == (2, 3, 3)
     assert run.run_id != first.run_id

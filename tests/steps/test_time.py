@@ -182,6 +182,20 @@ def test_what_is_done_is_returned_though_the_deadline_has_passed(
         assert do(colour, step) == "done"
 
 
+@in_memory
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize(
+    ("within", "around", "left"), [(50, 100, 50), (100, 50, 50), (None, 70, 70), (70, None, 70)]
+)
+def test_the_earlier_of_the_steps_own_limit_and_the_deadline_around_it_holds(
+    within: float | None, around: float | None, left: float, engine: oncemore.Engine
+) -> None:
+    step = made("plain", Turns("done"), within=within)
+    with oncemore.context(deadline=None if around is None else engine.now() + around):
+        run = step.run()
+    assert run.state.deadline - engine.now() == pytest.approx(left, abs=1)
+
+
 @each_colour
 def test_a_run_whose_deadline_passed_while_it_waited_is_over(colour: str, clock: FakeClock) -> None:
     turns = Turns(SOON, "never")
