@@ -31,7 +31,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("signals", "evidence", "govern", "edges"),
     ("options", "opening"),
     ("recipe",),
-    ("api", "steps"),
+    ("api", "steps", "outbox"),
     (FRONT_DOOR,),
     ("profiles", "testing"),
     ("desk",),

@@ -1,0 +1,291 @@
+"""DELIVER: the way of an event out of the building, as a script that any driver can run.
+
+    PENDING ──claimed──► SENDING ──accepted──► DELIVERED
+       ▲                  │  │  └─refused, or out of attempts──► DEAD
+       ├──failed, later───┘  └─its relay is gone: claimed anew
+       └──a person's decision, from DELIVERED or DEAD
+
+A crash can only fall on a `yield`, and means, by the line of `_deliver` it falls on:
+
+    up to the claim              nothing was sent
+    from the claim to its        it may have been sent: whoever comes next finds SENDING and its relay gone,
+    outcome                      and sends it again, under the same id
+    after the outcome            all has happened and is known
+
+The claim counts the attempt before it is sent, so that a message that kills its relay ends as DEAD too.
+
+**Order.** All events of one run's entity are a *lane*. An event is sent when its elder, the one before it in
+its lane, is over: DELIVERED or DEAD. So no event is ever sent before an elder that may still come, whatever
+their topics; one that is DEAD holds up nobody. The elder is found by its id, which follows from the entity,
+the number of the run and the place in it: never by time, and never by comparing sequence numbers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from oncemore.core.classify import verdict
+from oncemore.core.decide import Situation, decide
+from oncemore.core.key import seed_of
+from oncemore.core.record import Change, Outgoing
+from oncemore.core.value import Value
+from oncemore.engine.attempt import event_id_of
+from oncemore.engine.endings import LOST
+from oncemore.engine.ops import Begin, Holder, Load, Now, Save, Seen, Tell
+from oncemore.errors import IllegalMove, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oncemore.core.model import Failure
+    from oncemore.core.policy import Policy
+    from oncemore.engine.ops import Script
+
+#: The most events that one look lists, and the most looks of one pass: a pass ends, whatever comes in.
+MOST_LISTED, MOST_LOOKS = 20_000, 1_000
+
+#: The legal moves of an event. A pair that is not here is refused.
+MOVES: dict[str, frozenset[str]] = {
+    "PENDING": frozenset({"SENDING", "DEAD"}),
+    "SENDING": frozenset({"SENDING", "PENDING", "DELIVERED", "DEAD"}),
+    "DELIVERED": frozenset({"PENDING"}),
+    "DEAD": frozenset({"PENDING"}),
+}
+OVER = frozenset({"DELIVERED", "DEAD"})
+
+
+class Rules(NamedTuple):
+    """What a relay was told.
+
+    takes  whether an event of that topic is this relay's to send
+    batch  how many events one look lists
+    """
+
+    policy: Policy
+    classify: Callable[[BaseException, float], Failure]
+    describe: Callable[[BaseException, Failure | None], dict[str, Any]]
+    takes: Callable[[str], bool]
+    batch: int
+
+
+class Tally(Value):
+    """What one pass came to.
+
+    delivered  accepted by their sinks
+    failed     not accepted, to be tried again
+    dead       given up in this pass: refused for good, or out of attempts
+    waiting    seen and left: not due, behind an elder, or with another relay
+    unrouted   of topics that this relay has no sink for
+    """
+
+    delivered: int = 0
+    failed: int = 0
+    dead: int = 0
+    waiting: int = 0
+    unrouted: int = 0
+
+
+class Listed(NamedTuple):
+    """Ask for the events that are not over, the oldest first. ← a tuple of `Seen`, without bodies"""
+
+    limit: int
+
+
+class Lives(NamedTuple):
+    """Ask how many runs an entity has had. ← a number"""
+
+    entity: str
+
+
+class Stopping(NamedTuple):
+    """Ask whether the relay is to stop. ← True or False"""
+
+
+class Given(NamedTuple):
+    """Ask for what a step gave away. ← the bytes of the event's first body, or None if it was pruned"""
+
+    entity: str
+
+
+class Send(NamedTuple):
+    """Give an event to its sink. ← None, or the error that came of it"""
+
+    seen: Seen
+    life: int
+    given: bytes | None
+
+
+# A pass ---------------------------------------------------------------------------------------------
+
+
+def deliver_due(rules: Rules) -> Script:
+    """Send everything that is due, each lane in its order; return the tally.
+
+    Events that wait stay at the head of the list: a look that finds nothing but them looks further.
+    """
+    told, limit = Tally(), rules.batch
+    for _ in range(MOST_LOOKS):
+        listed: tuple[Seen, ...] = yield Listed(limit)
+        mine = [seen for seen in listed if rules.takes(seen.run.topic)]
+        told = told._replace(waiting=0, unrouted=len(listed) - len(mine))
+        before = told
+        for lane in _lanes(mine):
+            told = yield from _lane(rules, lane, told)
+        if (yield Stopping()):
+            break
+        if told[:3] == before[:3]:
+            if len(listed) < limit or limit >= MOST_LISTED:
+                break
+            limit = min(4 * limit, MOST_LISTED)
+    return told
+
+
+def _lanes(listed: list[Seen]) -> list[list[Seen]]:
+    """Return events by the entity whose they are, in the order in which entities were listed."""
+    lanes: dict[str, list[Seen]] = {}
+    for seen in listed:
+        lanes.setdefault(seen.run.run, []).append(seen)
+    return list(lanes.values())
+
+
+def _lane(rules: Rules, lane: list[Seen], told: Tally) -> Script:
+    """Send the events of one lane in their order, as far as it goes; return the tally."""
+    lives = yield Lives(lane[0].run.run)
+    places = sorted((_life(seen.run, lives), seen.run.ordinal, seen.entity) for seen in lane)
+    for at, (life, _, entity) in enumerate(places):
+        if (yield Stopping()):
+            break
+        came_to = yield from _deliver(rules, entity, life)
+        if came_to != "over":
+            told = told._replace(**{came_to: getattr(told, came_to) + 1})
+        if came_to in ("failed", "waiting"):  # its younger siblings wait with it
+            return told._replace(waiting=told.waiting + len(places) - at - 1)
+    return told
+
+
+def _life(event: Outgoing, lives: int) -> int:
+    """Return which run of its entity gave an event away: the one whose number is in its id."""
+    numbers = range(lives, 0, -1)
+    return next((n for n in numbers if event_id_of(event.run, n, event.ordinal) == event.event_id), 0)
+
+
+# One event ------------------------------------------------------------------------------------------
+
+
+def _deliver(rules: Rules, entity: str, life: int) -> Script:
+    """Send one event, if it is free; return what that came to: a field of the tally, or "over"."""
+    seen = yield Load(entity)
+    now = yield Now()
+    stays = yield from _stays(seen, life, now)
+    if stays:
+        return stays
+    if seen.run.tried >= rules.policy.max_attempts:
+        return (yield from _outlived(seen))
+    given = yield Given(entity)
+    worker = yield Begin()
+    claimed = yield Save(seen, _claim(seen.run, worker), False)
+    if claimed is None:
+        return "waiting"  # another relay was first
+    error = yield Send(claimed, life, given)
+    now = yield Now()
+    came_to, change = _outcome(rules, claimed.run, error, now)
+    saved = yield Save(claimed, change)
+    if saved is None:
+        return "waiting"  # it was taken for lost; what the other relay writes stands
+    if came_to == "dead":
+        yield Tell("dead", saved)
+    return came_to
+
+
+def _stays(seen: Seen, life: int, now: float) -> Script:
+    """Return why an event is not to be sent now, or None."""
+    event = seen.run
+    if event.state in OVER:
+        return "over"
+    if event.state == "SENDING":
+        until = yield Holder(event.worker, seen.entity, event.attempt)
+        if until > now:
+            return "waiting"
+    elif event.not_before > now:
+        return "waiting"
+    elder = yield from _elder(event, life)
+    return None if elder is None or elder.run.state in OVER else "waiting"
+
+
+def _elder(event: Outgoing, life: int) -> Script:
+    """Return the event before this one in its lane, or None if it is the first."""
+    if event.ordinal:
+        found = yield from _found(event.run, life, event.ordinal - 1)
+        return found
+    last = None
+    while last is None and life > 1:
+        life, ordinal = life - 1, 0
+        while (found := (yield from _found(event.run, life, ordinal))) is not None:
+            last, ordinal = found, ordinal + 1
+    return last
+
+
+def _found(entity: str, life: int, ordinal: int) -> Script:
+    seen = yield Load(f"event/{event_id_of(entity, life, ordinal)}")
+    return None if seen.run is None else seen
+
+
+def _outlived(seen: Seen) -> Script:
+    """Give up an event whose last attempt was lost with its relay: it may or may not have arrived."""
+    after = moved(seen.run, "DEAD", reason="max_attempts_exceeded")
+    change = Change(("DEAD", "ESCALATION"), seen.run, after, {"error": LOST["lease_expired"]})
+    saved = yield Save(seen, change)
+    if saved is None:
+        return "waiting"
+    yield Tell("dead", saved)
+    return "dead"
+
+
+def _claim(event: Outgoing, worker: str) -> Change:
+    """Return the change that makes an event this relay's, and counts the attempt before it is sent."""
+    after = moved(event, "SENDING", attempt=event.attempt + 1, tried=event.tried + 1)
+    return Change(("SENDING",), event, after._replace(worker=worker))
+
+
+def _outcome(rules: Rules, event: Outgoing, error: BaseException | None, now: float) -> tuple[str, Change]:
+    """Return what became of an attempt, as a field of the tally and as a change."""
+    if error is None:
+        return "delivered", Change(("DELIVERED",), event, moved(event, "DELIVERED"))
+    if not isinstance(error, Exception):  # Ctrl-C, cancellation: it may have arrived
+        after = moved(event, "PENDING", reason="interrupted", not_before=now)
+        return "failed", Change(("PENDING",), event, after, {"error": LOST["interrupted"]})
+    failure = rules.classify(error, now)
+    meant = verdict(failure, rules.policy, "idempotent")
+    decision = decide(rules.policy, Situation(event.tried, failure, meant, now, seed_of(event.event_id)))
+    body = {"error": rules.describe(error, failure), "proof": decision.proof()}
+    if decision.action in ("retry", "defer"):
+        after = moved(event, "PENDING", reason=decision.reason, not_before=decision.not_before)
+        return "failed", Change(("PENDING", "DECISION"), event, after, body)
+    after = moved(event, "DEAD", reason=decision.reason)
+    return "dead", Change(("DEAD", "DECISION", "ESCALATION"), event, after, body)
+
+
+def moved(event: Outgoing, to: str, **changes: Any) -> Outgoing:
+    """Return an event in another state, nobody's and without a reason unless told; refuse an illegal move."""
+    if to not in MOVES[event.state]:
+        raise IllegalMove(f"an event cannot go from {event.state} to {to}")
+    return event._replace(**{"state": to, "worker": "", "reason": "", **changes})
+
+
+# A person's decision --------------------------------------------------------------------------------
+
+
+def redeliver(event_id: str, reason: str, actor: str) -> Script:
+    """Have an event that is over sent again, with a new budget, because somebody says so."""
+    seen = yield Load(f"event/{event_id}")
+    if seen.run is None:
+        raise UsageError(f"there is no event {event_id!r} in this store")
+    if seen.run.state not in OVER:
+        raise UsageError(
+            f"event {event_id} is {seen.run.state}; only what is DEAD or DELIVERED is sent again"
+        )
+    after = moved(seen.run, "PENDING", reason="redelivered", tried=0, not_before=0.0)
+    told = {"decision": {"what": "redeliver", "reason": reason, "actor": actor}}
+    if (yield Save(seen, Change(("PENDING", "DECISION"), seen.run, after, told))) is None:
+        raise UsageError(f"event {event_id} was changed by somebody else just now; look again")
+    return None

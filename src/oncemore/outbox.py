@@ -1,0 +1,59 @@
+"""OUTBOX: delivering the events that durable steps give away with `current().emit()`.
+
+    from oncemore.outbox import JsonLines, Relay, Webhook
+
+    relay = Relay(engine, {"orders.*": Webhook("https://example.org/hook"), "*": JsonLines("rest.jsonl")})
+    with relay:
+        ...
+
+How it works is told in `engine.deliver`; here a relay is given what only the rooms above the engine know:
+what an error means, and what may be kept of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from oncemore.codec.message import SCHEMA, Message
+from oncemore.edges.classify import classify, ready
+from oncemore.edges.deliver import JsonLines, Webhook
+from oncemore.engine import relay
+from oncemore.engine.deliver import Tally
+from oncemore.engine.relay import MOST_BYTES, POLICY, DeadLetter
+from oncemore.evidence.neutral import neutral
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from oncemore.core.policy import Policy
+    from oncemore.engine.runtime import Engine
+
+__all__ = ["POLICY", "SCHEMA", "DeadLetter", "JsonLines", "Message", "Relay", "Tally", "Webhook"]
+
+
+class Relay(relay.Relay):
+    """Delivers the events of an engine's store, at least once, each under one id, in order per run's key.
+
+    routes     which sink a topic has: a name, or a pattern with `*`; a name comes first, then the first
+               pattern that fits; a sink is a function of one `Message`
+    policy     how often and when a message is sent again, and how long a sink may take
+    batch      how many events are looked at together
+    max_bytes  the largest payload that is sent; a larger one is a dead letter
+    poll_s     how often to look for what has become due, where nothing else happens
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        routes: Mapping[str, Callable[[Message], Any]],
+        *,
+        policy: Policy = POLICY,
+        batch: int = 256,
+        max_bytes: int = MOST_BYTES,
+        poll_s: float = 1.0,
+    ) -> None:
+        ready()
+        super().__init__(
+            engine, routes, classify=classify, describe=neutral, policy=policy, batch=batch,
+            max_bytes=max_bytes, poll_s=poll_s,
+        )  # fmt: skip

@@ -1,0 +1,187 @@
+"""A small world for relays: steps that give events away, consumers that drop repeats, relays that die.
+
+`drive` runs a relay's pass operation by operation and can crash it before or after any of them: what a crash
+leaves is what the store and the consumer hold at that moment, and a process that is provably gone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import oncemore
+from oncemore import outbox
+from oncemore.codec.wire import head_of
+from oncemore.core.backoff import Jitter, Schedule
+from oncemore.core.policy import Policy
+from oncemore.core.record import Outgoing
+from oncemore.engine import courier as couriers
+from oncemore.engine.deliver import deliver_due
+from oncemore.engine.history import verify
+from oncemore.engine.runtime import Engine
+from oncemore.store.base import Query
+from oncemore.store.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from oncemore.outbox import Message
+
+#: Three attempts, after 5 and 7 seconds.
+POLICY = Policy(
+    "test", max_attempts=3, schedule=Schedule("fixed", delays=(5.0, 7.0)), jitter=Jitter("none"),
+    unmatched="retry",
+)  # fmt: skip
+
+
+class Crash(BaseException):
+    """The process dies here."""
+
+
+class Consumer:
+    """Takes messages, and drops those whose id it has seen; fails as told, by topic and attempt."""
+
+    def __init__(self, fails: dict[tuple[str, int], Exception] | None = None) -> None:
+        self.fails = fails or {}
+        self.got: list[Message] = []
+        self.effects: list[Message] = []
+
+    def __call__(self, message: Message) -> None:
+        self.got.append(message)
+        error = self.fails.get((message.topic, message.attempt)) or self.fails.get((message.topic, 0))
+        if error is not None:
+            raise error
+        if message.id not in {one.id for one in self.effects}:
+            self.effects.append(message)
+
+    @property
+    def payloads(self) -> list[Any]:
+        return [message.payload for message in self.effects]
+
+    def sends(self) -> Counter[str]:
+        return Counter(message.id for message in self.got)
+
+    def check_order(self) -> None:
+        """First deliveries of one lane came in its order."""
+        last: dict[str, int] = {}
+        for message in self.effects:
+            assert message.sequence > last.get(message.lane, -1), self.effects
+            last[message.lane] = message.sequence
+
+
+@oncemore.step(effect="outbox", name="give")
+def give(name: str, topics: list[str]) -> str:
+    """Give one event away for each topic."""
+    for n, topic in enumerate(topics):
+        oncemore.current().emit(topic, f"{name}{n}")
+    return name
+
+
+def events(engine: Engine) -> dict[str, Outgoing]:
+    """Return all events of a store by topic and place."""
+    found = [head_of(head.head, Outgoing) for head in engine.store.heads(Query("event", limit=100_000))]
+    return {event.event_id: event for event in found}
+
+
+def states(engine: Engine) -> Counter[str]:
+    return Counter(event.state for event in events(engine).values())
+
+
+class Shared(MemoryStore):
+    """Stays open when one of its engines is closed."""
+
+    def close(self) -> None:
+        """Forget nothing."""
+
+
+class World:
+    """One store, one consumer, and as many processes as it takes."""
+
+    def __init__(self, *turns: tuple[str, list[str]], fails: dict[Any, Exception] | None = None) -> None:
+        self.now = 1_000.0
+        self.store = Shared(lambda: self.now)
+        self.consumer = Consumer(fails)
+        self._engines: list[Engine] = []
+        home = self.engine()
+        for name, topics in turns:
+            give.on(home)(name, topics)
+
+    def engine(self) -> Engine:
+        """Return a new process."""
+        made = Engine(lambda: self.store, "memory:")
+        self._engines.append(made)
+        return made
+
+    def relay(self, engine: Engine | None = None, sink: Any = None) -> outbox.Relay:
+        return outbox.Relay(engine or self.engine(), {"*": sink or self.consumer}, policy=POLICY)
+
+    def script(self, relay: outbox.Relay) -> Any:
+        return Pass(self, relay)
+
+    def die(self, engine: Engine) -> None:
+        """Let a process be provably gone, with all it had under way."""
+        for me in engine._mine.values():
+            me._presence.close()
+        if engine._heart is not None:
+            engine._heart.stop()
+
+    def finish(self) -> None:
+        """Let new processes deliver what is left, as time goes by."""
+        engine = self.engine()
+        for _ in range(8):
+            self.relay(engine).run_once()
+            self.now += 100.0
+            if not states(engine).keys() - {"DELIVERED", "DEAD"}:
+                break
+
+    def check(self, engine: Engine | None = None) -> None:
+        """Hold the log to its rules: links, legal folds, and attempts that were counted before they began."""
+        verify(self.store.entries())
+        sends = self.consumer.sends()
+        for event in events(engine or self._engines[0]).values():
+            assert event.attempt <= POLICY.max_attempts
+            assert sends[event.event_id] <= event.attempt
+            numbers = [one.attempt for one in self.consumer.got if one.id == event.event_id]
+            assert len(set(numbers)) == len(numbers), "an attempt's number was used twice"
+        self.consumer.check_order()
+
+    def close(self) -> None:
+        for engine in self._engines:
+            engine.close()
+
+
+class Pass:
+    """One pass of a relay, operation by operation."""
+
+    def __init__(self, world: World, relay: outbox.Relay) -> None:
+        self.world, self._relay = world, relay
+        self.courier = relay._courier(None)
+        self._script = deliver_due(relay._rules)
+        self.op: Any = next(self._script)
+        self.count = 0
+        self.tally: Any = None
+
+    def step(self, crash: str = "") -> None:
+        """Do what is asked for next, or die before or after it."""
+        self.count += 1
+        assert self.count < 2_000, "the pass does not end"
+        if crash == "before":
+            self._die()
+        kind = type(self.op)
+        answer = (couriers._QUICK.get(kind) or couriers._BLOCKING[kind])(self.courier, self.op)
+        if crash == "after":
+            self._die()
+        try:
+            self.op = self._script.send(answer)
+        except StopIteration as end:
+            self.op, self.tally = None, end.value
+
+    def run(self, crash_at: tuple[int, str] | None = None, most: int = 10_000) -> int:
+        """Go on to the end, to the crash, or for so many operations; return how many there were."""
+        begun = self.count
+        while self.op is not None and self.count - begun < most:
+            at = self.count + 1
+            self.step(crash_at[1] if crash_at is not None and crash_at[0] == at else "")
+        return self.count
+
+    def _die(self) -> None:
+        self.world.die(self.courier.engine)
+        raise Crash
