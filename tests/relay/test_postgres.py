@@ -1,0 +1,96 @@
+"""Relays on a real PostgreSQL server: the same order, the same claims, leases by the server's clock."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+import oncemore
+from oncemore.engine.deliver import Send, deliver_due
+from oncemore.engine.history import verify
+from oncemore.engine.runtime import Engine
+from oncemore.outbox import Message, Relay, Tally
+from oncemore.store.postgres import PostgresStore
+from tests.relay.world import POLICY, Consumer, events, give, states
+from tests.servers import postgres
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oncemore.testing import FakeClock
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    try:
+        with postgres.running() as address:
+            yield address
+    except postgres.NoPostgres as reason:
+        pytest.skip(str(reason))
+
+
+class Unsure(PostgresStore):
+    """Cannot tell whether a worker's process is dead: only its lease says so."""
+
+    def gone(self, worker: str) -> bool:
+        """Know nothing."""
+        return False
+
+
+def test_relays_on_postgresql_deliver_everything_once_and_in_order(url: str, clock: FakeClock) -> None:
+    lock, consumer = threading.Lock(), Consumer({("slow", 1): oncemore.TransientError("not yet")})
+
+    def sink(message: Message) -> None:
+        with lock:
+            consumer(message)
+
+    engine = Engine(lambda: PostgresStore(url, "relay_many"), "postgresql://")
+    with engine:
+        for n in range(6):
+            give(f"n{n}-", ["x", "slow", "y"])
+        crowd = [
+            threading.Thread(target=Relay(engine, {"*": sink}, policy=POLICY).run_once) for _ in range(3)
+        ]
+        for one in crowd:
+            one.start()
+        for one in crowd:
+            one.join(60)
+        clock.advance(10.0)
+        Relay(engine, {"*": sink}, policy=POLICY).run_once()
+        assert states(engine) == {"DELIVERED": 18}
+        assert len(consumer.got) == 18 + 6
+        consumer.check_order()
+        verify(engine.store.entries())
+
+
+def test_what_a_silent_relay_had_is_sent_again_when_its_lease_is_over_and_not_before(
+    url: str, clock: FakeClock
+) -> None:
+    silent, other = (Engine(lambda: Unsure(url, "relay_lease"), "postgresql://") for _ in range(2))
+    consumer = Consumer()
+    with other:
+        give("a", ["x", "y"])
+        relay = Relay(silent, {"*": consumer}, policy=POLICY)
+        courier, script = relay._courier(None), deliver_due(relay._rules)
+        op = next(script)
+        while type(op) is not Send:
+            op = script.send(_done(courier, op))
+        assert silent._heart is not None
+        silent._heart.stop()  # it hangs, and says nothing any more
+        again = Relay(other, {"*": consumer}, policy=POLICY)
+        clock.advance(silent.lease_s - 10.0)
+        assert again.run_once() == Tally(waiting=2)
+        clock.advance(20.0)
+        assert again.run_once() == Tally(delivered=2)
+        assert [(message.payload, message.attempt) for message in consumer.got] == [("a0", 2), ("a1", 1)]
+        script.close()
+        assert {event.worker for event in events(other).values()} == {""}
+    silent.close()
+
+
+def _done(courier: object, op: object) -> object:
+    from oncemore.engine import courier as couriers
+
+    return (couriers._QUICK.get(type(op)) or couriers._BLOCKING[type(op)])(courier, op)  # type: ignore[arg-type]
