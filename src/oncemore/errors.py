@@ -185,7 +185,8 @@ class ResultUnavailable(Uncertain):
         self.value = value
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.args[0], self.value)
+        # Without the value: that it has no form is what this error is about.
+        return type(self), (self.args[0],)
 
 
 class StoreError(Error):

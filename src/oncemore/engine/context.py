@@ -44,7 +44,7 @@ def context(
     deadline  an aware datetime or POSIX seconds; one inside another can only be earlier
     """
     around = CONTEXT.get()
-    ends = around.deadline if deadline is None else _earlier(_posix(deadline), around.deadline)
+    ends = around.deadline if deadline is None else earlier(_posix(deadline), around.deadline)
     inner = Context(
         around.tenant if tenant is None else _text("tenant", tenant),
         around.correlation_id if correlation_id is None else _text("correlation_id", correlation_id),
@@ -72,5 +72,6 @@ def _posix(deadline: datetime | float) -> float:
     return deadline.timestamp()  # type: ignore[union-attr]
 
 
-def _earlier(one: float, other: float) -> float:
+def earlier(one: float, other: float) -> float:
+    """Return the earlier of two moments, of which 0 is none."""
     return min(one, other) if one and other else one or other

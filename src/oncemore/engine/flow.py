@@ -148,7 +148,7 @@ def _meets_complete(plan: Plan, call: Call, seen: Seen, now: float) -> Script:
     """It is done: its value, unless what it depends on has changed since."""
     run = seen.run
     if run.cfg_hash != call.cfg_hash:
-        do = plan.on_version_change or ("new" if plan.effect == "pure" else "reuse")
+        do = _on_change(plan)
         if do == "new":
             return _anew(plan, call, seen, now)
         if do == "fail":
@@ -163,10 +163,19 @@ def _meets_complete(plan: Plan, call: Call, seen: Seen, now: float) -> Script:
     return (yield from _stored_value(plan, seen))
 
 
+def _on_change(plan: Plan) -> str:
+    """Return what a run of another version or config means."""
+    return plan.on_version_change or ("new" if plan.effect == "pure" else "reuse")
+
+
 def _meets_hard_fail(plan: Plan, call: Call, seen: Seen, now: float) -> Script:
-    """It failed for good: the same failure again, unless the policy makes a new call a new run."""
+    """It failed for good: the same failure again, unless a new call is a new run.
+
+    By the policy, or because what it depends on has changed since, for work that then runs anew.
+    """
     run = seen.run
-    if plan.after_failure == "new_run" and plan.effect != "once":
+    changed = run.cfg_hash != call.cfg_hash and _on_change(plan) == "new"
+    if (changed or plan.after_failure == "new_run") and plan.effect != "once":
         return _anew(plan, call, seen, now)
     body = yield from _body(seen, run.failed)
     return End(None, endings.failed(plan, seen, None, body.get("error")))

@@ -22,7 +22,7 @@ from oncemore.core.value import make
 from oncemore.engine import artifacts
 from oncemore.engine import clock as clocks
 from oncemore.engine.attempt import CURRENT, Attempt
-from oncemore.engine.context import CONTEXT, Context
+from oncemore.engine.context import CONTEXT, Context, earlier
 from oncemore.engine.ids import nonce
 from oncemore.engine.lease import Shield
 from oncemore.engine.limits import awaited
@@ -258,9 +258,10 @@ class Job:
         return Save(seen, Change(CHECKPOINT, seen.run, after, {"checkpoint": plain}))
 
     def _keep(self, attempt: Attempt, plain: Any) -> None:
-        _moved(attempt, _save(self, self._checkpoint(attempt, plain)))
+        saved = _save(self, self._checkpoint(attempt, plain))
         if self.cut is not None:
             raise self.cut  # here, where the work is: it may have hours to go
+        _moved(attempt, saved)
 
     async def _keep_awaited(self, attempt: Attempt, plain: Any) -> None:
         try:
@@ -268,9 +269,9 @@ class Job:
         except GeneratorExit:
             attempt.seen = self.last or attempt.seen
             raise
-        _moved(attempt, saved)
         if self.cut is not None:
             raise self.cut
+        _moved(attempt, saved)
 
     def _kept(self, seen: Seen) -> Any:
         return self._untagged(self.read(Read(seen.entity, seen.run.checkpoint))["checkpoint"])
@@ -373,7 +374,8 @@ class _Inside:
 
     def __enter__(self) -> None:
         run, around = self._attempt.seen.run, CONTEXT.get()
-        carried = Context(run.tenant, run.correlation_id, run.deadline or around.deadline, around.actor)
+        ends = earlier(run.deadline, around.deadline)
+        carried = Context(run.tenant, run.correlation_id, ends, around.actor)
         shelf = SHELF.set(self._shelf)
         self._tokens = CURRENT.set(self._attempt), CONTEXT.set(carried), ENDS.set(self._ends), shelf
 
@@ -418,6 +420,8 @@ def blocking(job: Job, script: Script, told: Any = None) -> Any:
             op = script.send(quick(job, op) if quick is not None else _BLOCKING[type(op)](job, op))
     except BaseException as error:
         job.abandon(error)
+        if job.cut is not None and error is not job.cut:
+            raise job.cut from error  # what cut it off comes before all that it met afterwards
         raise
     return _end(job, op)
 
@@ -539,6 +543,8 @@ async def awaiting(job: Job, script: Script) -> Any:
         return blocking(job, script, job.last)
     except BaseException as error:
         job.abandon(error)
+        if job.cut is not None and error is not job.cut:
+            raise job.cut from error  # what cut it off comes before all that it met afterwards
         raise
     return _end(job, op)
 
