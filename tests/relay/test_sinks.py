@@ -151,7 +151,6 @@ def test_an_answer_whose_status_was_read_counts_though_its_body_breaks(
 
 
 @in_memory
-@pytest.mark.req("MSG-2")
 def test_a_consumer_that_takes_a_message_and_says_nothing_gets_it_again_and_applies_it_once(
     engine: oncemore.Engine, clock: FakeClock
 ) -> None:
