@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import oncemore
 from oncemore import ResultUnavailable, StoreError, Terminal, UsageError, Violation
 from oncemore.codec.wire import body_of, header_of
+from oncemore.engine.artifact_places import Memory
 from oncemore.engine.artifacts import Missing
+from oncemore.engine.runtime import Engine
+from oncemore.store.memory import MemoryStore
 from oncemore.testing import FakeClock
 from tests.artifacts.conftest import alter, objects_of
-
-if TYPE_CHECKING:
-    from oncemore.engine.runtime import Engine
 
 
 class Report:
@@ -225,3 +225,28 @@ def test_an_async_step_is_answered_by_its_artifact_too(engine: Engine) -> None:
     one, two, three = asyncio.run(main())
     assert one == two == three
     assert (len(computed), work.last().reason) == (1, "artifact_exists")
+
+
+class Unreachable(Memory):
+    """A place that cannot be reached at times."""
+
+    down = False
+
+    def open(self, digest: str) -> Any:
+        if self.down:
+            raise OSError("the network is down")
+        return super().open(digest)
+
+
+@pytest.mark.parametrize("effect", ["pure", "idempotent"])
+def test_a_place_that_cannot_be_reached_is_no_reason_to_compute(effect: str) -> None:
+    store, place, report = MemoryStore(), Unreachable(), Report(effect=effect)
+    with Engine(lambda: store, "memory:", place=lambda: place) as engine:
+        first = report.step()
+        place.down = True
+        with pytest.raises(StoreError, match="cannot be read: the network is down"):
+            report.step()
+        assert (report.computed, report.step.last().state.runs) == (1, 1)
+        place.down = False
+        assert report.step() == first
+        assert list(engine.artifacts.references(state="QUARANTINED")) == []

@@ -36,10 +36,31 @@ def whole(engine: Engine) -> None:
         assert sha256(data).hexdigest() == digest
 
 
-def test_killed_at_every_point_an_artifact_is_whole_or_not_there(tmp_path: Path) -> None:
-    done = subprocess.run(command("points", tmp_path), cwd=ROOT, capture_output=True, text=True, check=True)
+def killed(what: str, folder: Path) -> int:
+    """Kill a process at every point of some work; return how many there were."""
+    done = subprocess.run(command(what, folder), cwd=ROOT, capture_output=True, text=True, check=True)
     last, code = map(int, done.stdout.split())
     assert code == 0, done.stderr
+    return last
+
+
+def test_killed_at_every_point_a_large_result_is_there_or_its_run_goes_on(tmp_path: Path) -> None:
+    last, committed = killed("text", tmp_path), 0
+    assert last > 15
+    for at in range(1, last + 1):
+        with oncemore.open(tmp_path / str(at) / "log.db") as engine:
+            whole(engine)
+            run = victim.text.last("2026-11-15")
+            done = run is not None and run.status == "COMPLETE"
+            assert len(list(engine.artifacts.references())) == done
+            committed += done
+            assert victim.text("2026-11-15") == "2026-11-15" * 100_000
+            assert len(objects_of(engine)) == 1
+    assert 2 <= committed < last
+
+
+def test_killed_at_every_point_an_artifact_is_whole_or_not_there(tmp_path: Path) -> None:
+    last = killed("window", tmp_path)
     assert last > 25, "too few points for the trap to have been in the way"
     computed = []
     for at in range(1, last + 1):

@@ -192,6 +192,17 @@ def test_publishing_again_makes_an_object_young(tmp_path: Path) -> None:
         assert next(place.objects()).modified > time.time() - 60
 
 
+def test_content_that_took_long_to_write_is_young_when_it_is_published(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    stage = folder.stage()
+    stage.write(DATA)
+    (staged,) = (tmp_path / "writing").iterdir()
+    os.utime(staged, (LONG_AGO, LONG_AGO))
+    stage.publish(DIGEST, len(DATA))
+    stage.close()
+    assert next(folder.objects()).modified > time.time() - 60
+
+
 def test_objects_are_read_only_and_in_folders_by_their_first_digits(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     keep(folder)
@@ -253,7 +264,7 @@ def test_who_puts_what_is_being_collected_keeps_it(tmp_path: Path) -> None:
     thread = threading.Thread(target=collect)
     thread.start()
     try:
-        for _ in range(150):
+        for _ in range(60):
             keep(folder)
             assert bytes_of(folder, DIGEST) == DATA
             os.utime(folder.where(DIGEST), (LONG_AGO, LONG_AGO))
@@ -288,6 +299,24 @@ def test_a_read_only_folder_can_be_read_and_says_that_it_cannot_be_written(open_
             os.seteuid(0)
         for path in (open_folder, *open_folder.rglob("*")):
             path.chmod(0o755)
+
+
+def test_a_folder_below_one_that_may_not_be_read_works(open_folder: Path) -> None:
+    root = os.geteuid() == 0
+    above = open_folder / "above"
+    (above / "artifacts").mkdir(parents=True)
+    (above / "artifacts").chmod(0o777)
+    above.chmod(0o111)
+    if root:
+        os.seteuid(65534)
+    try:
+        folder = Folder(above / "artifacts")
+        keep(folder)
+        assert read(folder, DIGEST, len(DATA)) == DATA
+    finally:
+        if root:
+            os.seteuid(0)
+        above.chmod(0o755)
 
 
 def test_a_full_disk_is_a_fault_of_storage_and_leaves_nothing(tmp_path: Path) -> None:

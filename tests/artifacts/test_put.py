@@ -58,6 +58,16 @@ def test_artifacts_in_a_value_can_be_read_when_the_engine_is_closed(tmp_path: Pa
     assert value["files"][0].path().read_bytes() == b"1"
 
 
+def test_a_step_on_two_engines_reads_from_the_place_of_each(tmp_path: Path) -> None:
+    content = iter([b"1", b"2"])
+    work, made = step(lambda: put(next(content))), []
+    for name in "ab":
+        with oncemore.open(tmp_path / name / "log.db"):
+            made.append(work())
+    assert [each.read() for each in made] == [b"1", b"2"]
+    assert [each.path().relative_to(tmp_path).parts[0] for each in made] == ["a", "b"]
+
+
 @pytest.mark.req("ART-2")
 def test_artifacts_are_listed_by_each_part_of_their_partition(engine: Engine) -> None:
     def window(day: date, site: str, cell: str) -> Any:

@@ -26,6 +26,21 @@ def window(day: str) -> Any:
     return oncemore.current().put(b"the window of " + day.encode() + bytes(MEGABYTE), date=day)
 
 
+@oncemore.step(effect="pure", name="text")
+def text(day: str) -> str:
+    return day * 100_000
+
+
+#: What a child is killed in, and around which calls.
+WORK = {
+    "window": (
+        window,
+        [(os, "fchmod fsync utime mkdir"), (Path, "replace open unlink"), (SqliteStore, "append")],
+    ),
+    "text": (text, [(os, "fsync"), (Path, "replace"), (SqliteStore, "append")]),
+}
+
+
 class Slow(io.RawIOBase):
     """100 MB that tell how far they are."""
 
@@ -72,20 +87,19 @@ class Trap:
         setattr(owner, name, outer)
 
 
-def points(folder: Path) -> None:
+def points(name: str, folder: Path) -> None:
+    work, traps = WORK[name]
     at = 0
     while True:
         at += 1
         child = os.fork()
         if child == 0:
             trap = Trap(at)
-            for name in ("fchmod", "fsync", "utime", "mkdir"):
-                trap.around(os, name)
-            for name in ("replace", "open", "unlink"):
-                trap.around(Path, name)
-            trap.around(SqliteStore, "append")
+            for owner, names in traps:
+                for each in names.split():
+                    trap.around(owner, each)
             with oncemore.open(folder / str(at) / "log.db"):
-                window("2026-11-15")
+                work("2026-11-15")
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if os.WIFEXITED(status):
@@ -95,8 +109,8 @@ def points(folder: Path) -> None:
 
 if __name__ == "__main__":
     where = Path(sys.argv[2])
-    if sys.argv[1] == "points":
-        points(where)
+    if sys.argv[1] in WORK:
+        points(sys.argv[1], where)
     else:
         with oncemore.open(where / "log.db"):
             large(tells=True)

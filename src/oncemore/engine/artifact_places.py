@@ -140,7 +140,7 @@ class Folder:
     def stage(self) -> FolderStage:
         """Return a file that only its writer knows, on the same file system as the objects."""
         writing = self.root / "writing"
-        writing.mkdir(parents=True, exist_ok=True)
+        _make(writing)
         return FolderStage(self, writing / f"{os.getpid()}-{nonce():016x}")
 
     def open(self, digest: str) -> BinaryIO:
@@ -184,12 +184,16 @@ class Folder:
     def sign(self, log: str) -> None:
         """Write a log's address into a file of its own."""
         logs = self.root / "logs"
-        logs.mkdir(parents=True, exist_ok=True)
+        _make(logs)
         file = logs / sha256(log.encode()).hexdigest()[:32]
         if not file.exists():
             new = file.with_name(f"{file.name}.{nonce():016x}")
-            new.write_text(log, encoding="utf-8")
+            with new.open("xb") as told:
+                told.write(log.encode())
+                told.flush()
+                os.fsync(told.fileno())
             new.replace(file)
+            _sync(logs)
 
     def signed(self) -> frozenset[str]:
         """Return the addresses in those files."""
@@ -232,7 +236,7 @@ class FolderStage:
             os.utime(self._file.fileno())  # it is young from now on, however long it took to write
             self._path.replace(target)
             # Also if somebody else made the folders: they may not have come to this line.
-            for folder in (target.parent, target.parent.parent, self._folder.root):
+            for folder in target.parents[:4]:
                 _sync(folder)
 
     def close(self) -> None:
@@ -241,8 +245,20 @@ class FolderStage:
         self._path.unlink(missing_ok=True)
 
 
+def _make(folder: Path) -> None:
+    """Make a folder and those above it; each is on the disk before anything is in it."""
+    if not folder.is_dir():
+        _make(folder.parent)
+        folder.mkdir(exist_ok=True)
+        _sync(folder.parent)
+
+
 def _sync(folder: Path) -> None:
-    at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Bring a folder's entries to the disk; one that may not be read was there before us."""
+    try:
+        at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:
+        return
     try:
         os.fsync(at)
     finally:
