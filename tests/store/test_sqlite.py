@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
@@ -158,14 +159,14 @@ def test_an_interrupted_leader_does_not_keep_the_turn(
 
 def test_threads_and_tasks_share_commits(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     commits: list[int] = []
-    real = sqlite._apply
+    real = store._combiner._transact
 
-    def counted(cursor: apsw.Cursor, batches: list[Batch]) -> object:
-        commits.append(len(batches))
+    def counted(ops: list[Any]) -> None:
+        commits.append(len(ops))
         time.sleep(0.002)  # a disk that takes its time
-        return real(cursor, batches)
+        real(ops)
 
-    monkeypatch.setattr(sqlite, "_apply", counted)
+    monkeypatch.setattr(store._combiner, "_transact", counted)
 
     async def task(n: int) -> None:
         for k in range(10):
