@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import pickle
+import signal
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import oncemore
 from oncemore.core.record import Change
+from oncemore.engine import ops, perform
+from oncemore.engine.lease import Identity, Shield
 from oncemore.engine.perform import seen_in, write_of
 from oncemore.engine.runtime import Engine
 from oncemore.errors import StoreError
-from oncemore.store.base import Batch
+from oncemore.store.base import Batch, Conflict
 from oncemore.store.memory import MemoryStore, Settled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from oncemore.store.base import Head
 
@@ -102,3 +108,304 @@ def test_pure_work_that_failed_runs_anew_when_what_it_depends_on_has_changed() -
     with pytest.raises(oncemore.Terminal):
         made("2", "idempotent")("7")
     assert calls == ["1", "2", "1"]
+
+
+class Faulty(MemoryStore):
+    """A store whose next writes of a run go as told: each is a function of the batch."""
+
+    def __init__(self, *turns: Callable[[Faulty, Batch], Settled]) -> None:
+        super().__init__()
+        self.turns = list(turns)
+
+    def append(self, batch: Batch) -> Settled:
+        if self.turns and batch.writes[0].entity.startswith("run/"):
+            return self.turns.pop(0)(self, batch)
+        return super().append(batch)
+
+
+def stored(store: Faulty, batch: Batch) -> Settled:
+    return MemoryStore.append(store, batch)
+
+
+def away(store: Faulty, batch: Batch) -> Settled:
+    raise StoreError("the store is away")
+
+
+def stored_but_unheard(store: Faulty, batch: Batch) -> Settled:
+    MemoryStore.append(store, batch)
+    raise StoreError("the answer was lost")
+
+
+def broken(store: Faulty, batch: Batch) -> Settled:
+    raise ZeroDivisionError
+
+
+def interrupted(store: Faulty, batch: Batch) -> Settled:
+    raise KeyboardInterrupt
+
+
+def refused_for_nothing(store: Faulty, batch: Batch) -> Settled:
+    return Settled(Conflict(batch.writes[0].entity, None))
+
+
+def plain(store: MemoryStore, effect: Any = "idempotent", **options: Any) -> Any:
+    @oncemore.step(effect=effect, name="perform.plain", **options)
+    def work(n: int) -> int:
+        return n
+
+    return work.on(Engine(lambda: store, "memory:"))
+
+
+def awaited(store: MemoryStore) -> Any:
+    @oncemore.step(effect="idempotent", name="perform.awaited")
+    async def work(n: int) -> int:
+        return n
+
+    return work.on(Engine(lambda: store, "memory:"))
+
+
+@pytest.mark.usefixtures("instant_retries")
+@pytest.mark.parametrize("turns", [(away, away, away), (stored_but_unheard,), (stored, stored_but_unheard)])
+def test_a_lost_answer_is_found_by_sending_the_same_again(turns: Any) -> None:
+    store = Faulty(*turns)
+    assert plain(store)(1) == 1
+    assert asyncio.run(awaited(Faulty(*turns))(1)) == 1
+    assert [entry.version for entry in store.entries() if entry.entity.startswith("run/")] == [1, 2]
+
+
+@pytest.mark.usefixtures("instant_retries")
+def test_a_store_that_stays_away_is_told_of_and_an_interrupt_comes_first() -> None:
+    with pytest.raises(StoreError, match="away"):
+        plain(Faulty(*[away] * 9))(1)
+    with pytest.raises(KeyboardInterrupt) as cut:
+        plain(Faulty(interrupted, *[away] * 9))(1)
+    assert isinstance(cut.value.__cause__, StoreError)
+    with pytest.raises(StoreError, match="away"):
+        asyncio.run(awaited(Faulty(*[away] * 9))(1))
+
+
+def test_what_is_no_fault_of_the_store_is_not_sent_again() -> None:
+    store = Faulty(broken, stored)
+    with pytest.raises(ZeroDivisionError):
+        plain(store)(1)
+    assert len(store.turns) == 1
+
+
+@pytest.mark.usefixtures("instant_retries")
+def test_a_refusal_where_nothing_stands_is_a_refusal() -> None:
+    store = Faulty(away, refused_for_nothing)
+    assert plain(store)(1) == 1
+    assert store.turns == []
+
+
+def test_a_body_that_is_gone_without_a_record_is_said_to_be_gone() -> None:
+    store = MemoryStore()
+    work = plain(store)
+    assert work(1) == 1
+    head = store.head(f"run/{work.key(1)}")
+    assert head is not None
+    store.prune(head.entity, head.version + 1)
+    with pytest.raises(StoreError, match="was it pruned"):
+        work(1)
+    with pytest.raises(StoreError, match="was it pruned"):
+        work._job(work._look((2,), {})).read(ops.Read("run/none", 1))
+
+
+def test_an_attempt_that_came_back_in_a_forked_child_writes_nothing() -> None:
+    @oncemore.step(effect="idempotent", name="perform.forked")
+    def work() -> int:
+        oncemore.current().pid = -1  # as a child sees its parent's
+        return 1
+
+    with pytest.raises(oncemore.LeaseLost, match="parent process"):
+        work.on(oncemore.open("memory:"))()
+
+
+def test_an_interrupt_in_a_reconcile_function_leaves_the_run_held_and_goes_on_its_way() -> None:
+    def look(n: int) -> Any:
+        raise KeyboardInterrupt
+
+    @oncemore.step(effect="once", name="perform.reconciled", reconcile=look)
+    def work(n: int) -> int:
+        raise TimeoutError
+
+    step: Any = work.on(oncemore.open("memory:"))
+    with pytest.raises(KeyboardInterrupt):
+        step(1)
+    assert step.last(1).held_for == "outcome_unknown"
+
+
+class Cutoff(BaseException):
+    """Stands for a Ctrl-C or a cancellation."""
+
+
+def test_after_a_cut_nothing_is_waited_for() -> None:
+    for step in (plain(MemoryStore()), awaited(MemoryStore())):
+        job = step._job(step._look((1,), {}))
+        job.cut = Cutoff()
+        seen = seen_in(job.store, "run/x")
+        assert perform._ask(job, ops.Ask(seen)).found == "unknown"
+        assert asyncio.run(perform._ask_awaited(job, ops.Ask(seen))).found == "unknown"
+        for wait in (perform._sleep, perform._watch):
+            with pytest.raises(Cutoff):
+                wait(job, ops.Watch("run/x", 0, 60.0) if wait is perform._watch else ops.Sleep(60.0))
+        for pause in (perform._sleep_awaited, perform._watch_awaited):
+            with pytest.raises(Cutoff):
+                asyncio.run(
+                    pause(
+                        job,
+                        ops.Watch("run/x", 0, 60.0) if pause is perform._watch_awaited else ops.Sleep(9.0),
+                    )
+                )
+
+
+@pytest.mark.usefixtures("instant_retries")
+def test_a_store_that_fails_after_a_cancellation_does_not_hide_it() -> None:
+    def cancelled(store: Faulty, batch: Batch) -> Settled:
+        raise Cutoff
+
+    with pytest.raises(Cutoff) as cut:
+        asyncio.run(awaited(Faulty(cancelled, *[away] * 9))(1))
+    assert isinstance(cut.value.__cause__, StoreError)
+
+
+def test_a_coroutine_that_is_closed_before_anything_was_answered_leaves_nothing() -> None:
+    store = MemoryStore()
+
+    class Never:
+        def __await__(self) -> Any:
+            yield
+
+    store.append = lambda batch: Never()  # type: ignore[assignment, return-value]
+    step = awaited(store)
+    step._engine._me = Identity(MemoryStore(), "w", 60.0, lambda: 0.0)
+    call = step(1)
+    call.send(None)
+    call.close()
+    assert list(store.entries()) == []
+
+
+main_only = pytest.mark.skipif(
+    threading.current_thread() is not threading.main_thread(), reason="signals reach the main thread"
+)
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@main_only
+@pytest.mark.usefixtures("handlers")
+def test_a_first_interrupt_waits_for_the_store_and_a_second_does_not() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), Shield():
+        signal.raise_signal(signal.SIGINT)
+        done.append("first")
+    shield = Shield()
+    with pytest.raises(KeyboardInterrupt), shield:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        done.append("second")
+    assert (done, shield.twice) == (["first"], True)
+    told = Shield(told=True)
+    with pytest.raises(KeyboardInterrupt), told:
+        signal.raise_signal(signal.SIGINT)
+    assert told.twice
+
+
+@main_only
+@pytest.mark.usefixtures("handlers")
+def test_what_nobody_handles_in_python_is_left_alone() -> None:
+    heard: list[int] = []
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    with Shield():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        assert heard == []
+    assert heard == [signal.SIGTERM]
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+@main_only
+@pytest.mark.usefixtures("handlers")
+def test_an_interrupt_in_a_write_is_raised_when_the_run_is_in_order_and_two_are_a_kill() -> None:
+    def once(store: Faulty, batch: Batch) -> Settled:
+        signal.raise_signal(signal.SIGINT)
+        return MemoryStore.append(store, batch)
+
+    def twice(store: Faulty, batch: Batch) -> Settled:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("it went on")
+
+    work = plain(Faulty(once))
+    with pytest.raises(KeyboardInterrupt):
+        work(1)
+    assert work.last(1).reason == "released"
+    killed = plain(Faulty(twice))
+    with pytest.raises(KeyboardInterrupt):
+        killed(1)
+    assert killed.last(1) is None
+
+
+@pytest.mark.usefixtures("instant_retries")
+def test_a_coroutine_that_is_closed_while_it_waits_leaves_its_run_waiting() -> None:
+    @oncemore.step(effect="idempotent", name="perform.waits")
+    async def work() -> int:
+        raise ConnectionError
+
+    step: Any = work.on(oncemore.open("memory:"))
+    call = step()
+    call.send(None)
+    call.close()
+    assert (step.last().status, step.last().reason) == ("SOFT_FAIL", "retry")
+
+
+@pytest.mark.parametrize("after", ["claim", "checkpoint"])
+def test_a_coroutine_that_is_closed_leaves_its_run_in_order(after: str) -> None:
+    store = MemoryStore()
+
+    @oncemore.step(effect="idempotent", name="perform.closed")
+    async def work() -> int:
+        if after == "checkpoint":
+            await oncemore.current().checkpoint(1)
+        return 1
+
+    class Late(Settled):
+        """Is stored at once and answered a moment later."""
+
+        def __await__(self) -> Any:
+            yield
+            return self.wait()
+
+    stop_at = {"claim": 1, "checkpoint": 2}[after]
+    writes = []
+
+    class Slow(MemoryStore):
+        def append(self, batch: Batch) -> Settled:
+            answer = super().append(batch)
+            if batch.writes[0].entity.startswith("run/"):
+                writes.append(batch)
+                if len(writes) == stop_at:
+                    return Late(answer.wait())
+            return answer
+
+    store = Slow()
+    step: Any = work.on(Engine(lambda: store, "memory:"))
+    call = step()
+    call.send(None)
+    call.close()
+    last = step.last()
+    assert (last.status, last.reason) == ("SOFT_FAIL", "released" if after == "claim" else "interrupted")
+    assert asyncio.run(step()) == 1
+
+
+def test_errors_that_say_who_has_it_can_be_pickled() -> None:
+    error = pickle.loads(pickle.dumps(oncemore.InProgress("busy", "worker-1", 5.0)))  # noqa: S301
+    assert (str(error), error.worker, error.until) == ("busy", "worker-1", 5.0)

@@ -75,15 +75,13 @@ _NO_GUARDS: dict[str, int] = {}
 
 
 def index_of(state: Run | Worker | Outgoing | Kept) -> Index:
-    """Return what a head is looked up by."""
+    """Return what a head is looked up by; a worker's is its own business (`engine.lease`)."""
     if type(state) is Run:
         return make(Index, ("run", state.state, due(state), state.step, state.worker, state.dataset))
     if type(state) is Outgoing:
         return Index("event", state.state, unsent(state), state.topic, state.worker)
-    if type(state) is Kept:
-        return artifacts.index_of(state)
-    assert type(state) is Worker
-    return Index("worker", state.state, state.until if state.state == "ALIVE" else None)
+    assert type(state) is Kept
+    return artifacts.index_of(state)
 
 
 def write_of(entity: str, version: int, prev: bytes, change: Change, now: float) -> Write:
