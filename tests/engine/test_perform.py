@@ -246,6 +246,8 @@ def test_after_a_cut_nothing_is_waited_for() -> None:
         seen = seen_in(job.store, "run/x")
         assert perform._ask(job, ops.Ask(seen)).found == "unknown"
         assert asyncio.run(perform._ask_awaited(job, ops.Ask(seen))).found == "unknown"
+        assert not perform._work(job, ops.Work(seen)).begun
+        assert not asyncio.run(perform._work_awaited(job, ops.Work(seen))).begun
         for wait in (perform._sleep, perform._watch):
             with pytest.raises(Cutoff):
                 wait(job, ops.Watch("run/x", 0, 60.0) if wait is perform._watch else ops.Sleep(60.0))
@@ -352,6 +354,29 @@ def test_an_interrupt_in_a_write_is_raised_when_the_run_is_in_order_and_two_are_
     with pytest.raises(KeyboardInterrupt):
         killed(1)
     assert killed.last(1) is None
+
+
+def test_what_cuts_a_checkpoint_off_is_raised_where_the_work_is() -> None:
+    def cancelled(store: Faulty, batch: Batch) -> Settled:
+        raise Cutoff
+
+    met = []
+
+    @oncemore.step(effect="idempotent", name="perform.kept")
+    async def work() -> int:
+        try:
+            await oncemore.current().checkpoint(1)
+        except BaseException as error:
+            met.append(type(error))
+            raise
+        return 1
+
+    store = Faulty(stored, cancelled)
+    step: Any = work.on(Engine(lambda: store, "memory:"))
+    with pytest.raises(Cutoff):
+        asyncio.run(step())
+    assert met == [Cutoff]
+    assert step.last().reason == "interrupted"
 
 
 @pytest.mark.usefixtures("instant_retries")
