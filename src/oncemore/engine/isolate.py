@@ -125,7 +125,7 @@ def _kept(attempt: Attempt, plain: Any) -> BaseException | None:
     try:
         attempt.keep(plain)
     except Exception as error:  # noqa: BLE001 - the child raises it where the work is
-        return error
+        return _portable(error)  # one that the child could not read would leave it waiting
     return None
 
 
