@@ -434,3 +434,23 @@ def test_a_coroutine_that_is_closed_leaves_its_run_in_order(after: str) -> None:
 def test_errors_that_say_who_has_it_can_be_pickled() -> None:
     error = pickle.loads(pickle.dumps(oncemore.InProgress("busy", "worker-1", 5.0)))  # noqa: S301
     assert (str(error), error.worker, error.until) == ("busy", "worker-1", 5.0)
+
+
+def test_a_worker_is_not_given_up_while_another_call_is_about_to_begin_under_it() -> None:
+    # Found by the simulation (seed 927586742304): one call was cut off and its worker ended, between the
+    # moment when another call chose that worker and the moment when it had an attempt under way.
+    store = MemoryStore()
+    step = plain(store)
+    one, two = (step._job(step._look((1,), {})) for _ in range(2))
+    first, second = one.begin(ops.Begin()), two.begin(ops.Begin())
+    assert first.worker == second.worker
+    one.held = ("run/x", 1)
+    one.me.take(one.held)
+    one.abandon(StoreError("the outcome could not be written"))
+    assert not store.gone(second.worker)
+    assert step._engine.held_until(second.worker, "run/x", 1) == 0.0
+    assert one.begin(ops.Begin()).worker != second.worker
+    two.release()
+    assert store.gone(second.worker)
+    assert not two.me.reserve()
+    one.release()

@@ -32,6 +32,10 @@ LEASE_S = 60.0
 BEATS = 3
 
 
+#: Stands for attempts that are about to begin.
+RESERVED = ("", 0)
+
+
 class Identity:
     """A worker of this process: its lease, and which attempts it has under way."""
 
@@ -43,6 +47,7 @@ class Identity:
         self._ended = False
         self._under_way: dict[tuple[str, int], int] = {}
         self._counting = threading.Lock()
+        self._over = False
         self._store = store
         self._now = now
         self._lease_s = lease_s
@@ -63,14 +68,23 @@ class Identity:
         """Whether most of the lease is left: a new attempt may begin under it."""
         return self.until - self._now() > self._lease_s / BEATS
 
-    @property
-    def busy(self) -> bool:
-        """Whether any attempt is under way."""
-        return bool(self._under_way)
-
     def at(self, entity: str, fence: int) -> bool:
         """Whether an attempt is under way here."""
         return (entity, fence) in self._under_way
+
+    def reserve(self) -> bool:
+        """Be kept for an attempt that is about to begin; False if this worker is over already."""
+        with self._counting:
+            if self._over or self.retired:
+                return False
+            self._under_way[RESERVED] = self._under_way.get(RESERVED, 0) + 1
+            return True
+
+    def finish(self) -> bool:
+        """Be over, unless something is under way or about to be."""
+        with self._counting:
+            self._over = self._over or not self._under_way
+            return self._over
 
     def take(self, attempt: tuple[str, int]) -> None:
         """Have an attempt under way, or try to: several callers may try the same, and one will get it."""

@@ -24,7 +24,7 @@ from oncemore.engine import clock as clocks
 from oncemore.engine.attempt import CURRENT, Attempt
 from oncemore.engine.context import CONTEXT, Context, earlier
 from oncemore.engine.ids import nonce
-from oncemore.engine.lease import Shield
+from oncemore.engine.lease import RESERVED, Shield
 from oncemore.engine.limits import awaited
 from oncemore.engine.ops import (
     Answer,
@@ -105,7 +105,7 @@ class Job:
 
     __slots__ = (
         "_reconcile", "_tagged", "_terms", "_untagged", "args", "artifact", "awaits", "cut", "engine", "held",
-        "isolate", "kwargs", "last", "me", "name", "store", "work",
+        "isolate", "kwargs", "last", "me", "name", "reserved", "store", "work",
     )  # fmt: skip
 
     def __init__(
@@ -128,6 +128,7 @@ class Job:
         self.me: Identity | None = None
         self.cut: BaseException | None = None
         self.held: tuple[str, int] | None = None
+        self.reserved = False
         self.last: Any = None  # what an awaited operation answered that was closed: nobody else hears it
         self.awaits, self.isolate, self.artifact = awaits, isolate, artifact
         self.name, self.work, self.args, self.kwargs = name, work, args, kwargs
@@ -141,8 +142,19 @@ class Job:
 
     def begin(self, op: Begin) -> Terms:
         """Return who begins an attempt: this process, with a lease that is good for it."""
-        self.me = self.engine.identity()
-        return self._terms(self.me)
+        self.release()
+        while not (me := self.engine.identity()).reserve():
+            continue  # it was retired in this very moment: the next one is another
+        self.me, self.reserved = me, True
+        return self._terms(me)
+
+    def release(self) -> None:
+        """Keep this process's worker no longer than anything needs it."""
+        if self.reserved and self.me is not None:
+            self.reserved = False
+            self.me.leave(RESERVED)
+            if self.me.retired:
+                self.engine.bury(self.me)
 
     def now(self, op: Now) -> float:
         """Return the store's time."""
@@ -184,6 +196,7 @@ class Job:
             assert type(run) is Run
             self.held = (seen.entity, run.fence)
             self.me.take(self.held)
+            self.release()
         after = Seen(seen.entity, seen.version + 1, writes[0].hash, run, change.body)
         return make(Batch, (tuple(writes), _NO_GUARDS, op.sync)), after
 
@@ -215,6 +228,7 @@ class Job:
         if self.held is not None and self.me is not None:
             self.engine.retire(self.me, quietly=not isinstance(error, Exception))
             self.let_go()
+        self.release()
 
     def send_again(self, batch: Batch, error: BaseException) -> Generator[float, None, Answered]:
         """Find out whether a write whose answer was lost is stored, by sending the same one again."""
@@ -425,6 +439,7 @@ def blocking(job: Job, script: Script, told: Any = None) -> Any:
 
 
 def _end(job: Job, op: End) -> Any:
+    job.release()
     error = job.cut or op.error
     if error is None:
         return op.value

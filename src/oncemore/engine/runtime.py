@@ -157,7 +157,7 @@ class Engine:
     def bury(self, me: Identity) -> None:
         """End a retired worker once it has nothing under way any more."""
         with self._lock:
-            if me.busy or me.name not in self._mine:
+            if me.name not in self._mine or not me.finish():
                 return
             del self._mine[me.name]
         with suppress(StoreError):  # its lease runs out by itself
