@@ -8,7 +8,7 @@ import pytest
 from oncemore.codec.wire import head_of
 from oncemore.core.record import Worker
 from oncemore.engine.history import verify
-from oncemore.engine.lease import Heart, Identity
+from oncemore.engine.lease import RESERVED, Heart, Identity
 from oncemore.errors import StoreError
 from oncemore.store.base import Batch, Conflict
 from oncemore.store.memory import MemoryStore, Settled
@@ -79,15 +79,20 @@ def test_attempts_are_counted_so_that_losers_of_a_race_leave_the_winner_its_own(
     store: MemoryStore, time: Time
 ) -> None:
     me = Identity(store, "w", 60.0, time)
-    assert not me.busy
     me.take(("run/a", 1))
     me.take(("run/a", 1))
     me.take(("run/b", 7))
     me.leave(("run/a", 1))
-    assert (me.at("run/a", 1), me.at("run/a", 2), me.at("run/b", 7), me.busy) == (True, False, True, True)
+    assert (me.at("run/a", 1), me.at("run/a", 2), me.at("run/b", 7)) == (True, False, True)
+    assert not me.finish()
     me.leave(("run/a", 1))
     me.leave(("run/b", 7))
-    assert (me.at("run/a", 1), me.busy) == (False, False)
+    assert not me.at("run/a", 1)
+    assert me.reserve()
+    assert not me.finish()
+    me.leave(RESERVED)
+    assert me.finish()
+    assert not me.reserve()
 
 
 class Deaf(MemoryStore):
