@@ -453,4 +453,10 @@ def test_a_worker_is_not_given_up_while_another_call_is_about_to_begin_under_it(
     two.release()
     assert store.gone(second.worker)
     assert not two.me.reserve()
+    engine, over = step._engine, [two.me]
+    real = engine.identity
+    engine.identity = lambda: over.pop() if over else real()
+    three = step._job(step._look((1,), {}))
+    assert three.begin(ops.Begin()).worker == one.me.name
     one.release()
+    three.release()

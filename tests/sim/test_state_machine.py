@@ -259,7 +259,15 @@ def test_a_flow_that_goes_another_way_is_noticed(
     bug: str, machine: type[FlowMachine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     BUGS[bug](monkeypatch)
-    quick = settings(RUNS, phases=[Phase.generate], database=None, report_multiple_bugs=False)
+    # The same examples every time: that a bug can be noticed is shown, not that chance is kind today.
+    quick = settings(
+        RUNS,
+        phases=[Phase.generate],
+        database=None,
+        report_multiple_bugs=False,
+        derandomize=True,
+        max_examples=300,
+    )
     with pytest.raises((AssertionError, FlakyFailure)):
         run_state_machine_as_test(machine, settings=quick)
 

@@ -194,8 +194,9 @@ class Job:
             # Before it is written: nobody in this process may take it for lost.
             assert self.me is not None
             assert type(run) is Run
-            self.held = (seen.entity, run.fence)
-            self.me.take(self.held)
+            held = (seen.entity, run.fence)
+            self.me.take(held)
+            self.held = held  # after it: what was not taken must not be left, it may be somebody else's
             self.release()
         after = Seen(seen.entity, seen.version + 1, writes[0].hash, run, change.body)
         return make(Batch, (tuple(writes), _NO_GUARDS, op.sync)), after
@@ -214,8 +215,8 @@ class Job:
     def let_go(self) -> None:
         """Have no attempt under way any more."""
         if self.held is not None and self.me is not None:
-            self.me.leave(self.held)
-            self.held = None
+            held, self.held = self.held, None  # before it: nobody leaves twice, whatever comes in between
+            self.me.leave(held)
             if self.me.retired:
                 self.engine.bury(self.me)
 
