@@ -39,7 +39,6 @@ def test_there_is_a_golden_log_of_the_format_that_is_written_now() -> None:
     assert HERE / f"log-{FORMAT}.jsonl" in LOGS
 
 
-@pytest.mark.req("WAL-1")
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)
 def test_a_golden_log_verifies_and_its_heads_are_rebuilt_from_it(path: Path) -> None:
     entries, heads = read(path)

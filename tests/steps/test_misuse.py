@@ -26,7 +26,6 @@ async def async_generator(x: int = 0) -> Any:
     yield x
 
 
-@pytest.mark.req("IDEM-12")
 def test_leaving_out_the_effect_names_the_five_choices() -> None:
     for misuse in (oncemore.step, lambda f: oncemore.step()(f), lambda f: oncemore.step(name="work")(f)):
         with pytest.raises(oncemore.UsageError) as caught:

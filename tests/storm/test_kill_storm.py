@@ -65,7 +65,7 @@ def unknown(moment: Moment) -> bool:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.req("STATE-10", "WAL-1", "WAL-2", "WAL-8", "IDEM-9")
+@pytest.mark.req("STATE-10", "WAL-2", "WAL-8", "IDEM-9")
 @pytest.mark.parametrize("step", STEPS)
 def test_a_kill_at_every_named_moment_is_followed_by_an_end_without_help(crew: Crew, step: str) -> None:
     todo, kills = moments(step), 0
@@ -114,7 +114,7 @@ def _check_told(crew: Crew, step: str, todo: list[Moment]) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.req("STATE-10", "WAL-1", "WAL-8", "IDEM-9")
+@pytest.mark.req("STATE-10", "WAL-8", "IDEM-9")
 def test_workers_that_are_killed_at_random_lose_nothing_and_do_nothing_twice(crew: Crew) -> None:
     seed = os.environ.get("ONCEMORE_STORM_SEED", f"{random.SystemRandom().getrandbits(32):08x}")
     print(f"ONCEMORE_STORM_SEED={seed}")

@@ -165,8 +165,9 @@ class Courier:
         if type(event) is Outgoing and event.state == "SENDING":
             # Before it is written: nobody in this process may take it for lost.
             assert self._me is not None
-            self._held = (seen.entity, event.attempt)
-            self._me.take(self._held)
+            held = (seen.entity, event.attempt)
+            self._me.take(held)
+            self._held = held  # after it: what was not taken must not be left, it may be somebody else's
         return Batch((write,), {}, op.sync), Seen(seen.entity, seen.version + 1, write.hash, event)
 
     def end_save(self, after: Seen, answer: Stored | Conflict) -> Seen | None:
@@ -186,8 +187,8 @@ class Courier:
 
     def _let_go(self) -> None:
         if self._held is not None and self._me is not None:
-            self._me.leave(self._held)
-            self._held = None
+            held, self._held = self._held, None  # before it: nobody leaves twice
+            self._me.leave(held)
             if self._me.retired:
                 self.engine.bury(self._me)
 
