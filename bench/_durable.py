@@ -42,6 +42,7 @@ AT_ONCE = 32
 LIMIT = "two commits by hand (limit)"
 RAW, SAME_ROWS = "raw apsw, two commits of 600 B", "raw apsw, the same rows"
 SELECT, BY_HAND = "select by key, decoded (limit)", "by hand: digest, select, decode"
+LIMIT_STDLIB, SELECT_STDLIB = f"{LIMIT[:-1]}, standard library)", f"{SELECT[:-1]}, standard library)"
 OURS, PURE = "oncemore", "oncemore, pure"
 TASKS, THREADS = f"oncemore, {AT_ONCE} tasks", f"oncemore, {AT_ONCE} threads"
 DBOS, DBOS_TASKS, DBOS_THREADS = "DBOS", f"DBOS, {AT_ONCE} tasks", f"DBOS, {AT_ONCE} threads"
@@ -257,6 +258,31 @@ class ByHand:
 def by_hand(path: Path, clock: Clock = wall) -> Subject:
     """The hand-written step."""
     return Subject(LIMIT, timed(ByHand(path).call, clock))
+
+
+class WithStdlib:
+    """The same by somebody who has nothing but the standard library, as most who write it have."""
+
+    def __init__(self, path: Path) -> None:
+        self._connection = sqlite3.connect(path, isolation_level=None)
+        self._execute = self._connection.execute
+        assert self._execute("PRAGMA journal_mode=wal").fetchone() == ("wal",)
+        self._execute("PRAGMA synchronous=FULL")
+        self._execute(
+            "CREATE TABLE run(key BLOB PRIMARY KEY, arguments BLOB NOT NULL, result BLOB) WITHOUT ROWID"
+        )
+
+    def call(self, n: int) -> int:
+        arguments = json.dumps({"n": n}, sort_keys=True).encode()
+        key = sha256(arguments).digest()
+        self._execute("INSERT INTO run(key, arguments) VALUES (?,?)", (key, arguments))
+        value = work.__wrapped__(n)
+        self._execute("UPDATE run SET result=? WHERE key=?", (json.dumps(value), key))
+        return value
+
+    def select(self, key: bytes) -> Any:
+        (result,) = self._execute("SELECT result FROM run WHERE key=?", (key,)).fetchone()
+        return json.loads(result)
 
 
 # DBOS.

@@ -73,7 +73,7 @@ class Recipe:
     def counted(self, bound: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments that make two calls differ."""
         out = self._left_out
-        if not out and not any(type(value) is Secret for value in bound.values()):
+        if not out and Secret not in map(type, bound.values()):
             return bound
         return {name: value for name, value in bound.items() if name not in out and type(value) is not Secret}
 
@@ -105,7 +105,7 @@ class Recipe:
 
     def dataset(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return the dataset it belongs to."""
-        return str(_of(self._dataset, args, kwargs) or "")
+        return "" if self._dataset is None else str(_of(self._dataset, args, kwargs) or "")
 
     def cfg(self) -> str:
         """Return the digest of what a result depends on besides its arguments."""
@@ -311,6 +311,8 @@ def _binder(work: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, 
 
     def short(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         given = dict(zip(names, args, strict=False))
+        if not kwargs and len(args) == len(names):
+            return given
         if len(args) > len(names) or not kwargs.keys() <= known or kwargs.keys() & given.keys():
             return whole(args, kwargs)  # says what is wrong
         given.update(kwargs)

@@ -8,10 +8,12 @@ from warnings import warn
 
 from oncemore.codec import results
 from oncemore.codec.artifact import SHELF, Artifact
+from oncemore.codec.step_key import input_hash
 from oncemore.codec.tagged import NoForm, Tagger, untag
-from oncemore.core.key import fingerprint, seed_of
+from oncemore.core.key import seed_of
 from oncemore.core.model import Failure
 from oncemore.core.policy import PER_KEY, PER_RUN
+from oncemore.core.record import NOWHERE
 from oncemore.edges.classify import classify, ready
 from oncemore.engine import clock as clocks
 from oncemore.engine import flow
@@ -19,7 +21,7 @@ from oncemore.engine.attempt import CURRENT
 from oncemore.engine.context import CONTEXT
 from oncemore.engine.history import Run
 from oncemore.engine.ids import uuid7
-from oncemore.engine.ops import Answer, Call, Plan, Terms
+from oncemore.engine.ops import Answer, Call, Plan, Seen, Terms
 from oncemore.engine.perform import Job, awaiting, blocking, seen_in
 from oncemore.engine.retry import ENDS
 from oncemore.errors import (
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from oncemore.core.policy import Policy
     from oncemore.engine.artifacts import Shelf
     from oncemore.engine.lease import Identity
-    from oncemore.engine.ops import Script, Seen
+    from oncemore.engine.ops import Script
     from oncemore.engine.runtime import Engine
     from oncemore.options import Seconds
 
@@ -72,8 +74,15 @@ def unknown() -> Answer:
     return Answer("unknown")
 
 
+#: After so many calls of new work in a row, the next is taken for new without being looked for.
+IN_A_ROW = 16
+
+
 class Look(NamedTuple):
-    """A call before anything is done: what it is, on which engine, and what its key's last run is."""
+    """A call before anything is done: what it is, on which engine, and what its key's last run is.
+
+    Whether there is one may be guessed: a claim of work that is not new finds that out itself.
+    """
 
     engine: Engine
     plan: Plan
@@ -95,6 +104,7 @@ class Step(Generic[P, R]):
         self._recipe, self._engine, self._bound = recipe, engine, bound
         self._plan: Plan | None = None
         self._shelf: Shelf | None = None
+        self._new_in_a_row = 0
         self._awaits = recipe.colour == "coroutine"
         for worn in ("__module__", "__name__", "__qualname__", "__doc__"):
             if hasattr(recipe.work, worn):
@@ -174,7 +184,7 @@ class Step(Generic[P, R]):
     def _blocking(
         self, args: Any, kwargs: Any, before: Callable[..., Script] | None = None, look: Look | None = None
     ) -> Any:
-        look = look or self._look(args, kwargs)
+        look = look or self._look(args, kwargs, guess=True)
         end = flow.finished(look.plan, look.call, look.seen)
         if end is not None and before is None:
             return end.value
@@ -186,11 +196,13 @@ class Step(Generic[P, R]):
         except Error as error:
             self._attach(error, look)
             raise
+        finally:
+            self._count(job)
 
     async def _awaited(
         self, args: Any, kwargs: Any, before: Callable[..., Script] | None = None, look: Look | None = None
     ) -> Any:
-        look = look or self._look(args, kwargs)
+        look = look or self._look(args, kwargs, guess=True)
         end = flow.finished(look.plan, look.call, look.seen)
         if end is not None and before is None:
             return end.value
@@ -202,6 +214,12 @@ class Step(Generic[P, R]):
         except Error as error:
             self._attach(error, look)
             raise
+        finally:
+            self._count(job)
+
+    def _count(self, job: Job) -> None:
+        """Count calls of new work: one that had to be read again was none, or failed."""
+        self._new_in_a_row = 0 if job.read_again else self._new_in_a_row + 1
 
     def _attach(self, error: Error, look: Look) -> None:
         """Let an error carry its run, if there is one and the store can still be read."""
@@ -229,8 +247,11 @@ class Step(Generic[P, R]):
     def _run_of(self, engine: Engine, entity: str) -> Run:
         return Run(engine, entity, self._plan_on(engine).decode)
 
-    def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Look:
-        """Return what a call is and what its key's last run is; most calls need no more."""
+    def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, guess: bool = False) -> Look:
+        """Return what a call is and what its key's last run is; most calls need no more.
+
+        guess  whether new work may be taken for granted where the last calls were all of new work
+        """
         recipe, engine, around = self._recipe, chosen(self._engine), CONTEXT.get()
         if self._bound:
             args = (*self._bound, *args)
@@ -243,12 +264,18 @@ class Step(Generic[P, R]):
         if CURRENT.get() is not None:
             _check_not_inside(recipe.name, entity)
         ends = _ends(recipe.policy.within_s, around.deadline, now) if now else _NO_END
-        call = Call(entity, "" if recipe.covers_all else fingerprint(inputs).hex(), recipe.cfg(), *ends)
+        call = Call(entity, "" if recipe.covers_all else input_hash(inputs), recipe.cfg(), *ends)
         plan = self._plan_on(engine)
         if counted is not bound:
             secrets = recipe.secrets(bound)
             plan = plan.replaced(describe=lambda error, failure: neutral(error, failure, secrets))
-        return Look(engine, plan, call, seen_in(engine.store, entity), args, kwargs, counted, inputs, tenant)
+        if guess and self._new_in_a_row >= IN_A_ROW and not now and not recipe.artifact:
+            seen = Seen(entity, 0, NOWHERE, None)
+        else:
+            seen = seen_in(engine.store, entity)
+            if seen.version:
+                self._new_in_a_row = 0
+        return Look(engine, plan, call, seen, args, kwargs, counted, inputs, tenant)
 
     def _job(self, look: Look) -> Job:
         """Return what runs a call that is not over yet."""
@@ -258,7 +285,7 @@ class Step(Generic[P, R]):
             run_id = uuid7(engine.now())
             return Terms(
                 me.name, run_id, recipe.stored(look.counted),
-                fingerprint(look.inputs).hex(),
+                input_hash(look.inputs),
                 _seed(recipe.policy, look.call.entity), look.tenant, CONTEXT.get().correlation_id or run_id,
                 recipe.dataset(look.args, look.kwargs), recipe.priority, recipe.retain_s,
             )  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import oncemore
+from oncemore import steps
 from oncemore.codec.wire import head_of
 from oncemore.core.record import Change
 from oncemore.core.record import Run as State
@@ -25,6 +26,37 @@ VALUES: list[Any] = [
     datetime.datetime(2026, 11, 15, 12, 0, tzinfo=datetime.UTC), datetime.datetime(2026, 1, 1),
     uuid.UUID(int=7), "e\u0301", "\x00", {"nested": [None, (), {"deep": {1}}]},
 ]  # fmt: skip
+
+
+@pytest.fixture(autouse=True, params=["looked for", "taken for new"])
+def _how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything here holds also where each call is taken for one of new work."""
+    if request.param == "taken for new":
+        monkeypatch.setattr(steps, "IN_A_ROW", 0)
+
+
+@each_colour
+def test_work_is_taken_for_new_after_many_calls_of_new_work_until_one_is_not(
+    colour: str, engine: oncemore.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[int] = []
+    looked: list[str] = []
+    work, head = made(colour, ran.append), engine.store.head
+
+    def counted(entity: str) -> Any:
+        looked.append(entity)
+        return head(entity)
+
+    do(colour, work, -1)
+    monkeypatch.setattr(engine.store, "head", counted)
+    for number in range(steps.IN_A_ROW + 10):
+        do(colour, work, number)
+    assert len(looked) == max(0, steps.IN_A_ROW - 1)
+    looked.clear()
+    for number in (0, 1, 2):
+        do(colour, work, number)
+    assert len(looked) == 3, "one was claimed in vain and then read, the others were read at once"
+    assert ran == list(range(-1, steps.IN_A_ROW + 10))
 
 
 @pytest.mark.usefixtures("engine")

@@ -9,12 +9,13 @@ The version is not part of the key: a version bump must not repeat a payment.
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from oncemore.codec.tagged import Tagger
-from oncemore.core.key import LARGEST_INTEGER, canonical, digest, fingerprint
+from oncemore.core.key import LARGEST_INTEGER, canonical, digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,12 +75,12 @@ def scope_bytes(step: str, partition: object = None, tenant: str = "", bucket: s
 
 def key_of(arguments: bytes, scope: bytes) -> str:
     """Return the key; `args` comes first in canonical order, so that both parts can be put together."""
-    return fingerprint(b'{"args":' + arguments + b"," + scope[1:]).hex()
+    return sha256(b'{"args":' + arguments + b"," + scope[1:]).hexdigest()
 
 
-def input_hash(arguments: Mapping[str, object]) -> str:
-    """Return the digest of all arguments that count."""
-    return fingerprint(argument_bytes(arguments)).hex()
+def input_hash(inputs: bytes) -> str:
+    """Return the digest of all arguments that count, from their bytes."""
+    return sha256(inputs).hexdigest()
 
 
 def cfg_hash(version: str, config: object) -> str:

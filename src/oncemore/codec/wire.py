@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from oncemore.core.record import FORMAT, Run, link
+from oncemore.core.record import FORMAT, Run
+from oncemore.core.value import make
 from oncemore.errors import StoreError
 
 if TYPE_CHECKING:
@@ -51,13 +52,13 @@ def written(change: Change, entity: str, version: int, prev: bytes, at: float, n
     fence = after.fence if type(after) is Run else 0
     header = _encode(Header(FORMAT, entity, version, at, fence, nonce, change.marks, change.sets))
     body = _encode(change.body) if change.body else _EMPTY
-    digest = link(prev, header, _fingerprint(body), _fingerprint)
+    digest = linked(prev, header, sha256(body).digest())
     return Written(header, body, digest, _encode((FORMAT, *after)))
 
 
-def _fingerprint(data: bytes) -> bytes:
-    """Return the SHA-256 of bytes, by the engine that takes longer to load and less to run."""
-    return sha256(data).digest()
+def linked(prev: bytes, header: bytes, body_digest: bytes) -> bytes:
+    """Return the hash of an entry (`core.record.link`), by what takes longer to load and less to run."""
+    return sha256(prev + header + body_digest).digest()
 
 
 def head_bytes(state: Run | Worker | Outgoing | Kept) -> bytes:
@@ -68,6 +69,8 @@ def head_bytes(state: Run | Worker | Outgoing | Kept) -> bytes:
 def head_of(data: bytes, kind: type[State_] = Run) -> State_:  # type: ignore[assignment]
     """Return the state that the bytes of a head hold; fields that an older one lacks have their defaults."""
     found, *fields = _decode(data)
+    if found == FORMAT and len(fields) == len(kind._fields):
+        return make(kind, fields)
     if found > FORMAT:
         raise StoreError(
             f"a head has format {found}, which a newer oncemore wrote; this one reads up to {FORMAT}"

@@ -16,13 +16,16 @@ One transition writes one entry with several marks; `WAL` exports show each mark
 
 from __future__ import annotations
 
+from itertools import compress
+from operator import ne
+
 from oncemore.core.key import fingerprint
 from oncemore.core.model import move
 from oncemore.core.value import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from typing import Any, Final, Literal, TypeVar
 
     from oncemore.core.model import Effect, State
@@ -180,17 +183,16 @@ class Change(Value):
         """The fields that differ from the state before, or from a new one's, for the first entry."""
         after = self.after
         before = NEW[type(after)] if self.before is None else self.before
-        pairs = zip(after._fields, before, after, strict=True)
-        return {name: new for name, old, new in pairs if new != old}
+        return dict(compress(zip(after._fields, after, strict=True), map(ne, after, before)))
 
 
 def fold(before: State_ | None, sets: dict[str, Any], kind: type[State_] = Run) -> State_:  # type: ignore[assignment]
     """Return the state after one header; a move that the table does not have is refused."""
-    after = (NEW[kind] if before is None else before)._replace(**sets)
-    if type(before) is Run and type(after) is Run:
-        same = after.run_id == before.run_id
-        if same and after.state != before.state:
-            move(before.state, after.state)
+    if before is None:
+        return NEW[kind]._replace(**sets)  # type: ignore[no-any-return]
+    after = before._replace(**sets)
+    if after.state != before.state and type(before) is Run and after.run_id == before.run_id:  # type: ignore[union-attr]
+        move(before.state, after.state)  # type: ignore[arg-type]
     return after  # type: ignore[return-value]
 
 
@@ -202,11 +204,9 @@ def rebuilt(headers: Iterable[dict[str, Any]]) -> Run | None:
     return run
 
 
-def link(
-    prev: bytes, header: bytes, body_digest: bytes, sha256: Callable[[bytes], bytes] = fingerprint
-) -> bytes:
+def link(prev: bytes, header: bytes, body_digest: bytes) -> bytes:
     """Return the hash of an entry."""
-    return sha256(prev + header + body_digest)
+    return fingerprint(prev + header + body_digest)
 
 
 def due(run: Run) -> float | None:

@@ -45,10 +45,11 @@ else:
 
         def _replace(self, **changes):
             values, at = list(self), self._at
-            for name, value in changes.items():
-                if name not in at:
-                    raise TypeError(f"{type(self).__name__} has no field {name}")
-                values[at[name]] = value
+            try:
+                for name, value in changes.items():
+                    values[at[name]] = value
+            except KeyError:
+                raise TypeError(f"{type(self).__name__} has no field {name}") from None
             return tuple.__new__(type(self), values)
 
         def _asdict(self):

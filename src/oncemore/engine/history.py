@@ -8,14 +8,15 @@ over a run only once.
 from __future__ import annotations
 
 import time
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.results import value_of
 from oncemore.codec.tagged import untag
-from oncemore.codec.wire import body_of, head_of, header_of
+from oncemore.codec.wire import body_of, head_of, header_of, linked
 from oncemore.core import record
-from oncemore.core.key import fingerprint, seed_of
-from oncemore.core.record import NOWHERE, Kept, Outgoing, Worker, fold, link
+from oncemore.core.key import seed_of
+from oncemore.core.record import NOWHERE, Kept, Outgoing, Worker, fold
 from oncemore.core.value import Value
 from oncemore.errors import IllegalMove, KeyExpired, ResultUnavailable, StoreError, UsageError
 
@@ -329,26 +330,29 @@ def verify(entries: Iterable[Entry]) -> dict[str, tuple[int, bytes, Any]]:
     """
     heads: dict[str, tuple[int, bytes, Any]] = {}
     for entry in entries:
-        version, prev, state = heads.get(entry.entity, (0, NOWHERE, None))
-        digest = entry.body_digest if entry.body is None else fingerprint(entry.body)
-        if entry.version != version + 1:
-            raise StoreError(
-                f"entry {entry.seq} ({entry.entity}) is out of order: a part of the log is missing"
-            )
-        if digest is None or entry.prev != prev or entry.hash != link(prev, entry.header, digest):
-            raise StoreError(f"entry {entry.seq} ({entry.entity}) was altered: its hash does not fit")
-        kind: Any = KINDS.get(entry.entity.partition("/")[0])
+        seq, entity, number, before, own, header, body, digest = entry
+        version, prev, state = heads.get(entity, _NOTHING)
+        if number != version + 1:
+            raise StoreError(f"entry {seq} ({entity}) is out of order: a part of the log is missing")
+        if body is not None:
+            digest = sha256(body).digest()
+        if digest is None or before != prev or own != linked(prev, header, digest):
+            raise StoreError(f"entry {seq} ({entity}) was altered: its hash does not fit")
+        kind: Any = KINDS.get(entity.partition("/")[0])
         if kind is None:
-            raise StoreError(f"entry {entry.seq} is about {entry.entity}, of a kind that is not known here")
-        heads[entry.entity] = (version + 1, entry.hash, _folded(entry, state, kind))
+            raise StoreError(f"entry {seq} is about {entity}, of a kind that is not known here")
+        heads[entity] = (number, own, _folded(entry, state, kind))
     return heads
+
+
+_NOTHING = (0, NOWHERE, None)
 
 
 def _folded(entry: Entry, state: Any, kind: Any) -> Any:
     """Return the state after an entry that is as it was written; what it says may still make no sense."""
     try:
         header = header_of(entry.header)
-        if (header.entity, header.version) != (entry.entity, entry.version):
+        if header.entity != entry.entity or header.version != entry.version:
             raise StoreError(f"it is about version {header.version} of {header.entity}")
         return fold(state, header.sets, kind)
     except (StoreError, IllegalMove, TypeError) as fault:

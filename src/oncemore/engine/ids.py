@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from struct import Struct
 
-_MANY, _BYTES = 256, 6
+_MANY = Struct("<256Q")
 _drawn: deque[int] = deque()
+
+
+def _draw() -> int:
+    """Return 64 bits of chance."""
+    try:
+        return _drawn.pop()
+    except IndexError:
+        _drawn.extend(_MANY.unpack(os.urandom(_MANY.size)))
+        return int.from_bytes(os.urandom(8), "little")
 
 
 def nonce() -> int:
     """Return 48 bits of chance."""
-    try:
-        return _drawn.pop()
-    except IndexError:
-        data = os.urandom(_MANY * _BYTES)
-        _drawn.extend(int.from_bytes(data[at : at + _BYTES], "big") for at in range(0, len(data), _BYTES))
-        return int.from_bytes(os.urandom(_BYTES), "big")
+    return _draw() >> 16
 
 
 def uuid7(now: float) -> str:
@@ -29,9 +34,10 @@ def uuid7(now: float) -> str:
     Its first twelve bits after the milliseconds are parts of one (method 3 of the RFC's section 6.2), so that
     ids sort by time also where several are made in one millisecond.
     """
-    ticks = int(now * 4_096_000)
-    time, one, two = f"{(ticks >> 12) & 0xFFFFFFFFFFFF:012x}", nonce(), nonce()
-    return f"{time[:8]}-{time[8:]}-7{ticks & 0xFFF:03x}-{0x8000 | one & 0x3FFF:04x}-{two:012x}"
+    ticks, chance = int(now * 4_096_000), _draw()
+    ms = ticks >> 12
+    time = ms >> 16 & 0xFFFFFFFF, ms & 0xFFFF, ticks & 0xFFF
+    return "%08x-%04x-7%03x-%04x-%012x" % (*time, 0x8000 | chance >> 50, chance & 0xFFFFFFFFFFFF)  # noqa: UP031
 
 
 os.register_at_fork(after_in_child=_drawn.clear)

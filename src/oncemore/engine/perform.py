@@ -105,7 +105,7 @@ class Job:
 
     __slots__ = (
         "_reconcile", "_tagged", "_terms", "_untagged", "args", "artifact", "awaits", "cut", "engine", "held",
-        "isolate", "kwargs", "last", "me", "name", "reserved", "store", "work",
+        "isolate", "kwargs", "last", "me", "name", "read_again", "reserved", "store", "work",
     )  # fmt: skip
 
     def __init__(
@@ -128,7 +128,7 @@ class Job:
         self.me: Identity | None = None
         self.cut: BaseException | None = None
         self.held: tuple[str, int] | None = None
-        self.reserved = False
+        self.reserved = self.read_again = False
         self.last: Any = None  # what an awaited operation answered that was closed: nobody else hears it
         self.awaits, self.isolate, self.artifact = awaits, isolate, artifact
         self.name, self.work, self.args, self.kwargs = name, work, args, kwargs
@@ -138,6 +138,7 @@ class Job:
 
     def load(self, op: Load) -> Seen:
         """Read the head of an entity."""
+        self.read_again = True
         return seen_in(self.store, op.entity)
 
     def begin(self, op: Begin) -> Terms:
@@ -343,6 +344,8 @@ class Job:
         """Return the limits of an attempt; an outer attempt's end is an end for the inner one too."""
         outer = ENDS.get()
         limit, whole = op.limit_s, op.whole
+        if outer is None and limit is None:
+            return make(Invoke, (op.number, None, whole, None))
         if outer is not None:
             left = max(0.0, outer - clocks.current.monotonic())
             if limit is None or left < limit:
@@ -388,7 +391,7 @@ class _Inside:
     def __enter__(self) -> None:
         run, around = self._attempt.seen.run, CONTEXT.get()
         ends = earlier(run.deadline, around.deadline)
-        carried = Context(run.tenant, run.correlation_id, ends, around.actor)
+        carried = make(Context, (run.tenant, run.correlation_id, ends, around.actor))
         shelf = SHELF.set(self._shelf)
         self._tokens = CURRENT.set(self._attempt), CONTEXT.set(carried), ENDS.set(self._ends), shelf
 

@@ -154,9 +154,7 @@ class Combiner:
             self._serve_in_thread(op)
             await event.wait()
         else:
-            import asyncio  # here, because those who block need no event loop
-
-            loop = asyncio.get_running_loop()
+            loop = sys.modules["asyncio"].get_running_loop()  # those who block need no event loop
             future = loop.create_future()
             op.soon, op.wake = loop.call_soon_threadsafe, partial(_settle, future)
             self._serve_in_thread(op)
@@ -301,6 +299,7 @@ def _settle(future: asyncio.Future[None]) -> None:
 
 
 def _open(lock: LockType) -> None:
-    """Release a lock that may be open already."""
-    with suppress(RuntimeError):
-        lock.release()
+    """Release a lock that may be open already; most often it is, and asking is cheaper than failing."""
+    if lock.locked():
+        with suppress(RuntimeError):  # somebody else was quicker
+            lock.release()

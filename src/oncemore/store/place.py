@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 REMOTE = ("nfs", "nfs4", "cifs", "smb", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "sshfs")
 DOOR_WAIT_S = 30.0
+_TRY = fcntl.LOCK_EX | fcntl.LOCK_NB
 PLAINLY_STUCK_S = 2.0
 
 
@@ -79,10 +80,13 @@ class Door:
         if not self._mine.acquire(False) and not self._mine.acquire(timeout=DOOR_WAIT_S):
             raise StoreError(f"another thread has been writing to {self._path.stem} for {DOOR_WAIT_S:g} s")
         try:
-            if self._file is None:
-                self._file = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            if not _locked(self._file, self._path):
-                self._knock(self._file)
+            file = self._file
+            if file is None:
+                file = self._file = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.lockf(file, _TRY)
+            except OSError:
+                self._knock(file)  # which finds out whether somebody has it or it cannot be locked at all
         except BaseException:
             self._mine.release()
             raise
@@ -201,7 +205,7 @@ def _plain(worker: str) -> str:
 def _locked(file: int, path: Path) -> bool:
     """Lock a file if nobody else has it; return whether it is ours now."""
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(file, _TRY)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN):
             return False

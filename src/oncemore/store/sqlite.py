@@ -134,14 +134,13 @@ class SqliteStore:
     def _transact(self, ops: list[Op]) -> None:
         """Store what queued batches ask for in one transaction; answer each when the disk has it."""
         self._check_open()
-        batches = [op.batch for op in ops]
         try:
             with self._door:
-                cursor = self._cursor(sync=True in [batch.sync for batch in batches])
-                if place.since_boot() > self._mark or len(batches) > 1 or not _is_alone(batches[0]):
-                    answers = self._together(cursor, batches)
+                if len(ops) == 1 and _is_alone(ops[0].batch) and place.since_boot() <= self._mark:
+                    cursor = self._cursor(sync=ops[0].batch.sync)
+                    answers = [_store(cursor, ops[0].batch, _FIRST_ALONE, _NEXT_ALONE)]
                 else:
-                    answers = [_store(cursor, batches[0], _FIRST_ALONE, _NEXT_ALONE)]
+                    answers = self._together([op.batch for op in ops])
         except (TypeError, ValueError, OverflowError, apsw.TooBigError) as error:
             self._drop()
             raise UsageError(f"a batch holds what SQLite cannot store: {error}") from error
@@ -154,8 +153,9 @@ class SqliteStore:
         for op, answer in zip(ops, answers, strict=True):
             op.answer = answer
 
-    def _together(self, cursor: apsw.Cursor, batches: list[Batch]) -> list[Stored | Conflict]:
+    def _together(self, batches: list[Batch]) -> list[Stored | Conflict]:
         """Store batches in one transaction, and the time with them where it is due."""
+        cursor = self._cursor(sync=any(batch.sync for batch in batches))
         cursor.execute("BEGIN IMMEDIATE")
         answers = _apply(cursor, batches)
         if place.since_boot() > self._mark:
@@ -366,14 +366,15 @@ def _is_alone(batch: Batch) -> bool:
 
 def _store(cursor: apsw.Cursor, batch: Batch, first: str, then: str) -> Stored | Conflict:
     """Store a batch, or say what stands in its way; a lone write finds that out by itself."""
-    writes, alone = batch.writes, _is_alone(batch)
-    missed = None if alone else _missed(cursor, batch)
+    writes = batch.writes
+    if _is_alone(batch):
+        seq = _set(cursor, writes[0], first, then)
+        return make(Stored, ((seq,),)) if seq else _conflict(cursor, writes[0].entity)
+    missed = _missed(cursor, batch)
     if missed is not None:
         return missed
     seqs = tuple([_set(cursor, write, first, then) for write in writes])
-    if 0 in seqs:
-        assert alone, "a head moved inside the transaction that compared it"
-        return _conflict(cursor, writes[0].entity)
+    assert 0 not in seqs, "a head moved inside the transaction that compared it"
     return make(Stored, (seqs,))
 
 
