@@ -51,7 +51,7 @@ class Recipe:
         self.if_running = _choice("if_running", told["if_running"], ("wait", "raise"))
         self.on_version_change = _version_change(told["on_version_change"], self.effect)
         self.priority = _choice("priority", told["priority"], PRIORITIES)
-        self.isolate = _isolate(told["isolate"], self.colour)
+        self.isolate = _isolate(told["isolate"], self.colour, self.effect)
         self.artifact = "" if told["artifact"] is None else name_of(told["artifact"])
         self.retain_s = 0.0 if told["retain_for"] is None else _length("retain_for", told["retain_for"])
         self.not_applied = _not_applied(told["not_applied"], self.effect)
@@ -172,10 +172,6 @@ def _effect(effect: Any) -> Any:
         raise UsageError(
             NO_EFFECT if effect is None else f"effect is {effect!r}; the choices are {', '.join(EFFECTS)}"
         )
-    if effect == "transactional":
-        raise UsageError(
-            "effect='transactional' is not there yet; take 'idempotent' with current().key in your own table"
-        )
     return effect
 
 
@@ -209,7 +205,7 @@ def _version_change(value: Any, effect: str) -> str | None:
     return _choice("on_version_change", value, ("new", "reuse", "fail"))
 
 
-def _isolate(value: Any, colour: str) -> bool:
+def _isolate(value: Any, colour: str, effect: str) -> bool:
     if value is None:
         return False
     if value != "process":
@@ -217,6 +213,10 @@ def _isolate(value: Any, colour: str) -> bool:
     if colour == "coroutine":
         raise UsageError(
             "isolate='process' is for plain functions; an async one is cancelled at its limit anyway"
+        )
+    if effect == "transactional":
+        raise UsageError(
+            "isolate='process' does not go with effect='transactional': the transaction would be the child's"
         )
     return True
 

@@ -15,6 +15,7 @@ from oncemore.core.model import Failure
 from oncemore.core.policy import PER_KEY, PER_RUN
 from oncemore.core.record import NOWHERE
 from oncemore.edges.classify import classify, ready
+from oncemore.edges.lines import line_of
 from oncemore.engine import clock as clocks
 from oncemore.engine import flow
 from oncemore.engine.attempt import CURRENT
@@ -292,7 +293,7 @@ class Step(Generic[P, R]):
 
         return Job(
             engine, terms, recipe.name, recipe.work, look.args, look.kwargs, tagged=_tagged, untagged=untag,
-            reconcile=recipe.reconcile, awaits=self._awaits, isolate=recipe.isolate,
+            line_of=line_of, reconcile=recipe.reconcile, awaits=self._awaits, isolate=recipe.isolate,
             artifact=recipe.artifact,
         )  # fmt: skip
 

@@ -36,7 +36,6 @@ def test_leaving_out_the_effect_names_the_five_choices() -> None:
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("unknown effect", {"effect": "safe"}, "effect is 'safe'; the choices are pure, idempotent"),
-    ("not there yet", {"effect": "transactional"}, "effect='transactional' is not there yet"),
     ("empty name", {"name": ""}, "name is ''; it takes a text of 1 to 200 characters"),
     ("long name", {"name": "x" * 201}, "name is 'xxx"),
     ("number as name", {"name": 5}, "name is 5; it takes a text"),

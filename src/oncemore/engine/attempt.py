@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncemore.codec.artifact import Artifact
+    from oncemore.engine.marks import Mark
     from oncemore.engine.ops import Given, Seen
+    from oncemore.store.base import Joined
 
 MOST_EVENTS = 1000
 MOST_ARTIFACTS = 1000
@@ -60,6 +62,8 @@ class Attempt:
         self.pid = getpid()
         self.events: list[tuple[Outgoing, Any]] = []
         self.kept: dict[str, tuple[Kept, bool]] = {}
+        self.mark: Mark | None = None
+        self.also: Callable[[Joined], object] | None = None
         self._files = files
         self._now, self._tagged, self._keep, self._kept = now, tagged, keep, kept
         self._rng: random.Random | None = None
@@ -179,6 +183,48 @@ class Attempt:
     def put_away(self) -> tuple[Any, ...]:
         """Return everything that was put away, in its tagged form."""
         return tuple(plain_of(as_artifact(kept)) for kept, _ in self.kept.values())
+
+    def transaction(self, connection: Any) -> Any:
+        """Write in one's own database, in one transaction with the mark that it was done.
+
+        connection  one of sqlite3, apsw, psycopg, SQLAlchemy (a session too) or Django, outside of any
+                    transaction. The step begins one, and commits it when the function has returned.
+
+        Return the connection. If an earlier attempt's transaction was committed, the function ends here: its
+        result is the result. In an async step the answer has to be awaited.
+        """
+        self._check_transactional("transaction", "on_commit", self.also)
+        if self.mark is not None and self.mark.connection is not connection:
+            raise UsageError(f"{self.step}: one attempt, one database; two cannot be committed as one")
+        if self.mark is not None:
+            raise UsageError(f"{self.step}: current().transaction() was called before in this attempt")
+        return self._files.enlist(self, connection)
+
+    def on_commit(self, write: Callable[[Joined], object]) -> None:
+        """Write in one's own tables beside the log, in the very transaction that says that it was done.
+
+        write  called with the transaction after the function has returned: `tx.execute(sql, values)`; it may
+               take a second, which all others wait for who write. On SQLite and PostgreSQL.
+        """
+        self._check_transactional("on_commit", "transaction", self.mark)
+        if not callable(write):
+            raise UsageError(f"{self.step}: on_commit() takes a function, not {write!r}")
+        if self.also is not None:
+            raise UsageError(f"{self.step}: current().on_commit() was called before in this attempt")
+        self._files.check_joins(self.step)
+        self.also = write
+
+    def _check_transactional(self, what: str, other: str, used: object) -> None:
+        self._check("write")
+        if self.seen.run.effect != "transactional":
+            raise UsageError(
+                f"{self.step} is declared {self.seen.run.effect}; current().{what}() is for "
+                "effect='transactional'"
+            )
+        if used is not None:
+            raise UsageError(
+                f"{self.step}: one attempt, one database; it has used current().{other}() already"
+            )
 
     def checkpoint(self, value: Any) -> Any:
         """Write down how far the work is; a later attempt gets it back from `resume()`.

@@ -32,6 +32,7 @@ from oncemore.engine.ops import (
     Done,
     End,
     Fetch,
+    Finish,
     Holder,
     Load,
     Now,
@@ -43,6 +44,7 @@ from oncemore.engine.ops import (
     Watch,
     Work,
 )
+from oncemore.store.base import AlsoFailed
 
 if TYPE_CHECKING:
     from oncemore.core.decide import Decision
@@ -336,6 +338,8 @@ def _written(plan: Plan, done: Done, now: float) -> Script:
 
 def _commit(plan: Plan, done: Done, now: float) -> Script:
     """Write the result down; a value that cannot be written is done all the same, unless it is pure."""
+    if done.applied is not None:  # by an attempt whose record was lost: what it left is all there is to say
+        return (yield from _committed(plan, done, *done.applied, now))
     seen, run = done.seen, done.seen.run
     lost: ResultUnavailable | None = None
     try:
@@ -353,11 +357,27 @@ def _commit(plan: Plan, done: Done, now: float) -> Script:
         body, events = yield from _spilled(seen, body, events)
     if done.artifacts:
         body["artifacts"] = done.artifacts
+    if done.mark is not None:
+        finished = yield Finish(
+            seen, done.mark, body, events
+        )  # from here on it is applied, whatever becomes of us
+        if finished.error is not None:
+            return (yield from _written(plan, done._replace(error=finished.error), now))
+    return (yield from _committed(plan, done, body, events, now, lost))
+
+
+def _committed(
+    plan: Plan, done: Done, body: dict[str, Any], events: Any, now: float, lost: Exception | None = None
+) -> Script:
+    """Write COMMIT, and what goes with it."""
+    seen, run = done.seen, done.seen.run
     body["duration_s"] = round(now - run.began, 6)
     after = _over(run, "COMPLETE", "", committed=seen.version + 1)
-    saved = yield Save(seen, Change(("COMMIT", "COMPLETE"), run, after, body), True, events)
+    saved = yield Save(seen, Change(("COMMIT", "COMPLETE"), run, after, body), True, events, done.also)
     if saved is None:
         return MOVED
+    if type(saved) is AlsoFailed:
+        return (yield from _written(plan, done._replace(error=saved.__cause__), now))
     return End(None, lost) if lost is not None else (yield from _stored_value(plan, saved))
 
 

@@ -17,7 +17,7 @@ from oncemore.errors import AttemptTimeout, DeadlineExceeded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable
     from typing import Any
 
     from oncemore.engine.retry import Invoke
@@ -42,6 +42,14 @@ def too_late(name: str, op: Invoke) -> AttemptTimeout:
     kind = DeadlineExceeded if op.whole else AttemptTimeout
     what = "the rest of the time for the whole call" if op.whole else "the limit of one attempt"
     return kind(f"{name}: attempt {op.number} was cut off after {op.limit_s:.3g} s, {what}")
+
+
+def waited_for(name: str, op: Invoke, work: Callable[[], Any]) -> Any:
+    """Run plain work that must not be left behind, because it holds a transaction; refuse what comes late."""
+    value = work()
+    if op.ends is not None and clocks.current.monotonic() >= op.ends:
+        raise too_late(name, op)
+    return value
 
 
 async def awaited(name: str, op: Invoke, work: Awaitable[Any]) -> Any:

@@ -8,6 +8,7 @@ Save(seen, change, …)     append, if the entity is as it was seen    ← Seen 
 Read(entity, version)     the body of an entry                       ← dict
 Check(entity, cfg, name)  is the step's artifact there, and valid?   ← Found
 Work(seen, limit_s, …)    run the step's function                    ← Done
+Finish(seen, mark, …)     commit the user's own transaction          ← Finished
 Spill(seen, encoded)      keep a large result as an artifact         ← reference, or None: keep it in the log
 Fetch(spilled)            the bytes of such a result, verified       ← Raw, or the error that says why not
 Ask(seen)                 run the step's reconcile function          ← Answer
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from oncemore.core.model import Effect, Failure
     from oncemore.core.policy import Policy
     from oncemore.core.record import Change, Kept, Outgoing
+    from oncemore.engine.marks import Mark
+    from oncemore.store.base import Joined
 
     Script = Generator[Any, Any, Any]
     Given = tuple[Outgoing | Kept, Any]
@@ -169,12 +172,14 @@ class Save(NamedTuple):
     """Append a change to an entity, if it is still as it was seen.
 
     events  what is given away with it, each an entity of its own: events, references to artifacts
+    beside  what else is written in the same transaction; if it cannot be, the answer is `AlsoFailed`
     """
 
     seen: Seen
     change: Change
     sync: bool = True
     events: tuple[Given, ...] = ()
+    beside: Callable[[Joined], object] | None = None
 
 
 class Read(NamedTuple):
@@ -234,6 +239,9 @@ class Done(NamedTuple):
     begun      False if it was cut off before the function's first line
     events     what it gave away: events, and references to artifacts that are new
     artifacts  all that it put away, in their tagged form
+    mark       its transaction in the user's own database, which is not committed yet
+    also       what it writes in the store's own transaction
+    applied    what an earlier attempt has left to be written, whose transaction was committed: it is done
     """
 
     seen: Seen
@@ -242,6 +250,24 @@ class Done(NamedTuple):
     begun: bool = True
     events: tuple[Given, ...] = ()
     artifacts: tuple[Any, ...] = ()
+    mark: Mark | None = None
+    also: Callable[[Joined], object] | None = None
+    applied: tuple[dict[str, Any], tuple[Given, ...]] | None = None
+
+
+class Finish(NamedTuple):
+    """Commit the user's own transaction, together with what the log is to say of it; if it is still ours."""
+
+    seen: Seen
+    mark: Mark
+    body: dict[str, Any]
+    events: tuple[Given, ...]
+
+
+class Finished(NamedTuple):
+    """What became of it: nothing went wrong, or everything was rolled back, or that is not known."""
+
+    error: BaseException | None
 
 
 class Ask(NamedTuple):

@@ -26,6 +26,7 @@ from oncemore.engine.context import CONTEXT, Context, earlier
 from oncemore.engine.ids import nonce
 from oncemore.engine.lease import RESERVED, Shield
 from oncemore.engine.limits import awaited
+from oncemore.engine.marks import Mark, asked, asked_awaited, kept_as
 from oncemore.engine.ops import (
     Answer,
     Ask,
@@ -34,6 +35,8 @@ from oncemore.engine.ops import (
     Done,
     End,
     Fetch,
+    Finish,
+    Finished,
     Found,
     Holder,
     Load,
@@ -48,14 +51,15 @@ from oncemore.engine.ops import (
     Work,
 )
 from oncemore.engine.retry import ENDS, Invoke
-from oncemore.errors import LeaseLost, StoreError
-from oncemore.store.base import Batch, Index, Stored, Write
+from oncemore.errors import LeaseLost, StoreError, UsageError
+from oncemore.store.base import AlsoFailed, Batch, Index, Stored, Write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
 
     from oncemore.codec.artifact import Artifact, Label
     from oncemore.engine.lease import Identity
+    from oncemore.engine.marks import Asking, Line
     from oncemore.engine.ops import Script, Terms
     from oncemore.engine.runtime import Engine
     from oncemore.store.base import Conflict, Store
@@ -104,8 +108,9 @@ class Job:
     """One call on its way: the engine it runs on, the work, and what has cut it off, if anything has."""
 
     __slots__ = (
-        "_reconcile", "_tagged", "_terms", "_untagged", "args", "artifact", "awaits", "cut", "engine", "held",
-        "isolate", "kwargs", "last", "me", "name", "read_again", "reserved", "store", "work",
+        "_line_of", "_reconcile", "_tagged", "_terms", "_untagged", "args", "artifact", "awaits", "cut",
+        "engine", "held", "isolate", "kwargs", "last", "me", "name", "read_again", "reserved", "store",
+        "work",
     )  # fmt: skip
 
     def __init__(
@@ -119,6 +124,7 @@ class Job:
         *,
         tagged: Callable[[Any], Any],
         untagged: Callable[[Any], Any],
+        line_of: Callable[[Any], Line] | None = None,
         reconcile: Callable[..., Any] | None = None,
         awaits: bool = False,
         isolate: bool = False,
@@ -133,6 +139,7 @@ class Job:
         self.awaits, self.isolate, self.artifact = awaits, isolate, artifact
         self.name, self.work, self.args, self.kwargs = name, work, args, kwargs
         self._tagged, self._untagged, self._reconcile = tagged, untagged, reconcile
+        self._line_of = line_of
 
     # What needs no waiting --------------------------------------------------------------------------
 
@@ -200,7 +207,7 @@ class Job:
             self.held = held  # after it: what was not taken must not be left, it may be somebody else's
             self.release()
         after = Seen(seen.entity, seen.version + 1, writes[0].hash, run, change.body)
-        return make(Batch, (tuple(writes), _NO_GUARDS, op.sync)), after
+        return make(Batch, (tuple(writes), _NO_GUARDS, op.sync, op.beside)), after
 
     def end_save(self, op: Save, after: Seen, answer: Answered) -> Seen | None:
         """Return the entity as it is now, or None if it was not as it had been seen.
@@ -272,14 +279,14 @@ class Job:
         return Save(seen, Change(CHECKPOINT, seen.run, after, {"checkpoint": plain}))
 
     def _keep(self, attempt: Attempt, plain: Any) -> None:
-        saved = _save(self, self._checkpoint(attempt, plain))
+        saved: Any = _save(self, self._checkpoint(attempt, plain))
         if self.cut is not None:
             raise self.cut  # here, where the work is: it may have hours to go
         _moved(attempt, saved)
 
     async def _keep_awaited(self, attempt: Attempt, plain: Any) -> None:
         try:
-            saved = await _save_awaited(self, self._checkpoint(attempt, plain))
+            saved: Any = await _save_awaited(self, self._checkpoint(attempt, plain))
         except GeneratorExit:
             attempt.seen = self.last or attempt.seen
             raise
@@ -289,6 +296,48 @@ class Job:
 
     def _kept(self, seen: Seen) -> Any:
         return self._untagged(self.read(Read(seen.entity, seen.run.checkpoint))["checkpoint"])
+
+    # Transactions -----------------------------------------------------------------------------------
+
+    def enlist(self, attempt: Attempt, connection: Any) -> Any:
+        """Begin an attempt's transaction in the user's own database; in async work it is to be awaited."""
+        assert self._line_of is not None
+        ours = str(getattr(self.store, "path", ""))
+        mark = Mark(self._line_of(connection), connection, attempt, ours)
+        if self.awaits:
+            return self._enlist_awaited(attempt, mark)
+        if mark.awaits:
+            raise UsageError(f"{attempt.step}: an async connection needs an async step")
+        attempt.mark = mark  # before it has begun: whatever has begun is undone
+        asked(mark.begin())
+        return connection
+
+    def check_joins(self, step: str) -> None:
+        """Refuse a store whose transactions nobody else can write in."""
+        if not self.store.joins:
+            raise UsageError(
+                f"{step}: current().on_commit() needs a store in SQLite or PostgreSQL; this one is "
+                f"{self.engine.url}. current().transaction(connection) works with every store"
+            )
+
+    def finish(self, op: Finish) -> Asking:
+        """Commit an attempt's transaction, unless the attempt was taken over.
+
+        The mark alone would not let a former attempt commit after a later one has begun; but in a database
+        with one writer no later one can begin while this one holds it, and all would fail for that.
+        """
+        held = seen_in(self.store, op.seen.entity).run
+        if held.state != "RUNNING" or held.fence != op.seen.run.fence:
+            yield from op.mark.undo()
+            raise LeaseLost(
+                f"{held.step}: attempt {op.seen.run.attempt} was taken over; nothing is committed"
+            )
+        yield from op.mark.finish(kept_as(op.body, op.events))
+
+    async def _enlist_awaited(self, attempt: Attempt, mark: Mark) -> Any:
+        attempt.mark = mark
+        await asked_awaited(mark.begin())
+        return mark.connection
 
     # Artifacts --------------------------------------------------------------------------------------
 
@@ -366,11 +415,28 @@ class Job:
         # What cut a checkpoint off was raised in the work: what the work made of it counts, its own
         # timeout among other things.
         self.cut = None if error is None or isinstance(error, Exception) else error
+        if attempt.mark is not None and attempt.mark.applied is not None:
+            self.cut = None
+            return Done(attempt.seen, applied=attempt.mark.applied)
         if error is not None:
             return Done(attempt.seen, None, error)
+        if attempt.seen.run.effect == "transactional":
+            return self._transacted(attempt, value)
         if not attempt.kept:
             return Done(attempt.seen, value, None, True, tuple(attempt.events))
         return Done(attempt.seen, value, None, True, attempt.given(), attempt.put_away())
+
+    def _transacted(self, attempt: Attempt, value: Any) -> Done:
+        """Return what came of transactional work, which must have said where its transaction is."""
+        mark, also = attempt.mark, attempt.also
+        if mark is None and also is None:
+            error = UsageError(
+                f"{attempt.step} is transactional and used neither current().transaction(connection) nor "
+                "current().on_commit(write): what it wrote, if it did, was not one with its record"
+            )
+            return Done(attempt.seen, None, error)
+        away = attempt.given(), attempt.put_away()
+        return Done(attempt.seen, value, None, True, *away, mark, also)
 
 
 def _moved(attempt: Attempt, saved: Seen | None) -> None:
@@ -453,13 +519,15 @@ def _end(job: Job, op: End) -> Any:
         del error, op, job  # the traceback holds this frame, which must not hold it
 
 
-def _save(job: Job, op: Save) -> Seen | None:
+def _save(job: Job, op: Save) -> Seen | AlsoFailed | None:
     batch, after = job.begin_save(op)
     answer: Answered | None = None
     shield = Shield(job.cut is not None)
     try:
         with shield:
             answer = job.store.append(batch).wait()
+    except AlsoFailed as failed:
+        return failed
     except BaseException as error:
         if shield.twice:
             raise  # it is as good as a kill: nothing more is written
@@ -486,8 +554,30 @@ def _work(job: Job, op: Work) -> Done:
         with _Inside(job, attempt, invoke.ends):
             value = job.engine.call(job, attempt, invoke)
     except BaseException as error:  # noqa: BLE001 - it travels as a value, and is raised at the end
+        if attempt.mark is not None:
+            asked(attempt.mark.undo())
         return job.done(attempt, None, error)
     return job.done(attempt, value, None)
+
+
+def _finish(job: Job, op: Finish) -> Finished:
+    shield = Shield(job.cut is not None)
+    try:
+        with shield:
+            asked(job.finish(op))
+    except BaseException as error:
+        if shield.twice:
+            raise  # it is as good as a kill
+        return _finished(job, op.mark, error)
+    return Finished(None)
+
+
+def _finished(job: Job, mark: Mark, error: BaseException) -> Finished:
+    """Return what became of a transaction that an error met; what cuts off a finished one is kept."""
+    if not mark.finished:
+        return Finished(error)
+    job.cut = error  # and raised when the run is in order
+    return Finished(None)
 
 
 def _ask(job: Job, op: Ask) -> Answer:
@@ -566,12 +656,14 @@ async def awaiting(job: Job, script: Script) -> Any:
     return _end(job, op)
 
 
-async def _save_awaited(job: Job, op: Save) -> Seen | None:
+async def _save_awaited(job: Job, op: Save) -> Seen | AlsoFailed | None:
     if job.cut is not None:
         return _save(job, op)  # a task that was cancelled must not await; the disk is worth the moment
     batch, after = job.begin_save(op)
     try:
         answer: Answered = await job.store.append(batch)
+    except AlsoFailed as failed:
+        return failed
     except BaseException as error:  # noqa: BLE001 - a cut is kept and raised when the run is in order
         sending = job.send_again(batch, error)
         answer = await _drained_awaited(sending) if isinstance(error, Exception) else _drained(sending)
@@ -597,9 +689,35 @@ async def _work_awaited(job: Job, op: Work) -> Done:
             made = job.call_work()
             value = await (made if invoke.limit_s is None else awaited(attempt.step, invoke, made))
     except BaseException as error:  # noqa: BLE001 - it travels as a value, and is raised at the end
+        if attempt.mark is not None:
+            await _undone_awaited(attempt.mark, error)
         job.last = job.done(attempt, None, error)
         return job.last  # type: ignore[no-any-return]
     return job.done(attempt, value, None)
+
+
+async def _finish_awaited(job: Job, op: Finish) -> Finished:
+    if not op.mark.awaits:
+        return _finish(job, op)
+    try:
+        await asked_awaited(job.finish(op))
+    except BaseException as error:  # noqa: BLE001 - as for the work itself
+        job.last = _finished(job, op.mark, error)
+        return job.last  # type: ignore[no-any-return]
+    return Finished(None)
+
+
+async def _undone_awaited(mark: Mark, error: BaseException) -> None:
+    """Roll back what a task has left, also one that was cancelled; a coroutine that is closed cannot."""
+    if not mark.awaits:
+        asked(mark.undo())
+    elif not isinstance(error, GeneratorExit):
+        trio = clocks.in_trio()
+        if trio is None:
+            await asked_awaited(mark.undo())
+        else:
+            with trio.CancelScope(shield=True):
+                await asked_awaited(mark.undo())
 
 
 async def _ask_awaited(job: Job, op: Ask) -> Answer:
@@ -658,10 +776,10 @@ _QUICK: dict[type, Callable[[Job, Any], Any]] = {
     Begin: Job.begin, Now: Job.now, Holder: Job.holder, Read: Job.read, Tell: Job.tell,
 }  # fmt: skip
 _BLOCKING: dict[type, Callable[[Job, Any], Any]] = {
-    Save: _save, Work: _work, Ask: _ask, Sleep: _sleep, Watch: _watch,
+    Save: _save, Work: _work, Ask: _ask, Sleep: _sleep, Watch: _watch, Finish: _finish,
     Check: Job.check, Spill: _spill, Fetch: Job.fetch,
 }  # fmt: skip
 _AWAITING: dict[type, Callable[[Job, Any], Coroutine[Any, Any, Any]]] = {
     Save: _save_awaited, Work: _work_awaited, Ask: _ask_awaited, Sleep: _sleep_awaited, Watch: _watch_awaited,
-    Check: _check_awaited, Spill: _spill_awaited, Fetch: _fetch_awaited,
+    Check: _check_awaited, Spill: _spill_awaited, Fetch: _fetch_awaited, Finish: _finish_awaited,
 }  # fmt: skip

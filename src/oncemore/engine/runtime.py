@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from oncemore.codec.wire import head_of
 from oncemore.core.record import Worker
 from oncemore.engine import clock as clocks
+from oncemore.engine import limits
 from oncemore.engine.artifacts import Artifacts, Shelf
 from oncemore.engine.ids import uuid7
 from oncemore.engine.lease import BEATS, LEASE_S, Heart, Identity, Shield
@@ -181,6 +182,8 @@ class Engine:
             return isolate.run(job, attempt, invoke)
         if invoke.limit_s is None:
             return job.call_work()
+        if attempt.seen.run.effect == "transactional":
+            return limits.waited_for(attempt.step, invoke, job.call_work)
         from oncemore.engine import helpers
 
         return helpers.run(attempt.step, invoke, job.call_work)

@@ -23,13 +23,13 @@ compare-and-set succeeds is the proof that the link is right. `seq` is not part 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from oncemore.core.value import Value
 from oncemore.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
 
 class Index(Value):
@@ -63,11 +63,15 @@ class Batch(Value):
 
     guards  entities that are only read, and the version each must still have (0: must not exist)
     sync    whether the answer must wait until the disk has it
+    also    what else is written in the same transaction, in the user's own tables beside ours; it is called
+            with a `Joined` once all versions fit, and if it raises, nothing is stored. Only where a store
+            `joins`; it may be called again if the store has to send the whole again
     """
 
     writes: tuple[Write, ...]
     guards: Mapping[str, int] = {}
     sync: bool = True
+    also: Callable[[Joined], object] | None = None
 
 
 class Head(Value):
@@ -140,6 +144,39 @@ def check_batch(batch: Batch) -> None:
         raise UsageError("a batch may name each entity once, as a write or as a guard")
 
 
+#: How long `Batch.also` may take: everybody else who writes waits for it.
+ALSO_S = 1.0
+
+
+class Joined(Protocol):
+    """The transaction that carries a batch, as far as others may write in it.
+
+    dialect  "sqlite", with ? for values, or "postgresql", with %s
+    """
+
+    dialect: str
+
+    def execute(self, sql: str, values: Sequence[object] | Mapping[str, object] = ()) -> list[Any]:
+        """Run a statement and return its rows."""
+
+
+class AlsoFailed(Exception):
+    """What a batch was to write besides could not be written: nothing of it is stored. Its cause says why."""
+
+
+def too_long() -> TimeoutError:
+    """Return the error of an `also` that others have waited for long enough."""
+    return TimeoutError(
+        f"on_commit() took longer than {ALSO_S:g} s, which everybody waits for who writes to the store; "
+        "prepare in the step, and write only there"
+    )
+
+
+def over() -> UsageError:
+    """Return the error of one that kept its `Joined`."""
+    return UsageError("what on_commit() was given is over; it holds while the function runs")
+
+
 class Ticket(Protocol):
     """The answer to an append: `wait()` for it, or await it."""
 
@@ -158,6 +195,9 @@ class Presence(Protocol):
 
 class Store(Protocol):
     """A log of entries with heads. A new store is one class that passes the contract suite."""
+
+    #: Whether a batch may bring what else is written in its transaction.
+    joins: bool
 
     def append(self, batch: Batch) -> Ticket:
         """Ask for a batch to be stored."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from oncemore.core.key import fingerprint
 from oncemore.core.record import NOWHERE
-from oncemore.errors import StoreError
+from oncemore.errors import StoreError, UsageError
 from oncemore.store.base import Conflict, Entry, Facts, Head, Stored, check_batch
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ class Here:
 class MemoryStore:
     """Entries in a list, heads in a dictionary, one lock."""
 
+    joins = False
+
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
         self._log: list[Entry] = []
@@ -66,6 +68,8 @@ class MemoryStore:
     def append(self, batch: Batch) -> Settled:
         """Store a batch, or say what stands in its way."""
         check_batch(batch)
+        if batch.also is not None:
+            raise UsageError("a store in memory has no tables; on_commit() needs SQLite or PostgreSQL")
         with self._changed:
             self._check_open()
             conflict = self._conflict(batch)

@@ -86,6 +86,8 @@ class Presence:
 class PostgresStore:
     """A store in a server that processes on many machines share."""
 
+    joins = True
+
     def __init__(self, url: str, schema: str = "oncemore", *, unsafe_ok: bool = False) -> None:
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema) or schema.startswith("pg_"):
             raise UsageError(f"{schema!r} is not a schema's name: lower-case letters, digits and _, up to 63")
@@ -128,7 +130,7 @@ class PostgresStore:
         for group in _groups(sorted(ops, key=_first_entity)):
             answers = self._writer.store([op.batch for op in group])
             for op, answer in zip(group, answers, strict=True):
-                if isinstance(answer, StoreError):
+                if isinstance(answer, Exception):
                     op.error = answer
                 else:
                     op.answer = answer
@@ -328,11 +330,14 @@ def _first_entity(op: Op) -> str:
 
 
 def _groups(ops: list[Op]) -> Iterator[list[Op]]:
-    """Cut what waits into statements of a bounded size; a batch that is larger has one for itself."""
+    """Cut what waits into statements of a bounded size; what is larger, or not alone, has one for itself."""
     group: list[Op] = []
     room = MOST_BYTES
     for op in ops:
         size = sum(len(write.body) + len(write.header) + len(write.head) for write in op.batch.writes)
+        if op.batch.also is not None:
+            yield [op]
+            continue
         if group and size > room:
             yield group
             group, room = [], MOST_BYTES

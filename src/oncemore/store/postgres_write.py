@@ -19,7 +19,8 @@ import struct
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
-from oncemore.store.base import Conflict, Head, Index, Stored
+from oncemore.store.base import AlsoFailed, Conflict, Head, Index, Stored
+from oncemore.store.postgres_joined import join
 from oncemore.store.postgres_wire import Dumper, Format, connect, fault, hang_up, lost, psycopg
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ class Writer:
             "where (entity, version) in (select * from unnest(%b::text[], %b::bigint[]))"
         ).encode()
 
-    def store(self, batches: Sequence[Batch]) -> list[Answer | StoreError]:
+    def store(self, batches: Sequence[Batch]) -> list[Answer | StoreError | AlsoFailed]:
         """Store batches; return what became of each. One that cannot be stored hurts nobody else."""
         try:
             return self._resolve(list(batches), time.monotonic() + RESOLVE_S, sent=False)
@@ -168,7 +169,9 @@ class Writer:
             self.close()
             raise
 
-    def _resolve(self, batches: list[Batch], ends: float, *, sent: bool) -> list[Answer | StoreError]:
+    def _resolve(
+        self, batches: list[Batch], ends: float, *, sent: bool
+    ) -> list[Answer | StoreError | AlsoFailed]:
         """Send until there is an answer; `sent` says that they were before, with an unknown end."""
         tries = 0
         while True:
@@ -176,6 +179,8 @@ class Writer:
             try:
                 answers = self._ask(self._line(), batches)
                 return [*(self._recognise(batches, answers) if sent else answers)]
+            except AlsoFailed as error:
+                return [error]
             except psycopg.Error as error:
                 sent = sent or (lost(error) and self._connection is not None)
                 self.close()
@@ -195,6 +200,16 @@ class Writer:
         return self._connection
 
     def _ask(self, connection: Connection, batches: list[Batch]) -> list[Answer]:
+        also = batches[0].also
+        if also is None:
+            return self._call(connection, batches)
+        with connection.transaction():
+            answers = self._call(connection, batches)  # one: what brings something along comes alone
+            if isinstance(answers[0], Stored):
+                join(connection, also)
+        return answers
+
+    def _call(self, connection: Connection, batches: list[Batch]) -> list[Answer]:
         cursor = connection.execute(self._append, arguments(batches), prepare=True, binary=True)
         return [_answer(row) for row in cursor.fetchall()]
 

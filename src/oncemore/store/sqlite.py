@@ -37,8 +37,9 @@ from oncemore.core.record import NOWHERE
 from oncemore.core.value import make
 from oncemore.errors import StoreError, UsageError
 from oncemore.store import place
-from oncemore.store.base import Conflict, Entry, Facts, Head, Index, Stored, check_batch
+from oncemore.store.base import AlsoFailed, Conflict, Entry, Facts, Head, Index, Stored, check_batch
 from oncemore.store.combine import Combiner
+from oncemore.store.sqlite_joined import join
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from oncemore.store.base import Batch, Query, Write
     from oncemore.store.combine import Op
     from oncemore.store.place import Here
+
+    Answer = Stored | Conflict | AlsoFailed
 
 FORMAT = 1
 #: What turns a file of that format into one of the next.
@@ -98,6 +101,8 @@ _MARK = "INSERT INTO meta VALUES ('mark', ?) ON CONFLICT DO UPDATE SET value=max
 class SqliteStore:
     """A store in a file of this machine."""
 
+    joins = True
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         _check_engine(apsw.sqlite_lib_version())
         self.path = Path(path).resolve()
@@ -138,7 +143,7 @@ class SqliteStore:
             with self._door:
                 if len(ops) == 1 and _is_alone(ops[0].batch) and place.since_boot() <= self._mark:
                     cursor = self._cursor(sync=ops[0].batch.sync)
-                    answers = [_store(cursor, ops[0].batch, _FIRST_ALONE, _NEXT_ALONE)]
+                    answers: list[Answer] = [_store(cursor, ops[0].batch, _FIRST_ALONE, _NEXT_ALONE)]
                 else:
                     answers = self._together([op.batch for op in ops])
         except (TypeError, ValueError, OverflowError, apsw.TooBigError) as error:
@@ -151,9 +156,12 @@ class SqliteStore:
             self._drop()
             raise
         for op, answer in zip(ops, answers, strict=True):
-            op.answer = answer
+            if isinstance(answer, AlsoFailed):
+                op.error = answer
+            else:
+                op.answer = answer
 
-    def _together(self, batches: list[Batch]) -> list[Stored | Conflict]:
+    def _together(self, batches: list[Batch]) -> list[Answer]:
         """Store batches in one transaction, and the time with them where it is due."""
         cursor = self._cursor(sync=any(batch.sync for batch in batches))
         cursor.execute("BEGIN IMMEDIATE")
@@ -354,20 +362,38 @@ class SqliteStore:
             raise
 
 
-def _apply(cursor: apsw.Cursor, batches: list[Batch]) -> list[Stored | Conflict]:
+def _apply(cursor: apsw.Cursor, batches: list[Batch]) -> list[Answer]:
     """Compare and set each batch in turn."""
-    return [_store(cursor, batch, _FIRST, _NEXT) for batch in batches]
+    return [
+        _store(cursor, batch, _FIRST, _NEXT) if batch.also is None else _join(cursor, batch)
+        for batch in batches
+    ]
 
 
 def _is_alone(batch: Batch) -> bool:
     """Whether a batch is one write that depends on nothing else."""
-    return len(batch.writes) == 1 and not batch.guards
+    return len(batch.writes) == 1 and not batch.guards and batch.also is None
+
+
+def _join(cursor: apsw.Cursor, batch: Batch) -> Answer:
+    """Store a batch together with what it brings along, or nothing of both."""
+    assert batch.also is not None
+    cursor.execute("SAVEPOINT batch")
+    answer: Answer = _store(cursor, batch, _FIRST, _NEXT)
+    if isinstance(answer, Stored):
+        try:
+            join(cursor, batch.also)
+        except AlsoFailed as error:
+            cursor.execute("ROLLBACK TO batch")
+            answer = error
+    cursor.execute("RELEASE batch")
+    return answer
 
 
 def _store(cursor: apsw.Cursor, batch: Batch, first: str, then: str) -> Stored | Conflict:
     """Store a batch, or say what stands in its way; a lone write finds that out by itself."""
     writes = batch.writes
-    if _is_alone(batch):
+    if len(writes) == 1 and not batch.guards:
         seq = _set(cursor, writes[0], first, then)
         return make(Stored, ((seq,),)) if seq else _conflict(cursor, writes[0].entity)
     missed = _missed(cursor, batch)
