@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from oncemore.codec.wire import written
 from oncemore.core.record import NOWHERE, Change, Outgoing, due
 from oncemore.engine import flow, ops
+from oncemore.errors import LeaseLost
 from oncemore.store.base import Batch, Index, Stored, Write
 from tests.crash.world import ENTITY, Crash, Permanent, Refused, Transient, World
 from tests.sim.judge import Book, Judge
@@ -35,6 +36,7 @@ class Stage(World):
 
     A turn of the work is a line of what happens in it, in order: `checkpoint`, `event`, `effect`, and last
     how it ends: `ok`, the name of an error, or `cut`; `cut off` is a cut before its first line.
+    `begin` begins a transaction in the user's own database, `beside` writes in the store's.
     """
 
     def __init__(self, effect: str, turns: list[str], *, asks: bool = False, **plan: Any) -> None:
@@ -46,6 +48,8 @@ class Stage(World):
         self.patience = 0  # how often a reconcile function does not know
         self.kept: list[Any] = []  # what attempts found of earlier ones
         self.given: dict[str, Any] = {}
+        self.fence = 0  # what the user's own database says: who may write,
+        self.applied_by: Any = None  # and what was left by whoever has written
 
     def plan(self) -> ops.Plan:
         return (
@@ -131,9 +135,22 @@ class Stage(World):
         batch = Batch(tuple(writes))
         if not isinstance(self.store.append(batch).wait(), Stored):
             return None
+        if op.beside is not None:
+            op.beside(None)  # type: ignore[arg-type] # in one transaction with the rest
         self.judge.stored(self.lane, op, batch)
         self.lane.committed |= "COMMIT" in op.change.marks
         return self.seen()
+
+    def _beside(self, attempt: int) -> Callable[[Any], None]:
+        return lambda tx: self.happened.append(attempt)
+
+    def _finish(self, op: ops.Finish) -> ops.Finished:
+        """Commit the user's transaction, if its fence is still the last one."""
+        if op.mark != self.fence or self.applied_by is not None:
+            return ops.Finished(LeaseLost("another attempt took over"))
+        self.happened.append(op.seen.run.attempt)
+        self.applied_by = dict(op.body), op.events
+        return ops.Finished(None)
 
     def _write(self, entity: str, version: int, prev: bytes, change: Change) -> Write:
         self.nonce += 1
@@ -164,6 +181,8 @@ class Stage(World):
         self.judge.executing(self.lane, seen)
         self.executions += 1
         events: list[tuple[Outgoing, Any]] = []
+        mark: Any = 0  # the fence stands for the mark of a transaction
+        beside: Any = None
         for line in turn.split():
             if line == "checkpoint":
                 if seen.run.checkpoint:
@@ -178,13 +197,23 @@ class Stage(World):
                 letter = Outgoing("PENDING", "topic", f"{run.runs}-{len(events)}", ENTITY, len(events))
                 self.judge.event(self.book, letter, run.runs)
                 events.append((letter, len(events)))
+            elif line == "begin":
+                yield line
+                if self.applied_by is not None:
+                    return ops.Done(seen, applied=self.applied_by)
+                self.fence = mark = run.fence
+            elif line == "beside":
+                beside = self._beside(run.attempt)
             elif line == "effect":
                 yield line
+                if mark:
+                    continue  # it happens when its transaction is committed
                 self.happened.append(run.attempt)
                 if self.effect == "once":
                     assert self.judge.lands(self.book, run.attempt, run.fence)
             elif line == "ok":
-                return ops.Done(seen, f"value {run.attempt}", None, True, tuple(events))
+                value = f"value {run.attempt}"
+                return ops.Done(seen, value, None, True, tuple(events), (), mark or None, beside)
             elif line == "cut":
                 self.lane.cut = Cut()
                 return ops.Done(seen, None, self.lane.cut)
