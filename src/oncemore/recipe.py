@@ -176,7 +176,7 @@ def _effect(effect: Any) -> Any:
 
 
 def _policy(told: Mapping[str, Any]) -> tuple[Policy, str, bool]:
-    """Return the policy, what it makes of a new call after a failure, and whether failures wait for a person."""
+    """Return the policy, what a new call after a failure does, and whether failures wait for a person."""
     named: Any = {name: told[name] for name in ("policy", "timeout", "within")}
     if isinstance(named["policy"], str) and told["provider"] is not None and "@" not in named["policy"]:
         named["policy"] = f"{named['policy']}@{told['provider']}"

@@ -347,14 +347,13 @@ def _codec(recipe: Recipe, shelf: Shelf) -> tuple[Callable[[Any], Any], Callable
 
 
 _OUTCOMES = (Failed, Refused, Uncertain)
+_ABOUT_A_RUN = (Failed, Uncertain, Parked, InProgress, Quarantined)
 
 
 def _outcome(error: Error) -> Run:
     """Return the run that an error is about; one that is about no run at all is raised."""
     run = error.run
-    if not isinstance(run, Run) or not isinstance(
-        error, Failed | Uncertain | Parked | InProgress | Quarantined
-    ):
+    if not isinstance(run, Run) or not isinstance(error, _ABOUT_A_RUN):
         raise error
     return run
 

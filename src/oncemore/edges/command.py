@@ -65,7 +65,7 @@ class Command:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a program and all of its process group; its id is its group's, and is ours until it is waited for."""
+    """Kill a program and its whole process group, whose id is its own until it was waited for."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):

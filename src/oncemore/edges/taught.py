@@ -7,8 +7,8 @@ first, and those of installed packages (`plugins`) after the program's own. Its 
 
 Nothing it does breaks a classification. A rule that raises, or returns something else, is ignored, and
 says so in one warning. Nor can it make pass what never passes: it is not asked about cancellation, exit,
-exhausted memory, `Violation`s, `NeedsReview`, groups (of which every leaf is asked) and oncemore's own errors; and an
-error that was raised from a `Violation` stays one.
+exhausted memory, `Violation`s, `NeedsReview`, groups (of which every leaf is asked) and oncemore's own
+errors; and an error that was raised from a `Violation` stays one.
 
 Inside a rule, `oncemore.classify` of the same error gives the answer without that rule.
 """

@@ -98,7 +98,7 @@ def parked(plan: Plan, call: Call, run: Run, wait: float) -> Exception:
 
 
 def held(plan: Plan, seen: Seen, error: Exception | None = None) -> Exception:
-    """It waits for a person: because it may have happened and must not happen twice, or for another reason."""
+    """It waits for a person: it may have happened and must not happen twice, or for another reason."""
     which, run = _which(plan, seen.entity), seen.run
     if run.held_for == "outcome_unknown":
         return OutcomeUnknown(

@@ -402,7 +402,6 @@ def _fail(plan: Plan, done: Done, error: Exception, now: float) -> Script:
     if decision.situation.verdict == "UNKNOWN":
         answer = (yield Ask(seen)) if plan.asks else UNKNOWN
         change = _settled(plan, seen, answer, DOUBTFUL, now, plan.describe(error, failure))
-        change = change._replace(body={**change.body, "proof": decision.proof()})
     else:
         change = _decided(plan, seen, plan.describe(error, failure), decision, now)
     saved = yield Save(seen, change)

@@ -107,7 +107,7 @@ def notice_write(given: Any, now: float) -> Write:
 
 
 def meant_another(answer: Answered, entity: str) -> bool:
-    """Whether a batch was refused for a notice that somebody else has just written: without it, it may pass."""
+    """Whether a batch was refused for a notice that somebody else has just written."""
     return isinstance(answer, Conflict) and answer.entity != entity
 
 

@@ -201,7 +201,8 @@ class Quarantine:
     def _unsettled(self, where: str, seen: Any, made: Ruling) -> Exception:
         if where.startswith("run/") and seen.run is not None and held(seen.run):
             return UsageError(
-                f"the outcome of {seen.run.step} is not in doubt ({seen.run.held_for}); release, rerun or reject it"
+                f"the outcome of {seen.run.step} is not in doubt ({seen.run.held_for}); release, rerun or "
+                "reject it"
             )
         if not where.startswith("run/"):
             return UsageError("only a run can be settled; release it, or reject it")
@@ -291,23 +292,28 @@ def _item(engine: Engine, head: Head) -> Item | None:
     error = body.get("error") or {}
     if type(state) is Run:
         return Item(
-            state.run_id, kind, state.held_for, state.step, since, head.version, state.tried, error, state.tenant,
-            state.correlation_id, state.dataset, head.entity,
+            state.run_id, kind, state.held_for, state.step, since, head.version, state.tried, error,
+            state.tenant, state.correlation_id, state.dataset, head.entity,
         )  # fmt: skip
     if type(state) is Outgoing:
         return Item(
-            state.event_id, kind, DEAD_LETTER, state.topic, since, head.version, state.attempt, error, state.tenant,
-            state.correlation_id, "", head.entity,
+            state.event_id, kind, DEAD_LETTER, state.topic, since, head.version, state.attempt, error,
+            state.tenant, state.correlation_id, "", head.entity,
         )  # fmt: skip
     assert type(state) is Kept
     of = seen_in(engine.store, state.run)
     run = of.run
     if run is not None and (of.body or {}).get("quarantine", {}).get("artifact") == head.entity and held(run):
         return None  # it is part of that run's item
-    error = {"type": "Violation", "code": "CHECKSUM_MISMATCH", "message": body["quarantine"]["message"]}
+    error = {
+        "type": "Violation",
+        "code": "CHECKSUM_MISMATCH",
+        "message": body.get("quarantine", {}).get("message", ""),
+    }
     return Item(
         head.entity.partition("/")[2], kind, flow.MISMATCHED, state.step, since, head.version, 0, error,
-        state.tenant, "" if run is None else run.correlation_id, "" if run is None else run.dataset, head.entity,
+        state.tenant, "" if run is None else run.correlation_id, "" if run is None else run.dataset,
+        head.entity,
     )  # fmt: skip
 
 

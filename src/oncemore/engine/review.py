@@ -138,14 +138,12 @@ def _rerun_run(seen: Seen, ruling: Ruling, now: float) -> Verdict:
 def _goes_on(seen: Seen, ruling: Ruling, now: float, allowed: int) -> Change:
     """Let a run go on where it was: as soon as somebody calls it, or a worker takes it."""
     run = seen.run
-    after = over(run, run.state, "decided", not_before=now, deadline=_deadline(run, now))._replace(
-        allowed=allowed
-    )
+    after = over(run, run.state, "decided", not_before=now, deadline=_deadline(run, now), allowed=allowed)
     return Change((run.state, "DECISION"), run, after, ruling.record)
 
 
 def _deadline(run: Run, now: float) -> float:
-    """Return a deadline that was not overtaken while the run waited for a person: then it has none any more."""
+    """Return a run's deadline; one that has passed while it waited for a person holds no more."""
     return 0.0 if run.deadline and run.deadline <= now else run.deadline
 
 
@@ -158,8 +156,8 @@ def _reject_run(seen: Seen, ruling: Ruling, now: float) -> Verdict:
 
 def _settle_first(run: Run) -> UsageError:
     return UsageError(
-        f"attempt {run.attempt} of {run.step} may have taken effect, and is not repeated blindly; look whether "
-        "it did and settle it (applied or not_applied), or reject it"
+        f"attempt {run.attempt} of {run.step} may have taken effect, and is not repeated blindly; look "
+        "whether it did and settle it (applied or not_applied), or reject it"
     )
 
 
@@ -210,11 +208,9 @@ def ruling(what: str, by: object, reason: object, version: int = 0, extra: objec
     number = isinstance(extra, int) and not isinstance(extra, bool)
     if what == "rerun" and not (number and 1 <= extra <= MOST_EXTRA):  # type: ignore[operator]
         raise UsageError(f"extra_attempts is {extra!r}; it takes 1 to {MOST_EXTRA}")
-    text = (
-        spoken("by", by, LONGEST_BY, "say who decides"),
-        spoken("reason", reason, LONGEST_REASON, "say why"),
-    )
-    return Ruling(what, *text, version, extra)  # type: ignore[arg-type]
+    who = spoken("by", by, LONGEST_BY, "say who decides")
+    why = spoken("reason", reason, LONGEST_REASON, "say why")
+    return Ruling(what, who, why, version, extra)  # type: ignore[arg-type]
 
 
 def spoken(name: str, text: object, longest: int, ask: str) -> str:
