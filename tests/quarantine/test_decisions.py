@@ -286,7 +286,13 @@ def test_of_many_threads_that_decide_exactly_one_wins(engine: Engine) -> None:
 
 @pytest.mark.parametrize(
     ("effect", "what"),  # an unknown outcome is settled, not run again
-    [("pure", "reject"), ("pure", "rerun"), ("idempotent", "reject"), ("idempotent", "rerun"), ("once", "reject")],
+    [
+        ("pure", "reject"),
+        ("pure", "rerun"),
+        ("idempotent", "reject"),
+        ("idempotent", "rerun"),
+        ("once", "reject"),
+    ],
 )
 def test_a_former_holder_can_commit_neither_after_a_reject_nor_after_a_rerun(effect: Any, what: str) -> None:
     start = processes()
