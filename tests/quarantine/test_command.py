@@ -1,4 +1,4 @@
-"""A program that is run for each message: as it is given, never through a shell, and never for longer than it may."""
+"""A program that is run for each message: as it is given, without a shell, and no longer than it may."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process may die before or after everything it does: a hold and its notices are one write, a decision is one."""
+"""A process may die before or after all it does: a hold and its notices are one write, a decision is one."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_crash_anywhere_in_meeting_altered_bytes_leaves_the_hold_or_neither() 
             engine = start()
             (item,) = engine.quarantine
             assert (item.kind, item.reason) == ("run", "checksum_mismatch")
-            # The reference was set aside first, then the run was held: the second of the same kind is told later.
+            # The reference was set aside first, then the run was held: the second is told later.
             assert [notice.ordinal for notice in told(engine)] == [0, 1]
             verify(engine.store.entries())
 

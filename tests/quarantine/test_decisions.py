@@ -121,7 +121,7 @@ def test_an_unknown_outcome_is_neither_released_nor_run_again_but_settled(engine
     charge.run(1)
     item = only(engine)
     for refused in (engine.quarantine.release, engine.quarantine.rerun):
-        with pytest.raises(UsageError, match="may have taken effect.*settle it"):
+        with pytest.raises(UsageError, match=r"may have taken effect.*settle it"):
             refused(item, **ANN)
     for odd in (oncemore.unknown(), "applied"):
         with pytest.raises(UsageError, match="settle takes"):
@@ -356,7 +356,7 @@ def altered(engine: Engine, **options: Any) -> Any:
 def test_a_run_and_its_artifact_are_released_together_when_the_bytes_are_right(engine: Engine) -> None:
     report = altered(engine, effect="pure")
     item = only(engine)
-    with pytest.raises(UsageError, match="cannot be released.*was altered"):
+    with pytest.raises(UsageError, match=r"cannot be released.*was altered"):
         engine.quarantine.release(item, **ANN)
     digest = engine.quarantine.show(item).artifact["expected"]  # type: ignore[index]
     alter(engine.shelf.place, digest)
@@ -389,7 +389,7 @@ def test_an_artifact_is_released_when_its_bytes_are_right(engine: Engine) -> Non
     report = altered(engine, effect="idempotent")
     item = only(engine)
     assert item.kind == "artifact"
-    with pytest.raises(UsageError, match="cannot be released.*was altered"):
+    with pytest.raises(UsageError, match=r"cannot be released.*was altered"):
         engine.quarantine.release(item, **ANN)
     with pytest.raises(UsageError, match="an artifact is not run again"):
         engine.quarantine.rerun(item, **ANN)
