@@ -321,6 +321,33 @@ def test_a_notice_that_somebody_else_has_just_written_is_no_reason_to_forget_why
     assert [one.ordinal for one in told(courier.engine)] == [0, 1]
 
 
+def test_a_file_is_set_aside_though_somebody_else_has_just_written_its_notice() -> None:
+    from oncemore.engine.perform import notice_write
+    from oncemore.store.base import Batch
+    from tests.artifacts.conftest import alter
+
+    @oncemore.step(effect="idempotent", name="report", artifact="report")
+    def report() -> Any:
+        return oncemore.current().put(b"the report")
+
+    with oncemore.open("memory:", notify={"a": Heard()}) as engine:
+        assert engine.notices is not None
+        alter(engine.shelf.place, report().digest)
+        of, first = engine.notices.of, [True]
+
+        def slow(*told_: Any) -> Any:
+            made = of(*told_)
+            if first and first.pop():
+                engine.store.append(Batch(tuple(notice_write(each, 1.0) for each in made[1]))).wait()
+            return made
+
+        engine.notices.of = slow  # type: ignore[method-assign]
+        report.run()
+        (item,) = engine.quarantine.list(kind="artifact")
+        (notice,) = engine.quarantine.show(item).told
+        assert notice.event_id == told(engine)[1].event_id, "it is part of what is told later"
+
+
 def test_a_file_that_somebody_else_sets_aside_at_the_same_time_is_set_aside_once() -> None:
     from tests.artifacts.conftest import alter
 

@@ -363,10 +363,8 @@ class Artifacts:
             before = None if head is None else head_of(head.head, Kept)
             if head is None or before is None or before.state != KEPT:
                 return
-            change, now = (
-                Change(("ESCALATION",), before, before._replace(state=QUARANTINED), body),
-                engine.now(),
-            )
+            change = Change(("ESCALATION",), before, before._replace(state=QUARANTINED), body)
+            now = engine.now()
             given: tuple[Any, ...] = ()
             if engine.notices is not None:
                 change, given = engine.notices.of(engine, ref, head.version, change, now)

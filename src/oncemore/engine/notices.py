@@ -132,14 +132,12 @@ class Notices:
         ids, given = [], []
         for sink in self.sinks:
             lane = self._lane(sink, what, now, f"{entity}#{version + 1}")
-            for ordinal, due in ((0, 0.0), (1, self._ends(now))):
-                event_id = event_id_of(lane, 0, ordinal)
-                there = engine.store.head(f"event/{event_id}") is not None
-                if not there:
-                    given.append(self._notice(sink, lane, ordinal, due, what, now))
-                if not there or ordinal:
-                    ids.append(event_id)
-                    break
+            ordinal = 1 if _there(engine, event_id_of(lane, 0, 0)) else 0
+            event_id = event_id_of(lane, 0, ordinal)
+            if not ordinal or not _there(engine, event_id):
+                due = self._ends(now) if ordinal else 0.0
+                given.append(self._notice(sink, lane, ordinal, due, what, now))
+            ids.append(event_id)
         return change._replace(body={**change.body, "notices": ids}), tuple(given)
 
     def _lane(self, sink: str, what: What, now: float, alone: str) -> str:
@@ -222,6 +220,10 @@ class _Teller:
         if self._thread.ident is not None:
             self._thread.join(within_s)
         self._stop.set()
+
+
+def _there(engine: Engine, event_id: str) -> bool:
+    return engine.store.head(f"event/{event_id}") is not None
 
 
 def _what(engine: Engine, entity: str, change: Change) -> What:

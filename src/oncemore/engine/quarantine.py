@@ -243,7 +243,7 @@ class Quarantine:
             raise UsageError(f"{kept.name} of {kept.step} cannot be released: {why}")
 
     def _job(self, name: str) -> Job:
-        return Job(self._engine, _nobody, name, _nobody, (), {}, tagged=_same, untagged=_same)
+        return Job(self._engine, _nobody, name, _nobody, (), {}, tagged=_nobody, untagged=_nobody)
 
     def _aim(self, item: str | Item, made: Ruling) -> tuple[str, Ruling]:
         """Return the entity that is decided about, and the decision with the version that was looked at."""
@@ -370,13 +370,9 @@ def _plan(run: Run) -> Plan:
         STANDARD,
         _nobody,
         encode=encode,
-        decode=_same,
+        decode=_nobody,
         describe=lambda error, failure: {},
     )
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _nobody(*told: Any, **named: Any) -> Any:  # pragma: no cover - a decision runs no work

@@ -64,9 +64,9 @@ def ruled(entity: str, kind: type, ruling: Ruling, also: tuple[Any, ...] = ()) -
     change = _stale(seen, ruling) or _RULES[kind, ruling.what](seen, ruling, now)
     if isinstance(change, Exception):
         yield End(None, change)
-        return
-    saved = yield Save(seen, change, also=also)
-    yield End(saved, changed(entity, "it was changed in this very moment") if saved is None else None)
+    else:
+        saved = yield Save(seen, change, also=also)
+        yield End(saved, changed(entity, "it was changed in this very moment") if saved is None else None)
 
 
 def held(state: Any) -> bool:
