@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,9 +10,8 @@ import pytest
 import oncemore
 from oncemore.core.record import Run
 from oncemore.engine.history import verify
-from oncemore.engine.ops import Save, Work
+from oncemore.engine.ops import Work
 from oncemore.engine.review import ruled, ruling
-from oncemore.store.base import Conflict
 from tests.artifacts.conftest import alter
 from tests.quarantine.world import Call, Crash, Heard, charge, die, doubtful, processes, quiet, told
 
@@ -156,29 +156,42 @@ def test_a_crash_anywhere_in_a_decision_leaves_it_made_or_not(what: str) -> None
     assert outcomes == {0, 1}
 
 
-@pytest.mark.parametrize("step", [doubtful, charge], ids=lambda step: step.name)
-def test_two_that_hold_at_the_same_time_write_one_notice_between_them(step: Any) -> None:
+@pytest.mark.parametrize("colour", ["plain", "async"])
+@pytest.mark.parametrize("effect", ["idempotent", "once"])
+def test_two_that_hold_at_the_same_time_write_one_notice_between_them(effect: Any, colour: str) -> None:
     start = processes(lambda: quiet(Heard(), Heard()))
-    one, other = Call.of(start(), step, 1), Call.of(start(), step, 2)
-    one.up_to(Work)
-    one.op = one.script.send(_do(one))
-    hold = one.up_to(Save)
-    batch, after = one.job.begin_save(hold)  # its bytes are made, with the notices that are not there yet
-    assert len(batch.writes) == 3
-    other.run()
-    answer = one.job.store.append(batch).wait()
-    assert isinstance(answer, Conflict)
-    one.op = one.script.send(one.job.end_save(hold, after, answer))
-    one.run()
+    one, other = start(), start()
+
+    def fail(x: int) -> None:
+        raise oncemore.NeedsReview("WHO")
+
+    async def fail_awaited(x: int) -> None:
+        raise oncemore.NeedsReview("WHO")
+
+    step: Any = oncemore.step(effect=effect, name="work")(fail if colour == "plain" else fail_awaited)
+    quick = oncemore.step(effect=effect, name="work")(fail)
+    assert one.notices is not None
+    of, first, under_way = one.notices.of, [True], []
+
+    def slow(engine: Engine, *told_: Any) -> Any:
+        """Make the notices; before they are written, somebody else holds another run for the same reason."""
+        made = of(engine, *told_)
+        if made[1] and first:
+            first.pop()
+            quick.on(other).run(2)
+        elif made[1]:
+            (me,) = engine._mine.values()
+            under_way.append(me.at(told_[0], 1))
+        return made
+
+    one.notices.of = slow  # type: ignore[method-assign]
+    ended = step.on(one).run(1)
+    run = ended if colour == "plain" else asyncio.run(ended)
+    assert (bool(run.held_for), len(run.attempts)) == (True, 1)
+    assert under_way == [True], "nobody may take it for lost in between"
     engine = start()
     assert len(engine.quarantine) == 2
     assert [(event.topic[-1], event.ordinal) for event in told(engine)] == [
         ("a", 0), ("a", 1), ("b", 0), ("b", 1),
     ]  # fmt: skip
     verify(engine.store.entries())
-
-
-def _do(call: Call) -> Any:
-    from oncemore.engine import perform
-
-    return (perform._QUICK.get(type(call.op)) or perform._BLOCKING[type(call.op)])(call.job, call.op)

@@ -373,7 +373,7 @@ class Artifacts:
             answer = engine.store.append(Batch((write, *notices))).wait()
             if given and isinstance(answer, Stored):
                 engine.notices.wake(engine)  # type: ignore[union-attr]
-            if not perform.meant_another(answer, ref):
+            if isinstance(answer, Stored) or answer.entity == ref:
                 return
 
     def garbage(self, *, older_than: float = DAY_S, also: tuple[Engine, ...] = ()) -> tuple[Object, ...]:

@@ -17,7 +17,7 @@ from oncemore.core.record import NOWHERE, Outgoing
 from oncemore.engine.deliver import Given, Listed, Lives, Send, Stopping
 from oncemore.engine.limits import awaited
 from oncemore.engine.ops import Begin, Holder, Load, Now, Save, Seen, Tell
-from oncemore.engine.perform import meant_another, notice_write, write_of
+from oncemore.engine.perform import notice_write, told_already, write_of
 from oncemore.engine.retry import Invoke
 from oncemore.errors import PermanentError, UsageError
 from oncemore.store.base import Batch, Query, Stored
@@ -231,7 +231,7 @@ def _save(courier: Courier, op: Save) -> Seen | None:
     while True:
         batch, after = courier.begin_save(op)
         answer = courier.engine.store.append(batch).wait()
-        if not meant_another(answer, op.seen.entity):
+        if not told_already(op, batch, answer):
             return courier.end_save(after, answer)
 
 
@@ -275,7 +275,7 @@ async def _save_awaited(courier: Courier, op: Save) -> Seen | None:
     while True:
         batch, after = courier.begin_save(op)
         answer = await courier.engine.store.append(batch)
-        if not meant_another(answer, op.seen.entity):
+        if not told_already(op, batch, answer):
             return courier.end_save(after, answer)
 
 

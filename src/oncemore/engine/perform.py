@@ -106,9 +106,14 @@ def notice_write(given: Any, now: float) -> Write:
     )
 
 
-def meant_another(answer: Answered, entity: str) -> bool:
-    """Whether a batch was refused for a notice that somebody else has just written."""
-    return isinstance(answer, Conflict) and answer.entity != entity
+def told_already(op: Save, batch: Batch, answer: Answered) -> bool:
+    """Whether a batch was refused for a notice in it that somebody else has just written: try without it.
+
+    At most twice for each sink: a notice that is there is not written again.
+    """
+    if type(answer) is not Conflict or len(batch.writes) == 1 + len(op.events) + len(op.also):
+        return False
+    return answer.entity in {write.entity for write in batch.writes[1:]}
 
 
 def seen_in(store: Store, entity: str, kind: type[Any] = Run) -> Seen:
@@ -211,7 +216,8 @@ class Job:
             change, notices = self.engine.notices.of(self.engine, seen.entity, seen.version, change, now)
             events = (*events, *notices)
         writes = [write_of(seen.entity, seen.version, seen.hash, change, now)]
-        writes += [write_of(each.entity, each.version, each.hash, moved, now) for each, moved in op.also]
+        if op.also:
+            writes += [write_of(each.entity, each.version, each.hash, moved, now) for each, moved in op.also]
         for given, payload in events:
             if type(given) is Kept:
                 entity, sent = artifacts.ref_of(given), Change(ARTIFACT, None, given)
@@ -559,7 +565,7 @@ def _save(job: Job, op: Save) -> Seen | AlsoFailed | None:
             answer = _drained(job.send_again(batch, error))
         else:
             job.cut = error  # kept, and raised when the run is in order
-    return job.end_save(op, after, answer)
+    return _save(job, op) if told_already(op, batch, answer) else job.end_save(op, after, answer)
 
 
 def _drained(sending: Generator[float, None, Answered]) -> Answered:
@@ -691,6 +697,8 @@ async def _save_awaited(job: Job, op: Save) -> Seen | AlsoFailed | None:
     except BaseException as error:  # noqa: BLE001 - a cut is kept and raised when the run is in order
         sending = job.send_again(batch, error)
         answer = await _drained_awaited(sending) if isinstance(error, Exception) else _drained(sending)
+    if told_already(op, batch, answer):
+        return await _save_awaited(job, op)
     job.last = job.end_save(op, after, answer)
     return job.last  # type: ignore[no-any-return]
 
