@@ -184,6 +184,23 @@ def test_a_notice_that_cannot_be_delivered_is_a_dead_letter_in_the_list_and_of_t
         assert told(engine)[0].state == "PENDING"
 
 
+def test_a_relay_of_everything_takes_no_notice_that_is_for_somebody_else() -> None:
+    heard, mine = Heard(), Heard()
+    with processes(lambda: quiet(heard))() as engine:
+        doubtful.run(1)
+        assert Relay(engine, {"*": mine, "o*": mine}).run_once().unrouted == 1
+        assert (mine.messages, deliver(engine).delivered, len(heard.messages)) == ([], 1, 1)
+        charge.run(1)
+        assert Relay(engine, {"oncemore.*": mine}).run_once().delivered == 1, "who names it gets it"
+
+    @oncemore.step(effect="outbox", name="posing")
+    def posing() -> None:
+        oncemore.current().emit("oncemore.quarantine.a", {})
+
+    with oncemore.open("memory:"), pytest.raises(oncemore.Terminal, match="are not for steps"):
+        posing()
+
+
 def test_a_sink_that_fails_for_now_is_told_later_under_the_same_id(clock: FakeClock) -> None:
     heard, down = Heard(), [True]
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from oncemore.codec.message import message_of
 from oncemore.codec.wire import body_of, head_of
 from oncemore.core.record import NOWHERE, Outgoing
+from oncemore.engine.attempt import OURS
 from oncemore.engine.deliver import Given, Listed, Lives, Send, Stopping
 from oncemore.engine.limits import awaited
 from oncemore.engine.ops import Begin, Holder, Load, Now, Save, Seen, Tell
@@ -65,7 +66,14 @@ class Sinks:
         named = self._routes.get(topic)
         if named is not None:
             return named
-        return next((sink for pattern, sink in self._routes.items() if fnmatchcase(topic, pattern)), None)
+        # What we ourselves tell is for those whom the settings name: "*" does not mean it.
+        ours = OURS if topic.startswith(OURS) else ""
+        fits = (
+            sink
+            for pattern, sink in self._routes.items()
+            if fnmatchcase(topic, pattern) and pattern.startswith(ours)
+        )
+        return next(fits, None)
 
     def takes(self, topic: str) -> bool:
         """Whether a topic has a sink."""

@@ -28,7 +28,7 @@ from oncemore.codec.wire import head_of
 from oncemore.core.key import digest
 from oncemore.core.record import Kept, Outgoing, Run
 from oncemore.core.value import Value
-from oncemore.engine.attempt import event_id_of
+from oncemore.engine.attempt import OURS, event_id_of
 from oncemore.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from oncemore.engine.runtime import Engine
 
 #: Topics of notices: this, and the sink's name.
-TOPIC = "oncemore.quarantine."
+TOPIC = f"{OURS}quarantine."
 EVERY_S = 300.0
 LONGEST_EVERY_S = 86_400.0
 LONGEST_NAME = 100
