@@ -47,14 +47,17 @@ if TYPE_CHECKING:
         KeyExpired,
         LeaseLost,
         MissingExtra,
+        NeedsReview,
         OutcomeUnknown,
         Parked,
         PermanentError,
         PolicyError,
         PolicyWarning,
+        Quarantined,
         Refused,
         ResultUnavailable,
         RetriesExhausted,
+        StaleDecision,
         StoreError,
         Terminal,
         TransientError,
@@ -84,9 +87,9 @@ _HOMES = {
     "oncemore.engine.retry": "Report decision",
     "oncemore.engine.runtime": "Engine",
     "oncemore.errors": "AttemptTimeout ConfigChanged DeadlineExceeded Error Failed InProgress KeyConflict "
-    "KeyExpired LeaseLost MissingExtra OutcomeUnknown Parked PermanentError PolicyError "
-    "PolicyWarning Refused ResultUnavailable RetriesExhausted StoreError Terminal "
-    "TransientError Uncertain UsageError Violation",
+    "KeyExpired LeaseLost MissingExtra NeedsReview OutcomeUnknown Parked PermanentError PolicyError "
+    "PolicyWarning Quarantined Refused ResultUnavailable RetriesExhausted StaleDecision StoreError "
+    "Terminal TransientError Uncertain UsageError Violation",
     "oncemore.opening": "open",
     "oncemore.steps": "Step applied not_applied step unknown",
 }
@@ -110,12 +113,14 @@ __all__ = [
     "KeyExpired",
     "LeaseLost",
     "MissingExtra",
+    "NeedsReview",
     "OutcomeUnknown",
     "Parked",
     "PermanentError",
     "Policy",
     "PolicyError",
     "PolicyWarning",
+    "Quarantined",
     "Refused",
     "Report",
     "ResultUnavailable",
@@ -123,6 +128,7 @@ __all__ = [
     "Run",
     "Schedule",
     "Secret",
+    "StaleDecision",
     "Step",
     "StoreError",
     "Straggler",

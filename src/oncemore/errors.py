@@ -9,7 +9,9 @@
     │   ├── InProgress                  … somebody else is at it; carries `worker` and `until`
     │   ├── KeyConflict                 … the key belongs to other arguments
     │   ├── KeyExpired                  … it was done once, and its record was pruned
-    │   └── ConfigChanged               … its result is of another version or config
+    │   ├── ConfigChanged               … its result is of another version or config
+    │   ├── Quarantined                 … it waits for a person's decision
+    │   └── StaleDecision               … what was decided on is no longer what is there
     ├── Failed                        the work's: it was tried and did not come good
     │   ├── Terminal                    … in a way that does not pass
     │   ├── RetriesExhausted            … `until=` never held; carries the last value
@@ -26,7 +28,8 @@ Raised by your own work, to say what a failure is:
 
     TransientError                    it may pass: try it again
     PermanentError                    it will not pass
-    └── Violation                     a rule that no policy may retry (VIOLATIONS); carries its `code`
+    ├── NeedsReview                   … a person has to look first; carries its `code`
+    └── Violation                     … a rule that no policy may retry (VIOLATIONS); carries its `code`
 
 Warnings about a policy that works but is unwise are `PolicyWarning`.
 `oncemore.retry` raises the caller's own exception wherever there is one, with a note.
@@ -46,14 +49,17 @@ __all__ = [
     "KeyExpired",
     "LeaseLost",
     "MissingExtra",
+    "NeedsReview",
     "OutcomeUnknown",
     "Parked",
     "PermanentError",
     "PolicyError",
     "PolicyWarning",
+    "Quarantined",
     "Refused",
     "ResultUnavailable",
     "RetriesExhausted",
+    "StaleDecision",
     "StoreError",
     "Terminal",
     "TransientError",
@@ -162,6 +168,14 @@ class ConfigChanged(Refused):
     """Its result was made under another version or config, and the step says not to use it then."""
 
 
+class Quarantined(Refused):
+    """It waits for a person's decision; `run.held_for` says why, `engine.quarantine` has the evidence."""
+
+
+class StaleDecision(Refused):
+    """What was decided on is no longer what is there: somebody was first, or it has changed; look again."""
+
+
 class Uncertain(Error):
     """What happened cannot be known from here."""
 
@@ -203,6 +217,22 @@ class TransientError(Exception):
 
 class PermanentError(Exception):
     """Your work says: this will not pass."""
+
+
+class NeedsReview(PermanentError):
+    """Your work says: a person has to look at this first; it is held in quarantine, and never retried.
+
+    `code` names the kind of doubt, for counting: AMBIGUOUS_NAME, UNKNOWN_PROFILE.
+    """
+
+    def __init__(self, code: str, message: str = "") -> None:
+        if not isinstance(code, str) or not 1 <= len(code) <= 100 or not code.replace("_", "a").isalnum():
+            raise UsageError(f"code is {code!r}; it takes 1 to 100 letters, digits and underscores")
+        super().__init__(message or code)
+        self.code = code
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.code, self.args[0])
 
 
 class Violation(PermanentError):

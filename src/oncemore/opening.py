@@ -13,6 +13,8 @@ They come, in this order, from ONCEMORE_* in the environment, from `oncemore.tom
     max_inline_wait_s  ONCEMORE_MAX_INLINE_WAIT_S  60
     policy             ONCEMORE_POLICY             standard; of steps that name none
     artifacts          ONCEMORE_ARTIFACTS          artifacts/ beside the log's file
+    notify             ONCEMORE_NOTIFY             nobody; who is told of what comes into quarantine
+    notify_every_s     ONCEMORE_NOTIFY_EVERY_S     300
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from oncemore.core.value import Value
 from oncemore.engine import clock as clocks
 from oncemore.engine.artifact_places import Folder, Memory
 from oncemore.engine.lease import LEASE_S
+from oncemore.engine.notices import EVERY_S, LONGEST_EVERY_S
 from oncemore.engine.runtime import (
     INLINE_WAIT_S,
     LONGEST_LEASE_S,
@@ -39,9 +42,10 @@ from oncemore.engine.runtime import (
 from oncemore.errors import PolicyError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from oncemore.engine.artifact_places import Place
+    from oncemore.engine.notices import Notices
     from oncemore.evidence.events import Event
     from oncemore.store.base import Store
 
@@ -60,6 +64,8 @@ class Settings(Value):
     max_inline_wait_s: float = INLINE_WAIT_S
     policy: str = "standard"
     artifacts: str = ""
+    notify: str = ""
+    notify_every_s: float = EVERY_S
 
 
 def open(  # noqa: A001 - read as oncemore.open
@@ -69,6 +75,8 @@ def open(  # noqa: A001 - read as oncemore.open
     max_inline_wait_s: float | None = None,
     on_event: Callable[[Event], object] | None = None,
     artifacts: str | os.PathLike[str] | None = None,
+    notify: Sequence[Any] | Mapping[str, Any] | str | None = None,
+    notify_every_s: float | None = None,
 ) -> Engine:
     """Return an engine on a store; nothing is opened or created before it is used.
 
@@ -78,6 +86,8 @@ def open(  # noqa: A001 - read as oncemore.open
     on_event           called with each event about a call that is worth knowing (`config_drift`)
     artifacts          where the files that steps put away go: a folder (artifacts/ beside the log's file), or
                        object storage (s3://bucket/prefix)
+    notify             who is told of what comes into quarantine: sinks, or their addresses (`edges.notify`)
+    notify_every_s     the stretch in which each is told twice at most of one step and reason (300; 0: always)
     """
     if not isinstance(url, str | os.PathLike):
         raise UsageError(f"url is {url!r}; it takes a text or a path")
@@ -91,7 +101,22 @@ def open(  # noqa: A001 - read as oncemore.open
         else _seconds("max_inline_wait_s", max_inline_wait_s, "max_inline_wait_s"),
         on_event=None if on_event is None else _listener(on_event),
         place=_place(told, artifacts),
+        notices=_notices(notify, EVERY_S if notify_every_s is None else notify_every_s),
     )
+
+
+def _notices(notify: Any, every_s: float) -> Notices | None:
+    """Return who is told of what comes into quarantine, or None."""
+    every_s = _seconds("notify_every_s", every_s, "notify_every_s")
+    if not notify:
+        return None
+    from oncemore.edges.classify import classify, ready
+    from oncemore.edges.notify import sinks_of
+    from oncemore.engine.notices import Notices
+    from oncemore.evidence.neutral import neutral
+
+    ready()
+    return Notices(sinks_of(notify), classify=classify, describe=neutral, every_s=every_s)
 
 
 def _store(url: str) -> tuple[Callable[[], Store], str]:
@@ -188,7 +213,11 @@ def _listener(on_event: Callable[[Event], object]) -> Callable[[str, Any], objec
 # Settings -------------------------------------------------------------------------------------------
 
 #: What a number may be, by its setting.
-_RANGES = {"lease_s": (SHORTEST_LEASE_S, LONGEST_LEASE_S), "max_inline_wait_s": (0.0, LONGEST_LEASE_S)}
+_RANGES = {
+    "lease_s": (SHORTEST_LEASE_S, LONGEST_LEASE_S),
+    "max_inline_wait_s": (0.0, LONGEST_LEASE_S),
+    "notify_every_s": (0.0, LONGEST_EVERY_S),
+}
 _NAMES = {field: f"ONCEMORE_{field.upper()}" for field in Settings._fields}
 _lock = Lock()
 _known: dict[tuple[Any, ...], Engine] = {}
@@ -217,6 +246,8 @@ def _engine_of(told: Settings) -> Engine:
         lease_s=told.lease_s,
         max_inline_wait_s=told.max_inline_wait_s,
         artifacts=told.artifacts or None,
+        notify=_read_notify(told.notify),
+        notify_every_s=told.notify_every_s,
     )
     for engine in _known.values():
         if _same(engine) == _same(made):
@@ -227,7 +258,8 @@ def _engine_of(told: Settings) -> Engine:
 def _same(engine: Engine) -> tuple[Any, ...]:
     """Return what makes two engines of the settings one."""
     place = engine.shelf.place.url if engine.shelf.there else ""
-    return engine.url, engine.lease_s, engine.inline_wait_s, place
+    told = engine.notices and (tuple(engine.notices.sinks), engine.notices.every_s)
+    return engine.url, engine.lease_s, engine.inline_wait_s, place, told
 
 
 def settings(start: Path | None = None) -> Settings:
@@ -238,11 +270,45 @@ def settings(start: Path | None = None) -> Settings:
     for field, variable in _NAMES.items():
         if (text := os.environ.get(variable, "")) != "":
             values[field] = _value(field, text, variable)
+        elif field in told and field == "notify":
+            values[field] = _notify(told[field], f"{file}: {field}", root)
         elif field in told:
             values[field] = _value(field, told[field], f"{file}: {field}")
             if field in ("store", "artifacts"):
                 values[field] = _beside(root, values[field])
     return Settings(**values)
+
+
+def _notify(told: Any, where: str, root: Path) -> str:
+    """Return a file's sinks as the environment has them: checked, and with paths that hold everywhere."""
+    import json
+
+    from oncemore.edges.notify import sinks_of
+
+    sinks_of(told, where, root)
+    if isinstance(told, str):
+        told = [told]
+    return json.dumps([_rooted(each, root) for each in told])
+
+
+def _rooted(each: Any, root: Path) -> Any:
+    if isinstance(each, str) and each.startswith("file:"):
+        each = {"file": each.removeprefix("file://").removeprefix("file:")}
+    if isinstance(each, dict) and "file" in each:
+        return {**each, "file": str(root / Path(each["file"]).expanduser())}
+    return each
+
+
+def _read_notify(told: str) -> Any:
+    """Return the sinks of a setting: one address, or a list in JSON."""
+    if not told.lstrip().startswith("["):
+        return told
+    import json
+
+    try:
+        return json.loads(told)
+    except ValueError as fault:
+        raise UsageError(f"{_NAMES['notify']} is no list in JSON: {fault}") from None
 
 
 def names_a_store(start: Path | None = None) -> bool:

@@ -1,6 +1,6 @@
 """OUTBOX: delivering the events that durable steps give away with `current().emit()`.
 
-    from oncemore.outbox import JsonLines, Relay, Webhook
+    from oncemore.outbox import Command, JsonLines, Relay, Webhook
 
     relay = Relay(engine, {"orders.*": Webhook("https://example.org/hook"), "*": JsonLines("rest.jsonl")})
     with relay:
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.message import SCHEMA, Message
 from oncemore.edges.classify import classify, ready
+from oncemore.edges.command import Command
 from oncemore.edges.deliver import JsonLines, Webhook
 from oncemore.engine import relay
 from oncemore.engine.deliver import Tally
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from oncemore.core.policy import Policy
     from oncemore.engine.runtime import Engine
 
-__all__ = ["POLICY", "SCHEMA", "DeadLetter", "JsonLines", "Message", "Relay", "Tally", "Webhook"]
+__all__ = ["POLICY", "SCHEMA", "Command", "DeadLetter", "JsonLines", "Message", "Relay", "Tally", "Webhook"]
 
 
 class Relay(relay.Relay):

@@ -47,7 +47,7 @@ class Recipe:
         self.colour = _colour(work)
         self.name = _name(work, told["name"])
         self.effect = _effect(told["effect"])
-        self.policy, self.after_failure = _policy(told)
+        self.policy, self.after_failure, self.quarantines = _policy(told)
         self.if_running = _choice("if_running", told["if_running"], ("wait", "raise"))
         self.on_version_change = _version_change(told["on_version_change"], self.effect)
         self.priority = _choice("priority", told["priority"], PRIORITIES)
@@ -175,18 +175,19 @@ def _effect(effect: Any) -> Any:
     return effect
 
 
-def _policy(told: Mapping[str, Any]) -> tuple[Policy, str]:
-    """Return the policy and what it makes of a new call after a failure."""
+def _policy(told: Mapping[str, Any]) -> tuple[Policy, str, bool]:
+    """Return the policy, what a new call after a failure does, and whether failures wait for a person."""
     named: Any = {name: told[name] for name in ("policy", "timeout", "within")}
     if isinstance(named["policy"], str) and told["provider"] is not None and "@" not in named["policy"]:
         named["policy"] = f"{named['policy']}@{told['provider']}"
     policy = policy_of(named)
-    after = "raise"
+    after, quarantines = "raise", False
     if isinstance(named["policy"], str) or hasattr(named["policy"], "__fspath__"):
-        from oncemore.govern.loader import after_failure
+        from oncemore.govern import loader
 
-        after = after_failure(named["policy"])
-    return policy, after
+        after = loader.after_failure(named["policy"])
+        quarantines = loader.quarantines(named["policy"])
+    return policy, after, quarantines
 
 
 def _choice(option: str, value: Any, choices: tuple[str, ...]) -> str:

@@ -31,6 +31,7 @@ from oncemore.errors import (
     InProgress,
     Parked,
     PolicyWarning,
+    Quarantined,
     Refused,
     StoreError,
     Uncertain,
@@ -320,6 +321,7 @@ class Step(Generic[P, R]):
                 on_version_change=recipe.on_version_change,
                 artifact=recipe.artifact,
                 large=results.large,
+                quarantines=recipe.quarantines,
             )
             self._shelf = shelf
         return plan
@@ -345,12 +347,13 @@ def _codec(recipe: Recipe, shelf: Shelf) -> tuple[Callable[[Any], Any], Callable
 
 
 _OUTCOMES = (Failed, Refused, Uncertain)
+_ABOUT_A_RUN = (Failed, Uncertain, Parked, InProgress, Quarantined)
 
 
 def _outcome(error: Error) -> Run:
     """Return the run that an error is about; one that is about no run at all is raised."""
     run = error.run
-    if not isinstance(run, Run) or not isinstance(error, Failed | Uncertain | Parked | InProgress):
+    if not isinstance(run, Run) or not isinstance(error, _ABOUT_A_RUN):
         raise error
     return run
 

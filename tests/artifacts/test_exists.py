@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 import oncemore
-from oncemore import ResultUnavailable, StoreError, Terminal, UsageError, Violation
+from oncemore import Quarantined, ResultUnavailable, StoreError, Terminal, UsageError, Violation
 from oncemore.codec.wire import body_of, header_of
 from oncemore.engine.artifact_places import Memory
-from oncemore.engine.artifacts import Missing
 from oncemore.engine.runtime import Engine
 from oncemore.store.memory import MemoryStore
 from oncemore.testing import FakeClock
@@ -114,16 +113,18 @@ def test_one_flipped_bit_is_quarantined_and_nothing_is_computed(engine: Engine) 
     alter(engine.shelf.place, first.digest)
     kept = objects_of(engine)
     for _ in range(2):
-        with pytest.raises(Terminal, match="was altered") as caught:
+        with pytest.raises(Quarantined, match="was altered") as caught:
             report.step()
-        assert caught.value.run.reason == "checksum_mismatch"
+        assert caught.value.run.held_for == "checksum_mismatch"
     run = report.step.last()
-    assert (run.status, run.reason, run.error["code"]) == (
-        "HARD_FAIL",
+    assert (run.status, run.held_for) == ("PENDING", "checksum_mismatch"), "nothing was tried"
+    assert run.state.runs == 2, "the second call has met the hold of the first"
+    (item,) = engine.quarantine
+    assert (item.id, item.reason, item.error["code"]) == (
+        run.run_id,
         "checksum_mismatch",
         "CHECKSUM_MISMATCH",
     )
-    assert run.state.runs == 2, "the second call has met the failure of the first"
     assert report.computed == 1
     assert objects_of(engine) == kept, "the evidence stays as it is, and nothing is added"
     escalations = [each["escalation"] for each in run.wal() if each["kind"] == "ESCALATION"]
@@ -141,31 +142,22 @@ def test_a_person_puts_it_back_or_takes_it_away(engine: Engine) -> None:
     first = report.step()
     alter(engine.shelf.place, first.digest)
     report.step.run()
-    with pytest.raises(Terminal, match="was altered"):
+    with pytest.raises(Quarantined, match="decide there"):
         report.step.rerun(reason="nothing was repaired yet")
-    (held,) = engine.artifacts.references(state="QUARANTINED")
-    with pytest.raises(Violation, match="was altered"):
-        engine.artifacts.release(held, reason="I think so")
-    with pytest.raises(UsageError, match="reason is missing"):
-        engine.artifacts.release(held, reason=" ")
+    (item,) = engine.quarantine
+    with pytest.raises(UsageError, match="was altered"):
+        engine.quarantine.release(item, by="ada", reason="I think so")
     alter(engine.shelf.place, first.digest)  # the same bit again: it is as it was
-    with oncemore.context(actor="ada"):
-        engine.artifacts.release(held, reason="restored from the backup")
+    engine.quarantine.release(item, by="ada", reason="restored from the backup")
     assert engine.artifacts.list() == [first]
     assert list(engine.artifacts.references(state="QUARANTINED")) == []
-    assert report.step.rerun(reason="restored") == first
+    assert report.step() == first
     assert (report.step.last().reason, report.computed) == ("artifact_exists", 1)
-    engine.shelf.place.remove(first.digest, float("inf"))
-    with pytest.raises(Missing, match="is missing"):
-        engine.artifacts.release(held, reason="it is gone")
 
 
-def test_a_released_artifact_is_released_once(engine: Engine) -> None:
-    Report().step()
-    (kept,) = engine.artifacts.references()
+def test_what_is_not_there_cannot_be_set_aside(engine: Engine) -> None:
     before = len(list(engine.store.entries()))
-    engine.artifacts.release(kept, reason="nobody held it")
-    engine.artifacts.note("artifact/unknown", "QUARANTINED", {})
+    engine.artifacts.set_aside("artifact/unknown", Violation("CHECKSUM_MISMATCH"))
     assert len(list(engine.store.entries())) == before
 
 
@@ -199,7 +191,7 @@ def test_a_policy_that_begins_anew_after_failures_does_not_compute_over_altered_
     first = report.step()
     alter(engine.shelf.place, first.digest)
     for _ in range(2):
-        with pytest.raises(Terminal, match="was altered"):
+        with pytest.raises(Quarantined, match="was altered"):
             report.step()
     assert report.computed == 1
 
@@ -208,7 +200,8 @@ def test_altered_input_ends_a_step_after_one_attempt(engine: Engine) -> None:
     first = Report().step()
     alter(engine.shelf.place, first.digest)
     run = oncemore.step(effect="pure", name="reads", policy="kfm-loop")(lambda given: given.read()).run(first)
-    assert (run.status, run.error["code"], len(run.attempts)) == ("HARD_FAIL", "CHECKSUM_MISMATCH", 1)
+    assert (run.status, run.held_for, len(run.attempts)) == ("SOFT_FAIL", "checksum_mismatch", 1)
+    assert run.attempts[0].error["code"] == "CHECKSUM_MISMATCH"
 
 
 def test_an_async_step_is_answered_by_its_artifact_too(engine: Engine) -> None:

@@ -15,9 +15,10 @@ def fact(code: str, kind: str = "permanent", rule: str = "http:status") -> Failu
 @pytest.mark.parametrize("code", VIOLATIONS)
 def test_no_policy_makes_a_violation_retryable(code: str) -> None:
     generous = Policy(classes=Classes(retryable=("TRANSIENT",)), unmatched="retry")
+    meant = "QUARANTINE" if code == "CHECKSUM_MISMATCH" else "TERMINAL"
     for kind in ("transient", "permanent"):
-        assert verdict(fact(code, kind), generous, "pure") == "TERMINAL"
-        assert verdict(fact(code, kind), Policy(unmatched="retry"), "pure") == "TERMINAL"
+        assert verdict(fact(code, kind), generous, "pure") == meant
+        assert verdict(fact(code, kind), Policy(unmatched="retry"), "pure") == meant
     for name in (code, code[:5] + "*"):
         with pytest.raises(PolicyError, match=rf"{code}.*CLASS-2"):
             Policy(classes=Classes(retryable=(name,)))
@@ -86,4 +87,12 @@ def test_the_class_exception_means_every_failure_but_those_that_no_policy_retrie
         assert verdict(fact(code), everything, "pure") == "RETRYABLE"
     assert verdict(fact("HTTP_404"), everything, "pure") == "TERMINAL"
     for never in (*VIOLATIONS, "DEADLINE", "CANCELLED"):
-        assert verdict(fact(never), everything, "pure") == "TERMINAL"
+        assert verdict(fact(never), everything, "pure") in ("TERMINAL", "QUARANTINE")
+
+
+@pytest.mark.parametrize("rule", ["oncemore:NeedsReview", "cause:oncemore:NeedsReview"])
+def test_what_the_work_gives_to_a_person_is_quarantined_whatever_a_policy_says(rule: str) -> None:
+    everything = Policy(classes=Classes(retryable=("Exception",)), unmatched="retry")
+    for policy in (Policy(), everything):
+        assert verdict(fact("AMBIGUOUS_NAME", rule=rule), policy, "pure") == "QUARANTINE"
+    assert verdict(fact("AMBIGUOUS_NAME", rule=rule), everything, "once") == "UNKNOWN"

@@ -16,6 +16,7 @@ from oncemore.errors import (
     KeyConflict,
     OutcomeUnknown,
     Parked,
+    Quarantined,
     RetriesExhausted,
     Terminal,
     UsageError,
@@ -102,14 +103,14 @@ VALUES = tuple(f"value {n}" for n in range(1, 9))
 SCENARIOS = {
     "a rerun of failed work": Scenario(
         "idempotent", ["permanent", "transient", "effect ok"], before=failed,
-        ends=(*VALUES, RetriesExhausted), acts=lambda stage: [stage.reopening, stage.calling],
+        ends=(*VALUES, RetriesExhausted, Quarantined), acts=lambda stage: [stage.reopening, stage.calling],
     ),
     "a rerun of failed work that must not repeat": Scenario(
         "once", ["refused", "refused", "refused", "effect ok"], before=failed,
         ends=(*VALUES, OutcomeUnknown, Failed), acts=lambda stage: [stage.reopening, stage.calling],
     ),
     "a rerun of pure work that is done": Scenario(
-        "pure", ["effect ok"], before=done, ends=(*VALUES, RetriesExhausted),
+        "pure", ["effect ok"], before=done, ends=(*VALUES, RetriesExhausted, Quarantined),
         acts=lambda stage: [stage.reopening, stage.calling],
     ),
     "a decision that it was applied": Scenario(
@@ -130,7 +131,7 @@ SCENARIOS = {
     ),
     "checkpoints": Scenario(
         "idempotent", ["checkpoint checkpoint transient", "checkpoint effect checkpoint ok"],
-        ends=(*VALUES, RetriesExhausted),
+        ends=(*VALUES, RetriesExhausted, Quarantined),
     ),
     "checkpoints of work that must not repeat": Scenario(
         "once", ["checkpoint effect checkpoint ok"], ends=("value 1", OutcomeUnknown),
@@ -139,11 +140,11 @@ SCENARIOS = {
         "once", ["checkpoint effect checkpoint ok"], ends=(*VALUES, RetriesExhausted), asks=True,
     ),
     "events": Scenario(
-        "outbox", ["event event transient", "event event ok"], ends=(*VALUES, RetriesExhausted)
+        "outbox", ["event event transient", "event event ok"], ends=(*VALUES, RetriesExhausted, Quarantined)
     ),
     "events of work that fails for good": Scenario("outbox", ["event permanent"], ends=(Failed,)),
     "a deadline that comes in a wait": Scenario(
-        "idempotent", ["transient"], ends=(DeadlineExceeded, RetriesExhausted),
+        "idempotent", ["transient"], ends=(DeadlineExceeded, RetriesExhausted, Quarantined),
         acts=lambda stage: [lambda: stage.calling(deadline=1008.0)],
     ),
     "a deadline that passes while nobody is there": Scenario(
@@ -155,7 +156,8 @@ SCENARIOS = {
         acts=lambda stage: [lambda: stage.calling(deadline=1008.0)],
     ),
     "a new run after a failure": Scenario(
-        "idempotent", ["permanent", "transient", "effect ok"], before=failed, ends=(*VALUES, Failed),
+        "idempotent", ["permanent", "transient", "effect ok"], before=failed,
+        ends=(*VALUES, Failed, Quarantined),
         after_failure="new_run",
     ),
     "no new run after a failure of work that must not repeat": Scenario(
@@ -163,7 +165,7 @@ SCENARIOS = {
         after_failure="new_run",
     ),
     "another config of pure work": Scenario(
-        "pure", ["effect ok"], before=done, ends=(*VALUES, RetriesExhausted),
+        "pure", ["effect ok"], before=done, ends=(*VALUES, RetriesExhausted, Quarantined),
         acts=lambda stage: [lambda: stage.calling(cfg_hash="other")],
     ),
     "another config of work with effects": Scenario(
@@ -171,15 +173,17 @@ SCENARIOS = {
         acts=lambda stage: [lambda: stage.calling(cfg_hash="other")],
     ),
     "a cut before the first line": Scenario(
-        "idempotent", ["cut off", "effect ok"], ends=(*VALUES, RetriesExhausted)
+        "idempotent", ["cut off", "effect ok"], ends=(*VALUES, RetriesExhausted, Quarantined)
     ),
     "a cut before the first line of work that must not repeat": Scenario(
         "once", ["cut off", "effect ok"], ends=(*VALUES, OutcomeUnknown)
     ),
     "a cut in the work": Scenario(
-        "idempotent", ["effect cut", "effect ok"], ends=(*VALUES, RetriesExhausted)
+        "idempotent", ["effect cut", "effect ok"], ends=(*VALUES, RetriesExhausted, Quarantined)
     ),
-    "a cut in pure work": Scenario("pure", ["checkpoint cut", "effect ok"], ends=(*VALUES, RetriesExhausted)),
+    "a cut in pure work": Scenario(
+        "pure", ["checkpoint cut", "effect ok"], ends=(*VALUES, RetriesExhausted, Quarantined)
+    ),
     "a cut in work that must not repeat": Scenario("once", ["effect cut"], ends=(OutcomeUnknown,)),
     "a cut in work that must not repeat, with a reconcile function": Scenario(
         "once", ["effect cut"], ends=(*VALUES, RetriesExhausted), asks=True

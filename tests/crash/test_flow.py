@@ -16,6 +16,7 @@ from oncemore.errors import (
     LeaseLost,
     OutcomeUnknown,
     Parked,
+    Quarantined,
     ResultUnavailable,
     RetriesExhausted,
     StoreError,
@@ -60,8 +61,10 @@ def judge(world: World, result: object, crashes: int) -> None:
         assert world.applied["k"] == 1 or world.effect == "outbox"
         assert run.state == "COMPLETE"
     else:
-        assert isinstance(result, RetriesExhausted | Terminal)
-        assert run.state == "HARD_FAIL"
+        assert isinstance(result, RetriesExhausted | Terminal | Quarantined)
+        poison = isinstance(result, Quarantined)
+        assert (run.state, run.held_for) == (("SOFT_FAIL", "poison") if poison else ("HARD_FAIL", ""))
+        assert not poison or (crashes and run.tried == run.allowed)
 
 
 @pytest.mark.parametrize(("effect", "asks"), EFFECTS, ids=lambda value: str(value))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from oncemore.engine import flow, ops
-from oncemore.errors import RetriesExhausted, Terminal
+from oncemore.errors import Quarantined, RetriesExhausted, Terminal
 from tests.crash.world import World
 
 
@@ -64,13 +64,17 @@ def test_who_comes_after_a_failure_begins_a_new_run(world: World) -> None:
     assert world.executions == 4
 
 
-def test_who_finds_a_dead_run_without_attempts_left_begins_a_new_one(world: World) -> None:
+def test_who_finds_a_dead_run_without_attempts_left_finds_poison_and_begins_nothing(world: World) -> None:
     first = Caller(world)
     while first.up_to(ops.Work).number < 3:
         first.op = first.script.send(world.do(first.op))
     world.alive.clear()
     world.turns = ["ok"]
-    assert Caller(world).up_to(ops.End).value == "value"
+    for _ in range(2):
+        error = Caller(world).up_to(ops.End).error
+        assert isinstance(error, Quarantined), "a policy that begins anew would have it kill workers for ever"
+        assert "in quarantine (poison)" in str(error)
+    assert world.executions == 2
 
 
 def test_an_error_that_is_not_covered_is_not_tried_again_whatever_the_policy_says(world: World) -> None:

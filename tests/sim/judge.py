@@ -21,6 +21,7 @@ from oncemore.errors import (
     LeaseLost,
     OutcomeUnknown,
     Parked,
+    Quarantined,
     ResultUnavailable,
     RetriesExhausted,
     StoreError,
@@ -61,6 +62,11 @@ class Book:
         self.late: list[int] = []  # … of a worker that had been declared dead and was not
         self.cleared: set[int] = set()  # attempts that are known not to have taken effect
         self.barrier = 0  # a remote that checks fences refuses all up to this one
+
+    @property
+    def poison(self) -> bool:
+        run = self.run
+        return run is not None and run.held_for == "poison" and run.tried == run.allowed
 
     @property
     def life(self) -> int:
@@ -314,6 +320,8 @@ _TOLD: dict[type, Any] = {
     RetriesExhausted: Judge._failed,
     DeadlineExceeded: Judge._deadline,
     OutcomeUnknown: lambda judge, lane, book, error: book.effect == "once",
+    # Only what its workers died of: nobody else is held here, and no `once` effect is.
+    Quarantined: lambda judge, lane, book, error: book.effect != "once" and book.poison,
     LeaseLost: Judge._lease_lost,
     ResultUnavailable: lambda judge, lane, book, error: UNAVAILABLE in book.commits.values(),
     Parked: lambda judge, lane, book, error: True,

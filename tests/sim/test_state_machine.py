@@ -35,6 +35,7 @@ from oncemore.errors import (
     KeyConflict,
     OutcomeUnknown,
     Parked,
+    Quarantined,
     RetriesExhausted,
     Terminal,
     UsageError,
@@ -57,7 +58,7 @@ class Model:
 
     def __init__(self, effect: str) -> None:
         self.effect = effect
-        self.at = "none"  # … waits, held, failed, done, lost (its worker died in it)
+        self.at = "none"  # … waits, held, poison, failed, done, lost (its worker died in it)
         self.why: type = Terminal
         self.tried = 0
         self.ran = 0  # executions, over all runs
@@ -86,7 +87,7 @@ class Model:
         if self.effect == "once":
             self.at = "held"
         elif self.tried >= ATTEMPTS:
-            self.at, self.why = "failed", RetriesExhausted
+            self.at = "poison"
         else:
             self.at, self.due = "waits", now
 
@@ -103,7 +104,7 @@ class Model:
             self.runs(turn, max(now, self.due))
             if self.at == "waits":
                 return Parked  # the next delay is longer than a call waits
-        return {"done": "value", "failed": self.why, "held": OutcomeUnknown}[self.at]
+        return {"done": "value", "failed": self.why, "held": OutcomeUnknown, "poison": Quarantined}[self.at]
 
 
 class FlowMachine(RuleBasedStateMachine):
@@ -180,6 +181,8 @@ class FlowMachine(RuleBasedStateMachine):
             model.due = self.world.now
         elif model.at == "held":
             assert ended is OutcomeUnknown
+        elif model.at == "poison":
+            assert ended is Quarantined
         else:
             assert ended is (InProgress if model.at == "lost" else UsageError)
 
@@ -216,10 +219,11 @@ class FlowMachine(RuleBasedStateMachine):
         if seen.run is None:
             assert self.model.at == "none"
             return
-        states = {"lost": "RUNNING", "held": "SOFT_FAIL", "failed": "HARD_FAIL", "done": "COMPLETE"}
+        states = {"lost": "RUNNING", "failed": "HARD_FAIL", "done": "COMPLETE"}
+        states |= dict.fromkeys(("held", "poison"), "SOFT_FAIL")
         assert seen.run.state == states.get(self.model.at, seen.run.state)
         assert seen.run.tried == self.model.tried
-        assert bool(seen.run.held_for) == (self.model.at == "held")
+        assert seen.run.held_for == {"held": "outcome_unknown", "poison": "poison"}.get(self.model.at, "")
 
 
 class Pure(FlowMachine):

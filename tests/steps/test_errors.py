@@ -127,7 +127,7 @@ def test_what_is_no_exception_of_the_work_passes_untouched_and_leaves_the_run_re
         (ConnectionResetError(), "SOFT_FAIL"),
         (TimeoutError(), "SOFT_FAIL"),
         (oncemore.PermanentError("x"), "HARD_FAIL"),
-        (oncemore.Violation("CHECKSUM_MISMATCH"), "HARD_FAIL"),
+        (oncemore.Violation("SCHEMA_INVALID"), "HARD_FAIL"),
         (ValueError(), "HARD_FAIL"),
         (ZeroDivisionError(), "HARD_FAIL"),
     ],

@@ -201,7 +201,7 @@ def test_lost_attempts_use_up_the_budget_too(tmp_path: Path) -> None:
     turns = Turns("never")
     with oncemore.open(tmp_path / "log.db"):
         step = made("plain", turns)
-        with pytest.raises(oncemore.RetriesExhausted, match=r"3 attempts .*the worker that had it is gone"):
+        with pytest.raises(oncemore.Quarantined, match=r"poison.*the worker that had it is gone"):
             step()
         assert [attempt.number for attempt in step.last().attempts] == [1, 2, 3]
     assert turns.calls == 0

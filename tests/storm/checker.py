@@ -135,7 +135,8 @@ def _check_end(name: str, key: _Key, wrong: list[str], *, over: bool) -> None:
     for run_id, tried in key.allowed.items():
         if tried > run.allowed:
             wrong.append(f"{run.step} {name[:8]}: {tried} attempts of {run.allowed} in {run_id}")
-    if run.held_for and run.effect != "once":
+    poison = run.held_for == "poison" and run.tried == run.allowed
+    if run.held_for and not poison and run.effect != "once":
         wrong.append(f"{run.step} {name[:8]}: held, though it may be repeated")
 
 

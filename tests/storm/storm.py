@@ -72,7 +72,7 @@ def settle(crew: Crew, orders: list[list[Any]]) -> int:
         for step, order, fails in orders:
             work = STEPS[step]
             run = work.last(order, fails)
-            if run is None or not run.held_for:
+            if run is None or run.held_for != "outcome_unknown":
                 continue
             found = ask(crew.place["recorder"], op="look", key=run.key)["receipts"]
             told = (

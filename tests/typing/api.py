@@ -172,6 +172,12 @@ async def use_steps() -> None:
 with oncemore.open("memory:", lease_s=30, max_inline_wait_s=5) as engine:
     assert_type(engine, oncemore.Engine)
     assert_type(pay.on(engine)("o-1", 5), dict[str, int])
+    for item in engine.quarantine:
+        assert_type(item.id, str)
+        assert_type(engine.quarantine.show(item).choices, tuple[str, ...])
+        engine.quarantine.release(item, by="ann", reason="fine")
+        engine.quarantine.settle(item.id, oncemore.applied(5), by="ann", reason="fine")
+        engine.quarantine.reject(item)  # type: ignore[call-arg]
     with oncemore.context(tenant="acme", deadline=datetime.now(UTC)) as around:
         assert_type(around.tenant, str)
 oncemore.open(5)  # type: ignore[arg-type]

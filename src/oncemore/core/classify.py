@@ -3,11 +3,13 @@
 A fact comes from an edge (`Failure`); the verdict is found in this order, and the first that speaks
 decides:
 
-    1. a violation (CLASS-2), a cancellation, a deadline that has passed
+    1. bytes that are not what they were, and what the work itself gives to a person to look at
+                                      QUARANTINE, whatever a policy says
+    2. any other violation (CLASS-2), a cancellation, a deadline that has passed
                                       never retried, whatever a policy says
-    2. the policy's non_retryable     TERMINAL     } the other way round with
-    3. the policy's retryable         RETRYABLE    } precedence: retryable_first
-    4. nobody                         the policy's `unmatched`, if it lists classes; else the kind
+    3. the policy's non_retryable     TERMINAL     } the other way round with
+    4. the policy's retryable         RETRYABLE    } precedence: retryable_first
+    5. nobody                         the policy's `unmatched`, if it lists classes; else the kind
 
 An effect that cannot be repeated turns every answer into UNKNOWN when the attempt may have taken
 effect: nothing but asking can settle that.
@@ -54,6 +56,10 @@ UNMATCHED = "default:unmatched"
 #: What no policy retries: violations, and ends that somebody or the clock has decided on (X-58).
 NEVER: Final = frozenset((*VIOLATIONS, "CANCELLED", "DEADLINE"))
 
+#: Who says that a person has to look: the rule of `NeedsReview`, and a checksum that does not fit (CLASS-8).
+REVIEW: Final = "oncemore:NeedsReview"
+MISMATCH: Final = "CHECKSUM_MISMATCH"
+
 #: The class that means every failure; those above are out of its reach, as of every other class.
 EVERYTHING: Final = "Exception"
 
@@ -75,6 +81,8 @@ def verdict(failure: Failure, policy: Policy, effect: Effect) -> Verdict:
 
 
 def _by_policy(failure: Failure, policy: Policy) -> Verdict:
+    if failure.code == MISMATCH or failure.rule.removeprefix("cause:") == REVIEW:
+        return "QUARANTINE"
     if failure.code in NEVER:
         return "TERMINAL"
     classes = policy.classes

@@ -118,7 +118,8 @@ class Worker(Value):
 class Outgoing(Value):
     """An event that a step gave away: it exists if and only if the step's COMMIT does.
 
-    state       PENDING → SENDING → DELIVERED or DEAD, or back to PENDING (`engine.deliver`)
+    state       PENDING → SENDING → DELIVERED or DEAD, or back to PENDING (`engine.deliver`); a person who
+                rejects what is DEAD makes it REJECTED
     run         the entity of the run that gave it away: events of one entity keep their order
     ordinal     its place among the events of one COMMIT, from 0
     not_before  the earliest time of the next attempt to send it
@@ -146,7 +147,7 @@ class Outgoing(Value):
 class Kept(Value):
     """A reference to an artifact that a step left: it exists if and only if the step's COMMIT does.
 
-    state     KEPT, or QUARANTINED once its bytes were found to be altered
+    state     KEPT, or QUARANTINED once its bytes were found to be altered, or REJECTED by a person then
     run       the entity of the run that left it
     cfg_hash  under what configuration: another one may leave other bytes under the same name
     """

@@ -3,7 +3,7 @@
 Another library's wrapper hides the last failure; that one counts. Our own errors are final wherever
 they go, so that an outer retry does not multiply the attempts of an inner one: they keep the code of
 what went wrong, and only `AttemptTimeout`, which ends one attempt and not the work, may pass.
-`TransientError`, `PermanentError` and `Violation` are the user's own word, and taken as such.
+`TransientError`, `PermanentError`, `NeedsReview` and `Violation` are the user's own word, and taken as such.
 """
 
 from __future__ import annotations
@@ -46,6 +46,11 @@ def _violation(error: BaseException, _look: Look, rule: str) -> Failure:
     return Failure("permanent", "maybe", None, code if code in VIOLATIONS else "PermanentError", rule)
 
 
+def _review(error: BaseException, _look: Look, rule: str) -> Failure:
+    code = getattr(error, "code", None)
+    return Failure("permanent", "maybe", None, code if isinstance(code, str) else "NeedsReview", rule)
+
+
 TABLES: Final[dict[str, Table]] = {
     "tenacity": {"RetryError": _tenacity},
     "google": {"RetryError": _google},
@@ -57,6 +62,7 @@ TABLES: Final[dict[str, Table]] = {
         "Error": _final,
         "TransientError": ("transient", "maybe", "TransientError"),
         "PermanentError": ("permanent", "maybe", "PermanentError"),
+        "NeedsReview": _review,
         "Violation": _violation,
     },
 }

@@ -7,8 +7,8 @@ first, and those of installed packages (`plugins`) after the program's own. Its 
 
 Nothing it does breaks a classification. A rule that raises, or returns something else, is ignored, and
 says so in one warning. Nor can it make pass what never passes: it is not asked about cancellation, exit,
-exhausted memory, `Violation`s, groups (of which every leaf is asked) and oncemore's own errors; and an
-error that was raised from a `Violation` stays one.
+exhausted memory, `Violation`s, `NeedsReview`, groups (of which every leaf is asked) and oncemore's own
+errors; and an error that was raised from a `Violation` stays one.
 
 Inside a rule, `oncemore.classify` of the same error gives the answer without that rule.
 """
@@ -22,7 +22,7 @@ from oncemore.core.model import KINDS, Failure
 from oncemore.edges.classify import ask_first
 from oncemore.edges.groups import NEVER
 from oncemore.edges.http import LONGEST
-from oncemore.errors import VIOLATIONS, Error, UsageError, Violation
+from oncemore.errors import VIOLATIONS, Error, NeedsReview, UsageError, Violation
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ _installed: tuple[_Rule, ...] = ()
 _loading = 0
 
 #: Never asked about.
-_OURS: Final = (Violation, Error, BaseExceptionGroup)
+_OURS: Final = (Violation, NeedsReview, Error, BaseExceptionGroup)
 
 
 def classifier(*of: str | type[Exception], name: str | None = None) -> Callable[[Teaches], Teaches]:

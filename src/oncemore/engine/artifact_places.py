@@ -117,11 +117,13 @@ def hold(file: BinaryIO, digest: str) -> None:
 
 def altered(digest: str, found: str, size: int) -> Violation:
     """Return the error for bytes that are not what their digest says."""
-    return Violation(
+    made = Violation(
         "CHECKSUM_MISMATCH",
         f"the object {digest} was altered: its {size:,} bytes have the digest {found}; it is neither used "
         "nor made anew; put back what was there, or remove it and run the step again",
     )
+    vars(made).update(evidence={"expected": digest, "found": found, "found_size": size})
+    return made
 
 
 class Folder:

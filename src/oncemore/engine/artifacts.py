@@ -26,16 +26,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from oncemore.codec.artifact import SHELF, Label, as_artifact, date_of
-from oncemore.codec.wire import head_of, written
+from oncemore.codec.wire import head_of
 from oncemore.core.key import digest as digest_of_value
 from oncemore.core.record import Change, Kept
 from oncemore.engine import clock as clocks
 from oncemore.engine.artifact_places import CHUNK, altered, digest_of
 from oncemore.engine.artifact_sweep import DAY_S, collect, garbage
-from oncemore.engine.ids import nonce
 from oncemore.engine.ops import Found
 from oncemore.errors import StoreError, UsageError, Violation
-from oncemore.store.base import Batch, Index, Query, Write
+from oncemore.store.base import Batch, Index, Query, Stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
 #: Under what name a large result is kept; no step can give it.
 RESULT = "$result"
 MOST_LISTED = 2**31 - 1
-KEPT, QUARANTINED = "KEPT", "QUARANTINED"
+KEPT, QUARANTINED, REJECTED = "KEPT", "QUARANTINED", "REJECTED"
 
 
 class Shelf:
@@ -320,7 +319,7 @@ class Artifacts:
             return Found("missing")
         found = self.shelf.verify(kept.digest, kept.size)
         if isinstance(found, Violation):
-            self.note(ref, QUARANTINED, _quarantine(found))
+            self.set_aside(ref, found)
             return Found("altered", ref, error=found)
         with self.shelf.around():
             return Found(found, ref, as_artifact(kept))
@@ -346,40 +345,36 @@ class Artifacts:
             with self.shelf.open(spilled["digest"], spilled["size"]) as file:
                 return msgspec.Raw(file.read())
         except Violation as fault:
-            self.note(
-                spilled["ref"],
-                QUARANTINED,
-                {"quarantine": {"reason": "checksum_mismatch", "message": str(fault)}},
-            )
+            self.set_aside(spilled["ref"], fault)
             return fault
         except (StoreError, UsageError) as fault:
             return fault
 
-    def note(self, ref: str, state: str, body: dict[str, Any]) -> None:
-        """Write down that a reference is in another state; whoever is first is right."""
-        head = self._engine.store.head(ref)
-        before = None if head is None else head_of(head.head, Kept)
-        if head is None or before is None or before.state == state:
-            return
-        after = before._replace(state=state)
-        change = Change(("ESCALATION",) if state == QUARANTINED else ("DECISION",), before, after, body)
-        made = written(change, ref, head.version + 1, head.hash, self._engine.now(), nonce())
-        write = Write(ref, head.version, made.header, made.body, made.hash, made.head, index_of(after))
-        self._engine.store.append(Batch((write,))).wait()
+    def set_aside(self, ref: str, fault: Violation) -> None:
+        """Write down that an artifact was found to be altered; whoever is first is right.
 
-    # A person's decisions ---------------------------------------------------------------------------
+        One that a person has rejected stays so: they have seen it.
+        """
+        from oncemore.engine import perform
 
-    def release(self, kept: Kept, *, reason: str) -> None:
-        """Take an artifact out of quarantine whose bytes are what they were; the reason is recorded."""
-        if not isinstance(reason, str) or not reason.strip():
-            raise UsageError("reason is missing; say why, it is recorded")
-        found = self.shelf.verify(kept.digest, kept.size)
-        if found != "valid":
-            raise found if isinstance(found, Violation) else Missing(f"the object {kept.digest} is missing")
-        from oncemore.engine.context import CONTEXT
-
-        actor = CONTEXT.get().actor
-        self.note(ref_of(kept), KEPT, {"decision": {"what": "release", "reason": reason, "actor": actor}})
+        engine, body = self._engine, {"quarantine": _evidence(fault)}
+        while True:
+            head = engine.store.head(ref)
+            before = None if head is None else head_of(head.head, Kept)
+            if head is None or before is None or before.state != KEPT:
+                return
+            change = Change(("ESCALATION",), before, before._replace(state=QUARANTINED), body)
+            now = engine.now()
+            given: tuple[Any, ...] = ()
+            if engine.notices is not None:
+                change, given = engine.notices.of(engine, ref, head.version, change, now)
+            write = perform.write_of(ref, head.version, head.hash, change, now)
+            notices = (perform.notice_write(each, now) for each in given)
+            answer = engine.store.append(Batch((write, *notices))).wait()
+            if given and isinstance(answer, Stored):
+                engine.notices.wake(engine)  # type: ignore[union-attr]
+            if isinstance(answer, Stored) or answer.entity == ref:
+                return
 
     def garbage(self, *, older_than: float = DAY_S, also: tuple[Engine, ...] = ()) -> tuple[Object, ...]:
         """Return what `collect` would remove: objects that nothing refers to, or can come to refer to."""
@@ -394,5 +389,5 @@ class Artifacts:
         return collect((self._engine, *also), self.shelf.place, older_than)
 
 
-def _quarantine(fault: Violation) -> dict[str, Any]:
-    return {"quarantine": {"reason": "checksum_mismatch", "message": str(fault)}}
+def _evidence(fault: Violation) -> dict[str, Any]:
+    return {"reason": "checksum_mismatch", "message": str(fault), **vars(fault).get("evidence", {})}

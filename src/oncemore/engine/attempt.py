@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 MOST_EVENTS = 1000
 MOST_ARTIFACTS = 1000
+#: How topics begin that are ours, and no step's.
+OURS = "oncemore."
 
 
 class Attempt:
@@ -101,6 +103,8 @@ class Attempt:
             raise UsageError(f"{self.step}: a reconcile function looks, it gives no events away")
         if not isinstance(topic, str) or not 1 <= len(topic) <= 200:
             raise UsageError(f"topic is {topic!r}; it takes a text of 1 to 200 characters")
+        if topic.startswith(OURS):
+            raise UsageError(f"topic is {topic!r}; topics that begin with {OURS} are not for steps")
         if len(self.events) >= MOST_EVENTS:
             raise UsageError(
                 f"{self.step} emits more than {MOST_EVENTS} events; publish one that sums them up"

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from oncemore.codec.message import message_of
 from oncemore.codec.wire import body_of, head_of
 from oncemore.core.record import NOWHERE, Outgoing
+from oncemore.engine.attempt import OURS
 from oncemore.engine.deliver import Given, Listed, Lives, Send, Stopping
 from oncemore.engine.limits import awaited
 from oncemore.engine.ops import Begin, Holder, Load, Now, Save, Seen, Tell
-from oncemore.engine.perform import write_of
+from oncemore.engine.perform import notice_write, told_already, write_of
 from oncemore.engine.retry import Invoke
 from oncemore.errors import PermanentError, UsageError
 from oncemore.store.base import Batch, Query, Stored
@@ -65,7 +66,14 @@ class Sinks:
         named = self._routes.get(topic)
         if named is not None:
             return named
-        return next((sink for pattern, sink in self._routes.items() if fnmatchcase(topic, pattern)), None)
+        # What we ourselves tell is for those whom the settings name: "*" does not mean it.
+        ours = OURS if topic.startswith(OURS) else ""
+        fits = (
+            sink
+            for pattern, sink in self._routes.items()
+            if fnmatchcase(topic, pattern) and pattern.startswith(ours)
+        )
+        return next(fits, None)
 
     def takes(self, topic: str) -> bool:
         """Whether a topic has a sink."""
@@ -161,20 +169,27 @@ class Courier:
     def begin_save(self, op: Save) -> tuple[Batch, Seen]:
         """Return the bytes of a change, and the event as it will be once they are stored."""
         seen, event = op.seen, op.change.after
-        write = write_of(seen.entity, seen.version, seen.hash, op.change, self.engine.now())
+        change, now, told = op.change, self.engine.now(), self.engine.notices
+        given: tuple[Any, ...] = ()
+        if told is not None:
+            change, given = told.of(self.engine, seen.entity, seen.version, change, now)
+        write = write_of(seen.entity, seen.version, seen.hash, change, now)
         if type(event) is Outgoing and event.state == "SENDING":
             # Before it is written: nobody in this process may take it for lost.
             assert self._me is not None
             held = (seen.entity, event.attempt)
             self._me.take(held)
             self._held = held  # after it: what was not taken must not be left, it may be somebody else's
-        return Batch((write,), {}, op.sync), Seen(seen.entity, seen.version + 1, write.hash, event)
+        writes = (write, *(notice_write(each, now) for each in given))
+        return Batch(writes, {}, op.sync), Seen(seen.entity, seen.version + 1, write.hash, event)
 
     def end_save(self, after: Seen, answer: Stored | Conflict) -> Seen | None:
         """Return the event as it is now, or None if it was not as it had been seen."""
         stored = isinstance(answer, Stored)
         if not (stored and after.run.state == "SENDING"):
             self._let_go()
+        if stored and after.run.state == "DEAD" and self.engine.notices is not None:
+            self.engine.notices.wake(self.engine)
         if self.cut is not None:
             raise self.cut
         return after if stored else None
@@ -221,8 +236,11 @@ def blocking(courier: Courier, script: Script) -> Any:
 
 
 def _save(courier: Courier, op: Save) -> Seen | None:
-    batch, after = courier.begin_save(op)
-    return courier.end_save(after, courier.engine.store.append(batch).wait())
+    while True:
+        batch, after = courier.begin_save(op)
+        answer = courier.engine.store.append(batch).wait()
+        if not told_already(op, batch, answer):
+            return courier.end_save(after, answer)
 
 
 def _send(courier: Courier, op: Send) -> BaseException | None:
@@ -262,8 +280,11 @@ async def awaiting(courier: Courier, script: Script) -> Any:
 async def _save_awaited(courier: Courier, op: Save) -> Seen | None:
     if courier.cut is not None:
         return _save(courier, op)  # a task that was cancelled must not await; the disk is worth the moment
-    batch, after = courier.begin_save(op)
-    return courier.end_save(after, await courier.engine.store.append(batch))
+    while True:
+        batch, after = courier.begin_save(op)
+        answer = await courier.engine.store.append(batch)
+        if not told_already(op, batch, answer):
+            return courier.end_save(after, answer)
 
 
 async def _send_awaited(courier: Courier, op: Send) -> BaseException | None:

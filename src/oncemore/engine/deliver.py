@@ -3,7 +3,7 @@
     PENDING ──claimed──► SENDING ──accepted──► DELIVERED
        ▲                  │  │  └─refused, or out of attempts──► DEAD
        ├──failed, later───┘  └─its relay is gone: claimed anew
-       └──a person's decision, from DELIVERED or DEAD
+       └──a person's decision, from DELIVERED or DEAD; another makes of DEAD a REJECTED
 
 A crash can only fall on a `yield`, and means, by the line of `_deliver` it falls on:
 
@@ -49,9 +49,10 @@ MOVES: dict[str, frozenset[str]] = {
     "PENDING": frozenset({"SENDING", "DEAD"}),
     "SENDING": frozenset({"SENDING", "PENDING", "DELIVERED", "DEAD"}),
     "DELIVERED": frozenset({"PENDING"}),
-    "DEAD": frozenset({"PENDING"}),
+    "DEAD": frozenset({"PENDING", "REJECTED"}),
+    "REJECTED": frozenset({"PENDING"}),
 }
-OVER = frozenset({"DELIVERED", "DEAD"})
+OVER = frozenset({"DELIVERED", "DEAD", "REJECTED"})
 
 
 class Rules(NamedTuple):
@@ -282,7 +283,7 @@ def redeliver(event_id: str, reason: str, actor: str) -> Script:
         raise UsageError(f"there is no event {event_id!r} in this store")
     if seen.run.state not in OVER:
         raise UsageError(
-            f"event {event_id} is {seen.run.state}; only what is DEAD or DELIVERED is sent again"
+            f"event {event_id} is {seen.run.state}; only what is DEAD, REJECTED or DELIVERED is sent again"
         )
     after = moved(seen.run, "PENDING", reason="redelivered", tried=0, not_before=0.0)
     told = {"decision": {"what": "redeliver", "reason": reason, "actor": actor}}

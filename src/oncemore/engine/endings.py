@@ -13,6 +13,7 @@ from oncemore.errors import (
     LeaseLost,
     OutcomeUnknown,
     Parked,
+    Quarantined,
     ResultUnavailable,
     RetriesExhausted,
     Terminal,
@@ -96,13 +97,23 @@ def parked(plan: Plan, call: Call, run: Run, wait: float) -> Exception:
     )
 
 
-def held(plan: Plan, seen: Seen) -> Exception:
-    """It may have happened, and must not happen twice."""
-    return OutcomeUnknown(
-        f"{_which(plan, seen.entity)}: attempt {seen.run.attempt} may have taken effect ({seen.run.reason}), "
-        "and a step declared once is never repeated blindly; look whether it did, then settle it "
-        "(step.settle, or a reconcile= function)"
+def held(plan: Plan, seen: Seen, error: Exception | None = None) -> Exception:
+    """It waits for a person: it may have happened and must not happen twice, or for another reason."""
+    which, run = _which(plan, seen.entity), seen.run
+    if run.held_for == "outcome_unknown":
+        return OutcomeUnknown(
+            f"{which}: attempt {run.attempt} may have taken effect ({run.reason}), "
+            "and a step declared once is never repeated blindly; look whether it did, then settle it "
+            "(step.settle, or a reconcile= function)"
+        )
+    told = (seen.body or {}).get("error") or {}
+    what = f"{told.get('type', '')}: {told.get('message', '')}".strip(": ")
+    made = Quarantined(
+        f"{which} is in quarantine ({run.held_for}){f': {what}' if what else ''}; a person decides: "
+        f"oncemore quarantine show {run.run_id}"
     )
+    made.__cause__ = error
+    return made
 
 
 def lease_lost(plan: Plan, seen: Seen) -> Exception:
@@ -165,8 +176,12 @@ def cannot_reopen(plan: Plan, call: Call, run: Run | None) -> Exception | None:
         return UsageError(f"{which} is done; running it again would apply it twice")
     if run.state == "RUNNING":
         return InProgress(f"{which} is being worked on by {run.worker}", run.worker)
-    if run.held_for:
+    if run.held_for == "outcome_unknown":
         return OutcomeUnknown(f"{which} may have taken effect; settle that first (step.settle)")
+    if run.held_for:
+        return Quarantined(
+            f"{which} is in quarantine ({run.held_for}); decide there: engine.quarantine.rerun, or release"
+        )
     if run.state in ("PENDING", "SOFT_FAIL"):
         return UsageError(f"{which} is not over yet; call the step itself, it goes on")
     if run.pruned:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.artifact import plain_of
-from oncemore.core.classify import verdict
+from oncemore.core.classify import MISMATCH, verdict
 from oncemore.core.decide import Situation, decide
 from oncemore.core.key import seed_of
 from oncemore.core.record import Change, Run
@@ -53,6 +53,9 @@ if TYPE_CHECKING:
     from oncemore.errors import ResultUnavailable
 
 UNKNOWN, NOW, BEGIN = Answer("unknown"), Now(), Begin()
+#: What a run is held for: an outcome that nobody knows, bytes that are not what they were, and work whose
+#: workers died until no attempt was left. Any other word is the reason of a decision.
+DOUBTFUL, MISMATCHED, POISON = "outcome_unknown", "checksum_mismatch", "poison"
 #: Says that a call has waited for a run, its own or somebody else's, and looks again.
 WAITED = object()
 #: Says that the run was not as it had been seen: nothing was written.
@@ -159,7 +162,7 @@ def _meets_complete(plan: Plan, call: Call, seen: Seen, now: float) -> Script:
     if plan.artifact:
         found = yield Check(call.entity, run.cfg_hash, plan.artifact)
         if found.state != "valid" and plan.effect == "pure" and run.cfg_hash == call.cfg_hash:
-            return _anew(plan, call, seen, now)  # a new run: to compute what is gone, or to end in quarantine
+            return _anew(plan, call, seen, now)  # a new run: to compute what is gone, or to be held
         if found.state == "altered":
             return End(None, endings.altered(plan, seen, found.error))
     return (yield from _stored_value(plan, seen))
@@ -223,8 +226,8 @@ _MEETS = {
 
 
 def _held(plan: Plan, seen: Seen, now: float) -> Script:
-    """Ask again about an outcome that nobody knew; without an answer it stays held."""
-    answer = (yield Ask(seen)) if plan.asks else UNKNOWN
+    """Ask again about an outcome that nobody knew; without an answer it stays held, as all else does."""
+    answer = (yield Ask(seen)) if plan.asks and seen.run.held_for == DOUBTFUL else UNKNOWN
     if answer.found == "unknown":
         return End(None, endings.held(plan, seen))
     yield Save(seen, _settled(plan, seen, answer, "reconciled", now))
@@ -237,7 +240,7 @@ def _held(plan: Plan, seen: Seen, now: float) -> Script:
 def _there_already(plan: Plan, call: Call, terms: Terms, seen: Seen, now: float) -> Script:
     """Whether the step's artifact has answered: valid, it completes the run; altered, it ends it.
 
-    Altered bytes are never computed anew over: the run fails for good, and a person looks (WAL-10).
+    Altered bytes are never computed anew over: the run is held as it is, and a person looks (WAL-10).
     """
     found = yield Check(call.entity, call.cfg_hash, plan.artifact)
     if found.state == "missing":
@@ -253,10 +256,11 @@ def _there_already(plan: Plan, call: Call, terms: Terms, seen: Seen, now: float)
         body = {**body, "result": plan.encode(found.artifact), "artifacts": [plain_of(found.artifact)]}
         yield Save(seen, Change((*marks, "COMPLETE"), seen.run, after, body))
         return True
-    after = _over(at, "HARD_FAIL", "checksum_mismatch", failed=seen.version + 1)
+    after = _over(at, at.state, MISMATCHED)._replace(held_for=MISMATCHED)
     error = plan.describe(found.error, plan.classify(found.error, now))
-    body = {**body, "error": error, "quarantine": {"reason": "checksum_mismatch", "artifact": found.ref}}
-    yield Save(seen, Change((*marks, *_FAILED), seen.run, after, _escalated(body, at, now)))
+    body = {**body, "error": error, "quarantine": {"reason": MISMATCHED, "artifact": found.ref}}
+    marks = (*(marks or (at.state,)), "ESCALATION")
+    yield Save(seen, Change(marks, seen.run, after, _escalated(body, at, now)))
     return True
 
 
@@ -397,12 +401,14 @@ def _fail(plan: Plan, done: Done, error: Exception, now: float) -> Script:
     failure = decision.situation.failure
     if decision.situation.verdict == "UNKNOWN":
         answer = (yield Ask(seen)) if plan.asks else UNKNOWN
-        change = _settled(plan, seen, answer, "outcome_unknown", now, plan.describe(error, failure))
+        change = _settled(plan, seen, answer, DOUBTFUL, now, plan.describe(error, failure))
     else:
         change = _decided(plan, seen, plan.describe(error, failure), decision, now)
     saved = yield Save(seen, change)
     if saved is None:
         return MOVED
+    if decision.action == "quarantine" and decision.situation.verdict != "UNKNOWN":
+        return End(None, endings.held(plan, saved, error))
     if saved.run.state in ("COMPLETE", "SOFT_FAIL"):
         return None  # read again: it waits, parks, is held or is done, as for any other caller
     return End(None, endings.failed(plan, saved, error, None))
@@ -416,6 +422,8 @@ def decided(plan: Plan, run: Run, error: Exception, now: float) -> Decision:
     meant = verdict(failure, plan.policy, plan.effect)
     if plan.covers is not None and meant != "UNKNOWN":
         meant = "RETRYABLE" if plan.covers(error, failure) else "TERMINAL"
+    elif plan.quarantines and meant == "TERMINAL":
+        meant = "QUARANTINE"
     policy = plan.policy
     if run.allowed != policy.max_attempts:
         policy = policy.but(max_attempts=run.allowed)
@@ -431,6 +439,10 @@ def _decided(plan: Plan, seen: Seen, error: dict[str, Any], decision: Decision, 
     if decision.action in ("retry", "defer"):
         after = _over(run, "SOFT_FAIL", decision.reason, not_before=decision.not_before or 0.0)
         return Change(("SOFT_FAIL", "DECISION"), run, after, body)
+    if decision.action == "quarantine":
+        why = MISMATCHED if decision.situation.failure.code == MISMATCH else decision.reason
+        after = _over(run, "SOFT_FAIL", decision.reason)._replace(held_for=why)
+        return Change(("SOFT_FAIL", "DECISION", "ESCALATION"), run, after, _escalated(body, run, now))
     after = _over(run, "HARD_FAIL", decision.reason, failed=seen.version + 1)
     return Change(("HARD_FAIL", "DECISION", "ESCALATION"), run, after, _escalated(body, run, now))
 
@@ -448,12 +460,17 @@ def _close(plan: Plan, seen: Seen, reason: str, now: float, *, ask: bool = True)
     """Close an attempt that nobody brings to its end: what it did decides by the effect's class.
 
     An effect that cannot be repeated is asked about, or held; any other is tried again, within the
-    budget that the lost attempt has already used.
+    budget that the lost attempt has already used. What is lost with its worker until nothing of that is
+    left may be what kills workers: it is held, and no policy begins a new run of it.
     """
     run, error = seen.run, endings.LOST[reason]
     if run.effect == "once":
         answer = (yield Ask(seen)) if plan.asks and ask else UNKNOWN
         return (yield Save(seen, _settled(plan, seen, answer, reason, now, error)))
+    if run.tried >= run.allowed and reason == "lease_expired":
+        after = _over(run, "SOFT_FAIL", reason)._replace(held_for=POISON)
+        marks: tuple[Any, ...] = ("SOFT_FAIL", "ESCALATION")
+        return (yield Save(seen, Change(marks, run, after, _escalated({"error": error}, run, now))))
     if run.tried >= run.allowed:
         after = _over(run, "HARD_FAIL", "max_attempts_exceeded", failed=seen.version + 1)
         return (yield Save(seen, Change(_FAILED, run, after, _escalated({"error": error}, run, now))))
@@ -479,7 +496,7 @@ def _settled(
     if answer.found == "not_applied":
         after = _over(run, "HARD_FAIL", "max_attempts_exceeded", failed=seen.version + 1)
         return Change(_FAILED, run, after, _escalated({"error": error, **answer.decided}, run, now))
-    after = _over(run, "SOFT_FAIL", reason)._replace(held_for="outcome_unknown")
+    after = _over(run, "SOFT_FAIL", reason)._replace(held_for=DOUBTFUL)
     return Change(("SOFT_FAIL",), run, after, {"error": error})
 
 
@@ -501,6 +518,9 @@ def _escalated(body: dict[str, Any], run: Run, now: float) -> dict[str, Any]:
         "attempts": run.tried,
     }
     return {**body, "escalation": told}
+
+
+over, escalated = _over, _escalated  # for `engine.review`, whose decisions end attempts in the same words
 
 
 def _stored_value(plan: Plan, seen: Seen) -> Script:
@@ -545,16 +565,16 @@ def reopen(plan: Plan, call: Call, reason: str, actor: str) -> Script:
             return
 
 
-def settle(plan: Plan, call: Call, answer: Answer) -> Script:
+def settle(plan: Plan, call: Call, answer: Answer, seen: Seen | None = None) -> Script:
     """Settle an outcome that nobody knew, because somebody looked and says so.
 
     Whoever comes second settles nothing: what they looked at is no longer what is there.
     """
-    seen = yield Load(call.entity)
+    seen = seen or (yield Load(call.entity))
     now = yield NOW
     refused = _others(plan, call, seen.run)
     if refused is None:
-        held = seen.run is not None and seen.run.held_for
+        held = seen.run is not None and seen.run.held_for == DOUBTFUL
         saved = (yield Save(seen, _settled(plan, seen, answer, "decided", now))) if held else None
         refused = endings.not_held(plan, call) if saved is None else None
     yield End(None, refused)

@@ -1,6 +1,6 @@
 """What a flow may ask for, and what it is told.
 
-Load(entity)              read the head                              ← Seen
+Load(entity, kind)        read the head                              ← Seen
 Begin()                   who begins an attempt, and with what       ← Terms
 Now()                     the store's time                           ← seconds
 Holder(worker, …)         until when is that attempt held?           ← seconds; 0 when its worker is gone
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from oncemore.core.record import Run
 from oncemore.core.value import Record
 
 if TYPE_CHECKING:
@@ -51,12 +52,13 @@ class Plan(Record):
     covers             whether an error may be tried again, where the policy's own classes do not say so
     artifact           the name of the one artifact that the step's result is; empty if it is not
     large              whether an encoded result is too large for the log
+    quarantines        whether a failure that is not tried again waits for a person (CLASS-3)
     """
 
     __slots__ = (
         "after_failure", "artifact", "asks", "classify", "covers", "decode", "describe", "effect", "encode",
         "if_running", "inline_wait_s", "large", "name", "not_applied", "on_version_change", "policy",
-        "policy_name",
+        "policy_name", "quarantines",
     )  # fmt: skip
     after_failure: str
     artifact: str
@@ -75,6 +77,7 @@ class Plan(Record):
     on_version_change: str | None
     policy: Policy
     policy_name: str
+    quarantines: bool
 
     def __init__(
         self,
@@ -95,11 +98,12 @@ class Plan(Record):
         covers: Callable[[Exception, Failure], bool] | None = None,
         artifact: str = "",
         large: Callable[[Any], bool] = lambda encoded: False,
+        quarantines: bool = False,
     ) -> None:
         self.fill(
             after_failure, artifact, asks, classify, covers, decode, describe, effect, encode, if_running,
             inline_wait_s, large, name, not_applied, on_version_change, policy,
-            f"{policy.name}@{policy.version}:{policy.digest[:12]}",
+            f"{policy.name}@{policy.version}:{policy.digest[:12]}", quarantines,
         )  # fmt: skip
 
 
@@ -147,9 +151,10 @@ class Seen(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Read the head of an entity."""
+    """Read the head of an entity, which is of that kind."""
 
     entity: str
+    kind: type = Run
 
 
 class Begin(NamedTuple):
@@ -173,6 +178,7 @@ class Save(NamedTuple):
 
     events  what is given away with it, each an entity of its own: events, references to artifacts
     beside  what else is written in the same transaction; if it cannot be, the answer is `AlsoFailed`
+    also    what else is changed with it or not at all, each if it is still as it was seen
     """
 
     seen: Seen
@@ -180,6 +186,7 @@ class Save(NamedTuple):
     sync: bool = True
     events: tuple[Given, ...] = ()
     beside: Callable[[Joined], object] | None = None
+    also: tuple[tuple[Seen, Change], ...] = ()
 
 
 class Read(NamedTuple):

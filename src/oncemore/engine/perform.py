@@ -27,6 +27,7 @@ from oncemore.engine.ids import nonce
 from oncemore.engine.lease import RESERVED, Shield
 from oncemore.engine.limits import awaited
 from oncemore.engine.marks import Mark, asked, asked_awaited, kept_as
+from oncemore.engine.notices import entered
 from oncemore.engine.ops import (
     Answer,
     Ask,
@@ -52,7 +53,7 @@ from oncemore.engine.ops import (
 )
 from oncemore.engine.retry import ENDS, Invoke
 from oncemore.errors import LeaseLost, StoreError, UsageError
-from oncemore.store.base import AlsoFailed, Batch, Index, Stored, Write
+from oncemore.store.base import AlsoFailed, Batch, Conflict, Index, Stored, Write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
@@ -62,13 +63,15 @@ if TYPE_CHECKING:
     from oncemore.engine.marks import Asking, Line
     from oncemore.engine.ops import Script, Terms
     from oncemore.engine.runtime import Engine
-    from oncemore.store.base import Conflict, Store
+    from oncemore.store.base import Store
 
     Answered = Stored | Conflict
 
 CHECKPOINT: tuple[Any, ...] = ("CHECKPOINT",)
 EVENT: tuple[Any, ...] = ("EVENT",)
 ARTIFACT: tuple[Any, ...] = ("ARTIFACT",)
+#: How a run that waits for a person is listed, whatever its state: they are few among many that wait.
+HELD = "HELD"
 #: Waits before a write whose answer was lost is sent again.
 AGAIN_S = (0.0, 0.05, 0.25, 1.0)
 #: How long a caller looks away while somebody else has the run: at first, at most, and in all.
@@ -81,7 +84,8 @@ _NO_GUARDS: dict[str, int] = {}
 def index_of(state: Run | Worker | Outgoing | Kept) -> Index:
     """Return what a head is looked up by; a worker's is its own business (`engine.lease`)."""
     if type(state) is Run:
-        return make(Index, ("run", state.state, due(state), state.step, state.worker, state.dataset))
+        listed = HELD if state.held_for else state.state
+        return make(Index, ("run", listed, due(state), state.step, state.worker, state.dataset))
     if type(state) is Outgoing:
         return Index("event", state.state, unsent(state), state.topic, state.worker)
     assert type(state) is Kept
@@ -94,14 +98,32 @@ def write_of(entity: str, version: int, prev: bytes, change: Change, now: float)
     return make(Write, (entity, version, *made, index_of(change.after)))
 
 
-def seen_in(store: Store, entity: str) -> Seen:
+def notice_write(given: Any, now: float) -> Write:
+    """Return the bytes of an event's first entry."""
+    event, payload = given
+    return write_of(
+        f"event/{event.event_id}", 0, NOWHERE, Change(EVENT, None, event, {"payload": payload}), now
+    )
+
+
+def told_already(op: Save, batch: Batch, answer: Answered) -> bool:
+    """Whether a batch was refused for a notice in it that somebody else has just written: try without it.
+
+    At most twice for each sink: a notice that is there is not written again.
+    """
+    if type(answer) is not Conflict or len(batch.writes) == 1 + len(op.events) + len(op.also):
+        return False
+    return answer.entity in {write.entity for write in batch.writes[1:]}
+
+
+def seen_in(store: Store, entity: str, kind: type[Any] = Run) -> Seen:
     """Return an entity as it is in a store, with the body of its last entry."""
     with Shield():
         head = store.head(entity)
     if head is None:
         return Seen(entity, 0, NOWHERE, None)
     body = None if head.body is None else body_of(head.body)
-    return Seen(entity, head.version, head.hash, head_of(head.head), body)
+    return Seen(entity, head.version, head.hash, head_of(head.head, kind), body)
 
 
 class Job:
@@ -146,7 +168,7 @@ class Job:
     def load(self, op: Load) -> Seen:
         """Read the head of an entity."""
         self.read_again = True
-        return seen_in(self.store, op.entity)
+        return seen_in(self.store, op.entity, op.kind)
 
     def begin(self, op: Begin) -> Terms:
         """Return who begins an attempt: this process, with a lease that is good for it."""
@@ -189,8 +211,14 @@ class Job:
     def begin_save(self, op: Save) -> tuple[Batch, Seen]:
         """Return the bytes of a change, and the entity as it will be once they are stored."""
         seen, change, now = op.seen, op.change, self.engine.now()
+        events = op.events
+        if self.engine.notices is not None:
+            change, notices = self.engine.notices.of(self.engine, seen.entity, seen.version, change, now)
+            events = (*events, *notices)
         writes = [write_of(seen.entity, seen.version, seen.hash, change, now)]
-        for given, payload in op.events:
+        if op.also:
+            writes += [write_of(each.entity, each.version, each.hash, moved, now) for each, moved in op.also]
+        for given, payload in events:
             if type(given) is Kept:
                 entity, sent = artifacts.ref_of(given), Change(ARTIFACT, None, given)
             else:
@@ -218,6 +246,8 @@ class Job:
         stored = isinstance(answer, Stored)
         if op.change.marks != CHECKPOINT and not (stored and after.run.state == "RUNNING"):
             self.let_go()
+        if stored and self.engine.notices is not None and entered(op.change):
+            self.engine.notices.wake(self.engine)
         return after if stored else None
 
     def let_go(self) -> None:
@@ -535,7 +565,7 @@ def _save(job: Job, op: Save) -> Seen | AlsoFailed | None:
             answer = _drained(job.send_again(batch, error))
         else:
             job.cut = error  # kept, and raised when the run is in order
-    return job.end_save(op, after, answer)
+    return _save(job, op) if told_already(op, batch, answer) else job.end_save(op, after, answer)
 
 
 def _drained(sending: Generator[float, None, Answered]) -> Answered:
@@ -667,6 +697,8 @@ async def _save_awaited(job: Job, op: Save) -> Seen | AlsoFailed | None:
     except BaseException as error:  # noqa: BLE001 - a cut is kept and raised when the run is in order
         sending = job.send_again(batch, error)
         answer = await _drained_awaited(sending) if isinstance(error, Exception) else _drained(sending)
+    if told_already(op, batch, answer):
+        return await _save_awaited(job, op)
     job.last = job.end_save(op, after, answer)
     return job.last  # type: ignore[no-any-return]
 

@@ -23,6 +23,7 @@ from oncemore.engine import limits
 from oncemore.engine.artifacts import Artifacts, Shelf
 from oncemore.engine.ids import uuid7
 from oncemore.engine.lease import BEATS, LEASE_S, Heart, Identity, Shield
+from oncemore.engine.notices import CLOSE_S
 from oncemore.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -31,8 +32,10 @@ if TYPE_CHECKING:
 
     from oncemore.engine.artifact_places import Place
     from oncemore.engine.attempt import Attempt
+    from oncemore.engine.notices import Notices
     from oncemore.engine.ops import Seen
     from oncemore.engine.perform import Job
+    from oncemore.engine.quarantine import Quarantine
     from oncemore.engine.retry import Invoke
     from oncemore.store.base import Facts, Store
 
@@ -49,6 +52,7 @@ class Engine:
     inline_wait_s  the longest wait that a call sits out; a longer one is parked
     on_event       called with each event about a call that is worth knowing (`config_drift`)
     place          opens where the bytes of artifacts go; None if there is nowhere
+    notices        who is told of what comes into quarantine; None if nobody is
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class Engine:
         inline_wait_s: float = INLINE_WAIT_S,
         on_event: Callable[[str, Seen], object] | None = None,
         place: Callable[[], Place] | None = None,
+        notices: Notices | None = None,
     ) -> None:
         if not SHORTEST_LEASE_S <= lease_s <= LONGEST_LEASE_S:
             raise UsageError(
@@ -73,6 +78,7 @@ class Engine:
         self._opens = opens
         self._on_event = on_event
         self.shelf = Shelf(place)
+        self.notices = notices
         self.begin_anew()
         _engines.add(self)
 
@@ -85,6 +91,8 @@ class Engine:
         self._heart: Heart | None = None
         self._inside = 0
         self._quiet = False
+        if self.notices is not None:
+            self.notices.begin_anew()
 
     def __repr__(self) -> str:
         return f"<oncemore.Engine {self.url}>"
@@ -105,6 +113,13 @@ class Engine:
     def artifacts(self) -> Artifacts:
         """What steps on this engine have put away."""
         return Artifacts(self, self.shelf)
+
+    @property
+    def quarantine(self) -> Quarantine:
+        """What waits for a person, and the decisions about it."""
+        from oncemore.engine.quarantine import Quarantine
+
+        return Quarantine(self)
 
     def facts(self) -> Facts:
         """Return what the store really gives: which engine, and what survives what."""
@@ -171,6 +186,8 @@ class Engine:
                 me.renew()
             except Exception as error:  # noqa: BLE001 - the next beat tries again; fences keep us safe
                 log.warning("oncemore: the lease of worker %s was not renewed: %s", me.name, error)
+        if self.notices is not None:
+            self.notices.wake(self)  # what others left untold, or what has become due
 
     # Using it ---------------------------------------------------------------------------------------
 
@@ -220,6 +237,8 @@ class Engine:
 
     def close(self) -> None:
         """Give leases back and let go of the store; what was acknowledged stays."""
+        if self.notices is not None:
+            self.notices.close(0.0 if self._quiet else CLOSE_S)
         with self._lock:
             heart, self._heart = self._heart, None
             mine, self._mine = self._mine, {}

@@ -87,6 +87,14 @@ def after_failure(name: str | os.PathLike[str]) -> str:
     return str(made.sections.get("after_failure", "raise"))
 
 
+def quarantines(name: str | os.PathLike[str]) -> bool:
+    """Return whether a policy's profile has work that is not tried again wait for a person (X-56)."""
+    if name == STANDARD.name:
+        return False
+    made, _ = _load(address_of(name).path)
+    return "quarantine" in made.sections.get("on_non_retryable", ())
+
+
 def names() -> list[str]:
     """Return the names of all profiles: the packaged ones, and those of the policy root."""
     return sorted({*PACKAGED, *root_files()})

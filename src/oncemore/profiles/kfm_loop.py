@@ -91,7 +91,7 @@ def retry_loop(
     on_config_change  "new", "reuse" or "fail" when a finished run had another cfg; else the profile's
 
     Raises what is no end of the work: `Parked` when it is due later than the policy's longest delay,
-    `ConfigChanged`, `OutcomeUnknown`, `StoreError`.
+    `ConfigChanged`, `OutcomeUnknown`, `Quarantined` when a person has to look first, `StoreError`.
     """
     made = _step(node, cfg, policy, on_config_change)
     again = partial(made, inputs)

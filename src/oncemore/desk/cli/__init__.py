@@ -6,7 +6,8 @@ needs beyond click is imported when it runs, so that the program starts about as
 How it ends is an interface (docs/reference/cli.md):
 
     0     done
-    1     the answer is no: a policy is invalid, two policies differ and --exit-code was given
+    1     the answer is no: a policy is invalid, two policies differ and --exit-code was given, a decision
+          came too late, a store cannot be used
     2     the question was wrong: an unknown name, option, file or value
     130   interrupted
 
@@ -23,7 +24,7 @@ import click
 
 from oncemore.desk.cli.group import root
 from oncemore.desk.cli.paper import Paper, hush
-from oncemore.errors import PolicyError, UsageError
+from oncemore.errors import Error, PolicyError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,6 +66,9 @@ def run(arguments: Sequence[str]) -> int:
         paper.error(str(error))
         # A file with faults is an answer; everything else that is refused was a wrong question.
         return NO if isinstance(error, PolicyError) and hasattr(error, "faults") else WRONG
+    except Error as error:  # it was asked rightly, and the log or the store says no
+        paper.error(str(error))
+        return NO
     except BrokenPipeError:
         hush(sys.stdout)
         return 0

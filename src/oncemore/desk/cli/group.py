@@ -124,12 +124,18 @@ oncemore demo
 oncemore policy list
 oncemore policy show kfm-loop
 oncemore key --operation kill_switch_update --tenant tenant-123
+oncemore quarantine list
 """
 
 
 @click.group(
     cls=Branch,
-    homes={"policy": "policy:policy", "key": "key:key", "demo": "demo:demo"},
+    homes={
+        "policy": "policy:policy",
+        "key": "key:key",
+        "quarantine": "quarantine:quarantine",
+        "demo": "demo:demo",
+    },
     examples=ROOT,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -137,5 +143,5 @@ oncemore key --operation kill_switch_update --tenant tenant-123
 def root() -> None:
     """Try it once more. Apply it once.
 
-    Look at policies before they run, compute keys, and see it work.
+    Look at policies before they run, compute keys, decide about what waits for a person, and see it work.
     """

@@ -1,0 +1,259 @@
+"""NOTICES: somebody is told when something comes into quarantine.
+
+A notice is an event like all others (`engine.deliver`), one for each sink: written in the batch that holds
+the run, sets the artifact aside or gives the event up, so that it exists if and only if that does, and
+delivered at least once under one id. One that cannot be delivered is a dead letter, and in quarantine itself;
+of that nobody is told, for whom it was meant cannot be reached.
+
+**Storms.** Work is often held in crowds, and a person who gets five hundred messages reads none. So within a
+stretch of time (`every_s`, 300 s) each sink hears of a step and a reason twice at most: of the first thing at
+once, and, if there was more, once more when the stretch is over. What a notice says is fixed when it is
+written; how many there are, and which, is asked of the list, which has all of them.
+
+That is arranged without anything that is counted or shared: the ids of both notices follow from sink, step,
+reason and stretch, and a batch creates the one that is not there yet. Of two that are first at the same time
+one bounces, reads again, and writes without it.
+
+A notice holds no idempotency key and no text of an error: what is to be known beyond type and code is
+behind the item's id, in the log.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from oncemore.codec.wire import head_of
+from oncemore.core.key import digest
+from oncemore.core.record import Kept, Outgoing, Run
+from oncemore.core.value import Value
+from oncemore.engine.attempt import OURS, event_id_of
+from oncemore.errors import StoreError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from oncemore.codec.message import Message
+    from oncemore.core.model import Failure
+    from oncemore.core.record import Change
+    from oncemore.engine.ops import Given
+    from oncemore.engine.relay import Relay
+    from oncemore.engine.runtime import Engine
+
+#: Topics of notices: this, and the sink's name.
+TOPIC = f"{OURS}quarantine."
+EVERY_S = 300.0
+LONGEST_EVERY_S = 86_400.0
+LONGEST_NAME = 100
+#: How long an engine that is closed waits for what is being told.
+CLOSE_S = 5.0
+DEAD_LETTER, QUARANTINED = "dead_letter", "QUARANTINED"
+
+
+class Told(Value):
+    """One notice about an item, as it is now.
+
+    sink   who is told, by name
+    state  PENDING, SENDING, DELIVERED, or DEAD: it could not be delivered
+    due    when it is to be sent, if it is not yet
+    """
+
+    sink: str
+    state: str
+    event_id: str
+    due: float
+
+
+class What(Value):
+    """What a notice is about."""
+
+    kind: str
+    item: str
+    step: str
+    reason: str
+    tenant: str
+    correlation_id: str
+    attempts: int
+    error: dict[str, Any]
+
+
+def entered(change: Change) -> bool:
+    """Whether a change takes something into quarantine."""
+    before, after = change.before, change.after
+    if type(after) is Run:
+        was = type(before) is Run and before.held_for and before.run_id == after.run_id
+        return bool(after.held_for) and not was
+    if type(after) is Outgoing:
+        return after.state == "DEAD" and not after.topic.startswith(TOPIC)
+    return type(after) is Kept and after.state == QUARANTINED
+
+
+class Notices:
+    """Whom an engine tells, and how often at most.
+
+    sinks    by name; a sink is a function of one `Message`
+    every_s  the stretch in which a sink hears twice at most of one step and reason; 0: of everything
+    """
+
+    def __init__(
+        self,
+        sinks: Mapping[str, Callable[[Message], Any]],
+        *,
+        classify: Callable[[BaseException, float], Failure],
+        describe: Callable[[BaseException, Failure | None], dict[str, Any]],
+        every_s: float = EVERY_S,
+    ) -> None:
+        for name in sinks:
+            if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME:
+                raise UsageError(f"notify has the name {name!r}; it takes 1 to {LONGEST_NAME} characters")
+        from oncemore.engine.courier import Sinks
+
+        if Sinks(sinks).awaits:
+            raise UsageError("notify takes plain functions; they are called in a thread of their own")
+        self.sinks, self.every_s = dict(sinks), every_s
+        self._classify, self._describe = classify, describe
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Have no thread: at first, and in a forked child."""
+        self._teller: _Teller | None = None
+        self._lock = threading.Lock()
+
+    # Writing ----------------------------------------------------------------------------------------
+
+    def of(
+        self, engine: Engine, entity: str, version: int, change: Change, now: float
+    ) -> tuple[Change, tuple[Given, ...]]:
+        """Return a change that knows who is told of it, and the notices that are to be written with it."""
+        if not entered(change):
+            return change, ()
+        what = _what(engine, entity, change)
+        ids, given = [], []
+        for sink in self.sinks:
+            lane = self._lane(sink, what, now, f"{entity}#{version + 1}")
+            ordinal = 1 if _there(engine, event_id_of(lane, 0, 0)) else 0
+            event_id = event_id_of(lane, 0, ordinal)
+            if not ordinal or not _there(engine, event_id):
+                due = self._ends(now) if ordinal else 0.0
+                given.append(self._notice(sink, lane, ordinal, due, what, now))
+            ids.append(event_id)
+        return change._replace(body={**change.body, "notices": ids}), tuple(given)
+
+    def _lane(self, sink: str, what: What, now: float, alone: str) -> str:
+        stretch = str(int(now // self.every_s)) if self.every_s else alone
+        group = {"sink": sink, "step": what.step, "reason": what.reason, "stretch": stretch}
+        return f"notice/{digest(group)[:32]}"
+
+    def _ends(self, now: float) -> float:
+        return (now // self.every_s + 1) * self.every_s if self.every_s else 0.0
+
+    def _notice(self, sink: str, lane: str, ordinal: int, due: float, what: What, now: float) -> Given:
+        letter = Outgoing(
+            "PENDING", TOPIC + sink, event_id_of(lane, 0, ordinal), lane, ordinal, now, due,
+            what.tenant, what.correlation_id,
+        )  # fmt: skip
+        return letter, {
+            "what": "quarantine" if ordinal == 0 else "more in quarantine",
+            "kind": what.kind,
+            "item": what.item,
+            "step": what.step,
+            "reason": what.reason,
+            "attempts": what.attempts,
+            "error": {name: what.error.get(name, "") for name in ("type", "code")},
+            "since": now,
+            "told_again_after": self._ends(now) or None,
+            "next": f"oncemore quarantine show {what.item}"
+            if ordinal == 0
+            else f"oncemore quarantine list --step {what.step} --reason {what.reason}",
+        }
+
+    # Delivering -------------------------------------------------------------------------------------
+
+    def relay(self, engine: Engine) -> Relay:
+        """Return a relay for the notices of these sinks, and for nothing else."""
+        from oncemore.engine.relay import Relay
+
+        routes = {TOPIC + name: sink for name, sink in self.sinks.items()}
+        return Relay(engine, routes, classify=self._classify, describe=self._describe)
+
+    def wake(self, engine: Engine) -> None:
+        """Have a thread tell what is due; also what other processes have left."""
+        with self._lock:
+            if self._teller is None:
+                self._teller = _Teller(self.relay(engine), engine)
+        self._teller.look()
+
+    def close(self, within_s: float = CLOSE_S) -> None:
+        """Tell what is due, within a few seconds; what is not told then is left to others."""
+        with self._lock:
+            teller, self._teller = self._teller, None
+        if teller is not None:
+            teller.close(within_s)
+
+
+class _Teller:
+    """A thread that looks for notices when it is woken."""
+
+    def __init__(self, relay: Relay, engine: Engine) -> None:
+        self._relay, self._grumble = relay, engine.grumble
+        self._woken, self._over, self._stop = threading.Event(), threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="oncemore-notices", daemon=True)
+        with suppress(RuntimeError):  # the interpreter ends: nobody is told from here any more
+            self._thread.start()
+
+    def look(self) -> None:
+        self._woken.set()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            self._woken.wait()
+            self._woken.clear()
+            try:
+                self._relay.run_once(self._stop)
+            except Exception as error:  # noqa: BLE001 - what was not told is told at the next look
+                self._grumble(f"a notice of the quarantine was not delivered: {type(error).__name__}")
+
+    def close(self, within_s: float) -> None:
+        self._over.set()
+        self._woken.set()
+        if self._thread.ident is not None:
+            self._thread.join(within_s)
+        self._stop.set()
+
+
+def _there(engine: Engine, event_id: str) -> bool:
+    return engine.store.head(f"event/{event_id}") is not None
+
+
+def _what(engine: Engine, entity: str, change: Change) -> What:
+    """Return what a notice tells of something that is taken into quarantine."""
+    after, error = change.after, change.body.get("error") or {}
+    if type(after) is Run:
+        return What(
+            "run", after.run_id, after.step, after.held_for, after.tenant, after.correlation_id, after.tried,
+            error,
+        )  # fmt: skip
+    if type(after) is Outgoing:
+        return What(
+            "event", after.event_id, after.topic, DEAD_LETTER, after.tenant, after.correlation_id,
+            after.attempt, error,
+        )  # fmt: skip
+    assert type(after) is Kept
+    head = engine.store.head(after.run)
+    correlation_id = "" if head is None else head_of(head.head).correlation_id
+    item = entity.removeprefix("artifact/")
+    error = {"type": "Violation", "code": "CHECKSUM_MISMATCH"}
+    return What("artifact", item, after.step, "checksum_mismatch", after.tenant, correlation_id, 0, error)
+
+
+def told(engine: Engine, ids: list[str]) -> tuple[Told, ...]:
+    """Return what became of the notices about an item."""
+    found = []
+    for event_id in ids:
+        with suppress(StoreError):
+            head = engine.store.head(f"event/{event_id}")
+            if head is not None:
+                event = head_of(head.head, Outgoing)
+                found.append(Told(event.topic.removeprefix(TOPIC), event.state, event_id, event.not_before))
+    return tuple(found)
