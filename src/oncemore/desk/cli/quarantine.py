@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 EXAMPLES = """
 oncemore quarantine list --reason outcome_unknown
 oncemore quarantine show 01a1e211
-oncemore quarantine settle 01a1e211 --applied '{"receipt": 7}' --by ann --reason "the bank shows it"
-oncemore quarantine rerun 01a1e211 --by ann --reason "the disk is replaced"
-oncemore quarantine reject 01a1e211 --by ann --reason "the order was withdrawn"
+oncemore quarantine settle 01a1e211 --applied '{"receipt": 7}' --by operator --reason "the bank shows it"
+oncemore quarantine rerun 01a1e211 --by operator --reason "the disk is replaced"
+oncemore quarantine reject 01a1e211 --by operator --reason "the order was withdrawn"
 """
 HOMES = {name: f"quarantine:{name}" for name in ("show", "release", "reject", "rerun", "settle", "tell")}
 REASONS = ("outcome_unknown", "quarantined", "checksum_mismatch", "poison", "dead_letter")
@@ -139,7 +139,7 @@ _NEXT = {
 }
 
 
-@leaf("release", 'oncemore quarantine release 01a1e211 --by ann --reason "the name is clear now"')
+@leaf("release", 'oncemore quarantine release 01a1e211 --by operator --reason "the name is clear now"')
 @_decision
 @store_option
 @json_option
@@ -152,7 +152,7 @@ def release(item: str, store: str | None, in_json: bool, **told: Any) -> None:
     _decide("release", item, store, in_json, **told)
 
 
-@leaf("reject", 'oncemore quarantine reject 01a1e211 --by ann --reason "the order was withdrawn"')
+@leaf("reject", 'oncemore quarantine reject 01a1e211 --by operator --reason "the order was withdrawn"')
 @_decision
 @store_option
 @json_option
@@ -161,7 +161,9 @@ def reject(item: str, store: str | None, in_json: bool, **told: Any) -> None:
     _decide("reject", item, store, in_json, **told)
 
 
-@leaf("rerun", 'oncemore quarantine rerun 01a1e211 --extra-attempts 2 --by ann --reason "more memory now"')
+@leaf(
+    "rerun", 'oncemore quarantine rerun 01a1e211 --extra-attempts 2 --by operator --reason "more memory now"'
+)
 @_decision
 @click.option("--extra-attempts", metavar="N", type=click.IntRange(1, 1000), default=1, show_default=True,
               help="How many more attempts it may have; recorded.")  # fmt: skip
@@ -174,8 +176,8 @@ def rerun(item: str, store: str | None, in_json: bool, **told: Any) -> None:
 
 @leaf(
     "settle",
-    'oncemore quarantine settle 01a1e211 --not-applied --by ann --reason "the bank has nothing"\n'
-    'oncemore quarantine settle 01a1e211 --applied \'{"receipt": 7}\' --by ann --reason "the bank shows it"',
+    'oncemore quarantine settle 01a1e211 --not-applied --by operator --reason "the bank has nothing"\n'
+    'oncemore quarantine settle 01a1e211 --applied \'{"receipt": 7}\' --by operator --reason "the bank shows it"',
 )
 @_decision
 @click.option("--applied", metavar="JSON", help="It took effect; this is what the step returned.")
