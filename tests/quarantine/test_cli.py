@@ -13,7 +13,7 @@ from oncemore.desk import cli
 from oncemore.desk.service.quarantine import ago, since, when
 from tests.quarantine.world import charge, doubtful
 
-BY = ("--by", "ann", "--reason", "looked at it")
+BY = ("--by", "operator", "--reason", "looked at it")
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +91,7 @@ def test_decisions_are_made_and_told(run: Any) -> None:
     with oncemore.open("log.db"):
         doubtful.run(1)
     again = run("rerun", found["doubtful"], "--extra-attempts", "2", *BY, "--json").json
-    assert (again["decided"], again["by"], again["extra_attempts"]) == ("rerun", "ann", 2)
+    assert (again["decided"], again["by"], again["extra_attempts"]) == ("rerun", "operator", 2)
     with oncemore.open("log.db"):
         assert doubtful.run(1).state.allowed == 5
     assert run("reject", found["doubtful"], *BY).code == 0
@@ -118,7 +118,7 @@ def test_earlier_decisions_and_who_was_told_are_shown(run: Any, tmp_path: Path) 
         doubtful.run(1)
         doubtful.run(2)
     text = run("show", item).out
-    assert "release by ann: looked at it" in text
+    assert "release by operator: looked at it" in text
     assert ": has arrived" in text
     other = next(
         one["id"] for one in run("list", "--json").json if one["id"] != item and one["step"] == "doubtful"
@@ -137,8 +137,8 @@ def test_earlier_decisions_and_who_was_told_are_shown(run: Any, tmp_path: Path) 
         (("settle", "CHARGE", *BY), 2, "either --applied with the value, or --not-applied"),
         (("settle", "CHARGE", "--not-applied", "--applied", "1", *BY), 2, "either --applied"),
         (("settle", "CHARGE", "--applied", "done", *BY), 2, "the value is no JSON"),
-        (("release", "DOUBTFUL", "--by", "ann"), 2, "--reason"),
-        (("release", "DOUBTFUL", "--by", "ann", "--reason", " "), 2, "reason is missing"),
+        (("release", "DOUBTFUL", "--by", "operator"), 2, "--reason"),
+        (("release", "DOUBTFUL", "--by", "operator", "--reason", " "), 2, "reason is missing"),
         (("release", "DOUBTFUL", "--version", "7", *BY), 1, "has version 2 now"),
         (("rerun", "DOUBTFUL", "--extra-attempts", "0", *BY), 2, "extra-attempts"),
         (("list", "--store", "nowhere.db"), 2, "there is no log at"),

@@ -130,7 +130,7 @@ def test_a_crash_anywhere_in_meeting_altered_bytes_leaves_the_hold_or_neither() 
 def test_a_crash_anywhere_in_a_decision_leaves_it_made_or_not(what: str) -> None:
     def decide(engine: Engine) -> Any:
         entity = f"run/{doubtful.on(engine).key(1)}"
-        made = ruling(what, "ann", "looked", 0, 1 if what == "rerun" else 0)
+        made = ruling(what, "operator", "looked", 0, 1 if what == "rerun" else 0)
         return Call(engine, engine.quarantine._job("x"), ruled(entity, Run, made))
 
     def held() -> Any:

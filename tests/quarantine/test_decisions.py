@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from oncemore.engine.runtime import Engine
     from oncemore.testing import FakeClock
 
-ANN: Any = {"by": "ann", "reason": "looked at it"}
+ANN: Any = {"by": "operator", "reason": "looked at it"}
 
 
 class Turns:
@@ -60,8 +60,8 @@ def test_released_work_has_its_next_attempt_and_the_decision_is_on_record(engine
     turns.good = True
     assert turns.step() == "done"
     assert [one.number for one in turns.step.last().attempts] == [1, 2]
-    assert decision(turns.step.last()) == {"what": "release", "reason": "looked at it", "actor": "ann"}
-    assert "decided by ann: release, because looked at it" in turns.step.last().explain()
+    assert decision(turns.step.last()) == {"what": "release", "reason": "looked at it", "actor": "operator"}
+    assert "decided by operator: release, because looked at it" in turns.step.last().explain()
     assert marks(engine, f"run/{run.key}")[2] == ("SOFT_FAIL", "DECISION")
     verify(engine.store.entries())
 
@@ -86,10 +86,10 @@ def test_work_goes_beyond_its_budget_only_by_a_recorded_extra_one(engine: Engine
     turns = Turns(policy=oncemore.Policy(max_attempts=1))
     turns.step.run()
     with pytest.raises(UsageError, match="reason is missing"):
-        engine.quarantine.rerun(only(engine), by="ann", reason=" ")
+        engine.quarantine.rerun(only(engine), by="operator", reason=" ")
     engine.quarantine.rerun(only(engine), by=" ann ", reason="more memory", extra_attempts=2)
     made = decision(turns.step.last())
-    assert made == {"what": "rerun", "reason": "more memory", "actor": "ann", "extra_attempts": 2}
+    assert made == {"what": "rerun", "reason": "more memory", "actor": "operator", "extra_attempts": 2}
     assert turns.step.last().state.allowed == 3
     turns.step.run()
     engine.quarantine.release(only(engine), by="bob", reason="again")
@@ -113,7 +113,7 @@ def test_rejected_work_has_failed_for_good(engine: Engine) -> None:
     escalations = [one["escalation"] for one in run.wal() if one["kind"] == "ESCALATION"]
     assert [one["attempts"] for one in escalations] == [1, 1]
     turns.good = True
-    with oncemore.context(actor="ann"):
+    with oncemore.context(actor="operator"):
         assert turns.step.rerun(reason="it was a mistake") == "done"
 
 
@@ -131,7 +131,7 @@ def test_an_unknown_outcome_is_neither_released_nor_run_again_but_settled(engine
     assert only(engine) == item
     engine.quarantine.settle(item, oncemore.applied({"receipt": 7}), **ANN)
     assert charge(1) == {"receipt": 7}
-    assert decision(charge.last(1)) == {"what": "settle", "reason": "looked at it", "actor": "ann"}  # type: ignore[arg-type]
+    assert decision(charge.last(1)) == {"what": "settle", "reason": "looked at it", "actor": "operator"}  # type: ignore[arg-type]
     assert list(engine.quarantine) == []
 
 
@@ -157,8 +157,8 @@ def test_an_unknown_outcome_can_be_rejected(engine: Engine) -> None:
     [
         ({"by": "", "reason": "x"}, "by is missing; say who decides"),
         ({"by": None, "reason": "x"}, "by is missing"),
-        ({"by": "ann", "reason": ""}, "reason is missing; say why"),
-        ({"by": "ann", "reason": "x" * 2001}, "reason has 2001 characters"),
+        ({"by": "operator", "reason": ""}, "reason is missing; say why"),
+        ({"by": "operator", "reason": "x" * 2001}, "reason has 2001 characters"),
         ({"by": "a" * 201, "reason": "x"}, "by has 201 characters"),
     ],
 )
@@ -173,7 +173,7 @@ def test_a_decision_without_a_name_or_a_reason_is_refused(what: str, told: Any, 
 @pytest.mark.parametrize("extra", [0, -1, MOST_EXTRA + 1, True, 1.5, "2"])
 def test_an_odd_number_of_attempts_is_refused(extra: Any) -> None:
     with pytest.raises(UsageError, match="extra_attempts is"):
-        ruling("rerun", "ann", "x", 0, extra)
+        ruling("rerun", "operator", "x", 0, extra)
 
 
 def test_a_decision_about_what_has_changed_bounces_and_says_so(engine: Engine) -> None:
@@ -240,7 +240,9 @@ def test_who_decides_in_the_very_moment_that_another_does_is_told() -> None:
         doubtful.run(1)
         item = only(engine)
         slow = Call(
-            engine, engine.quarantine._job("x"), ruled(item.entity, Run, ruling("release", "ann", "slow"))
+            engine,
+            engine.quarantine._job("x"),
+            ruled(item.entity, Run, ruling("release", "operator", "slow")),
         )
         slow.up_to(Save)
         engine.quarantine.reject(item, by="bob", reason="fast")
@@ -397,7 +399,7 @@ def test_an_artifact_is_released_when_its_bytes_are_right(engine: Engine) -> Non
     alter(engine.shelf.place, digest)
     engine.quarantine.release(item, **ANN)
     assert report().digest == digest
-    with pytest.raises(StaleDecision, match="release by ann"):
+    with pytest.raises(StaleDecision, match="release by operator"):
         engine.quarantine.release(item, **ANN)
 
 
@@ -448,9 +450,9 @@ def test_a_rejected_dead_letter_is_kept_and_not_sent(engine: Engine) -> None:
     assert relay.run_once().delivered == 0
     assert relay.dead() == ()
     assert arrived == ["refused", "orders.shipped"]
-    with pytest.raises(StaleDecision, match="reject by ann"):
+    with pytest.raises(StaleDecision, match="reject by operator"):
         engine.quarantine.release(item, **ANN)
-    with oncemore.context(actor="ann"):
+    with oncemore.context(actor="operator"):
         relay.redeliver(item.id, reason="a mistake")
     assert relay.run_once().delivered == 1
 

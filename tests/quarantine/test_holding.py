@@ -258,7 +258,7 @@ def test_an_async_step_is_held_by_the_same_rules(engine: Engine) -> None:
 
     asyncio.run(main())
     (item,) = engine.quarantine
-    engine.quarantine.reject(item, by="ann", reason="there is no such star")
+    engine.quarantine.reject(item, by="operator", reason="there is no such star")
     with pytest.raises(oncemore.Terminal, match="rejected"):
         asyncio.run(work(1))
 
@@ -395,9 +395,9 @@ def test_the_evidence_holds_no_secret(engine: Engine) -> None:
     def login(user: str, password: oncemore.Secret) -> None:
         raise NeedsReview("LOCKED", f"refused {password.reveal()} for {user}")
 
-    login.run("ann", oncemore.Secret("correct horse battery"))
+    login.run("operator", oncemore.Secret("correct horse battery"))
     (item,) = engine.quarantine
-    assert "ann" in item.error["message"]
+    assert "operator" in item.error["message"]
     written = b"".join((entry.header + (entry.body or b"")) for entry in engine.store.entries())
     assert b"correct horse" not in written
     assert body_of(b"{}") == {}

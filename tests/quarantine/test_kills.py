@@ -98,7 +98,7 @@ def test_a_kill_around_a_decision_leaves_it_made_or_not(place: Place, what: str,
             for entry in engine.store.entries()
             if entry.body is not None and b'"decision"' in entry.body
         ]
-        assert decisions == ["ann" if made else "bob"]
+        assert decisions == ["operator" if made else "bob"]
         verify(engine.store.entries())
 
 
@@ -136,7 +136,7 @@ def test_work_that_kills_its_workers_is_held_after_three_of_them_and_kills_no_mo
         (item,) = engine.quarantine
         assert (item.reason, item.attempts, item.step) == ("poison", 3, "victim.deadly")
         assert len(told(engine)) == 1
-        engine.quarantine.rerun(item, by="ann", reason="more memory", extra_attempts=1)
+        engine.quarantine.rerun(item, by="operator", reason="more memory", extra_attempts=1)
         assert deadly.last(1).state.allowed == 4
     killed(*place.words("die"))
     finished(*place.words("die"))

@@ -146,7 +146,7 @@ def test_what_is_held_again_is_told_again() -> None:
         for _ in range(2):
             doubtful.run(1)
             (item,) = engine.quarantine
-            engine.quarantine.release(item, by="ann", reason="try")
+            engine.quarantine.release(item, by="operator", reason="try")
         deliver(engine)
         assert len(heard.messages) == len(set(heard.ids)) == 2
 
@@ -180,7 +180,7 @@ def test_a_notice_that_cannot_be_delivered_is_a_dead_letter_in_the_list_and_of_t
         assert [(one.sink, one.state) for one in engine.quarantine.show(item).told] == [
             ("a", "DEAD"), ("b", "DELIVERED"),
         ]  # fmt: skip
-        engine.quarantine.release(letter, by="ann", reason="the hook is back")
+        engine.quarantine.release(letter, by="operator", reason="the hook is back")
         assert told(engine)[0].state == "PENDING"
 
 

@@ -59,7 +59,7 @@ def main(what: str, store: str, mark: str, when: str, file: str) -> None:
             race(engine)
         else:
             (item,) = engine.quarantine
-            getattr(engine.quarantine, what)(item, by="ann", reason="looked at it")
+            getattr(engine.quarantine, what)(item, by="operator", reason="looked at it")
 
 
 def race(engine: Any) -> None:

@@ -175,8 +175,8 @@ with oncemore.open("memory:", lease_s=30, max_inline_wait_s=5) as engine:
     for item in engine.quarantine:
         assert_type(item.id, str)
         assert_type(engine.quarantine.show(item).choices, tuple[str, ...])
-        engine.quarantine.release(item, by="ann", reason="fine")
-        engine.quarantine.settle(item.id, oncemore.applied(5), by="ann", reason="fine")
+        engine.quarantine.release(item, by="operator", reason="fine")
+        engine.quarantine.settle(item.id, oncemore.applied(5), by="operator", reason="fine")
         engine.quarantine.reject(item)  # type: ignore[call-arg]
     with oncemore.context(tenant="acme", deadline=datetime.now(UTC)) as around:
         assert_type(around.tenant, str)

@@ -161,9 +161,7 @@ def reject(item: str, store: str | None, in_json: bool, **told: Any) -> None:
     _decide("reject", item, store, in_json, **told)
 
 
-@leaf(
-    "rerun", 'oncemore quarantine rerun 01a1e211 --extra-attempts 2 --by operator --reason "more memory now"'
-)
+@leaf("rerun", 'oncemore quarantine rerun 01a1e211 --extra-attempts 2 --by operator --reason "more memory"')
 @_decision
 @click.option("--extra-attempts", metavar="N", type=click.IntRange(1, 1000), default=1, show_default=True,
               help="How many more attempts it may have; recorded.")  # fmt: skip
@@ -177,7 +175,7 @@ def rerun(item: str, store: str | None, in_json: bool, **told: Any) -> None:
 @leaf(
     "settle",
     'oncemore quarantine settle 01a1e211 --not-applied --by operator --reason "the bank has nothing"\n'
-    'oncemore quarantine settle 01a1e211 --applied \'{"receipt": 7}\' --by operator --reason "the bank shows it"',
+    'oncemore quarantine settle 01a1e211 --applied \'{"receipt": 7}\' --by operator --reason "it shows"',
 )
 @_decision
 @click.option("--applied", metavar="JSON", help="It took effect; this is what the step returned.")
