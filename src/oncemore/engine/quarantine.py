@@ -289,7 +289,7 @@ def _item(engine: Engine, head: Head) -> Item | None:
     entry = next(iter(engine.store.entries(head.entity, head.version - 1)), None)
     if entry is None or not held(state):
         return None
-    body, since = _body(entry), header_of(entry.header).at
+    body, since = _body(entry, engine.seal), header_of(entry.header).at
     error = body.get("error") or {}
     if type(state) is Run:
         return Item(
