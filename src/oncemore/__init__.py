@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         PolicyWarning,
         Quarantined,
         Refused,
+        RestoredCopy,
         ResultUnavailable,
         RetriesExhausted,
         StaleDecision,
@@ -88,8 +89,8 @@ _HOMES = {
     "oncemore.engine.runtime": "Engine",
     "oncemore.errors": "AttemptTimeout ConfigChanged DeadlineExceeded Error Failed InProgress KeyConflict "
     "KeyExpired LeaseLost MissingExtra NeedsReview OutcomeUnknown Parked PermanentError PolicyError "
-    "PolicyWarning Quarantined Refused ResultUnavailable RetriesExhausted StaleDecision StoreError "
-    "Terminal TransientError Uncertain UsageError Violation",
+    "PolicyWarning Quarantined Refused RestoredCopy ResultUnavailable RetriesExhausted StaleDecision "
+    "StoreError Terminal TransientError Uncertain UsageError Violation",
     "oncemore.opening": "open",
     "oncemore.steps": "Step applied not_applied step unknown",
 }
@@ -123,6 +124,7 @@ __all__ = [
     "Quarantined",
     "Refused",
     "Report",
+    "RestoredCopy",
     "ResultUnavailable",
     "RetriesExhausted",
     "Run",

@@ -11,7 +11,8 @@
     │   ├── KeyExpired                  … it was done once, and its record was pruned
     │   ├── ConfigChanged               … its result is of another version or config
     │   ├── Quarantined                 … it waits for a person's decision
-    │   └── StaleDecision               … what was decided on is no longer what is there
+    │   ├── StaleDecision               … what was decided on is no longer what is there
+    │   └── RestoredCopy                … the store is a copy, and nobody has acknowledged it
     ├── Failed                        the work's: it was tried and did not come good
     │   ├── Terminal                    … in a way that does not pass
     │   ├── RetriesExhausted            … `until=` never held; carries the last value
@@ -57,6 +58,7 @@ __all__ = [
     "PolicyWarning",
     "Quarantined",
     "Refused",
+    "RestoredCopy",
     "ResultUnavailable",
     "RetriesExhausted",
     "StaleDecision",
@@ -174,6 +176,10 @@ class Quarantined(Refused):
 
 class StaleDecision(Refused):
     """What was decided on is no longer what is there: somebody was first, or it has changed; look again."""
+
+
+class RestoredCopy(Refused):
+    """The store was copied or restored: what was done since would be done twice; somebody has to look."""
 
 
 class Uncertain(Error):

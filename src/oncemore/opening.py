@@ -15,6 +15,11 @@ They come, in this order, from ONCEMORE_* in the environment, from `oncemore.tom
     artifacts          ONCEMORE_ARTIFACTS          artifacts/ beside the log's file
     notify             ONCEMORE_NOTIFY             nobody; who is told of what comes into quarantine
     notify_every_s     ONCEMORE_NOTIFY_EVERY_S     300
+    copies             ONCEMORE_COPIES             hold; what a copied or restored store may do
+    codec              ONCEMORE_CODEC              none; package.module:name of what seals bodies
+    warn_file_mb       ONCEMORE_WARN_FILE_MB       10240
+    warn_wal_mb        ONCEMORE_WARN_WAL_MB        256
+    warn_left_mb       ONCEMORE_WARN_LEFT_MB       256
 """
 
 from __future__ import annotations
@@ -32,6 +37,7 @@ from oncemore.engine.artifact_places import Folder, Memory
 from oncemore.engine.lease import LEASE_S
 from oncemore.engine.notices import EVERY_S, LONGEST_EVERY_S
 from oncemore.engine.runtime import (
+    COPIES,
     INLINE_WAIT_S,
     LONGEST_LEASE_S,
     SHORTEST_LEASE_S,
@@ -39,11 +45,13 @@ from oncemore.engine.runtime import (
     innermost,
     log,
 )
+from oncemore.engine.watch import LIMITS, Limits
 from oncemore.errors import PolicyError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from oncemore.codec.seal import Codec
     from oncemore.engine.artifact_places import Place
     from oncemore.engine.notices import Notices
     from oncemore.evidence.events import Event
@@ -66,6 +74,11 @@ class Settings(Value):
     artifacts: str = ""
     notify: str = ""
     notify_every_s: float = EVERY_S
+    copies: str = "hold"
+    codec: str = ""
+    warn_file_mb: float = LIMITS.file
+    warn_wal_mb: float = LIMITS.wal
+    warn_left_mb: float = LIMITS.left
 
 
 def open(  # noqa: A001 - read as oncemore.open
@@ -77,6 +90,11 @@ def open(  # noqa: A001 - read as oncemore.open
     artifacts: str | os.PathLike[str] | None = None,
     notify: Sequence[Any] | Mapping[str, Any] | str | None = None,
     notify_every_s: float | None = None,
+    codec: Codec | Sequence[Codec] | None = None,
+    copies: str = "hold",
+    warn_file_mb: float | None = None,
+    warn_wal_mb: float | None = None,
+    warn_left_mb: float | None = None,
 ) -> Engine:
     """Return an engine on a store; nothing is opened or created before it is used.
 
@@ -88,6 +106,12 @@ def open(  # noqa: A001 - read as oncemore.open
                        object storage (s3://bucket/prefix)
     notify             who is told of what comes into quarantine: sinks, or their addresses (`edges.notify`)
     notify_every_s     the stretch in which each is told twice at most of one step and reason (300; 0: always)
+    codec              what seals arguments, results, errors and events in the store: an object with an `id`,
+                       `encode(bytes)` and `decode(bytes)`; of several, the first one writes
+    copies             "hold": on a store that was copied or restored nothing but `pure` steps runs before
+                       somebody has acknowledged it; "trust": it is taken for the original
+    warn_…_mb          say once when the store is larger than this (10240), when its write-ahead file is and
+                       cannot be emptied (256), when the disk has less left (256); 0 for never
     """
     if not isinstance(url, str | os.PathLike):
         raise UsageError(f"url is {url!r}; it takes a text or a path")
@@ -95,19 +119,29 @@ def open(  # noqa: A001 - read as oncemore.open
     return Engine(
         opens,
         told,
-        lease_s=LEASE_S if lease_s is None else _seconds("lease_s", lease_s, "lease_s"),
+        lease_s=LEASE_S if lease_s is None else _number("lease_s", lease_s, "lease_s"),
         inline_wait_s=INLINE_WAIT_S
         if max_inline_wait_s is None
-        else _seconds("max_inline_wait_s", max_inline_wait_s, "max_inline_wait_s"),
+        else _number("max_inline_wait_s", max_inline_wait_s, "max_inline_wait_s"),
         on_event=None if on_event is None else _listener(on_event),
         place=_place(told, artifacts),
         notices=_notices(notify, EVERY_S if notify_every_s is None else notify_every_s),
+        codec=codec,
+        copies=copies,
+        warn=Limits(
+            *(
+                limit if told is None else _number(f"warn_{name}_mb", told, f"warn_{name}_mb")
+                for name, limit, told in zip(
+                    Limits._fields, LIMITS, (warn_file_mb, warn_wal_mb, warn_left_mb), strict=True
+                )
+            )
+        ),
     )
 
 
 def _notices(notify: Any, every_s: float) -> Notices | None:
     """Return who is told of what comes into quarantine, or None."""
-    every_s = _seconds("notify_every_s", every_s, "notify_every_s")
+    every_s = _number("notify_every_s", every_s, "notify_every_s")
     if not notify:
         return None
     from oncemore.edges.classify import classify, ready
@@ -198,8 +232,11 @@ def _listener(on_event: Callable[[Event], object]) -> Callable[[str, Any], objec
     """Return who makes an event of what a call tells."""
 
     def hear(what: str, seen: Any) -> object:
-        from oncemore.evidence.events import ConfigDrift, rfc3339
+        from oncemore.evidence.events import ConfigDrift, StoreSize, rfc3339
 
+        if what == StoreSize.event_type:
+            about = (seen.what, seen.bytes, seen.limit, seen.advice)
+            return on_event(StoreSize("STORE", *about, None, None, None, rfc3339(clocks.current.wall())))
         assert what == ConfigDrift.event_type
         run, key = seen.run, seen.entity.removeprefix("run/")
         ids = (run.tenant or None, run.correlation_id or None, None)
@@ -217,6 +254,9 @@ _RANGES = {
     "lease_s": (SHORTEST_LEASE_S, LONGEST_LEASE_S),
     "max_inline_wait_s": (0.0, LONGEST_LEASE_S),
     "notify_every_s": (0.0, LONGEST_EVERY_S),
+    "warn_file_mb": (0.0, 1e9),
+    "warn_wal_mb": (0.0, 1e9),
+    "warn_left_mb": (0.0, 1e9),
 }
 _NAMES = {field: f"ONCEMORE_{field.upper()}" for field in Settings._fields}
 _lock = Lock()
@@ -235,19 +275,24 @@ def _default() -> Engine:
         with _lock:
             engine = _known.get(where)
             if engine is None:
-                engine = _known[where] = _engine_of(settings())
+                engine = _known[where] = engine_of(settings())
     return engine
 
 
-def _engine_of(told: Settings) -> Engine:
+def engine_of(told: Settings) -> Engine:
     """Return the engine of settings: one per store, wherever it is asked for from."""
     made = open(
         told.store,
+        codec=_codec(told.codec) if told.codec else None,
         lease_s=told.lease_s,
         max_inline_wait_s=told.max_inline_wait_s,
         artifacts=told.artifacts or None,
         notify=_read_notify(told.notify),
         notify_every_s=told.notify_every_s,
+        copies=told.copies,
+        warn_file_mb=told.warn_file_mb,
+        warn_wal_mb=told.warn_wal_mb,
+        warn_left_mb=told.warn_left_mb,
     )
     for engine in _known.values():
         if _same(engine) == _same(made):
@@ -255,11 +300,26 @@ def _engine_of(told: Settings) -> Engine:
     return made
 
 
+def _codec(address: str) -> Any:
+    """Return the codec, or several, that package.module:name is, or that it returns when it is called."""
+    from importlib import import_module
+
+    module, colon, name = address.partition(":")
+    try:
+        found = getattr(import_module(module), name) if module and colon and name else None
+    except (ImportError, AttributeError) as fault:
+        raise UsageError(f"codec is {address!r}, which cannot be had: {fault}") from fault
+    if found is None:
+        raise UsageError(f"codec is {address!r}; it takes package.module:name")
+    return found() if callable(found) and not hasattr(found, "encode") else found
+
+
 def _same(engine: Engine) -> tuple[Any, ...]:
     """Return what makes two engines of the settings one."""
     place = engine.shelf.place.url if engine.shelf.there else ""
     told = engine.notices and (tuple(engine.notices.sinks), engine.notices.every_s)
-    return engine.url, engine.lease_s, engine.inline_wait_s, place, told
+    seal = engine.seal and engine.seal.codecs
+    return engine.url, engine.lease_s, engine.inline_wait_s, place, told, seal
 
 
 def settings(start: Path | None = None) -> Settings:
@@ -369,22 +429,25 @@ def _beside(root: Path, url: str) -> str:
 
 
 def _value(field: str, value: Any, where: str) -> Any:
-    if not field.endswith("_s"):
+    if field not in _RANGES:
         if not isinstance(value, str):
             raise UsageError(f"{where} is {value!r}; it takes a text")
+        if field == "copies" and value not in COPIES:
+            raise UsageError(f"{where} is {value!r}; the choices are {', '.join(COPIES)}")
         return value
     try:
         number = float(value) if isinstance(value, str) else value
     except ValueError:
         number = value
-    return _seconds(field, number, where)
+    return _number(field, number, where)
 
 
-def _seconds(field: str, value: Any, where: str) -> float:
+def _number(field: str, value: Any, where: str) -> float:
     least, most = _RANGES[field]
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not least <= value <= most:
-        raise UsageError(f"{where} is {value!r}; it takes {least:g} to {most:g} seconds, as a number")
+        unit = "seconds" if field.endswith("_s") else "MiB"
+        raise UsageError(f"{where} is {value!r}; it takes {least:g} to {most:g} {unit}, as a number")
     return float(value)
 
 

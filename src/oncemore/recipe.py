@@ -33,6 +33,7 @@ NO_EFFECT = (
     "step() needs effect=: what running it does to the world has no default; the choices are "
     + ", ".join(EFFECTS)
 )
+_MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 BUCKETS = {"minute": 60.0, "hour": 3600.0, "day": 86_400.0, "week": 604_800.0}
 SHORTEST_BUCKET_S, LONGEST_S = 0.001, 86_400.0 * 366 * 100
 PRIORITIES = ("P0", "P1", "P2")
@@ -46,6 +47,8 @@ class Recipe:
         self.work = work
         self.colour = _colour(work)
         self.name = _name(work, told["name"])
+        self.aliases = _aliases(self.name, told["aliases"])
+        self._keyed_as, *self.others = (*self.aliases, self.name)
         self.effect = _effect(told["effect"])
         self.policy, self.after_failure, self.quarantines = _policy(told)
         self.if_running = _choice("if_running", told["if_running"], ("wait", "raise"))
@@ -65,6 +68,9 @@ class Recipe:
         self._bind = _binder(work)
         self._left_out, self._secret = _left_out(self.name, work, told["ignore"])
         self._key = _key(self.name, work, told["key"], self._left_out)
+        self.key_names = None
+        if told["key"] is not None and not callable(told["key"]):
+            self.key_names = _names(self.name, work, "key", told["key"])
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name, defaults included; a call that does not fit is refused."""
@@ -86,6 +92,15 @@ class Recipe:
             return key_of(inputs, scope), inputs
         return key_of(argument_bytes(self._key(counted, args, kwargs)), scope), inputs
 
+    def other_keys(
+        self, counted: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any], tenant: str, now: float
+    ) -> Iterator[str]:
+        """Return the keys that a call has had under the step's other names, in their order."""
+        part = argument_bytes(counted if self._key is None else self._key(counted, args, kwargs))
+        partition, bucket = _of(self._partition, args, kwargs), self._bucket_of(args, kwargs, now)
+        for name in self.others:
+            yield key_of(part, scope_bytes(name, partition, tenant, bucket))
+
     @property
     def covers_all(self) -> bool:
         """Whether the key is made of all arguments that count: equal keys are then equal arguments."""
@@ -94,10 +109,13 @@ class Recipe:
     def _scope(self, args: tuple[Any, ...], kwargs: dict[str, Any], tenant: str, now: float) -> bytes:
         """Return what else the key is made of; where it is always the same, it is made once."""
         if self._partition is None and self._bucket is None and tenant == "":
-            self._plain_scope = self._plain_scope or scope_bytes(self.name)
+            self._plain_scope = self._plain_scope or scope_bytes(self._keyed_as)
             return self._plain_scope
-        bucket = "" if self._bucket is None else self._bucket(now, args, kwargs)
-        return scope_bytes(self.name, _of(self._partition, args, kwargs), tenant, bucket)
+        bucket = self._bucket_of(args, kwargs, now)
+        return scope_bytes(self._keyed_as, _of(self._partition, args, kwargs), tenant, bucket)
+
+    def _bucket_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], now: float) -> str:
+        return "" if self._bucket is None else self._bucket(now, args, kwargs)
 
     def tenant(self, around: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return whose work it is: the step's own word, or that of the context."""
@@ -116,6 +134,24 @@ class Recipe:
         if are_plain(counted):
             return counted
         return {name: _PLAIN.tag(value, f"argument {name!r}") for name, value in counted.items()}
+
+    def filled(self, named: dict[str, Any], bound: int = 0) -> dict[str, Any]:
+        """Return named arguments of a key that was done elsewhere, with nothing for those that do not matter.
+
+        What the key is not made of need not be known; what it is made of must be.
+        """
+        found = dict(named)
+        for name in list(inspect.signature(self.work).parameters.values())[bound:]:
+            if name.name in found or name.default is not name.empty or name.kind in _MANY:
+                continue
+            if name.name not in self._left_out and (self.key_names is None or name.name in self.key_names):
+                raise UsageError(f"{name.name} is missing: the key of {self.name} is made of it")
+            options = (("partition", self._partition), ("tenant", self._tenant), ("dataset", self._dataset))
+            for option, value in options:
+                if callable(value):
+                    raise UsageError(f"{name.name} is missing: {option} of {self.name} may be made of it")
+            found[name.name] = None
+        return found
 
     def secrets(self, bound: dict[str, Any]) -> tuple[str, ...]:
         """Return the texts that no message may hold."""
@@ -152,6 +188,18 @@ def _name(work: Any, name: str | None) -> str:
     if module in ("__main__", "__mp_main__"):
         module = _imported_as(getattr(_function(work), "__globals__", vars(sys.modules["__main__"])))
     return f"{module}.{own}"
+
+
+def _aliases(name: str, told: Any) -> tuple[str, ...]:
+    """Return the names that a step had before, the oldest first; the step's own and repeats are refused."""
+    names = (told,) if isinstance(told, str) else told
+    if not isinstance(names, tuple | list):
+        raise UsageError(f"aliases of {name} is {told!r}; it takes the names that the step had before")
+    for alias in names:
+        _text(f"an alias of {name}", alias)
+    if len({*names, name}) <= len(names):
+        raise UsageError(f"aliases of {name} names one of its names twice, or the one it has now")
+    return tuple(names)
 
 
 def _imported_as(main: Mapping[str, Any]) -> str:
@@ -349,6 +397,11 @@ def _hints(work: Any, *, extras: bool = False) -> dict[str, Any]:
     except Exception:  # noqa: BLE001 - one name that is not there must not hide all others
         around = getattr(function, "__globals__", {})
         return {name: _resolved(hint, around) for name, hint in annotations_of(function).items()}
+
+
+def hints_of(work: Any) -> dict[str, Any]:
+    """Return the annotations of a function, as far as they can be resolved."""
+    return _hints(work)
 
 
 def _resolved(hint: Any, around: dict[str, Any]) -> Any:

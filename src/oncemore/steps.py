@@ -22,7 +22,8 @@ from oncemore.engine.attempt import CURRENT
 from oncemore.engine.context import CONTEXT
 from oncemore.engine.history import Run
 from oncemore.engine.ids import uuid7
-from oncemore.engine.ops import Answer, Call, Plan, Seen, Terms
+from oncemore.engine.moving import Moved, mark, result_of
+from oncemore.engine.ops import Answer, Call, End, Plan, Seen, Terms
 from oncemore.engine.perform import Job, awaiting, blocking, seen_in
 from oncemore.engine.retry import ENDS
 from oncemore.errors import (
@@ -42,7 +43,7 @@ from oncemore.opening import chosen, default_policy
 from oncemore.recipe import NO_EFFECT, Recipe, annotations_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from os import PathLike
 
     from oncemore.core.model import Effect
@@ -134,6 +135,11 @@ class Step(Generic[P, R]):
         """What the step is known by, together with its key."""
         return self._recipe.name
 
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """The names that it had before, the oldest first."""
+        return self._recipe.aliases
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Return the value: computed now, or stored from before; raise when it failed."""
         if self._awaits:
@@ -167,6 +173,19 @@ class Step(Generic[P, R]):
             raise
         return self._run_of(look.engine, look.call.entity)
 
+    def mark_done(self, *args: Any, value: Any = None, reason: str, **kwargs: Any) -> Run:
+        """Mark work as done that was done elsewhere, with the value that it gave; nothing is run.
+
+        Work that is known here stays as it is: done, it is left alone; anything else is refused.
+        """
+        _check_reason(reason)
+        look = self._look(args, kwargs)
+        (came_to,) = mark(look.engine, [self._moved(look, value, reason, CONTEXT.get().actor)])
+        if came_to not in ("marked", "present"):
+            key = look.call.entity.removeprefix("run/")[:12]
+            raise UsageError(f"{self.name}: key {key} cannot be marked as done: {came_to}")
+        return self._run_of(look.engine, look.call.entity)
+
     def on(self, engine: Engine) -> Step[P, R]:
         """Return the same step on another engine."""
         return Step(self._recipe, engine, self._bound)
@@ -196,6 +215,9 @@ class Step(Generic[P, R]):
                 blocking(job, before(look.plan, look.call))
             return blocking(job, flow.run_step(look.plan, look.call, None if before else look.seen))
         except Error as error:
+            end = _done_long_ago(job, look, error)
+            if end is not None:
+                return end.value
             self._attach(error, look)
             raise
         finally:
@@ -214,6 +236,9 @@ class Step(Generic[P, R]):
                 await awaiting(job, before(look.plan, look.call))
             return await awaiting(job, flow.run_step(look.plan, look.call, None if before else look.seen))
         except Error as error:
+            end = _done_long_ago(job, look, error)
+            if end is not None:
+                return end.value
             self._attach(error, look)
             raise
         finally:
@@ -271,10 +296,18 @@ class Step(Generic[P, R]):
         if counted is not bound:
             secrets = recipe.secrets(bound)
             plan = plan.replaced(describe=lambda error, failure: neutral(error, failure, secrets))
-        if guess and self._new_in_a_row >= IN_A_ROW and not now and not recipe.artifact:
+        if (
+            guess
+            and self._new_in_a_row >= IN_A_ROW
+            and not (now or recipe.artifact or recipe.others or engine.held)
+        ):
             seen = Seen(entity, 0, NOWHERE, None)
         else:
-            seen = seen_in(engine.store, entity)
+            seen = seen_in(engine.store, entity, engine.seal)
+            if recipe.others and seen.run is None:
+                found = _elsewhere(engine, recipe.other_keys(counted, args, kwargs, tenant, now))
+                if found is not None:
+                    seen, call = found, call._replace(entity=found.entity)
             if seen.version:
                 self._new_in_a_row = 0
         return Look(engine, plan, call, seen, args, kwargs, counted, inputs, tenant)
@@ -282,21 +315,47 @@ class Step(Generic[P, R]):
     def _job(self, look: Look) -> Job:
         """Return what runs a call that is not over yet."""
         recipe, engine = self._recipe, look.engine
+        if engine.held and recipe.effect != "pure" and not _is_over(look.seen):
+            engine.check_original()
 
         def terms(me: Identity) -> Terms:
-            run_id = uuid7(engine.now())
-            return Terms(
-                me.name, run_id, recipe.stored(look.counted),
-                input_hash(look.inputs),
-                _seed(recipe.policy, look.call.entity), look.tenant, CONTEXT.get().correlation_id or run_id,
-                recipe.dataset(look.args, look.kwargs), recipe.priority, recipe.retain_s,
-            )  # fmt: skip
+            if engine.held and recipe.effect != "pure":
+                engine.check_original()
+            return self._terms(look, me.name)
 
         return Job(
             engine, terms, recipe.name, recipe.work, look.args, look.kwargs, tagged=_tagged, untagged=untag,
             line_of=line_of, reconcile=recipe.reconcile, awaits=self._awaits, isolate=recipe.isolate,
             artifact=recipe.artifact,
         )  # fmt: skip
+
+    def _terms(self, look: Look, worker: str) -> Terms:
+        """Return what a run that begins now keeps of its call."""
+        recipe, run_id = self._recipe, uuid7(look.engine.now())
+        return Terms(
+            worker, run_id, recipe.stored(look.counted), input_hash(look.inputs),
+            _seed(recipe.policy, look.call.entity), look.tenant, CONTEXT.get().correlation_id or run_id,
+            recipe.dataset(look.args, look.kwargs), recipe.priority, recipe.retain_s,
+        )  # fmt: skip
+
+    def moved(self, named: dict[str, Any], value: Any, reason: str, by: str) -> Moved:
+        """Return what `mark_done` and `oncemore import` write for a key, ready to be written.
+
+        named  the arguments by name; where `key=` names some of them, those are enough
+        """
+        filled = self._recipe.filled(named, len(self._bound))
+        return self._moved(self._look((), filled), value, reason, by, named if filled != named else None)
+
+    def _moved(
+        self, look: Look, value: Any, reason: str, by: str, named: dict[str, Any] | None = None
+    ) -> Moved:
+        terms, call = self._terms(look, ""), look.call
+        if named is not None and not self._recipe.covers_all:  # then nobody can tell what the others were
+            kept = {name: plain for name, plain in terms.arguments.items() if name in named}
+            terms, call = terms._replace(input_hash="", arguments=kept), call._replace(input_hash="")
+        told = {"what": "import", "reason": reason, "actor": by}
+        body = {"arguments": terms.arguments, "result": result_of(look.plan, value), "decision": told}
+        return Moved(look.plan, call, terms, look.seen, body)
 
     def _plan_on(self, engine: Engine) -> Plan:
         """Return the plan, made at the first call: annotations may name what is defined later."""
@@ -344,6 +403,31 @@ def _codec(recipe: Recipe, shelf: Shelf) -> tuple[Callable[[Any], Any], Callable
             SHELF.reset(before)
 
     return encode, decode
+
+
+def _done_long_ago(job: Job, look: Look, error: Error) -> End | None:
+    """Return the end of work that was taken for new and could not be claimed: a full disk can be read."""
+    if job.read_again or not isinstance(error, StoreError):
+        return None
+    job.read_again = True
+    with suppress(Error):
+        seen = seen_in(look.engine.store, look.call.entity, look.engine.seal)
+        return flow.finished(look.plan, look.call, seen)
+    return None
+
+
+def _elsewhere(engine: Engine, keys: Iterator[str]) -> Seen | None:
+    """Return the run of a key that was begun under another of the step's names, if there is one."""
+    for key in keys:
+        seen = seen_in(engine.store, "run/" + key, engine.seal)
+        if seen.run is not None:
+            return seen
+    return None
+
+
+def _is_over(seen: Seen) -> bool:
+    """Whether a key's last run has ended: what it left can be read, whatever the store is."""
+    return seen.run is not None and seen.run.state in ("COMPLETE", "HARD_FAIL")
 
 
 _OUTCOMES = (Failed, Refused, Uncertain)
@@ -434,6 +518,7 @@ def step(
     *,
     effect: Effect | None = None,
     name: str | None = None,
+    aliases: str | Sequence[str] = (),
     key: str | Sequence[str] | Callable[..., Any] | None = None,
     ignore: str | Sequence[str] = (),
     partition: Any = None,
@@ -463,6 +548,8 @@ def step(
                          outbox      only events, given away with `current().emit()`
                          once        something that must not happen twice, and cannot be repeated blindly
     name               what it is known by, together with the key; its module and name unless given
+    aliases            names that it had before, the oldest first: keys are made with that one, so that what
+                       was done under it is not done again, also while an older version still runs
     key                which arguments (names, or a function of all) make two calls the same work; else all
     ignore             arguments that take no part in key and record
     partition          a part of the key that is no argument: a value, or a function of the arguments
@@ -487,8 +574,8 @@ def step(
     if _bare is not None:
         raise UsageError(f"step() takes keywords only, and got {_bare!r}; write @oncemore.step(effect=…)")
     told = {
-        "effect": effect, "name": name, "key": key, "ignore": ignore, "partition": partition,
-        "bucket": bucket, "tenant": tenant, "config": config, "version": version,
+        "effect": effect, "name": name, "aliases": aliases, "key": key, "ignore": ignore, "partition":
+        partition, "bucket": bucket, "tenant": tenant, "config": config, "version": version,
         "on_version_change": on_version_change, "policy": default_policy() if policy is None else policy,
         "timeout": timeout, "isolate": isolate, "within": within, "if_running": if_running,
         "not_applied": not_applied, "reconcile": reconcile, "provider": provider, "dataset": dataset,

@@ -118,7 +118,7 @@ def test_what_a_pruned_run_referred_to_goes(engine: Engine) -> None:
     seen = seen_in(engine.store, entity)
     change = Change(("PRUNE",), seen.run, seen.run._replace(pruned=engine.now()))
     engine.store.append(Batch((write_of(entity, seen.version, seen.hash, change, engine.now()),))).wait()
-    engine.store.prune(entity, seen.version + 1)
+    engine.store.prune({entity: seen.version + 1})
     with FakeClock() as clock:
         clock.sleep(200_000)
         assert engine.artifacts.collect().objects == 1

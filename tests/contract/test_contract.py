@@ -1,6 +1,6 @@
 """Every store keeps the contract that ships with the package."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -39,7 +39,7 @@ def test_a_closed_store_in_memory_refuses_everything_and_keeps_nobody_waiting() 
     assert store.changed(0, 60.0) == 0
     for use in (
         lambda: store.head("run/a"),
-        lambda: store.prune("run/a", 1),
+        lambda: store.prune({"run/a": 1}),
         lambda: store.append(Batch(())),
     ):
         with pytest.raises(StoreError, match="closed"):
@@ -79,25 +79,48 @@ class LastWins(MemoryStore):
 
 
 class PrunesTooMuch(MemoryStore):
-    def prune(self, entity: str, before: int) -> None:
-        super().prune(entity, before + 1)
+    def prune(self, before: Mapping[str, int]) -> None:
+        super().prune({entity: version + 1 for entity, version in before.items()})
 
 
 class PrunesEverybody(MemoryStore):
-    def prune(self, entity: str, before: int) -> None:
-        for other in list(self._heads):
-            super().prune(other, before)
+    def prune(self, before: Mapping[str, int]) -> None:
+        super().prune(dict.fromkeys(self._heads, max(before.values())))
 
 
 class PrunesDigests(MemoryStore):
-    def prune(self, entity: str, before: int) -> None:
-        super().prune(entity, before)
-        self._log[:] = [e if e.body is not None else e._replace(body_digest=b"") for e in self._log]
+    def prune(self, before: Mapping[str, int]) -> None:
+        super().prune(before)
+        self._log[:] = [e._replace(body_digest=b"") if e and e.body is None else e for e in self._log]
 
 
 class PrunesNothing(MemoryStore):
-    def prune(self, entity: str, before: int) -> None:
+    def prune(self, before: Mapping[str, int]) -> None:
         pass
+
+
+class PrunesOne(MemoryStore):
+    def prune(self, before: Mapping[str, int]) -> None:
+        super().prune(dict(list(before.items())[:1]))
+
+
+class DropsWhatMoved(MemoryStore):
+    def drop(self, at: Mapping[str, int]) -> int:
+        return super().drop({name: self._heads[name].version for name in at if name in self._heads})
+
+
+class DropsHeadsOnly(MemoryStore):
+    def drop(self, at: Mapping[str, int]) -> int:
+        log = list(self._log)
+        gone = super().drop(at)
+        self._log[:] = log
+        return gone
+
+
+class PagesByDue(MemoryStore):
+    def heads(self, query: Query) -> Iterator[Head]:
+        after, whole = query.after, super().heads(query._replace(after=None, limit=1000))
+        return iter([head for head in whole if after is None or head.entity > after][: query.limit])
 
 
 class TakesAllForDead(MemoryStore):
@@ -144,6 +167,10 @@ class Disordered(MemoryStore):
         (PrunesEverybody, contract.pruned_bodies_are_gone_and_the_chain_still_verifies),
         (PrunesDigests, contract.pruned_bodies_are_gone_and_the_chain_still_verifies),
         (PrunesNothing, contract.pruned_bodies_are_gone_and_the_chain_still_verifies),
+        (PrunesOne, contract.bodies_of_several_entities_are_pruned_together),
+        (DropsWhatMoved, contract.what_is_dropped_is_gone_if_it_is_as_it_was_seen),
+        (DropsHeadsOnly, contract.what_is_dropped_is_gone_if_it_is_as_it_was_seen),
+        (PagesByDue, contract.heads_can_be_gone_through_page_by_page),
         (TakesAllForDead, contract.a_worker_that_is_here_is_not_gone),
         (KnowsNobody, contract.asking_for_an_unknown_worker_is_no_error),
         (Forgetful, contract.batches_that_wait_for_the_disk_and_those_that_do_not_may_mix),

@@ -29,6 +29,7 @@ DOCUMENTED = {
 #: another type, or a file ending in .v2.json.
 PINNED: dict[str, str] = {
     "idempotency.v1.json": "1286bc37aebf92c8729e2535e70b0474b50be0d43df7b766b5efb35822d2179d",
+    "store_size.v1.json": "dfdb57f208ec428e4f7da8116cbb19fcd4ea83eafb172997ff769bdd830885f8",
     "config_drift.v1.json": "a8053af970b7f04b0929346e65aeae83a399fb0243238eb102120138f68c07f5",
     "idempotency_cleared.v1.json": "20b303c0cf5c7db5c40410d21ec5d0d15815938d5dd3838154b7bc7dc8406b7d",
     "retry_attempt.v1.json": "10879d78b412bf4da5ce9625e4d8677891d174d3189a553cab5f0901292e9828",

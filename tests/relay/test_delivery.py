@@ -445,7 +445,7 @@ def test_a_dead_event_whose_body_was_pruned_is_listed_all_the_same(engine: oncem
     give("a", ["x"])
     relay = relay_of(engine, Consumer({("x", 0): NEVER}))
     relay.run_once()
-    engine.store.prune(f"event/{only(engine).event_id}", 10)
+    engine.store.prune({f"event/{only(engine).event_id}": 10})
     (letter,) = relay.dead()
     assert (letter.reason, letter.error) == ("not_retryable", {})
 
@@ -462,7 +462,7 @@ def test_a_payload_that_is_too_large_or_gone_is_dead_before_it_is_sent(engine: o
 
     large("a")
     pruned = next(event for event in events(engine).values() if event.topic == "pruned")
-    engine.store.prune(f"event/{pruned.event_id}", 2)
+    engine.store.prune({f"event/{pruned.event_id}": 2})
     consumer = Consumer()
     relay = relay_of(engine, consumer, max_bytes=1000)
     assert relay.run_once() == Tally(delivered=1, dead=2)

@@ -344,7 +344,7 @@ class StoreMachine(RuleBasedStateMachine):
         head = self.model.head(entity)
         if head is not None:
             for store in (self.model, self.store):
-                store.prune(entity, min(before, head.version))
+                store.prune({entity: min(before, head.version)})
 
     @rule()
     def reopen(self) -> None:

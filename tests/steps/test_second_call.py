@@ -599,7 +599,7 @@ def prune(engine: oncemore.Engine, entity: str) -> None:
     change = Change(("PRUNE",), state, state._replace(pruned=engine.now()))
     write = write_of(entity, head.version, head.hash, change, engine.now())
     assert isinstance(engine.store.append(Batch((write,))).wait(), Stored)
-    engine.store.prune(entity, head.version + 1)
+    engine.store.prune({entity: head.version + 1})
 
 
 @each_colour

@@ -512,7 +512,7 @@ def test_a_role_with_select_and_execute_can_append_but_not_change(
     app = PostgresStore(limited, schema)
     stored(app.append(Batch((write("run/a", None),), {"switch/off": 0})).wait())
     stored(put(app, write("run/a", app.head("run/a"))))
-    app.prune("run/a", 2)
+    app.prune({"run/a": 2})
     app.enter("w").close()
     assert len(whole(app, "run/a", pruned=2)) == len(list(app.entries())) == app.changed(0, 0) == 2
     app.close()
@@ -578,7 +578,7 @@ def test_names_that_postgresql_cannot_keep_are_the_callers_mistake(store: Postgr
         lambda: store.head(bad),
         lambda: store.entries(bad),
         lambda: store.heads(Query("run", step=bad)),
-        lambda: store.prune(bad, 1),
+        lambda: store.prune({bad: 1}),
         lambda: store.enter(bad),
         lambda: store.gone(bad),
     ):

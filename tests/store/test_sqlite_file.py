@@ -238,7 +238,7 @@ def test_pruned_bodies_are_nowhere_in_the_file(store: SqliteStore, path: Path) -
             put(store, write("run/a", store.head("run/a"), secret), write(f"run/{n}", None, b"other matters"))
         )
     assert found_in_files(path, "the patient's name") > 0
-    store.prune("run/a", 99)
+    store.prune({"run/a": 99})
     assert found_in_files(path, "the patient's name") == 0
     assert found_in_files(path, "other matters") >= 30
     whole(store, "run/a", pruned=99)
@@ -259,7 +259,7 @@ def test_pruning_does_not_wait_for_one_that_reads(store: SqliteStore, path: Path
     reader = apsw.Connection(str(path))
     reading = reader.execute("SELECT body FROM log UNION ALL SELECT body FROM log")
     assert next(reading) == (b"secret",)
-    store.prune("run/a", 9)
+    store.prune({"run/a": 9})
     whole(store, "run/a", pruned=9)
     assert next(reading) == (b"secret",)
     reader.close(True)
@@ -279,7 +279,7 @@ def test_pruning_goes_on_while_others_write_and_read(store: SqliteStore) -> None
     thread.start()
     while thread.is_alive():
         head = store.head("run/a")
-        store.prune("run/a", head.version if head else 0)
+        store.prune({"run/a": head.version if head else 0})
     thread.join()
     assert not faults
     assert [entry.body for entry in store.entries("run/a")][-1] == b"39"
@@ -289,7 +289,7 @@ def test_a_damaged_file_is_reported_by_readers_and_pruning(store: SqliteStore, p
     stored(put(store, write("run/a", None)))
     other = apsw.Connection(str(path))
     other.execute("ALTER TABLE log RENAME TO gone")
-    for use in (lambda: store.head("run/a"), lambda: store.prune("run/a", 9)):
+    for use in (lambda: store.head("run/a"), lambda: store.prune({"run/a": 9})):
         with pytest.raises(StoreError, match="no such table"):
             use()
     other.execute("ALTER TABLE gone RENAME TO log")

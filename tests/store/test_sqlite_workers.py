@@ -128,7 +128,7 @@ def test_closing_the_store_ends_the_presence_of_its_workers(store: SqliteStore, 
     assert other.gone("w1")
     assert not other.gone("w2")
     other.close()
-    for use in (lambda: other.enter("w3"), lambda: other.gone("w2"), lambda: other.prune("run/a", 1)):
+    for use in (lambda: other.enter("w3"), lambda: other.gone("w2"), lambda: other.prune({"run/a": 1})):
         with pytest.raises(StoreError, match="closed"):
             use()
 

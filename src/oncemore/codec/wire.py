@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from oncemore.codec.seal import opened
 from oncemore.core.record import FORMAT, Run
 from oncemore.core.value import make
 from oncemore.errors import StoreError
 
 if TYPE_CHECKING:
-    from oncemore.core.record import Change, Kept, Outgoing, State_, Worker
+    from oncemore.codec.seal import Seal
+    from oncemore.core.record import Change, Chore, Kept, Outgoing, State_, Worker
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,15 +45,19 @@ class Written(NamedTuple):
 _headers = msgspec.json.Decoder(Header)
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
-_EMPTY = b"{}"
+_EMPTY, _BRACE = b"{}", 0x7B
 
 
-def written(change: Change, entity: str, version: int, prev: bytes, at: float, nonce: int) -> Written:
+def written(
+    change: Change, entity: str, version: int, prev: bytes, at: float, nonce: int, seal: Seal | None = None
+) -> Written:
     """Return the bytes of the next entry of an entity, linked to the hash of the one before."""
     after = change.after
     fence = after.fence if type(after) is Run else 0
     header = _encode(Header(FORMAT, entity, version, at, fence, nonce, change.marks, change.sets))
     body = _encode(change.body) if change.body else _EMPTY
+    if seal is not None and change.body:
+        body = seal.close(body)
     digest = linked(prev, header, sha256(body).digest())
     return Written(header, body, digest, _encode((FORMAT, *after)))
 
@@ -61,7 +67,7 @@ def linked(prev: bytes, header: bytes, body_digest: bytes) -> bytes:
     return sha256(prev + header + body_digest).digest()
 
 
-def head_bytes(state: Run | Worker | Outgoing | Kept) -> bytes:
+def head_bytes(state: Run | Worker | Outgoing | Kept | Chore) -> bytes:
     """Return the bytes of a head: its fields in order."""
     return _encode((FORMAT, *state))
 
@@ -75,7 +81,13 @@ def head_of(data: bytes, kind: type[State_] = Run) -> State_:  # type: ignore[as
         raise StoreError(
             f"a head has format {found}, which a newer oncemore wrote; this one reads up to {FORMAT}"
         )
-    return kind(*fields)
+    try:
+        return kind(*fields)
+    except TypeError:
+        raise StoreError(
+            f"a head has {len(fields)} fields, of which this oncemore knows {len(kind._fields)}: a "
+            "newer one wrote it; nothing was changed, use that version here too"
+        ) from None
 
 
 def header_of(data: bytes) -> Header:
@@ -89,7 +101,9 @@ def header_of(data: bytes) -> Header:
     return header
 
 
-def body_of(data: bytes) -> dict[str, Any]:
-    """Return the body that its bytes hold."""
+def body_of(data: bytes, seal: Seal | None = None) -> dict[str, Any]:
+    """Return the body that its bytes hold; a sealed one needs its key."""
+    if data[0] != _BRACE:
+        data = opened(data, seal)
     found: dict[str, Any] = _decode(data)
     return found

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
         "DECISION",
         "ESCALATION",
         "PRUNE",
+        "ERASE",
+        "CHORE",
         "LEASE",
         "EVENT",
         "ARTIFACT",
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
         "DELIVERED",
         "DEAD",
     ]
-    State_ = TypeVar("State_", bound="Run | Worker | Outgoing | Kept")
+    State_ = TypeVar("State_", bound="Run | Worker | Outgoing | Kept | Chore")
 
 FORMAT = 1
 NOWHERE = b"\x00" * 32  # what the first entry of an entity is linked to
@@ -69,8 +71,8 @@ class Run(Value):
     failed      the version of the entry whose body holds the failure that ended it
     checkpoint  the version of the entry whose body holds the last checkpoint of this run
     seed        what draws are seeded with; empty: the SHA-256 of run_id
-    retain_s    how long the result is kept after the end; 0: for ever
-    pruned      when its bodies were forgotten; 0: they are there
+    retain_s    how long the result is kept at least after the end; 0: until somebody prunes it
+    pruned      when its bodies were forgotten, pruned or erased; 0: they are there
     """
 
     state: State = "PENDING"
@@ -167,16 +169,35 @@ class Kept(Value):
     cfg_hash: str = ""
 
 
+class Chore(Value):
+    """A piece of housekeeping, on record: who had what done, and why.
+
+    state   OPEN while it is under way, then DONE; one that stays OPEN was killed, and is safe to repeat
+    what    prune, erase, backup, import, restore
+    runs    how many it was about, known at its end
+    worker  who does it
+    """
+
+    state: str = "OPEN"
+    what: str = ""
+    actor: str = ""
+    reason: str = ""
+    began: float = 0.0
+    ended: float = 0.0
+    runs: int = 0
+    worker: str = ""
+
+
 #: What an entity is before its first entry, by kind.
-NEW: Final[dict[type, Any]] = {kind: kind() for kind in (Run, Worker, Outgoing, Kept)}
+NEW: Final[dict[type, Any]] = {kind: kind() for kind in (Run, Worker, Outgoing, Kept, Chore)}
 
 
 class Change(Value):
     """One entry before it has bytes: its marks, the state it leads to, and what goes into the body."""
 
     marks: tuple[Mark, ...]
-    before: Run | Worker | Outgoing | Kept | None
-    after: Run | Worker | Outgoing | Kept
+    before: Run | Worker | Outgoing | Kept | Chore | None
+    after: Run | Worker | Outgoing | Kept | Chore
     body: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
 
     @property

@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from oncemore.codec.seal import opened
 from oncemore.codec.wire import head_of
 from oncemore.core.record import Kept, Run
 from oncemore.core.value import Value
@@ -83,8 +84,9 @@ def _open_for(engine: Engine) -> float:
 def _mentioned(engine: Engine) -> Iterator[str]:
     """Return the digests in every body that speaks of artifacts: rather one too many than one too few."""
     for entry in engine.store.entries():
-        if entry.body is not None and (b"$artifact" in entry.body or b'"spilled"' in entry.body):
-            yield from (digest.decode() for digest in _MENTION.findall(entry.body))
+        body = entry.body and opened(entry.body, engine.seal)
+        if body and (b"$artifact" in body or b'"spilled"' in body):
+            yield from (digest.decode() for digest in _MENTION.findall(body))
 
 
 def _referred(engine: Engine, digests: set[str]) -> Iterator[str]:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from oncemore.codec.artifact import SHELF, Label, as_artifact, date_of
+from oncemore.codec.seal import opened
 from oncemore.codec.wire import head_of
 from oncemore.core.key import digest as digest_of_value
 from oncemore.core.record import Change, Kept
@@ -329,7 +330,9 @@ class Artifacts:
         if not self.shelf.there:
             return None
         try:
-            digest, size = self.write(bytes(encoded))
+            seal = self._engine.seal
+            data = bytes(encoded)
+            digest, size = self.write(data if seal is None else seal.close(data))
         except Exception as fault:  # noqa: BLE001 - the work is done, and must be said to be
             self._engine.grumble(f"a large result of {run.step} stays in the log: {fault}")
             return None
@@ -343,7 +346,7 @@ class Artifacts:
         """Return a large result as it was encoded, verified; or the error that it cannot be had for."""
         try:
             with self.shelf.open(spilled["digest"], spilled["size"]) as file:
-                return msgspec.Raw(file.read())
+                return msgspec.Raw(opened(file.read(), self._engine.seal))
         except Violation as fault:
             self.set_aside(spilled["ref"], fault)
             return fault
@@ -368,8 +371,8 @@ class Artifacts:
             given: tuple[Any, ...] = ()
             if engine.notices is not None:
                 change, given = engine.notices.of(engine, ref, head.version, change, now)
-            write = perform.write_of(ref, head.version, head.hash, change, now)
-            notices = (perform.notice_write(each, now) for each in given)
+            write = perform.write_of(ref, head.version, head.hash, change, now, engine.seal)
+            notices = (perform.notice_write(each, now, engine.seal) for each in given)
             answer = engine.store.append(Batch((write, *notices))).wait()
             if given and isinstance(answer, Stored):
                 engine.notices.wake(engine)  # type: ignore[union-attr]

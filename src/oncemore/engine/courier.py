@@ -12,6 +12,7 @@ from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.message import message_of
+from oncemore.codec.seal import opened
 from oncemore.codec.wire import body_of, head_of
 from oncemore.core.record import NOWHERE, Outgoing
 from oncemore.engine.attempt import OURS
@@ -117,7 +118,9 @@ class Courier:
 
     def given(self, op: Given) -> bytes | None:
         """Return what was given away, or None if it was pruned."""
-        return next(iter(self.engine.store.entries(op.entity))).body
+        # Opened here and not when it is sent: a key that is missing is no failure of the event.
+        body = next(iter(self.engine.store.entries(op.entity))).body
+        return None if body is None else opened(body, self.engine.seal)
 
     def now(self, op: Now) -> float:
         """Return the store's time."""
@@ -129,6 +132,7 @@ class Courier:
 
     def begin(self, op: Begin) -> str:
         """Return who sends: this process, with a lease that is good for it."""
+        self.engine.check_original()
         self._me = self.engine.identity()
         return self._me.name
 
@@ -173,14 +177,14 @@ class Courier:
         given: tuple[Any, ...] = ()
         if told is not None:
             change, given = told.of(self.engine, seen.entity, seen.version, change, now)
-        write = write_of(seen.entity, seen.version, seen.hash, change, now)
+        write = write_of(seen.entity, seen.version, seen.hash, change, now, self.engine.seal)
         if type(event) is Outgoing and event.state == "SENDING":
             # Before it is written: nobody in this process may take it for lost.
             assert self._me is not None
             held = (seen.entity, event.attempt)
             self._me.take(held)
             self._held = held  # after it: what was not taken must not be left, it may be somebody else's
-        writes = (write, *(notice_write(each, now) for each in given))
+        writes = (write, *(notice_write(each, now, self.engine.seal) for each in given))
         return Batch(writes, {}, op.sync), Seen(seen.entity, seen.version + 1, write.hash, event)
 
     def end_save(self, after: Seen, answer: Stored | Conflict) -> Seen | None:

@@ -64,8 +64,9 @@ def other_arguments(plan: Plan, call: Call) -> Exception:
 
 def expired(plan: Plan, call: Call, run: Run) -> Exception:
     """It was done once, and its result is no longer kept."""
+    how = "erased" if run.reason == "erased" else "pruned"
     return KeyExpired(
-        f"{_which(plan, call.entity)} ended as {run.state} and its record was pruned; it is not run a second "
+        f"{_which(plan, call.entity)} ended as {run.state} and its record was {how}; it is not run a second "
         "time; new work needs a new key"
     )
 

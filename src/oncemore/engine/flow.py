@@ -112,9 +112,14 @@ def _admit(plan: Plan, call: Call, seen: Seen, now: float) -> Script:
     refused = _others(plan, call, run)
     if refused is not None:
         return End(None, refused)
-    if run.pruned:
+    if run.pruned and not _fails_anew(plan, run):
         return End(None, endings.expired(plan, call, run))
     return (yield from _MEETS[run.state](plan, call, seen, now))
+
+
+def _fails_anew(plan: Plan, run: Run) -> bool:
+    """Whether a call of failed work begins a new run by its policy: it needs nothing of the last one."""
+    return run.state == "HARD_FAIL" and plan.after_failure == "new_run" and plan.effect != "once"
 
 
 def finished(plan: Plan, call: Call, seen: Seen) -> End | None:
@@ -138,8 +143,8 @@ def finished(plan: Plan, call: Call, seen: Seen) -> End | None:
 
 def _others(plan: Plan, call: Call, run: Run | None) -> Exception | None:
     """Refuse a call whose key belongs to other arguments."""
-    if run is None or not call.input_hash or run.input_hash == call.input_hash:
-        return None
+    if run is None or not call.input_hash or run.input_hash in (call.input_hash, ""):
+        return None  # an imported key may know nothing of its arguments
     return endings.other_arguments(plan, call)
 
 
@@ -250,7 +255,7 @@ def _there_already(plan: Plan, call: Call, terms: Terms, seen: Seen, now: float)
     at = seen.run
     if at is None or at.state in ("COMPLETE", "HARD_FAIL"):
         marks, body = ("PENDING",), {"arguments": terms.arguments}
-        at = _new_run(plan, call, terms, at, now)
+        at = new_run(plan, call, terms, at, now)
     if found.state == "valid":
         after = _over(at, "COMPLETE", "artifact_exists", committed=seen.version + 1)
         body = {**body, "result": plan.encode(found.artifact), "artifacts": [plain_of(found.artifact)]}
@@ -274,7 +279,7 @@ def _claim(plan: Plan, call: Call, terms: Terms, run: Run | None, now: float) ->
     before, at = run, run
     if at is None or at.state in ("COMPLETE", "HARD_FAIL"):
         marks, body = ("PENDING", "RUNNING", "INTENT"), {"arguments": terms.arguments}
-        at = _new_run(plan, call, terms, run, now)
+        at = new_run(plan, call, terms, run, now)
     after = at._replace(
         state="RUNNING", effect=plan.effect, fence=at.fence + 1, attempt=at.attempt + 1, tried=at.tried + 1,
         worker=terms.worker, began=now, reason="",
@@ -282,14 +287,18 @@ def _claim(plan: Plan, call: Call, terms: Terms, run: Run | None, now: float) ->
     return Change(marks, before, after, body)
 
 
-def _new_run(plan: Plan, call: Call, terms: Terms, last: Run | None, now: float) -> Run:
-    """Return a new run of a key in PENDING: fences and attempts go on counting from the last one."""
+def new_run(plan: Plan, call: Call, terms: Terms, last: Run | None, now: float) -> Run:
+    """Return a new run of a key in PENDING: fences and attempts go on counting from the last one.
+
+    A key keeps the name that it was begun under, also where its step has got another one since: what is
+    marked by that name elsewhere is found again.
+    """
     last = last or _NONE
     return _NONE._replace(
-        step=plan.name, effect=plan.effect, run_id=terms.run_id, runs=last.runs + 1, fence=last.fence,
-        attempt=last.attempt, allowed=plan.policy.max_attempts, created=now, deadline=call.deadline,
-        input_hash=terms.input_hash, cfg_hash=call.cfg_hash, seed=terms.seed, tenant=terms.tenant,
-        correlation_id=terms.correlation_id, policy=plan.policy_name, dataset=terms.dataset,
+        step=last.step or plan.name, effect=plan.effect, run_id=terms.run_id, runs=last.runs + 1,
+        fence=last.fence, attempt=last.attempt, allowed=plan.policy.max_attempts, created=now,
+        deadline=call.deadline, input_hash=terms.input_hash, cfg_hash=call.cfg_hash, seed=terms.seed,
+        tenant=terms.tenant, correlation_id=terms.correlation_id, policy=plan.policy_name, dataset=terms.dataset,
         priority=terms.priority, retain_s=terms.retain_s,
     )  # fmt: skip
 
@@ -559,7 +568,7 @@ def reopen(plan: Plan, call: Call, reason: str, actor: str) -> Script:
         terms = yield BEGIN
         told = {"what": "rerun", "reason": reason, "actor": actor}
         body = {"arguments": terms.arguments, "decision": told}
-        after = _new_run(plan, call, terms, run, now)._replace(not_before=now)
+        after = new_run(plan, call, terms, run, now)._replace(not_before=now)
         if (yield Save(seen, Change(("PENDING",), run, after, body))) is not None:
             yield End(None, None)
             return

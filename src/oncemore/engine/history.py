@@ -16,7 +16,7 @@ from oncemore.codec.tagged import untag
 from oncemore.codec.wire import body_of, head_of, header_of, linked
 from oncemore.core import record
 from oncemore.core.key import seed_of
-from oncemore.core.record import NOWHERE, Kept, Outgoing, Worker, fold
+from oncemore.core.record import NOWHERE, Chore, Kept, Outgoing, Worker, fold
 from oncemore.core.value import Value
 from oncemore.errors import IllegalMove, KeyExpired, ResultUnavailable, StoreError, UsageError
 
@@ -24,15 +24,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from oncemore.codec.artifact import Artifact
+    from oncemore.codec.seal import Seal
     from oncemore.engine.runtime import Engine
     from oncemore.store.base import Entry
 
 #: What kind of state an entity has, by what its name begins with.
-KINDS: dict[str, type[record.Run] | type[Worker] | type[Outgoing] | type[Kept]] = {
+KINDS: dict[str, type[record.Run] | type[Worker] | type[Outgoing] | type[Kept] | type[Chore]] = {
     "run": record.Run,
     "worker": Worker,
     "event": Outgoing,
     "artifact": Kept,
+    "chore": Chore,
 }
 #: How a mark is called in an export (WAL-4).
 RECORDS = {
@@ -43,6 +45,7 @@ RECORDS = {
     "CHECKPOINT": "CHECKPOINT",
     "ESCALATION": "ESCALATION",
     "PRUNE": "PRUNE",
+    "ERASE": "ERASE",
     "EVENT": "EVENT",
 }
 
@@ -188,7 +191,7 @@ class Run:
 
     def wal(self) -> list[dict[str, Any]]:
         """Return all records of the key, as the source documents have them (WAL-3)."""
-        return list(wal(self._engine.store.entries(self._entity)))
+        return list(wal(self._engine.store.entries(self._entity), self._engine.seal))
 
     def wait(self, timeout: float | None = None) -> Run:
         """Block until the run is over or held, or time is up; return it as it is then."""
@@ -204,23 +207,23 @@ class Run:
 
     def _body(self, version: int) -> dict[str, Any]:
         for entry in self._engine.store.entries(self._entity, version - 1):
-            return {} if entry.body is None else body_of(entry.body)
+            return {} if entry.body is None else body_of(entry.body, self._engine.seal)
         return {}
 
     def _entries(self) -> list[tuple[Any, record.Run, dict[str, Any]]]:
         """Return header, state and body of the entries of this run: its own life only."""
-        states = told(self._engine.store.entries(self._entity))
+        states = told(self._engine.store.entries(self._entity), self._engine.seal)
         return [(h, s, b) for h, s, b in states if s.run_id == self.run_id and h.version <= self.version]
 
 
-def told(entries: Iterable[Entry]) -> Iterator[tuple[Any, Any, dict[str, Any]]]:
+def told(entries: Iterable[Entry], seal: Seal | None = None) -> Iterator[tuple[Any, Any, dict[str, Any]]]:
     """Return header, state and body of entries; each entity's states are folded from its first entry on."""
     states: dict[str, Any] = {}
     for entry in entries:
         header = header_of(entry.header)
         kind: Any = KINDS[header.entity.partition("/")[0]]
         state = states[header.entity] = fold(states.get(header.entity), header.sets, kind)
-        yield header, state, {} if entry.body is None else body_of(entry.body)
+        yield header, state, {} if entry.body is None else body_of(entry.body, seal)
 
 
 def _attempts(entries: list[tuple[Any, record.Run, dict[str, Any]]]) -> Iterator[Attempted]:
@@ -250,8 +253,11 @@ def _told(run: Run, entries: list[tuple[Any, record.Run, dict[str, Any]]]) -> It
             yield f"  attempt {after.attempt} began, {after.tried} of {after.allowed} (fence {after.fence})"
         elif "CHECKPOINT" in header.marks:
             yield "  … kept a checkpoint"
-        elif "PRUNE" in header.marks:
-            yield "  its arguments, results and errors were pruned"
+        elif "PRUNE" in header.marks or "ERASE" in header.marks:
+            how = "erased" if "ERASE" in header.marks else "pruned"
+            yield f"  its arguments, results and errors were {how}"
+        elif after.reason == "imported":
+            yield "  was done elsewhere, and marked as done here"
         elif after.state != "PENDING":  # a new run that nobody has begun yet is told by its decision
             error = body.get("error") or {}
             why = f": {error.get('type')}: {error.get('message')}" if error else ""
@@ -270,10 +276,10 @@ def _standing(run: Run) -> str:
     return f"{run.status}{f', {run.reason}' if run.reason else ''}"
 
 
-def wal(entries: Iterable[Entry]) -> Iterator[dict[str, Any]]:
+def wal(entries: Iterable[Entry], seal: Seal | None = None) -> Iterator[dict[str, Any]]:
     """Return one record for each mark of runs' entries, each with all ten fields of a transition."""
     entries = list(entries)
-    for entry, (header, state, body) in zip(entries, told(entries), strict=True):
+    for entry, (header, state, body) in zip(entries, told(entries, seal), strict=True):
         if type(state) is not record.Run:
             continue
         for mark in header.marks:

@@ -139,10 +139,12 @@ class Identity:
             if isinstance(answer, Stored) or (answer.head is not None and answer.head.hash == made.hash):
                 self._version, self._hash, self._state = self._version + 1, made.hash, state
                 return
-            if answer.head is not None:  # an earlier renewal was stored though its answer was lost
+            if answer.head is None:  # it was taken for long gone, and its record was removed
+                self._version, self._hash, self._state = 0, NOWHERE, None
+            else:  # an earlier renewal was stored though its answer was lost
                 self._version, self._hash = answer.head.version, answer.head.hash
                 self._state = head_of(answer.head.head, Worker)
-                change = Change(("LEASE",), self._state, state)
+            change = Change(("LEASE",), self._state, state)
         raise StoreError(f"the lease of worker {self.name} is written by somebody else")
 
 

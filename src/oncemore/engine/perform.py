@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.artifact import SHELF
 from oncemore.codec.wire import body_of, head_of, written
-from oncemore.core.record import NOWHERE, Change, Kept, Outgoing, Run, Worker, due, unsent
+from oncemore.core.record import NOWHERE, Change, Chore, Kept, Outgoing, Run, Worker, due, unsent
 from oncemore.core.value import make
 from oncemore.engine import artifacts
 from oncemore.engine import clock as clocks
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
 
     from oncemore.codec.artifact import Artifact, Label
+    from oncemore.codec.seal import Seal
     from oncemore.engine.lease import Identity
     from oncemore.engine.marks import Asking, Line
     from oncemore.engine.ops import Script, Terms
@@ -81,29 +82,32 @@ LOOK_S, LOOK_MOST_S, LOOK_ANEW_S = 0.002, 0.05, 0.5
 _NO_GUARDS: dict[str, int] = {}
 
 
-def index_of(state: Run | Worker | Outgoing | Kept) -> Index:
+def index_of(state: Run | Worker | Outgoing | Kept | Chore) -> Index:
     """Return what a head is looked up by; a worker's is its own business (`engine.lease`)."""
     if type(state) is Run:
         listed = HELD if state.held_for else state.state
         return make(Index, ("run", listed, due(state), state.step, state.worker, state.dataset))
     if type(state) is Outgoing:
         return Index("event", state.state, unsent(state), state.topic, state.worker)
+    if type(state) is Chore:
+        return Index("chore", state.state, None, state.what, state.worker)
     assert type(state) is Kept
     return artifacts.index_of(state)
 
 
-def write_of(entity: str, version: int, prev: bytes, change: Change, now: float) -> Write:
+def write_of(
+    entity: str, version: int, prev: bytes, change: Change, now: float, seal: Seal | None = None
+) -> Write:
     """Return the bytes of an entity's next entry, ready to be appended."""
-    made = written(change, entity, version + 1, prev, now, nonce())
+    made = written(change, entity, version + 1, prev, now, nonce(), seal)
     return make(Write, (entity, version, *made, index_of(change.after)))
 
 
-def notice_write(given: Any, now: float) -> Write:
+def notice_write(given: Any, now: float, seal: Seal | None) -> Write:
     """Return the bytes of an event's first entry."""
     event, payload = given
-    return write_of(
-        f"event/{event.event_id}", 0, NOWHERE, Change(EVENT, None, event, {"payload": payload}), now
-    )
+    change = Change(EVENT, None, event, {"payload": payload})
+    return write_of(f"event/{event.event_id}", 0, NOWHERE, change, now, seal)
 
 
 def told_already(op: Save, batch: Batch, answer: Answered) -> bool:
@@ -116,13 +120,13 @@ def told_already(op: Save, batch: Batch, answer: Answered) -> bool:
     return answer.entity in {write.entity for write in batch.writes[1:]}
 
 
-def seen_in(store: Store, entity: str, kind: type[Any] = Run) -> Seen:
+def seen_in(store: Store, entity: str, seal: Seal | None = None, kind: type[Any] = Run) -> Seen:
     """Return an entity as it is in a store, with the body of its last entry."""
     with Shield():
         head = store.head(entity)
     if head is None:
         return Seen(entity, 0, NOWHERE, None)
-    body = None if head.body is None else body_of(head.body)
+    body = None if head.body is None else body_of(head.body, seal)
     return Seen(entity, head.version, head.hash, head_of(head.head, kind), body)
 
 
@@ -168,7 +172,7 @@ class Job:
     def load(self, op: Load) -> Seen:
         """Read the head of an entity."""
         self.read_again = True
-        return seen_in(self.store, op.entity, op.kind)
+        return seen_in(self.store, op.entity, self.engine.seal, op.kind)
 
     def begin(self, op: Begin) -> Terms:
         """Return who begins an attempt: this process, with a lease that is good for it."""
@@ -199,7 +203,7 @@ class Job:
         for entry in self.store.entries(op.entity, op.version - 1):
             if entry.body is None:
                 break
-            return body_of(entry.body)
+            return body_of(entry.body, self.engine.seal)
         raise StoreError(f"entry {op.version} of {op.entity} has no body; was it pruned?")
 
     def tell(self, op: Tell) -> None:
@@ -215,16 +219,18 @@ class Job:
         if self.engine.notices is not None:
             change, notices = self.engine.notices.of(self.engine, seen.entity, seen.version, change, now)
             events = (*events, *notices)
-        writes = [write_of(seen.entity, seen.version, seen.hash, change, now)]
+        seal = self.engine.seal
+        writes = [write_of(seen.entity, seen.version, seen.hash, change, now, seal)]
         if op.also:
-            writes += [write_of(each.entity, each.version, each.hash, moved, now) for each, moved in op.also]
+            also = op.also
+            writes += [write_of(each.entity, each.version, each.hash, to, now, seal) for each, to in also]
         for given, payload in events:
             if type(given) is Kept:
                 entity, sent = artifacts.ref_of(given), Change(ARTIFACT, None, given)
             else:
                 assert type(given) is Outgoing
                 entity, sent = f"event/{given.event_id}", Change(EVENT, None, given, {"payload": payload})
-            writes.append(write_of(entity, 0, NOWHERE, sent, now))
+            writes.append(write_of(entity, 0, NOWHERE, sent, now, seal))
         run = change.after
         if "INTENT" in change.marks:
             # Before it is written: nobody in this process may take it for lost.
@@ -356,7 +362,7 @@ class Job:
         The mark alone would not let a former attempt commit after a later one has begun; but in a database
         with one writer no later one can begin while this one holds it, and all would fail for that.
         """
-        held = seen_in(self.store, op.seen.entity).run
+        held = seen_in(self.store, op.seen.entity, self.engine.seal).run
         if held.state != "RUNNING" or held.fence != op.seen.run.fence:
             yield from op.mark.undo()
             raise LeaseLost(
@@ -387,7 +393,7 @@ class Job:
 
     def _still(self, attempt: Attempt) -> None:
         """Refuse an attempt that is over, or was taken over: nothing of it comes to light any more."""
-        run = seen_in(self.store, attempt.seen.entity).run
+        run = seen_in(self.store, attempt.seen.entity, self.engine.seal).run
         if attempt.over or run.state != "RUNNING" or run.fence != attempt.fence:
             _moved(attempt, None)
 

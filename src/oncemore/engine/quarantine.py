@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime
 
+    from oncemore.codec.seal import Seal
     from oncemore.engine.history import Attempted
     from oncemore.engine.notices import Told
     from oncemore.engine.runtime import Engine
@@ -178,7 +179,7 @@ class Quarantine:
             raise UsageError("settle takes oncemore.applied(value) or oncemore.not_applied()")
         made = ruling("settle", by, reason, version)
         where, made = self._aim(item, made)
-        seen = seen_in(self._engine.store, where)
+        seen = seen_in(self._engine.store, where, self._engine.seal)
         run = seen.run
         if type(run) is not Run or run.held_for != flow.DOUBTFUL:
             raise self._unsettled(where, seen, made)
@@ -220,12 +221,12 @@ class Quarantine:
 
     def _with(self, where: str, made: Ruling) -> tuple[Any, ...]:
         """Return what is released together with a run: the artifact it waits for, if its bytes are right."""
-        seen = seen_in(self._engine.store, where)
+        seen = seen_in(self._engine.store, where, self._engine.seal)
         ref = (seen.body or {}).get("quarantine", {}).get("artifact")
         if seen.run is None or not held(seen.run) or ref is None:
             return ()
         self._check_whole(ref)
-        kept = seen_in(self._engine.store, ref, Kept)
+        kept = seen_in(self._engine.store, ref, self._engine.seal, Kept)
         if kept.run is None or kept.run.state != "QUARANTINED":
             return ()
         from oncemore.core.record import Change
@@ -234,7 +235,7 @@ class Quarantine:
 
     def _check_whole(self, ref: str) -> None:
         """Refuse to release an artifact whose bytes are not what they were."""
-        kept = seen_in(self._engine.store, ref, Kept).run
+        kept = seen_in(self._engine.store, ref, self._engine.seal, Kept).run
         if kept is None or kept.state != "QUARANTINED":
             return
         found = self._engine.shelf.verify(kept.digest, kept.size)
@@ -288,7 +289,7 @@ def _item(engine: Engine, head: Head) -> Item | None:
     entry = next(iter(engine.store.entries(head.entity, head.version - 1)), None)
     if entry is None or not held(state):
         return None
-    body, since = _body(entry), header_of(entry.header).at
+    body, since = _body(entry, engine.seal), header_of(entry.header).at
     error = body.get("error") or {}
     if type(state) is Run:
         return Item(
@@ -301,7 +302,7 @@ def _item(engine: Engine, head: Head) -> Item | None:
             state.tenant, state.correlation_id, "", head.entity,
         )  # fmt: skip
     assert type(state) is Kept
-    of = seen_in(engine.store, state.run)
+    of = seen_in(engine.store, state.run, engine.seal)
     run = of.run
     if run is not None and (of.body or {}).get("quarantine", {}).get("artifact") == head.entity and held(run):
         return None  # it is part of that run's item
@@ -319,7 +320,7 @@ def _item(engine: Engine, head: Head) -> Item | None:
 
 def _case(engine: Engine, item: Item) -> Case:
     entries = list(engine.store.entries(item.entity))[: item.version]
-    last = _body(entries[-1])
+    last = _body(entries[-1], engine.seal)
     state: Any = None
     for _, state, _ in history.told(entries):  # noqa: B007 - the last one is wanted
         pass
@@ -332,7 +333,7 @@ def _case(engine: Engine, item: Item) -> Case:
         last.get("proof"),
         run.attempts if run is not None else (),
         _artifact(engine, item, last),
-        tuple(_decisions(entries)),
+        tuple(_decisions(entries, engine.seal)),
         told(engine, last.get("notices", [])),
         choices(state),
     )
@@ -343,7 +344,7 @@ def _artifact(engine: Engine, item: Item, body: dict[str, Any]) -> dict[str, Any
     ref = item.entity if item.kind == "artifact" else body.get("quarantine", {}).get("artifact")
     if ref is None:
         return None
-    found = seen_in(engine.store, ref, Kept)
+    found = seen_in(engine.store, ref, engine.seal, Kept)
     kept, told_ = found.run, (found.body or {}).get("quarantine", {})
     return {
         "reference": ref, "name": kept.name, "expected": kept.digest, "expected_size": kept.size,
@@ -351,15 +352,15 @@ def _artifact(engine: Engine, item: Item, body: dict[str, Any]) -> dict[str, Any
     }  # fmt: skip
 
 
-def _decisions(entries: list[Entry]) -> Iterator[dict[str, Any]]:
+def _decisions(entries: list[Entry], seal: Seal | None) -> Iterator[dict[str, Any]]:
     for entry in entries:
-        made = _body(entry).get("decision")
+        made = _body(entry, seal).get("decision")
         if made is not None:
             yield {**made, "at": header_of(entry.header).at}
 
 
-def _body(entry: Entry) -> dict[str, Any]:
-    return {} if entry.body is None else body_of(entry.body)
+def _body(entry: Entry, seal: Seal | None) -> dict[str, Any]:
+    return {} if entry.body is None else body_of(entry.body, seal)
 
 
 def _plan(run: Run) -> Plan:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from oncemore.codec.message import Message
+    from oncemore.codec.seal import Seal
     from oncemore.core.model import Failure
     from oncemore.engine.courier import Stop
     from oncemore.engine.runtime import Engine
@@ -131,7 +132,10 @@ class Relay:
         """Return the events that were given up, with why; each is kept until it is sent again."""
         store = self._engine.store
         heads = list(store.heads(Query("event", state="DEAD", limit=limit)))
-        return tuple(_dead_letter(head_of(head.head, Outgoing), store.head(head.entity)) for head in heads)
+        return tuple(
+            _dead_letter(head_of(head.head, Outgoing), store.head(head.entity), self._engine.seal)
+            for head in heads
+        )
 
     def redeliver(self, event_id: str, *, reason: str) -> None:
         """Have an event sent again that is dead or delivered; the reason is recorded."""
@@ -181,8 +185,8 @@ def _check(name: str, value: object, low: float, high: float) -> None:
         raise UsageError(f"{name} is {value!r}; it takes {low:g} to {high:g}")
 
 
-def _dead_letter(event: Outgoing, head: Any) -> DeadLetter:
-    body = {} if head is None or head.body is None else body_of(head.body)
+def _dead_letter(event: Outgoing, head: Any, seal: Seal | None) -> DeadLetter:
+    body = {} if head is None or head.body is None else body_of(head.body, seal)
     return DeadLetter(
         event.event_id, event.topic, event.reason, body.get("error", {}), event.attempt, event.created,
         event.correlation_id, event.tenant,

@@ -16,6 +16,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from oncemore.codec.seal import Seal
 from oncemore.codec.wire import head_of
 from oncemore.core.record import Worker
 from oncemore.engine import clock as clocks
@@ -24,22 +25,33 @@ from oncemore.engine.artifacts import Artifacts, Shelf
 from oncemore.engine.ids import uuid7
 from oncemore.engine.lease import BEATS, LEASE_S, Heart, Identity, Shield
 from oncemore.engine.notices import CLOSE_S
-from oncemore.errors import StoreError, UsageError
+from oncemore.engine.watch import LIMITS, Limits, Watch
+from oncemore.errors import RestoredCopy, StoreError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Self
 
+    from oncemore.codec.seal import Codec
+    from oncemore.core.record import Chore
     from oncemore.engine.artifact_places import Place
     from oncemore.engine.attempt import Attempt
+    from oncemore.engine.erasure import Erased
+    from oncemore.engine.history import Run
+    from oncemore.engine.house import Backup, Sizes, Verified
     from oncemore.engine.notices import Notices
     from oncemore.engine.ops import Seen
     from oncemore.engine.perform import Job
     from oncemore.engine.quarantine import Quarantine
+    from oncemore.engine.retention import Pruned
     from oncemore.engine.retry import Invoke
+    from oncemore.engine.watch import Passed
     from oncemore.store.base import Facts, Store
 
 INLINE_WAIT_S = 60.0
+COPIES = ("hold", "trust")
+#: Why a store is held that nobody has opened yet.
+UNSEEN = "it was not looked at yet"
 SHORTEST_LEASE_S, LONGEST_LEASE_S = 0.05, 86_400.0
 log = logging.getLogger("oncemore")
 
@@ -50,9 +62,12 @@ class Engine:
     url            the store's address
     lease_s        how long this process keeps its runs after its last sign of life
     inline_wait_s  the longest wait that a call sits out; a longer one is parked
-    on_event       called with each event about a call that is worth knowing (`config_drift`)
+    on_event       called with each event that is worth knowing (`config_drift`, `store_size`)
     place          opens where the bytes of artifacts go; None if there is nowhere
     notices        who is told of what comes into quarantine; None if nobody is
+    codec          what seals the bodies of entries, or several of which the first one writes
+    copies         "hold" a copied or restored store until somebody acknowledges it, or "trust" it
+    warn           at which sizes to say that the store grows large; see `engine.sizes`
     """
 
     def __init__(
@@ -62,9 +77,12 @@ class Engine:
         *,
         lease_s: float = LEASE_S,
         inline_wait_s: float = INLINE_WAIT_S,
-        on_event: Callable[[str, Seen], object] | None = None,
+        on_event: Callable[[str, Seen | Passed], object] | None = None,
         place: Callable[[], Place] | None = None,
         notices: Notices | None = None,
+        codec: Codec | Sequence[Codec] | None = None,
+        copies: str = "hold",
+        warn: Limits = LIMITS,
     ) -> None:
         if not SHORTEST_LEASE_S <= lease_s <= LONGEST_LEASE_S:
             raise UsageError(
@@ -79,6 +97,11 @@ class Engine:
         self._on_event = on_event
         self.shelf = Shelf(place)
         self.notices = notices
+        self.seal = None if codec is None else Seal(codec)
+        if copies not in COPIES:
+            raise UsageError(f"copies is {copies!r}; the choices are {', '.join(COPIES)}")
+        self._copies = copies
+        self._watch = Watch(warn)
         self.begin_anew()
         _engines.add(self)
 
@@ -93,6 +116,7 @@ class Engine:
         self._quiet = False
         if self.notices is not None:
             self.notices.begin_anew()
+        self.held = UNSEEN
 
     def __repr__(self) -> str:
         return f"<oncemore.Engine {self.url}>"
@@ -105,7 +129,8 @@ class Engine:
             with self._lock:
                 if self._store is None:
                     with Shield():
-                        self._store = self._opens()
+                        self._store = opened = self._opens()
+                        self.held = opened.house().held() if self._copies == "hold" else ""
                 store = self._store
         return store
 
@@ -188,6 +213,8 @@ class Engine:
                 log.warning("oncemore: the lease of worker %s was not renewed: %s", me.name, error)
         if self.notices is not None:
             self.notices.wake(self)  # what others left untold, or what has become due
+        if self._store is not None:
+            self._watch.look(self, self._store)
 
     # Using it ---------------------------------------------------------------------------------------
 
@@ -205,13 +232,97 @@ class Engine:
 
         return helpers.run(attempt.step, invoke, job.call_work)
 
-    def tell(self, what: str, seen: Seen) -> None:
+    def tell(self, what: str, seen: Seen | Passed) -> None:
         """Let the listener know; what it raises stays with it."""
         if self._on_event is not None:
             try:
                 self._on_event(what, seen)
             except Exception as error:  # noqa: BLE001 - a listener never changes what a call does
                 self.grumble(f"on_event failed: {type(error).__name__}")
+
+    # Keeping house ----------------------------------------------------------------------------------
+
+    def check_original(self) -> None:
+        """Refuse effects on a copied or restored store that nobody has acknowledged."""
+        if self.held:  # or nobody has looked yet, or somebody else has acknowledged it
+            self.held = self.store.house().held() if self._copies == "hold" else ""
+        if self.held:
+            raise RestoredCopy(
+                f"{self.url} is a copy: {self.held}. What was done since it was made would be done twice; "
+                "look what is in doubt (oncemore restore), then acknowledge it: oncemore restore "
+                "--acknowledge, or engine.acknowledge(reason=…)"
+            )
+
+    def acknowledge(self, *, reason: str, by: str | None = None) -> None:
+        """Let a copied or restored store go on: somebody has looked at what may be done twice."""
+        from oncemore.engine import house
+
+        house.acknowledge(self, reason, by)
+
+    def prune(
+        self,
+        *,
+        older_than: float | None = None,
+        step: str | None = None,
+        reason: str = "retention",
+        by: str | None = None,
+        dry_run: bool = False,
+        forget_keys_after: float | None = None,
+    ) -> Pruned:
+        """Forget arguments, results and errors of runs that are over, and whose time is up.
+
+        older_than         seconds since a run ended; without it, only runs whose step says `retain_for=`
+        step               only runs of this step
+        dry_run            only say what would be done
+        forget_keys_after  also remove what is left of runs that were pruned this many seconds ago. Such a key
+                           is as if it had never been: **a call of it does the work again**
+        """
+        from oncemore.engine import retention
+
+        if dry_run:
+            return retention.would_prune(self, older_than, step, forget_keys_after)
+        return retention.prune(self, older_than, step, reason, by, forget_keys_after)
+
+    def erase(self, run: Run | str, *, reason: str, by: str | None = None) -> Erased:
+        """Erase everything that the runs of a key hold, in the files too; the key stays, and is not done
+        again.
+
+        run  a `Run`, its key, or the first digits of that
+        """
+        from oncemore.engine import erasure
+
+        return erasure.erase(self, run, reason, by)
+
+    def backup(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        reason: str = "backup",
+        by: str | None = None,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> Backup:
+        """Write a checked copy of the log to a new file while others go on; it is held when it is opened."""
+        from oncemore.engine import house
+
+        return house.backup(self, path, reason, by, progress)
+
+    def sizes(self) -> Sizes:
+        """Count what the store holds, by kind, and the room that it takes."""
+        from oncemore.engine import house
+
+        return house.sizes(self)
+
+    def verify(self) -> Verified:
+        """Check every link of the log, and say what was pruned and erased, by whom and why."""
+        from oncemore.engine import house
+
+        return house.verified(self)
+
+    def chores(self) -> tuple[Chore, ...]:
+        """Return what housekeeping was done, oldest first: what, when, by whom and why."""
+        from oncemore.engine import house
+
+        return house.chores_of(self)
 
     def grumble(self, text: str) -> None:
         """Say in the log what is wrong but must not stop a call."""
@@ -242,7 +353,7 @@ class Engine:
         with self._lock:
             heart, self._heart = self._heart, None
             mine, self._mine = self._mine, {}
-            store, self._store = self._store, None
+            store, self._store, self.held = self._store, None, UNSEEN
             quiet, self._quiet = self._quiet, False
             self._me = None
         if heart is not None:

@@ -7,6 +7,7 @@
     retry_refused         it ended without using up its attempts, and why  ours
     idempotency_cleared   a recorded result was thrown away                ours
     config_drift          a stored result of another version was used      ours
+    store_size            a store has passed one of its sizes              ours
 
 The fields of the first three are a contract that others parse: they are never removed, renamed or
 retyped, and nothing is added to them; whatever else is worth saying becomes a new type. Their JSON
@@ -181,6 +182,22 @@ class ConfigDrift(Event):
     timestamp: str
 
 
+@dataclass(frozen=True, slots=True)
+class StoreSize(Event):
+    """A store has grown beyond what was meant, or its disk has less left than that."""
+
+    event_type: ClassVar[str] = "store_size"
+    retry_category: str
+    operation: str
+    size_bytes: int
+    limit_bytes: int
+    advice: str
+    tenant_id: str | None
+    correlation_id: str | None
+    trace_id: str | None
+    timestamp: str
+
+
 KINDS: dict[str, type[Event]] = {
     kind.event_type: kind
     for kind in (
@@ -191,6 +208,7 @@ KINDS: dict[str, type[Event]] = {
         RetryRefused,
         IdempotencyCleared,
         ConfigDrift,
+        StoreSize,
     )
 }
 #: Events that end an operation; each carries `total_attempts`.

@@ -30,6 +30,9 @@ from oncemore.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    Checked = Callable[[Iterator["Entry"], Iterator["Head"]], object]
 
 
 class Index(Value):
@@ -117,7 +120,11 @@ class Conflict(Value):
 
 
 class Query(Value):
-    """Which heads to list; every field that is given must match. In the order of due, then of entity."""
+    """Which heads to list; every field that is given must match. In the order of due, then of entity.
+
+    after  only entities that come after this one, in the order of entities alone: to go through all of
+           them page by page, `after` is the last one seen, and at first the empty text
+    """
 
     kind: str
     state: str | None = None
@@ -126,6 +133,28 @@ class Query(Value):
     worker: str | None = None
     dataset: str | None = None
     limit: int = 1000
+    after: str | None = None
+
+
+class Weight(Value):
+    """How much there is of one kind of entity: entities, entries, and the bytes of both."""
+
+    entities: int = 0
+    entries: int = 0
+    bytes: int = 0
+
+
+class Room(Value):
+    """How much room a store takes and has left, told without counting; 0 where it has no such thing.
+
+    file  the bytes of the store itself
+    wal   those of its write-ahead file
+    left  how many the disk has left; None where that cannot be told
+    """
+
+    file: int = 0
+    wal: int = 0
+    left: int | None = None
 
 
 class Facts(Value):
@@ -193,6 +222,35 @@ class Presence(Protocol):
         """End it: the worker counts as gone from now on, where a store can tell."""
 
 
+class House(Protocol):
+    """The house of a store: what is there besides the log."""
+
+    def held(self) -> str:
+        """Say why this store is taken for a copy whose original may have gone on; empty if it is not."""
+
+    def acknowledge(self) -> None:
+        """Take this copy for the store from now on."""
+
+    def weights(self) -> dict[str, Weight]:
+        """Return how much there is, by the kind of entity; counts all of it."""
+
+    def room(self) -> Room:
+        """Return how much room the store takes and has left."""
+
+    def spare(self) -> int:
+        """Return how many bytes of the store are free, to be used again."""
+
+    def tidy(self) -> str:
+        """Empty the write-ahead file into the store; say why that cannot be done now, or nothing."""
+
+    def backup(self, to: Path, check: Checked, progress: Callable[[int, int], object]) -> None:
+        """Write a whole and consistent copy to a new file, which says of itself that it is one.
+
+        check     called with the copy's entries and heads before it gets its name; raises if they are wrong
+        progress  called with how many pages are done, and of how many
+        """
+
+
 class Store(Protocol):
     """A log of entries with heads. A new store is one class that passes the contract suite."""
 
@@ -217,8 +275,18 @@ class Store(Protocol):
     def changed(self, after: int, timeout: float) -> int:
         """Wait until the log has grown beyond `after`, or time is up; return its last seq."""
 
-    def prune(self, entity: str, before: int) -> None:
-        """Forget the bodies of an entity's entries with a version below `before`; their digests stay."""
+    def prune(self, before: Mapping[str, int]) -> None:
+        """Forget the bodies of entities' entries with a version below the one given; their digests stay.
+
+        All of them or none. What is forgotten cannot be had again by reading the store's files, as far as
+        the store can see to that.
+        """
+
+    def drop(self, at: Mapping[str, int]) -> int:
+        """Remove entities whole, with all their entries, each if it is at the version given; return how many.
+
+        Nothing tells afterwards that they were there: whoever asks says so in the log before.
+        """
 
     def enter(self, worker: str) -> Presence:
         """Hold proof that this process, as a worker of that name, lives."""
@@ -228,6 +296,9 @@ class Store(Protocol):
 
     def facts(self) -> Facts:
         """Return what this store really gives."""
+
+    def house(self) -> House:
+        """Return what keeps house here: sizes, backups, what a copy may do."""
 
     def close(self) -> None:
         """Let go of everything; what was acknowledged stays."""

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 from oncemore.core.key import fingerprint
 from oncemore.core.record import NOWHERE
 from oncemore.errors import StoreError, UsageError
-from oncemore.store.base import Conflict, Entry, Facts, Head, Stored, check_batch
+from oncemore.store.base import Conflict, Entry, Facts, Head, Room, Stored, Weight, check_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator, Mapping
+    from pathlib import Path
 
-    from oncemore.store.base import Batch, Query, Write
+    from oncemore.store.base import Batch, Checked, Query, Write
 
 
 class Settled:
@@ -59,7 +60,7 @@ class MemoryStore:
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
-        self._log: list[Entry] = []
+        self._log: list[Entry | None] = []  # by seq, from 1; None for what was dropped: no number comes twice
         self._heads: dict[str, Head] = {}
         self._changed = Condition()
         self._closed = False
@@ -114,21 +115,28 @@ class MemoryStore:
             return self._whole(self._heads.get(entity))
 
     def _whole(self, head: Head | None) -> Head | None:
-        return None if head is None else head._replace(body=self._log[head.seq - 1].body)
+        if head is None:
+            return None
+        last = self._log[head.seq - 1]
+        assert last is not None
+        return head._replace(body=last.body)
 
     def heads(self, query: Query) -> Iterator[Head]:
         """Return the heads that a query asks for."""
         with self._changed:
             self._check_open()
             found = [head for head in self._heads.values() if _matches(head, query)]
-        found.sort(key=lambda head: (head.by.due is None, head.by.due or 0.0, head.entity))
+        if query.after is not None:
+            found.sort(key=lambda head: head.entity)
+        else:
+            found.sort(key=lambda head: (head.by.due is None, head.by.due or 0.0, head.entity))
         return iter(found[: query.limit])
 
     def entries(self, entity: str | None = None, after: int = 0) -> Iterator[Entry]:
         """Return entries in their order."""
         with self._changed:
             self._check_open()
-            log = list(self._log)
+            log = self._there()
         if entity is None:
             return (entry for entry in log if entry.seq > after)
         return (entry for entry in log if entry.entity == entity and entry.version > after)
@@ -143,13 +151,28 @@ class MemoryStore:
             self._changed.wait_for(lambda: len(self._log) > after or self._closed, timeout)
             return len(self._log)
 
-    def prune(self, entity: str, before: int) -> None:
+    def prune(self, before: Mapping[str, int]) -> None:
         """Forget bodies; digests stay."""
         with self._changed:
             self._check_open()
-            for at, entry in enumerate(self._log):
-                if entry.entity == entity and entry.version < before:
-                    self._log[at] = entry._replace(body=None)
+            for entry in self._there():
+                if entry.version < before.get(entry.entity, 0):
+                    self._log[entry.seq - 1] = entry._replace(body=None)
+
+    def drop(self, at: Mapping[str, int]) -> int:
+        """Remove entities that are at these versions."""
+        with self._changed:
+            self._check_open()
+            gone = {head.entity for head in self._heads.values() if at.get(head.entity) == head.version}
+            for entity in gone:
+                del self._heads[entity]
+            for entry in self._there():
+                if entry.entity in gone:
+                    self._log[entry.seq - 1] = None
+            return len(gone)
+
+    def _there(self) -> list[Entry]:
+        return [entry for entry in self._log if entry is not None]
 
     def enter(self, worker: str) -> Here:
         """Count a worker of this process as alive until it leaves."""
@@ -166,6 +189,16 @@ class MemoryStore:
         """Say that nothing of it lasts."""
         return Facts("memory:", "memory", "nothing survives the process")
 
+    def house(self) -> MemoryHouse:
+        """Return what keeps house here."""
+        return MemoryHouse(self)
+
+    def all(self) -> tuple[list[Head], list[Entry]]:
+        """Return all heads and all entries."""
+        with self._changed:
+            self._check_open()
+            return list(self._heads.values()), self._there()
+
     def close(self) -> None:
         """Refuse everything from now on."""
         with self._changed:
@@ -177,8 +210,53 @@ class MemoryStore:
             raise StoreError("the store is closed")
 
 
+class MemoryHouse:
+    """The house of a store that has no file: nothing is copied, nothing is left behind."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    def held(self) -> str:
+        """Return that it is no copy."""
+        return ""
+
+    def acknowledge(self) -> None:
+        """Do nothing."""
+
+    def weights(self) -> dict[str, Weight]:
+        """Count everything."""
+        found: dict[str, Weight] = {}
+        heads, entries = self._store.all()
+        for name, entities, logged, size in (
+            *((head.entity, 1, 0, len(head.head)) for head in heads),
+            *((entry.entity, 0, 1, len(entry.header) + len(entry.body or b"")) for entry in entries),
+        ):
+            kind = name.partition("/")[0]
+            so_far = found.get(kind, Weight())
+            found[kind] = Weight(so_far.entities + entities, so_far.entries + logged, so_far.bytes + size)
+        return found
+
+    def room(self) -> Room:
+        """Return that it takes no room of any disk."""
+        return Room()
+
+    def spare(self) -> int:
+        """Return that nothing is free."""
+        return 0
+
+    def tidy(self) -> str:
+        """Do nothing."""
+        return ""
+
+    def backup(self, to: Path, check: Checked, progress: Callable[[int, int], object]) -> None:
+        """Refuse: there is nothing that lasts."""
+        raise UsageError("a store in memory is forgotten with its process; there is nothing to back up")
+
+
 def _matches(head: Head, query: Query) -> bool:
     by = head.by
+    if query.after is not None and head.entity <= query.after:
+        return False
     if by.kind != query.kind or (query.due_by is not None and (by.due is None or by.due > query.due_by)):
         return False
     wanted = (query.state, query.step, query.worker, query.dataset)

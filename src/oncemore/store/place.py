@@ -21,6 +21,7 @@ import random
 import re
 import threading
 import time
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +36,7 @@ REMOTE = ("nfs", "nfs4", "cifs", "smb", "smb3", "smbfs", "9p", "afs", "ceph", "g
 DOOR_WAIT_S = 30.0
 _TRY = fcntl.LOCK_EX | fcntl.LOCK_NB
 PLAINLY_STUCK_S = 2.0
+_NOTE = re.compile(rb"([0-9a-f]{32}) ([0-9]{20})\n")
 
 
 def file_system(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
@@ -107,6 +109,18 @@ class Door:
                 )
             pause = 0.0005 if waited < PLAINLY_STUCK_S else 0.01
             time.sleep(random.uniform(pause / 5, pause))  # noqa: S311 - only spreads the knocking
+
+    def note(self, store: str, seq: int) -> None:
+        """Keep how far a store had come, beside it; not synced: it may be behind, and never ahead."""
+        assert self._file is not None
+        with suppress(OSError):  # a full disk: it is then behind
+            os.pwrite(self._file, f"{store} {seq:020}\n".encode(), 0)
+
+    def noted(self) -> tuple[str, int]:
+        """Return which store had come how far, as far as anybody noted it."""
+        assert self._file is not None
+        found = _NOTE.fullmatch(os.pread(self._file, 100, 0))
+        return (found[1].decode(), int(found[2])) if found else ("", 0)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

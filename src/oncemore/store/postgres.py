@@ -42,15 +42,16 @@ from typing import TYPE_CHECKING, Any
 from oncemore.core.key import fingerprint
 from oncemore.core.record import NOWHERE
 from oncemore.errors import StoreError, UsageError
-from oncemore.store.base import Entry, Facts, check_batch
+from oncemore.store.base import Entry, Facts, Room, Weight, check_batch
 from oncemore.store.combine import Combiner
 from oncemore.store.postgres_wire import Readers, address, check_text, connect, fault, hang_up, psycopg
 from oncemore.store.postgres_write import Writer, head_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
-    from oncemore.store.base import Batch, Head, Query
+    from oncemore.store.base import Batch, Checked, Head, Query
     from oncemore.store.combine import Op
     from oncemore.store.postgres_wire import Connection, Rows
 
@@ -161,7 +162,13 @@ class PostgresStore:
         if query.due_by is not None:
             where.append("due <= %s")
             values.append(query.due_by)
-        sql = f"select {_HEAD} from {{schema}}.head where {' and '.join(where)} order by due, entity limit %s"  # noqa: S608
+        order = "due, entity"
+        if query.after is not None:
+            check_text(query.after)
+            where.append("entity > %s")
+            values.append(query.after)
+            order = "entity"
+        sql = f"select {_HEAD} from {{schema}}.head where {' and '.join(where)} order by {order} limit %s"  # noqa: S608
         return (head_of(row) for row in self.tell(sql, (*values, query.limit)))
 
     def entries(self, entity: str | None = None, after: int = 0) -> Iterator[Entry]:
@@ -203,10 +210,26 @@ class PostgresStore:
         ((last,),) = self.tell("select {schema}.last_seq()")
         return int(last)
 
-    def prune(self, entity: str, before: int) -> None:
-        """Forget bodies; digests stay."""
-        check_text(entity)
-        self.tell("select {schema}.prune(%s, %s)", (entity, before))
+    def prune(self, before: Mapping[str, int]) -> None:
+        """Forget bodies; digests stay. The server's own files keep them until it vacuums the table."""
+        check_text(*before)
+        self.tell(
+            "select {schema}.prune(t.entity, t.before) "
+            "from unnest(%s::text[], %s::bigint[]) t(entity, before)",
+            (list(before), list(before.values())),
+        )
+
+    def drop(self, at: Mapping[str, int]) -> int:
+        """Remove entities that are at these versions; only who owns the schema may."""
+        check_text(*at)
+        rows = self.tell(
+            "with gone as (delete from {schema}.head h using unnest(%s::text[], %s::bigint[]) "
+            "t(entity, version) where h.entity = t.entity and h.version = t.version returning h.entity), "
+            "entries as (delete from {schema}.log l using gone g where l.entity = g.entity) "
+            "select count(*) from gone",
+            (list(at), list(at.values())),
+        )
+        return int(rows[0][0])
 
     def enter(self, worker: str) -> Presence:
         """Note that a worker of this name is here until it leaves."""
@@ -239,6 +262,10 @@ class PostgresStore:
             weak if self._weak else sure,
             (*((weak,) if self._weak else ()), *((alone,) if self._alone else ())),
         )
+
+    def house(self) -> PostgresHouse:
+        """Return what keeps house here."""
+        return PostgresHouse(self)
 
     def close(self) -> None:
         """Let go of everything; what was acknowledged stays."""
@@ -314,6 +341,52 @@ class PostgresStore:
         sql = f"select value from {self._schema}.meta where name = 'format'"  # noqa: S608 - a checked name
         row = connection.execute(sql.encode()).fetchone()
         return None if row is None else int(row[0])
+
+
+class PostgresHouse:
+    """The house of a store in a server, most of which is the server's own affair."""
+
+    def __init__(self, store: PostgresStore) -> None:
+        self._store = store
+
+    def held(self) -> str:
+        """Return nothing: a restored database cannot be told from the one it was made of."""
+        return ""
+
+    def acknowledge(self) -> None:
+        """Do nothing: nothing is held."""
+
+    def weights(self) -> dict[str, Weight]:
+        """Count everything."""
+        rows = self._store.tell(
+            "select split_part(entity, '/', 1), sum(n)::bigint, sum(m)::bigint, sum(size)::bigint from ("
+            "select entity, 1 n, 0 m, octet_length(head) size from {schema}.head union all "
+            "select entity, 0, 1, octet_length(header) + coalesce(octet_length(body), 0) from {schema}.log"
+            ") every group by 1 order by 1"
+        )
+        return {kind: Weight(*counted) for kind, *counted in rows}
+
+    def room(self) -> Room:
+        """Return the size of tables and indexes; what the server's disk has left it does not say."""
+        ((size,),) = self._store.tell(
+            "select pg_total_relation_size('{schema}.head') + pg_total_relation_size('{schema}.log')"
+        )
+        return Room(int(size))
+
+    def spare(self) -> int:
+        """Return 0: only the server knows."""
+        return 0
+
+    def tidy(self) -> str:
+        """Do nothing: the server does."""
+        return ""
+
+    def backup(self, to: Path, check: Checked, progress: Callable[[int, int], object]) -> None:
+        """Refuse, and say what does it."""
+        raise UsageError(
+            "a store in PostgreSQL is backed up by the server's own tools: pg_dump --schema=oncemore "
+            "for a copy, pg_basebackup with archived WAL to go back to any moment"
+        )
 
 
 def _settings(connection: Connection) -> dict[str, str]:

@@ -6,8 +6,8 @@ its own: one that misses writes nothing and is answered with the head that is th
 by writing; a batch with several writes or guards first compares them all. A commit is synced if one of its
 batches asks for it.
 
-`seq` is what SQLite gives to a new row of the log: one more than the highest, because rows are never
-deleted. `before` leads from each entry to the entity's last, so that the log needs no second index.
+`seq` is what SQLite gives to a new row of the log: one more than the highest, which is never deleted.
+`before` leads from each entry to the entity's last, so that the log needs no second index.
 
 Reads use one read-only connection per thread. Every cursor is exhausted: a kept one would hold its
 snapshot and show the past.
@@ -27,8 +27,9 @@ import os
 import threading
 import time
 import weakref
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import apsw
 
@@ -39,17 +40,20 @@ from oncemore.errors import StoreError, UsageError
 from oncemore.store import place
 from oncemore.store.base import AlsoFailed, Conflict, Entry, Facts, Head, Index, Stored, check_batch
 from oncemore.store.combine import Combiner
+from oncemore.store.reserve import BYTES, Reserve, begins, ends
+from oncemore.store.sqlite_house import SqliteHouse, identify, left
 from oncemore.store.sqlite_joined import join
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
-    from oncemore.store.base import Batch, Query, Write
+    from oncemore.store.base import Batch, Checked, Query, Write
     from oncemore.store.combine import Op
     from oncemore.store.place import Here
 
     Answer = Stored | Conflict | AlsoFailed
 
+T = TypeVar("T")
 FORMAT = 1
 #: What turns a file of that format into one of the next.
 MIGRATIONS: dict[int, str] = {}
@@ -57,6 +61,9 @@ OLDEST_ENGINE = (3, 51, 3)  # earlier ones can lose acknowledged commits in WAL 
 BUSY_MS = 30_000
 PAGE = 500
 MARK_AHEAD_S = 5.0
+SCARCE = 64 * 1024  # with less left on its disk, a file that fails has failed because of that
+LEAST_ROOM = 2 * BYTES  # what new work waits for: the reserve, and as much again to work with
+WAL_BYTES = 16 * 1024 * 1024  # to which the write-ahead file is cut when a checkpoint has emptied it
 
 SCHEMA = """
 CREATE TABLE meta(name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -73,6 +80,7 @@ CREATE TABLE log(
 _HEAD = "entity, version, hash, head, kind, state, due, step, worker, dataset, seq"
 _LOG = "seq, entity, version, before, hash, header, body, digest"
 _HEAD_OF = f"SELECT {_HEAD}, (SELECT body FROM log WHERE log.seq=head.seq) FROM head WHERE entity=?"  # noqa: S608
+_EVERY = f"SELECT {_LOG}, (SELECT hash FROM log p WHERE p.seq=log.before) FROM log"  # noqa: S608
 
 #: The entries of an entity (?1) from its last back to the version ?2, by their back pointers.
 _CHAIN = """
@@ -109,6 +117,8 @@ class SqliteStore:
         place.check_local(self.path, place.file_system(self.path.parent))
         self._workers = self.path.with_name(self.path.name + "-workers")
         self._closed = False
+        self.name = ""
+        self._reserve = Reserve(self.path.with_name(self.path.name + "-reserve"))
         # Without a boot's id every opening counts as one: each would set the clock ahead a little more.
         self._ahead = MARK_AHEAD_S if place.boot_id() else 0.0
         self._fresh()
@@ -139,19 +149,45 @@ class SqliteStore:
     def _transact(self, ops: list[Op]) -> None:
         """Store what queued batches ask for in one transaction; answer each when the disk has it."""
         self._check_open()
+        if self._reserve.given and not self._reserve.make():
+            ops = self._refuse(ops, [op for op in ops if begins(op.batch) and not ends(op.batch)])
+        try:
+            self._commit(ops)
+        except apsw.FullError as error:
+            last = [op for op in ops if ends(op.batch)]
+            if not last or not self._reserve.give():
+                raise StoreError(f"{self.path}: {_fault(error, self.path)}") from error
+            self._refuse(ops, [op for op in ops if op not in last])
+            self._transact_last(last)
+        except apsw.Error as error:
+            raise StoreError(f"{self.path}: {_fault(error, self.path)}") from error
+
+    def _transact_last(self, ops: list[Op]) -> None:
+        """Store what ends something, in the room that the reserve has given up."""
+        try:
+            self._commit(ops)
+        except apsw.Error as error:
+            raise StoreError(f"{self.path}: {_fault(error, self.path)}") from error
+
+    def _refuse(self, ops: list[Op], refused: list[Op]) -> list[Op]:
+        """Refuse some, because the disk is full; return the others."""
+        for op in refused:
+            op.error = StoreError(f"{self.path}: {_full(self.path)}")
+        return [op for op in ops if op not in refused]
+
+    def _commit(self, ops: list[Op]) -> None:
+        """Store batches in one transaction; after an error nothing of it is kept, not even the connection."""
+        answers: list[Answer] = []
         try:
             with self._door:
                 if len(ops) == 1 and _is_alone(ops[0].batch) and place.since_boot() <= self._mark:
                     cursor = self._cursor(sync=ops[0].batch.sync)
-                    answers: list[Answer] = [_store(cursor, ops[0].batch, _FIRST_ALONE, _NEXT_ALONE)]
-                else:
+                    answers = [_store(cursor, ops[0].batch, _FIRST_ALONE, _NEXT_ALONE)]
+                elif ops:
                     answers = self._together([op.batch for op in ops])
         except (TypeError, ValueError, OverflowError, apsw.TooBigError) as error:
             self._drop()
             raise UsageError(f"a batch holds what SQLite cannot store: {error}") from error
-        except apsw.Error as error:
-            self._drop()
-            raise StoreError(f"{self.path}: {_fault(error)}") from error
         except BaseException:
             self._drop()
             raise
@@ -166,10 +202,19 @@ class SqliteStore:
         cursor = self._cursor(sync=any(batch.sync for batch in batches))
         cursor.execute("BEGIN IMMEDIATE")
         answers = _apply(cursor, batches)
-        if place.since_boot() > self._mark:
+        moved = place.since_boot() > self._mark
+        if moved:
             self._move_mark(cursor)
         cursor.execute("COMMIT")
+        if moved and self._synced:
+            self._note(answers)
         return answers
+
+    def _note(self, answers: list[Answer]) -> None:
+        """Keep beside the file how far the log has come: what is synced cannot be lost again."""
+        seqs = [seq for answer in answers if isinstance(answer, Stored) for seq in answer.seqs]
+        if seqs:
+            self._door.note(self.name, max(seqs))
 
     def _cursor(self, *, sync: bool) -> apsw.Cursor:
         """Return the writer's cursor, told how much the coming commit must wait for the disk."""
@@ -203,7 +248,7 @@ class SqliteStore:
             return _rows(readers.cursor, sql, values)
         except apsw.Error as error:
             vars(readers).clear()
-            raise StoreError(f"{self.path}: {_fault(error)}") from error
+            raise StoreError(f"{self.path}: {_fault(error, self.path)}") from error
 
     def head(self, entity: str) -> Head | None:
         """Return the current state of an entity."""
@@ -222,7 +267,7 @@ class SqliteStore:
             return self._read(sql, values) if writer is None else _rows(writer, sql, values)
         except apsw.Error as error:
             self._drop()
-            raise StoreError(f"{self.path}: {_fault(error)}") from error
+            raise StoreError(f"{self.path}: {_fault(error, self.path)}") from error
         finally:
             self._combiner.give_turn()
 
@@ -239,6 +284,10 @@ class SqliteStore:
             where.append("due IS NOT NULL AND due<=?")
             values.append(query.due_by)  # type: ignore[arg-type]
             order = "due, entity"  # which the index has, so that only as many are read as are asked for
+        if query.after is not None:
+            where.append("entity>?")
+            values.append(query.after)
+            order = "entity"
         sql = f"SELECT {_HEAD}, NULL FROM head WHERE {' AND '.join(where)} ORDER BY {order} LIMIT ?"  # noqa: S608
         return (_head(row) for row in self._read(sql, (*values, query.limit)))
 
@@ -247,8 +296,7 @@ class SqliteStore:
         return self._all_entries(after) if entity is None else self._entries_of(entity, after)
 
     def _all_entries(self, after: int) -> Iterator[Entry]:
-        sql = f"SELECT {_LOG}, (SELECT hash FROM log p WHERE p.seq=log.before) FROM log "  # noqa: S608
-        while rows := self._read(sql + "WHERE seq>? ORDER BY seq LIMIT ?", (after, PAGE)):
+        while rows := self._read(f"{_EVERY} WHERE seq>? ORDER BY seq LIMIT ?", (after, PAGE)):
             yield from map(_entry, rows)
             after = rows[-1][0]
 
@@ -275,21 +323,31 @@ class SqliteStore:
                 return int(last)
             time.sleep(min(0.02, left))
 
-    def prune(self, entity: str, before: int) -> None:
+    def prune(self, before: Mapping[str, int]) -> None:
         """Forget bodies, in the files too: they are overwritten, and the write-ahead log is emptied.
 
         Somebody who is reading at that moment keeps the latter as it is, until a later checkpoint.
         """
+        self.aside(lambda connection: _prune(connection, before))
+
+    def drop(self, at: Mapping[str, int]) -> int:
+        """Remove entities that are at these versions. The last entry of all must not be among them."""
+        return self.aside(lambda connection: _drop(connection, at))
+
+    def aside(self, do: Callable[[apsw.Connection], T]) -> T:
+        """Do something rare behind the door, on a connection of its own."""
         self._check_open()
         try:
             with self._door:
                 connection = _connect(self.path, apsw.SQLITE_OPEN_READWRITE)
                 try:
-                    _prune(connection, entity, before)
+                    return do(connection)
                 finally:
                     connection.close(True)
         except apsw.Error as error:
-            raise StoreError(f"{self.path}: {_fault(error)}") from error
+            if isinstance(error, apsw.FullError) and not self._reserve.given and self._reserve.give():
+                return self.aside(do)  # most often it makes room
+            raise StoreError(f"{self.path}: {_fault(error, self.path)}") from error
 
     def enter(self, worker: str) -> Here:
         """Hold the lock of a worker's file until it is closed, or this store is, or the process ends."""
@@ -324,17 +382,59 @@ class SqliteStore:
             ),
         )
 
+    # For the house ----------------------------------------------------------------------------------
+
+    def house(self) -> SqliteHouse:
+        """Return what keeps house here."""
+        return SqliteHouse(self)
+
+    def look(self, sql: str) -> list[tuple[Any, ...]]:
+        """Return what a statement reads."""
+        return self._read(sql)
+
+    def reader(self) -> apsw.Connection:
+        """Return a connection for reading, the caller's to close."""
+        self._check_open()
+        return _connect(self.path, apsw.SQLITE_OPEN_READONLY)
+
+    def renamed(self, name: str, last: int) -> None:
+        """Be known by another name from now on; behind the door."""
+        self.name = name
+        self._door.note(name, last)
+
+    def proved(self, copy: Path, check: Checked) -> None:
+        """Have the entries and heads of a copy checked."""
+        connection = _connect(copy, apsw.SQLITE_OPEN_READONLY)
+        try:
+            entries = connection.execute(f"{_EVERY} ORDER BY seq")
+            heads = connection.execute(f"SELECT {_HEAD}, NULL FROM head")  # noqa: S608
+            check(map(_entry, entries), map(_head, heads))
+        finally:
+            connection.close(True)
+
+    def fault(self, error: apsw.Error, path: Path | None = None) -> str:
+        """Say what the engine reported about a file, and what to do about it."""
+        return _fault(error, path or self.path)
+
     def close(self) -> None:
         """Let go of everything; what was acknowledged stays."""
         if not self._closed:
+            self._readers = (
+                threading.local()
+            )  # first: the last connection to close empties the write-ahead file
             self._combiner.stop(self._shut)
-            self._readers = threading.local()
             for here in self._here:
                 here.close()
             _open_stores.discard(self)
 
     def _shut(self) -> None:
         self._closed = True
+        if self._writer is not None:
+            with suppress(apsw.Error, StoreError), self._door:
+                writer = self._cursor(sync=True)
+                _rows(writer, "PRAGMA wal_checkpoint(PASSIVE)")  # also what was not synced yet is on disk now
+                ((last,),) = _rows(writer, "SELECT coalesce(max(seq), 0) FROM log")
+                self._door.note(self.name, last)
         self._drop()
 
     def _check_open(self) -> None:
@@ -347,8 +447,9 @@ class SqliteStore:
             _create(self.path)
             with self._door:
                 self._wall_at_boot = self._set_up()
+            self._reserve.given = not self._reserve.make()
         except apsw.Error as error:
-            raise StoreError(f"{self.path}: {_fault(error)}") from error
+            raise StoreError(f"{self.path}: {_fault(error, self.path)}") from error
         except OSError as error:
             raise StoreError(f"{self.path}: {error.strerror}") from error
 
@@ -356,6 +457,7 @@ class SqliteStore:
         try:
             connection = self._cursor(sync=True).connection
             _set_up(connection, self.path)
+            self.name = identify(connection, self.path, self._door)
             return _clock(connection)
         except BaseException:
             self._drop()
@@ -431,17 +533,33 @@ def _set(cursor: apsw.Cursor, write: Write, first: str, then: str) -> int:
     return connection.last_insert_rowid() if connection.changes() else 0
 
 
-def _prune(connection: apsw.Connection, entity: str, before: int) -> None:
+def _prune(connection: apsw.Connection, before: Mapping[str, int]) -> None:
     """Replace bodies by their digests, without leaving them in free space or in the write-ahead log."""
     connection.pragma("secure_delete", "ON")
     sql = f"{_CHAIN} SELECT at FROM chain WHERE number<?3"  # noqa: S608
     with connection:
-        for (seq,) in _rows(connection, sql, (entity, 0, before)):
-            ((body,),) = _rows(connection, "SELECT body FROM log WHERE seq=?", (seq,))
-            if body is not None:
-                connection.execute("UPDATE log SET body=NULL, digest=? WHERE seq=?", (fingerprint(body), seq))
+        for entity, version in before.items():
+            for (seq,) in _rows(connection, sql, (entity, 0, version)):
+                ((body,),) = _rows(connection, "SELECT body FROM log WHERE seq=?", (seq,))
+                if body is not None:
+                    forgotten = (fingerprint(body), seq)
+                    connection.execute("UPDATE log SET body=NULL, digest=? WHERE seq=?", forgotten)
     connection.set_busy_timeout(100)  # somebody may be reading: a later checkpoint does it then
     connection.pragma("wal_checkpoint", "TRUNCATE")
+
+
+def _drop(connection: apsw.Connection, at: Mapping[str, int]) -> int:
+    """Remove entries and head of each entity that is at its version."""
+    connection.pragma("secure_delete", "ON")
+    gone = 0
+    with connection:
+        for entity, version in at.items():
+            if _rows(connection, "SELECT 1 FROM head WHERE entity=? AND version=?", (entity, version)):
+                seqs = _rows(connection, f"{_CHAIN} SELECT at FROM chain", (entity, 0))  # noqa: S608
+                connection.executemany("DELETE FROM log WHERE seq=?", seqs)
+                connection.execute("DELETE FROM head WHERE entity=?", (entity,))
+                gone += 1
+    return gone
 
 
 def _rows(source: apsw.Connection | apsw.Cursor, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
@@ -464,6 +582,7 @@ def _connect(path: Path, flags: int) -> apsw.Connection:
     connection = apsw.Connection(str(path), flags=flags)
     connection.set_busy_timeout(BUSY_MS)  # before anything else: even to ask for the mode may be busy
     connection.transaction_mode = "IMMEDIATE"
+    connection.pragma("journal_size_limit", WAL_BYTES)
     connection.pragma("secure_delete", "FAST")  # or pages that are split would keep what is pruned later
     return connection
 
@@ -531,11 +650,21 @@ def _check_engine(version: str) -> None:
         )
 
 
-def _fault(error: apsw.Error) -> str:
+def _full(path: Path) -> str:
+    return (
+        f"the disk of {path.parent} is full: {left(path) or 0:,} bytes are left, and {LEAST_ROOM:,} or more "
+        "are needed; nothing was stored, make room and call again"
+    )
+
+
+def _fault(error: apsw.Error, path: Path) -> str:
     """Say what the engine reported, and what to do about it where that is known."""
-    name = type(error).__name__
+    name, room = type(error).__name__, left(path)
+    if name in ("IOError", "CantOpenError") and room is not None and room < SCARCE:
+        name = "FullError"
+    if name == "FullError":
+        return f"{_full(path)} ({type(error).__name__}: {error})"
     advice = {
-        "FullError": "the disk is full; nothing was stored, make room and go on",
         "BusyError": "another program holds the file",
         "ReadOnlyError": "the file or its folder cannot be written",
         "CantOpenError": "the file cannot be opened",

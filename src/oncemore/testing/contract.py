@@ -340,8 +340,8 @@ def pruned_bodies_are_gone_and_the_chain_still_verifies(open_store: Opener) -> N
         for n in range(4):
             stored(put(store, write(entity, store.head(entity), b"secret %d" % n)))
     before, head = whole(store, "run/a"), store.head("run/a")
-    store.prune("run/a", 3)
-    store.prune("run/a", 2)
+    store.prune({"run/a": 3})
+    store.prune({"run/a": 2})
     for handle in (store, open_store()):
         after = whole(handle, "run/a", pruned=3)
         assert [entry.body for entry in after] == [None, None, b"secret 2", b"secret 3"]
@@ -350,7 +350,7 @@ def pruned_bodies_are_gone_and_the_chain_still_verifies(open_store: Opener) -> N
         assert len(whole(handle, "run/b")) == 4
         assert [entry for entry in handle.entries() if entry.entity == "run/a"] == after
     stored(put(store, write("run/a", head, b"next")))
-    store.prune("run/a", 99)
+    store.prune({"run/a": 99})
     whole(store, "run/a", pruned=99)
     stored(put(store, write("run/a", store.head("run/a"), b"last")))
     assert whole(store, "run/a", pruned=6)[-1].body == b"last"
@@ -361,9 +361,80 @@ def pruning_what_is_not_there_changes_nothing(open_store: Opener) -> None:
     store = open_store()
     stored(put(store, write("run/a", None)))
     for entity, version in (("run/none", 9), ("run/a", 0), ("run/a", 1)):
-        store.prune(entity, version)
+        store.prune({entity: version})
     assert len(whole(store, "run/a")) == 1
     assert store.head("run/none") is None
+
+
+def bodies_of_several_entities_are_pruned_together(open_store: Opener) -> None:
+    """Each up to its own version; an unknown one among them changes nothing."""
+    store = open_store()
+    for entity in ("run/a", "run/b", "run/c"):
+        for n in range(3):
+            stored(put(store, write(entity, store.head(entity), b"secret %d" % n)))
+    store.prune({"run/a": 2, "run/none": 9, "run/b": 4})
+    for handle in (store, open_store()):
+        assert [len(whole(handle, name, pruned=at)) for name, at in (("run/a", 2), ("run/b", 4))] == [3, 3]
+        assert len(whole(handle, "run/c")) == 3
+    store.prune({})
+
+
+def what_is_dropped_is_gone_if_it_is_as_it_was_seen(open_store: Opener) -> None:
+    """Head and entries go together, others stay, no number comes twice, and the name can be used anew."""
+    store = open_store()
+    for entity in ("run/a", "run/b", "run/c"):
+        for _ in range(2):
+            stored(put(store, write(entity, store.head(entity))))
+    stored(put(store, write("chore/last", None, kind="chore")))
+    last = list(store.entries())[-1].seq
+    assert store.drop({"run/a": 2, "run/b": 1, "run/none": 1}) == 1
+    for handle in (store, open_store()):
+        assert handle.head("run/a") is None
+        assert list(handle.entries("run/a")) == []
+        assert {entry.entity for entry in handle.entries()} == {"run/b", "run/c", "chore/last"}
+        assert len(whole(handle, "run/b")) == len(whole(handle, "run/c")) == 2
+    assert store.drop({"run/a": 2}) == 0
+    (seq,) = stored(put(store, write("run/a", None, b"anew"))).seqs
+    assert seq > last
+    assert [entry.body for entry in whole(store, "run/a")] == [b"anew"]
+
+
+def heads_can_be_gone_through_page_by_page(open_store: Opener) -> None:
+    """In the order of their names, whatever is due when; nothing twice, nothing left out."""
+    store = open_store()
+    names = [f"run/{n:02}" for n in range(7)]
+    for at, entity in enumerate(names):
+        state = "DONE" if at % 3 else "OPEN"
+        stored(put(store, write(entity, None, due=None if at % 2 else 9.0 - at, state=state)))
+    stored(put(store, write("worker/w", None, kind="worker")))
+    seen: list[str] = []
+    while page := list(store.heads(Query("run", limit=2, after=seen[-1] if seen else ""))):
+        assert len(page) <= 2
+        seen += [head.entity for head in page]
+    assert seen == names
+    done = store.heads(Query("run", state="DONE", after="run/01"))
+    assert [head.entity for head in done] == ["run/02", "run/04", "run/05"]
+
+
+def a_house_says_how_much_there_is(open_store: Opener) -> None:
+    """Entities, entries and bytes by kind; what was pruned weighs less; a store of its own is no copy."""
+    store = open_store()
+    stored(put(store, write("run/a", None, b"x" * 5000)))
+    stored(put(store, write("run/a", store.head("run/a"))))
+    stored(put(store, write("worker/w", None, kind="worker")))
+    house = store.house()
+    weights = house.weights()
+    assert {kind: weight[:2] for kind, weight in weights.items()} == {"run": (1, 2), "worker": (1, 1)}
+    assert 5000 < weights["run"].bytes < 6000
+    store.prune({"run/a": 2})
+    assert house.weights()["run"].bytes < 1000
+    room = house.room()
+    assert room.file >= 0
+    assert room.wal >= 0
+    assert house.spare() >= 0
+    assert house.held() == ""
+    house.acknowledge()
+    assert house.tidy() == ""
 
 
 def a_worker_that_is_here_is_not_gone(open_store: Opener) -> None:
@@ -451,6 +522,10 @@ CHECKS = (
     batches_that_wait_for_the_disk_and_those_that_do_not_may_mix,
     pruned_bodies_are_gone_and_the_chain_still_verifies,
     pruning_what_is_not_there_changes_nothing,
+    bodies_of_several_entities_are_pruned_together,
+    what_is_dropped_is_gone_if_it_is_as_it_was_seen,
+    heads_can_be_gone_through_page_by_page,
+    a_house_says_how_much_there_is,
     a_worker_that_is_here_is_not_gone,
     asking_for_an_unknown_worker_is_no_error,
     waiting_for_a_change_ends_when_there_is_one,

@@ -134,6 +134,13 @@ oncemore quarantine list
         "policy": "policy:policy",
         "key": "key:key",
         "quarantine": "quarantine:quarantine",
+        "import": "moving:bring_in",
+        "prune": "house:prune",
+        "erase": "house:erase",
+        "backup": "house:backup",
+        "restore": "house:restore",
+        "sizes": "house:sizes",
+        "verify": "house:verify",
         "demo": "demo:demo",
     },
     examples=ROOT,
@@ -143,5 +150,6 @@ oncemore quarantine list
 def root() -> None:
     """Try it once more. Apply it once.
 
-    Look at policies before they run, compute keys, decide about what waits for a person, and see it work.
+    Look at policies before they run, compute keys, decide about what waits for a person, keep
+    house, and see it work.
     """
