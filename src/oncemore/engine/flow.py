@@ -298,8 +298,8 @@ def new_run(plan: Plan, call: Call, terms: Terms, last: Run | None, now: float) 
         step=last.step or plan.name, effect=plan.effect, run_id=terms.run_id, runs=last.runs + 1,
         fence=last.fence, attempt=last.attempt, allowed=plan.policy.max_attempts, created=now,
         deadline=call.deadline, input_hash=terms.input_hash, cfg_hash=call.cfg_hash, seed=terms.seed,
-        tenant=terms.tenant, correlation_id=terms.correlation_id, policy=plan.policy_name, dataset=terms.dataset,
-        priority=terms.priority, retain_s=terms.retain_s,
+        tenant=terms.tenant, correlation_id=terms.correlation_id, policy=plan.policy_name,
+        dataset=terms.dataset, priority=terms.priority, retain_s=terms.retain_s,
     )  # fmt: skip
 
 
