@@ -9,13 +9,14 @@ import pytest
 
 import oncemore
 from oncemore.codec.wire import body_of, head_of
-from oncemore.core.record import Run, Worker
+from oncemore.core.record import Change, Run, Worker
 from oncemore.core.retain import cannot_go
 from oncemore.engine import retention
 from oncemore.engine.history import verify
 from oncemore.engine.lease import Identity
+from oncemore.engine.perform import seen_in, write_of
 from oncemore.outbox import Relay
-from oncemore.store.base import Query
+from oncemore.store.base import Batch, Query
 from oncemore.store.memory import MemoryStore
 from oncemore.store.sqlite import SqliteStore
 from oncemore.testing import FakeClock
@@ -229,8 +230,19 @@ def test_what_is_in_quarantine_stays(engine: oncemore.Engine, clock: FakeClock, 
         path = made.path()
         path.chmod(0o600)
         path.write_bytes(b"other")
-    with pytest.raises(oncemore.Failed):
+    with pytest.raises(oncemore.Error, match="was altered"):
         tile()
+    clock.advance(DAY)
+    assert engine.prune(older_than=3600).kept == {"open": 1}
+
+
+def test_failed_work_whose_record_says_that_a_person_has_to_look_stays(
+    engine: oncemore.Engine, clock: FakeClock
+) -> None:
+    fail.run("x")
+    seen = seen_in(engine.store, f"run/{fail.key('x')}")
+    change = Change(("HARD_FAIL",), seen.run, seen.run, {"quarantine": {"reason": "checksum_mismatch"}})
+    engine.store.append(Batch((write_of(seen.entity, seen.version, seen.hash, change, engine.now()),))).wait()
     clock.advance(DAY)
     assert engine.prune(older_than=3600).kept == {"quarantined": 1}
 

@@ -150,6 +150,20 @@ def test_a_dead_event_and_a_quarantined_file_can_be_read_with_the_key(tmp_path: 
         assert CANARY in letter.error["message"]
 
 
+def test_what_waits_for_a_person_can_be_read_and_decided_with_the_key(tmp_path: Path) -> None:
+    @oncemore.step(effect="once", name="house.sealed-once")
+    def once(name: str) -> str:
+        raise TimeoutError(f"no answer from {name}")
+
+    with instant(), oncemore.open(tmp_path / "log.db", codec=Key("k1")) as engine:
+        once.run(CANARY)
+        (item,) = engine.quarantine
+        assert CANARY in str(engine.quarantine.show(item.id))
+        once.settle(oncemore.applied("found"), CANARY, reason="it was there")
+        assert once(CANARY) == "found"
+    assert CANARY.encode() not in (tmp_path / "log.db").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("codec", "says"),
     [

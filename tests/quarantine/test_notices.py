@@ -293,7 +293,7 @@ def given_up(start: Any) -> tuple[Any, Any]:
     engine = start()
     give.on(engine)()
     (event,) = [one for one in _events(engine) if one.topic == "orders"]
-    seen = seen_in(engine.store, f"event/{event.event_id}", Outgoing)
+    seen = seen_in(engine.store, f"event/{event.event_id}", None, Outgoing)
     change = Change(("DEAD", "ESCALATION"), seen.run, moved(seen.run, "DEAD"), {"error": {"code": "NO"}})
     return Relay(engine, {"orders": print})._courier(None), Save(seen, change)
 

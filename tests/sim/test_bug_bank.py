@@ -247,15 +247,15 @@ def every_delivery_has_a_budget_of_its_own(patch: pytest.MonkeyPatch) -> type[Si
 
 @bug
 def a_new_run_begins_with_the_first_fence(patch: pytest.MonkeyPatch) -> type[Sim]:
-    new_run = flow._new_run
-    patch.setattr(flow, "_new_run", lambda *args: new_run(*args)._replace(fence=0))
+    new_run = flow.new_run
+    patch.setattr(flow, "new_run", lambda *args: new_run(*args)._replace(fence=0))
     return Sim
 
 
 @bug
 def a_new_run_counts_attempts_from_one(patch: pytest.MonkeyPatch) -> type[Sim]:
-    new_run = flow._new_run
-    patch.setattr(flow, "_new_run", lambda *args: new_run(*args)._replace(attempt=0))
+    new_run = flow.new_run
+    patch.setattr(flow, "new_run", lambda *args: new_run(*args)._replace(attempt=0))
     return Sim
 
 

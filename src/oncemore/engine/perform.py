@@ -103,7 +103,7 @@ def write_of(
     return make(Write, (entity, version, *made, index_of(change.after)))
 
 
-def notice_write(given: Any, now: float, seal: Seal | None) -> Write:
+def notice_write(given: Any, now: float, seal: Seal | None = None) -> Write:
     """Return the bytes of an event's first entry."""
     event, payload = given
     change = Change(EVENT, None, event, {"payload": payload})

@@ -322,7 +322,7 @@ def _case(engine: Engine, item: Item) -> Case:
     entries = list(engine.store.entries(item.entity))[: item.version]
     last = _body(entries[-1], engine.seal)
     state: Any = None
-    for _, state, _ in history.told(entries):  # noqa: B007 - the last one is wanted
+    for _, state, _ in history.told(entries, engine.seal):  # noqa: B007 - the last one is wanted
         pass
     run = history.Run(engine, item.entity) if item.kind == "run" else None
     return Case(

@@ -15,7 +15,7 @@ from oncemore.desk.cli.paper import Paper
 EXAMPLES = """
 oncemore import --step shop.orders:pay done.csv --dry-run
 oncemore import --step shop.orders:pay done.csv --reason 'paid before we moved in'
-oncemore import --step shop.orders:pay --column order=id --result-column receipt done.csv
+oncemore import --step shop.orders:pay --column order=id --result-column out done.csv
 """
 
 
