@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import weakref
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from oncemore.engine.watch import LIMITS, Limits, Watch
 from oncemore.errors import RestoredCopy, StoreError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Self
 
     from oncemore.codec.seal import Codec
@@ -182,6 +182,15 @@ class Engine:
             return 0.0
         state = head_of(head.head, Worker)
         return state.until if state.state == "ALIVE" else 0.0
+
+    def lives(self, worker: str, lease: Worker) -> bool:
+        """Whether a worker may still have runs, as far as can be known."""
+        if worker in self._mine:
+            return True
+        if lease.state != "ALIVE" or lease.until <= self.now():
+            return False
+        with Shield():
+            return not self.store.gone(worker)
 
     def retire(self, me: Identity, *, quietly: bool = False) -> None:
         """Take no more runs under a worker that could not write down what became of one.
@@ -368,6 +377,16 @@ class Engine:
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 _INSIDE: ContextVar[tuple[Engine, ...]] = ContextVar("oncemore.engines", default=())
+
+
+@contextmanager
+def inside(engine: Engine) -> Iterator[None]:
+    """Make an engine that of all steps called inside, without closing it afterwards."""
+    token = _INSIDE.set((*_INSIDE.get(), engine))
+    try:
+        yield
+    finally:
+        _INSIDE.reset(token)
 
 
 def innermost() -> Engine | None:
