@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from oncemore.engine.context import context
     from oncemore.engine.helpers import still_running
     from oncemore.engine.history import Run
+    from oncemore.engine.jobs import JobRun
     from oncemore.engine.limits import Straggler, remaining
     from oncemore.engine.retry import Report, decision
     from oncemore.engine.runtime import Engine
@@ -86,6 +87,7 @@ _HOMES = {
     "oncemore.engine.context": "context",
     "oncemore.engine.helpers": "still_running",
     "oncemore.engine.history": "Run",
+    "oncemore.engine.jobs": "JobRun",
     "oncemore.engine.limits": "Straggler remaining",
     "oncemore.engine.retry": "Report decision",
     "oncemore.engine.runtime": "Engine",
@@ -114,6 +116,7 @@ __all__ = [
     "Failure",
     "InProgress",
     "Jitter",
+    "JobRun",
     "KeyConflict",
     "KeyExpired",
     "LeaseLost",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sized
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, overload
 from warnings import warn
 
@@ -44,13 +47,15 @@ from oncemore.opening import chosen, default_policy
 from oncemore.recipe import NO_EFFECT, Recipe, annotations_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from os import PathLike
 
+    from oncemore.core.board import Item
     from oncemore.core.model import Effect
     from oncemore.core.policy import Policy
     from oncemore.engine.artifacts import Shelf
     from oncemore.engine.context import When
+    from oncemore.engine.jobs import Met
     from oncemore.engine.lease import Identity
     from oncemore.engine.ops import Script
     from oncemore.engine.runtime import Engine
@@ -203,6 +208,65 @@ class Step(Generic[P, R]):
         _check_reason(reason)
         look = self._look(args, kwargs)
         return self._ordered(look, flow.cancel(look.plan, look.call, reason, CONTEXT.get().actor))
+
+    def map(
+        self,
+        items: Iterable[Any],
+        *,
+        max_concurrency: int = 5,
+        each: str = "argument",
+        progress: str = "auto",
+    ) -> Any:
+        """Call the step for each item, some at a time, and return the `JobRun`; to be awaited if async.
+
+        What an item comes to is never raised, but told by the `JobRun`. A provider that throttles is asked
+        for half as much at once, and for one more after each quiet stretch.
+
+        max_concurrency  how many calls may be under way at once
+        each             what an item is: the step's only "argument", its "args" or its "kwargs"
+        progress         "auto": a line on standard error, if that is a terminal; or "off"
+        """
+        from oncemore.core.board import Item
+        from oncemore.engine.jobs import Carrier, Course
+        from oncemore.engine.progress import Bar
+
+        number = isinstance(max_concurrency, int) and not isinstance(max_concurrency, bool)
+        if not number or not 1 <= max_concurrency <= MOST_AT_ONCE:
+            raise UsageError(f"max_concurrency is {max_concurrency!r}; it takes 1 to {MOST_AT_ONCE}")
+        if each not in _EACH:
+            raise UsageError(f"each is {each!r}; the choices are {', '.join(_EACH)}")
+        if progress not in ("auto", "off"):
+            raise UsageError(f"progress is {progress!r}; the choices are auto, off")
+        engine, total = chosen(self._engine), len(items) if isinstance(items, Sized) else None
+        drawn = (Item(at, self._asks(_EACH[each], item), item) for at, item in enumerate(items))
+        bar = Bar(self.name, total, sys.stderr if progress == "auto" else None)
+        carrier = Carrier(partial(self._mapped, _EACH[each]), self._awaits, self._plan_on(engine).decode)
+        course = Course(engine, self.name, drawn, carrier, max_concurrency, bar)
+        return course.run_awaited() if self._awaits else course.run()
+
+    def _asks(self, unpack: Callable[[Any], Any], item: Any) -> str:
+        """Return the provider of an item; one that is no call is refused when its turn comes."""
+        try:
+            args, kwargs = unpack(item)
+            return self._recipe.provider((*self._bound, *args), kwargs) or self.name
+        except Exception:  # noqa: BLE001
+            return self.name
+
+    def _mapped(self, unpack: Callable[[Any], Any], item: Item, met: Met) -> Any:
+        """Make one attempt of an item; what is due again later is not waited for."""
+        args, kwargs = unpack(item.given)
+        look = self._look(args, kwargs)
+        met.key = look.call.entity.removeprefix("run/")
+        describe = look.plan.describe
+
+        def tell(error: BaseException, failure: Failure | None) -> dict[str, Any]:
+            told = describe(error, failure)
+            if failure is not None:
+                met.told(told, failure)
+            return told
+
+        look = look._replace(plan=look.plan.replaced(inline_wait_s=0.0, describe=tell))
+        return (self._awaited if self._awaits else self._blocking)(args, kwargs, None, look)
 
     @property
     def hand(self) -> Hand:
@@ -543,6 +607,14 @@ def _seed(policy: Policy, entity: str) -> str:
         return ""
     return seed_of(entity.removeprefix("run/")) if policy.jitter_seed == PER_KEY else policy.jitter_seed
 
+
+#: What an item of a job is, by the word for it: positional arguments and named ones.
+_EACH: dict[str, Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]]] = {
+    "argument": lambda item: ((item,), {}),
+    "args": lambda item: (tuple(item), {}),
+    "kwargs": lambda item: ((), dict(item)),
+}
+MOST_AT_ONCE = 1000
 
 _NO_END = (0.0, 0.0)
 _NONE: tuple[str, ...] = ()

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from oncemore.engine.erasure import Erased
     from oncemore.engine.history import Run
     from oncemore.engine.house import Backup, Sizes, Verified
+    from oncemore.engine.jobs import JobRun
     from oncemore.engine.notices import Notices
     from oncemore.engine.ops import Seen
     from oncemore.engine.perform import Job
@@ -145,6 +146,12 @@ class Engine:
         from oncemore.engine.quarantine import Quarantine
 
         return Quarantine(self)
+
+    def jobs(self, limit: int = 100) -> tuple[JobRun, ...]:
+        """Return the jobs (`step.map`) that the log knows, those under way first."""
+        from oncemore.engine.jobs import jobs_of
+
+        return jobs_of(self, limit)
 
     def facts(self) -> Facts:
         """Return what the store really gives: which engine, and what survives what."""
