@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from oncemore.core.policy import Policy
     from oncemore.engine.artifacts import Shelf
     from oncemore.engine.context import When
-    from oncemore.engine.jobs import Met
+    from oncemore.engine.course import Met
     from oncemore.engine.lease import Identity
     from oncemore.engine.ops import Script
     from oncemore.engine.runtime import Engine
@@ -227,7 +227,7 @@ class Step(Generic[P, R]):
         progress         "auto": a line on standard error, if that is a terminal; or "off"
         """
         from oncemore.core.board import Item
-        from oncemore.engine.jobs import Carrier, Course
+        from oncemore.engine.course import Carrier, Course
         from oncemore.engine.progress import Bar
 
         number = isinstance(max_concurrency, int) and not isinstance(max_concurrency, bool)
