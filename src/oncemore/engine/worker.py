@@ -11,6 +11,7 @@ looked through once, and the dead worker is then marked so that nobody does it a
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -25,6 +26,7 @@ from oncemore.core.value import Value
 from oncemore.engine.context import CONTEXT, Context
 from oncemore.engine.crew import Crew
 from oncemore.engine.ids import nonce
+from oncemore.engine.ops import Save
 from oncemore.engine.perform import awaiting, blocking, seen_in
 from oncemore.engine.runtime import inside, log
 from oncemore.errors import (
@@ -59,7 +61,7 @@ STALE_S, REST_S, DEAF_S = 0.05, 0.01, 0.2
 SWEEP_S, SWEEP_AGAIN_S = 1.0, 30.0
 #: How long cancelled work has to write down that it was.
 CUT_S = 5.0
-#: How many runs are remembered that cannot go on here.
+#: How many runs of a step are remembered that cannot go on here; with more, the step is set aside.
 MOST_REFUSED = 10_000
 #: For how many looks a worker that met another takes runs out of their order.
 CROWDED = 50
@@ -139,7 +141,7 @@ class Worker:
         self._next = EVER
         self._last, self._crowded = "", 0
         self._lost: dict[str, Turn] = {}
-        self._refused: dict[str, int] = {}
+        self._refused: dict[str, dict[str, int]] = {name: {} for name in self._hands}
         self._sifted: dict[str, tuple[int, float]] = {}
         self._chance = random.Random()  # noqa: S311 - so that workers do not reach for the same run
 
@@ -289,9 +291,9 @@ class Worker:
             self._sweep()
             self._swept = time.monotonic()
         now, self._next = self._engine.now(), EVER
-        waiting = {name: self._due(name, now) for name in self._hands}
+        waiting = {name: self._due(name, now) for name in self._hands if self._fits(name)}
         for turn in self._lost.values():
-            waiting[turn.step].insert(0, turn)
+            waiting.setdefault(turn.step, []).insert(0, turn)
         self._turns = in_turn(waiting, self._last)
         self._crowded = max(0, self._crowded - 1)
 
@@ -313,7 +315,12 @@ class Worker:
 
     def _mine(self, head: Head) -> bool:
         """Whether a run may go on here: nobody here has it, or has found that it cannot."""
-        return head.entity not in self._busy and self._refused.get(head.entity) != head.version
+        refused = self._refused[head.by.step].get(head.entity)
+        return head.entity not in self._busy and refused != head.version
+
+    def _fits(self, name: str) -> bool:
+        """Whether a step is worth looking at: not so many of its runs could not go on here."""
+        return len(self._refused[name]) < MOST_REFUSED
 
     # Dead workers -----------------------------------------------------------------------------------
 
@@ -358,12 +365,14 @@ class Worker:
     # A run ------------------------------------------------------------------------------------------
 
     def _go(self, turn: Turn) -> None:
-        with self._having(turn), inside(self._engine):
-            blocking(*self._resumed(turn))
+        with self._having(turn) as wrote, inside(self._engine):
+            job, script = self._resumed(turn)
+            blocking(job, _noted(script, wrote))
 
     async def _go_awaited(self, turn: Turn) -> None:
-        with self._having(turn), inside(self._engine):
-            await awaiting(*self._resumed(turn))
+        with self._having(turn) as wrote, inside(self._engine):
+            job, script = self._resumed(turn)
+            await awaiting(job, _noted(script, wrote))
 
     def _resumed(self, turn: Turn) -> tuple[Job, Script]:
         seen = seen_in(self._engine.store, turn.entity)
@@ -372,19 +381,19 @@ class Worker:
         try:
             made = self._hands[turn.step].resume(self._engine, seen)
         except UsageError:
-            if len(self._refused) >= MOST_REFUSED:
-                self._refused.clear()
-            self._refused[turn.entity] = seen.version
+            self._refused[turn.step][turn.entity] = seen.version
             raise
         CONTEXT.set(Context(actor=made.actor))
         return made.job, made.script
 
     @contextmanager
-    def _having(self, turn: Turn) -> Iterator[None]:
+    def _having(self, turn: Turn) -> Iterator[list[bool]]:
         """Have a run under way; what comes of it is counted, and told where somebody should know."""
-        came_to = "done"
+        wrote: list[bool] = []
+        came_to = "taken"
         try:
-            yield
+            yield wrote
+            came_to = "done" if wrote else "taken"  # by somebody else, if nothing was written here
         except BaseException as error:  # noqa: BLE001 - a worker outlives whatever its work does
             came_to = next(word for kinds, word in _CAME_TO if isinstance(error, kinds))
             self._tell(turn, came_to, error)
@@ -397,11 +406,12 @@ class Worker:
                 self._changed.notify_all()
 
     def _tell(self, turn: Turn, came_to: str, error: BaseException) -> None:
+        many = len(self._refused[turn.step])
+        if came_to == "refused" and many == MOST_REFUSED:
+            log.error("oncemore: %s is set aside: %d of its runs do not fit here", turn.step, many)
+        loud = came_to in ("failed", "held", "trouble") or (came_to == "refused" and many <= 1)
         what = f"{turn.step} ({turn.entity[4:16]}) {came_to}: {error}"
-        if came_to in ("failed", "held", "refused", "trouble"):
-            log.warning("oncemore: %s", what)
-        else:
-            log.info("oncemore: %s", what)
+        log.log(logging.WARNING if loud else logging.INFO, "oncemore: %s", what)
 
 
 def _by_name(hands: Sequence[Hand]) -> dict[str, Hand]:
@@ -413,6 +423,16 @@ def _by_name(hands: Sequence[Hand]) -> dict[str, Hand]:
             raise UsageError(f"two steps are called {hand.name!r}; give one of them another name=")
         known[hand.name] = hand
     return known
+
+
+def _noted(script: Script, wrote: list[bool]) -> Script:
+    """Return a script that notes whether anything was written."""
+    op = next(script)
+    while True:
+        answer = yield op
+        if type(op) is Save and answer is not None:
+            wrote.append(True)
+        op = script.send(answer)
 
 
 def _turn(head: Head) -> Turn:
