@@ -78,7 +78,9 @@ def test_what_waits_is_over_at_once_and_says_who_and_why(engine: oncemore.Engine
         run = work.cancel(1, reason="the order was withdrawn")
     assert (run.status, run.reason, run.error["type"]) == ("HARD_FAIL", "cancelled", "Cancelled")
     assert "decided by a clerk: cancel, because the order was withdrawn" in run.explain()
-    with pytest.raises(oncemore.Cancelled, match=r"was cancelled after 0 attempts: the order was withdrawn; "):
+    with pytest.raises(
+        oncemore.Cancelled, match=r"was cancelled after 0 attempts: the order was withdrawn; "
+    ):
         work(1)
     assert work.submit(1).status == "HARD_FAIL"
     assert oncemore.Worker(engine, [work]).run_until_idle().done == 0

@@ -83,7 +83,11 @@ def test_a_call_of_what_was_handed_in_does_it_at_once(engine: oncemore.Engine) -
 
 @pytest.mark.parametrize(
     "at",
-    [lambda now: now + 100.0, lambda now: timedelta(seconds=100), lambda now: datetime.fromtimestamp(now + 100, UTC)],
+    [
+        lambda now: now + 100.0,
+        lambda now: timedelta(seconds=100),
+        lambda now: datetime.fromtimestamp(now + 100, UTC),
+    ],
     ids=["seconds", "timedelta", "datetime"],
 )
 def test_what_is_handed_in_for_later_is_done_then_and_not_before(
@@ -107,7 +111,17 @@ def test_a_call_of_what_is_due_much_later_is_parked(engine: oncemore.Engine) -> 
 
 @pytest.mark.parametrize(
     "at",
-    [datetime(2030, 1, 1), "tomorrow", True, 0, -5.0, float("nan"), float("inf"), 1e15, timedelta(days=9_000_000)],  # noqa: DTZ001
+    [
+        datetime(2030, 1, 1),
+        "tomorrow",
+        True,
+        0,
+        -5.0,
+        float("nan"),
+        float("inf"),
+        1e15,
+        timedelta(days=9_000_000),
+    ],
     ids=repr,
 )
 def test_a_time_that_is_none_is_refused(engine: oncemore.Engine, at: Any) -> None:
@@ -148,9 +162,7 @@ def test_work_whose_deadline_has_passed_is_not_handed_in(engine: oncemore.Engine
 
 @pytest.mark.req("CORR-1")
 def test_tenant_correlation_actor_and_deadline_go_along(engine: oncemore.Engine) -> None:
-    with oncemore.context(
-        tenant="acme", correlation_id="c-1", actor="a clerk", deadline=engine.now() + 500
-    ):
+    with oncemore.context(tenant="acme", correlation_id="c-1", actor="a clerk", deadline=engine.now() + 500):
         run = who.submit(1)
     assert oncemore.Worker(engine, [who]).run_until_idle().done == 1
     assert run.wait(5).value == ["acme", "c-1", "a clerk", True]

@@ -293,16 +293,18 @@ class Course:
             threading.Thread(target=copy_context().run, args=(lane,), name="oncemore-map", daemon=True)
             for _ in range(self._most)
         ]
-        for one in lanes:
-            one.start()
         try:
+            for one in lanes:
+                one.start()
             for one in lanes:
                 while one.is_alive():
                     one.join(LOOK_S)
         except BaseException as error:
             self._stop(error)
+            ends = clocks.Clock().monotonic() + GRACE_S
             for one in lanes:
-                one.join(GRACE_S)
+                if one.is_alive():
+                    one.join(max(0.0, ends - clocks.Clock().monotonic()))
             raise
 
 
