@@ -212,7 +212,7 @@ def _meets_waiting(plan: Plan, call: Call, seen: Seen, now: float) -> Script:
         return (yield from _held(plan, seen, now))
     if run.cancelled:  # while an attempt was under way, which has not come good
         after = _over(run, "HARD_FAIL", "cancelled", failed=seen.version + 1)
-        yield Save(seen, Change(("HARD_FAIL",), run, after, {"error": endings.CANCELLED}))
+        yield Save(seen, Change(_FAILED, run, after, _escalated({"error": endings.CANCELLED}, run, now)))
         return None
     if run.deadline and now >= run.deadline:
         after = _over(run, "HARD_FAIL", "deadline_passed", failed=seen.version + 1)
@@ -662,8 +662,8 @@ def cancel(plan: Plan, call: Call, reason: str, actor: str) -> Script:
             change = Change(("DECISION",), run, run._replace(cancelled=now), told)
         else:
             after = _over(run, "HARD_FAIL", "cancelled", failed=seen.version + 1, cancelled=now)
-            body = {"error": {**endings.CANCELLED, "message": reason}, **told}
-            change = Change(("HARD_FAIL", "DECISION"), run, after, body)
+            body = _escalated({"error": {**endings.CANCELLED, "message": reason}, **told}, run, now)
+            change = Change(("HARD_FAIL", "DECISION", "ESCALATION"), run, after, body)
         if (yield Save(seen, change)) is not None:
             yield End(None, None)
             return
