@@ -240,7 +240,12 @@ def test_a_cut_attempt_of_cancelled_work_is_not_followed_by_another(engine: once
         raise SystemExit(3)
 
     turns.append(_paused(cut))
-    thread = threading.Thread(target=lambda: pytest.raises(SystemExit, work.on(engine), 1))
+
+    def ends() -> None:
+        with pytest.raises(SystemExit):
+            work.on(engine)(1)
+
+    thread = threading.Thread(target=ends)
     thread.start()
     assert inside.wait(10)
     work.cancel(1, reason="enough")

@@ -498,9 +498,8 @@ def test_a_stopped_worker_lets_what_is_under_way_end_and_takes_nothing_more(engi
 
 
 def test_what_does_not_end_in_time_is_named_and_left(
-    engine: oncemore.Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    engine: oncemore.Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(workers, "CUT_S", 0.05)
     inside, go_on = threading.Event(), threading.Event()
 
     @oncemore.step(effect="idempotent", name="endless")

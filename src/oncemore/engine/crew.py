@@ -52,10 +52,12 @@ class Crew:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def cancel(self) -> None:
-        """Cancel async work; what it did until then is written down as for any cancellation."""
-        for task in list(self._tasks):
+    def cancel(self) -> bool:
+        """Cancel async work, if there is any; what it did until then is written down as for any other."""
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
+        return bool(tasks)
 
     def close(self) -> None:
         """Let go of threads and loop; what is still under way in them is not waited for."""

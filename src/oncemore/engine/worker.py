@@ -272,11 +272,9 @@ class Worker:
     def _drain(self, crew: Crew) -> None:
         """Let what is under way come to its end; what does not in time is cut off, or left to its lease."""
         self._turns = []
-        if not self._all_over(self._grace_s):
-            crew.cancel()
-            if not self._all_over(CUT_S):
-                keys = ", ".join(key[:12] for key in self.under_way)
-                self._engine.grumble(f"a worker stops with work under way that does not end: {keys}")
+        if not self._all_over(self._grace_s) and not (crew.cancel() and self._all_over(CUT_S)):
+            keys = ", ".join(key[:12] for key in self.under_way)
+            self._engine.grumble(f"a worker stops with work under way that does not end: {keys}")
         crew.close()
 
     def _all_over(self, within_s: float) -> bool:
