@@ -430,6 +430,19 @@ def test_a_checkpoint_whose_answer_was_lost_for_good_does_not_lose_the_attempt(
     assert ENTITY in stage.judge.books
 
 
+def test_of_two_who_hand_in_or_cancel_the_second_looks_again() -> None:
+    stage = Stage("idempotent", ["effect ok"])
+    for first, second in ((stage.submitting, stage.submitting), (stage.cancelling, stage.cancelling)):
+        late = second()
+        for op in late:
+            if type(op) is ops.Save:
+                break
+        stage.play(first)
+        version = stage.seen().version
+        assert list(late) == [ops.Load(ENTITY), ops.Now()], "it reads again, and finds that all is done"
+        assert stage.seen().version == version
+
+
 # Cancelled while it runs ------------------------------------------------------------------------------
 
 RUNNING = {

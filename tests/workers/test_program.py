@@ -55,6 +55,12 @@ class Program:
             cwd=folder, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
+    def ready(self) -> None:
+        """Wait until it has said hello: from then on it is told to stop in order."""
+        assert self.process.stderr is not None
+        while "a worker of" not in (line := self.process.stderr.readline()):
+            assert line, "it ended before it had begun"
+
     def end(self, within_s: float = 30.0) -> tuple[int, str]:
         try:
             _, errors = self.process.communicate(timeout=within_s)
@@ -172,8 +178,10 @@ def test_what_a_killed_worker_had_needs_no_caller_to_go_on(
 def test_several_on_one_store_do_everything_once(
     store: oncemore.Engine, steps: Any, start: Callable[..., Program]
 ) -> None:
-    runs = [steps.quick.submit(n) for n in range(60)]
     crowd = [start() for _ in range(3)]
+    for one in crowd:
+        one.ready()
+    runs = [steps.quick.submit(n) for n in range(60)]
     for run in runs:
         assert run.wait(30).status == "COMPLETE"
     for one in crowd:

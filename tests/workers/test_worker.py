@@ -13,13 +13,14 @@ import pytest
 
 import oncemore
 from oncemore.codec.wire import head_of
+from oncemore.core.record import NOWHERE, Change, Mapped
 from oncemore.core.record import Worker as Lease
 from oncemore.engine import worker as workers
 from oncemore.engine.history import verify
 from oncemore.engine.ops import Work
-from oncemore.engine.perform import _BLOCKING, _QUICK, seen_in
+from oncemore.engine.perform import _BLOCKING, _QUICK, seen_in, write_of
 from oncemore.errors import StoreError
-from oncemore.store.base import Query
+from oncemore.store.base import Batch, Query
 from oncemore.workers import Worked
 
 if TYPE_CHECKING:
@@ -398,6 +399,14 @@ def _states(engine: oncemore.Engine) -> list[str]:
     return sorted(head_of(head.head, Lease).state for head in engine.store.heads(Query("worker")))
 
 
+def _job(engine: oncemore.Engine, job_id: str, worker: str) -> str:
+    """Have a job under way."""
+    job = Mapped("RUNNING", "one", job_id, worker, 1.0)
+    write = write_of(f"job/{job_id}", 0, NOWHERE, Change(("JOB",), None, job), 1.0)
+    engine.store.append(Batch((write,))).wait()
+    return job_id
+
+
 def test_what_a_dead_worker_had_is_taken_over_and_the_dead_is_marked(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     one, other = step("one"), step("other")
@@ -408,6 +417,10 @@ def test_what_a_dead_worker_had_is_taken_over_and_the_dead_is_marked(tmp_path: P
         worker = alone(engine, one)
         assert worker.run_until_idle() == Worked(), "their leases last"
         assert one.last(1).status == "RUNNING"
+        other.submit(2)
+        alive = _die(path, other, 2)
+        lives = _job(engine, "alive", next(iter(alive._mine)))
+        lost = _job(engine, "lost", next(iter(dead[0]._mine)))
         for each in dead:
             for me in each._mine.values():
                 me.quiet = True
@@ -418,10 +431,12 @@ def test_what_a_dead_worker_had_is_taken_over_and_the_dead_is_marked(tmp_path: P
         assert other.last(1).status == "RUNNING", "nobody here knows it"
         worker = alone(engine, one)
         worker.run_until_idle()
-        assert _states(engine) == ["ALIVE", "ALIVE", "GONE"]
+        assert _states(engine) == ["ALIVE", "ALIVE", "ALIVE", "GONE"]
+        assert {job.job_id: job.state for job in engine.jobs()} == {lives: "RUNNING", lost: "LOST"}
         assert alone(engine, other).run_until_idle() == Worked(done=1)
         worker.run_until_idle()
         assert worker._sifted, "the other is not looked for again at once"
+        alive.close()
         verify(engine.store.entries())
 
 
@@ -589,6 +604,33 @@ def test_an_engine_s_worker_can_run_again(engine: oncemore.Engine) -> None:
     for n in range(3):
         one.submit(n)
         assert worker.run_until_idle().done == n + 1
+
+
+def test_a_worker_that_is_told_to_stop_before_it_has_begun_stops(engine: oncemore.Engine) -> None:
+    one = step("one")
+    one.submit(1)
+    worker = alone(engine, one, grace_s=5.0)
+    worker.stop()
+    assert worker.run() == Worked()
+    assert worker.run_until_idle() == Worked(done=1), "that was for once"
+    began = time.monotonic()
+    for _ in range(20):
+        with alone(engine, one, grace_s=5.0):
+            pass
+    assert time.monotonic() - began < 5.0
+
+
+def test_a_run_that_is_under_way_here_is_not_taken_again(engine: oncemore.Engine) -> None:
+    one = step("one")
+    keys = [f"run/{one.submit(n).key}" for n in range(2)]
+    worker = alone(engine, one)
+    worker._look()
+    worker._looked = time.monotonic()
+    worker._busy[worker._turns[0].entity] = "one"
+    turn = worker._take()
+    assert turn is not None
+    assert {turn.entity, *worker._busy} == set(keys)
+    worker._busy.clear()
 
 
 def test_outcomes_that_need_nobody_are_told_quietly(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from _queue import SimpleQueue
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -68,5 +69,5 @@ class Crew:
         if loop is not None and self._loop_thread is not None:
             loop.call_soon_threadsafe(loop.stop)
             self._loop_thread.join(END_S)
-            if not loop.is_running():
+            with suppress(RuntimeError):  # it is still at work that does not give way
                 loop.close()

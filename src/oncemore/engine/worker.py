@@ -166,12 +166,13 @@ class Worker:
         return self._work(lasting=False)
 
     def stop(self) -> None:
-        """Take nothing more; may be called from anywhere, also from a signal handler."""
+        """Take nothing more; may be called from anywhere, also from a signal handler, or in advance."""
         self._stopping = True
 
     def start(self) -> Self:
         """Work in a thread of its own until `close()`."""
         if self._thread is None:
+            self._stopping = False
             self._thread = threading.Thread(target=self.run, name="oncemore-worker", daemon=True)
             self._thread.start()
         return self
@@ -204,7 +205,7 @@ class Worker:
 
     def _work(self, *, lasting: bool) -> Worked:
         crew = Crew(self._concurrency)
-        self._stopping, self._looked, self._swept = False, 0.0, 0.0
+        self._looked = self._swept = 0.0
         try:
             while not self._stopping:
                 try:
@@ -222,6 +223,7 @@ class Worker:
                     self._rest(seen)
         finally:
             self._drain(crew)
+            self._stopping = False  # only here: it may have been told to stop before it had begun
         return self.worked
 
     def _start_due(self, crew: Crew) -> bool:
@@ -328,7 +330,8 @@ class Worker:
         if not dead:
             return
         left: dict[str, int] = {}
-        for head in self._engine.store.heads(Query("run", state="RUNNING", limit=MOST_RUNNING)):
+        running = list(self._engine.store.heads(Query("run", state="RUNNING", limit=MOST_RUNNING)))
+        for head in running:
             if head.by.worker in dead:
                 left[head.by.worker] = left.get(head.by.worker, 0) + 1
                 if head.by.step in self._hands and self._mine(head):
@@ -338,7 +341,7 @@ class Worker:
                 job = head_of(head.head, Mapped)
                 self._note(head, job, job._replace(state="LOST"), "JOB")
         for name, head in dead.items():
-            if name not in left:
+            if name not in left and len(running) < MOST_RUNNING:
                 lease = head_of(head.head, Lease)
                 self._note(head, lease, lease._replace(state="GONE"), "LEASE")
             self._sifted[name] = head.version, time.monotonic()

@@ -70,8 +70,7 @@ def worker(
     engine = chosen() if store is None else open_store(store)
     with engine:
         made = Worker(engine, known, concurrency=concurrency, grace_s=grace)
-        _say_hello(made, engine.url, [step.name for step in known])
-        return _work(made, drain)
+        return _work(made, drain, f"{', '.join(sorted(step.name for step in known))} on {engine.url}")
 
 
 def _wanted(known: list[Any], names: tuple[str, ...]) -> list[Any]:
@@ -85,15 +84,15 @@ def _wanted(known: list[Any], names: tuple[str, ...]) -> list[Any]:
     return [step for step in known if not names or any(fnmatchcase(step.name, name) for name in names)]
 
 
-def _say_hello(worker: Worker, url: str, names: list[str]) -> None:
+def _say_hello(worker: Worker, what: str) -> None:
     from oncemore.engine.runtime import log
 
-    log.info("oncemore: a worker of %s on %s", ", ".join(sorted(names)), url)
+    log.info("oncemore: a worker of %s", what)
     for name, count in worker.unknown().items():
         log.warning("oncemore: %d due runs of %s stay: that step is not known here", count, name)
 
 
-def _work(worker: Worker, drain: bool) -> int:
+def _work(worker: Worker, drain: bool, what: str) -> int:
     """Work, and return how it ended; with work left behind, end here and now, without giving leases back."""
     import os
     import signal
@@ -111,6 +110,7 @@ def _work(worker: Worker, drain: bool) -> int:
 
     before = {number: signal.signal(number, hear) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
+        _say_hello(worker, what)
         worked = worker.run_until_idle() if drain else worker.run()
     finally:
         for number, handler in before.items():
