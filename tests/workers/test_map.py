@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.server
 import io
 import os
 import signal
@@ -10,12 +11,16 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import oncemore
 from oncemore.codec.wire import head_of
+from oncemore.core.backoff import Jitter, Schedule
+from oncemore.core.policy import Policy
 from oncemore.core.record import Mapped
 from oncemore.engine import course
 from oncemore.engine.history import verify
@@ -494,3 +499,60 @@ def test_it_is_drawn_seldom_and_a_terminal_that_goes_away_hurts_nobody() -> None
     screen.close()
     bar.draw({"done": 3}, last=True)
     bar.draw({"done": 4}, last=True)
+
+
+# A real server ----------------------------------------------------------------------------------------
+
+
+class Server:
+    """A server on this machine that counts how many requests it has at once, and fails as it is told."""
+
+    def __init__(self, failing: bool) -> None:
+        server = self
+        self.door, self.failing, self.asked = Door(), failing, 0
+
+        class Answer(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                with server.door:
+                    server.asked += 1
+                    time.sleep(0.01)
+                    bad = server.failing and server.asked % 3 != 0
+                self.send_response(503 if bad else 200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *told: Any) -> None:
+                """Say nothing."""
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def peak(self, engine: oncemore.Engine, name: str) -> int:
+        """Ask it for many things, and return how many requests it had at once at most."""
+
+        @oncemore.step(effect="idempotent", name=name, policy=HASTY)
+        def get(x: int) -> int:
+            try:
+                with urllib.request.urlopen(f"{self.url}{x}", timeout=10) as answer:  # noqa: S310
+                    return int(answer.status)
+            except urllib.error.HTTPError as error:
+                error.close()
+                raise
+
+        job = get.on(engine).map(range(30), max_concurrency=4)
+        self.server.shutdown()
+        self.server.server_close()
+        assert job.counts["done"] + job.counts["failed"] == 30
+        return self.door.peak
+
+
+HASTY = Policy("hasty", max_attempts=4, schedule=Schedule("exponential", base=0.001), jitter=Jitter("full"))
+
+
+@pytest.mark.req("CONC-1")
+def test_a_failing_server_has_no_more_requests_at_once_than_a_healthy_one(engine: oncemore.Engine) -> None:
+    healthy, failing = Server(failing=False), Server(failing=True)
+    assert healthy.peak(engine, "healthy") == 4
+    assert failing.peak(engine, "failing") <= 4
+    assert (healthy.asked, failing.asked > 60) == (30, True)
