@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 from contextvars import copy_context
 from datetime import timedelta
@@ -15,6 +16,7 @@ from oncemore.engine.history import verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from oncemore.testing import FakeClock
 
@@ -253,3 +255,42 @@ def test_a_cut_attempt_of_cancelled_work_is_not_followed_by_another(engine: once
     assert oncemore.Worker(engine, [work]).run_until_idle().failed == 1
     with pytest.raises(oncemore.Cancelled):
         work(1)
+
+
+# Rows of the user's own -------------------------------------------------------------------------------
+
+
+def _cancelled_before_its_commit(engine: oncemore.Engine, step: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have somebody cancel the run in the very moment before its COMMIT is written."""
+    real, told = engine.store.append, [False]
+
+    def append(batch: Any) -> Any:
+        if not told[0] and b'"COMMIT"' in batch.writes[0].header:
+            told[0] = True
+            other = threading.Thread(target=lambda: step.on(engine).cancel(1, reason="too late"))
+            other.start()
+            other.join(10)
+        return real(batch)
+
+    monkeypatch.setattr(engine.store, "append", append)
+
+
+def test_rows_that_are_committed_before_somebody_cancels_stay_committed_and_so_does_the_run(
+    engine: oncemore.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = sqlite3.connect(tmp_path / "own.db", isolation_level=None, check_same_thread=False)
+    connection.execute("CREATE TABLE orders(n)")
+
+    @oncemore.step(effect="transactional", name="ordered")
+    def ordered(n: int) -> int:
+        oncemore.current().transaction(connection).execute("INSERT INTO orders VALUES (?)", (n,))
+        return n * 2
+
+    _cancelled_before_its_commit(engine, ordered, monkeypatch)
+    assert ordered(1) == 2
+    assert ordered(1) == 2
+    assert connection.execute("SELECT n FROM orders").fetchall() == [(1,)]
+    run = ordered.last(1)
+    assert run is not None
+    assert (run.status, run.state.cancelled > 0, len(run.attempts)) == ("COMPLETE", True, 1)
+    connection.close()
