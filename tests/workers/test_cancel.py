@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
+from oncemore.core.backoff import Jitter, Schedule
+from oncemore.core.policy import Policy
 from oncemore.engine.history import verify
 
 if TYPE_CHECKING:
@@ -37,8 +39,10 @@ def _work(x: int) -> Any:
     return x
 
 
-work = oncemore.step(effect="idempotent", name="work")(_work)
-fragile = oncemore.step(effect="once", name="fragile", not_applied=ConnectionError)(_work)
+#: Waits that are never short by chance.
+CALM = Policy("calm", max_attempts=3, schedule=Schedule("fixed", delays=(2.0, 3.0)), jitter=Jitter("none"))
+work = oncemore.step(effect="idempotent", name="work", policy=CALM)(_work)
+fragile = oncemore.step(effect="once", name="fragile", not_applied=ConnectionError, policy=CALM)(_work)
 
 
 def _paused(then: Callable[[], Any]) -> Callable[[], Any]:
@@ -260,19 +264,36 @@ def test_a_cut_attempt_of_cancelled_work_is_not_followed_by_another(engine: once
 # Rows of the user's own -------------------------------------------------------------------------------
 
 
-def _cancelled_before_its_commit(engine: oncemore.Engine, step: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have somebody cancel the run in the very moment before its COMMIT is written."""
-    real, told = engine.store.append, [False]
+def _cancelled_before_its_commit(
+    engine: oncemore.Engine, step: Any, monkeypatch: pytest.MonkeyPatch
+) -> list[bool]:
+    """Have somebody cancel the run in the very moment before its COMMIT is written.
+
+    Return, for each time that COMMIT is written, whether others would have seen that it is under way.
+    """
+    real, told = engine.store.append, []
 
     def append(batch: Any) -> Any:
-        if not told[0] and b'"COMMIT"' in batch.writes[0].header:
-            told[0] = True
+        if b'"COMMIT"' in batch.writes[0].header:
+            run = step.on(engine).last(1).state
+            held = engine.held_until(run.worker, batch.writes[0].entity, run.fence)
+            told.append(held > engine.now())
+        if told == [True] and b'"COMMIT"' in batch.writes[0].header:
             other = threading.Thread(target=lambda: step.on(engine).cancel(1, reason="too late"))
             other.start()
             other.join(10)
         return real(batch)
 
     monkeypatch.setattr(engine.store, "append", append)
+    return told
+
+
+def test_an_attempt_is_not_taken_for_lost_because_somebody_cancels_it(
+    engine: oncemore.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = _cancelled_before_its_commit(engine, work, monkeypatch)
+    assert work(1) == 1
+    assert told == [True, True], "also between its two tries to commit nobody may take it over"
 
 
 def test_rows_that_are_committed_before_somebody_cancels_stay_committed_and_so_does_the_run(

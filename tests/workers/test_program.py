@@ -140,6 +140,9 @@ def test_what_does_not_end_in_time_is_left_to_its_lease_and_taken_over(
     assert code == 1, errors
     assert "1 runs are left to their leases" in errors
     assert run.wait(0).status == "RUNNING"
+    lease = store.store.head(f"worker/{run.wait(0).state.worker}")
+    assert lease is not None
+    assert lease.by.state == "ALIVE", "to give it back would be to say that nobody is at it"
     Path("go_on").touch()
     assert start("--drain").end()[0] == 0
     assert run.wait(5).status == "COMPLETE"

@@ -13,6 +13,8 @@ import pytest
 
 import oncemore
 from oncemore.codec.wire import head_of
+from oncemore.core.backoff import Jitter, Schedule
+from oncemore.core.policy import Policy
 from oncemore.core.record import NOWHERE, Change, Mapped
 from oncemore.core.record import Worker as Lease
 from oncemore.engine import worker as workers
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from oncemore.testing import FakeClock
 
 done: list[Any] = []
+#: Waits that are never short by chance.
+CALM = Policy("calm", max_attempts=3, schedule=Schedule("fixed", delays=(2.0, 3.0)), jitter=Jitter("none"))
 
 
 @pytest.fixture(autouse=True)
@@ -192,7 +196,7 @@ def test_a_worker_needs_steps_each_with_a_name_of_its_own(engine: oncemore.Engin
 def test_what_fails_is_tried_again_when_it_is_due_and_holds_no_thread_meanwhile(
     engine: oncemore.Engine, clock: FakeClock
 ) -> None:
-    @oncemore.step(effect="idempotent", name="flaky")
+    @oncemore.step(effect="idempotent", name="flaky", policy=CALM)
     def flaky(x: int) -> int:
         if oncemore.current().number == 1:
             raise ConnectionError("down")
