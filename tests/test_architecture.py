@@ -32,6 +32,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("options", "opening"),
     ("recipe",),
     ("api", "steps", "outbox"),
+    ("workers",),
     (FRONT_DOOR,),
     ("profiles", "testing"),
     ("desk",),

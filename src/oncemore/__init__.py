@@ -33,11 +33,13 @@ if TYPE_CHECKING:
     from oncemore.engine.context import context
     from oncemore.engine.helpers import still_running
     from oncemore.engine.history import Run
+    from oncemore.engine.jobs import JobRun
     from oncemore.engine.limits import Straggler, remaining
     from oncemore.engine.retry import Report, decision
     from oncemore.engine.runtime import Engine
     from oncemore.errors import (
         AttemptTimeout,
+        Cancelled,
         ConfigChanged,
         DeadlineExceeded,
         Error,
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
     )
     from oncemore.opening import open  # noqa: A004 - read as oncemore.open
     from oncemore.steps import Step, applied, not_applied, step, unknown
+    from oncemore.workers import Worker
 
 _HOMES = {
     "oncemore.api": "additive attempts exponential fixed linear proportional retry retrying",
@@ -84,15 +87,17 @@ _HOMES = {
     "oncemore.engine.context": "context",
     "oncemore.engine.helpers": "still_running",
     "oncemore.engine.history": "Run",
+    "oncemore.engine.jobs": "JobRun",
     "oncemore.engine.limits": "Straggler remaining",
     "oncemore.engine.retry": "Report decision",
     "oncemore.engine.runtime": "Engine",
-    "oncemore.errors": "AttemptTimeout ConfigChanged DeadlineExceeded Error Failed InProgress KeyConflict "
-    "KeyExpired LeaseLost MissingExtra NeedsReview OutcomeUnknown Parked PermanentError PolicyError "
-    "PolicyWarning Quarantined Refused RestoredCopy ResultUnavailable RetriesExhausted StaleDecision "
-    "StoreError Terminal TransientError Uncertain UsageError Violation",
+    "oncemore.errors": "AttemptTimeout Cancelled ConfigChanged DeadlineExceeded Error Failed InProgress "
+    "KeyConflict KeyExpired LeaseLost MissingExtra NeedsReview OutcomeUnknown Parked PermanentError "
+    "PolicyError PolicyWarning Quarantined Refused RestoredCopy ResultUnavailable RetriesExhausted "
+    "StaleDecision StoreError Terminal TransientError Uncertain UsageError Violation",
     "oncemore.opening": "open",
     "oncemore.steps": "Step applied not_applied step unknown",
+    "oncemore.workers": "Worker",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
@@ -101,6 +106,7 @@ __all__ = [
     "Attempt",
     "AttemptTimeout",
     "Budget",
+    "Cancelled",
     "ConfigChanged",
     "DeadlineExceeded",
     "Decision",
@@ -110,6 +116,7 @@ __all__ = [
     "Failure",
     "InProgress",
     "Jitter",
+    "JobRun",
     "KeyConflict",
     "KeyExpired",
     "LeaseLost",
@@ -139,6 +146,7 @@ __all__ = [
     "Uncertain",
     "UsageError",
     "Violation",
+    "Worker",
     "__version__",
     "additive",
     "applied",

@@ -16,6 +16,7 @@
     ├── Failed                        the work's: it was tried and did not come good
     │   ├── Terminal                    … in a way that does not pass
     │   ├── RetriesExhausted            … `until=` never held; carries the last value
+    │   ├── Cancelled                   … because somebody said that it shall not go on
     │   └── AttemptTimeout (TimeoutError)   an attempt took longer than it may
     │       └── DeadlineExceeded        … because the whole call's time is up
     ├── Uncertain                     a person's: what happened cannot be known from here
@@ -40,6 +41,7 @@ from __future__ import annotations
 
 __all__ = [
     "AttemptTimeout",
+    "Cancelled",
     "ConfigChanged",
     "DeadlineExceeded",
     "Error",
@@ -121,6 +123,10 @@ class RetriesExhausted(Failed):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.args[0], self.value)
+
+
+class Cancelled(Failed):
+    """Somebody said that it shall not go on; inside the work: raised by the next checkpoint."""
 
 
 class AttemptTimeout(Failed, TimeoutError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from collections import OrderedDict
 from datetime import timedelta
 from itertools import takewhile
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 from oncemore.codec.artifact import name_of
 from oncemore.codec.secret import Secret, texts_of
 from oncemore.codec.step_key import are_plain, argument_bytes, cfg_hash, key_of, scope_bytes
-from oncemore.codec.tagged import Tagger
+from oncemore.codec.tagged import Tagger, untag
 from oncemore.core.model import EFFECTS
 from oncemore.engine.runtime import log
 from oncemore.errors import UsageError
@@ -62,6 +63,7 @@ class Recipe:
         self._version, self._config = _text("version", told["version"]), told["config"]
         self._cfg = None if callable(self._config) else cfg_hash(self._version, self._config)
         self._partition, self._tenant, self._dataset = told["partition"], told["tenant"], told["dataset"]
+        self._provider = told["provider"]
         self._bucket = _bucket(told["bucket"])
         self._plain_scope = b""
         self.timed = self._bucket is not None or self.policy.within_s is not None
@@ -125,6 +127,10 @@ class Recipe:
         """Return the dataset it belongs to."""
         return "" if self._dataset is None else str(_of(self._dataset, args, kwargs) or "")
 
+    def provider(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Return whom it asks something of."""
+        return str(_of(self._provider, args, kwargs) or "")
+
     def cfg(self) -> str:
         """Return the digest of what a result depends on besides its arguments."""
         return self._cfg or cfg_hash(self._version, self._config())
@@ -152,6 +158,34 @@ class Recipe:
                     raise UsageError(f"{name.name} is missing: {option} of {self.name} may be made of it")
             found[name.name] = None
         return found
+
+    def withheld(self, bound: dict[str, Any]) -> tuple[str, ...]:
+        """Return the names of arguments that the log does not keep, and that are not their defaults.
+
+        Without them nobody else can make the same call.
+        """
+        params = inspect.signature(self.work).parameters
+        out = bound.keys() - self.counted(bound).keys()
+        return tuple(sorted(name for name in out if bound[name] is not params[name].default))
+
+    def rebuilt(self, stored: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return a call's arguments as the log has them; refuse those that the function does not take."""
+        signature = inspect.signature(self.work)
+        needed = {
+            name
+            for name, param in signature.parameters.items()
+            if param.default is param.empty and param.kind not in (param.VAR_POSITIONAL, param.VAR_KEYWORD)
+        }
+        wrong = sorted((stored.keys() - signature.parameters.keys()) | (needed - stored.keys()))
+        if wrong:
+            raise UsageError(
+                f"{self.name} was called with other arguments than it takes here ({', '.join(wrong)}); is "
+                "this another version of it?"
+            )
+        values = {name: untag(stored[name]) for name in signature.parameters if name in stored}
+        bound = inspect.BoundArguments(signature, OrderedDict(values))
+        bound.apply_defaults()
+        return bound.args, bound.kwargs
 
     def secrets(self, bound: dict[str, Any]) -> tuple[str, ...]:
         """Return the texts that no message may hold."""
@@ -226,8 +260,9 @@ def _effect(effect: Any) -> Any:
 def _policy(told: Mapping[str, Any]) -> tuple[Policy, str, bool]:
     """Return the policy, what a new call after a failure does, and whether failures wait for a person."""
     named: Any = {name: told[name] for name in ("policy", "timeout", "within")}
-    if isinstance(named["policy"], str) and told["provider"] is not None and "@" not in named["policy"]:
-        named["policy"] = f"{named['policy']}@{told['provider']}"
+    provider = told["provider"]
+    if isinstance(named["policy"], str) and isinstance(provider, str) and "@" not in named["policy"]:
+        named["policy"] = f"{named['policy']}@{provider}"
     policy = policy_of(named)
     after, quarantines = "raise", False
     if isinstance(named["policy"], str) or hasattr(named["policy"], "__fspath__"):

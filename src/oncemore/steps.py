@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sized
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, overload
 from warnings import warn
 
@@ -19,13 +22,14 @@ from oncemore.edges.lines import line_of
 from oncemore.engine import clock as clocks
 from oncemore.engine import flow
 from oncemore.engine.attempt import CURRENT
-from oncemore.engine.context import CONTEXT
-from oncemore.engine.history import Run
+from oncemore.engine.context import CONTEXT, moment
+from oncemore.engine.history import Run, opening_of
 from oncemore.engine.ids import uuid7
 from oncemore.engine.moving import Moved, mark, result_of
 from oncemore.engine.ops import Answer, Call, End, Plan, Seen, Terms
 from oncemore.engine.perform import Job, awaiting, blocking, seen_in
 from oncemore.engine.retry import ENDS
+from oncemore.engine.worker import Hand, Resumed
 from oncemore.errors import (
     Error,
     Failed,
@@ -43,12 +47,15 @@ from oncemore.opening import chosen, default_policy
 from oncemore.recipe import NO_EFFECT, Recipe, annotations_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from os import PathLike
 
+    from oncemore.core.board import Item
     from oncemore.core.model import Effect
     from oncemore.core.policy import Policy
     from oncemore.engine.artifacts import Shelf
+    from oncemore.engine.context import When
+    from oncemore.engine.course import Met
     from oncemore.engine.lease import Identity
     from oncemore.engine.ops import Script
     from oncemore.engine.runtime import Engine
@@ -96,6 +103,7 @@ class Look(NamedTuple):
     counted: dict[str, Any]
     inputs: bytes
     tenant: str
+    withheld: tuple[str, ...] = ()
 
 
 class Step(Generic[P, R]):
@@ -166,12 +174,104 @@ class Step(Generic[P, R]):
             raise UsageError("settle takes oncemore.applied(value) or oncemore.not_applied()")
         told = answer._replace(decided=_decision("settle", reason))
         look = self._look(args, kwargs)
+        return self._ordered_now(look, flow.settle(look.plan, look.call, told))
+
+    def submit(self, *args: Any, at: When | None = None, **kwargs: Any) -> Any:
+        """Hand the work in for some worker to do, and return its `Run`; to be awaited if async.
+
+        It is handed in once: where the key has a run, that one is returned, whatever its state. All arguments
+        must be such that the log can keep them.
+
+        at  the earliest time of its first attempt: an aware datetime, POSIX seconds, or a timedelta from now
+        """
+        look = self._look(args, kwargs)
+        if look.withheld:
+            raise UsageError(
+                f"{self.name} cannot be handed to a worker with {', '.join(look.withheld)}: the log keeps no "
+                "Secret and nothing that ignore= leaves out; let the step itself get it, or give it a default"
+            )
+        due, now = 0.0, look.engine.now()
+        if at is not None:
+            due = moment("at", at, now)
+            ends = _ends(self._recipe.policy.within_s, CONTEXT.get().deadline, max(due, now))
+            look = look._replace(call=look.call._replace(deadline=ends[0]))
+            if ends[0] and due >= ends[0]:
+                raise UsageError(f"at is {at!r}, which is not before the deadline of {self.name}")
+        return self._ordered(look, flow.submit(look.plan, look.call, due))
+
+    def cancel(self, *args: Any, reason: str, **kwargs: Any) -> Any:
+        """Let no further attempt begin, and return the `Run`; to be awaited if async. The reason is recorded.
+
+        What waits ends as HARD_FAIL, `cancelled`. What runs is not cut off: if it commits, that stands; if it
+        fails, it is not tried again, and its next checkpoint raises `Cancelled`.
+        """
+        _check_reason(reason)
+        look = self._look(args, kwargs)
+        return self._ordered(look, flow.cancel(look.plan, look.call, reason, CONTEXT.get().actor))
+
+    def map(
+        self,
+        items: Iterable[Any],
+        *,
+        max_concurrency: int = 5,
+        each: str = "argument",
+        progress: str = "auto",
+    ) -> Any:
+        """Call the step for each item, some at a time, and return the `JobRun`; to be awaited if async.
+
+        What an item comes to is never raised, but told by the `JobRun`. A provider that throttles is asked
+        for half as much at once, and for one more after each quiet stretch.
+
+        max_concurrency  how many calls may be under way at once
+        each             what an item is: the step's only "argument", its "args" or its "kwargs"
+        progress         "auto": a line on standard error, if that is a terminal; or "off"
+        """
+        from oncemore.core.board import Item
+        from oncemore.engine.course import Carrier, Course
+        from oncemore.engine.progress import Bar
+
+        number = isinstance(max_concurrency, int) and not isinstance(max_concurrency, bool)
+        if not number or not 1 <= max_concurrency <= MOST_AT_ONCE:
+            raise UsageError(f"max_concurrency is {max_concurrency!r}; it takes 1 to {MOST_AT_ONCE}")
+        if each not in _EACH:
+            raise UsageError(f"each is {each!r}; the choices are {', '.join(_EACH)}")
+        if progress not in ("auto", "off"):
+            raise UsageError(f"progress is {progress!r}; the choices are auto, off")
+        engine, total = chosen(self._engine), len(items) if isinstance(items, Sized) else None
+        drawn = (Item(at, self._asks(_EACH[each], item), item) for at, item in enumerate(items))
+        bar = Bar(self.name, total, sys.stderr if progress == "auto" else None)
+        carrier = Carrier(partial(self._mapped, _EACH[each]), self._awaits, self._plan_on(engine).decode)
+        course = Course(engine, self.name, drawn, carrier, max_concurrency, bar)
+        return course.run_awaited() if self._awaits else course.run()
+
+    def _asks(self, unpack: Callable[[Any], Any], item: Any) -> str:
+        """Return the provider of an item; one that is no call is refused when its turn comes."""
         try:
-            blocking(self._job(look), flow.settle(look.plan, look.call, told))
-        except Error as error:
-            self._attach(error, look)
-            raise
-        return self._run_of(look.engine, look.call.entity)
+            args, kwargs = unpack(item)
+            return self._recipe.provider((*self._bound, *args), kwargs) or self.name
+        except Exception:  # noqa: BLE001
+            return self.name
+
+    def _mapped(self, unpack: Callable[[Any], Any], item: Item, met: Met) -> Any:
+        """Make one attempt of an item; what is due again later is not waited for."""
+        args, kwargs = unpack(item.given)
+        look = self._look(args, kwargs)
+        met.key = look.call.entity.removeprefix("run/")
+        describe = look.plan.describe
+
+        def tell(error: BaseException, failure: Failure | None) -> dict[str, Any]:
+            told = describe(error, failure)
+            if failure is not None:
+                met.told(told, failure)
+            return told
+
+        look = look._replace(plan=look.plan.replaced(inline_wait_s=0.0, describe=tell))
+        return (self._awaited if self._awaits else self._blocking)(args, kwargs, None, look)
+
+    @property
+    def hand(self) -> Hand:
+        """What a worker does this step by."""
+        return Hand(self.name, self._awaits, self._resumed)
 
     def mark_done(self, *args: Any, value: Any = None, reason: str, **kwargs: Any) -> Run:
         """Mark work as done that was done elsewhere, with the value that it gave; nothing is run.
@@ -248,6 +348,47 @@ class Step(Generic[P, R]):
         """Count calls of new work: one that had to be read again was none, or failed."""
         self._new_in_a_row = 0 if job.read_again else self._new_in_a_row + 1
 
+    def _ordered(self, look: Look, script: Script) -> Any:
+        return self._ordered_awaited(look, script) if self._awaits else self._ordered_now(look, script)
+
+    def _ordered_now(self, look: Look, script: Script) -> Run:
+        try:
+            blocking(self._job(look), script)
+        except Error as error:
+            self._attach(error, look)
+            raise
+        return self._run_of(look.engine, look.call.entity)
+
+    async def _ordered_awaited(self, look: Look, script: Script) -> Run:
+        try:
+            await awaiting(self._job(look), script)
+        except Error as error:
+            self._attach(error, look)
+            raise
+        return self._run_of(look.engine, look.call.entity)
+
+    def _resumed(self, engine: Engine, seen: Seen) -> Resumed:
+        """Return what goes on with a run that somebody else began, from what the log has of its call.
+
+        It waits for nothing and nobody: what is not due or not free is left to the next look.
+        """
+        run, opening = seen.run, seen.body or {}
+        if "arguments" not in opening:
+            opening = opening_of(engine.store.entries(seen.entity))
+        if "arguments" not in opening or opening.get("withheld"):
+            missing = ", ".join(opening.get("withheld", ())) or "its arguments"
+            raise UsageError(
+                f"{self.name}: key {seen.entity[4:16]} cannot go on here, the log does not have {missing}"
+            )
+        with engine.shelf.around():
+            args, kwargs = self._recipe.rebuilt(opening["arguments"])
+        plan = self._plan_on(engine).replaced(
+            if_running="raise", inline_wait_s=0.0, after_failure="raise", on_version_change="reuse"
+        )
+        call = Call(seen.entity, "", run.cfg_hash, run.deadline)
+        look = Look(engine, plan, call, seen, args, kwargs, {}, b"", run.tenant)
+        return Resumed(self._job(look), flow.run_step(plan, call), opening.get("actor", ""))
+
     def _attach(self, error: Error, look: Look) -> None:
         """Let an error carry its run, if there is one and the store can still be read."""
         if error.run is None and not isinstance(error, StoreError):
@@ -292,9 +433,9 @@ class Step(Generic[P, R]):
             _check_not_inside(recipe.name, entity)
         ends = _ends(recipe.policy.within_s, around.deadline, now) if now else _NO_END
         call = Call(entity, "" if recipe.covers_all else input_hash(inputs), recipe.cfg(), *ends)
-        plan = self._plan_on(engine)
+        plan, withheld = self._plan_on(engine), _NONE
         if counted is not bound:
-            secrets = recipe.secrets(bound)
+            secrets, withheld = recipe.secrets(bound), recipe.withheld(bound)
             plan = plan.replaced(describe=lambda error, failure: neutral(error, failure, secrets))
         if (
             guess
@@ -310,7 +451,7 @@ class Step(Generic[P, R]):
                     seen, call = found, call._replace(entity=found.entity)
             if seen.version:
                 self._new_in_a_row = 0
-        return Look(engine, plan, call, seen, args, kwargs, counted, inputs, tenant)
+        return Look(engine, plan, call, seen, args, kwargs, counted, inputs, tenant, withheld)
 
     def _job(self, look: Look) -> Job:
         """Return what runs a call that is not over yet."""
@@ -318,10 +459,10 @@ class Step(Generic[P, R]):
         if engine.held and recipe.effect != "pure" and not _is_over(look.seen):
             engine.check_original()
 
-        def terms(me: Identity) -> Terms:
+        def terms(me: Identity | None) -> Terms:
             if engine.held and recipe.effect != "pure":
                 engine.check_original()
-            return self._terms(look, me.name)
+            return self._terms(look, "" if me is None else me.name)
 
         return Job(
             engine, terms, recipe.name, recipe.work, look.args, look.kwargs, tagged=_tagged, untagged=untag,
@@ -331,11 +472,12 @@ class Step(Generic[P, R]):
 
     def _terms(self, look: Look, worker: str) -> Terms:
         """Return what a run that begins now keeps of its call."""
-        recipe, run_id = self._recipe, uuid7(look.engine.now())
+        recipe, run_id, around = self._recipe, uuid7(look.engine.now()), CONTEXT.get()
         return Terms(
             worker, run_id, recipe.stored(look.counted), input_hash(look.inputs),
-            _seed(recipe.policy, look.call.entity), look.tenant, CONTEXT.get().correlation_id or run_id,
+            _seed(recipe.policy, look.call.entity), look.tenant, around.correlation_id or run_id,
             recipe.dataset(look.args, look.kwargs), recipe.priority, recipe.retain_s,
+            recipe.provider(look.args, look.kwargs), "" if worker else around.actor, look.withheld,
         )  # fmt: skip
 
     def moved(self, named: dict[str, Any], value: Any, reason: str, by: str) -> Moved:
@@ -466,7 +608,16 @@ def _seed(policy: Policy, entity: str) -> str:
     return seed_of(entity.removeprefix("run/")) if policy.jitter_seed == PER_KEY else policy.jitter_seed
 
 
+#: What an item of a job is, by the word for it: positional arguments and named ones.
+_EACH: dict[str, Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]]] = {
+    "argument": lambda item: ((item,), {}),
+    "args": lambda item: (tuple(item), {}),
+    "kwargs": lambda item: ((), dict(item)),
+}
+MOST_AT_ONCE = 1000
+
 _NO_END = (0.0, 0.0)
+_NONE: tuple[str, ...] = ()
 
 
 def _ends(within_s: float | None, around: float, now: float) -> tuple[float, float]:
@@ -534,7 +685,7 @@ def step(
     if_running: str = "wait",
     not_applied: Any = (),
     reconcile: Callable[..., Any] | None = None,
-    provider: str | None = None,
+    provider: str | Callable[..., str] | None = None,
     dataset: str | Callable[..., str] | None = None,
     priority: str = "P1",
     retain_for: Seconds | None = None,
@@ -565,7 +716,10 @@ def step(
     not_applied        for `once`: errors (types, a predicate, or "not-sent") after which nothing has happened
     reconcile          for `once`: called with the step's arguments when an attempt was lost; answers
                        `oncemore.applied(value)`, `oncemore.not_applied()` or `oncemore.unknown()`
-    provider, dataset, priority, retain_for   recorded with the run
+    provider           whom it asks something of: a name, or a function of the arguments; `map` slows down
+                       for one that throttles, and a name chooses the policy's values for it
+    priority           "P0", "P1" or "P2": what workers do first
+    dataset, retain_for   recorded with the run
     artifact           the name of the one artifact that the step returns (`current().put`): where it is there
                        and valid nothing is run, and where it was altered the run is quarantined
     """

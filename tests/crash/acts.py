@@ -68,6 +68,12 @@ class Stage(World):
     def reopening(self) -> Script:
         return self.played("rerun", lambda plan, made: flow.reopen(plan, made, "because", "somebody"))
 
+    def submitting(self, at: float = 0.0, **call: Any) -> Script:
+        return self.played("submit", lambda plan, made: flow.submit(plan, made, at), **call)
+
+    def cancelling(self) -> Script:
+        return self.played("cancel", lambda plan, made: flow.cancel(plan, made, "because", "somebody"))
+
     def settling(self) -> Script:
         """Somebody looks at the attempt that is held, and says what they found."""
         run = self.seen().run
@@ -191,7 +197,10 @@ class Stage(World):
                 after = seen.run._replace(checkpoint=seen.version + 1)
                 told = {"checkpoint": run.attempt}
                 saved = self._save(ops.Save(seen, Change(("CHECKPOINT",), seen.run, after, told)))
-                assert saved is not None
+                if saved is None:  # as the driver does it: the work is told, and goes on all the same
+                    saved = self.seen()
+                    assert (saved.run.state, saved.run.fence) == ("RUNNING", run.fence)
+                    assert saved.run.cancelled
                 seen = saved
             elif line == "event":
                 letter = Outgoing("PENDING", "topic", f"{run.runs}-{len(events)}", ENTITY, len(events))

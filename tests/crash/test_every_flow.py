@@ -11,6 +11,7 @@ import pytest
 from oncemore.core.backoff import Schedule
 from oncemore.engine import ops
 from oncemore.errors import (
+    Cancelled,
     DeadlineExceeded,
     Failed,
     KeyConflict,
@@ -95,6 +96,17 @@ def held_twice(stage: Stage) -> None:
     held(stage)
 
 
+def handed_in(stage: Stage) -> None:
+    """It was handed in, and nobody has begun it."""
+    stage.play(stage.submitting)
+
+
+def put_off(stage: Stage) -> None:
+    """It has failed once, and waits for its second attempt."""
+    assert any(type(op) is ops.Sleep for op in stage.calling())
+    stage.alive.clear()
+
+
 def time_passes(stage: Stage) -> None:
     stage.now += 100.0
 
@@ -171,6 +183,30 @@ SCENARIOS = {
     "another config of work with effects": Scenario(
         "idempotent", ["effect ok"], before=done, ends=("value 1",),
         acts=lambda stage: [lambda: stage.calling(cfg_hash="other")],
+    ),
+    "work that is handed in": Scenario(
+        "idempotent", ["transient", "effect ok"], ends=(*VALUES, RetriesExhausted),
+        acts=lambda stage: [stage.submitting, stage.submitting, stage.calling],
+    ),
+    "work that must not repeat and is handed in for later": Scenario(
+        "once", ["refused", "effect ok"], ends=(*VALUES, OutcomeUnknown),
+        acts=lambda stage: [lambda: stage.submitting(at=1020.0), stage.calling],
+    ),
+    "another config of pure work that is handed in": Scenario(
+        "pure", ["effect ok"], before=done, ends=(*VALUES, RetriesExhausted),
+        acts=lambda stage: [lambda: stage.submitting(cfg_hash="other"), stage.calling],
+    ),
+    "work that is cancelled before it has begun": Scenario(
+        "idempotent", ["effect ok"], before=handed_in, ends=(Cancelled,),
+        acts=lambda stage: [stage.cancelling, stage.cancelling, stage.calling],
+    ),
+    "work that is cancelled between two attempts": Scenario(
+        "once", ["refused", "effect ok"], before=put_off, ends=(Cancelled,),
+        acts=lambda stage: [stage.cancelling, stage.calling],
+    ),
+    "a rerun of cancelled work": Scenario(
+        "idempotent", ["transient", "effect ok"], before=handed_in, ends=(*VALUES, Failed),
+        acts=lambda stage: [stage.cancelling, stage.reopening, stage.calling],
     ),
     "a cut before the first line": Scenario(
         "idempotent", ["cut off", "effect ok"], ends=(*VALUES, RetriesExhausted, Quarantined)
@@ -392,3 +428,81 @@ def test_a_checkpoint_whose_answer_was_lost_for_good_does_not_lose_the_attempt(
         assert isinstance(end.value.value, Terminal)
     assert stage.executions == 1
     assert ENTITY in stage.judge.books
+
+
+def test_of_two_who_hand_in_or_cancel_the_second_looks_again() -> None:
+    stage = Stage("idempotent", ["effect ok"])
+    for first, second in ((stage.submitting, stage.submitting), (stage.cancelling, stage.cancelling)):
+        late = second()
+        for op in late:
+            if type(op) is ops.Save:
+                break
+        stage.play(first)
+        version = stage.seen().version
+        assert list(late) == [ops.Load(ENTITY), ops.Now()], "it reads again, and finds that all is done"
+        assert stage.seen().version == version
+
+
+# Cancelled while it runs ------------------------------------------------------------------------------
+
+RUNNING = {
+    "it commits": ("idempotent", "effect ok", ("value 1",)),
+    "it fails": ("idempotent", "effect transient", (Cancelled, RetriesExhausted)),
+    "it fails for good": ("idempotent", "permanent", (Failed,)),
+    "it keeps checkpoints": ("idempotent", "checkpoint effect ok", ("value 1",)),
+    "it must not repeat, and commits": ("once", "effect ok", ("value 1",)),
+    "it must not repeat, and nothing has happened": ("once", "refused", (Cancelled, RetriesExhausted)),
+    "it must not repeat, and nobody knows": ("once", "effect transient", (OutcomeUnknown,)),
+    "it is cut off": ("idempotent", "effect cut", (Cut,)),
+}
+
+
+def cancelled_at(effect: str, turn: str, at: int, dies_at: int) -> tuple[Stage, Any, int] | None:
+    """Cancel a call that has come to an operation; the process that cancels may die in the middle.
+
+    Return how the call ended, and the number of the attempt that was cancelled.
+    """
+    stage = Stage(effect, [turn])
+    script = stage.calling()
+    try:
+        for _ in range(at):
+            next(script)
+    except StopIteration:
+        return None
+    lane, me = stage.lane, stage.me
+    try:
+        told = stage.play(stage.cancelling, dies_at=dies_at)
+        assert told is None or isinstance(told, UsageError | OutcomeUnknown), told
+    except Crash:
+        pass
+    stage.lane, stage.me = lane, me
+    stage.alive.add(me)
+    run = stage.seen().run
+    number = run.attempt if run is not None and run.cancelled else 0
+    try:
+        while True:
+            next(script)
+    except StopIteration as end:
+        return stage, end.value, number
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_what_is_cancelled_while_it_runs_commits_or_is_not_tried_again(name: str) -> None:
+    effect, turn, ends = RUNNING[name]
+    kinds = tuple(kind for kind in ends if isinstance(kind, type))
+    asked = 0
+    for at, dies_at in ((n // 5 + 1, n % 5) for n in itertools.count()):
+        found = cancelled_at(effect, turn, at, dies_at)
+        if found is None:
+            break
+        stage, ended, number = found
+        run = stage.seen().run
+        stage.judge.closing(stage.store)
+        if run.cancelled:
+            asked += 1
+            assert ended in ends or isinstance(ended, kinds), (at, ended)
+            assert run.attempt == number, "no further attempt begins"
+            again = stage.play(stage.calling)
+            assert again == ended or type(again) is type(ended) or type(ended) is Cut
+            assert stage.seen().run.attempt == number
+    assert asked

@@ -86,6 +86,11 @@ class World:
         self.alive.add(self.me)
         return ops.Terms(self.me, f"run-{self.workers}", {"x": 1}, "input")
 
+    def _offer(self, op: ops.Offer) -> ops.Terms:
+        """Begin nothing, for somebody else to go on with."""
+        self.workers += 1
+        return ops.Terms("", f"run-{self.workers}", {"x": 1}, "input")
+
     def drive(self, crash_at: tuple[int, str] | None = None) -> tuple[ops.End, int]:
         """Run one process's call to its end, or to its crash; return the end and how many ops it took."""
         plan, call = self.plan(), self.call()

@@ -14,6 +14,7 @@ from oncemore.core.key import fingerprint
 from oncemore.core.model import MOVES
 from oncemore.core.record import NOWHERE, Outgoing, Run, fold, link
 from oncemore.errors import (
+    Cancelled,
     ConfigChanged,
     DeadlineExceeded,
     InProgress,
@@ -132,6 +133,9 @@ class Judge:
         if after.state != last.state:
             if after.state not in MOVES[last.state]:
                 raise Violation(f"{last.state} → {after.state} is no legal move")
+        elif change.marks == ("DECISION",):
+            if last.cancelled or not after.cancelled or after != last._replace(cancelled=after.cancelled):
+                raise Violation("a decision about a run under way that does not only cancel it")
         elif change.marks != ("CHECKPOINT",) and not last.held_for:
             raise Violation(f"{change.marks} moves nothing")
 
@@ -146,6 +150,8 @@ class Judge:
             raise Violation(f"attempt {after.tried} of {after.allowed}")
         if last is not None and last.held_for:
             raise Violation("a held run is tried again")
+        if last is not None and last.cancelled:
+            raise Violation("a cancelled run is tried again")
         if last is not None and after.began < last.not_before:
             raise Violation(f"it begins {last.not_before - after.began:.3f} s before its time")
         if after.deadline and after.began >= after.deadline:
@@ -161,7 +167,9 @@ class Judge:
         self, lane: Any, book: Book, last: Run | None, after: Run, marks: tuple[str, ...], *, same: bool
     ) -> None:
         if last is None:
-            raise Violation(f"{marks} as the first entry")
+            if marks != ("PENDING",) or lane.kind != "submit":
+                raise Violation(f"{marks} as the first entry")
+            return
         if (after.fence, after.attempt) != (last.fence, last.attempt):
             raise Violation(f"{marks} changes the fence or the attempt's number")
         if not same:
@@ -179,6 +187,8 @@ class Judge:
 
     def _closes(self, lane: Any, book: Book, last: Run, after: Run, marks: tuple[str, ...]) -> None:
         """A run under way changes: by its own holder, or because that one is gone."""
+        if marks == ("DECISION",):
+            return
         if book.begun[last.fence] is lane.call:
             if after.reason == "lease_expired":
                 raise Violation("an attempt is closed as lost by the very call that has it")
@@ -318,6 +328,7 @@ class Judge:
 _TOLD: dict[type, Any] = {
     Terminal: Judge._failed,
     RetriesExhausted: Judge._failed,
+    Cancelled: lambda judge, lane, book, error: "cancelled" in book.failures.values(),
     DeadlineExceeded: Judge._deadline,
     OutcomeUnknown: lambda judge, lane, book, error: book.effect == "once",
     # Only what its workers died of: nobody else is held here, and no `once` effect is.

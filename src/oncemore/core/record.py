@@ -50,8 +50,9 @@ if TYPE_CHECKING:
         "SENDING",
         "DELIVERED",
         "DEAD",
+        "JOB",
     ]
-    State_ = TypeVar("State_", bound="Run | Worker | Outgoing | Kept | Chore")
+    State_ = TypeVar("State_", bound="Run | Worker | Outgoing | Kept | Chore | Mapped")
 
 FORMAT = 1
 NOWHERE = b"\x00" * 32  # what the first entry of an entity is linked to
@@ -73,6 +74,8 @@ class Run(Value):
     seed        what draws are seeded with; empty: the SHA-256 of run_id
     retain_s    how long the result is kept at least after the end; 0: until somebody prunes it
     pruned      when its bodies were forgotten, pruned or erased; 0: they are there
+    provider    whom it asks something of; empty if nobody is named
+    cancelled   when somebody asked that no further attempt begin; 0: nobody did
     """
 
     state: State = "PENDING"
@@ -104,10 +107,15 @@ class Run(Value):
     priority: str = "P1"
     retain_s: float = 0.0
     pruned: float = 0.0
+    provider: str = ""
+    cancelled: float = 0.0
 
 
 class Worker(Value):
-    """A process that has runs: until when its lease lasts, and who it is."""
+    """A process that has runs: until when its lease lasts, and who it is.
+
+    state  ALIVE, ENDED once it gave its lease back, GONE once somebody saw that nothing of it is left
+    """
 
     state: str = "ALIVE"
     until: float = 0.0
@@ -188,16 +196,41 @@ class Chore(Value):
     worker: str = ""
 
 
+class Mapped(Value):
+    """A job: one step called for many items (`work.map`), as the log has it.
+
+    state    RUNNING, DONE, STOPPED if it was cut off in order, LOST if its process died in the middle
+    worker   the process that has it
+    items    how many items were begun; done, failed, held, later and refused are what they came to
+    """
+
+    state: str = "RUNNING"
+    step: str = ""
+    job_id: str = ""
+    worker: str = ""
+    created: float = 0.0
+    ended: float = 0.0
+    items: int = 0
+    done: int = 0
+    failed: int = 0
+    held: int = 0
+    later: int = 0
+    refused: int = 0
+    tenant: str = ""
+    correlation_id: str = ""
+    actor: str = ""
+
+
 #: What an entity is before its first entry, by kind.
-NEW: Final[dict[type, Any]] = {kind: kind() for kind in (Run, Worker, Outgoing, Kept, Chore)}
+NEW: Final[dict[type, Any]] = {kind: kind() for kind in (Run, Worker, Outgoing, Kept, Chore, Mapped)}
 
 
 class Change(Value):
     """One entry before it has bytes: its marks, the state it leads to, and what goes into the body."""
 
     marks: tuple[Mark, ...]
-    before: Run | Worker | Outgoing | Kept | Chore | None
-    after: Run | Worker | Outgoing | Kept | Chore
+    before: Run | Worker | Outgoing | Kept | Chore | Mapped | None
+    after: Run | Worker | Outgoing | Kept | Chore | Mapped
     body: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
 
     @property

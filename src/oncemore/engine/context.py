@@ -9,14 +9,19 @@ from __future__ import annotations
 from contextlib import contextmanager
 from contextvars import ContextVar
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from oncemore.core.value import Value
 from oncemore.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from datetime import datetime
+    from datetime import datetime, timedelta
+
+    When = datetime | float | timedelta
+
+#: The end of the year 9999: what is later is a mistake, or milliseconds.
+LATEST = 253_402_300_799.0
 
 
 class Context(Value):
@@ -65,11 +70,28 @@ def _text(name: str, value: object) -> str:
 
 
 def _posix(deadline: datetime | float) -> float:
-    if isinstance(deadline, int | float) and not isinstance(deadline, bool) and 0 < deadline < inf:
-        return float(deadline)
-    if getattr(deadline, "tzinfo", None) is None:
+    found = _moment(deadline)
+    if found is None:
         raise UsageError(f"deadline is {deadline!r}; it takes an aware datetime, or POSIX seconds")
-    return deadline.timestamp()  # type: ignore[union-attr]
+    return found
+
+
+def _moment(value: Any) -> float | None:
+    """Return a moment in POSIX seconds; None if it is none, or nobody knows in which zone it is meant."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value) if 0 < value < inf else None
+    return None if getattr(value, "tzinfo", None) is None else float(value.timestamp())
+
+
+def moment(name: str, value: When, now: float) -> float:
+    """Return a moment in POSIX seconds that was given as one, or as a stretch of time from now."""
+    seconds = getattr(value, "total_seconds", None)
+    found = _moment(value) if seconds is None else now + seconds()
+    if found is None or found > LATEST:
+        raise UsageError(
+            f"{name} is {value!r}; it takes an aware datetime, POSIX seconds, or a timedelta from now"
+        )
+    return found
 
 
 def earlier(one: float, other: float) -> float:

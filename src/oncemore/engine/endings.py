@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from oncemore.errors import (
+    Cancelled,
     ConfigChanged,
     DeadlineExceeded,
     InProgress,
@@ -41,6 +42,11 @@ LOST: Final[dict[str, dict[str, Any]]] = {
         "code": "RELEASED",
         "message": "it was cut off before the function's first line",
     },
+}
+CANCELLED: Final = {
+    "type": "Cancelled",
+    "code": "CANCELLED",
+    "message": "somebody asked that no further attempt begin",
 }
 TOO_LATE: Final = {"type": "DeadlineExceeded", "code": "DEADLINE", "message": "its deadline has passed"}
 
@@ -92,8 +98,9 @@ def in_progress(plan: Plan, seen: Seen, until: float) -> Exception:
 
 def parked(plan: Plan, call: Call, run: Run, wait: float) -> Exception:
     """It is due later than this caller waits."""
+    why = run.reason or "not yet due"
     return Parked(
-        f"{_which(plan, call.entity)} is parked for {wait:.0f} s ({run.reason}); a later call goes on",
+        f"{_which(plan, call.entity)} is parked for {wait:.0f} s ({why}); a worker or a later call goes on",
         run.not_before,
     )
 
@@ -154,6 +161,11 @@ def failed(plan: Plan, seen: Seen, error: Exception | None, told: dict[str, Any]
     kind = DeadlineExceeded if told.get("code") == TOO_LATE["code"] else _KINDS.get(run.reason, Terminal)
     what = f"{told.get('type', '')}: {told.get('message', '')}".strip(": ")
     count = f"{run.tried} attempt{'s' if run.tried != 1 else ''}"
+    if run.reason == "cancelled":
+        return Cancelled(
+            f"{_which(plan, seen.entity)} was cancelled after {count}: {told.get('message', '')}; "
+            "step.rerun(…, reason=…) begins a new run"
+        )
     text = f"{_which(plan, seen.entity)} failed after {count} ({run.reason})"
     made: Exception = kind(f"{text}: {what}" if what else text)
     made.__cause__ = error
@@ -187,6 +199,20 @@ def cannot_reopen(plan: Plan, call: Call, run: Run | None) -> Exception | None:
         return UsageError(f"{which} is not over yet; call the step itself, it goes on")
     if run.pruned:
         return expired(plan, call, run)
+    return None
+
+
+def cannot_cancel(plan: Plan, call: Call, run: Run | None) -> Exception | None:
+    """Say why work cannot be cancelled, or nothing if it can, or is."""
+    which = _which(plan, call.entity)
+    if run is None:
+        return UsageError(f"{which} was never called or submitted; there is nothing to cancel")
+    if run.state == "COMPLETE":
+        return UsageError(f"{which} is done; what has happened cannot be cancelled")
+    if run.held_for:
+        return OutcomeUnknown(f"{which} may have taken effect; settle that first (step.settle)")
+    if run.state == "HARD_FAIL" and not run.cancelled:
+        return UsageError(f"{which} has failed already ({run.reason}); there is nothing to cancel")
     return None
 
 

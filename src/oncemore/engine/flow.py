@@ -36,6 +36,7 @@ from oncemore.engine.ops import (
     Holder,
     Load,
     Now,
+    Offer,
     Read,
     Save,
     Sleep,
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from oncemore.engine.ops import Call, Plan, Script, Seen, Terms
     from oncemore.errors import ResultUnavailable
 
-UNKNOWN, NOW, BEGIN = Answer("unknown"), Now(), Begin()
+UNKNOWN, NOW, BEGIN, OFFER = Answer("unknown"), Now(), Begin(), Offer()
 #: What a run is held for: an outcome that nobody knows, bytes that are not what they were, and work whose
 #: workers died until no attempt was left. Any other word is the reason of a decision.
 DOUBTFUL, MISMATCHED, POISON = "outcome_unknown", "checksum_mismatch", "poison"
@@ -181,11 +182,12 @@ def _on_change(plan: Plan) -> str:
 def _meets_hard_fail(plan: Plan, call: Call, seen: Seen, now: float) -> Script:
     """It failed for good: the same failure again, unless a new call is a new run.
 
-    By the policy, or because what it depends on has changed since, for work that then runs anew.
+    By the policy, or because what it depends on has changed since, for work that then runs anew; but not
+    where somebody said that it shall not run.
     """
     run = seen.run
     changed = run.cfg_hash != call.cfg_hash and _on_change(plan) == "new"
-    if (changed or plan.after_failure == "new_run") and plan.effect != "once":
+    if (changed or plan.after_failure == "new_run") and plan.effect != "once" and not run.cancelled:
         return _anew(plan, call, seen, now)
     body = yield from _body(seen, run.failed)
     return End(None, endings.failed(plan, seen, None, body.get("error")))
@@ -208,6 +210,10 @@ def _meets_waiting(plan: Plan, call: Call, seen: Seen, now: float) -> Script:
     run = seen.run
     if run.held_for:
         return (yield from _held(plan, seen, now))
+    if run.cancelled:  # while an attempt was under way, which has not come good
+        after = _over(run, "HARD_FAIL", "cancelled", failed=seen.version + 1)
+        yield Save(seen, Change(_FAILED, run, after, _escalated({"error": endings.CANCELLED}, run, now)))
+        return None
     if run.deadline and now >= run.deadline:
         after = _over(run, "HARD_FAIL", "deadline_passed", failed=seen.version + 1)
         yield Save(seen, Change(_FAILED, run, after, _escalated({"error": endings.TOO_LATE}, run, now)))
@@ -254,7 +260,7 @@ def _there_already(plan: Plan, call: Call, terms: Terms, seen: Seen, now: float)
     body: dict[str, Any] = {}
     at = seen.run
     if at is None or at.state in ("COMPLETE", "HARD_FAIL"):
-        marks, body = ("PENDING",), {"arguments": terms.arguments}
+        marks, body = ("PENDING",), _opening(terms)
         at = new_run(plan, call, terms, at, now)
     if found.state == "valid":
         after = _over(at, "COMPLETE", "artifact_exists", committed=seen.version + 1)
@@ -278,13 +284,23 @@ def _claim(plan: Plan, call: Call, terms: Terms, run: Run | None, now: float) ->
     body: dict[str, Any] = {}
     before, at = run, run
     if at is None or at.state in ("COMPLETE", "HARD_FAIL"):
-        marks, body = ("PENDING", "RUNNING", "INTENT"), {"arguments": terms.arguments}
+        marks, body = ("PENDING", "RUNNING", "INTENT"), _opening(terms)
         at = new_run(plan, call, terms, run, now)
     after = at._replace(
         state="RUNNING", effect=plan.effect, fence=at.fence + 1, attempt=at.attempt + 1, tried=at.tried + 1,
         worker=terms.worker, began=now, reason="",
     )  # fmt: skip
     return Change(marks, before, after, body)
+
+
+def _opening(terms: Terms) -> dict[str, Any]:
+    """Return what the first entry of a run keeps: all that somebody else needs to go on with it."""
+    body: dict[str, Any] = {"arguments": terms.arguments}
+    if terms.actor:
+        body["actor"] = terms.actor
+    if terms.withheld:
+        body["withheld"] = terms.withheld
+    return body
 
 
 def new_run(plan: Plan, call: Call, terms: Terms, last: Run | None, now: float) -> Run:
@@ -300,6 +316,7 @@ def new_run(plan: Plan, call: Call, terms: Terms, last: Run | None, now: float) 
         deadline=call.deadline, input_hash=terms.input_hash, cfg_hash=call.cfg_hash, seed=terms.seed,
         tenant=terms.tenant, correlation_id=terms.correlation_id, policy=plan.policy_name,
         dataset=terms.dataset, priority=terms.priority, retain_s=terms.retain_s,
+        provider=terms.provider,
     )  # fmt: skip
 
 
@@ -436,8 +453,10 @@ def decided(plan: Plan, run: Run, error: Exception, now: float) -> Decision:
     policy = plan.policy
     if run.allowed != policy.max_attempts:
         policy = policy.but(max_attempts=run.allowed)
-    deadline = run.deadline or None
-    at = Situation(run.tried, failure, meant, now, run.seed or seed_of(run.run_id), run.created, deadline)
+    deadline, began = run.deadline or None, run.created
+    if deadline is not None and policy.within_s is not None:
+        began = max(began, deadline - policy.within_s)  # one that was put off has its time from then on
+    at = Situation(run.tried, failure, meant, now, run.seed or seed_of(run.run_id), began, deadline)
     return decide(policy, at)
 
 
@@ -567,7 +586,7 @@ def reopen(plan: Plan, call: Call, reason: str, actor: str) -> Script:
             return
         terms = yield BEGIN
         told = {"what": "rerun", "reason": reason, "actor": actor}
-        body = {"arguments": terms.arguments, "decision": told}
+        body = {**_opening(terms), "decision": told}
         after = new_run(plan, call, terms, run, now)._replace(not_before=now)
         if (yield Save(seen, Change(("PENDING",), run, after, body))) is not None:
             yield End(None, None)
@@ -587,3 +606,64 @@ def settle(plan: Plan, call: Call, answer: Answer, seen: Seen | None = None) -> 
         saved = (yield Save(seen, _settled(plan, seen, answer, "decided", now))) if held else None
         refused = endings.not_held(plan, call) if saved is None else None
     yield End(None, refused)
+
+
+# For somebody else to do ----------------------------------------------------------------------------
+
+
+def submit(plan: Plan, call: Call, at: float) -> Script:
+    """Have a run of this key, in PENDING where there is none yet: some worker will do it.
+
+    Any other stays as it is, whatever its state: the same work is handed in once. Only a result that a call
+    would not take, because what it depends on has changed, makes room for a new run.
+
+    at  the earliest time of its first attempt; 0 for now
+    """
+    while True:
+        seen = yield Load(call.entity)
+        now = yield NOW
+        run = seen.run
+        ready: Any = End(None, _others(plan, call, run))
+        if run is None or (ready.error is None and _outdated(plan, call, run)):
+            ready = _anew(plan, call, seen, now)
+        if type(ready) is End:
+            yield ready
+            return
+        terms = yield OFFER
+        after = new_run(plan, call, terms, run, now)._replace(not_before=at or now)
+        if (yield Save(seen, Change(("PENDING",), run, after, _opening(terms)))) is not None:
+            yield End(None, None)
+            return
+
+
+def _outdated(plan: Plan, call: Call, run: Run) -> bool:
+    """Whether a run is over, and a call would begin a new one because what it depends on has changed."""
+    if run.state not in ("COMPLETE", "HARD_FAIL") or run.pruned or run.cancelled:
+        return False
+    return run.cfg_hash != call.cfg_hash and _on_change(plan) == "new"
+
+
+def cancel(plan: Plan, call: Call, reason: str, actor: str) -> Script:
+    """Let no further attempt begin, because somebody says so.
+
+    What waits is over at once. What runs is not cut off: if it commits, that stands, for what has happened
+    has happened; if it fails, it is not tried again.
+    """
+    told = {"decision": {"what": "cancel", "reason": reason, "actor": actor}}
+    while True:
+        seen = yield Load(call.entity)
+        now = yield NOW
+        run = seen.run
+        refused = _others(plan, call, run) or endings.cannot_cancel(plan, call, run)
+        if refused is not None or run.cancelled:
+            yield End(None, refused)
+            return
+        if run.state == "RUNNING":
+            change = Change(("DECISION",), run, run._replace(cancelled=now), told)
+        else:
+            after = _over(run, "HARD_FAIL", "cancelled", failed=seen.version + 1, cancelled=now)
+            body = _escalated({"error": {**endings.CANCELLED, "message": reason}, **told}, run, now)
+            change = Change(("HARD_FAIL", "DECISION", "ESCALATION"), run, after, body)
+        if (yield Save(seen, change)) is not None:
+            yield End(None, None)
+            return

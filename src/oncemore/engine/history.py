@@ -16,25 +16,31 @@ from oncemore.codec.tagged import untag
 from oncemore.codec.wire import body_of, head_of, header_of, linked
 from oncemore.core import record
 from oncemore.core.key import seed_of
-from oncemore.core.record import NOWHERE, Chore, Kept, Outgoing, Worker, fold
+from oncemore.core.record import NOWHERE, Chore, Kept, Mapped, Outgoing, Worker, fold
 from oncemore.core.value import Value
+from oncemore.engine.clock import Clock
 from oncemore.errors import IllegalMove, KeyExpired, ResultUnavailable, StoreError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
     from oncemore.codec.artifact import Artifact
     from oncemore.codec.seal import Seal
     from oncemore.engine.runtime import Engine
     from oncemore.store.base import Entry
 
+#: How long who waits looks away from a log that does not grow, and how often a task looks whether it has.
+LOOK_AWAY_S, LOOK_S = 1.0, 0.02
+_REAL = Clock()
+
 #: What kind of state an entity has, by what its name begins with.
-KINDS: dict[str, type[record.Run] | type[Worker] | type[Outgoing] | type[Kept] | type[Chore]] = {
+KINDS: dict[str, Any] = {
     "run": record.Run,
     "worker": Worker,
     "event": Outgoing,
     "artifact": Kept,
     "chore": Chore,
+    "job": Mapped,
 }
 #: How a mark is called in an export (WAL-4).
 RECORDS = {
@@ -56,6 +62,7 @@ class Attempted(Value):
     outcome  "RUNNING", "COMPLETE", "SOFT_FAIL" or "HARD_FAIL"
     error    the neutral record of what went wrong, if anything did
     entry    where its outcome stands in the log: entity and version
+    correlation_id  what ties all records of this work together
     """
 
     number: int
@@ -66,6 +73,7 @@ class Attempted(Value):
     error: dict[str, Any] | None
     worker: str
     entry: str
+    correlation_id: str = ""
 
 
 class Run:
@@ -194,16 +202,44 @@ class Run:
         return list(wal(self._engine.store.entries(self._entity), self._engine.seal))
 
     def wait(self, timeout: float | None = None) -> Run:
-        """Block until the run is over or held, or time is up; return it as it is then."""
+        """Block until the run is over or held, or time is up; return it as it is then.
+
+        In async code `await run` does the same without blocking; the event loop's own means bound it.
+        """
+        looks = self._looks(timeout)
+        try:
+            while True:
+                self._engine.store.changed(*next(looks))
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    def __await__(self) -> Generator[Any, Any, Run]:
+        return self._waited().__await__()
+
+    async def _waited(self) -> Run:
+        looks = self._looks(None)
+        try:
+            while True:
+                seen, seconds = next(looks)
+                ends = time.monotonic() + seconds
+                while self._engine.store.changed(seen, 0.0) <= seen and time.monotonic() < ends:
+                    await _REAL.pause(LOOK_S)  # as a store looks that cannot be told by others
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    def _looks(self, timeout: float | None) -> Generator[tuple[int, float], None, Run]:
+        """Tell how far the log was when the run was looked at, and how long to look away unless it grows.
+
+        In real time, also in tests: somebody else works meanwhile.
+        """
         ends = None if timeout is None else time.monotonic() + timeout
-        pause, run = 0.002, Run(self._engine, self._entity, self._decode)
-        while run.status in ("PENDING", "RUNNING", "SOFT_FAIL") and not run.held_for:
-            if ends is not None and time.monotonic() >= ends:
-                break
-            time.sleep(pause)
-            pause = min(pause * 1.5, 0.25)
+        while True:
+            seen = self._engine.store.changed(0, 0.0)
             run = Run(self._engine, self._entity, self._decode)
-        return run
+            left = LOOK_AWAY_S if ends is None else min(LOOK_AWAY_S, ends - time.monotonic())
+            if run.status in ("COMPLETE", "HARD_FAIL") or run.held_for or left <= 0:
+                return run
+            yield seen, left
 
     def _body(self, version: int) -> dict[str, Any]:
         for entry in self._engine.store.entries(self._entity, version - 1):
@@ -230,7 +266,8 @@ def _attempts(entries: list[tuple[Any, record.Run, dict[str, Any]]]) -> Iterator
     open_: Attempted | None = None
     for header, state, body in entries:
         if "INTENT" in header.marks:
-            open_ = Attempted(state.attempt, state.began, None, "RUNNING", "", None, state.worker, "")
+            begun = (state.attempt, state.began, None, "RUNNING", "", None, state.worker, "")
+            open_ = Attempted(*begun, state.correlation_id)
         elif open_ is not None and state.state != "RUNNING":
             where = f"{header.entity}#{header.version}"
             yield open_._replace(
@@ -258,7 +295,7 @@ def _told(run: Run, entries: list[tuple[Any, record.Run, dict[str, Any]]]) -> It
             yield f"  its arguments, results and errors were {how}"
         elif after.reason == "imported":
             yield "  was done elsewhere, and marked as done here"
-        elif after.state != "PENDING":  # a new run that nobody has begun yet is told by its decision
+        elif after.state not in ("PENDING", "RUNNING"):  # what changes neither is told by its decision
             error = body.get("error") or {}
             why = f": {error.get('type')}: {error.get('message')}" if error else ""
             reason = f" ({after.reason})" if after.reason else ""
@@ -363,3 +400,15 @@ def _folded(entry: Entry, state: Any, kind: Any) -> Any:
         return fold(state, header.sets, kind)
     except (StoreError, IllegalMove, TypeError) as fault:
         raise StoreError(f"entry {entry.seq} ({entry.entity}) makes no sense: {fault}") from None
+
+
+def opening_of(entries: Iterable[Entry]) -> dict[str, Any]:
+    """Return what the last run of an entity began with: its arguments, and what else goes with it.
+
+    It is empty where that was pruned.
+    """
+    found: dict[str, Any] = {}
+    for entry in entries:
+        if "PENDING" in header_of(entry.header).marks:
+            found = {} if entry.body is None else body_of(entry.body)
+    return found

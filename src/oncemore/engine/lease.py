@@ -132,7 +132,9 @@ class Identity:
         own = nonce()
         for _ in range(2):
             made = written(change, self.entity, self._version + 1, self._hash, self._now(), own)
-            by = Index("worker", state.state, state.until, "", self.name)
+            # One that ends with nothing left needs nobody to look for what it had.
+            clean = state.state == "ENDED" and not self.retired and not self._under_way
+            by = Index("worker", state.state, None if clean else state.until, "", self.name)
             write = Write(self.entity, self._version, *made, by)
             with Shield():
                 answer = self._store.append(Batch((write,), {}, sync=False)).wait()

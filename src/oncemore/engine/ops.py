@@ -2,6 +2,7 @@
 
 Load(entity, kind)        read the head                              ← Seen
 Begin()                   who begins an attempt, and with what       ← Terms
+Offer()                   what a run for somebody else begins with   ← Terms, nobody's
 Now()                     the store's time                           ← seconds
 Holder(worker, …)         until when is that attempt held?           ← seconds; 0 when its worker is gone
 Save(seen, change, …)     append, if the entity is as it was seen    ← Seen after it, or None: it is not
@@ -126,6 +127,9 @@ class Terms(NamedTuple):
     """What an attempt begins with: the worker whose it is, and what a new run would keep of the call.
 
     Asked for when an attempt begins and not before: most calls find that all is done.
+
+    actor     who asked for it, where somebody else is to do it
+    withheld  names of arguments that the record leaves out: only who has them can make another attempt
     """
 
     worker: str
@@ -138,6 +142,9 @@ class Terms(NamedTuple):
     dataset: str = ""
     priority: str = "P1"
     retain_s: float = 0.0
+    provider: str = ""
+    actor: str = ""
+    withheld: tuple[str, ...] = ()
 
 
 class Seen(NamedTuple):
@@ -159,6 +166,10 @@ class Load(NamedTuple):
 
 class Begin(NamedTuple):
     """Ask who begins an attempt, and with what."""
+
+
+class Offer(NamedTuple):
+    """Ask what a run begins with that somebody else is to do."""
 
 
 class Now(NamedTuple):

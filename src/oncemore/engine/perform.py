@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.artifact import SHELF
 from oncemore.codec.wire import body_of, head_of, written
-from oncemore.core.record import NOWHERE, Change, Chore, Kept, Outgoing, Run, Worker, due, unsent
+from oncemore.core.record import NOWHERE, Change, Chore, Kept, Mapped, Outgoing, Run, Worker, due, unsent
 from oncemore.core.value import make
 from oncemore.engine import artifacts
 from oncemore.engine import clock as clocks
@@ -42,6 +42,7 @@ from oncemore.engine.ops import (
     Holder,
     Load,
     Now,
+    Offer,
     Read,
     Save,
     Seen,
@@ -52,7 +53,7 @@ from oncemore.engine.ops import (
     Work,
 )
 from oncemore.engine.retry import ENDS, Invoke
-from oncemore.errors import LeaseLost, StoreError, UsageError
+from oncemore.errors import Cancelled, LeaseLost, StoreError, UsageError
 from oncemore.store.base import AlsoFailed, Batch, Conflict, Index, Stored, Write
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ LOOK_S, LOOK_MOST_S, LOOK_ANEW_S = 0.002, 0.05, 0.5
 _NO_GUARDS: dict[str, int] = {}
 
 
-def index_of(state: Run | Worker | Outgoing | Kept | Chore) -> Index:
+def index_of(state: Run | Worker | Outgoing | Kept | Chore | Mapped) -> Index:
     """Return what a head is looked up by; a worker's is its own business (`engine.lease`)."""
     if type(state) is Run:
         listed = HELD if state.held_for else state.state
@@ -91,6 +92,9 @@ def index_of(state: Run | Worker | Outgoing | Kept | Chore) -> Index:
         return Index("event", state.state, unsent(state), state.topic, state.worker)
     if type(state) is Chore:
         return Index("chore", state.state, None, state.what, state.worker)
+    if type(state) is Mapped:
+        due_at = state.created if state.state == "RUNNING" else None
+        return Index("job", state.state, due_at, state.step, state.worker)
     assert type(state) is Kept
     return artifacts.index_of(state)
 
@@ -142,7 +146,7 @@ class Job:
     def __init__(
         self,
         engine: Engine,
-        terms: Callable[[Identity], Terms],
+        terms: Callable[[Any], Terms],
         name: str,
         work: Callable[..., Any],
         args: tuple[Any, ...],
@@ -181,6 +185,10 @@ class Job:
             continue  # it was retired in this very moment: the next one is another
         self.me, self.reserved = me, True
         return self._terms(me)
+
+    def offer(self, op: Offer) -> Terms:
+        """Return what a run begins with that somebody else is to do."""
+        return self._terms(None)
 
     def release(self) -> None:
         """Keep this process's worker no longer than anything needs it."""
@@ -250,11 +258,20 @@ class Job:
         attempt which was given up, while this job has the next one.
         """
         stored = isinstance(answer, Stored)
-        if op.change.marks != CHECKPOINT and not (stored and after.run.state == "RUNNING"):
+        if op.change.marks != CHECKPOINT and not self._goes_on(after.run, answer):
             self.let_go()
         if stored and self.engine.notices is not None and entered(op.change):
             self.engine.notices.wake(self.engine)
         return after if stored else None
+
+    def _goes_on(self, after: Run, answer: Answered) -> bool:
+        """Whether the attempt is still under way: it has begun, or its run was only asked to be cancelled."""
+        if isinstance(answer, Stored):
+            return after.state == "RUNNING"
+        if self.held is None or answer.head is None or answer.entity != self.held[0]:
+            return False
+        now: Run = head_of(answer.head.head)
+        return now.state == "RUNNING" and now.fence == self.held[1]
 
     def let_go(self) -> None:
         """Have no attempt under way any more."""
@@ -318,7 +335,7 @@ class Job:
         saved: Any = _save(self, self._checkpoint(attempt, plain))
         if self.cut is not None:
             raise self.cut  # here, where the work is: it may have hours to go
-        _moved(attempt, saved)
+        self._moved(attempt, saved)
 
     async def _keep_awaited(self, attempt: Attempt, plain: Any) -> None:
         try:
@@ -328,6 +345,15 @@ class Job:
             raise
         if self.cut is not None:
             raise self.cut
+        self._moved(attempt, saved)
+
+    def _moved(self, attempt: Attempt, saved: Seen | None) -> None:
+        """Go on from what was kept; where it was not, the run was taken over, or is to be cancelled."""
+        if saved is None:
+            seen = seen_in(self.store, attempt.seen.entity)
+            if seen.run.state == "RUNNING" and seen.run.fence == attempt.fence and seen.run.cancelled:
+                attempt.seen = seen
+                raise Cancelled(f"{attempt.step}: attempt {attempt.number} is to be cancelled")
         _moved(attempt, saved)
 
     def _kept(self, seen: Seen) -> Any:
@@ -811,7 +837,7 @@ _REAL = clocks.Clock()
 
 _QUICK: dict[type, Callable[[Job, Any], Any]] = {
     Load: Job.load,
-    Begin: Job.begin, Now: Job.now, Holder: Job.holder, Read: Job.read, Tell: Job.tell,
+    Begin: Job.begin, Offer: Job.offer, Now: Job.now, Holder: Job.holder, Read: Job.read, Tell: Job.tell,
 }  # fmt: skip
 _BLOCKING: dict[type, Callable[[Job, Any], Any]] = {
     Save: _save, Work: _work, Ask: _ask, Sleep: _sleep, Watch: _watch, Finish: _finish,

@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import weakref
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from oncemore.engine.watch import LIMITS, Limits, Watch
 from oncemore.errors import RestoredCopy, StoreError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Self
 
     from oncemore.codec.seal import Codec
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from oncemore.engine.erasure import Erased
     from oncemore.engine.history import Run
     from oncemore.engine.house import Backup, Sizes, Verified
+    from oncemore.engine.jobs import JobRun
     from oncemore.engine.notices import Notices
     from oncemore.engine.ops import Seen
     from oncemore.engine.perform import Job
@@ -146,6 +147,12 @@ class Engine:
 
         return Quarantine(self)
 
+    def jobs(self, limit: int = 100) -> tuple[JobRun, ...]:
+        """Return the jobs (`step.map`) that the log knows, those under way first."""
+        from oncemore.engine.jobs import jobs_of
+
+        return jobs_of(self, limit)
+
     def facts(self) -> Facts:
         """Return what the store really gives: which engine, and what survives what."""
         return self.store.facts()
@@ -182,6 +189,15 @@ class Engine:
             return 0.0
         state = head_of(head.head, Worker)
         return state.until if state.state == "ALIVE" else 0.0
+
+    def lives(self, worker: str, lease: Worker) -> bool:
+        """Whether a worker may still have runs, as far as can be known."""
+        if worker in self._mine:
+            return True
+        if lease.state != "ALIVE" or lease.until <= self.now():
+            return False
+        with Shield():
+            return not self.store.gone(worker)
 
     def retire(self, me: Identity, *, quietly: bool = False) -> None:
         """Take no more runs under a worker that could not write down what became of one.
@@ -368,6 +384,16 @@ class Engine:
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 _INSIDE: ContextVar[tuple[Engine, ...]] = ContextVar("oncemore.engines", default=())
+
+
+@contextmanager
+def inside(engine: Engine) -> Iterator[None]:
+    """Make an engine that of all steps called inside, without closing it afterwards."""
+    token = _INSIDE.set((*_INSIDE.get(), engine))
+    try:
+        yield
+    finally:
+        _INSIDE.reset(token)
 
 
 def innermost() -> Engine | None:

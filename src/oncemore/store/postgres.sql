@@ -9,6 +9,7 @@ create table {schema}.head(
     worker text not null, dataset text not null, seq bigint not null)
     with (fillfactor = 85, autovacuum_vacuum_scale_factor = 0.02);
 create index head_due on {schema}.head(kind, due) where due is not null;
+create index head_step on {schema}.head(kind, step, due, entity) where due is not null;
 
 create table {schema}.log(
     seq bigint not null unique, entity text collate "C" not null, version bigint not null,

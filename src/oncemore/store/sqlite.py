@@ -72,6 +72,7 @@ CREATE TABLE head(
     head BLOB NOT NULL, kind TEXT NOT NULL, state TEXT NOT NULL, due REAL, step TEXT NOT NULL,
     worker TEXT NOT NULL, dataset TEXT NOT NULL, seq INT NOT NULL);
 CREATE INDEX head_due ON head(kind, due) WHERE due IS NOT NULL;
+CREATE INDEX head_step ON head(kind, step, due, entity) WHERE due IS NOT NULL;
 CREATE TABLE log(
     seq INTEGER PRIMARY KEY, entity TEXT NOT NULL, version INT NOT NULL, before INT NOT NULL,
     hash BLOB NOT NULL, header BLOB NOT NULL, body BLOB, digest BLOB);

@@ -125,6 +125,7 @@ oncemore policy list
 oncemore policy show kfm-loop
 oncemore key --operation kill_switch_update --tenant tenant-123
 oncemore quarantine list
+oncemore worker shop.orders
 """
 
 
@@ -133,6 +134,7 @@ oncemore quarantine list
     homes={
         "policy": "policy:policy",
         "key": "key:key",
+        "worker": "worker:worker",
         "quarantine": "quarantine:quarantine",
         "import": "moving:bring_in",
         "prune": "house:prune",
@@ -150,6 +152,6 @@ oncemore quarantine list
 def root() -> None:
     """Try it once more. Apply it once.
 
-    Look at policies before they run, compute keys, decide about what waits for a person, keep
-    house, and see it work.
+    Look at policies before they run, compute keys, do work that was handed in, decide about what
+    waits for a person, keep house, and see it work.
     """

@@ -1,0 +1,153 @@
+"""JOBS: what came of calling one step for many items (`work.map`), as its caller and the log know it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from oncemore.codec.results import value_of
+from oncemore.codec.wire import body_of, head_of
+from oncemore.core.record import Mapped
+from oncemore.core.value import Value
+from oncemore.engine.history import Run
+from oncemore.errors import UsageError
+from oncemore.store.base import Query
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from oncemore.engine.runtime import Engine
+
+#: What an item can come to.
+WORDS = ("done", "failed", "held", "later", "refused")
+
+
+class ByProvider(Value):
+    """What a job met at one provider.
+
+    errors       how many attempts failed, by class of error
+    last_error   the neutral record of the last one
+    concurrency  how many calls it was asked for at once, at the end
+    cooldown     until when it last asked to be left alone, in POSIX seconds; None if it did not
+    """
+
+    done: int = 0
+    failed: int = 0
+    held: int = 0
+    later: int = 0
+    refused: int = 0
+    errors: Mapping[str, int] = {}
+    last_error: dict[str, Any] | None = None
+    concurrency: int = 0
+    cooldown: float | None = None
+
+
+class JobItem(Value):
+    """One item of a job.
+
+    key      of its run; empty if there is none, because the call was refused
+    outcome  done, failed, held (nobody knows what became of it), later (it is due after the job's end) or
+             refused (it was not even tried)
+    error    why, in a sentence
+    """
+
+    number: int
+    key: str
+    outcome: str
+    error: str = ""
+
+
+class JobRun:
+    """What a job came to: an entry in the log, the runs of its items, and what each provider did.
+
+    state      DONE, STOPPED (cut off in order), LOST (its process died) or RUNNING
+    items      each with its key and outcome, in order; of a job that is read from the log, the first 1,000
+    providers  what was met at each provider; under the step's own name where it names none
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        record: Mapped,
+        items: tuple[JobItem, ...],
+        providers: Mapping[str, ByProvider],
+        decode: Callable[[Any], Any] = value_of,
+    ) -> None:
+        self._engine, self._record, self._decode = engine, record, decode
+        self.items, self.providers = items, dict(providers)
+
+    def __repr__(self) -> str:
+        told = ", ".join(f"{count} {word}" for word, count in self.counts.items() if count) or "nothing"
+        return f"<oncemore.JobRun {self.step} {self.job_id} {self.state}: {told}>"
+
+    @property
+    def job_id(self) -> str:
+        """What the job is known by in the log, a UUIDv7."""
+        return self._record.job_id
+
+    @property
+    def step(self) -> str:
+        """The step's name."""
+        return self._record.step
+
+    @property
+    def state(self) -> str:
+        """Where the job stands."""
+        return self._record.state
+
+    @property
+    def outcome(self) -> str:
+        """COMPLETE if every item is done; else what the worst of them came to, or the job's own state."""
+        if self.state != "DONE":
+            return self.state
+        words = ("refused", "failed", "held", "later")
+        return next((word.upper() for word in words if self.counts[word]), "COMPLETE")
+
+    @property
+    def correlation_id(self) -> str:
+        """What ties the records of the job and of its items together."""
+        return self._record.correlation_id
+
+    @property
+    def started(self) -> float:
+        """When it began, in POSIX seconds."""
+        return self._record.created
+
+    @property
+    def ended(self) -> float:
+        """When it ended; 0 if it has not."""
+        return self._record.ended
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many items came to what."""
+        return {word: getattr(self._record, word) for word in WORDS}
+
+    @property
+    def runs(self) -> tuple[Run | None, ...]:
+        """The run of each item, as it is now; None where there is none."""
+        return tuple(
+            Run(self._engine, f"run/{item.key}", self._decode) if item.key else None for item in self.items
+        )
+
+    @property
+    def values(self) -> list[Any]:
+        """The result of each item; refused with the number of the first that has none."""
+        for item in self.items:
+            if item.outcome != "done":
+                raise UsageError(f"item {item.number} of {self!r} has no value: {item.error or item.outcome}")
+        return [run.value for run in self.runs if run is not None]
+
+
+def jobs_of(engine: Engine, limit: int = 100) -> tuple[JobRun, ...]:
+    """Return the jobs that a log knows, those under way first, then by id."""
+    heads = list(engine.store.heads(Query("job", limit=limit)))
+    return tuple(_known(engine, head.entity) for head in heads)
+
+
+def _known(engine: Engine, entity: str) -> JobRun:
+    head = engine.store.head(entity)
+    assert head is not None
+    body = {} if head.body is None else body_of(head.body)
+    items = tuple(JobItem(*item) for item in body.get("items", ()))
+    providers = {name: ByProvider(*told) for name, told in body.get("providers", {}).items()}
+    return JobRun(engine, head_of(head.head, Mapped), items, providers)

@@ -1,0 +1,445 @@
+"""WORKER: takes runs that are due, and those of dead workers, of the steps that it knows.
+
+Any number of workers, in threads, processes or on machines, may share a store. A worker takes nothing in
+advance: a run is claimed by the same script as that of any call (`flow.run_step`), so that two that reach for
+one run cannot both have it. Between looks a worker sleeps until the log grows or the next run is due.
+
+What is due is found by an index of step and time, and costs the same however much else waits. What a dead
+worker had is found when its lease is over, or at once where its death can be known: all runs under way are
+looked through once, and the dead worker is then marked so that nobody does it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from oncemore.codec.wire import head_of, written
+from oncemore.core.record import Change, Mapped
+from oncemore.core.record import Worker as Lease
+from oncemore.core.turns import Turn, in_turn
+from oncemore.core.value import Value
+from oncemore.engine.context import CONTEXT, Context
+from oncemore.engine.crew import Crew
+from oncemore.engine.ids import nonce
+from oncemore.engine.ops import Save
+from oncemore.engine.perform import awaiting, blocking, seen_in
+from oncemore.engine.runtime import inside, log
+from oncemore.errors import (
+    Error,
+    Failed,
+    InProgress,
+    LeaseLost,
+    Parked,
+    ResultUnavailable,
+    StoreError,
+    Uncertain,
+    UsageError,
+)
+from oncemore.store.base import Batch, Index, Query, Write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Self
+
+    from oncemore.engine.ops import Script, Seen
+    from oncemore.engine.perform import Job
+    from oncemore.engine.runtime import Engine
+    from oncemore.store.base import Head
+
+#: Later than any run is due.
+EVER = 1e15
+#: How many runs one look lists of a step at first and at most, how many under way, how many are counted.
+PAGE, MOST_LISTED, MOST_RUNNING, MOST_COUNTED = 16, 20_000, 100_000, 100_000
+#: How old a list may be before it is made anew, how long a worker rests between looks, how long it is deaf.
+STALE_S, REST_S, DEAF_S = 0.05, 0.01, 0.2
+#: How often to look for dead workers, and again for what one has left that nobody here knows.
+SWEEP_S, SWEEP_AGAIN_S = 1.0, 30.0
+#: How long cancelled work has to write down that it was.
+CUT_S = 5.0
+#: How many runs of a step are remembered that cannot go on here; with more, the step is set aside.
+MOST_REFUSED = 10_000
+#: For how many looks a worker that met another takes runs out of their order.
+CROWDED = 50
+
+
+class Resumed(NamedTuple):
+    """What goes on with a run: its job and script, and who asked for it."""
+
+    job: Job
+    script: Script
+    actor: str
+
+
+class Hand(NamedTuple):
+    """A step, as a worker knows it; `resume` refuses a run that cannot go on here with `UsageError`."""
+
+    name: str
+    awaits: bool
+    resume: Callable[[Engine, Seen], Resumed]
+
+
+class Worked(Value):
+    """What a worker has done.
+
+    done     runs that it brought to COMPLETE
+    failed   attempts that ended a run for good
+    later    attempts that failed and are due again later
+    held     runs that wait for a person: what became of them is not known
+    refused  runs that could not go on here: their arguments are not in the log, or do not fit
+    """
+
+    done: int = 0
+    failed: int = 0
+    later: int = 0
+    held: int = 0
+    refused: int = 0
+
+
+#: What an error says about a run that a worker has taken. The first that fits counts.
+_CAME_TO: tuple[tuple[Any, str], ...] = (
+    (Parked, "later"),
+    ((InProgress, LeaseLost), "taken"),
+    (ResultUnavailable, "done"),
+    (Uncertain, "held"),
+    (Failed, "failed"),
+    (StoreError, "trouble"),
+    (Error, "refused"),
+    (Exception, "trouble"),
+    (BaseException, "later"),
+)
+
+
+class Worker:
+    """Does runs of the steps it knows; any number of workers may share a store."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        hands: Sequence[Hand],
+        *,
+        concurrency: int = 5,
+        poll_s: float = 1.0,
+        grace_s: float = 30.0,
+    ) -> None:
+        _check("concurrency", concurrency, 1, 1000)
+        _check("poll_s", poll_s, 0.01, 3600)
+        _check("grace_s", grace_s, 0, 86_400)
+        self._engine, self._hands = engine, _by_name(hands)
+        self._concurrency, self._poll_s, self._grace_s = concurrency, poll_s, grace_s
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._stopping = self._trouble = False
+        self._busy: dict[str, str] = {}
+        self._counts: dict[str, int] = {}
+        self._turns: list[Turn] = []
+        self._looked = self._swept = 0.0
+        self._next = EVER
+        self._last, self._crowded = "", 0
+        self._lost: dict[str, Turn] = {}
+        self._refused: dict[str, dict[str, int]] = {name: {} for name in self._hands}
+        self._sifted: dict[str, tuple[int, float]] = {}
+        self._chance = random.Random()  # noqa: S311 - so that workers do not reach for the same run
+
+    @property
+    def worked(self) -> Worked:
+        """What it has done so far."""
+        with self._changed:
+            return Worked(*(self._counts.get(name, 0) for name in Worked._fields))
+
+    @property
+    def under_way(self) -> tuple[str, ...]:
+        """The keys of the runs that it has at this moment."""
+        with self._changed:
+            return tuple(sorted(entity.removeprefix("run/") for entity in self._busy))
+
+    def run(self) -> Worked:
+        """Work until `stop()`, whatever the store does; then let what is under way end, within `grace_s`."""
+        return self._work(lasting=True)
+
+    def run_until_idle(self) -> Worked:
+        """Do all that is due, and return when nothing is due and nothing under way any more."""
+        return self._work(lasting=False)
+
+    def stop(self) -> None:
+        """Take nothing more; may be called from anywhere, also from a signal handler, or in advance."""
+        self._stopping = True
+
+    def start(self) -> Self:
+        """Work in a thread of its own until `close()`."""
+        if self._thread is None:
+            self._stopping = False
+            self._thread = threading.Thread(target=self.run, name="oncemore-worker", daemon=True)
+            self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """Stop, and wait until what is under way has ended, within `grace_s`."""
+        self.stop()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join(self._grace_s + 2 * CUT_S)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def unknown(self) -> dict[str, int]:
+        """Return how many runs are due of steps that this worker does not know, by step.
+
+        Of those that are due first, at most 100,000 are counted.
+        """
+        counts: dict[str, int] = {}
+        for head in self._engine.store.heads(Query("run", due_by=self._engine.now(), limit=MOST_COUNTED)):
+            if head.by.step not in self._hands:
+                counts[head.by.step] = counts.get(head.by.step, 0) + 1
+        return counts
+
+    # The loop ---------------------------------------------------------------------------------------
+
+    def _work(self, *, lasting: bool) -> Worked:
+        crew = Crew(self._concurrency)
+        self._looked = self._swept = 0.0
+        try:
+            while not self._stopping:
+                try:
+                    seen = self._engine.store.changed(0, 0.0)
+                    started = self._start_due(crew)
+                except Exception as error:
+                    if not lasting:
+                        raise
+                    self._engine.grumble(f"a worker could not look: {type(error).__name__}; it looks again")
+                    time.sleep(min(self._poll_s, DEAF_S))
+                    continue
+                if not started and not lasting and not self._busy:
+                    break
+                if not started:
+                    self._rest(seen)
+        finally:
+            self._drain(crew)
+            self._stopping = False  # only here: it may have been told to stop before it had begun
+        return self.worked
+
+    def _start_due(self, crew: Crew) -> bool:
+        """Start as many runs as there is room for; say whether there was any."""
+        started = False
+        while len(self._busy) < self._concurrency and not self._stopping:
+            turn = self._take()
+            if turn is None:
+                break
+            started = True
+            self._last = turn.step
+            with self._changed:
+                self._busy[turn.entity] = turn.step
+            if self._hands[turn.step].awaits:
+                crew.start_awaited(self._go_awaited(turn))
+            else:
+                crew.start(lambda turn=turn: self._go(turn))  # type: ignore[misc]
+        return started
+
+    def _take(self) -> Turn | None:
+        """Return the run whose turn it is, or None if nothing is due."""
+        now = time.monotonic()
+        if not self._turns or now - self._looked > STALE_S:
+            self._look()
+            self._looked = now
+        while self._turns:
+            turn = self._turns.pop(0)
+            self._lost.pop(turn.entity, None)
+            if turn.entity not in self._busy:
+                return turn
+        return None
+
+    def _rest(self, seen: int) -> None:
+        """Wait for room, or for the log to grow, or for the next run to be due."""
+        with self._changed:
+            if len(self._busy) >= self._concurrency:
+                self._changed.wait(DEAF_S)
+                return
+        away = min(self._poll_s, max(0.0, self._next - self._engine.now()))
+        if self._trouble:
+            self._trouble, away, seen = False, self._poll_s, 1 << 62  # the store fails: it is left alone
+        ends = time.monotonic() + away
+        time.sleep(min(REST_S, away))
+        while not self._stopping and (left := ends - time.monotonic()) > 0:
+            if self._engine.store.changed(seen, min(left, DEAF_S)) > seen:
+                return
+
+    def _drain(self, crew: Crew) -> None:
+        """Let what is under way come to its end; what does not in time is cut off, or left to its lease."""
+        self._turns = []
+        if not self._all_over(self._grace_s) and not (crew.cancel() and self._all_over(CUT_S)):
+            keys = ", ".join(key[:12] for key in self.under_way)
+            self._engine.grumble(f"a worker stops with work under way that does not end: {keys}")
+        crew.close()
+
+    def _all_over(self, within_s: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._busy, within_s)
+
+    # Looking ----------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """List what is due, in the order in which it is to be taken."""
+        if time.monotonic() - self._swept > SWEEP_S:
+            self._sweep()
+            self._swept = time.monotonic()
+        now, self._next = self._engine.now(), EVER
+        waiting = {name: self._due(name, now) for name in self._hands if self._fits(name)}
+        for turn in self._lost.values():
+            waiting.setdefault(turn.step, []).insert(0, turn)
+        self._turns = in_turn(waiting, self._last)
+        self._crowded = max(0, self._crowded - 1)
+
+    def _due(self, name: str, now: float) -> list[Turn]:
+        """Return runs of a step that are due; note when the next one is."""
+        limit = max(PAGE, 2 * self._concurrency)
+        while True:
+            heads = list(self._engine.store.heads(Query("run", step=name, due_by=EVER, limit=limit)))
+            turns = [_turn(head) for head in heads if self._mine(head)]
+            due = [turn for turn in turns if turn.due <= now]
+            if len(due) < len(turns):
+                self._next = min(self._next, turns[len(due)].due)
+            if turns or len(heads) < limit or limit >= MOST_LISTED:
+                break
+            limit = min(4 * limit, MOST_LISTED)  # none of them can go on here: look further
+        if self._crowded:
+            self._chance.shuffle(due)
+        return due
+
+    def _mine(self, head: Head) -> bool:
+        """Whether a run may go on here: nobody here has it, or has found that it cannot."""
+        refused = self._refused[head.by.step].get(head.entity)
+        return head.entity not in self._busy and refused != head.version
+
+    def _fits(self, name: str) -> bool:
+        """Whether a step is worth looking at: not so many of its runs could not go on here."""
+        return len(self._refused[name]) < MOST_REFUSED
+
+    # Dead workers -----------------------------------------------------------------------------------
+
+    def _sweep(self) -> None:
+        """Find what dead workers had; mark those that have nothing left, so that nobody looks again."""
+        dead = {head.by.worker: head for head in self._listed("worker") if self._is_dead(head)}
+        if not dead:
+            return
+        left: dict[str, int] = {}
+        running = list(self._engine.store.heads(Query("run", state="RUNNING", limit=MOST_RUNNING)))
+        for head in running:
+            if head.by.worker in dead:
+                left[head.by.worker] = left.get(head.by.worker, 0) + 1
+                if head.by.step in self._hands and self._mine(head):
+                    self._lost[head.entity] = _turn(head)
+        for head in self._listed("job"):
+            if head.by.worker in dead:
+                job = head_of(head.head, Mapped)
+                self._note(head, job, job._replace(state="LOST"), "JOB")
+        for name, head in dead.items():
+            if name not in left and len(running) < MOST_RUNNING:
+                lease = head_of(head.head, Lease)
+                self._note(head, lease, lease._replace(state="GONE"), "LEASE")
+            self._sifted[name] = head.version, time.monotonic()
+
+    def _listed(self, kind: str) -> list[Head]:
+        return list(self._engine.store.heads(Query(kind, due_by=EVER, limit=MOST_LISTED)))
+
+    def _is_dead(self, head: Head) -> bool:
+        """Whether a worker is dead, and what it had was not looked for a moment ago."""
+        version, at = self._sifted.get(head.by.worker, (0, 0.0))
+        if version == head.version and time.monotonic() - at < SWEEP_AGAIN_S:
+            return False
+        return not self._engine.lives(head.by.worker, head_of(head.head, Lease))
+
+    def _note(self, head: Head, before: Any, after: Any, mark: Any) -> None:
+        """Write down what became of a worker or a job; if it has moved meanwhile, it is looked at again."""
+        change = Change((mark,), before, after)
+        made = written(change, head.entity, head.version + 1, head.hash, self._engine.now(), nonce())
+        by = Index(head.by.kind, after.state, None, head.by.step, head.by.worker)
+        self._engine.store.append(Batch((Write(head.entity, head.version, *made, by),), {}, False)).wait()
+
+    # A run ------------------------------------------------------------------------------------------
+
+    def _go(self, turn: Turn) -> None:
+        with self._having(turn) as wrote, inside(self._engine):
+            job, script = self._resumed(turn)
+            blocking(job, _noted(script, wrote))
+
+    async def _go_awaited(self, turn: Turn) -> None:
+        with self._having(turn) as wrote, inside(self._engine):
+            job, script = self._resumed(turn)
+            await awaiting(job, _noted(script, wrote))
+
+    def _resumed(self, turn: Turn) -> tuple[Job, Script]:
+        seen = seen_in(self._engine.store, turn.entity)
+        if seen.run.state in ("COMPLETE", "HARD_FAIL"):
+            raise InProgress(f"{turn.step} was done by somebody else")
+        try:
+            made = self._hands[turn.step].resume(self._engine, seen)
+        except UsageError:
+            self._refused[turn.step][turn.entity] = seen.version
+            raise
+        CONTEXT.set(Context(actor=made.actor))
+        return made.job, made.script
+
+    @contextmanager
+    def _having(self, turn: Turn) -> Iterator[list[bool]]:
+        """Have a run under way; what comes of it is counted, and told where somebody should know."""
+        wrote: list[bool] = []
+        came_to = "taken"
+        try:
+            yield wrote
+            came_to = "done" if wrote else "taken"  # by somebody else, if nothing was written here
+        except BaseException as error:  # noqa: BLE001 - a worker outlives whatever its work does
+            came_to = next(word for kinds, word in _CAME_TO if isinstance(error, kinds))
+            self._tell(turn, came_to, error)
+        finally:
+            with self._changed:
+                self._busy.pop(turn.entity, None)
+                self._counts[came_to] = self._counts.get(came_to, 0) + 1
+                self._crowded = CROWDED if came_to == "taken" else self._crowded
+                self._trouble = self._trouble or came_to == "trouble"
+                self._changed.notify_all()
+
+    def _tell(self, turn: Turn, came_to: str, error: BaseException) -> None:
+        many = len(self._refused[turn.step])
+        if came_to == "refused" and many == MOST_REFUSED:
+            log.error("oncemore: %s is set aside: %d of its runs do not fit here", turn.step, many)
+        loud = came_to in ("failed", "held", "trouble") or (came_to == "refused" and many <= 1)
+        what = f"{turn.step} ({turn.entity[4:16]}) {came_to}: {error}"
+        log.log(logging.WARNING if loud else logging.INFO, "oncemore: %s", what)
+
+
+def _by_name(hands: Sequence[Hand]) -> dict[str, Hand]:
+    if not hands:
+        raise UsageError("a worker needs steps: Worker(engine, [step, …])")
+    known: dict[str, Hand] = {}
+    for hand in hands:
+        if hand.name in known:
+            raise UsageError(f"two steps are called {hand.name!r}; give one of them another name=")
+        known[hand.name] = hand
+    return known
+
+
+def _noted(script: Script, wrote: list[bool]) -> Script:
+    """Return a script that notes whether anything was written."""
+    op = next(script)
+    while True:
+        answer = yield op
+        if type(op) is Save and answer is not None:
+            wrote.append(True)
+        op = script.send(answer)
+
+
+def _turn(head: Head) -> Turn:
+    return Turn(head_of(head.head).priority, head.by.due or 0.0, head.by.step, head.entity)
+
+
+def _check(name: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise UsageError(f"{name} is {value!r}; it takes {low:g} to {high:g}")
