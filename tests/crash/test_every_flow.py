@@ -185,7 +185,7 @@ SCENARIOS = {
         acts=lambda stage: [lambda: stage.calling(cfg_hash="other")],
     ),
     "work that is handed in": Scenario(
-        "idempotent", ["transient", "effect ok"], ends=(*VALUES, RetriesExhausted),
+        "idempotent", ["transient", "effect ok"], ends=(*VALUES, RetriesExhausted, Quarantined),
         acts=lambda stage: [stage.submitting, stage.submitting, stage.calling],
     ),
     "work that must not repeat and is handed in for later": Scenario(
@@ -193,7 +193,7 @@ SCENARIOS = {
         acts=lambda stage: [lambda: stage.submitting(at=1020.0), stage.calling],
     ),
     "another config of pure work that is handed in": Scenario(
-        "pure", ["effect ok"], before=done, ends=(*VALUES, RetriesExhausted),
+        "pure", ["effect ok"], before=done, ends=(*VALUES, RetriesExhausted, Quarantined),
         acts=lambda stage: [lambda: stage.submitting(cfg_hash="other"), stage.calling],
     ),
     "work that is cancelled before it has begun": Scenario(

@@ -128,7 +128,7 @@ def test_it_is_shown_without_its_words() -> None:
     assert repr(Command(["mail", "--password", "geheim"])) == "<oncemore.Command mail>"
 
 
-@pytest.mark.parametrize("argv", ["mail ann", b"mail", [], [""], ["mail", 7], ["mail", "a\0b"]])
+@pytest.mark.parametrize("argv", ["mail operator", b"mail", [], [""], ["mail", 7], ["mail", "a\0b"]])
 def test_what_is_no_list_of_words_is_refused(argv: Any) -> None:
     with pytest.raises(UsageError, match="argv is"):
         Command(argv)

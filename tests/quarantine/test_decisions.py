@@ -87,7 +87,7 @@ def test_work_goes_beyond_its_budget_only_by_a_recorded_extra_one(engine: Engine
     turns.step.run()
     with pytest.raises(UsageError, match="reason is missing"):
         engine.quarantine.rerun(only(engine), by="operator", reason=" ")
-    engine.quarantine.rerun(only(engine), by=" ann ", reason="more memory", extra_attempts=2)
+    engine.quarantine.rerun(only(engine), by=" operator ", reason="more memory", extra_attempts=2)
     made = decision(turns.step.last())
     assert made == {"what": "rerun", "reason": "more memory", "actor": "operator", "extra_attempts": 2}
     assert turns.step.last().state.allowed == 3

@@ -535,7 +535,7 @@ def test_a_list_that_is_no_json_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     ("told_", "match"),
     [
         (7, "takes a list of sinks"),
-        (["mailto:ann"], r"notify\[0\] is 'mailto:ann'"),
+        (["mailto:operator"], r"notify\[0\] is 'mailto:operator'"),
         ([7], r"notify\[0\] is 7"),
         ([{}], "needs one of webhook, file, command"),
         ([{"file": "a", "command": ["b"]}], "needs one of"),
@@ -543,7 +543,7 @@ def test_a_list_that_is_no_json_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         ([{"file": 7}], r"notify\[0\]: file takes a text"),
         ([{"webhook": "ftp://x"}], r"notify\[0\]: url takes"),
         ([{"webhook": "http://x", "headers": "x"}], r"notify\[0\]"),
-        ([{"command": "mail ann"}], r"notify\[0\]: argv is 'mail ann'"),
+        ([{"command": "mail operator"}], r"notify\[0\]: argv is 'mail operator'"),
         ([{"file": "a", "name": "no spaces"}], "has the name 'no spaces'"),
         (["file:a", {"file": "a"}], "two sinks of the name"),
         (["file:a"] * 21, "21 sinks; 20 is the most"),
