@@ -271,7 +271,7 @@ class Step(Generic[P, R]):
     @property
     def hand(self) -> Hand:
         """What a worker does this step by."""
-        return Hand(self.name, self._awaits, self._resumed)
+        return Hand((self.name, *self.aliases), self._awaits, self._resumed)
 
     def mark_done(self, *args: Any, value: Any = None, reason: str, **kwargs: Any) -> Run:
         """Mark work as done that was done elsewhere, with the value that it gave; nothing is run.
@@ -374,7 +374,7 @@ class Step(Generic[P, R]):
         """
         run, opening = seen.run, seen.body or {}
         if "arguments" not in opening:
-            opening = opening_of(engine.store.entries(seen.entity))
+            opening = opening_of(engine.store.entries(seen.entity), engine.seal)
         if "arguments" not in opening or opening.get("withheld"):
             missing = ", ".join(opening.get("withheld", ())) or "its arguments"
             raise UsageError(

@@ -286,18 +286,18 @@ def test_a_job_tells_what_it_met_at_each_provider(engine: oncemore.Engine, clock
         if x.startswith("a"):
             raise Throttled(5.0)
         if x == "b2":
-            raise oncemore.Violation("CHECKSUM_MISMATCH")
+            raise oncemore.Violation("SCHEMA_INVALID")
         return x
 
     job = fetch.map(["a1", "b1", "b2", "c1"], max_concurrency=1)
     a, b, c = (job.providers[name] for name in "abc")
     assert (a.errors, a.failed, a.last_error["code"]) == ({"THROTTLED": 3}, 1, "SLOW_DOWN")  # type: ignore[index]
     assert a.cooldown is not None
-    assert (b.errors, b.done, b.failed) == ({"CHECKSUM_MISMATCH": 1}, 1, 1)
+    assert (b.errors, b.done, b.failed) == ({"SCHEMA_INVALID": 1}, 1, 1)
     assert c == ByProvider(done=1, concurrency=1)
     assert {run.state.provider for run in job.runs if run} == set("abc")
     again = fetch.map(["b2"])
-    assert again.providers["b"].errors == {"CHECKSUM_MISMATCH": 1}, "also what had failed before"
+    assert again.providers["b"].errors == {"SCHEMA_INVALID": 1}, "also what had failed before"
     (stored,) = [one for one in engine.jobs() if one.job_id == job.job_id]
     assert stored.providers == job.providers
     assert (stored.outcome, stored.counts) == (job.outcome, job.counts)

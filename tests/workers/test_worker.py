@@ -284,7 +284,7 @@ def test_what_cannot_go_on_here_does_not_hide_what_can(
 def test_arguments_that_were_pruned_cannot_be_gone_on_with(engine: oncemore.Engine) -> None:
     one = step("one")
     run = one.submit(1)
-    engine.store.prune(f"run/{run.key}", 2)
+    engine.store.prune({f"run/{run.key}": 2})
     assert alone(engine, one).run_until_idle() == Worked(refused=1)
 
 
@@ -648,3 +648,72 @@ def test_outcomes_that_need_nobody_are_told_quietly(
     with caplog.at_level(logging.WARNING, "oncemore"):
         alone(engine, flaky).run_until_idle()
     assert "flaky" not in caplog.text
+
+
+# Beside the other rooms -------------------------------------------------------------------------------
+
+
+class Cipher:
+    """Turns bytes around: enough to see who can read them."""
+
+    id = "turned"
+
+    def encode(self, data: bytes) -> bytes:
+        return data[::-1]
+
+    def decode(self, data: bytes) -> bytes:
+        return data[::-1]
+
+
+def test_sealed_arguments_come_to_the_worker_and_jobs_are_read_again(tmp_path: Path) -> None:
+    one = step("one")
+    with oncemore.open(tmp_path / "log.db", codec=Cipher()) as engine:
+        run = one.submit(1)
+        assert alone(engine, one).run_until_idle() == Worked(done=1)
+        assert run.wait(5).value == 1
+
+        @oncemore.step(effect="idempotent", name="flaky", policy=CALM)
+        def flaky(x: str) -> str:
+            if oncemore.current().number == 1:
+                raise ConnectionError("down")
+            return x
+
+        flaky.submit("canary")
+        alone(engine, flaky).run_until_idle()
+        with oncemore.testing.FakeClock() as clock:
+            clock.advance(5.0)
+            assert alone(engine, flaky).run_until_idle() == Worked(done=1)
+        job = one.map([2, 3])
+        assert engine.jobs()[0].items == job.items
+    assert b"canary" not in (tmp_path / "log.db").read_bytes()
+
+
+def test_runs_of_a_step_that_got_another_name_are_done_under_it(engine: oncemore.Engine) -> None:
+    old = step("old")
+    run = old.submit(1)
+    new = step("new", aliases="old")
+    assert alone(engine, new).unknown() == {}
+    assert alone(engine, new).run_until_idle() == Worked(done=1)
+    assert run.wait(5).value == 1
+
+
+def test_what_needs_a_person_is_held_and_not_tried_over_and_over(engine: oncemore.Engine) -> None:
+    @oncemore.step(effect="idempotent", name="doubtful")
+    def doubtful(x: int) -> int:
+        raise oncemore.NeedsReview("AMBIGUOUS_NAME", "two of them")
+
+    doubtful.submit(1)
+    assert alone(engine, doubtful).run_until_idle() == Worked(held=1)
+    assert doubtful.map([1]).counts["held"] == 1
+    with pytest.raises(oncemore.Quarantined, match=r"engine\.quarantine\.reject ends it"):
+        doubtful.cancel(1, reason="no")
+
+
+def test_a_copy_of_a_store_is_not_worked_on(tmp_path: Path) -> None:
+    one = step("one")
+    with oncemore.open(tmp_path / "log.db") as engine:
+        one.submit(1)
+        engine.backup(tmp_path / "copy.db")
+    with oncemore.open(tmp_path / "copy.db") as engine, pytest.raises(oncemore.RestoredCopy):
+        alone(engine, one).run_until_idle()
+    assert done == []

@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 
 
 class Turn(Value):
-    """A run that may be taken."""
+    """A run that may be taken, as it was listed."""
 
     priority: str
     due: float
     step: str
     entity: str
+    version: int = 0
 
 
 def in_turn(waiting: Mapping[str, Sequence[Turn]], last: str = "") -> list[Turn]:

@@ -29,6 +29,7 @@ from oncemore.errors import (
     Failed,
     InProgress,
     Parked,
+    Quarantined,
     ResultUnavailable,
     StoreError,
     Uncertain,
@@ -158,7 +159,7 @@ class Course:
         entity = f"job/{record.job_id}"
         while True:
             change = Change(("JOB",), self._before, record, body)
-            write = write_of(entity, self._version, self._hash, change, self.engine.now())
+            write = write_of(entity, self._version, self._hash, change, self.engine.now(), self.engine.seal)
             answer = self.engine.store.append(Batch((write,), {}, sync)).wait()
             if isinstance(answer, Stored):
                 self._version, self._hash, self._before = self._version + 1, write.hash, record
@@ -313,7 +314,7 @@ _SAYS: tuple[tuple[Any, str], ...] = (
     (ResultUnavailable, "done"),
     (Failed, "failed"),
     ((InProgress, Parked, StoreError), "later"),
-    (Uncertain, "held"),
+    ((Uncertain, Quarantined), "held"),
     (Exception, "refused"),
     (BaseException, "later"),
 )

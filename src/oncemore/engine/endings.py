@@ -209,8 +209,10 @@ def cannot_cancel(plan: Plan, call: Call, run: Run | None) -> Exception | None:
         return UsageError(f"{which} was never called or submitted; there is nothing to cancel")
     if run.state == "COMPLETE":
         return UsageError(f"{which} is done; what has happened cannot be cancelled")
-    if run.held_for:
+    if run.held_for == "outcome_unknown":
         return OutcomeUnknown(f"{which} may have taken effect; settle that first (step.settle)")
+    if run.held_for:
+        return Quarantined(f"{which} is in quarantine ({run.held_for}); engine.quarantine.reject ends it")
     if run.state == "HARD_FAIL" and not run.cancelled:
         return UsageError(f"{which} has failed already ({run.reason}); there is nothing to cancel")
     return None

@@ -402,7 +402,7 @@ def _folded(entry: Entry, state: Any, kind: Any) -> Any:
         raise StoreError(f"entry {entry.seq} ({entry.entity}) makes no sense: {fault}") from None
 
 
-def opening_of(entries: Iterable[Entry]) -> dict[str, Any]:
+def opening_of(entries: Iterable[Entry], seal: Seal | None = None) -> dict[str, Any]:
     """Return what the last run of an entity began with: its arguments, and what else goes with it.
 
     It is empty where that was pruned.
@@ -410,5 +410,5 @@ def opening_of(entries: Iterable[Entry]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for entry in entries:
         if "PENDING" in header_of(entry.header).marks:
-            found = {} if entry.body is None else body_of(entry.body)
+            found = {} if entry.body is None else body_of(entry.body, seal)
     return found

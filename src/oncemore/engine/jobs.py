@@ -147,7 +147,7 @@ def jobs_of(engine: Engine, limit: int = 100) -> tuple[JobRun, ...]:
 def _known(engine: Engine, entity: str) -> JobRun:
     head = engine.store.head(entity)
     assert head is not None
-    body = {} if head.body is None else body_of(head.body)
+    body = {} if head.body is None else body_of(head.body, engine.seal)
     items = tuple(JobItem(*item) for item in body.get("items", ()))
     providers = {name: ByProvider(*told) for name, told in body.get("providers", {}).items()}
     return JobRun(engine, head_of(head.head, Mapped), items, providers)

@@ -350,7 +350,7 @@ class Job:
     def _moved(self, attempt: Attempt, saved: Seen | None) -> None:
         """Go on from what was kept; where it was not, the run was taken over, or is to be cancelled."""
         if saved is None:
-            seen = seen_in(self.store, attempt.seen.entity)
+            seen = seen_in(self.store, attempt.seen.entity, self.engine.seal)
             if seen.run.state == "RUNNING" and seen.run.fence == attempt.fence and seen.run.cancelled:
                 attempt.seen = seen
                 raise Cancelled(f"{attempt.step}: attempt {attempt.number} is to be cancelled")

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncemore.codec.wire import head_of, written
-from oncemore.core.record import Change, Mapped
+from oncemore.core.record import Change, Mapped, Run
 from oncemore.core.record import Worker as Lease
 from oncemore.core.turns import Turn, in_turn
 from oncemore.core.value import Value
@@ -35,6 +35,7 @@ from oncemore.errors import (
     InProgress,
     LeaseLost,
     Parked,
+    Quarantined,
     ResultUnavailable,
     StoreError,
     Uncertain,
@@ -76,9 +77,13 @@ class Resumed(NamedTuple):
 
 
 class Hand(NamedTuple):
-    """A step, as a worker knows it; `resume` refuses a run that cannot go on here with `UsageError`."""
+    """A step, as a worker knows it.
 
-    name: str
+    names   what its runs are found under: its name, and those that it had before
+    resume  returns what goes on with a run, or refuses one that cannot go on here
+    """
+
+    names: tuple[str, ...]
     awaits: bool
     resume: Callable[[Engine, Seen], Resumed]
 
@@ -105,7 +110,7 @@ _CAME_TO: tuple[tuple[Any, str], ...] = (
     (Parked, "later"),
     ((InProgress, LeaseLost), "taken"),
     (ResultUnavailable, "done"),
-    (Uncertain, "held"),
+    ((Uncertain, Quarantined), "held"),
     (Failed, "failed"),
     (StoreError, "trouble"),
     (Error, "refused"),
@@ -204,6 +209,7 @@ class Worker:
     # The loop ---------------------------------------------------------------------------------------
 
     def _work(self, *, lasting: bool) -> Worked:
+        self._engine.check_original()  # what a copy knows nothing of may have been done since
         crew = Crew(self._concurrency)
         self._looked = self._swept = 0.0
         try:
@@ -376,14 +382,10 @@ class Worker:
             await awaiting(job, _noted(script, wrote))
 
     def _resumed(self, turn: Turn) -> tuple[Job, Script]:
-        seen = seen_in(self._engine.store, turn.entity)
+        seen = seen_in(self._engine.store, turn.entity, self._engine.seal)
         if seen.run.state in ("COMPLETE", "HARD_FAIL"):
             raise InProgress(f"{turn.step} was done by somebody else")
-        try:
-            made = self._hands[turn.step].resume(self._engine, seen)
-        except UsageError:
-            self._refused[turn.step][turn.entity] = seen.version
-            raise
+        made = self._hands[turn.step].resume(self._engine, seen)
         CONTEXT.set(Context(actor=made.actor))
         return made.job, made.script
 
@@ -397,6 +399,8 @@ class Worker:
             came_to = "done" if wrote else "taken"  # by somebody else, if nothing was written here
         except BaseException as error:  # noqa: BLE001 - a worker outlives whatever its work does
             came_to = next(word for kinds, word in _CAME_TO if isinstance(error, kinds))
+            if came_to == "refused":
+                self._refused[turn.step][turn.entity] = turn.version
             self._tell(turn, came_to, error)
         finally:
             with self._changed:
@@ -419,10 +423,10 @@ def _by_name(hands: Sequence[Hand]) -> dict[str, Hand]:
     if not hands:
         raise UsageError("a worker needs steps: Worker(engine, [step, …])")
     known: dict[str, Hand] = {}
-    for hand in hands:
-        if hand.name in known:
-            raise UsageError(f"two steps are called {hand.name!r}; give one of them another name=")
-        known[hand.name] = hand
+    for name, hand in [(name, each) for each in hands for name in each.names]:
+        if name in known:
+            raise UsageError(f"two steps are called {name!r}; give one of them another name=")
+        known[name] = hand
     return known
 
 
@@ -437,7 +441,8 @@ def _noted(script: Script, wrote: list[bool]) -> Script:
 
 
 def _turn(head: Head) -> Turn:
-    return Turn(head_of(head.head).priority, head.by.due or 0.0, head.by.step, head.entity)
+    run: Run = head_of(head.head)
+    return Turn(run.priority, head.by.due or 0.0, head.by.step, head.entity, head.version)
 
 
 def _check(name: str, value: object, low: float, high: float) -> None:
