@@ -21,12 +21,14 @@ settings.register_profile("default", deadline=None, derandomize=False, print_blo
 settings.register_profile("torture", settings.get_profile("default"), max_examples=2_000)
 settings.load_profile("torture" if os.environ.get("ONCEMORE_TORTURE") else "default")
 
-TORTURE = Path(__file__).parent / "torture"
+HERE = Path(__file__).parent
+#: What `make torture` runs at length: these folders, and whatever kills processes.
+TORTURE = tuple(HERE / name for name in ("torture", "crash", "sim", "storm"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.is_relative_to(TORTURE):
+        if item.path.name == "test_kills.py" or any(item.path.is_relative_to(each) for each in TORTURE):
             item.add_marker(pytest.mark.torture)
 
 
@@ -38,3 +40,23 @@ def pytest_pycollect_makeitem() -> Generator[None, Any, Any]:
         if " at 0x" in item.name:
             raise pytest.Collector.CollectError(f"{item.nodeid}: an address in the name; give it an id")
     return made
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say how much was tried: what tests recorded, numbers added up, sentences as they are."""
+    counts: dict[str, int] = {}
+    sentences: dict[str, list[str]] = {}
+    for report in (each for some in terminalreporter.stats.values() for each in some):
+        properties = getattr(report, "user_properties", ()) if getattr(report, "when", "") == "call" else ()
+        for name, told in properties:
+            if isinstance(told, int):
+                counts[name] = counts.get(name, 0) + told
+            elif name != "req":  # which belongs to the requirements plugin
+                sentences.setdefault(name, []).append(str(told))
+    if counts or sentences:
+        terminalreporter.section("what was tried")
+        for name, number in sorted(counts.items()):
+            terminalreporter.write_line(f"{name}: {number:,}")
+        for name, lines in sorted(sentences.items()):
+            for line in lines:
+                terminalreporter.write_line(f"{name}: {line}")

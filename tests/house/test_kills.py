@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,8 +19,11 @@ from oncemore.outbox import Relay
 from oncemore.testing import FakeClock
 from tests.house.steps import finished, imported, person
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 ROOT = Path(__file__).resolve().parents[2]
-KILLS = 8
+KILLS = 60 if os.environ.get("ONCEMORE_TORTURE") else 8
 
 
 @pytest.fixture
@@ -43,7 +47,7 @@ def killed(what: str, store: Path, folder: Path, after: float) -> bool:
 
 
 def test_a_prune_that_is_killed_anywhere_is_finished_by_the_next(
-    tmp_path: Path, chance: random.Random
+    tmp_path: Path, chance: random.Random, record_property: Callable[[str, object], None]
 ) -> None:
     store, count = tmp_path / "log.db", 800
     with oncemore.open(store):
@@ -66,11 +70,12 @@ def test_a_prune_that_is_killed_anywhere_is_finished_by_the_next(
                 finished(f"n{n}")
     print(f"{kills} kills; {len(gone)} of {count} were pruned by those that were killed")
     assert kills >= KILLS // 2
+    record_property("kills while keeping house", kills)
     assert left == 0
 
 
 def test_an_erasure_that_is_killed_anywhere_is_finished_by_repeating_it(
-    tmp_path: Path, chance: random.Random
+    tmp_path: Path, chance: random.Random, record_property: Callable[[str, object], None]
 ) -> None:
     store, count = tmp_path / "log.db", 60
     with oncemore.open(store) as engine:
@@ -94,10 +99,11 @@ def test_an_erasure_that_is_killed_anywhere_is_finished_by_repeating_it(
     data = b"".join(file.read_bytes() for file in tmp_path.glob("log.db*") if file.is_file())
     assert data.count(b"canary-") == 0
     assert kills >= KILLS // 2
+    record_property("kills while keeping house", kills)
 
 
 def test_a_backup_that_is_killed_anywhere_leaves_a_whole_file_or_none(
-    tmp_path: Path, chance: random.Random
+    tmp_path: Path, chance: random.Random, record_property: Callable[[str, object], None]
 ) -> None:
     store, folder = tmp_path / "log.db", tmp_path / "backups"
     folder.mkdir()
@@ -123,10 +129,11 @@ def test_a_backup_that_is_killed_anywhere_leaves_a_whole_file_or_none(
     whole = list(folder.glob("[0-9]*.db"))
     print(f"{kills} kills; {len(whole)} whole backups, {len(left)} left in the middle")
     assert kills == KILLS
+    record_property("kills while keeping house", kills)
 
 
 def test_an_import_that_is_killed_anywhere_is_finished_by_the_next_and_nothing_is_run(
-    tmp_path: Path, chance: random.Random
+    tmp_path: Path, chance: random.Random, record_property: Callable[[str, object], None]
 ) -> None:
     store, sheet, count = tmp_path / "log.db", tmp_path / "done.csv", 6_000
     sheet.write_text("order,result\n" + "".join(f"{n},r{n}\n" for n in range(count)))
@@ -149,3 +156,4 @@ def test_an_import_that_is_killed_anywhere_is_finished_by_the_next_and_nothing_i
         engine.verify()
     print(f"{kills} kills; {found.present} of {count} keys were marked by those that were killed")
     assert kills >= KILLS // 2
+    record_property("kills while keeping house", kills)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import sqlite3
@@ -11,6 +12,7 @@ import time
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
@@ -19,8 +21,11 @@ import oncemore
 from oncemore.engine.history import verify
 from oncemore.store.base import Query
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 ROOT = Path(__file__).parents[2]
-KILLS, ORDERS = 24, 12
+KILLS, ORDERS = (400 if os.environ.get("ONCEMORE_TORTURE") else 24), 12
 
 
 class Scene:
@@ -77,7 +82,9 @@ def test_a_process_that_dies_at_this_line_leaves_both_or_neither(scene: Scene, p
     scene.check(2)
 
 
-def test_processes_that_die_at_any_moment_leave_every_order_once(scene: Scene) -> None:
+def test_processes_that_die_at_any_moment_leave_every_order_once(
+    scene: Scene, record_property: Callable[[str, object], None]
+) -> None:
     seed = random.randrange(10**9)
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -92,3 +99,4 @@ def test_processes_that_die_at_any_moment_leave_every_order_once(scene: Scene) -
             killed += 1
     scene.finish(ORDERS)
     scene.check(ORDERS)
+    record_property("kills in transactions", killed)
