@@ -135,15 +135,16 @@ def test_what_a_killed_backup_left_is_removed_by_the_next_and_one_at_work_is_lef
 ) -> None:
     import fcntl
 
-    dead, busy = tmp_path / ".b.db.0000.part", tmp_path / ".b.db.1111.part"
+    dead, busy = tmp_path / ".a.db.00000000.part", tmp_path / ".b.db.11111111.part"
+    (tmp_path / ".mine.part").write_text("not a backup")
     for part in (dead, busy):
         part.write_text("half")
-    (tmp_path / ".b.db.0000.part-journal").write_text("half")
+    (tmp_path / ".a.db.00000000.part-journal").write_text("half")
     file = os.open(busy, os.O_RDWR)
     fcntl.flock(file, fcntl.LOCK_EX)
     with oncemore.open(store) as engine:
         engine.backup(tmp_path / "b.db")
-    assert sorted(path.name for path in tmp_path.glob(".b.db*")) == [busy.name]
+    assert sorted(path.name for path in tmp_path.glob(".*")) == [busy.name, ".mine.part"]
     os.close(file)
 
 

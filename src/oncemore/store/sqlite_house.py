@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 import time
 from contextlib import suppress
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 PAGES = 256  # copied at a time
 TIDY_MS = 100
 
+_PART = re.compile(r"\..+\.[0-9a-f]{8}\.part")
 _LAST = "SELECT coalesce(max(seq), 0) FROM log"
 _WEIGHTS = """
 SELECT substr(entity, 1, instr(entity || '/', '/') - 1), sum(n), sum(m), sum(size) FROM (
@@ -138,7 +140,7 @@ class SqliteHouse:
             raise UsageError(f"{to} exists; a backup never overwrites, give a new name")
         part = to.with_name(f".{to.name}.{secrets.token_hex(4)}.part")
         try:
-            _sweep(to)
+            _sweep(to.parent)
             file = os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StoreError(f"{to} cannot be written: {error.strerror}") from error
@@ -196,9 +198,9 @@ def _named(part: Path, to: Path) -> None:
         os.close(folder)
 
 
-def _sweep(to: Path) -> None:
-    """Remove what killed backups of this name left: what nobody holds the lock of."""
-    for part in to.parent.glob(f".{to.name}.*.part"):
+def _sweep(folder: Path) -> None:
+    """Remove what killed backups left in a folder, of whatever name: what nobody holds the lock of."""
+    for part in [found for found in folder.glob(".*.part") if _PART.fullmatch(found.name)]:
         with suppress(OSError):
             file = os.open(part, os.O_RDWR | os.O_CLOEXEC)
             try:
