@@ -130,6 +130,10 @@ class Stage(World):
         self.lane.asked_about = (op.worker, op.fence, until, self.now)
         return until
 
+    def _watch(self, op: ops.Watch) -> None:
+        self.judge.watching(self.lane, op)
+        super()._watch(op)
+
     def _tell(self, op: ops.Tell) -> None:
         self.given[op.what] = op.seen.version
 

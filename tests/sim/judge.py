@@ -31,7 +31,7 @@ from oncemore.errors import (
 )
 
 if TYPE_CHECKING:
-    from oncemore.engine.ops import Save, Seen
+    from oncemore.engine.ops import Save, Seen, Watch
     from oncemore.store.base import Batch
     from oncemore.store.memory import MemoryStore
 
@@ -228,6 +228,17 @@ class Judge:
         life[0] += 1
         if life[0] > life[1]:
             raise Violation(f"{life[0]} executions of {life[1]} allowed")
+
+    def watching(self, lane: Any, op: Watch) -> None:
+        """A call waits for somebody else's attempt: for its own it would wait for ever."""
+        book = self.books[op.entity]
+        if (
+            book.run is not None
+            and book.version == op.version
+            and book.run.state == "RUNNING"
+            and book.begun[book.run.fence] is lane.call
+        ):
+            raise Violation("a call waits for its own attempt, which nobody brings to its end")
 
     def lands(self, book: Book, attempt: int, fence: int) -> bool:
         """A `once` effect reaches the other side; return False if that one refuses it."""

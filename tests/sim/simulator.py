@@ -687,6 +687,7 @@ class Sim:
             raise job.cut
         if op.seconds <= 0:
             raise Violation(f"it watches for {op.seconds} s")
+        self.judge.watching(lane, op)
         lane.wake = self.now + (op.seconds if self.calm else min(op.seconds, 40.0 * self.chance()))
 
     def _ask(self, lane: Lane, job: Job, op: Ask) -> Answer:
