@@ -663,6 +663,20 @@ def _mark_coroutine(made: Any) -> None:
     mark(made) if mark else setattr(made, "_is_coroutine", vars(asyncio.coroutines)["_is_coroutine"])
 
 
+#: What a recipe is told where nobody says otherwise.
+_USUAL: dict[str, Any] = {
+    "name": None, "aliases": (), "key": None, "ignore": (), "partition": None, "bucket": None, "tenant": None,
+    "config": None, "version": "1", "on_version_change": None, "timeout": None, "isolate": None,
+    "within": None, "if_running": "wait", "not_applied": (), "reconcile": None, "provider": None,
+    "dataset": None, "priority": "P1", "retain_for": None, "artifact": None,
+}  # fmt: skip
+
+
+def told_of(**told: Any) -> dict[str, Any]:
+    """Return all options of a recipe: those given, and the usual ones."""
+    return {**_USUAL, **told}
+
+
 def step(
     _bare: Any = None,
     /,
@@ -727,15 +741,13 @@ def step(
         raise UsageError(NO_EFFECT)
     if _bare is not None:
         raise UsageError(f"step() takes keywords only, and got {_bare!r}; write @oncemore.step(effect=…)")
-    told = {
-        "effect": effect, "name": name, "aliases": aliases, "key": key, "ignore": ignore, "partition":
-        partition, "bucket": bucket, "tenant": tenant, "config": config, "version": version,
-        "on_version_change": on_version_change, "policy": default_policy() if policy is None else policy,
-        "timeout": timeout, "isolate": isolate, "within": within, "if_running": if_running,
-        "not_applied": not_applied, "reconcile": reconcile, "provider": provider, "dataset": dataset,
-        "priority": priority, "retain_for": retain_for,
-        "artifact": artifact,
-    }  # fmt: skip
+    told = told_of(
+        effect=effect, name=name, aliases=aliases, key=key, ignore=ignore, partition=partition, bucket=bucket,
+        tenant=tenant, config=config, version=version, on_version_change=on_version_change,
+        policy=default_policy() if policy is None else policy, timeout=timeout, isolate=isolate,
+        within=within, if_running=if_running, not_applied=not_applied, reconcile=reconcile, provider=provider,
+        dataset=dataset, priority=priority, retain_for=retain_for, artifact=artifact,
+    )  # fmt: skip
 
     def decorate(work: Callable[P, R]) -> Step[P, R]:
         recipe = Recipe(work, told)

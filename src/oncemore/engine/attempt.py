@@ -61,6 +61,8 @@ class Attempt:
         self.tenant: str = run.tenant
         self.parent = parent
         self.over = False
+        self.begun = True  # until something that is done before the work itself says otherwise
+        self.evidence: list[Kept] = []
         self.pid = getpid()
         self.events: list[tuple[Outgoing, Any]] = []
         self.kept: dict[str, tuple[Kept, bool]] = {}

@@ -50,7 +50,7 @@ from oncemore.store.base import AlsoFailed
 if TYPE_CHECKING:
     from oncemore.core.decide import Decision
     from oncemore.core.model import State
-    from oncemore.engine.ops import Call, Plan, Script, Seen, Terms
+    from oncemore.engine.ops import Call, Given, Plan, Script, Seen, Terms
     from oncemore.errors import ResultUnavailable
 
 UNKNOWN, NOW, BEGIN, OFFER = Answer("unknown"), Now(), Begin(), Offer()
@@ -430,7 +430,7 @@ def _fail(plan: Plan, done: Done, error: Exception, now: float) -> Script:
         change = _settled(plan, seen, answer, DOUBTFUL, now, plan.describe(error, failure))
     else:
         change = _decided(plan, seen, plan.describe(error, failure), decision, now)
-    saved = yield Save(seen, change)
+    saved = yield Save(seen, change, True, done.evidence)
     if saved is None:
         return MOVED
     if decision.action == "quarantine" and decision.situation.verdict != "UNKNOWN":
@@ -479,12 +479,14 @@ def _interrupted(plan: Plan, done: Done, now: float) -> Script:
     """Close one's own attempt that was cut off from outside; one that never began does not count."""
     run = done.seen.run
     if done.begun:
-        return (yield from _close(plan, done.seen, "interrupted", now, ask=False))
+        return (yield from _close(plan, done.seen, "interrupted", now, ask=False, left=done.evidence))
     after = _over(run, "SOFT_FAIL", "released", tried=run.tried - 1, not_before=now)
     return (yield Save(done.seen, Change(("SOFT_FAIL",), run, after, {"error": endings.LOST["released"]})))
 
 
-def _close(plan: Plan, seen: Seen, reason: str, now: float, *, ask: bool = True) -> Script:
+def _close(
+    plan: Plan, seen: Seen, reason: str, now: float, *, ask: bool = True, left: tuple[Given, ...] = ()
+) -> Script:
     """Close an attempt that nobody brings to its end: what it did decides by the effect's class.
 
     An effect that cannot be repeated is asked about, or held; any other is tried again, within the
@@ -494,16 +496,18 @@ def _close(plan: Plan, seen: Seen, reason: str, now: float, *, ask: bool = True)
     run, error = seen.run, endings.LOST[reason]
     if run.effect == "once":
         answer = (yield Ask(seen)) if plan.asks and ask else UNKNOWN
-        return (yield Save(seen, _settled(plan, seen, answer, reason, now, error)))
+        return (yield Save(seen, _settled(plan, seen, answer, reason, now, error), True, left))
     if run.tried >= run.allowed and reason == "lease_expired":
         after = _over(run, "SOFT_FAIL", reason)._replace(held_for=POISON)
         marks: tuple[Any, ...] = ("SOFT_FAIL", "ESCALATION")
         return (yield Save(seen, Change(marks, run, after, _escalated({"error": error}, run, now))))
     if run.tried >= run.allowed:
         after = _over(run, "HARD_FAIL", "max_attempts_exceeded", failed=seen.version + 1)
-        return (yield Save(seen, Change(_FAILED, run, after, _escalated({"error": error}, run, now))))
-    after = _over(run, "SOFT_FAIL", reason, not_before=now)
-    return (yield Save(seen, Change(("SOFT_FAIL",), run, after, {"error": error})))
+        change = Change(_FAILED, run, after, _escalated({"error": error}, run, now))
+    else:
+        after = _over(run, "SOFT_FAIL", reason, not_before=now)
+        change = Change(("SOFT_FAIL",), run, after, {"error": error})
+    return (yield Save(seen, change, True, left))
 
 
 def _settled(

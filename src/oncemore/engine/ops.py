@@ -260,6 +260,7 @@ class Done(NamedTuple):
     mark       its transaction in the user's own database, which is not committed yet
     also       what it writes in the store's own transaction
     applied    what an earlier attempt has left to be written, whose transaction was committed: it is done
+    evidence   references to what a failed attempt leaves for people to look at
     """
 
     seen: Seen
@@ -271,6 +272,7 @@ class Done(NamedTuple):
     mark: Mark | None = None
     also: Callable[[Joined], object] | None = None
     applied: tuple[dict[str, Any], tuple[Given, ...]] | None = None
+    evidence: tuple[Given, ...] = ()
 
 
 class Finish(NamedTuple):

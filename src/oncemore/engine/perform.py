@@ -157,7 +157,7 @@ class Job:
         line_of: Callable[[Any], Line] | None = None,
         reconcile: Callable[..., Any] | None = None,
         awaits: bool = False,
-        isolate: bool = False,
+        isolate: bool | Callable[[Job, Attempt, Invoke], Any] = False,
         artifact: str = "",
     ) -> None:
         self.engine, self.store, self._terms = engine, engine.store, terms
@@ -409,6 +409,12 @@ class Job:
             return self._put_awaited(attempt, content, label)
         return attempt.hold(self._put(attempt, content, label))
 
+    def leave(self, attempt: Attempt, content: Any, label: Label) -> Kept:
+        """Put content away that is listed if the attempt fails: what it leaves for people to look at."""
+        kept = self._put(attempt, content, label)
+        attempt.evidence.append(kept)
+        return kept
+
     def _put(self, attempt: Attempt, content: Any, label: Label) -> Kept:
         seen = attempt.seen
         written = self.engine.artifacts.write(content, lambda: self._still(attempt))
@@ -481,7 +487,8 @@ class Job:
             self.cut = None
             return Done(attempt.seen, applied=attempt.mark.applied)
         if error is not None:
-            return Done(attempt.seen, None, error)
+            left = tuple((kept, None) for kept in attempt.evidence)
+            return Done(attempt.seen, None, error, attempt.begun, evidence=left)
         if attempt.seen.run.effect == "transactional":
             return self._transacted(attempt, value)
         if not attempt.kept:

@@ -237,6 +237,8 @@ class Engine:
     def call(self, job: Job, attempt: Attempt, invoke: Invoke) -> Any:
         """Call plain work under its limits."""
         if job.isolate:
+            if callable(job.isolate):
+                return job.isolate(job, attempt, invoke)  # which keeps its limits itself
             from oncemore.engine import isolate
 
             return isolate.run(job, attempt, invoke)

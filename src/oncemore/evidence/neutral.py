@@ -63,10 +63,10 @@ def _message(error: BaseException, secrets: tuple[str, ...]) -> str:
         text = str.__str__(str(error))
     except Exception as fault:  # noqa: BLE001 - the error's own __str__ is broken
         return f"(the message cannot be read: {name_of(fault)})"
-    return masked(_without(secrets, text) if secrets else text)
+    return masked(without(secrets, text) if secrets else text)
 
 
-def _without(secrets: Iterable[str], text: str) -> str:
+def without(secrets: Iterable[str], text: str) -> str:
     """Return a text in which no secret is left, as it is or quoted; a part behind its end is dropped."""
     known = {form for secret in secrets if len(secret) >= SHORTEST_SECRET for form in _forms(secret)}
     reach = max(map(len, known), default=0)

@@ -52,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; every foreseen error is told on stderr."""
-    paper = Paper(sys.stderr, in_json="--json" in arguments)
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments  # the rest is a program's
+    paper = Paper(sys.stderr, in_json="--json" in own)
     try:
         answer = root.main(list(arguments), prog_name="oncemore", standalone_mode=False)
     except click.Abort:
@@ -62,7 +63,7 @@ def run(arguments: Sequence[str]) -> int:
         return WRONG
     except click.ClickException as error:
         paper.error(_sentence(error), _help_of(error))
-        return WRONG
+        return _wrong(error)
     except UsageError as error:
         paper.error(str(error))
         # A file with faults is an answer; everything else that is refused was a wrong question.
@@ -91,6 +92,12 @@ def _tell(paper: Paper, error: OSError) -> None:
 def _sentence(error: click.ClickException) -> str:
     text = error.format_message().strip()
     return text if text.endswith((".", "?", ")")) else f"{text}."
+
+
+def _wrong(error: click.ClickException) -> int:
+    """Return the code of a wrong question: that of the command, which may have to keep apart from others."""
+    where = getattr(error, "ctx", None)
+    return int(getattr(where.command, "wrong", WRONG)) if where else WRONG
 
 
 def _help_of(error: click.ClickException) -> str:

@@ -39,7 +39,12 @@ class Finite(click.ParamType[float]):
 
 
 class Leaf(click.Command):
-    """A command whose help shows its options in named groups, and ends with examples."""
+    """A command whose help shows its options in named groups, and ends with examples.
+
+    wrong  the exit code of a wrong question
+    """
+
+    wrong = 2
 
     def __init__(self, *args: Any, examples: str = "", groups: dict[str, str] | None = None, **kw: Any):
         super().__init__(*args, **kw)
@@ -121,6 +126,7 @@ json_option = click.option(
 
 ROOT = """
 oncemore demo
+oncemore exec --key report-2026-11 --policy p2-batch-reporting -- ./monthly-report.sh
 oncemore policy list
 oncemore policy show kfm-loop
 oncemore key --operation kill_switch_update --tenant tenant-123
@@ -132,6 +138,7 @@ oncemore worker shop.orders
 @click.group(
     cls=Branch,
     homes={
+        "exec": "exec:exec_",
         "policy": "policy:policy",
         "key": "key:key",
         "worker": "worker:worker",
@@ -152,6 +159,6 @@ oncemore worker shop.orders
 def root() -> None:
     """Try it once more. Apply it once.
 
-    Look at policies before they run, compute keys, do work that was handed in, decide about what
-    waits for a person, keep house, and see it work.
+    Run programs once per key, look at policies before they run, compute keys, do work that was handed
+    in, decide about what waits for a person, keep house, and see it work.
     """

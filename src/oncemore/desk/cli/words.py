@@ -1,0 +1,75 @@
+"""Kinds of words that commands take: durations, sizes, names with values."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import click
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+_BYTES = {"": 1, "B": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
+
+
+class Duration(click.ParamType[float]):
+    """Seconds, or a number with its unit: 90, 1.5h, 2m30s."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read a duration; all of it must make sense."""
+        if isinstance(value, float):
+            return value
+        seconds = duration(str(value))
+        if seconds is None:
+            self.fail(f"{value!r} is no duration; write seconds, or 500ms, 90s, 5m, 1h30m, 2d.", param, ctx)
+        return seconds
+
+
+def duration(text: str) -> float | None:
+    """Return seconds, or None if the text is no duration."""
+    text = text.strip()
+    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|min|[smhdw]?)", text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        return None
+    if len(parts) > 1 and any(not unit for _, unit in parts):
+        return None
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    return seconds if math.isfinite(seconds) else None
+
+
+class Size(click.ParamType[int]):
+    """Bytes, or a number with K, M or G."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Read a size."""
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"(\d{1,15})([BKMG]?)i?B?", str(value).strip(), re.IGNORECASE)
+        if found is None:
+            self.fail(f"{value!r} is no size; write bytes, or 500K, 10M, 2G.", param, ctx)
+        return int(found[1]) * _BYTES[found[2].upper()]
+
+
+class Pair(click.ParamType[tuple[str, str]]):
+    """A name and its value."""
+
+    name = "pair"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        """Read NAME=VALUE."""
+        if isinstance(value, tuple):
+            return value
+        name, equals, text = str(value).partition("=")
+        if not name or not equals or "\0" in text:
+            self.fail(f"{value!r} is not of the form NAME=VALUE.", param, ctx)
+        return name, text
+
+
+DURATION, SIZE, PAIR = Duration(), Size(), Pair()
