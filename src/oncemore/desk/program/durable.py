@@ -24,7 +24,7 @@ from oncemore.desk.program.watched import NotStarted, Start, StillThere, alone, 
 from oncemore.edges.classify import classify
 from oncemore.engine import flow
 from oncemore.engine.limits import too_late
-from oncemore.engine.ops import Save, Sleep, Watch, Work
+from oncemore.engine.ops import Save, Seen, Sleep, Watch, Work
 from oncemore.engine.perform import blocking
 from oncemore.errors import AttemptTimeout, DeadlineExceeded, Error, LeaseLost, StoreError, Violation
 from oncemore.evidence.neutral import neutral
@@ -123,13 +123,14 @@ class Program(Step[Any, Any]):
             answer = yield op
             if waits:
                 self._cuts.patient_again()
-            if type(op) is Save and answer is not None:
-                self._tell(answer.run)
+            if type(op) is Save and type(answer) is Seen:
+                self._tell(answer.run, answer.body or {})
 
-    def _tell(self, state: Any) -> None:
+    def _tell(self, state: Any, body: dict[str, Any]) -> None:
         """Say what became of an attempt that is not the last."""
-        if getattr(state, "state", "") == "SOFT_FAIL" and not state.held_for:
-            self._say(f"attempt {state.tried} of {state.allowed} failed ({state.reason})")
+        if state.state == "SOFT_FAIL" and not state.held_for:
+            why = (body.get("error") or {}).get("message") or state.reason
+            self._say(f"attempt {state.tried} of {state.allowed}: {why}")
 
     def _plan_on(self, engine: Engine) -> Plan:
         plan = super()._plan_on(engine)

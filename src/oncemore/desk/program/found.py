@@ -30,18 +30,17 @@ class CannotRun(UsageError):
 
 
 def find(word: str, env: Mapping[str, str], cwd: str | None) -> str:
-    """Return the path of a command, as a shell finds it; say why it cannot be run."""
+    """Return the path of a command as seen from where it runs, as a shell finds it; say why it cannot be run."""
     if cwd is not None and not os.path.isdir(cwd):  # noqa: PTH112 - bytes that are no text have no Path
         raise CannotRun(f"--cwd is {cwd!r}, which is no folder", CANNOT_RUN)
     if not word:
         raise CannotRun("the command is empty; write it after --", NOT_FOUND)
     if "/" in word:
-        return _checked(word, os.path.join(cwd or "", word))  # noqa: PTH118
+        return _checked(word, word, cwd)
     barred: CannotRun | None = None
     for folder in env.get("PATH", _PATH).split(os.pathsep):
-        path = os.path.join(cwd or "", folder, word)  # noqa: PTH118
         try:
-            return _checked(word, path)
+            return _checked(word, os.path.join(folder, word), cwd)  # noqa: PTH118
         except CannotRun as fault:
             barred = barred or (fault if fault.code == CANNOT_RUN else None)
     raise barred or CannotRun(
@@ -49,7 +48,8 @@ def find(word: str, env: Mapping[str, str], cwd: str | None) -> str:
     )
 
 
-def _checked(word: str, path: str) -> str:
+def _checked(word: str, seen: str, cwd: str | None) -> str:
+    path = os.path.join(cwd or "", seen)  # noqa: PTH118
     try:
         mode = os.stat(path).st_mode  # noqa: PTH116
     except (OSError, ValueError) as error:
@@ -63,7 +63,7 @@ def _checked(word: str, path: str) -> str:
     if not os.access(path, os.X_OK):
         raise CannotRun(f"{word} may not be executed; `chmod +x {word}` allows it", CANNOT_RUN)
     _check_head(word, path)
-    return path
+    return seen
 
 
 def _check_head(word: str, path: str) -> None:
@@ -74,7 +74,7 @@ def _check_head(word: str, path: str) -> None:
     except OSError:
         return
     if head.startswith(b"#!"):
-        names = head[2:].partition(b"\n")[0].split()
+        names = [name for name in head[2:].partition(b"\n")[0].replace(b"\t", b" ").split(b" ") if name]
         if not names or not os.access(names[0], os.X_OK):
             name = names[0].decode(errors="replace") if names else ""
             hint = " (its line ends with a carriage return)" if head.partition(b"\n")[0].endswith(b"\r") else ""

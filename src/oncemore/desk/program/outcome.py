@@ -13,7 +13,7 @@ from oncemore.core.value import Value
 from oncemore.desk.program.cuts import Interrupted
 from oncemore.desk.program.durable import STREAMS, Program
 from oncemore.desk.program.found import CannotRun
-from oncemore.desk.program.rules import CANNOT_RUN, NOT_FOUND
+from oncemore.desk.program.rules import CANNOT_RUN, NOT_FOUND, said
 from oncemore.engine import flow
 from oncemore.engine.context import CONTEXT
 from oncemore.engine.ops import Answer
@@ -21,6 +21,7 @@ from oncemore.errors import (
     Error,
     Failed,
     InProgress,
+    KeyConflict,
     OutcomeUnknown,
     Parked,
     Refused,
@@ -130,15 +131,26 @@ def _ended(step: Program, error: Error) -> Outcome:
     program = None if known is None else _passed(step, known)
     if isinstance(error, Failed | OutcomeUnknown) and program is not None:
         late = program["ended_by"] == "limit"
-        made = Outcome(TOO_LATE if late else program["exit"], "oncemore" if late else "program", f"{error}.")
+        made = Outcome(TOO_LATE if late else program["exit"], "oncemore" if late else "program")
         made = made._replace(program=program)
     else:
-        made = Outcome(_code(error, run), "oncemore", f"{error}.")
+        made = Outcome(_code(error, run), "oncemore", until=getattr(error, "until", None))
+    return _with(step, run, made._replace(message=_message(error, step, program), hint=_hint(error, program)))
+
+
+def _message(error: Error, step: Program, program: dict[str, Any] | None) -> str:
+    """Return what happened, in the words of a command line; the library's are about functions."""
+    which = f"{step.name}: key {step.known[:12]}"
+    if isinstance(error, OutcomeUnknown):
+        what = "was lost" if program is None else "ran out of its time" if program["ended_by"] else ""
+        what = what or f"ended with {said((program or {})['exit'])}"
+        number = getattr(getattr(error.run, "state", None), "attempt", 0)
+        return f"{which} is held: attempt {number} {what}, and whether it took effect is not known."
+    if isinstance(error, KeyConflict):
+        return f"{which} belongs to another command, or to other inputs; give this work another --key."
     if isinstance(error, Parked):
-        made = made._replace(
-            until=error.until, message=f"parked until {rfc3339(error.until)} ({run.reason}): {error}."
-        )
-    return _with(step, run, made._replace(hint=_hint(error, step, program)))
+        return f"{which} is parked until {rfc3339(error.until)}; a call from then on goes on."
+    return f"{error}."
 
 
 def _code(error: Error, run: Any) -> int:
@@ -166,11 +178,12 @@ def _without_exit(error: Error, run: Any) -> int:
     return LOST
 
 
-def _hint(error: Error, step: Program, program: dict[str, Any] | None) -> str:
+def _hint(error: Error, program: dict[str, Any] | None) -> str:
     if isinstance(error, OutcomeUnknown):
         unlisted = program is not None and not program["ended_by"]
         what = (
-            "Without --effect idempotent, an exit code that no list names leaves open what has happened. "
+            "Work that may run twice has --effect idempotent; exit codes that say that nothing was done stand "
+            "in --retry-on-exit or --fail-on-exit. "
             if unlisted
             else ""
         )

@@ -1,0 +1,176 @@
+"""Output is passed on as it comes, kept as it was, and bounded."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+import oncemore
+from tests.exec.conftest import PROGRAM, RAN, alive, until
+
+if TYPE_CHECKING:
+    from tests.exec.conftest import Desk
+
+EVERY_BYTE = "import sys; sys.stdout.buffer.write(bytes(range(256)) * 300 + b'\\xff\\xfe\\0'); sys.stderr.buffer.write(b'\\x80e')"
+
+
+def test_binary_output_comes_through_and_comes_back_byte_for_byte(desk: Desk) -> None:
+    desk.run("--key", "first", "--", "true")
+    for _ in range(2):
+        done = desk.run("--key", "k", "--", sys.executable, "-c", EVERY_BYTE)
+        assert done.stdout == bytes(range(256)) * 300 + b"\xff\xfe\0"
+        assert done.stderr == b"\x80e"
+
+
+def test_output_arrives_before_the_program_ends(desk: Desk) -> None:
+    script = "printf part; while [ ! -e go ]; do sleep 0.05; done; echo end"
+    program = desk.start("--key", "k", "--", "sh", "-c", script, stdout=subprocess.PIPE)
+    assert program.stdout is not None
+    assert os.read(program.stdout.fileno(), 100) == b"part"  # without an end of line
+    (desk.folder / "go").touch()
+    assert program.communicate(timeout=60)[0] == b"end\n"
+
+
+def test_output_of_200_mb_takes_little_memory_and_little_disk_and_says_what_is_left_out(desk: Desk) -> None:
+    size, words = 200_000_000, ("--report", "r.json", "--key", "k", "--max-output", "1M", "--")
+    command = ("sh", "-c", f"head -c {size} /dev/zero | tr '\\0' x; echo the end")
+    with desk.start(*words, *command, stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        count, last = 0, b""
+        while data := program.stdout.read(1 << 20):
+            count, last = count + len(data), data
+        _, status, used = os.wait4(program.pid, 0)
+        program.returncode = os.waitstatus_to_exitcode(status)
+    assert (program.returncode, count, last[-8:]) == (0, size + 8, b"the end\n")
+    assert used.ru_maxrss < 200_000, f"{used.ru_maxrss} KB"
+    kept = json.loads((desk.folder / "r.json").read_text())["program"]["stdout"]
+    assert (kept["bytes"], kept["left_out"]) == (size + 8, size + 8 - 1024 * 1024)
+    again = desk.run(*words, *command).stdout
+    note = b"\n[oncemore: %d bytes are left out here]\n" % kept["left_out"]
+    assert len(again) == kept["size"] == 1024 * 1024 + len(note)
+    assert again.startswith(b"x" * 1000)
+    assert again[512 * 1024 :].startswith(note)
+    assert again.endswith(b"xthe end\n")
+
+
+def test_a_reader_that_has_seen_enough_does_not_stop_the_work(desk: Desk) -> None:
+    script = 'i=0; while [ $i -lt 3000 ]; do echo line $i; i=$((i+1)); done; echo ran >> "$RAN"; exit 0'
+    program = desk.start("--key", "k", "--", "sh", "-c", script, stdout=subprocess.PIPE)
+    assert program.stdout is not None
+    assert program.stdout.readline() == b"line 0\n"
+    program.stdout.close()
+    assert (program.wait(60), desk.ran()) == (0, ["ran"])
+    assert desk.run("--key", "k", "--", "sh", "-c", script).stdout.endswith(b"line 2999\n")
+
+
+def test_streams_that_are_closed_from_the_start_do_not_matter(desk: Desk) -> None:
+    words = [*PROGRAM, "--key", "k", "--", *RAN]
+    code = "import os, sys; os.close(0); os.close(1); os.close(2); os.execv(sys.argv[1], sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=desk.folder, env=desk.environment(), timeout=60, check=False
+    )
+    assert (done.returncode, desk.ran()) == (0, ["ran"])
+    assert desk.run("--key", "k", "--", *RAN).stdout == b"out\n"
+
+
+def test_a_limit_holds_while_the_reader_does_not_read(desk: Desk) -> None:
+    script = 'echo $$ >> "$RAN"; while :; do echo yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy; done'
+    words = ("--key", "k", "--timeout", "1s", "--grace", "0.2s", "--attempts", "1", "--effect", "pure")
+    program = desk.start(*words, "--", "sh", "-c", script, stdout=subprocess.PIPE)
+    pid = int(desk.await_lines(1)[0])
+    until(lambda: not alive(pid), "the end of a program that nobody reads", 20)
+    program.communicate(timeout=60)
+    assert program.returncode == 124
+
+
+@pytest.mark.parametrize(("keep", "stored"), [("always", b"out\n"), ("failed", b"out\n"), ("never", b"")])
+def test_what_is_kept_of_a_failure_is_as_told(desk: Desk, keep: str, stored: bytes) -> None:
+    words = ("--key", "k", "--keep-output", keep, "--", "sh", "-c", "echo out; exit 9")
+    assert desk.run(*words).stdout == b"out\n"
+    assert desk.run(*words).stdout == stored
+
+
+def test_a_success_is_not_kept_when_only_failures_are(desk: Desk) -> None:
+    words = ("--key", "k", "--keep-output", "failed", "--", *RAN)
+    assert desk.run(*words).stdout == b"out\n"
+    again = desk.run(*words)
+    assert (again.returncode, again.stdout) == (0, b"")
+    assert b"its stdout was not kept" in again.stderr
+
+
+def test_the_output_of_every_attempt_is_an_artifact_also_of_those_that_failed(desk: Desk) -> None:
+    words = ("--key", "k", "--effect", "idempotent", "--wait", "0.01", "--")
+    script = 'echo "try $ONCEMORE_ATTEMPT"; [ "$ONCEMORE_ATTEMPT" = 2 ]'
+    assert desk.run(*words, "sh", "-c", script).stdout == b"try 1\ntry 2\n"
+    with oncemore.open(desk.folder / ".oncemore" / "log.db") as engine:
+        kept = {one.name: one.read() for one in engine.artifacts.list(step="exec")}
+        assert kept == {"attempt-1/stdout": b"try 1\n", "attempt-2/stdout": b"try 2\n"}
+        assert engine.artifacts.garbage(older_than=60) == ()
+    assert desk.run(*words, "sh", "-c", script).stdout == b"try 2\n"
+
+
+def test_output_that_was_altered_is_not_shown_and_the_exit_code_stands(desk: Desk) -> None:
+    desk.run("--key", "k", "--", *RAN)
+    for file in (desk.folder / ".oncemore" / "artifacts" / "sha256").glob("*/*"):
+        file.chmod(0o644)
+        file.write_bytes(b"forged\n")
+    again = desk.run("--key", "k", "--", *RAN)
+    assert (again.returncode, again.stdout) == (0, b"")
+    assert b"its stdout cannot be shown" in again.stderr
+    assert b"altered" in again.stderr
+
+
+# Where there is no room.
+
+
+def test_artifacts_that_cannot_be_written_do_not_undo_the_work(desk: Desk) -> None:
+    done = desk.run("--key", "k", "--", *RAN, ONCEMORE_ARTIFACTS="/dev/null/nowhere")
+    assert (done.returncode, done.stdout, desk.ran()) == (0, b"out\n", ["ran"])
+    assert b"its stdout was not kept" in done.stderr
+    again = desk.run("--key", "k", "--", *RAN, ONCEMORE_ARTIFACTS="/dev/null/nowhere")
+    assert (again.returncode, desk.ran()) == (0, ["ran"])
+
+
+def test_a_disk_that_is_full_for_the_output_does_not_stop_the_program(desk: Desk) -> None:
+    assert desk.run("--key", "first", "--", "true").returncode == 0
+    limited = (
+        "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, resource.RLIM_INFINITY)); "
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    program = [sys.executable, "-c", limited, *PROGRAM]
+    script = 'head -c 3000000 /dev/zero; echo ran >> "$RAN"'
+    done = desk.run("--key", "k", "--", "sh", "-c", script, program=program)
+    assert (done.returncode, len(done.stdout), desk.ran()) == (0, 3_000_000, ["ran"])
+    assert b"its stdout was not kept: File too large" in done.stderr
+
+
+@pytest.mark.parametrize("store", ["/dev/null/log.db", "sqlite:///", "gopher://host/x"])
+def test_a_store_that_cannot_be_used_runs_nothing(desk: Desk, store: str) -> None:
+    done = desk.run("--key", "k", "--store", store, "--", *RAN)
+    assert (done.returncode, done.stdout, desk.ran()) == (125, b"", [])
+    assert done.stderr.startswith(b"oncemore: ")
+
+
+def test_a_store_that_is_full_runs_nothing_that_it_could_not_remember(desk: Desk) -> None:
+    limited = (
+        "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, resource.RLIM_INFINITY)); "
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    done = desk.run("--key", "k", "--", *RAN, program=[sys.executable, "-c", limited, *PROGRAM])
+    assert (done.returncode, desk.ran()) == (125, [])
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+
+
+def test_the_slow_reader_slows_the_program_down_and_loses_nothing(desk: Desk) -> None:
+    with desk.start("--key", "k", "--", "sh", "-c", "seq 1 60000", stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        time.sleep(0.5)
+        assert len(program.stdout.read().splitlines()) == 60_000
+    assert program.returncode == 0
