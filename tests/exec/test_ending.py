@@ -55,7 +55,10 @@ def test_a_program_that_heeds_sigterm_has_its_grace(desk: Desk) -> None:
     words = ("--key", "k", "--timeout", "1s", "--grace", "30s", "--attempts", "1", "--effect", "pure")
     began = time.monotonic()
     done = desk.run(*words, "--", "sh", "-c", script)
-    assert (done.returncode, done.stdout) == (124, b"bye\n")  # too late is too late, whatever it says of itself
+    assert (done.returncode, done.stdout) == (
+        124,
+        b"bye\n",
+    )  # too late is too late, whatever it says of itself
     assert time.monotonic() - began < 20
 
 
@@ -117,7 +120,18 @@ def test_the_second_signal_does_not_wait_for_the_grace(desk: Desk) -> None:
 
 
 def test_a_signal_ends_a_wait_between_attempts_and_a_later_call_goes_on(desk: Desk) -> None:
-    words = ("--key", "k", "--effect", "idempotent", "--wait", "50s", "--", "sh", "-c", 'echo ran >> "$RAN"; exit 1')
+    words = (
+        "--key",
+        "k",
+        "--effect",
+        "idempotent",
+        "--wait",
+        "50s",
+        "--",
+        "sh",
+        "-c",
+        'echo ran >> "$RAN"; exit 1',
+    )
     program = desk.start(*words, stderr=subprocess.PIPE)
     assert program.stderr is not None
     said = b""
@@ -130,7 +144,7 @@ def test_a_signal_ends_a_wait_between_attempts_and_a_later_call_goes_on(desk: De
 
 
 def test_what_nohup_ignores_the_program_ignores_too(desk: Desk) -> None:
-    code = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    code = "import os, signal, sys; signal.signal(1, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
     mask = "grep SigIgn /proc/self/status"
     done = desk.run("--key", "k", "--", "sh", "-c", mask, program=[sys.executable, "-c", code, *PROGRAM])
     ignored = int(done.stdout.split()[1], 16)

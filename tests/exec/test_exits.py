@@ -34,7 +34,9 @@ def test_exit_codes_are_read_by_lists_and_effect(
     assert (told["attempts"], len(desk.ran())) == (attempts, attempts)
 
 
-def test_a_program_that_passes_at_the_third_attempt_ends_well_and_each_attempt_knows_itself(desk: Desk) -> None:
+def test_a_program_that_passes_at_the_third_attempt_ends_well_and_each_attempt_knows_itself(
+    desk: Desk,
+) -> None:
     script = 'echo "$ONCEMORE_ATTEMPT $ONCEMORE_FENCE $ONCEMORE_KEY $ONCEMORE_RUN_ID" >> "$RAN"; '
     script += '[ "$ONCEMORE_ATTEMPT" = 3 ]'
     words = ("--correlation-id", "c-7", "--key", "k", "--effect", "idempotent", "--wait", "0.01")
@@ -56,7 +58,18 @@ def test_a_program_that_passes_at_the_third_attempt_ends_well_and_each_attempt_k
 def test_a_line_of_output_can_say_that_it_is_worth_another_attempt(
     desk: Desk, printed: str, pattern: str, attempts: int
 ) -> None:
-    words = ("--key", "k", "--retry-on-output", "nonesuch", "--retry-on-output", pattern, "--wait", "0.01", "--attempts", "2")
+    words = (
+        "--key",
+        "k",
+        "--retry-on-output",
+        "nonesuch",
+        "--retry-on-output",
+        pattern,
+        "--wait",
+        "0.01",
+        "--attempts",
+        "2",
+    )
     script = f'echo ran >> "$RAN"; {printed}; exit 1'
     assert desk.run(*words, "--", "sh", "-c", script).returncode == 1
     assert len(desk.ran()) == attempts

@@ -35,7 +35,11 @@ if TYPE_CHECKING:
         (("--key", "a", "--secret-env", "NONESUCH_X", "--", "true"), 125, "no such variable"),
         (("--key", "a", "--reason", "x", "--", "true"), 125, "--reason goes with"),
         (("--key", "a", "--rerun", "--", "true"), 125, "--reason is missing"),
-        (("--key", "a", "--rerun", "--settle", "applied", "--reason", "x", "--", "true"), 125, "two decisions"),
+        (
+            ("--key", "a", "--rerun", "--settle", "applied", "--reason", "x", "--", "true"),
+            125,
+            "two decisions",
+        ),
         (("--key", "a", "--rerun", "--reason", "x", "--", "true"), 125, "was never run"),
         (("--key", "a", "--stdin", "gone.txt", "--", "cat"), 125, "gone.txt cannot be read"),
         (("--key", "a", "--cwd", "/no/such", "--", "true"), 126, "--cwd is '/no/such'"),
@@ -108,10 +112,21 @@ def test_standard_input_is_read_anew_by_every_attempt(desk: Desk) -> None:
 
 def test_no_secret_reaches_the_log_or_a_message(desk: Desk) -> None:
     secret = "Tr0ub4dor-and-3"
-    words = ("--key", "k", "--secret-env", "DB_WORD", "--env", f"OTHER_VALUE={secret}9", "--keep-output", "never")
+    words = (
+        "--key",
+        "k",
+        "--secret-env",
+        "DB_WORD",
+        "--env",
+        f"OTHER_VALUE={secret}9",
+        "--keep-output",
+        "never",
+    )
     script = 'echo "$DB_WORD $OTHER_VALUE"; exit 3'
     for _ in range(2):
-        done = desk.run(*words, "--json", "--", "sh", "-c", script, secret, f"--password={secret}9", DB_WORD=secret)
+        done = desk.run(
+            *words, "--json", "--", "sh", "-c", script, secret, f"--password={secret}9", DB_WORD=secret
+        )
         assert done.returncode == 3
         assert secret.encode() not in done.stderr
     for file in (desk.folder / ".oncemore").rglob("*"):
@@ -135,7 +150,9 @@ def test_help_shows_every_option_in_a_group(desk: Desk) -> None:
 
     from tests.exec.conftest import PROGRAM
 
-    text = subprocess.run([*PROGRAM, "--help"], capture_output=True, text=True, env=desk.environment(), check=True).stdout
+    text = subprocess.run(
+        [*PROGRAM, "--help"], capture_output=True, text=True, env=desk.environment(), check=True
+    ).stdout
     assert text.index("What the work is:") < text.index("--key TEXT") < text.index("When it is tried again:")
     options = text.partition("Options:")[2].partition("What the work is:")[0]
     assert options.split()[0] == "-h," or options.split()[0] == "--help"

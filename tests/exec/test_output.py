@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -18,7 +17,11 @@ from tests.exec.conftest import PROGRAM, RAN, alive, until
 if TYPE_CHECKING:
     from tests.exec.conftest import Desk
 
-EVERY_BYTE = "import sys; sys.stdout.buffer.write(bytes(range(256)) * 300 + b'\\xff\\xfe\\0'); sys.stderr.buffer.write(b'\\x80e')"
+EVERY_BYTE = """
+import sys
+sys.stdout.buffer.write(bytes(range(256)) * 300 + b"\xff\xfe\0")
+sys.stderr.buffer.write(b"\x80e")
+"""
 
 
 def test_binary_output_comes_through_and_comes_back_byte_for_byte(desk: Desk) -> None:
@@ -81,7 +84,9 @@ def test_streams_that_are_closed_from_the_start_do_not_matter(desk: Desk) -> Non
 
 
 def test_a_limit_holds_while_the_reader_does_not_read(desk: Desk) -> None:
-    script = 'echo $$ >> "$RAN"; while :; do echo yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy; done'
+    script = (
+        'echo $$ >> "$RAN"; while :; do echo yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy; done'
+    )
     words = ("--key", "k", "--timeout", "1s", "--grace", "0.2s", "--attempts", "1", "--effect", "pure")
     program = desk.start(*words, "--", "sh", "-c", script, stdout=subprocess.PIPE)
     pid = int(desk.await_lines(1)[0])
@@ -129,6 +134,13 @@ def test_output_that_was_altered_is_not_shown_and_the_exit_code_stands(desk: Des
 
 # Where there is no room.
 
+#: Runs a program whose files may have so many bytes: to it the disk is full.
+LIMITED = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
 
 def test_artifacts_that_cannot_be_written_do_not_undo_the_work(desk: Desk) -> None:
     done = desk.run("--key", "k", "--", *RAN, ONCEMORE_ARTIFACTS="/dev/null/nowhere")
@@ -140,11 +152,7 @@ def test_artifacts_that_cannot_be_written_do_not_undo_the_work(desk: Desk) -> No
 
 def test_a_disk_that_is_full_for_the_output_does_not_stop_the_program(desk: Desk) -> None:
     assert desk.run("--key", "first", "--", "true").returncode == 0
-    limited = (
-        "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, resource.RLIM_INFINITY)); "
-        "os.execv(sys.argv[1], sys.argv[1:])"
-    )
-    program = [sys.executable, "-c", limited, *PROGRAM]
+    program = [sys.executable, "-c", LIMITED, "600000", *PROGRAM]
     script = 'head -c 3000000 /dev/zero; echo ran >> "$RAN"'
     done = desk.run("--key", "k", "--", "sh", "-c", script, program=program)
     assert (done.returncode, len(done.stdout), desk.ran()) == (0, 3_000_000, ["ran"])
@@ -159,13 +167,8 @@ def test_a_store_that_cannot_be_used_runs_nothing(desk: Desk, store: str) -> Non
 
 
 def test_a_store_that_is_full_runs_nothing_that_it_could_not_remember(desk: Desk) -> None:
-    limited = (
-        "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, resource.RLIM_INFINITY)); "
-        "os.execv(sys.argv[1], sys.argv[1:])"
-    )
-    done = desk.run("--key", "k", "--", *RAN, program=[sys.executable, "-c", limited, *PROGRAM])
+    done = desk.run("--key", "k", "--", *RAN, program=[sys.executable, "-c", LIMITED, "8000", *PROGRAM])
     assert (done.returncode, desk.ran()) == (125, [])
-    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
 
 
 def test_the_slow_reader_slows_the_program_down_and_loses_nothing(desk: Desk) -> None:

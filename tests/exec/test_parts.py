@@ -137,7 +137,15 @@ def test_a_line_without_end_is_looked_at_in_pieces_that_overlap() -> None:
 def test_secrets_are_not_written_down_and_a_changed_one_is_the_same_command() -> None:
     one, other = (
         words_of(
-            ["psql", f"postgresql://me:{word}@host/db", "--password", word, f"--api-key={word}", f"x{word}y", "-v"],
+            [
+                "psql",
+                f"postgresql://me:{word}@host/db",
+                "--password",
+                word,
+                f"--api-key={word}",
+                f"x{word}y",
+                "-v",
+            ],
             (word,),
         )
         for word in ("hunter2hunter2", "correct-horse")
@@ -197,7 +205,13 @@ def test_what_cannot_be_run_is_refused_with_the_reason(
 
 
 def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
-    for word, code in (("", 127), ("nonesuch", 127), ("/no/such/tool", 127), (str(tmp_path), 126), ("./a\0b", 127)):
+    for word, code in (
+        ("", 127),
+        ("nonesuch", 127),
+        ("/no/such/tool", 127),
+        (str(tmp_path), 126),
+        ("./a\0b", 127),
+    ):
         with pytest.raises(CannotRun) as refused:
             find(word, {"PATH": str(tmp_path)}, None)
         assert refused.value.code == code
@@ -213,7 +227,12 @@ def test_durations_and_sizes_are_read() -> None:
         90.0, 5400.0, 150.0, 0.5, 86_400.0, 300.0, 0.0,
     ]  # fmt: skip
     assert [duration(text) for text in ("", "x", "-1", "1h30", "1 h", "h", "1e400")] == [None] * 7
-    assert [SIZE.convert(text, None, None) for text in ("10", "10M", "2GiB", "1k")] == [10, 10 << 20, 2 << 30, 1024]
+    assert [SIZE.convert(text, None, None) for text in ("10", "10M", "2GiB", "1k")] == [
+        10,
+        10 << 20,
+        2 << 30,
+        1024,
+    ]
     for wrong in ("", "x", "-1", "1.5M"):
         with pytest.raises(click.BadParameter, match="is no size"):
             SIZE.convert(wrong, None, None)

@@ -84,9 +84,25 @@ def test_while_another_process_is_at_it_a_call_waits_or_ends_as_told(desk: Desk)
 
 
 def test_a_wait_that_is_too_long_is_parked_and_says_until_when(desk: Desk) -> None:
-    words = ("--key", "k", "--retry-on-exit", "75", "--wait", "1h", "--", "sh", "-c", 'echo ran >> "$RAN"; exit 75')
+    words = (
+        "--key",
+        "k",
+        "--retry-on-exit",
+        "75",
+        "--wait",
+        "1h",
+        "--",
+        "sh",
+        "-c",
+        'echo ran >> "$RAN"; exit 75',
+    )
     told = desk.report(*words)
-    assert (told["exit_code"], told["by"], told["status"], told["ran"]) == (120, "oncemore", "SOFT_FAIL", True)
+    assert (told["exit_code"], told["by"], told["status"], told["ran"]) == (
+        120,
+        "oncemore",
+        "SOFT_FAIL",
+        True,
+    )
     assert told["until"] > 1_700_000_000
     again = desk.run(*words)
     assert again.returncode == 120
@@ -95,7 +111,9 @@ def test_a_wait_that_is_too_long_is_parked_and_says_until_when(desk: Desk) -> No
 
 
 @pytest.mark.parametrize(("word", "code", "ran"), [("applied", 0, 1), ("not-applied", 0, 2)])
-def test_what_is_held_is_settled_by_a_person_with_a_reason(desk: Desk, word: str, code: int, ran: int) -> None:
+def test_what_is_held_is_settled_by_a_person_with_a_reason(
+    desk: Desk, word: str, code: int, ran: int
+) -> None:
     words = ("--key", "k", "--", "sh", "-c", 'echo ran >> "$RAN"; test -e fixed')
     assert [desk.run(*words).returncode for _ in range(2)] == [1, 1]
     assert desk.ran() == ["ran"]

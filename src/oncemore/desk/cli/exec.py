@@ -31,8 +31,8 @@ oncemore exec --key mail-42 --settle not-applied --reason 'not in the outbox' --
 """
 GROUPS = {
     "What the work is": "key key_from_args bucket name inputs tenant correlation_id effect",
-    "When it is tried again": "policy attempts wait retry_on_exit retry_on_output fail_on_exit ok_exit timeout "
-    "within",
+    "When it is tried again": "policy attempts wait retry_on_exit retry_on_output fail_on_exit ok_exit "
+    "timeout within",
     "How it runs": "env secret_env cwd stdin grace leave_running",
     "What is kept and shown": "keep_output max_output quiet in_json report store",
     "When there is a run already": "if_running rerun settle reason",
@@ -64,11 +64,15 @@ GROUPS = {
 @click.option("--secret-env", metavar="NAME", multiple=True, help="A variable whose value is masked.")
 @click.option("--cwd", metavar="FOLDER", help="Where it runs.")
 @click.option("--stdin", metavar="FILE", help="What it reads, anew in each attempt; nothing unless given.")
-@click.option("--grace", metavar="TIME", type=DURATION, default=10.0, help="Time between SIGTERM and SIGKILL.")
+@click.option(
+    "--grace", metavar="TIME", type=DURATION, default=10.0, help="Time between SIGTERM and SIGKILL."
+)
 @click.option("--leave-running", is_flag=True, help="Let what the program left in the background go on.")
 @click.option("--keep-output", type=click.Choice(["always", "failed", "never"]), default="always",
               metavar="WORD", help="Whose output is kept: always, failed, never.")  # fmt: skip
-@click.option("--max-output", metavar="SIZE", type=SIZE, default="10M", help="How much of each stream is kept.")
+@click.option(
+    "--max-output", metavar="SIZE", type=SIZE, default="10M", help="How much of each stream is kept."
+)
 @click.option("--quiet", is_flag=True, help="Print neither output nor remarks; errors are told.")
 @click.option("--json", "in_json", is_flag=True, help="End with one line of JSON on standard error.")
 @click.option("--report", metavar="FILE", help="Write that JSON into a file.")
@@ -196,8 +200,10 @@ def _rules(told: dict[str, Any]) -> Rules:
         if told[option] is not None
     }
     check(named)
-    lists = [named.get(option, frozenset()) for option in ("--ok-exit", "--fail-on-exit", "--retry-on-exit")]
-    return Rules(told["effect"], *lists, told["retry_on_output"])
+    ok, fail, retry = (
+        named.get(option, frozenset()) for option in ("--ok-exit", "--fail-on-exit", "--retry-on-exit")
+    )
+    return Rules(told["effect"], ok, fail, retry, told["retry_on_output"])
 
 
 def _waits(text: str | None) -> list[float] | None:
@@ -283,5 +289,7 @@ def _report(paper: Paper, outcome: Outcome, notes: list[str], told: dict[str, An
 
 def _plain(outcome: Outcome, notes: list[str]) -> dict[str, Any]:
     made = outcome._asdict()
-    made["program"] = {name: part for name, part in (outcome.program or {}).items() if name != "notes"} or None
+    made["program"] = {
+        name: part for name, part in (outcome.program or {}).items() if name != "notes"
+    } or None
     return {**made, "notes": notes}

@@ -62,7 +62,9 @@ class Pair(click.ParamType[tuple[str, str]]):
 
     name = "pair"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
         """Read NAME=VALUE."""
         if isinstance(value, tuple):
             return value

@@ -30,7 +30,7 @@ class CannotRun(UsageError):
 
 
 def find(word: str, env: Mapping[str, str], cwd: str | None) -> str:
-    """Return the path of a command as seen from where it runs, as a shell finds it; say why it cannot be run."""
+    """Return the path of a command, seen from where it runs; say why it cannot be run."""
     if cwd is not None and not os.path.isdir(cwd):  # noqa: PTH112 - bytes that are no text have no Path
         raise CannotRun(f"--cwd is {cwd!r}, which is no folder", CANNOT_RUN)
     if not word:
@@ -77,7 +77,9 @@ def _check_head(word: str, path: str) -> None:
         names = [name for name in head[2:].partition(b"\n")[0].replace(b"\t", b" ").split(b" ") if name]
         if not names or not os.access(names[0], os.X_OK):
             name = names[0].decode(errors="replace") if names else ""
-            hint = " (its line ends with a carriage return)" if head.partition(b"\n")[0].endswith(b"\r") else ""
+            hint = (
+                " (its line ends with a carriage return)" if head.partition(b"\n")[0].endswith(b"\r") else ""
+            )
             raise CannotRun(f"{word}: its interpreter {name!r} is not there{hint}", CANNOT_RUN)
     elif head.isascii() and b"\0" not in head:
         raise CannotRun(

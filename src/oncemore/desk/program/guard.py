@@ -25,6 +25,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -134,8 +135,8 @@ class Guard:
             pause = None if self._due is None else max(0.0, self._due - time.monotonic())
             if self._stage:
                 pause = LOOK_S if pause is None else min(pause, LOOK_S)
-            for at in select.select([self._line, self._wake], [], [], pause)[0]:
-                if at is self._line:
+            for at in select.select([self._line.fileno(), self._wake], [], [], pause)[0]:
+                if at != self._wake:
                     self._listen()
                 else:
                     os.read(self._wake, 4096)
@@ -197,15 +198,11 @@ class Guard:
         told = set()
         if self.status is None or not self._adopts:  # while it is there, its number is nobody else's
             told = _members(self.pid)
-            try:
+            with suppress(OSError):  # nobody is in it
                 os.killpg(self.pid, number)
-            except OSError:
-                pass  # nobody is in it
         for pid in descendants(os.getpid()) - told:
-            try:
+            with suppress(OSError):  # it is gone
                 os.kill(pid, number)
-            except OSError:
-                pass  # it is gone
 
     def _listen(self) -> None:
         """Do what we are told; when nobody is there any more, end everything at once."""
@@ -230,10 +227,8 @@ class Guard:
 
     def tell(self, word: dict[str, Any]) -> None:
         """Say something to the other side; if that is gone, it is noticed where we listen."""
-        try:
+        with suppress(OSError):
             self._line.sendall(json.dumps(word).encode() + b"\n")
-        except OSError:
-            pass
 
 
 def _members(group: int) -> set[int]:
@@ -273,7 +268,7 @@ def heard(line: socket.socket) -> dict[str, Any] | None:
 
 
 def main(words: list[str]) -> None:
-    """Be the guard; the words are the numbers of the socket and of what else is held for as long as we live."""
+    """Be the guard; the words are the numbers of the socket and of what is held as long as we live."""
     for word in words:
         os.set_inheritable(int(word), False)
     line = socket.socket(fileno=int(words[0]))

@@ -13,7 +13,6 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from oncemore.core.value import Value
-from oncemore.desk.program.rules import Rules
 from oncemore.engine.artifact_places import digest_of
 from oncemore.errors import UsageError
 from oncemore.evidence.neutral import without
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from oncemore.core.policy import Policy
+    from oncemore.desk.program.rules import Rules
 
 #: The longest word that is written down as it is, and how many of them.
 LONGEST_WORD, MOST_WORDS = 2_000, 200

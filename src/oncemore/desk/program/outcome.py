@@ -182,14 +182,14 @@ def _hint(error: Error, program: dict[str, Any] | None) -> str:
     if isinstance(error, OutcomeUnknown):
         unlisted = program is not None and not program["ended_by"]
         what = (
-            "Work that may run twice has --effect idempotent; exit codes that say that nothing was done stand "
-            "in --retry-on-exit or --fail-on-exit. "
+            "Work that may run twice has --effect idempotent; exit codes that say that nothing was done "
+            "stand in --retry-on-exit or --fail-on-exit. "
             if unlisted
             else ""
         )
         return (
-            f"{what}Look whether it did what it should, then say so: --settle applied, or --settle not-applied "
-            "to try it again, each with --reason."
+            f"{what}Look whether it did what it should, then say so: --settle applied, or --settle "
+            "not-applied to try it again, each with --reason."
         )
     if isinstance(error, Failed) and error.run is not None:
         return "It is not run again by itself; --rerun --reason TEXT begins anew."
