@@ -17,7 +17,7 @@ from tests.exec.conftest import PROGRAM, RAN, alive, until
 if TYPE_CHECKING:
     from tests.exec.conftest import Desk
 
-EVERY_BYTE = """
+EVERY_BYTE = r"""
 import sys
 sys.stdout.buffer.write(bytes(range(256)) * 300 + b"\xff\xfe\0")
 sys.stderr.buffer.write(b"\x80e")

@@ -25,9 +25,9 @@ FAULT = 125
 
 EXAMPLES = """
 oncemore exec --key report-2026-11 --policy p2-batch-reporting -- ./monthly-report.sh
-oncemore exec --key backup --bucket day --effect idempotent --timeout 2h -- rsync -a data/ backup/
-oncemore exec --key mail-42 --retry-on-exit 75 --retry-on-output 'try again' -- sendmail -t
-oncemore exec --key mail-42 --settle not-applied --reason 'not in the outbox' -- sendmail -t
+oncemore exec --key backup --bucket day --effect idempotent -- rsync -a data/ backup/
+oncemore exec --key mail-42 --retry-on-exit 75 --stdin mail.txt -- sendmail -t
+oncemore exec --key order-7 --settle applied --reason 'the bank shows it' -- ./charge.sh
 """
 GROUPS = {
     "What the work is": "key key_from_args bucket name inputs tenant correlation_id effect",
@@ -156,7 +156,6 @@ def _engine(store: str | None) -> Engine:
 def _order(command: tuple[str, ...], told: dict[str, Any]) -> Order:
     from oncemore.desk.program.order import Order
     from oncemore.errors import UsageError
-    from oncemore.govern.loader import after_failure
     from oncemore.opening import default_policy
     from oncemore.options import policy_of
 
@@ -179,8 +178,19 @@ def _order(command: tuple[str, ...], told: dict[str, Any]) -> Order:
         inputs=told["inputs"], stdin=told["stdin"], cwd=told["cwd"], env=env,
         secrets=_secrets(told["secret_env"], env), if_running=told["if_running"], grace_s=told["grace"],
         leave=told["leave_running"], keep=told["keep_output"], most=told["max_output"],
-        after=after_failure(chosen), through=through,
+        after=_after(chosen), through=through,
     )  # fmt: skip
+
+
+def _after(policy: str) -> str:
+    """Return what a new call makes of work that failed: a policy on disk may say."""
+    from oncemore.core.policy import STANDARD
+
+    if policy == STANDARD.name:
+        return "raise"
+    from oncemore.govern.loader import after_failure
+
+    return after_failure(policy)
 
 
 def _rules(told: dict[str, Any]) -> Rules:
