@@ -80,6 +80,11 @@ def test_what_a_program_leaves_behind_is_ended_with_it_unless_it_may_stay(desk: 
     stays = desk.run("--key", "b", "--leave-running", "--", "sh", "-c", script)
     pid = int(desk.ran()[1])
     assert (stays.returncode, alive(pid)) == (0, True)
+    assert {file.name for file in Path(f"/proc/{pid}/fd").iterdir()} == {
+        "0",
+        "1",
+        "2",
+    }  # nothing of ours: no lock, no socket
     os.kill(pid, signal.SIGKILL)
 
 
@@ -154,7 +159,17 @@ def test_what_nohup_ignores_the_program_ignores_too(desk: Desk) -> None:
     assert not plain & (1 << (signal.SIGHUP - 1))
 
 
-def test_a_guard_that_is_killed_takes_the_program_with_it(desk: Desk) -> None:
+def test_a_guard_that_is_killed_takes_the_program_with_it_also_if_we_cannot(desk: Desk) -> None:
+    program = desk.start("--key", "k", "--", "sh", "-c", 'echo $$ $PPID >> "$RAN"; exec sleep 300')
+    pid, guard = map(int, desk.await_lines(1)[0].split())
+    program.send_signal(signal.SIGSTOP)
+    os.kill(guard, signal.SIGKILL)
+    until(lambda: not alive(pid), "the program's end", 15)
+    program.kill()
+    program.wait(30)
+
+
+def test_a_guard_that_is_killed_is_an_attempt_that_was_lost(desk: Desk) -> None:
     words = ("--key", "k", "--effect", "idempotent", "--wait", "0.01", "--")
     script = 'echo $$ $PPID >> "$RAN"; [ "$ONCEMORE_ATTEMPT" = 2 ] || sleep 300'
     program = desk.start(*words, "sh", "-c", script)

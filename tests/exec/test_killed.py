@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,7 +69,7 @@ try:
     fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
 except BlockingIOError:
     print("OVERLAP", file=open(os.environ["RAN"], "a"), flush=True)
-print(os.getpid(), file=open(os.environ["RAN"], "a"), flush=True)
+print(os.getpid(), os.getppid(), file=open(os.environ["RAN"], "a"), flush=True)
 time.sleep(300 if os.environ["ONCEMORE_ATTEMPT"] == "1" else 0)
 """
 
@@ -81,6 +83,29 @@ def test_whoever_takes_over_does_not_meet_the_program_of_the_dead(desk: Desk) ->
     first.wait(30)
     assert [other.wait(60) for other in others] == [0, 0]
     assert len(desk.ran()) == 2
+    assert "OVERLAP" not in desk.ran()
+
+
+def test_whoever_takes_over_waits_for_a_guard_that_is_slow(desk: Desk) -> None:
+    words = ("--key", "k", "--effect", "idempotent", "--", sys.executable, "-c", ALONE)
+    first = desk.start(*words)
+    pid, guard = map(int, desk.await_lines(1)[0].split())
+    os.kill(guard, signal.SIGSTOP)
+    first.kill()
+    first.wait(30)
+    other = desk.start("--report", "r.json", *words)
+    time.sleep(3)  # it has found that the first is gone, and must wait for what that has left
+    assert (len(desk.ran()), alive(pid)) == (1, True)
+    other.send_signal(signal.SIGTERM)
+    assert other.wait(10) == 128 + signal.SIGTERM
+    told = json.loads((desk.folder / "r.json").read_text())
+    assert (told["attempts"], told["ran"]) == (1, False)  # an attempt that never began does not count
+    other = desk.start(*words, stderr=subprocess.PIPE)
+    time.sleep(2)
+    assert (len(desk.ran()), alive(pid)) == (1, True)
+    os.kill(guard, signal.SIGCONT)
+    other.communicate(timeout=60)
+    assert (other.returncode, len(desk.ran()), alive(pid)) == (0, 2, False)
     assert "OVERLAP" not in desk.ran()
 
 

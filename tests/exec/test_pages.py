@@ -1,4 +1,4 @@
-"""The commands on the pages about exec run, and print what the pages say; the table of codes is the program's."""
+"""The commands on the pages about exec run, and print what the pages say; its codes are the program's."""
 
 from __future__ import annotations
 

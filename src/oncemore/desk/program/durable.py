@@ -169,7 +169,7 @@ class Program(Step[Any, Any]):
             attempt.begun, self.ran = True, attempt.number
 
         try:
-            with alone(_folder(job.engine), attempt.key) as held:
+            with alone(_folder(job.engine), attempt.key, self._cuts.check) as held:
                 limit = None if invoke.ends is None else invoke.ends - time.monotonic()
                 ended = run(start, limit, held, self._cuts, spools, begins)
             return self._came_of(job, attempt, invoke, ended, spools, round(time.monotonic() - began, 3))

@@ -96,9 +96,10 @@ class Guard:
         # What was ignored when we were started stays so for the program, as `nohup` wants it.
         before = {number: signal.signal(number, signal.SIG_IGN) for number in DEAF}
         tells, errors = os.pipe()
+        me = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            self._become(errors, before)
+            self._become(me, errors, before)
         os.close(errors)
         failed = os.read(tells, 16)
         os.close(tells)
@@ -110,11 +111,13 @@ class Guard:
             os.waitpid(self.pid, 0)
         return int(failed or b"0")
 
-    def _become(self, errors: int, before: dict[Any, Any]) -> NoReturn:
+    def _become(self, guard: int, errors: int, before: dict[Any, Any]) -> NoReturn:
         """In the new process: be the program."""
         try:
             os.setsid()
             control(_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != guard:
+                os._exit(127)  # it has died before the kernel knew whose end is ours
             for number in (*DEAF, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
                 kept = before.get(number) == signal.SIG_IGN
                 signal.signal(number, signal.SIG_IGN if kept else signal.SIG_DFL)

@@ -309,18 +309,18 @@ class Match:
 
 
 @contextmanager
-def alone(folder: Path, key: str) -> Iterator[int]:
+def alone(folder: Path, key: str, check: Callable[[], object]) -> Iterator[int]:
     """Be the only one on this machine who runs a key, until the guard is gone too.
 
     A log says when a worker is gone, and its guard may need a moment longer. Both hold this lock; whoever
-    takes over waits for it.
+    takes over waits for it. `check` raises what ends the waiting.
     """
     path, ends = folder / key, time.monotonic() + ALONE_S
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     while True:
-        held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            if _locked(held, ends) and _same(held, path):
+            if _locked(held, ends, check) and _same(held, path):
                 try:
                     yield held
                 finally:
@@ -331,8 +331,9 @@ def alone(folder: Path, key: str) -> Iterator[int]:
             os.close(held)
 
 
-def _locked(held: int, ends: float) -> bool:
+def _locked(held: int, ends: float, check: Callable[[], object]) -> bool:
     while True:
+        check()
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
