@@ -61,6 +61,15 @@ def test_killed_while_the_program_runs_nothing_of_it_lives_on(desk: Desk) -> Non
     assert len(desk.ran()) == 4
 
 
+def test_killed_in_every_attempt_it_waits_for_a_person_whatever_its_effect(desk: Desk) -> None:
+    words = ("--key", "k", "--effect", "idempotent", "--attempts", "1", "--", *RAN)
+    desk.run("before-2", *words, program=KILLED_AT)
+    for _ in range(2):
+        done = desk.run(*words)
+        assert (done.returncode, desk.ran()) == (121, ["ran"])
+        assert b"oncemore quarantine show" in done.stderr
+
+
 #: Says so if another of its kind is there: each holds a lock while it lives.
 ALONE = """
 import fcntl, os, sys, time

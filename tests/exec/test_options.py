@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         (("--key", "a", "--name", "", "--", "true"), 125, "--name takes"),
         (("--key", "a"), 125, "Missing argument"),
         (("--key", "a", "--bogus", "--", "true"), 125, "--bogus"),
-        (("--key", "a", "--timeout", "soon", "--", "true"), 125, "is no duration"),
+        (("--key", "a", "--timeout", "soon", "--", "true"), 125, "is no time"),
         (("--key", "a", "--wait", "1s,x", "--", "true"), 125, "--wait is"),
         (("--key", "a", "--bucket", "fortnight", "--", "true"), 125, "bucket is 'fortnight'"),
         (("--key", "a", "--retry-on-exit", "x", "--", "true"), 125, "--retry-on-exit is 'x'"),

@@ -223,10 +223,10 @@ def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_durations_and_sizes_are_read() -> None:
-    assert [duration(text) for text in ("90", "1.5h", "2m30s", "500ms", "1d", "5min", "0")] == [
-        90.0, 5400.0, 150.0, 0.5, 86_400.0, 300.0, 0.0,
+    assert [duration(text) for text in ("90", "1.5h", "2m30s", "500ms", "1d", "5min", "0", "1 h")] == [
+        90.0, 5400.0, 150.0, 0.5, 86_400.0, 300.0, 0.0, 3600.0,
     ]  # fmt: skip
-    assert [duration(text) for text in ("", "x", "-1", "1h30", "1 h", "h", "1e400")] == [None] * 7
+    assert [duration(text) for text in ("", "x", "-1", "1h30", "1 x", "h", "1e400")] == [None] * 7
     assert [SIZE.convert(text, None, None) for text in ("10", "10M", "2GiB", "1k")] == [
         10,
         10 << 20,

@@ -35,7 +35,7 @@ GROUPS = {
     "timeout within",
     "How it runs": "env secret_env cwd stdin grace leave_running",
     "What is kept and shown": "keep_output max_output quiet in_json report store",
-    "When there is a run already": "if_running rerun settle reason",
+    "When there is a run already": "if_running rerun settle reason by",
 }
 
 
@@ -83,6 +83,7 @@ GROUPS = {
 @click.option("--settle", type=click.Choice(["applied", "not-applied"]), metavar="WORD",
               help="What a lost attempt did: applied, not-applied; needs --reason.")  # fmt: skip
 @click.option("--reason", metavar="TEXT", help="Why; it is recorded.")
+@click.option("--by", metavar="NAME", help="Who; else the user of this process. It is recorded.")
 def exec_(command: tuple[str, ...], **told: Any) -> int:
     """Run a program once per key, with retries that survive.
 
@@ -111,6 +112,7 @@ exec_.wrong = FAULT
 def _carried_out(paper: Paper, cuts: Any, command: tuple[str, ...], told: dict[str, Any]) -> int:
     from oncemore.desk.program.cuts import Interrupted
     from oncemore.desk.program.outcome import Outcome, carry_out
+    from oncemore.engine.chores import somebody
     from oncemore.engine.context import context
 
     order, decided, engine = _order(command, told), _decided(told), _engine(told["store"])
@@ -119,7 +121,7 @@ def _carried_out(paper: Paper, cuts: Any, command: tuple[str, ...], told: dict[s
         if not told["quiet"] and not told["in_json"]:
             paper.line(f"oncemore: {text}", "dim")
 
-    around = {"tenant": told["tenant"], "actor": _user()}
+    around = {"tenant": told["tenant"], "actor": somebody(told["by"])}
     around["correlation_id"] = told["correlation_id"] or os.environ.get("ONCEMORE_CORRELATION_ID") or None
     try:
         with engine, context(**around):
@@ -131,26 +133,12 @@ def _carried_out(paper: Paper, cuts: Any, command: tuple[str, ...], told: dict[s
     return int(outcome.exit_code)
 
 
-def _user() -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name[:200]
-    except KeyError:
-        return f"uid {os.getuid()}"
-
-
 def _engine(store: str | None) -> Engine:
-    from oncemore.opening import open as opened
-    from oncemore.opening import settings
+    """Return the engine of the settings, or of a store that was named; it is made if it is not there."""
+    from oncemore.opening import engine_of, settings
 
     told = settings()
-    return opened(
-        told.store if store is None else store,
-        lease_s=told.lease_s,
-        max_inline_wait_s=told.max_inline_wait_s,
-        artifacts=told.artifacts or None,
-    )
+    return engine_of(told if store is None else told._replace(store=store))
 
 
 def _order(command: tuple[str, ...], told: dict[str, Any]) -> Order:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from itertools import islice
 
@@ -10,28 +9,14 @@ import click
 
 from oncemore.desk.cli.group import json_option, leaf
 from oncemore.desk.cli.paper import Paper
+from oncemore.desk.cli.words import DURATION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0, "y": 31_557_600.0}
 MOST_IN_DOUBT = 50
-
-
-class Span(click.ParamType[float]):
-    """A stretch of time: 90d, 12h, 3600."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Read a number and its unit; seconds where there is none."""
-        found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([smhdwy]?)", str(value))
-        if found is None:
-            self.fail(f"{value!r} is no time; write 90d, 12h or a number of seconds.", param, ctx)
-        return float(found[1]) * UNITS[found[2] or "s"]
-
 
 store_option = click.option(
     "--store", metavar="URL", help="Which store; else that of the settings (ONCEMORE_STORE)."
@@ -63,12 +48,12 @@ def count_on_terminal(what: str) -> Callable[..., object]:
 
 @leaf("prune", "oncemore prune --older-than 90d --dry-run\noncemore prune\noncemore prune --step shop.pay")
 @store_option
-@click.option("--older-than", type=Span(), metavar="TIME", help="Runs that ended this long ago: 90d, 12h.")
+@click.option("--older-than", type=DURATION, metavar="TIME", help="Runs that ended this long ago: 90d, 12h.")
 @click.option("--step", metavar="NAME", help="Only runs of this step.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @click.option(
     "--forget-keys-after",
-    type=Span(),
+    type=DURATION,
     metavar="TIME",
     help="Also remove the tombstones of runs that were pruned this long ago: such a key CAN BE DONE AGAIN.",
 )

@@ -11,7 +11,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+_UNITS = {
+    "": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0,
+    "y": 31_557_600.0,
+}  # fmt: skip
 _BYTES = {"": 1, "B": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
 
 
@@ -26,15 +29,15 @@ class Duration(click.ParamType[float]):
             return value
         seconds = duration(str(value))
         if seconds is None:
-            self.fail(f"{value!r} is no duration; write seconds, or 500ms, 90s, 5m, 1h30m, 2d.", param, ctx)
+            self.fail(f"{value!r} is no time; write seconds, or 500ms, 90s, 5m, 1h30m, 90d.", param, ctx)
         return seconds
 
 
 def duration(text: str) -> float | None:
     """Return seconds, or None if the text is no duration."""
     text = text.strip()
-    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|min|[smhdw]?)", text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
+    parts = re.findall(r"(\d+(?:\.\d+)?)\s*(ms|min|[smhdwy]?)", text)
+    if not parts or "".join(number + unit for number, unit in parts) != text.replace(" ", ""):
         return None
     if len(parts) > 1 and any(not unit for _, unit in parts):
         return None

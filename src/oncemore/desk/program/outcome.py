@@ -24,6 +24,7 @@ from oncemore.errors import (
     KeyConflict,
     OutcomeUnknown,
     Parked,
+    Quarantined,
     Refused,
     ResultUnavailable,
     StoreError,
@@ -48,9 +49,9 @@ RUNNING, PARKED, HELD, REFUSED, LOST, TOO_LATE, FAULT = 119, 120, 121, 122, 123,
 CODES: Final = {
     RUNNING: "another process is at it, and --if-running is fail",
     PARKED: "it is due later than a call waits; a later call goes on",
-    HELD: "an attempt was lost and may have taken effect: a person has to look",
-    REFUSED: "the key belongs to another command, or its record is no longer kept",
-    LOST: "it failed for good without an exit code: its attempts were lost",
+    HELD: "attempts were lost: a person has to look, and to decide",
+    REFUSED: "the key belongs to another command, or its record is no longer kept, or the log is a copy",
+    LOST: "it failed for good without an exit code: it was interrupted to the last attempt, or cancelled",
     TOO_LATE: "its time was up",
     FAULT: "our own part failed: a wrong option, a store that cannot be used",
     CANNOT_RUN: "the command cannot be run",
@@ -129,7 +130,7 @@ def _ended(step: Program, error: Error) -> Outcome:
     run: Any = error.run
     known = _known(run)
     program = None if known is None else _passed(step, known)
-    if isinstance(error, Failed | OutcomeUnknown) and program is not None:
+    if isinstance(error, Failed | OutcomeUnknown | Quarantined) and program is not None:
         late = program["ended_by"] == "limit"
         made = Outcome(TOO_LATE if late else program["exit"], "oncemore" if late else "program")
         made = made._replace(program=program)
@@ -163,7 +164,7 @@ def _code(error: Error, run: Any) -> int:
 
 
 _KINDS: tuple[tuple[type[Error], int], ...] = (
-    (InProgress, RUNNING), (Parked, PARKED), (Refused, REFUSED), (OutcomeUnknown, HELD),
+    (InProgress, RUNNING), (Parked, PARKED), (Quarantined, HELD), (Refused, REFUSED), (OutcomeUnknown, HELD),
     (ResultUnavailable, REFUSED), (Uncertain, HELD), (UsageError, FAULT), (StoreError, FAULT), (Failed, LOST),
 )  # fmt: skip
 
