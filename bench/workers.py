@@ -128,8 +128,8 @@ def park(engine: oncemore.Engine, count: int, chunk: int = 2000) -> None:
     """Have runs wait for a time in a hundred years, as `submit` writes them."""
     from oncemore.codec.wire import written
     from oncemore.core.record import NOWHERE, Change
+    from oncemore.engine.entry import index_of
     from oncemore.engine.ids import nonce, uuid7
-    from oncemore.engine.perform import index_of
     from oncemore.store.base import Batch, Write
 
     now = engine.now()

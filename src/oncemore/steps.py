@@ -23,11 +23,13 @@ from oncemore.engine import clock as clocks
 from oncemore.engine import flow
 from oncemore.engine.attempt import CURRENT
 from oncemore.engine.context import CONTEXT, moment
+from oncemore.engine.entry import seen_in
 from oncemore.engine.history import Run, opening_of
 from oncemore.engine.ids import uuid7
+from oncemore.engine.job import Job
 from oncemore.engine.moving import Moved, mark, result_of
 from oncemore.engine.ops import Answer, Call, End, Plan, Seen, Terms
-from oncemore.engine.perform import Job, awaiting, blocking, seen_in
+from oncemore.engine.perform import awaiting, blocking
 from oncemore.engine.retry import ENDS
 from oncemore.engine.worker import Hand, Resumed
 from oncemore.errors import (

@@ -12,7 +12,7 @@ import oncemore
 from oncemore import UsageError
 from oncemore.core.record import Change, Kept
 from oncemore.engine.artifact_places import Folder
-from oncemore.engine.perform import seen_in, write_of
+from oncemore.engine.entry import seen_in, write_of
 from oncemore.store.base import Batch
 from oncemore.testing import FakeClock
 from tests.artifacts.conftest import LONG_AGO, age, objects_of

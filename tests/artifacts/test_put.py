@@ -17,9 +17,9 @@ from oncemore.core.record import NOWHERE, Change, Kept, Run
 from oncemore.engine.artifact_places import Folder
 from oncemore.engine.artifacts import Apart, ref_of
 from oncemore.engine.attempt import MOST_ARTIFACTS, Attempt
+from oncemore.engine.entry import write_of
 from oncemore.engine.history import KINDS, verify
 from oncemore.engine.ops import Seen
-from oncemore.engine.perform import write_of
 from oncemore.store.base import Batch, Query
 from oncemore.testing import FakeClock
 from tests.artifacts import steps

@@ -12,9 +12,9 @@ from oncemore.codec.wire import body_of, head_of
 from oncemore.core.record import Change, Run, Worker
 from oncemore.core.retain import cannot_go
 from oncemore.engine import retention
+from oncemore.engine.entry import seen_in, write_of
 from oncemore.engine.history import verify
 from oncemore.engine.lease import Identity
-from oncemore.engine.perform import seen_in, write_of
 from oncemore.outbox import Relay
 from oncemore.store.base import Batch, Query
 from oncemore.store.memory import MemoryStore

@@ -283,8 +283,8 @@ def given_up(start: Any) -> tuple[Any, Any]:
     """Return a courier and the write by which it gives an event up, undone."""
     from oncemore.core.record import Change, Outgoing
     from oncemore.engine.deliver import moved
+    from oncemore.engine.entry import seen_in
     from oncemore.engine.ops import Save
-    from oncemore.engine.perform import seen_in
 
     @oncemore.step(effect="outbox", name="give")
     def give() -> None:
@@ -321,7 +321,7 @@ def test_a_notice_that_somebody_else_has_just_written_is_no_reason_to_forget_why
         made = of(engine, *told_)
         if first and first.pop():  # in between somebody writes the very same notice
             other = start()
-            from oncemore.engine.perform import notice_write
+            from oncemore.engine.entry import notice_write
             from oncemore.store.base import Batch
 
             other.store.append(Batch(tuple(notice_write(each, 1.0) for each in made[1]))).wait()
@@ -339,7 +339,7 @@ def test_a_notice_that_somebody_else_has_just_written_is_no_reason_to_forget_why
 
 
 def test_a_file_is_set_aside_though_somebody_else_has_just_written_its_notice() -> None:
-    from oncemore.engine.perform import notice_write
+    from oncemore.engine.entry import notice_write
     from oncemore.store.base import Batch
     from tests.artifacts.conftest import alter
 

@@ -34,7 +34,8 @@ from oncemore.core.backoff import Jitter, Schedule
 from oncemore.core.model import Failure
 from oncemore.core.policy import Policy
 from oncemore.core.record import Run, Worker
-from oncemore.engine import flow, lease, perform, runtime
+from oncemore.engine import entry, flow, job, lease, runtime
+from oncemore.engine.job import Job
 from oncemore.engine.ops import (
     Answer,
     Ask,
@@ -54,7 +55,6 @@ from oncemore.engine.ops import (
     Watch,
     Work,
 )
-from oncemore.engine.perform import Job
 from oncemore.engine.runtime import Engine
 from oncemore.errors import Failed, InProgress, LeaseLost, OutcomeUnknown, Parked, StoreError
 from oncemore.store.base import Stored
@@ -160,7 +160,7 @@ class _Chance:
 _HOST = SimpleNamespace(nodename="sim")
 _HERE = SimpleNamespace(uname=lambda: _HOST, getpid=lambda: 1)
 _SEEDED = (
-    (perform, "nonce", _Chance.nonce),
+    (entry, "nonce", _Chance.nonce),
     (lease, "nonce", _Chance.nonce),
     (lease, "os", _HERE),
     (runtime, "uuid7", _Chance.uuid7),
@@ -240,7 +240,7 @@ class Link:
             # What comes for a lease is not sent again; what comes too often, or with a cut, neither.
             lane.errors += 1
             lane.store_failed |= (
-                self.op is None or lane.errors > len(perform.AGAIN_S) or lane.at == "Save again"
+                self.op is None or lane.errors > len(job.AGAIN_S) or lane.at == "Save again"
             )
         return error or StoreError("the answer is lost")
 
@@ -800,7 +800,7 @@ class Sim:
         if job.cut is not None:
             attempt.seen = saved or attempt.seen
             raise job.cut
-        perform._moved(attempt, saved)
+        job._moved(attempt, saved)
 
     def _land_late(self) -> None:
         at, book, attempt, fence = self.late.pop(0)
@@ -892,8 +892,8 @@ class Sim:
     def fingerprint(self) -> str:
         """Return a hash of the whole log, and of what happened outside."""
         made = hashlib.sha256()
-        for entry in self.store.entries():
-            made.update(entry.hash)
+        for each in self.store.entries():
+            made.update(each.hash)
         for book in self.judge.books.values():
             made.update(repr((book.landed, book.late, sorted(book.executed))).encode())
         return made.hexdigest()

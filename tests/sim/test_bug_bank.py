@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from oncemore.core.record import Change, Run
-from oncemore.engine import endings, flow, perform
+from oncemore.engine import endings, flow
+from oncemore.engine.entry import seen_in, write_of
+from oncemore.engine.job import Job
 from oncemore.engine.ops import Answer, Done, End, Load, Save, Terms
-from oncemore.engine.perform import Job, seen_in, write_of
 from oncemore.store.base import Batch, Conflict, Stored
 from oncemore.store.memory import MemoryStore
 from tests.sim.judge import Violation
@@ -166,7 +167,7 @@ def a_failing_store_hides_a_cancellation(patch: pytest.MonkeyPatch) -> type[Sim]
 def a_lost_lease_hides_a_cancellation(patch: pytest.MonkeyPatch) -> type[Sim]:
     class Broken(Sim):
         def kept(self, job: Job, attempt: Any, saved: Any) -> None:
-            perform._moved(attempt, saved)
+            job._moved(attempt, saved)
             if job.cut is not None:
                 raise job.cut
 

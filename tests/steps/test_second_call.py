@@ -14,7 +14,7 @@ from oncemore import steps
 from oncemore.codec.wire import head_of
 from oncemore.core.record import Change
 from oncemore.core.record import Run as State
-from oncemore.engine.perform import write_of
+from oncemore.engine.entry import write_of
 from oncemore.store.base import Batch, Stored
 from oncemore.testing import FakeClock
 from tests.steps.colours import SOON, Busy, Turns, abandoned, do, each_colour, made, on_sqlite

@@ -9,9 +9,10 @@ import pytest
 
 import oncemore
 from oncemore.engine import worker as workers
+from oncemore.engine.entry import seen_in
 from oncemore.engine.history import verify
 from oncemore.engine.ops import Work
-from oncemore.engine.perform import _BLOCKING, _QUICK, seen_in
+from oncemore.engine.perform import _BLOCKING, _QUICK
 from oncemore.engine.runtime import Engine
 from oncemore.store.base import Query
 from oncemore.store.postgres import PostgresStore

@@ -18,9 +18,10 @@ from oncemore.core.policy import Policy
 from oncemore.core.record import NOWHERE, Change, Mapped
 from oncemore.core.record import Worker as Lease
 from oncemore.engine import worker as workers
+from oncemore.engine.entry import seen_in, write_of
 from oncemore.engine.history import verify
 from oncemore.engine.ops import Work
-from oncemore.engine.perform import _BLOCKING, _QUICK, seen_in, write_of
+from oncemore.engine.perform import _BLOCKING, _QUICK
 from oncemore.errors import StoreError
 from oncemore.store.base import Batch, Query
 from oncemore.workers import Worked

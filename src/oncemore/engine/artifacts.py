@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from oncemore.engine.artifact_places import Object, Place
     from oncemore.engine.artifact_sweep import Collected
     from oncemore.engine.attempt import Attempt
-    from oncemore.engine.perform import Job
+    from oncemore.engine.job import Job
     from oncemore.engine.runtime import Engine
 
     Content = bytes | bytearray | memoryview | str | os.PathLike[str] | BinaryIO
@@ -358,7 +358,7 @@ class Artifacts:
 
         One that a person has rejected stays so: they have seen it.
         """
-        from oncemore.engine import perform
+        from oncemore.engine import entry
 
         engine, body = self._engine, {"quarantine": _evidence(fault)}
         while True:
@@ -371,8 +371,8 @@ class Artifacts:
             given: tuple[Any, ...] = ()
             if engine.notices is not None:
                 change, given = engine.notices.of(engine, ref, head.version, change, now)
-            write = perform.write_of(ref, head.version, head.hash, change, now, engine.seal)
-            notices = (perform.notice_write(each, now, engine.seal) for each in given)
+            write = entry.write_of(ref, head.version, head.hash, change, now, engine.seal)
+            notices = (entry.notice_write(each, now, engine.seal) for each in given)
             answer = engine.store.append(Batch((write, *notices))).wait()
             if given and isinstance(answer, Stored):
                 engine.notices.wake(engine)  # type: ignore[union-attr]

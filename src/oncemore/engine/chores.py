@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from oncemore.codec.wire import head_of
 from oncemore.core.record import NOWHERE, Change, Chore
 from oncemore.engine.context import CONTEXT
+from oncemore.engine.entry import write_of
 from oncemore.engine.ids import uuid7
-from oncemore.engine.perform import write_of
 from oncemore.errors import StoreError, UsageError
 from oncemore.store.base import Batch, Query, Stored
 

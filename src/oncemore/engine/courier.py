@@ -17,9 +17,9 @@ from oncemore.codec.wire import body_of, head_of
 from oncemore.core.record import NOWHERE, Outgoing
 from oncemore.engine.attempt import OURS
 from oncemore.engine.deliver import Given, Listed, Lives, Send, Stopping
+from oncemore.engine.entry import notice_write, told_already, write_of
 from oncemore.engine.limits import awaited
 from oncemore.engine.ops import Begin, Holder, Load, Now, Save, Seen, Tell
-from oncemore.engine.perform import notice_write, told_already, write_of
 from oncemore.engine.retry import Invoke
 from oncemore.errors import PermanentError, UsageError
 from oncemore.store.base import Batch, Query, Stored

@@ -21,10 +21,10 @@ from oncemore.core.board import Board
 from oncemore.core.record import NOWHERE, Change, Mapped
 from oncemore.engine import clock as clocks
 from oncemore.engine.context import CONTEXT
+from oncemore.engine.entry import write_of
 from oncemore.engine.history import Run
 from oncemore.engine.ids import uuid7
 from oncemore.engine.jobs import WORDS, ByProvider, JobItem, JobRun
-from oncemore.engine.perform import write_of
 from oncemore.errors import (
     Failed,
     InProgress,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from oncemore.engine.attempt import Attempt
-    from oncemore.engine.perform import Job
+    from oncemore.engine.job import Job
     from oncemore.engine.retry import Invoke
 
 GRACE_S = 5.0

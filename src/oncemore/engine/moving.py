@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncemore.codec.wire import head_of
 from oncemore.core.record import NOWHERE, Change, Run
+from oncemore.engine.entry import write_of
 from oncemore.engine.flow import new_run
-from oncemore.engine.perform import write_of
 from oncemore.errors import UsageError
 from oncemore.store.base import Batch, Stored
 

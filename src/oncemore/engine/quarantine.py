@@ -22,9 +22,11 @@ from oncemore.core.record import Kept, Outgoing, Run
 from oncemore.core.value import Value
 from oncemore.engine import flow, history
 from oncemore.engine.artifacts import Missing
+from oncemore.engine.entry import HELD, seen_in
+from oncemore.engine.job import Job
 from oncemore.engine.notices import DEAD_LETTER, told
 from oncemore.engine.ops import Answer, Call, Plan
-from oncemore.engine.perform import HELD, Job, blocking, seen_in
+from oncemore.engine.perform import blocking
 from oncemore.engine.review import Ruling, changed, choices, held, ruled, ruling
 from oncemore.errors import StaleDecision, UsageError, Violation
 from oncemore.store.base import Query

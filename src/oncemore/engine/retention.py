@@ -24,7 +24,7 @@ from oncemore.core.retain import LEAST_S, cannot_go, is_young
 from oncemore.core.value import Value
 from oncemore.engine.attempt import event_id_of
 from oncemore.engine.chores import Doing, chores, close, left_open, somebody, told
-from oncemore.engine.perform import write_of
+from oncemore.engine.entry import write_of
 from oncemore.errors import StoreError, UsageError
 from oncemore.store.base import Batch, Conflict, Query, Stored
 

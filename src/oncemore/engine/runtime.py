@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from oncemore.engine.erasure import Erased
     from oncemore.engine.history import Run
     from oncemore.engine.house import Backup, Sizes, Verified
+    from oncemore.engine.job import Job
     from oncemore.engine.jobs import JobRun
     from oncemore.engine.notices import Notices
     from oncemore.engine.ops import Seen
-    from oncemore.engine.perform import Job
     from oncemore.engine.quarantine import Quarantine
     from oncemore.engine.retention import Pruned
     from oncemore.engine.retry import Invoke

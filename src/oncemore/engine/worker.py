@@ -25,9 +25,10 @@ from oncemore.core.turns import Turn, in_turn
 from oncemore.core.value import Value
 from oncemore.engine.context import CONTEXT, Context
 from oncemore.engine.crew import Crew
+from oncemore.engine.entry import seen_in
 from oncemore.engine.ids import nonce
 from oncemore.engine.ops import Save
-from oncemore.engine.perform import awaiting, blocking, seen_in
+from oncemore.engine.perform import awaiting, blocking
 from oncemore.engine.runtime import inside, log
 from oncemore.errors import (
     Error,
@@ -47,8 +48,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import Self
 
+    from oncemore.engine.job import Job
     from oncemore.engine.ops import Script, Seen
-    from oncemore.engine.perform import Job
     from oncemore.engine.runtime import Engine
     from oncemore.store.base import Head
 

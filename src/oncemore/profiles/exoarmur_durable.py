@@ -29,8 +29,9 @@ from oncemore.engine import clock as clocks
 from oncemore.engine import flow
 from oncemore.engine.context import CONTEXT
 from oncemore.engine.ids import uuid7
+from oncemore.engine.job import Job
 from oncemore.engine.ops import Call, End, Holder, Load, Now, Plan, Read, Save, Terms, Work
-from oncemore.engine.perform import Job, awaiting
+from oncemore.engine.perform import awaiting
 from oncemore.engine.retry import ENDS, Report, annotate, log, mark
 from oncemore.errors import Failed, InProgress, RetriesExhausted, UsageError
 from oncemore.evidence.neutral import neutral

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from oncemore.desk.program.watched import Ended
     from oncemore.engine.attempt import Attempt
     from oncemore.engine.history import Run
+    from oncemore.engine.job import Job
     from oncemore.engine.ops import Call, Plan, Script
-    from oncemore.engine.perform import Job
     from oncemore.engine.retry import Invoke
     from oncemore.engine.runtime import Engine
     from oncemore.steps import Look

@@ -1,0 +1,513 @@
+"""One call on its way: the engine it runs on, the work, what it has under way, and what has cut it off.
+
+A write that was begun is brought to its end. If its answer was lost, by a cut or by the store's failure, the
+*same* compare-and-set is sent again, and whose entry stands there is the answer; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from oncemore.codec.wire import body_of, head_of
+from oncemore.core.record import NOWHERE, Change, Kept, Outgoing, Run
+from oncemore.core.value import make
+from oncemore.engine import artifacts
+from oncemore.engine import clock as clocks
+from oncemore.engine.attempt import CURRENT, Attempt
+from oncemore.engine.entry import (
+    ARTIFACT,
+    CHECKPOINT,
+    EVENT,
+    seen_in,
+    told_already,
+    write_of,
+)
+from oncemore.engine.lease import RESERVED, Shield
+from oncemore.engine.marks import Mark, asked, asked_awaited, kept_as
+from oncemore.engine.notices import entered
+from oncemore.engine.ops import (
+    Begin,
+    Check,
+    Done,
+    Fetch,
+    Finish,
+    Found,
+    Holder,
+    Load,
+    Now,
+    Offer,
+    Read,
+    Save,
+    Seen,
+    Spill,
+    Tell,
+    Work,
+)
+from oncemore.engine.retry import ENDS, Invoke
+from oncemore.errors import Cancelled, LeaseLost, StoreError, UsageError
+from oncemore.store.base import AlsoFailed, Batch, Conflict, Stored
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from oncemore.codec.artifact import Artifact, Label
+    from oncemore.engine.lease import Identity
+    from oncemore.engine.marks import Asking, Line
+    from oncemore.engine.ops import Terms
+    from oncemore.engine.runtime import Engine
+
+    Answered = Stored | Conflict
+
+#: Waits before a write whose answer was lost is sent again.
+AGAIN_S = (0.0, 0.05, 0.25, 1.0)
+_NO_GUARDS: dict[str, int] = {}
+
+
+class Job:
+    """One call on its way: the engine it runs on, the work, and what has cut it off, if anything has."""
+
+    __slots__ = (
+        "_line_of", "_reconcile", "_tagged", "_terms", "_untagged", "args", "artifact", "awaits", "cut",
+        "engine", "held", "isolate", "kwargs", "last", "me", "name", "read_again", "reserved", "store",
+        "work",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        engine: Engine,
+        terms: Callable[[Any], Terms],
+        name: str,
+        work: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        tagged: Callable[[Any], Any],
+        untagged: Callable[[Any], Any],
+        line_of: Callable[[Any], Line] | None = None,
+        reconcile: Callable[..., Any] | None = None,
+        awaits: bool = False,
+        isolate: bool | Callable[[Job, Attempt, Invoke], Any] = False,
+        artifact: str = "",
+    ) -> None:
+        self.engine, self.store, self._terms = engine, engine.store, terms
+        self.me: Identity | None = None
+        self.cut: BaseException | None = None
+        self.held: tuple[str, int] | None = None
+        self.reserved = self.read_again = False
+        self.last: Any = None  # what an awaited operation answered that was closed: nobody else hears it
+        self.awaits, self.isolate, self.artifact = awaits, isolate, artifact
+        self.name, self.work, self.args, self.kwargs = name, work, args, kwargs
+        self._tagged, self._untagged, self._reconcile = tagged, untagged, reconcile
+        self._line_of = line_of
+
+    # What needs no waiting --------------------------------------------------------------------------
+
+    def load(self, op: Load) -> Seen:
+        """Read the head of an entity."""
+        self.read_again = True
+        return seen_in(self.store, op.entity, self.engine.seal, op.kind)
+
+    def begin(self, op: Begin) -> Terms:
+        """Return who begins an attempt: this process, with a lease that is good for it."""
+        self.release()
+        while not (me := self.engine.identity()).reserve():
+            continue  # it was retired in this very moment: the next one is another
+        self.me, self.reserved = me, True
+        return self._terms(me)
+
+    def offer(self, op: Offer) -> Terms:
+        """Return what a run begins with that somebody else is to do."""
+        return self._terms(None)
+
+    def release(self) -> None:
+        """Keep this process's worker no longer than anything needs it."""
+        if self.reserved and self.me is not None:
+            self.reserved = False
+            self.me.leave(RESERVED)
+            if self.me.retired:
+                self.engine.bury(self.me)
+
+    def now(self, op: Now) -> float:
+        """Return the store's time."""
+        return self.engine.now()
+
+    def holder(self, op: Holder) -> float:
+        """Return until when an attempt is held."""
+        return self.engine.held_until(op.worker, op.entity, op.fence)
+
+    def read(self, op: Read) -> dict[str, Any]:
+        """Return the body of an entry."""
+        for entry in self.store.entries(op.entity, op.version - 1):
+            if entry.body is None:
+                break
+            return body_of(entry.body, self.engine.seal)
+        raise StoreError(f"entry {op.version} of {op.entity} has no body; was it pruned?")
+
+    def tell(self, op: Tell) -> None:
+        """Let those who listen know."""
+        self.engine.tell(op.what, op.seen)
+
+    # Writing ----------------------------------------------------------------------------------------
+
+    def begin_save(self, op: Save) -> tuple[Batch, Seen]:
+        """Return the bytes of a change, and the entity as it will be once they are stored."""
+        seen, change, now = op.seen, op.change, self.engine.now()
+        events = op.events
+        if self.engine.notices is not None:
+            change, notices = self.engine.notices.of(self.engine, seen.entity, seen.version, change, now)
+            events = (*events, *notices)
+        seal = self.engine.seal
+        writes = [write_of(seen.entity, seen.version, seen.hash, change, now, seal)]
+        if op.also:
+            also = op.also
+            writes += [write_of(each.entity, each.version, each.hash, to, now, seal) for each, to in also]
+        for given, payload in events:
+            if type(given) is Kept:
+                entity, sent = artifacts.ref_of(given), Change(ARTIFACT, None, given)
+            else:
+                assert type(given) is Outgoing
+                entity, sent = f"event/{given.event_id}", Change(EVENT, None, given, {"payload": payload})
+            writes.append(write_of(entity, 0, NOWHERE, sent, now, seal))
+        run = change.after
+        if "INTENT" in change.marks:
+            # Before it is written: nobody in this process may take it for lost.
+            assert self.me is not None
+            assert type(run) is Run
+            held = (seen.entity, run.fence)
+            self.me.take(held)
+            self.held = held  # after it: what was not taken must not be left, it may be somebody else's
+            self.release()
+        after = Seen(seen.entity, seen.version + 1, writes[0].hash, run, change.body)
+        return make(Batch, (tuple(writes), _NO_GUARDS, op.sync, op.beside)), after
+
+    def end_save(self, op: Save, after: Seen, answer: Answered) -> Seen | None:
+        """Return the entity as it is now, or None if it was not as it had been seen.
+
+        A checkpoint changes nothing about whose attempt it is, even if it is refused: it may be that of an
+        attempt which was given up, while this job has the next one.
+        """
+        stored = isinstance(answer, Stored)
+        if op.change.marks != CHECKPOINT and not self._goes_on(after.run, answer):
+            self.let_go()
+        if stored and self.engine.notices is not None and entered(op.change):
+            self.engine.notices.wake(self.engine)
+        return after if stored else None
+
+    def _goes_on(self, after: Run, answer: Answered) -> bool:
+        """Whether the attempt is still under way: it has begun, or its run was only asked to be cancelled."""
+        if isinstance(answer, Stored):
+            return after.state == "RUNNING"
+        if self.held is None or answer.head is None or answer.entity != self.held[0]:
+            return False
+        now: Run = head_of(answer.head.head)
+        return now.state == "RUNNING" and now.fence == self.held[1]
+
+    def let_go(self) -> None:
+        """Have no attempt under way any more."""
+        if self.held is not None and self.me is not None:
+            held, self.held = self.held, None  # before it: nobody leaves twice, whatever comes in between
+            self.me.leave(held)
+            if self.me.retired:
+                self.engine.bury(self.me)
+
+    def abandon(self, error: BaseException) -> None:
+        """Leave: an attempt whose outcome could not be written is nobody's, and others may see that.
+
+        Who leaves because of a second Ctrl-C, or of a first one at an odd moment, does not write any more:
+        the store may be what they wait for.
+        """
+        if self.held is not None and self.me is not None:
+            self.engine.retire(self.me, quietly=not isinstance(error, Exception))
+            self.let_go()
+        self.release()
+
+    def send_again(self, batch: Batch, error: BaseException) -> Generator[float, None, Answered]:
+        """Find out whether a write whose answer was lost is stored, by sending the same one again."""
+        if not isinstance(error, StoreError):
+            if isinstance(error, Exception):
+                raise error
+            self.cut = error
+        last = error
+        for wait in AGAIN_S:
+            yield wait
+            try:
+                answer = self.store.append(batch).wait()
+            except StoreError as again:
+                last = again
+                continue
+            return answer if isinstance(answer, Stored) or not self._stands(batch) else Stored(())
+        if self.cut is not None and last is not self.cut:
+            raise self.cut from last
+        raise last
+
+    def _stands(self, batch: Batch) -> bool:
+        """Whether the entry that stands where ours should is ours."""
+        first = batch.writes[0]
+        for entry in self.store.entries(first.entity, first.expect):
+            return entry.hash == first.hash
+        return False
+
+    # The work ---------------------------------------------------------------------------------------
+
+    def attempt(self, seen: Seen, *, asks: bool = False) -> Attempt:
+        """Return what the work can know of its attempt."""
+        keep = None if asks else (self._keep_awaited if self.awaits else self._keep)
+        files = None if asks else self
+        return Attempt(seen, self.engine.now, self._tagged, keep, self._kept, CURRENT.get(), files)
+
+    def _checkpoint(self, attempt: Attempt, plain: Any) -> Save:
+        seen = attempt.seen
+        after = seen.run._replace(checkpoint=seen.version + 1)
+        return Save(seen, Change(CHECKPOINT, seen.run, after, {"checkpoint": plain}))
+
+    def _keep(self, attempt: Attempt, plain: Any) -> None:
+        saved: Any = save(self, self._checkpoint(attempt, plain))
+        if self.cut is not None:
+            raise self.cut  # here, where the work is: it may have hours to go
+        self._moved(attempt, saved)
+
+    async def _keep_awaited(self, attempt: Attempt, plain: Any) -> None:
+        try:
+            saved: Any = await save_awaited(self, self._checkpoint(attempt, plain))
+        except GeneratorExit:
+            attempt.seen = self.last or attempt.seen
+            raise
+        if self.cut is not None:
+            raise self.cut
+        self._moved(attempt, saved)
+
+    def _moved(self, attempt: Attempt, saved: Seen | None) -> None:
+        """Go on from what was kept; where it was not, the run was taken over, or is to be cancelled."""
+        if saved is None:
+            seen = seen_in(self.store, attempt.seen.entity, self.engine.seal)
+            if seen.run.state == "RUNNING" and seen.run.fence == attempt.fence and seen.run.cancelled:
+                attempt.seen = seen
+                raise Cancelled(f"{attempt.step}: attempt {attempt.number} is to be cancelled")
+        _moved(attempt, saved)
+
+    def _kept(self, seen: Seen) -> Any:
+        return self._untagged(self.read(Read(seen.entity, seen.run.checkpoint))["checkpoint"])
+
+    # Transactions -----------------------------------------------------------------------------------
+
+    def enlist(self, attempt: Attempt, connection: Any) -> Any:
+        """Begin an attempt's transaction in the user's own database; in async work it is to be awaited."""
+        assert self._line_of is not None
+        ours = str(getattr(self.store, "path", ""))
+        mark = Mark(self._line_of(connection), connection, attempt, ours)
+        if self.awaits:
+            return self._enlist_awaited(attempt, mark)
+        if mark.awaits:
+            raise UsageError(f"{attempt.step}: an async connection needs an async step")
+        attempt.mark = mark  # before it has begun: whatever has begun is undone
+        asked(mark.begin())
+        return connection
+
+    def check_joins(self, step: str) -> None:
+        """Refuse a store whose transactions nobody else can write in."""
+        if not self.store.joins:
+            raise UsageError(
+                f"{step}: current().on_commit() needs a store in SQLite or PostgreSQL; this one is "
+                f"{self.engine.url}. current().transaction(connection) works with every store"
+            )
+
+    def finish(self, op: Finish) -> Asking:
+        """Commit an attempt's transaction, unless the attempt was taken over.
+
+        The mark alone would not let a former attempt commit after a later one has begun; but in a database
+        with one writer no later one can begin while this one holds it, and all would fail for that.
+        """
+        held = seen_in(self.store, op.seen.entity, self.engine.seal).run
+        if held.state != "RUNNING" or held.fence != op.seen.run.fence:
+            yield from op.mark.undo()
+            raise LeaseLost(
+                f"{held.step}: attempt {op.seen.run.attempt} was taken over; nothing is committed"
+            )
+        yield from op.mark.finish(kept_as(op.body, op.events))
+
+    async def _enlist_awaited(self, attempt: Attempt, mark: Mark) -> Any:
+        attempt.mark = mark
+        await asked_awaited(mark.begin())
+        return mark.connection
+
+    # Artifacts --------------------------------------------------------------------------------------
+
+    def put(self, attempt: Attempt, content: Any, label: Label) -> Any:
+        """Put content away for an attempt; in async work the answer is to be awaited."""
+        if self.awaits:
+            return self._put_awaited(attempt, content, label)
+        return attempt.hold(self._put(attempt, content, label))
+
+    def leave(self, attempt: Attempt, content: Any, label: Label) -> Kept:
+        """Put content away that is listed if the attempt fails: what it leaves for people to look at."""
+        kept = self._put(attempt, content, label)
+        attempt.evidence.append(kept)
+        return kept
+
+    def _put(self, attempt: Attempt, content: Any, label: Label) -> Kept:
+        seen = attempt.seen
+        written = self.engine.artifacts.write(content, lambda: self._still(attempt))
+        return artifacts.kept_as(seen.entity, seen.run, label, *written, self.engine.now())
+
+    async def _put_awaited(self, attempt: Attempt, content: Any, label: Label) -> Artifact:
+        return attempt.hold(await in_thread(self._put, attempt, content, label))
+
+    def _still(self, attempt: Attempt) -> None:
+        """Refuse an attempt that is over, or was taken over: nothing of it comes to light any more."""
+        run = seen_in(self.store, attempt.seen.entity, self.engine.seal).run
+        if attempt.over or run.state != "RUNNING" or run.fence != attempt.fence:
+            _moved(attempt, None)
+
+    def known(self, kept: Kept) -> Kept | None:
+        """Return what the log has under an artifact's name already."""
+        self.engine.artifacts.sign()  # for one that was put away in a process of its own
+        return self.engine.artifacts.known(artifacts.ref_of(kept))
+
+    def check(self, op: Check) -> Found:
+        """Say whether the step's artifact is there, and valid."""
+        return self.engine.artifacts.check(op.entity, op.cfg_hash, op.name)
+
+    def spill(self, op: Spill) -> tuple[str, Kept] | None:
+        """Keep a large result beside the log."""
+        return self.engine.artifacts.spill(op.seen.entity, op.seen.run, op.encoded)
+
+    def fetch(self, op: Fetch) -> Any:
+        """Return a large result."""
+        return self.engine.artifacts.fetch(op.spilled)
+
+    # ------------------------------------------------------------------------------------------------
+
+    def call_work(self) -> Any:
+        """Call the step's function."""
+        return self.work(*self.args, **self.kwargs)
+
+    def call_reconcile(self) -> Any:
+        """Call the step's reconcile function, with the step's own arguments."""
+        assert self._reconcile is not None
+        return self._reconcile(*self.args, **self.kwargs)
+
+    def invoke(self, op: Work) -> Invoke:
+        """Return the limits of an attempt; an outer attempt's end is an end for the inner one too."""
+        outer = ENDS.get()
+        limit, whole = op.limit_s, op.whole
+        if outer is None and limit is None:
+            return make(Invoke, (op.number, None, whole, None))
+        if outer is not None:
+            left = max(0.0, outer - clocks.current.monotonic())
+            if limit is None or left < limit:
+                limit, whole = left, True
+        ends = None if limit is None else clocks.current.monotonic() + limit
+        return Invoke(op.number, limit, whole, ends)
+
+    def done(self, attempt: Attempt, value: Any, error: BaseException | None) -> Done:
+        """Return what came of an attempt; it can do nothing any more.
+
+        A child that was forked inside the work and comes out of it, most often by `sys.exit`, writes nothing.
+        """
+        attempt.over = True
+        if attempt.forked:
+            raise error or LeaseLost(
+                f"{attempt.step}: attempt {attempt.number} is that of the parent process"
+            )
+        # What cut a checkpoint off was raised in the work: what the work made of it counts, its own
+        # timeout among other things.
+        self.cut = None if error is None or isinstance(error, Exception) else error
+        if attempt.mark is not None and attempt.mark.applied is not None:
+            self.cut = None
+            return Done(attempt.seen, applied=attempt.mark.applied)
+        if error is not None:
+            left = tuple((kept, None) for kept in attempt.evidence)
+            return Done(attempt.seen, None, error, attempt.begun, evidence=left)
+        if attempt.seen.run.effect == "transactional":
+            return self._transacted(attempt, value)
+        if not attempt.kept:
+            return Done(attempt.seen, value, None, True, tuple(attempt.events))
+        return Done(attempt.seen, value, None, True, attempt.given(), attempt.put_away())
+
+    def _transacted(self, attempt: Attempt, value: Any) -> Done:
+        """Return what came of transactional work, which must have said where its transaction is."""
+        mark, also = attempt.mark, attempt.also
+        if mark is None and also is None:
+            error = UsageError(
+                f"{attempt.step} is transactional and used neither current().transaction(connection) nor "
+                "current().on_commit(write): what it wrote, if it did, was not one with its record"
+            )
+            return Done(attempt.seen, None, error)
+        away = attempt.given(), attempt.put_away()
+        return Done(attempt.seen, value, None, True, *away, mark, also)
+
+
+def _moved(attempt: Attempt, saved: Seen | None) -> None:
+    if saved is None:
+        attempt.over = True
+        raise LeaseLost(f"{attempt.step}: attempt {attempt.number} was taken over by another worker")
+    attempt.seen = saved
+
+
+# Writing, blocking and awaiting -------------------------------------------------------------------
+
+
+def save(job: Job, op: Save) -> Seen | AlsoFailed | None:
+    """Store a change, waiting for the disk; return the entity as it is then, or None if it had moved."""
+    batch, after = job.begin_save(op)
+    answer: Answered | None = None
+    shield = Shield(job.cut is not None)
+    try:
+        with shield:
+            answer = job.store.append(batch).wait()
+    except AlsoFailed as failed:
+        return failed
+    except BaseException as error:
+        if shield.twice:
+            raise  # it is as good as a kill: nothing more is written
+        if answer is None:
+            answer = drained(job.send_again(batch, error))
+        else:
+            job.cut = error  # kept, and raised when the run is in order
+    return save(job, op) if told_already(op, batch, answer) else job.end_save(op, after, answer)
+
+
+def drained(sending: Generator[float, None, Answered]) -> Answered:
+    """Wait as long as sending again asks for, and return the answer."""
+    try:
+        while True:
+            clocks.current.sleep(wait) if (wait := next(sending)) else None
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+async def save_awaited(job: Job, op: Save) -> Seen | AlsoFailed | None:
+    """Store a change while others of this loop go on."""
+    if job.cut is not None:
+        return save(job, op)  # a task that was cancelled must not await; the disk is worth the moment
+    batch, after = job.begin_save(op)
+    try:
+        answer: Answered = await job.store.append(batch)
+    except AlsoFailed as failed:
+        return failed
+    except BaseException as error:  # noqa: BLE001 - a cut is kept and raised when the run is in order
+        sending = job.send_again(batch, error)
+        answer = await drained_awaited(sending) if isinstance(error, Exception) else drained(sending)
+    if told_already(op, batch, answer):
+        return await save_awaited(job, op)
+    job.last = job.end_save(op, after, answer)
+    return job.last  # type: ignore[no-any-return]
+
+
+async def drained_awaited(sending: Generator[float, None, Answered]) -> Answered:
+    """Wait as long as sending again asks for, while others go on."""
+    try:
+        while True:
+            if wait := next(sending):
+                await clocks.current.pause(wait)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+async def in_thread(work: Callable[..., Any], *told: Any) -> Any:
+    """Let a thread wait for the disk or the network, on asyncio or trio."""
+    trio = clocks.in_trio()
+    if trio is not None:
+        return await trio.to_thread.run_sync(work, *told)
+    return await sys.modules["asyncio"].to_thread(work, *told)
