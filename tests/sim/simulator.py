@@ -239,9 +239,7 @@ class Link:
             lane.cut = lane.cut or error
             # What comes for a lease is not sent again; what comes too often, or with a cut, neither.
             lane.errors += 1
-            lane.store_failed |= (
-                self.op is None or lane.errors > len(job.AGAIN_S) or lane.at == "Save again"
-            )
+            lane.store_failed |= self.op is None or lane.errors > len(job.AGAIN_S) or lane.at == "Save again"
         return error or StoreError("the answer is lost")
 
     def close(self) -> None: ...
