@@ -366,12 +366,16 @@ def _error(mark: str, state: record.Run, body: dict[str, Any]) -> Any:
     return error
 
 
-def verify(entries: Iterable[Entry]) -> dict[str, tuple[int, bytes, Any]]:
+def verify(
+    entries: Iterable[Entry], heads: dict[str, tuple[int, bytes, Any]] | None = None
+) -> dict[str, tuple[int, bytes, Any]]:
     """Check every link of a log and fold it; return version, hash and state of each entity.
+
+    heads  what earlier entries have led to, which is gone on from
 
     Raises `StoreError` with the number of the first entry that does not fit.
     """
-    heads: dict[str, tuple[int, bytes, Any]] = {}
+    heads = {} if heads is None else heads
     for entry in entries:
         seq, entity, number, before, own, header, body, digest = entry
         version, prev, state = heads.get(entity, _NOTHING)

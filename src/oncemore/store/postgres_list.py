@@ -66,7 +66,7 @@ def mend(connection: Connection, schema: str, heads: Sequence[Head], upto: int) 
     later = f"select entity from {schema}.log where seq > %s"  # noqa: S608 - a checked name
     moved = {entity for (entity,) in connection.execute(later.encode(), (upto,)).fetchall()}
     found = [head for head in heads if head.entity not in moved]
-    put = f"insert into {schema}.head({', '.join(HEAD)}) values ({', '.join(['%s'] * len(HEAD))}) "
+    put = f"insert into {schema}.head({', '.join(HEAD)}) values ({', '.join(['%s'] * len(HEAD))}) "  # noqa: S608
     put += f"on conflict (entity) do update set {', '.join(f'{name} = excluded.{name}' for name in HEAD[1:])}"
     for entity, version, digest, head, by, seq, _ in found:
         connection.execute(put.encode(), (entity, version, digest, head, *by, seq))

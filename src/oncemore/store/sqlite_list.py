@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -80,13 +79,14 @@ def _where(query: Query) -> tuple[str, list[Any]]:
 
 def mend(connection: apsw.Connection, heads: Sequence[Head], upto: int) -> int:
     """Put heads in their places, in one transaction; those that others have moved on since are left alone."""
-    put = f"INSERT INTO head({', '.join(HEAD)}) VALUES (?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT(entity) DO UPDATE SET "
-    put += ", ".join(f"{name}=excluded.{name}" for name in HEAD[1:])
+    sets = ", ".join(f"{name}=excluded.{name}" for name in HEAD[1:])
+    put = (
+        f"INSERT INTO head({', '.join(HEAD)}) VALUES ({', '.join('?' * len(HEAD))}) "  # noqa: S608
+        f"ON CONFLICT(entity) DO UPDATE SET {sets}"
+    )
     with connection:
         later = {entity for (entity,) in connection.execute("SELECT entity FROM log WHERE seq>?", (upto,))}
         found = [head for head in heads if head.entity not in later]
         for entity, version, digest, head, by, seq, _ in found:
             connection.execute(put, (entity, version, digest, head, *by, seq))
     return len(found)
-
-

@@ -1,0 +1,49 @@
+"""A store in PostgreSQL that is only looked at: no schema is made, nothing is written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncemore.errors import StoreError
+from oncemore.store.postgres import FORMAT, PostgresStore
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
+
+    from oncemore.store.base import Batch, Head
+    from oncemore.store.postgres_wire import Connection
+
+
+class LookedAt(PostgresStore):
+    """The store in a server, for eyes only."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, unsafe_ok=True)  # what is unsafe about it is a part of what one sees
+
+    def _set_up(self, connection: Connection) -> None:
+        """Check that there is a store; none is made."""
+        found = self._format(connection)
+        if found is None:
+            raise StoreError(f"{self._where.shown}: there is no store in the schema {self._schema}")
+        if found > FORMAT:
+            super()._set_up(connection)  # which refuses it
+
+    def append(self, batch: Batch) -> NoReturn:
+        """Refuse."""
+        self._refuse()
+
+    def prune(self, entity: str, before: int) -> NoReturn:
+        """Refuse."""
+        self._refuse()
+
+    def mend(self, heads: Sequence[Head], upto: int) -> NoReturn:
+        """Refuse."""
+        self._refuse()
+
+    def enter(self, worker: str) -> NoReturn:
+        """Refuse."""
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise StoreError(f"{self._where.shown}: it was opened to be looked at; nothing is written")
