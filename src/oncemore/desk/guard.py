@@ -82,8 +82,9 @@ def _writes(mode: Any, flags: Any) -> bool:
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446  # the numbers of its calls, the same on all machines of Linux
 _FILE_WRITE = 1 << 1
-#: Write, remove and make, of every kind: the first version of Landlock knows all of these.
-_CHANGING = _FILE_WRITE | sum(1 << bit for bit in range(4, 13))
+#: Write, remove, make and move, of every kind. The first version of Landlock cannot let anything be moved.
+_CHANGING = _FILE_WRITE | sum(1 << bit for bit in range(4, 14))
+_TRUNCATE, _OLDEST, _CAN_TRUNCATE = 1 << 14, 2, 3
 _NO_NEW_PRIVILEGES = 38
 
 
@@ -102,14 +103,18 @@ def _landlock(folder: str) -> bool:
     if sys.platform != "linux":
         return False
     call = ctypes.CDLL(None, use_errno=True)
-    rules = _Rules(_CHANGING)
+    version = call.syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
+    if version < _OLDEST:
+        return False
+    changing = _CHANGING | (_TRUNCATE if version >= _CAN_TRUNCATE else 0)
+    rules = _Rules(changing)
     made = call.syscall(
         _CREATE, ctypes.byref(rules), ctypes.c_size_t(ctypes.sizeof(rules)), ctypes.c_uint32(0)
     )
     if made < 0:
         return False
     try:
-        for path, allowed in ((folder, _CHANGING), ("/dev/null", _FILE_WRITE)):
+        for path, allowed in ((folder, changing), ("/dev/null", _FILE_WRITE)):
             handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
             try:
                 beneath = _Beneath(allowed, handle)

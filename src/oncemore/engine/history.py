@@ -381,9 +381,13 @@ def verify(
         version, prev, state = heads.get(entity, _NOTHING)
         if number != version + 1:
             raise StoreError(f"entry {seq} ({entity}) is out of order: a part of the log is missing")
-        if body is not None:
-            digest = sha256(body).digest()
-        if digest is None or before != prev or own != linked(prev, header, digest):
+        try:
+            if body is not None:
+                digest = sha256(body).digest()
+            fits = digest is not None and before == prev and own == linked(prev, header, digest)
+        except TypeError:  # somebody has put a text where bytes were
+            fits = False
+        if not fits:
             raise StoreError(f"entry {seq} ({entity}) was altered: its hash does not fit")
         kind: Any = KINDS.get(entity.partition("/")[0])
         if kind is None:

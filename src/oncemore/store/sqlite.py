@@ -563,7 +563,10 @@ def _head(row: tuple[Any, ...]) -> Head:
 
 def _entry(row: tuple[Any, ...]) -> Entry:
     seq, entity, version, _, digest, header, body, kept, prev = row
-    body_digest = fingerprint(body) if body is not None else kept
+    try:
+        body_digest = fingerprint(body) if body is not None else kept
+    except TypeError:
+        raise StoreError(f"entry {seq} ({entity}) was altered: its body is not made of bytes") from None
     return Entry(seq, entity, version, prev or NOWHERE, digest, header, body, body_digest)
 
 

@@ -166,7 +166,10 @@ def _print_computed(paper: Paper, computed: Sequence[Verified]) -> None:
     }
     told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     paper.line(f"computed again: {told}", "green" if _good(computed) else "red")
-    for one in [one for one in computed if one.verdict != "equal"][:MOST_SHOWN]:
+    for why in dict.fromkeys(one.why for one in computed if one.verdict == "skipped"):
+        count = sum(one.why == why for one in computed)
+        paper.say(f"{count} skipped: {why}", "", "  ")
+    for one in [one for one in computed if one.verdict in ("differs", "failed")][:MOST_SHOWN]:
         if one.verdict == "differs":
             paper.say(
                 f"{one.run_id}: {one.what} is {one.recorded} and was computed as {one.computed}", "", "  "

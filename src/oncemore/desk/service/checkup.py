@@ -251,7 +251,9 @@ def _stuck(store: Store, waiting: list[tuple[Head, Run]]) -> Check:
             "call the step again, or start a worker that knows it", _names(over),
         )  # fmt: skip
     return Check(
-        "stuck runs", OK, f"{_plural(len(open_), 'run waits', 'runs wait')} for their time, none overdue"
+        "stuck runs",
+        OK,
+        f"{_plural(len(open_), 'run waits for its', 'runs wait for their')} time, none overdue",
     )
 
 

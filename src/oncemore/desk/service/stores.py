@@ -51,26 +51,32 @@ def is_server(url: str) -> bool:
     return url.startswith(("postgresql://", "postgres://"))
 
 
+def address(url: str | None = None) -> str:
+    """Return the address of the store: as it was named, or else as the settings have it."""
+    # What was named needs no settings, and they take longer to load than everything else here.
+    return url or os.environ.get("ONCEMORE_STORE") or told().store
+
+
 @contextmanager
 def looked_at(url: str | None = None) -> Iterator[Store]:
     """Open a store to look at it, and let go of it."""
-    with closing(_look(told(url).store)) as store:
+    with closing(_look(address(url))) as store:
         yield store
 
 
 @contextmanager
 def written_to(url: str | None = None) -> Iterator[Store]:
     """Open a store that is there, to put something right in it."""
-    address = told(url).store
-    _look(address).close()  # which makes none
-    if is_server(address):
+    where = address(url)
+    _look(where).close()  # which makes none
+    if is_server(where):
         from oncemore.store.postgres import PostgresStore
 
-        opened: Store = PostgresStore(address)
+        opened: Store = PostgresStore(where)
     else:
         from oncemore.store.sqlite import SqliteStore
 
-        opened = SqliteStore(path_of(address))
+        opened = SqliteStore(path_of(where))
     with closing(opened) as store:
         yield store
 

@@ -49,13 +49,6 @@ def shown(at: float, *, day: bool = True) -> str:
     return local.isoformat(sep=" ", timespec="milliseconds")[0 if day else 11 : 23]
 
 
-def rfc3339(at: float) -> str:
-    """Return a time as programs read it: UTC, with its milliseconds."""
-    from datetime import UTC
-
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 def seq_at(store: Store, at: float) -> int:
     """Return the last seq before a time: entries come in the order of time, so that it is found by halving.
 

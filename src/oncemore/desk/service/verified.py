@@ -57,7 +57,11 @@ class Scratch:
         self.kernel = False
 
     def __enter__(self) -> Self:
-        self._begin()
+        try:
+            self._begin()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(
