@@ -12,8 +12,12 @@ import pytest
 import oncemore
 from oncemore.desk.service import checkup
 from oncemore.desk.service.checkup import Check, rebuilt
+from oncemore.desk.service.follow import Tail, Wanted
 from oncemore.desk.service.health import health
+from oncemore.desk.service.replays import whole, window
+from oncemore.desk.service.runs import Asked, find, runs
 from oncemore.desk.service.stores import looked_at, shelf_of, written_to
+from oncemore.desk.service.story import story
 from oncemore.engine.rebuild import mend
 from oncemore.errors import StoreError, UsageError
 from oncemore.store.base import Facts
@@ -208,6 +212,7 @@ def test_heads_are_rebuilt_compared_and_put_right_only_when_asked(path: Path) ->
 # Looking.
 
 
+@pytest.mark.req("REPLAY-5")
 def test_looking_changes_not_one_byte(path: Path) -> None:
     def bytes_of() -> dict[str, bytes]:
         kept = sorted(path.parent.rglob("*"))
@@ -218,6 +223,11 @@ def test_looking_changes_not_one_byte(path: Path) -> None:
         checks(store)
         rebuilt(store)
         health(store, shelf_of(str(path)))
+        assert whole(store).agrees
+        assert window(store, 0.0, 9e9).agrees
+        for row in runs(store, Asked()):
+            story(store, find(store, row.run_id))
+        Tail(store, Wanted()).last(100)
     assert bytes_of() == before
 
 

@@ -71,6 +71,18 @@ def test_runs_are_found_told_and_replayed(url: str) -> None:
         assert [one for each in Replay().tell(store.entries()) for one in each.differences] == []
 
 
+def test_lists_are_the_same_where_the_end_of_the_log_has_too_little(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from oncemore.store import postgres_list
+    from oncemore.store.postgres import PostgresStore
+
+    monkeypatch.setattr(postgres_list, "LATELY", 1)
+    store = PostgresStore(url, "listed")
+    contract.the_newest_heads_are_listed_first_when_asked(lambda: store)
+    store.close()
+
+
 def test_what_would_write_is_refused(url: str) -> None:
     store = LookedAt(url)
     for use in (

@@ -15,6 +15,7 @@ from oncemore.errors import StoreError
 from oncemore.store.base import Batch, Head, Query, Store
 from oncemore.store.memory import MemoryStore
 from oncemore.store.sqlite import SqliteStore
+from oncemore.store.sqlite_look import LookedAt
 from oncemore.testing import contract
 from tests.looking.forge import entity_of
 
@@ -200,6 +201,53 @@ def test_memory_is_mended_in_bounded_parts(monkeypatch: pytest.MonkeyPatch) -> N
     wrong = tuple(Wrong(head.entity, "missing", (), head) for head in heads)
     assert mend(Counting(), Rebuilt(5, 5, 5, (*wrong, Wrong("run/x", "ahead", (), None)))) == 5
     assert parts == [2, 2, 1]
+
+
+def test_a_repair_that_is_cut_off_has_done_whole_parts_and_is_gone_on_with(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(path, "DELETE FROM head WHERE kind='run'")
+    found = rebuilt(path)
+    monkeypatch.setattr(rebuild, "MENDED", 4)
+
+    class Dies(SqliteStore):
+        parts = 0
+
+        def mend(self, heads: list[Head], upto: int) -> int:  # type: ignore[override]
+            self.parts += 1
+            if self.parts == 3:
+                raise KeyboardInterrupt
+            return super().mend(heads, upto)
+
+    store = Dies(path)
+    with pytest.raises(KeyboardInterrupt):
+        mend(store, found)
+    store.close()
+    left = rebuilt(path)
+    assert len(left.wrong) == len(found.wrong) - 8
+    assert mended(path, left) == len(left.wrong)
+    assert told(rebuilt(path)) == []
+
+
+def test_a_write_that_was_torn_off_is_forgotten_whole(path: Path) -> None:
+    # The last frames of SQLite's write-ahead log are cut as a power loss may leave them.
+    store = SqliteStore(path)
+    for n in range(3):
+        contract.stored(contract.put(store, contract.write(f"run/{n}", None)))
+    torn = path.with_name("torn.db")
+    torn.write_bytes(path.read_bytes())
+    log = path.with_name("log.db-wal").read_bytes()
+    torn.with_name("torn.db-wal").write_bytes(log[:-100])
+    last = store.changed(0, 0.0)
+    store.close()
+    looks = LookedAt(torn)
+    assert looks.changed(0, 0.0) < last
+    heads = {head.entity: head.version for kind in ("run", "worker") for head in looks.heads(Query(kind))}
+    entries = [
+        entry for entry in looks.entries() if entry.header[:1] == b"{"
+    ]  # those of the contract are no JSON
+    looks.close()
+    assert heads.keys() >= {entry.entity for entry in entries if entry.entity[:4] in ("run/", "work")}
 
 
 def test_the_store_is_any_store(seen: Path) -> None:

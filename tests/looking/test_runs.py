@@ -15,8 +15,10 @@ from oncemore.desk.service.story import story
 from oncemore.engine.ids import uuid7
 from oncemore.engine.perform import index_of
 from oncemore.errors import UsageError
+from oncemore.store import sqlite_list
 from oncemore.store.base import Batch, Stored, Write
 from oncemore.store.sqlite import SqliteStore
+from oncemore.testing import contract
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -144,6 +146,15 @@ def test_an_earlier_life_of_a_key_is_found_by_its_id(store: Store) -> None:
     before = story(store, found)
     assert (before.row.run_id, before.row.runs, before.row.state) == (earlier, 1, "HARD_FAIL")
     assert [span.number for span in before.spans if span.what == "attempt"] == [1, 2, 3]
+
+
+def test_lists_are_the_same_where_the_end_of_the_log_has_too_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_list, "LATELY", 1)
+    store = SqliteStore(tmp_path / "log.db")
+    contract.the_newest_heads_are_listed_first_when_asked(lambda: store)
+    store.close()
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def key_of(path: Path, step: str) -> str:
 
 def test_runs_are_listed_and_filtered(path: Path) -> None:
     store = ("--store", str(path))
-    text = run("runs", *store).stdout
+    text = run("runs", *store, COLUMNS="120").stdout
     assert text.splitlines()[0].split() == ["changed", "state", "step", "run", "tries", "why"]
     assert len(text.splitlines()) == 12
     assert re.search(r"SOFT_FAIL +pay .* 1/3 +held: outcome unknown", text)

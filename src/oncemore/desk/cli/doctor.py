@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from oncemore.desk.cli.paper import Tint
     from oncemore.desk.service.checkup import Check, Checkup
     from oncemore.desk.service.health import Health
+    from oncemore.engine.rebuild import Rebuilt
 
 DOCTOR = """
 oncemore doctor
@@ -36,10 +37,10 @@ TINTS: dict[str, Tint] = {"ok": "green", "warn": "yellow", "bad": "red"}
 @store_option
 @json_option
 def doctor(rebuild: bool, write: bool, modules: tuple[str, ...], store: str | None, in_json: bool) -> int:
-    """Look a store over: engine, disk, clocks, chain, leases, what is stuck.
+    """Look a store over, and say what to do.
 
-    Each check says ok, warn or bad, and what to do next. Exit code 1 means that one is bad. Nothing is
-    written without --write.
+    Engine, disk, clocks, chain, leases, and what is stuck. Each check says ok, warn or bad, and what to do
+    next. Exit code 1 means that one is bad. Nothing is written without --write.
     """
     from oncemore.desk.service.checkup import checkup, rebuilt
     from oncemore.desk.service.stores import looked_at
@@ -69,15 +70,18 @@ def doctor(rebuild: bool, write: bool, modules: tuple[str, ...], store: str | No
     return 1 if found.worst == "bad" else 0
 
 
-def _mended(found: Checkup, whole: object, store: str | None, in_json: bool) -> Checkup:
+def _mended(found: Checkup, whole: Rebuilt | None, store: str | None, in_json: bool) -> Checkup:
     """Put heads right, and look whether they are."""
     from oncemore.desk.service.checkup import Check, rebuilt
     from oncemore.desk.service.stores import written_to
     from oncemore.engine.rebuild import mend
 
     with written_to(store) as opened, Progress("writing", quiet=in_json) as progress:
-        put = mend(opened, whole, progress)  # type: ignore[arg-type]
-        check, _ = rebuilt(opened, progress)
+        put, done = 0, 1
+        while whole is not None and whole.wrong and done:  # so many are told at once, and no more
+            done = mend(opened, whole, progress)
+            put += done
+            check, whole = rebuilt(opened, progress)
     note = Check("repair", "ok", f"{put:,} heads were put right from the log")
     return found._replace(checks=(*found.checks[:-1], note, check))
 
@@ -103,10 +107,11 @@ def _print_check(paper: Paper, check: Check, width: int) -> None:
 @store_option
 @json_option
 def health(store: str | None, in_json: bool) -> int:
-    """Judge a store by the four criteria of a pipeline that can be trusted.
+    """Judge a store by four criteria.
 
-    Work that is run again leaves the same; states follow from the log; nothing is computed twice; every
-    decision is explained by its proof. Exit code 1 means that one of them does not hold.
+    They are those of a pipeline that can be trusted. Work that is run again leaves the same; states follow
+    from the log; nothing is computed twice; every decision is explained by its proof. Exit code 1 means
+    that one of them does not hold.
     """
     from oncemore.desk.service.health import health as judged
     from oncemore.desk.service.stores import looked_at, shelf_of

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 HEADS = ("changed", "state", "step", "run", "tries", "why")
 MARGIN = "  "
 LONGEST_TEXT = 400
+#: From how many columns on ids are whole, and how much of one tells runs apart before that.
+WIDE, SHORT = 110, 18
+A_YEAR_S = 300 * 86_400.0
 MOST_STEPS = 60
 TINTS: dict[str, Tint] = {"COMPLETE": "green", "HARD_FAIL": "red", "SOFT_FAIL": "yellow"}
 
@@ -26,25 +29,28 @@ def print_runs(paper: Paper, rows: Sequence[Row], limit: int, now: float) -> Non
     if not rows:
         paper.line("no run is like that")
         return
-    paper.table([HEADS, *(_cells(row, now) for row in rows)], right=(4,))
+    whole = paper.width >= WIDE
+    paper.table([HEADS, *(_cells(row, now, whole) for row in rows)], right=(4,))
     if len(rows) == limit:
         paper.line()
         paper.say(f"These are the newest {limit}; --limit shows more, --since and --step fewer.", "dim")
 
 
-def _cells(row: Row, now: float) -> tuple[str, ...]:
-    today = now - row.changed < 43_200
-    changed = shown(row.changed, day=not today)[: 8 if today else 16]
-    return (changed, row.state, row.step, row.run_id, f"{row.attempts}/{row.allowed}", _why(row, now))
+def _cells(row: Row, now: float, whole: bool) -> tuple[str, ...]:
+    at = shown(row.changed)
+    changed = at[5:19] if now - row.changed < A_YEAR_S else at[:16]
+    name = row.run_id if whole else row.run_id[:SHORT]
+    return (changed, row.state, row.step, name, f"{row.attempts}/{row.allowed}", _why(row, now))
 
 
 def _why(row: Row, now: float) -> str:
     if row.held_for:
         return f"held: {row.held_for.replace('_', ' ')}"
     told = row.error or row.reason
-    if row.state in ("PENDING", "SOFT_FAIL") and row.not_before > now:
-        return f"{told + ', ' if told else ''}due in {seconds(row.not_before - now)}"
-    return told
+    if row.state not in ("PENDING", "SOFT_FAIL"):
+        return told
+    due = f"due in {seconds(row.not_before - now)}" if row.not_before > now else "due now"
+    return f"{told}, {due}" if told else due
 
 
 def print_story(paper: Paper, story: Story) -> None:

@@ -121,7 +121,7 @@ def _print_verdict(paper: Paper, verdict: Verdict, computed: Sequence[Verified])
     rows += [
         (
             f"{one.seq}",
-            shown(one.at),
+            shown(one.at, day=False),
             f"{one.state} {one.attempt or ''}".strip(),
             one.sentence or " ".join(one.marks),
         )

@@ -3,7 +3,7 @@
     +0 s      attempt 1  0.004 s  █                          CONNECTION_RESET
     +0.004 s  wait       0.021 s  ░
     +0.025 s  attempt 2  0.003 s   █                         COMPLETE
-              lease       1.70 s  ━━━━━━━━━━━━━━━━━━━━━━━━━  01a1e242 host process 4711
+              lease       1.70 s  ━━━━━━━━━━━━━━━━━━━━━━━━━  01a1e242 host:4711
 
 Solid is work, shaded is a wait that was decided, dotted is time in which nobody came, a line is a lease. A
 row that lasts still ends with ….
@@ -106,7 +106,7 @@ def _note(span: Span) -> str:
         end = {"COMPLETE": "COMPLETE", "RUNNING": "RUNNING"}.get(span.outcome, "")
         return end or f"{span.error or span.reason or span.outcome}"
     if span.what == "lease":
-        return f"{span.worker[:8]} {span.message}"
+        return f"{span.worker[:8]} {span.message.replace(' process ', ':')}"
     return span.outcome.replace("_", " ") if span.what == "wait" else ""
 
 
