@@ -68,6 +68,11 @@ def test_heads_that_follow_from_the_log_are_equal(
     assert [done for done, _ in steps] == sorted(done for done, _ in steps)
 
 
+def known(head: Head) -> Head:
+    """A head without what only its worker knew: whether one that ended has left something."""
+    return head._replace(by=head.by._replace(due=None)) if head.by.kind == "worker" else head
+
+
 @pytest.mark.req("WAL-1")
 def test_all_heads_can_be_thrown_away_and_made_anew(path: Path) -> None:
     store = SqliteStore(path)
@@ -80,7 +85,8 @@ def test_all_heads_can_be_thrown_away_and_made_anew(path: Path) -> None:
     assert mended(path, found) == len(before)
     assert told(rebuilt(path)) == []
     store = SqliteStore(path)
-    assert [head for kind in kinds for head in store.heads(Query(kind))] == before
+    after = [head for kind in kinds for head in store.heads(Query(kind))]
+    assert list(map(known, after)) == list(map(known, before))
     store.close()
     with oncemore.open(path):
         from tests.looking.work import squared

@@ -147,7 +147,7 @@ def test_work_that_was_pruned_is_skipped(log: Path) -> None:
     ran(log, pure.salted, 3)
     with oncemore.open(log) as engine:
         entity = f"run/{pure.salted.key(3)}"
-        engine.store.prune(entity, 2)
+        engine.store.prune({entity: 2})
         with looked_at(str(log)) as store, Scratch([MODULE]) as scratch:
             told = story(store, find(store, entity))
             assert scratch.verify(told).why == "its arguments are not on record any more"
@@ -175,7 +175,7 @@ def test_work_that_hangs_or_dies_is_ended_and_the_next_gets_a_new_process(
 
 def test_a_module_that_cannot_be_imported_is_named() -> None:
     with (
-        pytest.raises(UsageError, match=r"module nowhere\.at\.all cannot be imported"),
+        pytest.raises(UsageError, match="there is no module"),
         Scratch(["nowhere.at.all"]),
     ):
         pass

@@ -123,14 +123,14 @@ def _heads_in(store: Store, after: int, page: list[Entry]) -> Iterator[Head]:
     """Return the heads whose last entries are in a page."""
     kinds = {entry.entity.partition("/")[0] for entry in page}
     for kind in kinds:
-        query = Query(kind, newest=True, after=after, before=page[-1].seq + 1, limit=len(page))
+        query = Query(kind, newest=True, above=after, below=page[-1].seq + 1, limit=len(page))
         yield from store.heads(query)
 
 
 def _bare(store: Store, after: int, before: int | None) -> Iterator[Head]:
     """Return the heads whose last entry should be where the log has nothing."""
     for kind in KINDS:
-        for head in store.heads(Query(kind, after=after, before=before, limit=MOST_WRONG)):
+        for head in store.heads(Query(kind, above=after, below=before, limit=MOST_WRONG)):
             if not any(True for _ in store.entries(head.entity, head.version - 1)):
                 yield head
 
@@ -147,6 +147,8 @@ def _compared(
     if head.version != version:
         ahead = head.version > version
         return (Wrong(name, "ahead" if ahead else "behind", ("version",), None if ahead else right),)
+    if type(state) is Worker and state.state == "ENDED" and head.by.due is None:
+        right = right._replace(by=right.by._replace(due=None))  # it has left nothing: only the worker knew
     fields = [field for field in ("hash", "by", "seq") if getattr(head, field) != getattr(right, field)]
     fields += _fields(head.head, state)
     return (Wrong(name, "different", tuple(fields), right),) if fields else ()

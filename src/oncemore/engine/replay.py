@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.json import encode
 
+from oncemore.codec.seal import SEALED, opened
 from oncemore.codec.wire import body_of, header_of
 from oncemore.core.backoff import Jitter, Schedule
 from oncemore.core.decide import Situation, decide
@@ -22,11 +23,12 @@ from oncemore.core.record import Run
 from oncemore.core.tune import Signals, Tuning
 from oncemore.core.value import Value
 from oncemore.engine.history import verify
-from oncemore.errors import PolicyError
+from oncemore.errors import Error, PolicyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from oncemore.codec.seal import Seal
     from oncemore.codec.wire import Header
     from oncemore.core.decide import Decision
     from oncemore.store.base import Entry
@@ -54,7 +56,8 @@ class Difference(Value):
 class Told(Value):
     """One entry told again: what it is about, and what does not agree.
 
-    decision  what was decided, with its proof as recorded; None if nothing was
+    decision  what was decided, with its proof as recorded; None if nothing was, or if that cannot be read
+    sealed    whether what it says is sealed with a key that is not at hand
     """
 
     seq: int
@@ -64,6 +67,7 @@ class Told(Value):
     state: Any
     decision: dict[str, Any] | None
     differences: tuple[Difference, ...]
+    sealed: bool = False
 
 
 class Replay:
@@ -71,11 +75,12 @@ class Replay:
 
     heads    version, hash and state of each entity so far
     current  gives a policy as it is now: decisions are then also made under that
+    seal     opens bodies that are sealed
     """
 
-    def __init__(self, current: Current | None = None) -> None:
+    def __init__(self, current: Current | None = None, seal: Seal | None = None) -> None:
         self.heads: dict[str, tuple[int, bytes, Any]] = {}
-        self._current = current
+        self._current, self._seal = current, seal
 
     def tell(self, entries: Iterable[Entry]) -> Iterator[Told]:
         """Tell entries; `StoreError` names the first whose bytes are not what was written."""
@@ -85,17 +90,29 @@ class Replay:
             verify((entry,), heads)
             state = heads[entry.entity][2]
             header = header_of(entry.header)
-            made = None
+            made, body = None, entry.body
             found: list[Difference] = []
-            if entry.body is not None and b'"proof":' in entry.body:
-                made = body_of(entry.body).get("proof")
+            sealed = False
+            if body and body[0] == SEALED:
+                body = self._opened(body)
+                sealed = body is None
+            if body and b'"proof":' in body:
+                made = body_of(body).get("proof")
             if made is not None:
-                found = list(_of_decision(entry, before, state, made, self._current))
+                found = list(_of_decision(entry._replace(body=body), before, state, made, self._current))
             if type(state) is Run and "INTENT" in header.marks:
                 found += _of_claim(entry, before, state, header)
             yield Told(
-                entry.seq, entry.entity, header.at, header.marks, state, made, tuple(found[:MOST_DIFFERENCES])
-            )
+                entry.seq, entry.entity, header.at, header.marks, state, made,
+                tuple(found[:MOST_DIFFERENCES]), sealed,
+            )  # fmt: skip
+
+    def _opened(self, body: bytes) -> bytes | None:
+        """Return what a sealed body says, or None without its key."""
+        try:
+            return opened(body, self._seal)
+        except Error:
+            return None
 
 
 def recomputed(proof: dict[str, Any], policy: Policy | None = None) -> Decision:

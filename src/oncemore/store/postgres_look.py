@@ -8,7 +8,7 @@ from oncemore.errors import StoreError
 from oncemore.store.postgres import FORMAT, PostgresStore
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import NoReturn
 
     from oncemore.store.base import Batch, Head
@@ -31,19 +31,23 @@ class LookedAt(PostgresStore):
 
     def append(self, batch: Batch) -> NoReturn:
         """Refuse."""
-        self._refuse()
+        self._only_looked_at()
 
-    def prune(self, entity: str, before: int) -> NoReturn:
+    def prune(self, before: Mapping[str, int]) -> NoReturn:
         """Refuse."""
-        self._refuse()
+        self._only_looked_at()
+
+    def drop(self, at: Mapping[str, int]) -> NoReturn:
+        """Refuse."""
+        self._only_looked_at()
 
     def mend(self, heads: Sequence[Head], upto: int) -> NoReturn:
         """Refuse."""
-        self._refuse()
+        self._only_looked_at()
 
     def enter(self, worker: str) -> NoReturn:
         """Refuse."""
-        self._refuse()
+        self._only_looked_at()
 
-    def _refuse(self) -> NoReturn:
+    def _only_looked_at(self) -> NoReturn:
         raise StoreError(f"{self._where.shown}: it was opened to be looked at; nothing is written")

@@ -18,7 +18,7 @@ from oncemore.store import place
 from oncemore.store.sqlite import FORMAT, SqliteStore
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
     from typing import NoReturn
 
@@ -43,6 +43,7 @@ class LookedAt(SqliteStore):
                 f"{self.path} has format {known['format']}, which a newer oncemore wrote; "
                 f"this one reads up to {FORMAT}"
             )
+        self.name = str(known.get("name", ""))
         here = place.boot_id() and known.get("boot") == place.boot_id()
         now = max(time.time(), known.get("mark", 0.0))
         self._wall_at_boot = float(known["wall"] if here else now - place.since_boot())
@@ -53,21 +54,25 @@ class LookedAt(SqliteStore):
 
     def append(self, batch: Batch) -> NoReturn:
         """Refuse."""
-        self._refuse()
+        self._only_looked_at()
 
-    def prune(self, entity: str, before: int) -> NoReturn:
+    def prune(self, before: Mapping[str, int]) -> NoReturn:
         """Refuse."""
-        self._refuse()
+        self._only_looked_at()
+
+    def drop(self, at: Mapping[str, int]) -> NoReturn:
+        """Refuse."""
+        self._only_looked_at()
 
     def mend(self, heads: Sequence[Head], upto: int) -> NoReturn:
         """Refuse."""
-        self._refuse()
+        self._only_looked_at()
 
     def enter(self, worker: str) -> NoReturn:
         """Refuse."""
-        self._refuse()
+        self._only_looked_at()
 
-    def _refuse(self) -> NoReturn:
+    def _only_looked_at(self) -> NoReturn:
         raise StoreError(f"{self.path}: it was opened to be looked at; nothing is written")
 
     def pragma(self, name: str) -> object:

@@ -11,6 +11,7 @@ from itertools import islice
 
 from oncemore.core.proof import seconds
 from oncemore.core.value import Value
+from oncemore.desk.service.runs import HELD
 from oncemore.errors import StoreError
 
 TYPE_CHECKING = False
@@ -92,8 +93,7 @@ def _runs(store: Store, **query: Any) -> list[tuple[Head, Run]]:
 def _waiting(store: Store) -> list[tuple[Head, Run]]:
     """Return what waits: for its time, by the index of what is due, or for a person, who is not in it."""
     waits = _runs(store, due_by=float("inf"))
-    held = [(head, run) for head, run in _runs(store, holds=b'"outcome_unknown"') if run.held_for]
-    return waits + held
+    return waits + _runs(store, state=HELD)
 
 
 def _names(runs: Iterable[tuple[Head, Run]]) -> tuple[str, ...]:

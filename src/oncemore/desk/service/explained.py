@@ -36,6 +36,11 @@ LOST = {
     "result_unavailable": "Its result cannot be stored, and pure work that gives none has failed",
     "checksum_mismatch": "The artifact that it would return was altered; it is not computed anew over it",
     "max_attempts_exceeded": "No attempt was left",
+    "cancelled": "Somebody asked that no further attempt begin",
+    "redelivered": "It was handed in anew",
+    "rejected": "A person rejected it",
+    "imported": "It was done elsewhere, and brought in as done",
+    "erased": "What it held was erased",
 }
 
 

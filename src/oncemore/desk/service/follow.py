@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from oncemore.core.value import Value
+from oncemore.desk.service.bodies import said
 from oncemore.desk.service.runs import error_class
 
 TYPE_CHECKING = False
@@ -89,7 +90,7 @@ class Tail:
                 yield line
 
     def _line(self, entry: Entry) -> Line | None:
-        from oncemore.codec.wire import body_of, header_of
+        from oncemore.codec.wire import header_of
 
         wanted = self._wanted
         kind, _, name = entry.entity.partition("/")
@@ -100,7 +101,7 @@ class Tail:
         if "run_id" in sets:
             self._runs.pop(entry.entity, None)  # another life of the key
         run = self._run(entry.entity) if kind == "run" else None
-        body = {} if entry.body is None else body_of(entry.body)
+        body = said(entry.body)
         error = body.get("error") or {}
         step = run.step if run is not None else sets.get("step") or sets.get("topic") or ""
         tenant = run.tenant if run is not None else sets.get("tenant", "")

@@ -13,6 +13,7 @@ from __future__ import annotations
 from hashlib import sha256
 
 from oncemore.core.value import Value
+from oncemore.desk.service.bodies import key
 from oncemore.desk.service.explained import LOST
 from oncemore.errors import StoreError
 
@@ -60,7 +61,7 @@ class _Findings:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.commits = self.again = self.decisions = self.ends = 0
+        self.commits = self.again = self.decisions = self.ends = self.sealed = 0
         self.differ: list[str] = []
         self.twice: list[str] = []
         self.unexplained: list[str] = []
@@ -82,7 +83,8 @@ class _Findings:
         if told.marks[0] in ("SOFT_FAIL", "HARD_FAIL"):
             self.ends += 1
             self.decisions += told.decision is not None
-            if told.differences or (told.decision is None and run.reason not in SETTLED):
+            self.sealed += told.sealed
+            if told.differences or not (told.decision or told.sealed or run.reason in SETTLED):
                 self.unexplained.append(f"{run.step} {run.run_id}, entry {told.seq} ({run.reason})")
 
     def _compare(self, told: Told) -> None:
@@ -90,7 +92,7 @@ class _Findings:
         from oncemore.engine.history import told as states
 
         left = set()
-        for header, run, body in states(self.store.entries(told.entity)):
+        for header, run, body in states(self.store.entries(told.entity), key()):
             if "COMMIT" in header.marks and run.cfg_hash == told.state.cfg_hash and body:
                 left.add(_left(body))
         self.again += 1
@@ -115,7 +117,7 @@ def health(store: Store, shelf: Shelf | None = None, progress: Progress = lambda
     from oncemore.engine.rebuild import rebuild
     from oncemore.engine.replay import Replay
 
-    again, findings = Replay(), _Findings(store)
+    again, findings = Replay(seal=key()), _Findings(store)
 
     def through(page: Iterable[Entry], known: Any) -> None:
         for entry in page:
@@ -182,8 +184,9 @@ def _third(findings: _Findings, fault: str) -> Criterion:
 
 
 def _fourth(findings: _Findings, fault: str) -> Criterion:
-    others = findings.ends - findings.decisions
+    others = findings.ends - findings.decisions - findings.sealed
     seen = f"{findings.decisions:,} decisions computed again from their proofs"
+    seen += f", {findings.sealed:,} sealed with a key that is not here" if findings.sealed else ""
     seen += f", {others:,} ends that needed none" if others else ""
     examples = tuple(findings.unexplained[:MOST_EXAMPLES])
     return Criterion(4, NAMES[3], not findings.unexplained and not fault, fault or seen, examples)

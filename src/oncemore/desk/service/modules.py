@@ -13,22 +13,14 @@ if TYPE_CHECKING:
 
 def steps_of(names: Iterable[str]) -> dict[str, Step[..., object]]:
     """Import modules, and return their steps by name; one that cannot be imported is named."""
-    import sys
-    from importlib import import_module
+    from oncemore.workers import steps_in
 
-    from oncemore.steps import Step
-
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # as `python -m` does: modules beside us are found
-    found: dict[str, Step[..., object]] = {}
-    for name in names:
-        try:
-            module = import_module(name)
-        except Exception as error:
-            raise UsageError(
-                f"module {name} cannot be imported: {type(error).__name__}: {error}; is it on the path here?"
-            ) from error
-        for value in vars(module).values():
-            if isinstance(value, Step):
-                found[value.name] = value
-    return found
+    names = list(names)
+    try:
+        return {step.name: step for step in steps_in(names)}
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"{', '.join(names)} cannot be imported: {type(error).__name__}: {error}; try it with python -c"
+        ) from error

@@ -8,6 +8,7 @@ damaged   the log is not what was written: there is nothing to compare
 from __future__ import annotations
 
 from oncemore.core.value import Value
+from oncemore.desk.service.bodies import key
 from oncemore.desk.service.times import seq_at
 from oncemore.errors import PolicyError, StoreError, UsageError
 
@@ -81,7 +82,7 @@ def replay(store: Store, entity: str, *, current: bool = False) -> Verdict:
     from oncemore.engine.rebuild import rebuilt_head
     from oncemore.engine.replay import Replay
 
-    again = Replay(_policy_now if current else None)
+    again = Replay(_policy_now if current else None, key())
     told: list[Told] = []
     fault = ""
     try:
@@ -163,7 +164,7 @@ def whole(store: Store, *, current: bool = False, progress: Progress = lambda do
     from oncemore.engine.rebuild import rebuild
     from oncemore.engine.replay import Replay
 
-    again = Replay(_policy_now if current else None)
+    again = Replay(_policy_now if current else None, key())
     runs = entries = decisions = 0
     bad: dict[str, list[Told]] = {}
 

@@ -10,6 +10,7 @@ import re
 from heapq import merge
 
 from oncemore.core.value import Value
+from oncemore.desk.service.bodies import said
 from oncemore.desk.service.times import seq_at
 from oncemore.errors import UsageError
 
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 MOST = 100_000
 PAGE, LARGEST_PAGE = 100, 20_000
 SHORTEST_NAME = 4
-FAILED = ("SOFT_FAIL", "HARD_FAIL")
+#: Runs that wait for a person are listed under a word of their own, though they are in SOFT_FAIL.
+HELD = "HELD"
+LISTED = {"SOFT_FAIL": ("SOFT_FAIL", HELD)}
+FAILED = ("SOFT_FAIL", HELD, "HARD_FAIL")
 
 
 class Asked(Value):
@@ -78,9 +82,11 @@ def runs(store: Store, asked: Asked) -> list[Row]:
     """Return the runs that are asked for, those first that changed last."""
     if not 1 <= asked.limit <= MOST:
         raise UsageError(f"limit is {asked.limit}; it takes 1 to {MOST}.")
-    states = (asked.state,) if asked.state or not asked.error else FAILED
+    states: tuple[str | None, ...] = FAILED if asked.error else (None,)
+    if asked.state is not None:
+        states = LISTED.get(asked.state, (asked.state,))
     if asked.held:
-        states = ("SOFT_FAIL",)
+        states = (HELD,)
     found: list[Row] = []
     for head in merge(*(_heads(store, asked, state) for state in states), key=lambda head: -head.seq):
         row = row_of(store, head)
@@ -104,8 +110,8 @@ def _heads(store: Store, asked: Asked, state: str | None) -> Iterator[Head]:
         step=asked.step,
         dataset=asked.dataset,
         newest=True,
-        after=0 if asked.since is None else seq_at(store, asked.since),
-        before=None if asked.until is None else seq_at(store, asked.until + 2.0) + 1,
+        above=0 if asked.since is None else seq_at(store, asked.since),
+        below=None if asked.until is None else seq_at(store, asked.until + 2.0) + 1,
         holds=words[0] if words else b"",
         tells=encode(asked.error) if asked.error else b"",
         limit=max(PAGE, asked.limit),
@@ -115,7 +121,7 @@ def _heads(store: Store, asked: Asked, state: str | None) -> Iterator[Head]:
         yield from page
         if len(page) < query.limit:
             return
-        query = query._replace(before=page[-1].seq, limit=min(LARGEST_PAGE, 8 * query.limit))
+        query = query._replace(below=page[-1].seq, limit=min(LARGEST_PAGE, 8 * query.limit))
 
 
 def _fits(row: Row, asked: Asked) -> bool:
@@ -134,12 +140,12 @@ def _fits(row: Row, asked: Asked) -> bool:
 
 def row_of(store: Store, head: Head) -> Row:
     """Return a run's row: its head, and when and how its last entry ended."""
-    from oncemore.codec.wire import body_of, head_of, header_of
+    from oncemore.codec.wire import head_of, header_of
 
     run: Run = head_of(head.head)
     last = next(iter(store.entries(head.entity, head.version - 1)), None)
     at = run.began if last is None else header_of(last.header).at
-    body = {} if last is None or last.body is None else body_of(last.body)
+    body = {} if last is None else said(last.body)
     error = body.get("error") or {}
     return Row(
         run.run_id, head.entity.removeprefix("run/"), run.step, run.state, run.reason, run.held_for,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from itertools import islice
 
 from oncemore.core.value import Value
+from oncemore.desk.service.bodies import said
 from oncemore.desk.service.runs import Row, error_class, row_of
 from oncemore.errors import UsageError
 
@@ -117,11 +118,12 @@ def _steps(store: Store, found: Found) -> tuple[tuple[Step, ...], tuple[str, ...
     from oncemore.engine.history import told
 
     entries = list(islice(store.entries(found.entity), MOST_ENTRIES))
+    bare = (entry._replace(body=None) for entry in entries)
     steps, lives = [], dict[str, None]()
-    for entry, (header, state, body) in zip(entries, told(entries), strict=True):
+    for entry, (header, state, _) in zip(entries, told(bare), strict=True):
         lives[state.run_id] = None
         if state.run_id == found.run_id:
-            steps.append(Step(entry.seq, header.version, header.at, header.marks, state, body))
+            steps.append(Step(entry.seq, header.version, header.at, header.marks, state, said(entry.body)))
     return tuple(steps), tuple(lives)
 
 
