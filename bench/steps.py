@@ -77,7 +77,9 @@ from _syncs import Syncs, opened
 
 import oncemore
 from oncemore.engine.history import verify
+from oncemore.engine.replay import Replay
 from oncemore.store.base import Query
+from oncemore.testing import instant
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -430,6 +432,7 @@ def held_by_parked(path: Path, runs: int) -> float:
 # 10: reading back.
 
 SCAN, VERIFY = "scan of all entries", "rebuild: every link checked, every state folded"
+REPLAY = "replay: … and every decision computed again"
 
 
 def reading(scale: Scale, at: Place) -> Found:
@@ -437,10 +440,42 @@ def reading(scale: Scale, at: Place) -> Found:
     step, store = work.on(engine), engine.store
     for n in range(scale.counted):
         step(n)
-    subjects = [passes(SCAN, store, lambda entries: deque(entries, 0)), passes(VERIFY, store, verify)]
+    subjects = [
+        passes(SCAN, store, lambda entries: deque(entries, 0)),
+        passes(VERIFY, store, verify),
+        passes(REPLAY, store, told_again),
+    ]
     costs = interleaved(subjects, scale.memory)
-    goals = [at_least("10", "rebuild ÷ scan", rate(costs, VERIFY, SCAN), 0.25)]
-    return [table_of("reading back", "µs CPU an entry", SCAN, costs)], goals
+    decided, rows = decisions(scale, at)
+    goals = [
+        at_least("10", "rebuild ÷ scan", rate(costs, VERIFY, SCAN), 0.25),
+        at_least("10", "replay ÷ scan", rate(costs, REPLAY, SCAN), 0.1),
+        at_least("10", "… where every other entry is a decision", rate(decided, REPLAY, SCAN), 0.1),
+    ]
+    return [table_of("reading back", "µs CPU an entry", SCAN, costs), rows], goals
+
+
+def told_again(entries: Iterator[Entry]) -> None:
+    """Replay entries; what does not agree would end the benchmark."""
+    for told in Replay().tell(entries):
+        assert not told.differences
+
+
+def decisions(scale: Scale, at: Place) -> tuple[Costs, Group]:
+    """Read a log back in which every other entry is a decision: the dearest there is."""
+    engine = at.engine("failing", at.memory)
+    with instant():
+        for n in range(scale.counted // 5):
+            failing.on(engine).run(n)
+    store = engine.store
+    subjects = [passes(SCAN, store, lambda entries: deque(entries, 0)), passes(REPLAY, store, told_again)]
+    costs = interleaved(subjects, scale.memory)
+    return costs, table_of("reading decisions back", "µs CPU an entry", SCAN, costs)
+
+
+@oncemore.step(effect="idempotent", name="bench.failing", policy=oncemore.Policy("failing", max_attempts=5))
+def failing(n: int) -> None:
+    raise ConnectionResetError("peer went away")
 
 
 def passes(name: str, store: Store, read: Callable[[Iterator[Entry]], object]) -> Subject:

@@ -25,7 +25,12 @@ PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 #: Pages whose Python runs, and how many blocks on each may say that they do not. A new exception
 #: changes a number here, so that somebody looks at it.
 RUN = sorted([ROOT / "README.md", *(DOCS / "tutorial").rglob("*.md"), *(DOCS / "how-to").rglob("*.md")])
-LEFT_OUT: dict[str, int] = {"docs/tutorial/02-first-step.md": 1, "docs/tutorial/03-a-pipeline.md": 3}
+LEFT_OUT: dict[str, int] = {
+    "docs/how-to/find-out-why-it-waited.md": 1,
+    "docs/how-to/recover-after-a-crash.md": 1,
+    "docs/tutorial/02-first-step.md": 1,
+    "docs/tutorial/03-a-pipeline.md": 3,
+}
 
 
 def name_of(path: Path) -> str:

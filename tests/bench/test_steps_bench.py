@@ -25,7 +25,12 @@ TABLES = {
     "a step at a time, many stored": {"1,000 stored", "1,500 stored", DISK},
     "listing 100 runs that are due": {"1,000 stored", "1,500 stored"},
     "size of a run": {"oncemore", "oncemore, parked", LIMIT},
-    "reading back": {"scan of all entries", "rebuild: every link checked, every state folded"},
+    "reading back": {
+        "scan of all entries",
+        "rebuild: every link checked, every state folded",
+        "replay: … and every decision computed again",
+    },
+    "reading decisions back": {"scan of all entries", "replay: … and every decision computed again"},
 }
 
 

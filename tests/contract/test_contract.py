@@ -1,6 +1,6 @@
 """Every store keeps the contract that ships with the package."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -151,9 +151,27 @@ class Disordered(MemoryStore):
         return reversed(list(super().entries(entity, after)))
 
 
+class OldestFirst(MemoryStore):
+    def heads(self, query: Query) -> Iterator[Head]:
+        return reversed(list(super().heads(query)))
+
+
+class TellsOfAll(MemoryStore):
+    def heads(self, query: Query) -> Iterator[Head]:
+        return super().heads(query._replace(tells=b""))
+
+
+class MendsOver(MemoryStore):
+    def mend(self, heads: Sequence[Head], upto: int) -> int:
+        return super().mend(heads, len(self._log))
+
+
 @pytest.mark.parametrize(
     ("broken", "check"),
     [
+        (OldestFirst, contract.the_newest_heads_are_listed_first_when_asked),
+        (TellsOfAll, contract.the_newest_heads_are_listed_first_when_asked),
+        (MendsOver, contract.heads_that_were_rebuilt_can_be_put_in_their_places),
         (HeadsWithoutBodies, contract.a_head_comes_with_the_body_of_its_last_entry),
         (ListsWithBodies, contract.a_head_comes_with_the_body_of_its_last_entry),
         (Careless, contract.a_batch_that_contradicts_itself_is_refused),

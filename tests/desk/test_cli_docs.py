@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import time
 from pathlib import Path
 
 import click
@@ -12,11 +13,12 @@ from click.testing import CliRunner
 
 from oncemore.desk import cli
 from oncemore.desk.cli.group import Branch, root
+from tests.golden.stored import store_golden
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
 
 #: Said once, for all commands.
-COMMON = {"--json", "--help", "-h", "--provider"}
+COMMON = {"--json", "--help", "-h", "--provider", "--store"}
 
 
 def leaves(command: click.Command, path: str) -> list[tuple[str, click.Command]]:
@@ -69,7 +71,12 @@ def test_what_an_example_shows_is_what_it_prints(
     command: str, shown: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("ONCEMORE_POLICY_ROOT", raising=False)
+    for name in ("ONCEMORE_POLICY_ROOT", "ONCEMORE_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    tmp_path.joinpath("oncemore.toml").touch()
+    store_golden(tmp_path / ".oncemore" / "log.db")
     tmp_path.joinpath("policies").mkdir()
     tmp_path.joinpath("policies", "mine.yaml").write_text(
         'version: "1"\nprofile: mine\nretry_policy:\n  max_attempt: 6\n  base_delay_s: -1\n'

@@ -95,6 +95,11 @@ def proof(decision: Decision) -> dict[str, Plain]:
     return _proof(decision, name, known.thresholds)
 
 
+def proof_under(decision: Decision, name: Plain) -> dict[str, Plain]:
+    """Return the proof of a decision that was recomputed, whose policy is known by its recorded name only."""
+    return _proof(decision, name, facts(decision.policy).thresholds)
+
+
 def proof_bytes(decision: Decision) -> bytes:
     """Return the proof as canonical JSON: the bytes of `canonical(proof(decision))`.
 
@@ -317,8 +322,11 @@ def sentence(decision: Decision) -> str:
     return f"{_what(decision.situation)}; {_SENTENCES[decision.reason](decision)}."
 
 
-def explain(decision: Decision) -> str:
-    """Return a paragraph that says what was decided, and why, with the numbers."""
+def explain(decision: Decision, digest: str = "") -> str:
+    """Return a paragraph that says what was decided, and why, with the numbers.
+
+    digest  of the policy as it was recorded, where the policy at hand is known by its bounds only
+    """
     policy, at, terms = decision.policy, decision.situation, terms_of(decision)
     lines = [_capitalised(sentence(decision))]
     if at.failure.rule:
@@ -328,7 +336,7 @@ def explain(decision: Decision) -> str:
         if terms.tuned is not None:
             lines.append(_tuning(terms.tuned))
         lines.extend(_floor_and_ceiling(decision, terms))
-    lines.append(f"Policy {policy.name} version {policy.version}, {policy.digest[:12]}.")
+    lines.append(f"Policy {policy.name} version {policy.version}, {(digest or policy.digest)[:12]}.")
     return " ".join(lines)
 
 

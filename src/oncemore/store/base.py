@@ -124,6 +124,15 @@ class Query(Value):
 
     after  only entities that come after this one, in the order of entities alone: to go through all of
            them page by page, `after` is the last one seen, and at first the empty text
+
+    For people who look, not for work on its way: what no index has is found by reading all heads of a kind.
+
+    begins   how the entity's name begins
+    newest   in the order of their last entries instead, the newest first
+    above    only those whose last entry comes after that seq …
+    below    … or before that one
+    holds    bytes that the head has somewhere; what they mean is for the caller to see
+    tells    bytes that the body of its last entry has somewhere; found so, heads come with that body
     """
 
     kind: str
@@ -134,6 +143,12 @@ class Query(Value):
     dataset: str | None = None
     limit: int = 1000
     after: str | None = None
+    begins: str = ""
+    newest: bool = False
+    above: int = 0
+    below: int | None = None
+    holds: bytes = b""
+    tells: bytes = b""
 
 
 class Weight(Value):
@@ -286,6 +301,13 @@ class Store(Protocol):
         """Remove entities whole, with all their entries, each if it is at the version given; return how many.
 
         Nothing tells afterwards that they were there: whoever asks says so in the log before.
+        """
+
+    def mend(self, heads: Sequence[Head], upto: int) -> int:
+        """Put heads in the place of what is there, all or none; return how many were put.
+
+        For heads that were rebuilt from the log up to the seq `upto`. One whose entity has entries after
+        that is left alone: whoever wrote them knew better.
         """
 
     def enter(self, worker: str) -> Presence:

@@ -16,7 +16,7 @@ from oncemore.errors import StoreError, UsageError
 from oncemore.store.base import Conflict, Entry, Facts, Head, Room, Stored, Weight, check_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from oncemore.store.base import Batch, Checked, Query, Write
@@ -126,8 +126,13 @@ class MemoryStore:
         with self._changed:
             self._check_open()
             found = [head for head in self._heads.values() if _matches(head, query)]
+            if query.tells:
+                whole = [self._whole(head) or head for head in found]
+                found = [head for head in whole if query.tells in (head.body or b"")]
         if query.after is not None:
             found.sort(key=lambda head: head.entity)
+        elif query.newest:
+            found.sort(key=lambda head: -head.seq)
         else:
             found.sort(key=lambda head: (head.by.due is None, head.by.due or 0.0, head.entity))
         return iter(found[: query.limit])
@@ -173,6 +178,15 @@ class MemoryStore:
 
     def _there(self) -> list[Entry]:
         return [entry for entry in self._log if entry is not None]
+
+    def mend(self, heads: Sequence[Head], upto: int) -> int:
+        """Put heads in the place of what is there."""
+        with self._changed:
+            self._check_open()
+            later = {entry.entity for entry in self._there() if entry.seq > upto}
+            put = {head.entity: head._replace(body=None) for head in heads if head.entity not in later}
+            self._heads.update(put)
+            return len(put)
 
     def enter(self, worker: str) -> Here:
         """Count a worker of this process as alive until it leaves."""
@@ -258,6 +272,10 @@ def _matches(head: Head, query: Query) -> bool:
     if query.after is not None and head.entity <= query.after:
         return False
     if by.kind != query.kind or (query.due_by is not None and (by.due is None or by.due > query.due_by)):
+        return False
+    if not head.entity.startswith(query.begins) or query.holds not in head.head:
+        return False
+    if head.seq <= query.above or (query.below is not None and head.seq >= query.below):
         return False
     wanted = (query.state, query.step, query.worker, query.dataset)
     return all(

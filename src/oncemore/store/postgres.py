@@ -42,13 +42,14 @@ from typing import TYPE_CHECKING, Any
 from oncemore.core.key import fingerprint
 from oncemore.core.record import NOWHERE
 from oncemore.errors import StoreError, UsageError
+from oncemore.store import postgres_list
 from oncemore.store.base import Entry, Facts, Room, Weight, check_batch
 from oncemore.store.combine import Combiner
 from oncemore.store.postgres_wire import Readers, address, check_text, connect, fault, hang_up, psycopg
 from oncemore.store.postgres_write import Writer, head_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from oncemore.store.base import Batch, Checked, Head, Query
@@ -61,7 +62,6 @@ PAGE = 500
 LOOK_S = 0.02  # how often `changed` looks; NOTIFY would make all commits of the database queue
 MOST_BYTES = 16_000_000  # of one statement, as long as it has more than one batch
 
-_HEAD = "entity, version, hash, head, kind, state, due, step, worker, dataset, seq"
 _ENTRY = "l.seq, l.entity, l.version, p.hash, l.hash, l.header, l.body, l.digest"
 
 
@@ -144,7 +144,7 @@ class PostgresStore:
     def head(self, entity: str) -> Head | None:
         """Return the current state of an entity."""
         check_text(entity)
-        columns = ", c.".join(_HEAD.split(", "))
+        columns = ", c.".join(postgres_list.HEAD)
         rows = self.tell(
             f"select c.{columns}, l.body from {{schema}}.head c join {{schema}}.log l "  # noqa: S608
             "on l.entity = c.entity and l.version = c.version where c.entity = %s",
@@ -154,22 +154,7 @@ class PostgresStore:
 
     def heads(self, query: Query) -> Iterator[Head]:
         """Return the heads that a query asks for."""
-        wanted = {name: getattr(query, name) for name in ("state", "step", "worker", "dataset")}
-        given = {"kind": query.kind, **{name: value for name, value in wanted.items() if value is not None}}
-        check_text(*given.values())
-        where = [f"{name} = %s" for name in given]
-        values: list[Any] = [*given.values()]
-        if query.due_by is not None:
-            where.append("due <= %s")
-            values.append(query.due_by)
-        order = "due, entity"
-        if query.after is not None:
-            check_text(query.after)
-            where.append("entity > %s")
-            values.append(query.after)
-            order = "entity"
-        sql = f"select {_HEAD} from {{schema}}.head where {' and '.join(where)} order by {order} limit %s"  # noqa: S608
-        return (head_of(row) for row in self.tell(sql, (*values, query.limit)))
+        return (head_of(row) for row in postgres_list.rows(query, self.tell))
 
     def entries(self, entity: str | None = None, after: int = 0) -> Iterator[Entry]:
         """Return entries in their order; of all, up to the first that is not yet sure to be the next."""
@@ -230,6 +215,19 @@ class PostgresStore:
             (list(at), list(at.values())),
         )
         return int(rows[0][0])
+
+    def mend(self, heads: Sequence[Head], upto: int) -> int:
+        """Put heads in the place of what is there; only the owner of the schema may."""
+        self._check_open()
+        connection: Connection | None = None
+        try:
+            connection = connect(self._where)
+            with connection.transaction():
+                return postgres_list.mend(connection, self._schema, heads, upto)
+        except psycopg.Error as error:
+            raise fault(self._where, error) from error
+        finally:
+            hang_up(connection)
 
     def enter(self, worker: str) -> Presence:
         """Note that a worker of this name is here until it leaves."""

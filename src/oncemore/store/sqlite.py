@@ -37,7 +37,7 @@ from oncemore.core.key import fingerprint
 from oncemore.core.record import NOWHERE
 from oncemore.core.value import make
 from oncemore.errors import StoreError, UsageError
-from oncemore.store import place
+from oncemore.store import place, sqlite_list
 from oncemore.store.base import AlsoFailed, Conflict, Entry, Facts, Head, Index, Stored, check_batch
 from oncemore.store.combine import Combiner
 from oncemore.store.reserve import BYTES, Reserve, begins, ends
@@ -45,7 +45,7 @@ from oncemore.store.sqlite_house import SqliteHouse, identify, left
 from oncemore.store.sqlite_joined import join
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from oncemore.store.base import Batch, Checked, Query, Write
     from oncemore.store.combine import Op
@@ -274,23 +274,7 @@ class SqliteStore:
 
     def heads(self, query: Query) -> Iterator[Head]:
         """Return the heads that a query asks for."""
-        where, values = ["kind=?"], [query.kind]
-        for column in ("state", "step", "worker", "dataset"):
-            wanted = getattr(query, column)
-            if wanted is not None:
-                where.append(f"{column}=?")
-                values.append(wanted)
-        order = "due IS NULL, due, entity"
-        if query.due_by is not None:
-            where.append("due IS NOT NULL AND due<=?")
-            values.append(query.due_by)  # type: ignore[arg-type]
-            order = "due, entity"  # which the index has, so that only as many are read as are asked for
-        if query.after is not None:
-            where.append("entity>?")
-            values.append(query.after)
-            order = "entity"
-        sql = f"SELECT {_HEAD}, NULL FROM head WHERE {' AND '.join(where)} ORDER BY {order} LIMIT ?"  # noqa: S608
-        return (_head(row) for row in self._read(sql, (*values, query.limit)))
+        return (_head(row) for row in sqlite_list.rows(query, self._read))
 
     def entries(self, entity: str | None = None, after: int = 0) -> Iterator[Entry]:
         """Return entries in their order."""
@@ -349,6 +333,10 @@ class SqliteStore:
             if isinstance(error, apsw.FullError) and not self._reserve.given and self._reserve.give():
                 return self.aside(do)  # most often it makes room
             raise StoreError(f"{self.path}: {_fault(error, self.path)}") from error
+
+    def mend(self, heads: Sequence[Head], upto: int) -> int:
+        """Put heads in the place of what is there."""
+        return self.aside(lambda connection: sqlite_list.mend(connection, heads, upto))
 
     def enter(self, worker: str) -> Here:
         """Hold the lock of a worker's file until it is closed, or this store is, or the process ends."""
@@ -575,7 +563,10 @@ def _head(row: tuple[Any, ...]) -> Head:
 
 def _entry(row: tuple[Any, ...]) -> Entry:
     seq, entity, version, _, digest, header, body, kept, prev = row
-    body_digest = fingerprint(body) if body is not None else kept
+    try:
+        body_digest = fingerprint(body) if body is not None else kept
+    except TypeError:
+        raise StoreError(f"entry {seq} ({entity}) was altered: its body is not made of bytes") from None
     return Entry(seq, entity, version, prev or NOWHERE, digest, header, body, body_digest)
 
 

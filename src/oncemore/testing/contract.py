@@ -245,6 +245,57 @@ def heads_are_found_by_what_they_are_indexed_by(open_store: Opener) -> None:
     assert found(due_by=99.0) == ["run/3", "run/1"]
 
 
+def the_newest_heads_are_listed_first_when_asked(open_store: Opener) -> None:
+    """By their last entries, between two of them, by the beginning of a name and by what they hold."""
+    store, seqs = open_store(), dict[str, int]()
+    for n, turn in enumerate([1, 2, 3, 4, 2, 1]):
+        entity = f"run/{'ab'[turn % 2]}{turn}"
+        change = write(entity, store.head(entity), b'{"n":%d}' % n, state="EO"[turn % 2])
+        (seqs[entity],) = stored(put(store, change)).seqs
+    stored(put(store, write("worker/a1", None, kind="worker")))
+
+    def found(**query: object) -> list[str]:
+        heads = store.heads(Query(**{"kind": "run", "newest": True, **query}))  # type: ignore[arg-type]
+        return [head.entity for head in heads]
+
+    assert found() == ["run/b1", "run/a2", "run/a4", "run/b3"]
+    assert found(limit=2) == ["run/b1", "run/a2"]
+    assert found(state="O") == ["run/b1", "run/b3"]
+    assert found(below=seqs["run/a2"]) == ["run/a4", "run/b3"]
+    assert found(above=seqs["run/a4"]) == ["run/b1", "run/a2"]
+    assert found(above=seqs["run/b3"], below=seqs["run/b1"]) == ["run/a2", "run/a4"]
+    assert found(begins="run/a") == ["run/a2", "run/a4"]
+    assert found(begins="run/a", newest=False) == ["run/a2", "run/a4"]
+    assert found(begins="run/%") == []
+    assert found(holds=b"run/b1:2") == ["run/b1"]
+    assert found(tells=b'"n":4') == ["run/a2"]
+    assert found(tells=b'"n":1') == [], "that is what an earlier entry tells"
+    (told,) = store.heads(Query("run", tells=b'"n":3'))
+    assert (told.entity, told.body) == ("run/a4", b'{"n":3}')
+
+
+def heads_that_were_rebuilt_can_be_put_in_their_places(open_store: Opener) -> None:
+    """They stand as if they had been written so; what has moved on since is left alone."""
+    store = open_store()
+    for entity in ("run/a", "run/b"):
+        stored(put(store, write(entity, None, state="PENDING")))
+    a, b = store.head("run/a"), store.head("run/b")
+    assert a is not None
+    assert b is not None
+    upto = store.changed(0, 0.0)
+    wrong = [head._replace(head=b"wrong", by=Index("run", "COMPLETE", 7.0, "s", "w", "d")) for head in (a, b)]
+    assert store.mend(wrong, upto) == 2
+    assert store.head("run/a") == wrong[0]
+    assert [head.entity for head in open_store().heads(Query("run", due_by=8.0))] == ["run/a", "run/b"]
+    stored(put(store, write("run/b", b)))
+    moved = store.head("run/b")
+    assert store.mend([a, b], upto) == 1
+    assert (store.head("run/a"), store.head("run/b")) == (a, moved)
+    assert store.mend([], upto) == 0
+    stored(put(store, write("run/a", a)))
+    assert len(whole(store, "run/a")) == 2
+
+
 def odd_names_and_bodies_are_kept_as_they_are(open_store: Opener) -> None:
     """Any text is a name, any bytes are a body."""
     store = open_store()
@@ -515,6 +566,8 @@ CHECKS = (
     a_batch_that_contradicts_itself_is_refused,
     seqs_rise_and_the_whole_log_is_in_their_order,
     heads_are_found_by_what_they_are_indexed_by,
+    the_newest_heads_are_listed_first_when_asked,
+    heads_that_were_rebuilt_can_be_put_in_their_places,
     odd_names_and_bodies_are_kept_as_they_are,
     of_many_that_expect_the_same_version_one_wins,
     batches_that_have_nothing_in_common_do_not_disturb_each_other,

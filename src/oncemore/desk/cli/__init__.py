@@ -8,7 +8,7 @@ How it ends is an interface (docs/reference/cli.md):
     0     done
     1     the answer is no: a policy is invalid, two policies differ and --exit-code was given, a decision
           came too late, a log is not whole, a copy is held, keys to be imported are something else, a
-          store cannot be used
+          store cannot be used or is not healthy, a replay does not agree
     2     the question was wrong: an unknown name, option, file or value
     130   interrupted
 
@@ -78,6 +78,11 @@ def run(arguments: Sequence[str]) -> int:
         _tell(paper, error)
         return WRONG
     return answer if isinstance(answer, int) else 0
+
+
+def kfm_replay() -> NoReturn:
+    """Be the program `kfm-replay`: `kfm-replay --run ID` is `oncemore replay --run ID` (REPLAY-1)."""
+    main(["replay", *sys.argv[1:]])
 
 
 def _tell(paper: Paper, error: OSError) -> None:

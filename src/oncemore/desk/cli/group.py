@@ -123,10 +123,18 @@ def leaf(name: str, examples: str, groups: dict[str, str] | None = None) -> Call
 json_option = click.option(
     "--json", "in_json", is_flag=True, help="Print one JSON document, and nothing else."
 )
+store_option = click.option(
+    "--store",
+    metavar="URL",
+    help="The store: sqlite:///path, a path, or postgresql://…; else as steps find it.",
+)
 
 ROOT = """
 oncemore demo
 oncemore exec --key report-2026-11 --policy p2-batch-reporting -- ./monthly-report.sh
+oncemore runs --state HARD_FAIL --since 1d
+oncemore explain 0193a000 --attempt 3
+oncemore doctor
 oncemore policy list
 oncemore policy show kfm-loop
 oncemore key --operation kill_switch_update --tenant tenant-123
@@ -139,6 +147,13 @@ oncemore worker shop.orders
     cls=Branch,
     homes={
         "exec": "exec:exec_",
+        "runs": "look:runs",
+        "show": "look:show",
+        "explain": "look:explain",
+        "replay": "replay:replay",
+        "tail": "tail:tail",
+        "doctor": "doctor:doctor",
+        "health": "doctor:health",
         "policy": "policy:policy",
         "key": "key:key",
         "worker": "worker:worker",
@@ -159,6 +174,7 @@ oncemore worker shop.orders
 def root() -> None:
     """Try it once more. Apply it once.
 
-    Run programs once per key, look at policies before they run, compute keys, do work that was handed
-    in, decide about what waits for a person, keep house, and see it work.
+    Run programs once per key; look at what ran and why, replay it, check its store; look at policies
+    before they run, compute keys, do work that was handed in, decide about what waits for a person, keep
+    house, and see it work.
     """

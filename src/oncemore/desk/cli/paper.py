@@ -27,6 +27,7 @@ _CODES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": 
 #: What a stream that cannot show the left shows instead.
 _ASCII: Final = str.maketrans({
     "█": "#", "░": ":", "│": "|", "─": "-", "└": "+", "┴": "+", "•": "o", "…": "...", "→": "->",
+    "━": "=", "·": ".", "▒": "%", "✓": "+",
 })  # fmt: skip
 _STEERING: Final = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160))}
 
@@ -42,6 +43,7 @@ class Paper:
     def __init__(self, out: TextIO | None = None, *, in_json: bool = False) -> None:
         self._out = sys.stdout if out is None else out
         self.in_json = in_json
+        self.hushed = False  # whether the reader has gone away
         terminal = self._out.isatty() and os.environ.get("TERM") != "dumb"
         self.coloured = terminal and not os.environ.get("NO_COLOR") and not in_json
         self._ascii = not _can_show(self._out, "█░│─•")
@@ -112,7 +114,11 @@ class Paper:
             self._out.buffer.write(data)
             self._out.buffer.flush()
         except BrokenPipeError:
-            hush(self._out)
+            self._hush()
+
+    def _hush(self) -> None:
+        self.hushed = True
+        hush(self._out)
 
     def error(self, message: str, hint: str = "") -> None:
         """Write what went wrong and what to do next."""
@@ -134,7 +140,7 @@ class Paper:
             self._out.write(text + "\n")
             self._out.flush()
         except BrokenPipeError:
-            hush(self._out)
+            self._hush()
 
 
 def _can_show(out: TextIO, text: str) -> bool:

@@ -1,23 +1,114 @@
-"""Which store a command is about: one that is there; nothing is created by looking for it."""
+"""Which store is looked at, and opening it so that looking changes nothing.
+
+A store is named as `oncemore.open` names it; without a name it is the one that steps started from this
+folder would use. One that is not there is never made.
+"""
 
 from __future__ import annotations
 
+import os
+from contextlib import closing, contextmanager
 from pathlib import Path
 
-from oncemore.errors import UsageError
-from oncemore.opening import SQLITE, engine_of, settings
+from oncemore.errors import StoreError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oncemore.engine.artifacts import Shelf
     from oncemore.engine.runtime import Engine
+    from oncemore.opening import Settings
+    from oncemore.store.base import Store
+
+SQLITE = "sqlite:///"
 
 
 def there(store: str | None) -> Engine:
     """Return an engine on a store that exists: as named, or as the settings have it."""
-    told = settings()
-    engine = engine_of(told if store is None else told._replace(store=store))
+    from oncemore.opening import engine_of
+
+    engine = engine_of(told(store))
     if engine.url.startswith(SQLITE) and not Path(engine.url.removeprefix(SQLITE)).exists():
-        raise UsageError(
-            f"there is no store at {engine.url.removeprefix(SQLITE)}; name one with --store or ONCEMORE_STORE"
-        )
+        raise _no_store(engine.url.removeprefix(SQLITE))
     return engine
+
+
+def _no_store(where: object) -> UsageError:
+    return UsageError(f"there is no store at {where}; name one with --store or ONCEMORE_STORE")
+
+
+def told(url: str | None = None) -> Settings:
+    """Return the settings that hold here, with the store that was named, if one was."""
+    from oncemore.opening import settings
+
+    found = settings()
+    return found if url is None else found._replace(store=url)
+
+
+def is_server(url: str) -> bool:
+    """Whether an address is that of PostgreSQL."""
+    return url.startswith(("postgresql://", "postgres://"))
+
+
+def address(url: str | None = None) -> str:
+    """Return the address of the store: as it was named, or else as the settings have it."""
+    # What was named needs no settings, and they take longer to load than everything else here.
+    return url or os.environ.get("ONCEMORE_STORE") or told().store
+
+
+@contextmanager
+def looked_at(url: str | None = None) -> Iterator[Store]:
+    """Open a store to look at it, and let go of it."""
+    with closing(_look(address(url))) as store:
+        yield store
+
+
+@contextmanager
+def written_to(url: str | None = None) -> Iterator[Store]:
+    """Open a store that is there, to put something right in it."""
+    where = address(url)
+    _look(where).close()  # which makes none
+    if is_server(where):
+        from oncemore.store.postgres import PostgresStore
+
+        opened: Store = PostgresStore(where)
+    else:
+        from oncemore.store.sqlite import SqliteStore
+
+        opened = SqliteStore(path_of(where))
+    with closing(opened) as store:
+        yield store
+
+
+def path_of(url: str) -> Path:
+    """Return the file of a store in a file; any other address is refused."""
+    if url == "memory:":
+        raise UsageError("memory: is a store that ends with its process; nothing of it can be seen from here")
+    if "://" in url and not url.startswith(SQLITE):
+        scheme = url.partition("://")[0]
+        raise UsageError(f"{scheme}:// is no store; take sqlite:///path or postgresql://host/database")
+    return Path(url.removeprefix(SQLITE)).expanduser().absolute()
+
+
+def _look(url: str) -> Store:
+    if is_server(url):
+        from oncemore.store.postgres_look import LookedAt as LookedAtServer
+
+        return LookedAtServer(url)
+    path = path_of(url)
+    if not path.is_file():
+        raise _no_store(path)
+    if not os.access(path, os.R_OK):
+        raise StoreError(f"{path}: you may not read it; look at who owns it")
+    from oncemore.store.sqlite_look import LookedAt
+
+    return LookedAt(path)
+
+
+def shelf_of(url: str | None = None) -> Shelf:
+    """Return where the artifacts of a store are, as the settings have it."""
+    from oncemore import opening
+
+    found = told(url)
+    return opening.open(found.store, artifacts=found.artifacts or None).shelf

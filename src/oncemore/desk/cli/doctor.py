@@ -1,0 +1,138 @@
+"""`oncemore doctor` and `oncemore health`: is a store well?"""
+
+from __future__ import annotations
+
+import click
+
+from oncemore.desk.cli.group import json_option, leaf, store_option
+from oncemore.desk.cli.paper import Paper
+from oncemore.desk.cli.progress import Progress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from oncemore.desk.cli.paper import Tint
+    from oncemore.desk.service.checkup import Check, Checkup
+    from oncemore.desk.service.health import Health
+    from oncemore.engine.rebuild import Rebuilt
+
+DOCTOR = """
+oncemore doctor
+oncemore doctor --module flows.load --module flows.send
+oncemore doctor --rebuild
+oncemore doctor --rebuild --write
+"""
+HEALTH = """
+oncemore health
+oncemore health --store postgresql://host/database --json
+"""
+TINTS: dict[str, Tint] = {"ok": "green", "warn": "yellow", "bad": "red"}
+
+
+@leaf("doctor", DOCTOR)
+@click.option("--rebuild", is_flag=True, help="Make all heads anew from the log, and compare them.")
+@click.option("--write", is_flag=True, help="With --rebuild: put those right that are wrong.")
+@click.option(
+    "--module", "modules", metavar="NAME", multiple=True, help="A module of your steps; may be repeated."
+)
+@store_option
+@json_option
+def doctor(rebuild: bool, write: bool, modules: tuple[str, ...], store: str | None, in_json: bool) -> int:
+    """Look a store over, and say what to do.
+
+    Engine, disk, clocks, chain, leases, and what is stuck. Each check says ok, warn or bad, and what to do
+    next. Exit code 1 means that one is bad. Nothing is written without --write.
+    """
+    from oncemore.desk.service.checkup import checkup, rebuilt
+    from oncemore.desk.service.stores import looked_at
+
+    if write and not rebuild:
+        raise click.UsageError(
+            "--write needs --rebuild: only what was compared is put right.", click.get_current_context()
+        )
+    known = None
+    if modules:
+        from oncemore.desk.service.modules import steps_of
+
+        known = steps_of(modules)
+    paper = Paper(in_json=in_json)
+    with looked_at(store) as opened:
+        found = checkup(opened, known)
+        if rebuild:
+            with Progress("rebuilding", quiet=in_json) as progress:
+                check, whole = rebuilt(opened, progress)
+            found = found._replace(checks=(*found.checks, check))
+    if write and whole is not None and whole.wrong:
+        found = _mended(found, whole, store, in_json)
+    if in_json:
+        paper.json({**found._asdict(), "worst": found.worst})
+    else:
+        print_checkup(paper, found)
+    return 1 if found.worst == "bad" else 0
+
+
+def _mended(found: Checkup, whole: Rebuilt | None, store: str | None, in_json: bool) -> Checkup:
+    """Put heads right, and look whether they are."""
+    from oncemore.desk.service.checkup import Check, rebuilt
+    from oncemore.desk.service.stores import written_to
+    from oncemore.engine.rebuild import mend
+
+    with written_to(store) as opened, Progress("writing", quiet=in_json) as progress:
+        put, done = 0, 1
+        while whole is not None and whole.wrong and done:  # so many are told at once, and no more
+            done = mend(opened, whole, progress)
+            put += done
+            check, whole = rebuilt(opened, progress)
+    note = Check("repair", "ok", f"{put:,} heads were put right from the log")
+    return found._replace(checks=(*found.checks[:-1], note, check))
+
+
+def print_checkup(paper: Paper, found: Checkup) -> None:
+    """Print each check on a line, and what to do below it."""
+    paper.line(found.url, "bold")
+    width = max(len(check.name) for check in found.checks)
+    for check in found.checks:
+        _print_check(paper, check, width)
+
+
+def _print_check(paper: Paper, check: Check, width: int) -> None:
+    lead = f"{check.status:<4}  {check.name:<{width}}  "
+    paper.say(check.seen, TINTS[check.status] if check.status != "ok" else "", lead)
+    for example in check.examples:
+        paper.line(f"{' ' * len(lead)}{example}", "dim")
+    if check.next:
+        paper.say(check.next, "", f"{' ' * (len(lead) - 2)}→ ")
+
+
+@leaf("health", HEALTH)
+@store_option
+@json_option
+def health(store: str | None, in_json: bool) -> int:
+    """Judge a store by four criteria.
+
+    They are those of a pipeline that can be trusted. Work that is run again leaves the same; states follow
+    from the log; nothing is computed twice; every decision is explained by its proof. Exit code 1 means
+    that one of them does not hold.
+    """
+    from oncemore.desk.service.health import health as judged
+    from oncemore.desk.service.stores import looked_at, shelf_of
+
+    paper = Paper(in_json=in_json)
+    with looked_at(store) as opened, Progress("looking", quiet=in_json) as progress:
+        found = judged(opened, shelf_of(store), progress)
+    if in_json:
+        paper.json(found)
+    else:
+        print_health(paper, found)
+    return 0 if found.healthy else 1
+
+
+def print_health(paper: Paper, found: Health) -> None:
+    """Print the four criteria and the verdict."""
+    paper.line(found.url, "bold")
+    for one in found.criteria:
+        tint: Tint = "" if one.holds else "red"
+        lead = f"{'holds ' if one.holds else 'FAILS '} {one.number}  "
+        paper.say(f"{one.name}: {one.seen}", tint, lead)
+        for example in one.examples:
+            paper.line(f"{' ' * len(lead)}{example}", "dim")
+    paper.line("healthy" if found.healthy else "not healthy", "green" if found.healthy else "red")

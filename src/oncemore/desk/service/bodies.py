@@ -1,0 +1,40 @@
+"""What an entry's body says, to whoever may read it.
+
+Bodies may be sealed with a key that the settings name (`codec`). Without it they stay closed: what is said
+of them is that they are, and nothing else is missing.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from oncemore.codec.seal import Seal
+
+
+def said(body: bytes | None) -> dict[str, Any]:
+    """Return what a body says; of one that was pruned nothing, of one that is sealed that it is."""
+    from oncemore.codec.seal import SEALED
+    from oncemore.codec.wire import body_of
+    from oncemore.errors import Error
+
+    if not body:
+        return {}
+    if body[0] != SEALED:
+        return body_of(body)
+    try:
+        return body_of(body, key())
+    except Error as fault:
+        return {"sealed": str(fault)}
+
+
+@cache
+def key() -> Seal | None:
+    """Return what opens sealed bodies, if the settings name it."""
+    from oncemore.opening import engine_of, settings
+
+    told = settings()
+    return engine_of(told).seal if told.codec else None

@@ -1,0 +1,192 @@
+"""HEALTH: the four criteria of a pipeline that can be trusted (TEST-6), on any store.
+
+    1  work that is run again leaves the same artifacts and results
+    2  states follow from the log alone, without anybody's edits
+    3  no work that was complete is computed a second time
+    4  every decision can be explained from its proof
+
+One pass over the log answers all four.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+from oncemore.core.value import Value
+from oncemore.desk.service.bodies import key
+from oncemore.desk.service.explained import LOST
+from oncemore.errors import StoreError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+    from oncemore.engine.artifacts import Shelf
+    from oncemore.engine.replay import Told
+    from oncemore.store.base import Entry, Store
+
+    Progress = Callable[[int, int], object]
+
+MOST_EXAMPLES = 5
+NAMES = (
+    "the same artifacts when run again",
+    "replay without edits",
+    "no double spikes",
+    "decisions explained by their proofs",
+)
+SETTLED = {*LOST, "outcome_unknown", "reconciled", "decided", "artifact_exists"}
+
+
+class Criterion(Value):
+    """One of the four: whether it holds, how much was looked at, and what speaks against it."""
+
+    number: int
+    name: str
+    holds: bool
+    seen: str
+    examples: tuple[str, ...] = ()
+
+
+class Health(Value):
+    """The verdict."""
+
+    url: str
+    healthy: bool
+    criteria: tuple[Criterion, ...]
+
+
+class _Findings:
+    """What one pass over the log collects."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.commits = self.again = self.decisions = self.ends = self.sealed = 0
+        self.differ: list[str] = []
+        self.twice: list[str] = []
+        self.unexplained: list[str] = []
+
+    def look(self, told: Told, before: Any) -> None:
+        """Look at one entry."""
+        from oncemore.core.record import Run
+
+        run = told.state
+        if type(run) is not Run:
+            return
+        done = type(before) is Run and before.state == "COMPLETE" and before.cfg_hash == run.cfg_hash
+        if "INTENT" in told.marks and done:
+            self.twice.append(f"{run.step} {run.run_id}")
+        if "COMMIT" in told.marks:
+            self.commits += 1
+            if run.effect == "pure" and run.runs > 1:
+                self._compare(told)
+        if told.marks[0] in ("SOFT_FAIL", "HARD_FAIL"):
+            self.ends += 1
+            self.decisions += told.decision is not None
+            self.sealed += told.sealed
+            if told.differences or not (told.decision or told.sealed or run.reason in SETTLED):
+                self.unexplained.append(f"{run.step} {run.run_id}, entry {told.seq} ({run.reason})")
+
+    def _compare(self, told: Told) -> None:
+        """Compare what pure work left with what its earlier runs of the same configuration left."""
+        from oncemore.engine.history import told as states
+
+        left = set()
+        for header, run, body in states(self.store.entries(told.entity), key()):
+            if "COMMIT" in header.marks and run.cfg_hash == told.state.cfg_hash and body:
+                left.add(_left(body))
+        self.again += 1
+        if len(left) > 1:
+            self.differ.append(f"{told.state.step} {told.state.run_id}")
+
+
+def _left(body: dict[str, Any]) -> str:
+    """Return a digest of what a run left: its result and its artifacts."""
+    from msgspec.json import encode
+
+    spilled = (body.get("spilled") or {}).get("digest")
+    kept = [plain["$artifact"]["digest"] for plain in body.get("artifacts", ())]
+    return sha256(encode((body.get("result"), spilled, kept))).hexdigest()
+
+
+def health(store: Store, shelf: Shelf | None = None, progress: Progress = lambda done, whole: None) -> Health:
+    """Judge a store by the four criteria.
+
+    shelf  where its artifacts are, where that is known: every one is read and verified
+    """
+    from oncemore.engine.rebuild import rebuild
+    from oncemore.engine.replay import Replay
+
+    again, findings = Replay(seal=key()), _Findings(store)
+
+    def through(page: Iterable[Entry], known: Any) -> None:
+        for entry in page:
+            before = known[entry.entity][2] if entry.entity in known else None
+            for told in again.tell((entry,)):
+                findings.look(told, before)
+
+    fault, entries = "", 0
+    wrong: tuple[str, ...] = ()
+    try:
+        found = rebuild(store, progress, through, again.heads)
+        entries = found.entries
+        wrong = tuple(f"{one.entity} is {one.what}" for one in found.wrong)
+    except StoreError as error:
+        fault = str(error)
+    bad, checked = _artifacts(store, shelf)
+    criteria = (
+        _first(findings, bad, checked, fault),
+        _second(entries, wrong, fault),
+        _third(findings, fault),
+        _fourth(findings, fault),
+    )
+    return Health(store.facts().url, all(one.holds for one in criteria), criteria)
+
+
+def _artifacts(store: Store, shelf: Shelf | None) -> tuple[list[str], str]:
+    """Verify the bytes of all artifacts that are kept, where their place is known."""
+    from oncemore.codec.wire import head_of
+    from oncemore.core.record import Kept
+    from oncemore.store.base import Query
+
+    kept = [
+        head_of(head.head, Kept) for head in store.heads(Query("artifact", state="KEPT", limit=1_000_000))
+    ]
+    if shelf is None or not shelf.there:
+        return [], f"{len(kept):,} artifacts not read: their place is not known here" if kept else ""
+    bad = []
+    for one in kept:
+        found = shelf.verify(one.digest, one.size)
+        if found != "valid":
+            bad.append(f"{one.name} of {one.step}: {found if isinstance(found, str) else 'altered'}")
+    return bad, f"{len(kept):,} artifacts read and verified" if kept else ""
+
+
+def _first(findings: _Findings, bad: list[str], checked: str, fault: str) -> Criterion:
+    seen = f"{findings.commits:,} results, {findings.again:,} of them of work run again"
+    seen += f"; {checked}" if checked else ""
+    faults = [*findings.differ, *bad]
+    return Criterion(1, NAMES[0], not faults and not fault, fault or seen, tuple(faults[:MOST_EXAMPLES]))
+
+
+def _second(entries: int, wrong: tuple[str, ...], fault: str) -> Criterion:
+    seen = (
+        fault
+        or f"{entries:,} entries told again, every head {'equal' if not wrong else 'but ' + str(len(wrong))}"
+    )
+    return Criterion(2, NAMES[1], not wrong and not fault, seen, wrong[:MOST_EXAMPLES])
+
+
+def _third(findings: _Findings, fault: str) -> Criterion:
+    count = len(findings.twice)
+    seen = fault or f"{count:,} keys computed again after COMPLETE"
+    return Criterion(3, NAMES[2], not count and not fault, seen, tuple(findings.twice[:MOST_EXAMPLES]))
+
+
+def _fourth(findings: _Findings, fault: str) -> Criterion:
+    others = findings.ends - findings.decisions - findings.sealed
+    seen = f"{findings.decisions:,} decisions computed again from their proofs"
+    seen += f", {findings.sealed:,} sealed with a key that is not here" if findings.sealed else ""
+    seen += f", {others:,} ends that needed none" if others else ""
+    examples = tuple(findings.unexplained[:MOST_EXAMPLES])
+    return Criterion(4, NAMES[3], not findings.unexplained and not fault, fault or seen, examples)

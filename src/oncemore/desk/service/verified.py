@@ -1,0 +1,180 @@
+"""Replay with --verify: pure work computed again from its recorded arguments, and compared.
+
+It is done in a process of its own behind a guard (`oncemore.desk.guard`): inputs are read-only, nothing
+leaves, what it writes goes into a folder that is thrown away. Only `pure` steps that a named module defines
+are run; all others are skipped and counted.
+"""
+
+from __future__ import annotations
+
+import json
+import selectors
+import subprocess
+import sys
+import tempfile
+import time
+
+from oncemore.core.value import Value
+from oncemore.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+    from typing import Any, Self
+
+    from oncemore.desk.service.story import Story
+
+EQUAL, DIFFERS, FAILED, SKIPPED = "equal", "differs", "failed", "skipped"
+LIMIT_S = 300.0
+MOST_ANSWER = 64 << 20
+
+
+class Verified(Value):
+    """What came of computing a run again.
+
+    verdict   equal, differs, failed (it could not be computed to its end), or skipped
+    what      which part differs first
+    """
+
+    run_id: str
+    verdict: str
+    why: str = ""
+    what: str = ""
+    recorded: Any = None
+    computed: Any = None
+
+
+class Scratch:
+    """A guarded process that computes runs again; it is started when it is first needed."""
+
+    def __init__(self, modules: Sequence[str], limit_s: float = LIMIT_S) -> None:
+        self._modules, self._limit_s = tuple(modules), limit_s
+        self._folder = tempfile.TemporaryDirectory(prefix="oncemore-replay-")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._read = b""
+        self.steps: frozenset[str] = frozenset()
+        self.kernel = False
+
+    def __enter__(self) -> Self:
+        try:
+            self._begin()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+        self._folder.cleanup()
+
+    def _begin(self) -> None:
+        command = [sys.executable, "-B", "-m", "oncemore.desk.scratch"]
+        self._process = subprocess.Popen(  # noqa: S603 - our own module
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        self._read = b""
+        path = ["", *(one for one in sys.path if one)]
+        told = self._ask({"path": path, "folder": self._folder.name, "modules": self._modules})
+        if "fault" in told:
+            self._end()
+            raise UsageError(told["fault"])
+        self.steps, self.kernel = frozenset(told["steps"]), told["kernel"]
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+    def _ask(self, what: dict[str, Any]) -> dict[str, Any]:
+        """Send one line and wait for one, for so long; a process that does not answer is ended."""
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(what).encode() + b"\n")
+            process.stdin.flush()
+        except BrokenPipeError:
+            return {"fault": "the process that computes it has ended"}
+        ends = time.monotonic() + self._limit_s
+        with selectors.DefaultSelector() as ready:
+            ready.register(process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._read:
+                if not ready.select(max(0.0, ends - time.monotonic())):
+                    return {"fault": f"it took longer than {self._limit_s:g} s"}
+                part = process.stdout.read1(1 << 16)  # type: ignore[attr-defined]
+                if not part or len(self._read) > MOST_ANSWER:
+                    return {"fault": "the process that computes it has ended"}
+                self._read += part
+        line, _, self._read = self._read.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def verify(self, story: Story) -> Verified:
+        """Compute a run again, if that may be done, and compare what it leaves."""
+        row = story.row
+        why = _not_computed(story, self.steps)
+        if why:
+            return Verified(row.run_id, SKIPPED, why)
+        if self._process is None:
+            self._begin()
+        run = story.steps[-1].state
+        answer = self._ask(
+            {
+                "step": row.step,
+                "arguments": story.arguments,
+                "key": row.key,
+                "cfg_hash": run.cfg_hash,
+                "tenant": run.tenant,
+                "correlation_id": run.correlation_id,
+            }
+        )
+        if "left" in answer:
+            return _compared(story, answer["left"])
+        if "skipped" in answer:
+            return Verified(row.run_id, SKIPPED, answer["skipped"])
+        if "took longer" in answer["fault"] or "has ended" in answer["fault"]:
+            self._end()  # the next one gets a new process
+        return Verified(row.run_id, FAILED, answer["fault"])
+
+
+def _not_computed(story: Story, steps: frozenset[str]) -> str:
+    """Say why a run is not computed again, or nothing."""
+    row = story.row
+    if row.effect != "pure":
+        return f"its effect is {row.effect}: only pure work is run again"
+    if row.state != "COMPLETE":
+        return f"it is {row.state}: there is no result to compare with"
+    if row.step not in steps:
+        return f"no module that was named has the step {row.step}"
+    if not isinstance(story.arguments, dict):
+        return "its arguments are not on record any more"
+    return "" if story.result or story.given else "its result is not on record any more"
+
+
+def _compared(story: Story, left: dict[str, Any]) -> Verified:
+    run_id = story.row.run_id
+    recorded, computed = _digests(story.steps[-1].body), _digests(left)
+    for what in recorded.keys() | computed.keys():
+        if recorded.get(what) != computed.get(what):
+            return Verified(run_id, DIFFERS, "", what, recorded.get(what), computed.get(what))
+    return Verified(run_id, EQUAL)
+
+
+def _digests(body: dict[str, Any]) -> dict[str, str]:
+    """Return the digests of what a COMMIT left: its result, and each artifact."""
+    from oncemore.core.key import fingerprint
+
+    found = {}
+    if "result" in body:
+        text = json.dumps(body["result"], sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        found["result"] = fingerprint(text.encode()).hex()
+    if "spilled" in body:
+        found["result"] = body["spilled"]["digest"]
+    for plain in body.get("artifacts", ()):
+        found[f"artifact {plain['$artifact']['name']}"] = plain["$artifact"]["digest"]
+    return found

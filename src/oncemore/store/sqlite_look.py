@@ -1,0 +1,102 @@
+"""A SQLite store that is only looked at: nothing is written, nobody is waited for.
+
+An operator looks when something is wrong: the file may not be writable for them, and a stopped process may
+hold the door. So nothing here takes the door, makes a file, moves a clock or tidies up; what would write is
+refused.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import time
+from typing import TYPE_CHECKING
+
+from oncemore.errors import StoreError
+from oncemore.store import place
+from oncemore.store.sqlite import FORMAT, SqliteStore
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+    from typing import NoReturn
+
+    from oncemore.store.base import Batch, Head
+
+_FLOCK = "hhqqi4x"  # struct flock of Linux on 64 bits: type, whence, start, length, pid
+
+
+class LookedAt(SqliteStore):
+    """The store in a file, for eyes only."""
+
+    def _prepare(self) -> None:
+        """Check that there is a store in the file, and which time it goes by."""
+        if not self.path.is_file():
+            raise StoreError(f"{self.path}: there is no store here")
+        tables = {name for (name,) in self._read("SELECT name FROM sqlite_master")}
+        if not tables >= {"meta", "head", "log"}:
+            raise StoreError(f"{self.path}: this is not a store of oncemore")
+        known = dict(self._read("SELECT name, value FROM meta"))
+        if known["format"] > FORMAT:
+            raise StoreError(
+                f"{self.path} has format {known['format']}, which a newer oncemore wrote; "
+                f"this one reads up to {FORMAT}"
+            )
+        self.name = str(known.get("name", ""))
+        here = place.boot_id() and known.get("boot") == place.boot_id()
+        now = max(time.time(), known.get("mark", 0.0))
+        self._wall_at_boot = float(known["wall"] if here else now - place.since_boot())
+
+    def gone(self, worker: str) -> bool:
+        """Whether nobody holds the lock of a worker's file; it is asked for, never taken."""
+        return _unlocked(self._workers / worker)
+
+    def append(self, batch: Batch) -> NoReturn:
+        """Refuse."""
+        self._only_looked_at()
+
+    def prune(self, before: Mapping[str, int]) -> NoReturn:
+        """Refuse."""
+        self._only_looked_at()
+
+    def drop(self, at: Mapping[str, int]) -> NoReturn:
+        """Refuse."""
+        self._only_looked_at()
+
+    def mend(self, heads: Sequence[Head], upto: int) -> NoReturn:
+        """Refuse."""
+        self._only_looked_at()
+
+    def enter(self, worker: str) -> NoReturn:
+        """Refuse."""
+        self._only_looked_at()
+
+    def _only_looked_at(self) -> NoReturn:
+        raise StoreError(f"{self.path}: it was opened to be looked at; nothing is written")
+
+    def pragma(self, name: str) -> object:
+        """Return what the engine says of the file."""
+        return self._read(f"PRAGMA {name}")[0][0]
+
+    def size(self) -> tuple[int, int]:
+        """Return the bytes of the file, and of its write-ahead log."""
+        log = self.path.with_name(self.path.name + "-wal")
+        return self.path.stat().st_size, log.stat().st_size if log.exists() else 0
+
+
+def _unlocked(path: Path) -> bool:
+    if path in place._here:  # noqa: SLF001 - our own: to close a second descriptor would drop its lock
+        return False
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        raise StoreError(f"{path}: {error.strerror}") from error
+    try:
+        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        held = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
+        return bool(held[0] == fcntl.F_UNLCK)
+    finally:
+        os.close(file)

@@ -1,0 +1,70 @@
+"""The commands on the pages about looking are run as a reader would, and print what the pages say."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "how-to"
+PAGES = {"find-out-why-it-waited.md": "flows.py", "recover-after-a-crash.md": "pay.py"}
+
+
+def blocks(text: str, kind: str) -> list[str]:
+    return re.findall(rf"(?ms)^```{kind}\n(.*?)^```", text)
+
+
+def missing(shown: str, printed: str) -> list[str]:
+    """The parts of what a page shows that were not printed, in this order; … stands for anything."""
+    left, at = [], 0
+    printed = " ".join(printed.split())
+    for part in re.split(r"…|\n", shown):
+        words = " ".join(part.split())
+        found = printed.find(words, at)
+        if found < 0:
+            left.append(words)
+        else:
+            at = found + len(words)
+    return left
+
+
+@pytest.mark.req("CLI-10")
+@pytest.mark.parametrize("name", PAGES)
+def test_the_commands_of_a_page_print_what_it_says(name: str, tmp_path: Path) -> None:
+    text = (DOCS / name).read_text(encoding="utf-8")
+    (program,) = blocks(text, "python")
+    tmp_path.joinpath(PAGES[name]).write_text(program, encoding="utf-8")
+    tmp_path.joinpath("oncemore.toml").touch()
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    for command, words in (("oncemore", f"{sys.executable} -m oncemore"), ("python", sys.executable)):
+        bin_.joinpath(command).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+        bin_.joinpath(command).chmod(0o755)
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("ONCEMORE_")}
+    environment = {**kept, "PATH": f"{bin_}:{kept['PATH']}", "COLUMNS": "100", "PYTHONUTF8": "1"}
+    commands = re.findall(r"(?ms)^```sh\n(.*?)^```\s*^```text\n(.*?)^```", text)
+    assert len(commands) == len(blocks(text, "sh")) == len(blocks(text, "text"))
+    # One shell for the page: what a command sets, a later one uses.
+    script = "\n".join(f"{command}\necho '== end {at}'" for at, (command, _) in enumerate(commands))
+    ran = subprocess.run(
+        ["bash", "-c", script],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    rest = ran.stdout
+    for at, (command, shown) in enumerate(commands):
+        printed, found, rest = rest.partition(f"== end {at}\n")
+        assert found, ran.stderr
+        assert missing(shown, printed) == [], f"{command}\n{printed}\n{ran.stderr}"
+
+
+def test_what_a_page_says_and_a_command_does_not_is_found() -> None:
+    assert missing("a … c\nd", "a b c d") == []
+    assert missing("a … c\nd", "a c b") == ["d"]
+    assert missing("b … a", "a b") == ["a"]

@@ -1,0 +1,29 @@
+"""A golden log as a store in a file: the same entries under the same names, at the same times."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from oncemore.codec.wire import head_bytes
+from oncemore.engine.history import verify
+from oncemore.engine.rebuild import index
+from oncemore.store.base import Batch, Stored, Write
+from oncemore.store.sqlite import SqliteStore
+from tests.golden.test_golden import read
+
+LOG = Path(__file__).parent / "log-1.jsonl"
+
+
+def store_golden(path: Path) -> None:
+    """Make a store of it."""
+    store = SqliteStore(path)
+    known: dict[str, tuple[int, bytes, object]] = {}
+    for entry in read(LOG)[0]:
+        state = verify([entry], known)[entry.entity][2]
+        assert entry.body is not None
+        write = Write(
+            entry.entity, entry.version - 1, entry.header, entry.body, entry.hash, head_bytes(state),
+            index(entry.entity, state),
+        )  # fmt: skip
+        assert isinstance(store.append(Batch((write,))).wait(), Stored)
+    store.close()

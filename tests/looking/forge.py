@@ -1,0 +1,42 @@
+"""Logs that were changed by somebody who knows how: every link fits, and something else does not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from msgspec.json import decode, encode
+
+from oncemore.codec.wire import linked
+from oncemore.core.key import fingerprint
+from oncemore.core.record import NOWHERE
+from oncemore.store.base import Batch, Index, Stored, Write
+from oncemore.store.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oncemore.store.base import Store
+
+    Change = Callable[[dict[str, Any], dict[str, Any]], None]
+
+
+def forged(store: Store, entity: str, change: Change) -> MemoryStore:
+    """Copy an entity's entries into a new store, each header and body changed, with links that fit."""
+    copy, prev = MemoryStore(), NOWHERE
+    head = store.head(entity)
+    assert head is not None
+    for entry in store.entries(entity):
+        header, body = decode(entry.header), decode(entry.body or b"{}")
+        change(header, body)
+        written = encode(header), encode(body)
+        prev = linked(prev, written[0], fingerprint(written[1]))
+        write = Write(entity, entry.version - 1, *written, prev, head.head, Index("run"))
+        assert isinstance(copy.append(Batch((write,))).wait(), Stored)
+    return copy
+
+
+def entity_of(store: Store, step: str) -> str:
+    """Return the entity of a step's newest run."""
+    from oncemore.store.base import Query
+
+    return next(iter(store.heads(Query("run", step=step, newest=True)))).entity

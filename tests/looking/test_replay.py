@@ -1,0 +1,192 @@
+"""A log that is told again agrees with itself; every way in which it can differ is told with both values."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import oncemore
+from oncemore.core.policy import STANDARD, Policy
+from oncemore.engine import replay
+from oncemore.engine.replay import Difference, Replay, policy_of, recomputed
+from oncemore.errors import StoreError
+from tests.looking.forge import entity_of, forged
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from oncemore.store.base import Store
+
+
+def differences(store: Store, entity: str | None = None, **told: Any) -> list[Difference]:
+    return [one for each in Replay(**told).tell(store.entries(entity)) for one in each.differences]
+
+
+@pytest.mark.req("PROOF-4", "REPLAY-3")
+def test_every_recorded_decision_is_computed_again_to_the_byte(store: Store) -> None:
+    told = list(Replay().tell(store.entries()))
+    assert len(told) == store.changed(0, 0.0)
+    assert sum(one.decision is not None for one in told) == 11
+    assert [one for each in told for one in each.differences] == []
+
+
+def test_a_thousand_decisions_under_all_policies_are_reproduced(tmp_path: Path) -> None:
+    # Every shape, every jitter, deadlines and tuning: each proof must hold all that its decision needs.
+    tuned = oncemore.Policy("tuned", max_attempts=6, tuning=policy_tuning(), jitter=oncemore.additive(0.5))
+    spreads = [oncemore.Jitter("full"), oncemore.Jitter("equal"), oncemore.Jitter("decorrelated"),
+               oncemore.Jitter("none"), oncemore.proportional(0.1), oncemore.additive(0.2)]  # fmt: skip
+    shapes = [oncemore.exponential(0.1), oncemore.linear(0.2), oncemore.fixed(0.1, 0.7, 0.3)]
+    policies = [
+        oncemore.Policy(f"p{at}", max_attempts=5, schedule=shape, jitter=spread)
+        for at, (shape, spread) in enumerate((shape, spread) for shape in shapes for spread in spreads)
+    ]
+    with oncemore.open("memory:") as engine, oncemore.testing.instant():
+        for policy in (*policies, tuned):
+
+            @oncemore.step(effect="idempotent", name=policy.name, policy=policy, within=1000)
+            def fail(n: int) -> None:
+                raise ConnectionResetError(f"number {n}")
+
+            for n in range(11):
+                with pytest.raises(oncemore.RetriesExhausted):
+                    fail(n)
+        told = list(Replay().tell(engine.store.entries()))
+    assert sum(one.decision is not None for one in told) > 1000
+    assert [one for each in told for one in each.differences] == []
+
+
+def policy_tuning() -> Any:
+    from oncemore.core.tune import Tuning
+
+    return Tuning(carbon_low=100.0)
+
+
+#: What was changed in a run of `flaky`, and what is said of it: name, recorded and computed.
+FORGED = {
+    "the delay": ("proof.delay_s", lambda h, b: proof(b, delay_s=82.0)),
+    "the sentence": ("proof.sentence", lambda h, b: proof(b, sentence="because.")),
+    "the formula": ("proof.formula", lambda h, b: proof(b, formula="42")),
+    "a number's form": ("proof.terms.planned_s", lambda h, b: terms(b, int)),
+    "the seed": ("proof.inputs.seed", lambda h, b: inputs(b, seed="0" * 64)),
+    "when it began": ("proof.inputs.started", lambda h, b: inputs(b, started=1.0)),
+    "a deadline": ("proof.inputs.deadline", lambda h, b: inputs(b, deadline=9e9)),
+    "the bound": ("proof.thresholds.max_attempts", lambda h, b: bounds(b, max_attempts=7)),
+    "an unknown bound": ("proof", lambda h, b: bounds(b, most=7)),
+    "the wait": ("not_before", lambda h, b: sets(h, "SOFT_FAIL", not_before=9e9)),
+    "the reason": ("reason", lambda h, b: sets(h, "SOFT_FAIL", reason="held")),
+    "an early start": ("began", lambda h, b: early(h)),
+    "an attempt's number": ("attempt", lambda h, b: sets(h, "INTENT", attempt=7)),
+    "a fence": ("fence", lambda h, b: sets(h, "INTENT", fence=9)),
+    "the count": ("tried", lambda h, b: sets(h, "INTENT", tried=9)),
+}
+
+
+def proof(body: dict[str, Any], **changes: Any) -> None:
+    if "proof" in body:
+        body["proof"].update(changes)
+
+
+def terms(body: dict[str, Any], form: Any) -> None:
+    if "proof" in body:
+        body["proof"]["terms"]["planned_s"] = form(body["proof"]["terms"]["planned_s"])
+
+
+def inputs(body: dict[str, Any], **changes: Any) -> None:
+    if "proof" in body:
+        body["proof"]["inputs"].update(changes)
+
+
+def bounds(body: dict[str, Any], **changes: Any) -> None:
+    if "proof" in body:
+        body["proof"]["thresholds"].update(changes)
+
+
+def sets(header: dict[str, Any], mark: str, **changes: Any) -> None:
+    if mark in header["marks"]:
+        header["sets"].update(changes)
+
+
+def early(header: dict[str, Any]) -> None:
+    if header["marks"] == ["RUNNING", "INTENT"]:
+        header["at"] -= 100.0
+
+
+@pytest.mark.req("REPLAY-6")
+@pytest.mark.parametrize("what", FORGED)
+def test_what_was_changed_is_told_with_both_values(store: Store, what: str) -> None:
+    name, change = FORGED[what]
+    entity = entity_of(store, "flaky")
+    found = differences(forged(store, entity, change))
+    assert name in {one.what for one in found}
+    first = next(one for one in found if one.what == name)
+    assert first.entity == entity
+    assert first.run_id
+    assert first.recorded != first.computed or repr(first.recorded) != repr(first.computed)
+
+
+def test_a_run_that_ended_otherwise_than_was_decided_is_told(store: Store) -> None:
+    entity = entity_of(store, "wrong")
+    found = differences(forged(store, entity, lambda h, b: sets(h, "HARD_FAIL", state="SOFT_FAIL")))
+    assert [(one.what, one.recorded, one.computed) for one in found][:1] == [
+        ("state", "SOFT_FAIL", "HARD_FAIL")
+    ]
+
+
+@pytest.mark.req("REPLAY-6")
+def test_a_policy_that_has_changed_since_is_drift_with_both_digests_and_what_it_would_decide(
+    store: Store,
+) -> None:
+    entity = entity_of(store, "hopeless")
+    assert differences(store, entity, current=lambda recorded: None) == []
+    assert differences(store, entity, current=lambda recorded: STANDARD) == []
+    stricter = STANDARD.but(max_attempts=2, max_delay_s=0.01, schedule=oncemore.fixed(0.01))
+    found = differences(store, entity, current=lambda recorded: stricter)
+    assert found[0].what == "policy.digest"
+    assert (found[0].recorded, found[0].computed) == (STANDARD.digest, stricter.digest)
+    assert {"now.delay_s", "now.action", "now.formula"} <= {one.what for one in found}
+
+
+def test_an_altered_entry_is_refused_with_its_number(store: Store) -> None:
+    entity = entity_of(store, "flaky")
+    entries = list(store.entries(entity))
+    entries[1] = entries[1]._replace(body=entries[1].body.replace(b"peer", b"pear"))
+    with pytest.raises(StoreError, match=re.escape(f"entry {entries[1].seq} ({entity}) was altered")):
+        list(Replay().tell(entries))
+
+
+def test_a_proof_gives_its_decision_back_and_policies_are_remembered_within_bounds(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proofs = [one.decision for one in Replay().tell(store.entries()) if one.decision]
+    assert policy_of(proofs[0]) is policy_of(proofs[0])
+    monkeypatch.setattr(replay, "_MOST_POLICIES", 1)
+    monkeypatch.setattr(replay, "_policies", {})
+    again = [recomputed(one) for one in proofs]
+    assert [(d.action, d.delay_s, d.reason) for d in again] == [
+        (one["action"], one["delay_s"], one["reason"]) for one in proofs
+    ]
+    assert len(replay._policies) == 1
+    signals = {**proofs[0], "inputs": {**proofs[0]["inputs"], "signals": {"grid_intensity": 600.0}}}
+    assert recomputed(signals).situation.signals is not None
+    other = Policy("other", max_attempts=1)
+    assert recomputed(proofs[0], other).reason == "max_attempts_exceeded"
+
+
+def test_events_that_could_not_be_delivered_are_replayed_too() -> None:
+    from oncemore.outbox import Relay
+
+    def refuse(message: object) -> None:
+        raise ConnectionResetError("nobody there")
+
+    @oncemore.step(effect="outbox", name="gives")
+    def gives() -> None:
+        oncemore.current().emit("topic", 1)
+
+    with oncemore.open("memory:") as engine, oncemore.testing.instant():
+        gives()
+        Relay(engine, {"*": refuse}).run_once()
+        told = list(Replay().tell(engine.store.entries()))
+        assert [one.entity[:6] for one in told if one.decision] == ["event/"]
+        assert [one for each in told for one in each.differences] == []

@@ -1,0 +1,49 @@
+"""Bodies that are sealed stay closed without their key, and say so; with it nothing is missing."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import oncemore
+from oncemore.codec.seal import Seal
+from oncemore.desk.service.health import health
+from oncemore.engine.replay import Replay
+from tests.looking.sealing import codec
+from tests.looking.shell import ROOT, run, told
+from tests.looking.work import everything
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_sealed_log_is_looked_at_with_and_without_its_key(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    engine = oncemore.open(path, codec=codec)
+    everything(engine)
+    entries = list(engine.store.entries())
+    closed, open_ = list(Replay().tell(entries)), list(Replay(seal=Seal(codec)).tell(entries))
+    assert health(engine.store).healthy, "what cannot be read does not speak against it"
+    engine.close()
+    assert any(one.sealed for one in closed)
+    assert not any(one.decision for one in closed)
+    assert not any(one.sealed for one in open_)
+    assert sum(one.decision is not None for one in open_) == 11
+    assert [one for each in open_ for one in each.differences] == []
+    key = told("runs", "--store", str(path), "--step", "flaky")[0]["key"]
+    without = run("show", key, "--store", str(path))
+    assert without.returncode == 0
+    assert "peer went away" not in without.stdout
+    assert "sealed with the key 'turned-1'" in " ".join(
+        run("tail", "--json", "--store", str(path)).stdout.split()
+    )
+    assert run("explain", key, "--store", str(path)).returncode == 0
+    assert "sealed" in run("health", "--store", str(path)).stdout
+    names = {
+        "ONCEMORE_CODEC": "tests.looking.sealing:codec",
+        "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
+    }
+    with_key = run("explain", key, "--store", str(path), **names)
+    assert "The policy's own delay is" in " ".join(with_key.stdout.split())
+    whole = run("replay", "--all", "--store", str(path), **names)
+    assert "11 decisions computed again" in whole.stdout
