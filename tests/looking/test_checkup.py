@@ -346,7 +346,7 @@ def test_work_that_is_computed_again_and_leaves_something_else_is_unhealthy(tmp_
         assert head is not None
         from oncemore.codec.wire import head_of
         from oncemore.core.record import Change
-        from oncemore.engine.perform import write_of
+        from oncemore.engine.entry import write_of
 
         run = head_of(head.head)
         anew = run._replace(
