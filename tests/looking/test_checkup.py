@@ -350,7 +350,12 @@ def test_work_that_is_computed_again_and_leaves_something_else_is_unhealthy(tmp_
 
         run = head_of(head.head)
         anew = run._replace(
-            state="RUNNING", runs=2, attempt=2, tried=1, fence=2, run_id=run.run_id[:-1] + "0"
+            state="RUNNING",
+            runs=2,
+            attempt=2,
+            tried=1,
+            fence=2,
+            run_id=run.run_id[:-1] + ("0" if run.run_id[-1] != "0" else "1"),
         )
         engine.store.append(
             contract.Batch(

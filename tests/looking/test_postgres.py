@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+copies = itertools.count()
+
+
 @pytest.fixture(scope="module")
 def empty() -> Iterator[str]:
     """The address of a server without a store."""
@@ -33,15 +38,31 @@ def empty() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def url(empty: str) -> str:
-    """The address of a store that has seen it all."""
-    with pytest.raises(StoreError, match="there is no store in the schema oncemore"), looked_at(empty):
-        pass
-    assert run("runs", "--store", empty).returncode == 1
-    engine = oncemore.open(empty, artifacts="memory:")
+def whole(empty: str) -> str:
+    """The address of a store that has seen it all, which nobody looks at: copies are made of it."""
+    query(empty, "create database whole")
+    address = re.sub(r"/[^/]*$", "/whole", empty)
+    engine = oncemore.open(address, artifacts="memory:")
     everything(engine)
     engine.close()
-    return empty
+    return address
+
+
+@pytest.fixture
+def url(empty: str, whole: str) -> str:
+    """The address of a store of one's own."""
+    name = f"copy_{next(copies)}"
+    query(empty, f"create database {name} template whole")
+    return re.sub(r"/[^/]*$", f"/{name}", empty)
+
+
+def test_looking_makes_no_store(empty: str) -> None:
+    with pytest.raises(StoreError, match="there is no store in the schema oncemore"), looked_at(empty):
+        pass
+    ran = run("runs", "--store", empty)
+    assert ran.returncode == 1
+    assert "there is no store in the schema oncemore" in " ".join(ran.stderr.split())
+    assert query(empty, "select from pg_namespace where nspname = 'oncemore'") == []
 
 
 def query(url: str, sql: str) -> list[tuple[object, ...]]:
@@ -129,7 +150,7 @@ def test_a_password_is_never_printed(url: str) -> None:
     with_password = (
         url.replace("postgresql://", "postgresql://nobody:hunter2-secret@", 1) if "@" not in url else url
     )
-    ran = run("runs", "--store", with_password.replace("/postgres", "/nowhere-at-all"))
+    ran = run("runs", "--store", re.sub(r"/[^/]*$", "/nowhere-at-all", with_password))
     assert ran.returncode == 1
     assert "hunter2-secret" not in ran.stderr
 
@@ -141,8 +162,6 @@ def test_a_program_that_may_only_append_cannot_repair(url: str) -> None:
         "grant select on all tables in schema oncemore to app; "
         "grant execute on all functions in schema oncemore to app",
     )
-    import re
-
     other = re.sub(r"//[^@/]*@", "//app@", url)
     if other == url:
         other = url.replace("//", "//app@", 1)
