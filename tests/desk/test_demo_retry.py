@@ -1,4 +1,4 @@
-"""The demo tells a true story: what it prints is what the server saw, and it ends whatever happens."""
+"""`oncemore demo retry`: what it prints is what the server saw, and it ends whatever happens."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 import oncemore
-from oncemore.desk import demo
-from oncemore.desk.flaky import ALWAYS, RESET, Fault, FlakyServer
+from oncemore.desk.demo import retry as demo
+from oncemore.desk.demo.flaky import ALWAYS, RESET, Fault, FlakyServer
 from oncemore.desk.screen import Screen
 
 SOURCE = str(Path(oncemore.__file__).parents[1])
-COMMAND = [sys.executable, "-W", "error", "-m", "oncemore.desk.demo"]
+COMMAND = [sys.executable, "-W", "error", "-m", "oncemore.desk.demo.retry"]
 #: How much sooner than asked a visit may seem to come: the two sides read their clocks one after the other.
 CLOCKS_S = 0.02
 
@@ -217,7 +217,7 @@ def test_it_needs_the_standard_library_only_and_no_proxy() -> None:
     # Without site-packages; and with a proxy in the environment on which nobody listens.
     script = (
         f"import runpy, sys; sys.path.insert(0, {SOURCE!r}); sys.argv[1:] = ['--fast']; "
-        "runpy.run_module('oncemore.desk.demo', run_name='__main__')"
+        "runpy.run_module('oncemore.desk.demo.retry', run_name='__main__')"
     )
     run = subprocess.run(
         [sys.executable, "-S", "-c", script],
