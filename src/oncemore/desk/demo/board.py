@@ -98,7 +98,7 @@ class Board:
         if fact["reason"] == "lease_expired":
             words = cell.words if cell.now == "cut" else (*cell.words, "killed")
             self.cells[at] = Cell(words, "idle")
-            self._tell(fact, "its attempt was lost with the process; it goes on by itself", "")
+            self._tell(fact, "lost with its process; goes on by itself", "")
             return
         self.cells[at] = Cell((*cell.words, word(fact["code"])), "waiting", fact["until"])
         self._tell(fact, _short(fact["sentence"]), "yellow")
@@ -174,7 +174,7 @@ class Board:
             *([(f"{item.t:5.1f} s  {item.text}", item.tint)] for item in news),
             *([] for _ in range(NEWS - len(news))),
             [],
-            [(self.counters(), "dim")],
+            [(f"{now:5.0f} s  {self.counters()}", "dim")],
         ]
         return [cut(line, width) for line in shown]
 
@@ -201,7 +201,7 @@ class Board:
         alive = f"pipeline pid {self.pid}" if self.pid else "no pipeline"
         return (
             f"{self.counts['asked']} requests, {self.counts['charged']} charges, "
-            f"{self.counts['taken']} messages   killed {self.kills} times   {alive}"
+            f"{self.counts['taken']} messages, killed {self.kills} times, {alive}"
         )
 
 
@@ -268,4 +268,7 @@ def cut(line: Line, width: int) -> Line:
 
 def _short(sentence: str) -> str:
     """Return what was decided without what the line says anyway."""
-    return sentence.partition(" failed with ")[2].rstrip(".") or sentence
+    text = sentence.partition(" failed with ")[2].rstrip(".") or sentence
+    for each in (" (transient)", " (throttled)", " (permanent)", " follows"):
+        text = text.replace(each, "")
+    return text

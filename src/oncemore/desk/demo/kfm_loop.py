@@ -58,9 +58,8 @@ class Filing:
 
     def __init__(self, name: str) -> None:
         self.computed = 0
-        self.step = oncemore.step(effect="pure", name=name, artifact="report.csv", policy=PROFILE)(
-            self.compute
-        )
+        made = oncemore.step(effect="pure", name=name, artifact="report.csv", policy=PROFILE)
+        self.step = made(self.compute)
 
     def compute(self, month: str) -> Any:
         """Write the file."""
@@ -143,18 +142,10 @@ def replay(engine: oncemore.Engine, scenario: Scenario, run: oncemore.Run) -> Re
     proofs = [line["decision_proof"] for line in wal if line["kind"] == "DECISION" and line["decision_proof"]]
     faults += [f"attempt {one['attempt']} is decided otherwise" for one in proofs if not agrees(one, policy)]
     kept = run.artifacts
-    faults += [
-        f"{one.name} was altered"
-        for one in kept
-        if f"sha256:{sha256(one.read()).hexdigest()}" != _digest(one)
-    ]
+    faults += [f"{one.name} was altered" for one in kept if sha256(one.read()).hexdigest() != one.digest]
     if scenario.node.computed != before or before != scenario.computes:
         faults.append(f"it was computed {scenario.node.computed} times, and not {scenario.computes}")
     return Replay(len(transitions(wal)), len(proofs), len(kept), tuple(faults))
-
-
-def _digest(artifact: oncemore.Artifact) -> str:
-    return artifact.digest if ":" in artifact.digest else f"sha256:{artifact.digest}"
 
 
 def shown(scenario: Scenario, run: oncemore.Run, width: int) -> list[Line]:
@@ -165,10 +156,9 @@ def shown(scenario: Scenario, run: oncemore.Run, width: int) -> list[Line]:
         [(f"{scenario.title}: {ended}", "green" if run.status == "COMPLETE" else "red")],
         [(row("seq", "kind", "state", "attempt", ""), "dim")],
     ]
-    lines += [
-        [(row(each["seq"], each["kind"], each["state"], each["attempt"], _what(each)), "")]
-        for each in run.wal()
-    ]
+    for each in run.wal():
+        told = row(each["seq"], each["kind"], each["state"], each["attempt"], _what(each))
+        lines.append([(told, "")])
     return [cut(line, width) for line in lines]
 
 
@@ -208,13 +198,16 @@ def main(out: TextIO, *, plain: bool = False) -> int:
         "The reference scenarios of the KFM loop, under the policy kfm-loop, in a scratch store. Waits "
         "are decided and kept as always, and end at once."
     )
-    with tempfile.TemporaryDirectory(prefix="oncemore-demo-") as folder, instant():
-        with oncemore.open(Path(folder) / "log.db") as engine:
-            for scenario in scenarios():
-                run = play(scenario)
-                found = replay(engine, scenario, run)
-                faults += len(found.faults)
-                terminal.lines([[], *shown(scenario, run, width), *verdict(found, width)])
+    with (
+        tempfile.TemporaryDirectory(prefix="oncemore-demo-") as folder,
+        instant(),
+        oncemore.open(Path(folder) / "log.db") as engine,
+    ):
+        for scenario in scenarios():
+            run = play(scenario)
+            found = replay(engine, scenario, run)
+            faults += len(found.faults)
+            terminal.lines([[], *shown(scenario, run, width), *verdict(found, width)])
     terminal.lines([[]])
     terminal.say("All five agree with their logs." if not faults else f"{faults} differences.", "bold")
     return 1 if faults else 0
