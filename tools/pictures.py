@@ -123,6 +123,11 @@ def policy_of(plan: Plan) -> Any:
         return govern.policy(str(path))
 
 
+def kept() -> dict[str, Any]:
+    """Return what happened in the telling that the pictures are of."""
+    return dict(json.loads((FOLDER / KEPT).read_text(encoding="utf-8")))
+
+
 def pictures(kept: dict[str, Any]) -> dict[str, str]:
     """Return all pictures by their file names."""
     return {
@@ -151,12 +156,11 @@ def main(arguments: list[str]) -> int:
     """Record if asked to, and draw."""
     FOLDER.mkdir(exist_ok=True)
     if arguments == ["--record"]:
-        kept = json.dumps(record(), separators=(",", ":")).replace('},{"t"', '},\n{"t"')
-        (FOLDER / KEPT).write_text(kept + "\n", encoding="utf-8")
+        told = json.dumps(record(), separators=(",", ":")).replace('},{"t"', '},\n{"t"')
+        (FOLDER / KEPT).write_text(told + "\n", encoding="utf-8")
     elif arguments:
         raise SystemExit(__doc__)
-    kept = json.loads((FOLDER / KEPT).read_text(encoding="utf-8"))
-    for name, drawn in pictures(kept).items():
+    for name, drawn in pictures(kept()).items():
         (FOLDER / name).write_text(drawn, encoding="utf-8")
         print(f"docs/pictures/{name}")
     return 0

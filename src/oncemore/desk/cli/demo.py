@@ -7,6 +7,7 @@ import sys
 import click
 
 from oncemore.desk.cli.group import leaf
+from oncemore.desk.cli.paper import hush
 from oncemore.errors import UsageError
 
 EXAMPLES = """
@@ -46,7 +47,11 @@ def demo(story: str, **told: str | bool | None) -> int:
     for name, value in told.items():
         if value and name not in TAKES[story]:
             raise UsageError(f"--{name} is not for the story {story}; it takes {_options(story)}")
-    return _STORIES[story](told)
+    try:
+        return _STORIES[story](told)
+    except BrokenPipeError:  # whoever read this has seen enough
+        hush(sys.stdout)
+        return 0
 
 
 def _options(story: str) -> str:

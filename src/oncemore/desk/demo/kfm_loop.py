@@ -8,7 +8,6 @@ what was known, and the bytes of artifacts are held against their digests. Nothi
 
 from __future__ import annotations
 
-import logging
 import tempfile
 from hashlib import sha256
 from pathlib import Path
@@ -18,7 +17,7 @@ import oncemore
 from oncemore import govern
 from oncemore.codec.wire import head_of
 from oncemore.desk.demo.board import cut
-from oncemore.desk.demo.live import Terminal, wrapped
+from oncemore.desk.demo.live import Terminal, hushed, wrapped
 from oncemore.desk.service.again import agrees
 from oncemore.engine.history import verify
 from oncemore.profiles.kfm_loop import PROFILE, PermanentError, TransientError, last_run, retry_loop
@@ -193,12 +192,12 @@ def main(out: TextIO, *, plain: bool = False) -> int:
     """Play, show and replay all scenarios; return 1 if any of them differs."""
     terminal, faults = Terminal(out, 0, plain=plain), 0
     width = terminal.size()[0]
-    logging.getLogger("oncemore").addHandler(logging.NullHandler())  # failures are what is shown here
     terminal.say(
         "The reference scenarios of the KFM loop, under the policy kfm-loop, in a scratch store. Waits "
         "are decided and kept as always, and end at once."
     )
     with (
+        hushed(),
         tempfile.TemporaryDirectory(prefix="oncemore-demo-") as folder,
         instant(),
         oncemore.open(Path(folder) / "log.db") as engine,

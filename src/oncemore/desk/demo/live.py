@@ -7,11 +7,14 @@ everybody else gets: files, pipes, `NO_COLOR`, `TERM=dumb`, and windows too smal
 
 from __future__ import annotations
 
+import logging
 import os
 import textwrap
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import TextIO
 
     from oncemore.desk.demo.board import Line, Tint
@@ -20,6 +23,17 @@ USUAL = (80, 24)
 WIDEST_PROSE = 100
 CODES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 _HIDE, _SHOW = "\033[?25l", "\033[?25h"
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """Keep what oncemore would log off the screen: stores that are made and work that fails are the story."""
+    log, quiet = logging.getLogger("oncemore"), logging.NullHandler()
+    log.addHandler(quiet)
+    try:
+        yield
+    finally:
+        log.removeHandler(quiet)
 
 
 class Terminal:

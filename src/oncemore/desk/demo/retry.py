@@ -1,6 +1,6 @@
 """See it work: seven calls to a flaky local server, the waits and the reasons, in twenty seconds.
 
-    python -m oncemore.desk.demo.retry          (or: make demo)
+    python -m oncemore.desk.demo.retry          (or: oncemore demo retry)
     python -m oncemore.desk.demo.retry --fast   the same with shorter waits, as the tests run it
 
 Needs the standard library only. The server is real and speaks HTTP on the loopback address; the waits

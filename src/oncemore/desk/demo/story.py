@@ -9,7 +9,6 @@ pipeline finds nobody to talk to.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import secrets
 import shutil
@@ -27,7 +26,7 @@ from oncemore import govern
 from oncemore.desk.demo import ending
 from oncemore.desk.demo.board import Board
 from oncemore.desk.demo.facts import LogTail, RecorderTail
-from oncemore.desk.demo.live import Terminal
+from oncemore.desk.demo.live import Terminal, hushed
 from oncemore.desk.demo.plan import planned
 from oncemore.desk.demo.tally import tally
 
@@ -60,11 +59,16 @@ class Cast:
         shutil.copy(Path(__file__).with_name("pipeline.py"), folder / "pipeline.py")
         (folder / "demo.yaml").write_text(plan.policy(), encoding="utf-8")
         (folder / "world.json").write_text(json.dumps(plan.for_world()), encoding="utf-8")
+        self._plan = plan
         self._all: list[subprocess.Popen[str]] = []
-        self.world = self._start([sys.executable, "-m", "oncemore.desk.demo.world", str(folder)])
-        assert self.world.stdout is not None
-        url = f"http://127.0.0.1:{int(self.world.stdout.readline())}"
-        (folder / "plan.json").write_text(json.dumps(plan.for_pipeline(url)), encoding="utf-8")
+
+    def world(self) -> None:
+        """Start everybody else, and tell the program where they are."""
+        world = self._start([sys.executable, "-m", "oncemore.desk.demo.world", str(self.folder)])
+        assert world.stdout is not None
+        url = f"http://127.0.0.1:{int(world.stdout.readline())}"
+        told = json.dumps(self._plan.for_pipeline(url))
+        (self.folder / "plan.json").write_text(told, encoding="utf-8")
 
     def pipeline(self) -> subprocess.Popen[str]:
         """Start the user's program."""
@@ -104,20 +108,20 @@ class Story:
 
     def play(self) -> tuple[list[tuple[str, str, dict[str, object]]], bool]:
         """Play it to its end; return every decision that was made, and whether the pipeline got there."""
-        log = logging.getLogger("oncemore")
-        log.addHandler(quiet := logging.NullHandler())  # that a store was created is part of the story
-        engine = oncemore.open(self.folder / "log.db")
-        cast = Cast(self.folder, self.plan)
-        try:
-            self._log = LogTail(engine.store, self._began)
-            self._recorder = RecorderTail(self.folder / "recorder.jsonl", self._began)
-            ended = self._conduct(cast)
-            return self._log.proofs, ended
-        finally:
-            cast.close()
-            engine.close()
-            log.removeHandler(quiet)
-            self.terminal.done()
+        with hushed():
+            engine = oncemore.open(self.folder / "log.db")
+            try:
+                cast = Cast(self.folder, self.plan)
+                try:
+                    cast.world()
+                    self._log = LogTail(engine.store, self._began)
+                    self._recorder = RecorderTail(self.folder / "recorder.jsonl", self._began)
+                    return self._log.proofs, self._conduct(cast)
+                finally:
+                    cast.close()
+            finally:
+                engine.close()
+                self.terminal.done()
 
     def _conduct(self, cast: Cast) -> bool:
         """Start the pipeline as often as it takes; whether it has come to its end by itself."""
