@@ -173,7 +173,7 @@ def test_one_wait_is_explained_and_computed_again(told: Told) -> None:
     words = " ".join(told.text.split())
     found = re.search(r"Why did (order-\d) wait ([\d.]+) s after attempt (\d) of charge\?", words)
     assert found
-    assert f"Attempt {found[3]} failed with HTTP_429 (throttled); attempt {int(found[3]) + 1} of 6" in words
+    assert f"Attempt {found[3]} failed with HTTP_429 (throttled); attempt {int(found[3]) + 1} of 8" in words
     assert f"The other side asked for {found[2]} s, which is never undercut." in words
     assert "the same, to the byte." in words
 

@@ -29,7 +29,7 @@ version: "1"
 profile: demo
 description: what `oncemore demo` waits by
 retry_policy:
-  max_attempts: 6
+  max_attempts: 8
   schedule: exponential
   base_delay_s: {base}
   factor: 2
