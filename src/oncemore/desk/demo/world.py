@@ -142,7 +142,9 @@ class Handler(BaseHTTPRequestHandler):
         fault = world.fault("charges", order)
         time.sleep(world.plan["takes_s"])
         if fault in ("429", "503", REFUSED):
-            return self._refuse(int(fault), world.rest(order) if fault == "429" else None)
+            # Whoever was killed meanwhile does not hear that it was asked to wait.
+            asks = fault == "429" and not self._gone(0.0)
+            return self._refuse(int(fault), world.rest(order) if asks else None)
         if fault == "reset":
             return self._drop()
         receipt = world.charge(order, key)
