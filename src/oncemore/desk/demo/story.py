@@ -2,8 +2,7 @@
 
 This process starts the two others, shows what can be read of them, and kills: `world.py` says when it would
 hurt most. Everything is bounded. It ends by itself, and at once with Ctrl-C, and ends what it started, by
-its process id. Should this process be killed itself, the world sees its standard input end, and the
-pipeline finds nobody to talk to.
+its process id. Should this process be killed itself, the others see their standard input end, and leave.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class Cast:
 
     def pipeline(self) -> subprocess.Popen[str]:
         """Start the user's program."""
-        return self._start([sys.executable, "pipeline.py"])
+        return self._start([sys.executable, "pipeline.py", "staged"])
 
     def _start(self, command: list[str]) -> subprocess.Popen[str]:
         """Start a process in a session of its own: Ctrl-C is for us, and we end the others."""
