@@ -63,13 +63,18 @@ class Plan(NamedTuple):
         """The orders of which every effect is to be there, once."""
         return tuple(order for order, _ in self.orders if order not in self.refused)
 
+    @property
+    def limit_s(self) -> float:
+        """How long an answer may take; longer than a moment is looked at before the kill."""
+        return 1.5 * self.pace + 1
+
     def for_world(self) -> dict[str, Any]:
         """Return what the world is told."""
         return {
             "faults": {"charges": self.charges, "told": self.told},
             "rest_s": 3 * self.pace,
             "takes_s": 0.4 * self.pace,
-            "slow_s": 2.5 * self.pace + 0.5,
+            "slow_s": self.limit_s + 1,
         }
 
     def for_pipeline(self, url: str) -> dict[str, Any]:
@@ -79,7 +84,7 @@ class Plan(NamedTuple):
             "orders": self.orders,
             "seed": self.seed,
             "pace": self.pace,
-            "limit_s": 1.5 * self.pace + 0.5,
+            "limit_s": self.limit_s,
             "careless": self.careless,
         }
 
