@@ -596,13 +596,13 @@ def test_text_that_is_too_long_is_cut_where_it_matters_least() -> None:
 def test_a_decision_that_comes_out_otherwise_is_said(tmp_path: Path) -> None:
     kept = pictures.kept()
     policy = pictures.policy_of(planned(kept["seed"], kept["pace"]))
-    order, step, proof = kept["proved"]
-    assert ending.explained((order, step, proof), policy, 80)[1]
+    *about, proof = kept["proved"]
+    assert ending.explained((*about, proof), policy, 80)[1]
     altered = {**proof, "delay_s": proof["delay_s"] + 1e-6}
-    said, same = ending.explained((order, step, altered), policy, 80)
+    said, same = ending.explained((*about, altered), policy, 80)
     assert not same
     assert "NOT the same" in "".join(text for line in said for text, _ in line)
-    assert not ending.explained((order, step, proof), policy.but(max_delay_s=7.0), 80)[1]
+    assert not ending.explained((*about, proof), policy.but(max_delay_s=7.0), 80)[1]
     assert ending.most_telling([]) is None
 
 

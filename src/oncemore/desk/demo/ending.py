@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from oncemore.core.key import canonical
 from oncemore.core.proof import seconds
 from oncemore.desk.demo.board import LEGEND, cut
 from oncemore.desk.demo.live import wrapped
-from oncemore.desk.service.again import agrees, decided_again
+from oncemore.engine.replay import recomputed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from oncemore.desk.demo.plan import Plan
     from oncemore.desk.demo.tally import Tally
 
-    Proved = tuple[str, str, dict[str, Any]]
+    Proved = tuple[str, str, str, dict[str, Any]]
 
 FIELDS = ("asked", "tried", "applied", "duplicated", "lost")
 
@@ -61,17 +62,18 @@ def legend(width: int) -> list[Line]:
 
 def most_telling(proofs: Sequence[Proved]) -> Proved | None:
     """Return the wait that there is most to say about: one that somebody asked for, the longest."""
-    waits = [each for each in proofs if each[2]["action"] == "retry"]
+    waits = [each for each in proofs if each[3]["action"] == "retry"]
     return max(
-        waits, key=lambda each: ("retry_after" in each[2]["clamps"], each[2]["attempt"], each[2]["delay_s"]),
+        waits, key=lambda each: ("retry_after" in each[3]["clamps"], each[3]["attempt"], each[3]["delay_s"]),
         default=None,
     )  # fmt: skip
 
 
 def explained(proved: Proved, policy: Policy, width: int) -> tuple[list[Line], bool]:
     """Return why there was a wait, and whether it comes out the same when it is computed again."""
-    order, step, proof = proved
-    same = agrees(proof, policy)
+    order, step, _, proof = proved
+    again = recomputed(proof, policy)
+    same = again.proof_bytes() == canonical(proof)
     question = f"Why did {order} wait {seconds(proof['delay_s'])} after attempt {proof['attempt']} of {step}?"
     checked = (
         "Computed again just now, from the log and the policy file: the same, to the byte."
@@ -79,11 +81,11 @@ def explained(proved: Proved, policy: Policy, width: int) -> tuple[list[Line], b
         else "Computed again just now, from the log and the policy file: NOT the same."
     )
     lines: list[Line] = [cut([(question, "bold")], width)]
-    lines += wrapped(f"{decided_again(proof, policy).explain()} {checked}", width, "" if same else "red")
+    lines += wrapped(f"{again.explain()} {checked}", width, "" if same else "red")
     return lines, same
 
 
-def next_steps(plan: Plan, folder: Path | None, width: int) -> list[Line]:
+def next_steps(plan: Plan, folder: Path | None, proved: Proved | None, width: int) -> list[Line]:
     """Return what to try next: commands that work where they are read."""
     us, python = programs()
     if folder is None:
@@ -94,12 +96,16 @@ def next_steps(plan: Plan, folder: Path | None, width: int) -> list[Line]:
             (f"{us} demo retry", "the light door: retry without a log"),
         ]
     else:
+        store = f"--store {folder}/log.db"
         steps = [
+            (f"{us} runs {store}", "every run, and how it ended"),
+            (f"{us} replay --all {store}", "every decision computed again"),
             (f"cd {folder} && {python} pipeline.py", "all is done: nothing is done again"),
-            (f"{us} verify --store {folder}/log.db", "every link of its log"),
-            (f"{us} sizes --store {folder}/log.db", "what is in it"),
-            (f"{us} policy plot {folder}/demo.yaml", "how long it waits"),
         ]
+        if proved is not None:
+            _, _, key, proof = proved
+            why = f"{us} explain {key[:12]} --attempt {proof['attempt'] + 1} {store}"
+            steps.insert(1, (why, "the wait above, from the log"))
     room = max(len(command) for command, _ in steps)
     lines: list[Line] = [[("What to try next", "bold")]]
     for command, what in steps:

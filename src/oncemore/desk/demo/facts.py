@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class LogTail:
     """New entries of a log, as facts about orders.
 
-    proofs  every decision that was made, with its order and step
+    proofs  every decision that was made, with its order, step and key
     """
 
     def __init__(self, store: Store, began: float) -> None:
@@ -33,7 +33,7 @@ class LogTail:
         self._seq = 0
         self._states: dict[str, Any] = {}
         self._orders: dict[str, str] = {}
-        self.proofs: list[tuple[str, str, dict[str, Any]]] = []
+        self.proofs: list[tuple[str, str, str, dict[str, Any]]] = []
 
     def read(self) -> Iterator[Fact]:
         """Return what is new."""
@@ -46,14 +46,14 @@ class LogTail:
             order = (body.get("arguments") or body.get("payload") or {}).get("order")
             order = self._orders.setdefault(header.entity, order or "")
             if order and type(state) in (Run, Outgoing):
-                yield self._fact(order, header.at, state, body)
+                yield self._fact(order, header.entity, header.at, state, body)
 
-    def _fact(self, order: str, at: float, state: Any, body: dict[str, Any]) -> Fact:
+    def _fact(self, order: str, entity: str, at: float, state: Any, body: dict[str, Any]) -> Fact:
         """Return one transition; a message counts as a step of its own, `send`."""
         step = state.step if type(state) is Run else "send"
         proof = body.get("proof") or {}
         if proof:
-            self.proofs.append((order, step, proof))
+            self.proofs.append((order, step, entity.partition("/")[2], proof))
         return {
             "t": round(at - self._began, 3),
             "who": "log",

@@ -14,12 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import oncemore
-from oncemore import govern
-from oncemore.codec.wire import head_of
 from oncemore.desk.demo.board import cut
 from oncemore.desk.demo.live import Terminal, hushed, wrapped
-from oncemore.desk.service.again import agrees
-from oncemore.engine.history import verify
+from oncemore.desk.service import replays
 from oncemore.profiles.kfm_loop import PROFILE, PermanentError, TransientError, last_run, retry_loop
 from oncemore.testing import instant
 
@@ -130,21 +127,20 @@ def transitions(wal: list[dict[str, Any]]) -> list[str]:
 
 def replay(engine: oncemore.Engine, scenario: Scenario, run: oncemore.Run) -> Replay:
     """Read a run again from its log alone, and say where it differs."""
-    before, faults = scenario.node.computed, []
-    entity, wal, policy = f"run/{run.key}", run.wal(), govern.policy(PROFILE)
-    *_, folded = verify(engine.store.entries(entity))[entity]
-    head = engine.store.head(entity)
-    if head is None or folded != head_of(head.head):
-        faults.append("the state folded from the log is not the one that is kept")
+    before = scenario.node.computed
+    again, wal = replays.replay(engine.store, f"run/{run.key}", current=True), run.wal()
+    faults = [again.fault] if again.fault else []
+    faults += [
+        f"attempt {one.attempt}: {one.what} is {one.recorded!r} in the log, and {one.computed!r} when computed"
+        for one in again.differences
+    ]
     if transitions(wal) != scenario.states.split():
         faults.append(f"the states are {' '.join(transitions(wal))}, and not {scenario.states}")
-    proofs = [line["decision_proof"] for line in wal if line["kind"] == "DECISION" and line["decision_proof"]]
-    faults += [f"attempt {one['attempt']} is decided otherwise" for one in proofs if not agrees(one, policy)]
     kept = run.artifacts
     faults += [f"{one.name} was altered" for one in kept if sha256(one.read()).hexdigest() != one.digest]
     if scenario.node.computed != before or before != scenario.computes:
         faults.append(f"it was computed {scenario.node.computed} times, and not {scenario.computes}")
-    return Replay(len(transitions(wal)), len(proofs), len(kept), tuple(faults))
+    return Replay(len(transitions(wal)), again.decisions, len(kept), tuple(faults))
 
 
 def shown(scenario: Scenario, run: oncemore.Run, width: int) -> list[Line]:

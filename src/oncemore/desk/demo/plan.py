@@ -66,7 +66,7 @@ class Plan(NamedTuple):
     @property
     def limit_s(self) -> float:
         """How long an answer may take; longer than a moment is looked at before the kill."""
-        return 1.5 * self.pace + 1
+        return 0.9 * self.pace + 1
 
     def for_world(self) -> dict[str, Any]:
         """Return what the world is told."""

@@ -105,7 +105,7 @@ class Story:
         self._told = 0
         self._began = time.time()
 
-    def play(self) -> tuple[list[tuple[str, str, dict[str, object]]], bool]:
+    def play(self) -> tuple[list[tuple[str, str, str, dict[str, object]]], bool]:
         """Play it to its end; return every decision that was made, and whether the pipeline got there."""
         with hushed():
             engine = oncemore.open(self.folder / "log.db")
@@ -204,7 +204,7 @@ def tell(plan: Plan, terminal: Terminal, folder: Path, *, keep: bool) -> int:
         terminal.lines([[], *lines])
     if not ended:
         terminal.say(f"The pipeline did not come to its end: {folder}/errors.txt says what it said.", "red")
-    terminal.lines([[], *ending.next_steps(plan, folder if keep else None, width)])
+    terminal.lines([[], *ending.next_steps(plan, folder if keep else None, proved, width)])
     return 0 if found.good and agreed and ended else 1
 
 
