@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 .PHONY: help demo test check bench torture requirements clean
 
 help:
-	@echo "make demo          see it work: a flaky local server, the waits and the reasons (20 s)"
+	@echo "make demo          see it work: a pipeline is killed and finishes, others count (half a minute)"
 	@echo "make test          everything that must hold: check, tests, coverage, clean install"
 	@echo "make check         lint, format and types only"
 	@echo "make bench         side-by-side benchmarks"
@@ -43,7 +43,7 @@ $(BIN)/python:
 	exit 1; }
 
 demo: $(VENV)/.demo
-	@$(BIN)/python -m oncemore.desk.demo
+	@$(BIN)/oncemore demo $(if $(CARELESS),--careless)
 
 test: $(VENV)/.dev
 	@$(BIN)/python tools/run_tests.py

@@ -341,7 +341,7 @@ def test_a_shell_completes_commands_and_names() -> None:
 
 
 def test_the_demo_is_a_command() -> None:
-    ran = run("demo", "--fast")
+    ran = run("demo", "retry", "--fast")
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "Seven calls to a flaky server on this machine" in ran.stdout
 

@@ -1,170 +1,333 @@
-"""The demo tells a true story: what it prints is what the server saw, and it ends whatever happens."""
+"""`oncemore demo`: a pipeline is really killed and finishes, and the count at the end cannot be fooled."""
 
 from __future__ import annotations
 
+import ast
+import fcntl
 import io
 import os
 import pty
 import re
+import shutil
 import signal
+import sqlite3
+import struct
 import subprocess
 import sys
+import termios
 import time
+from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
 import oncemore
-from oncemore.desk import demo
-from oncemore.desk.flaky import ALWAYS, RESET, Fault, FlakyServer
-from oncemore.desk.screen import Screen
+from oncemore import govern
+from oncemore.desk.demo import ending, story
+from oncemore.desk.demo.board import LEGEND, NAME, Board, Cell, News, columns, cut, fitted, shown, word
+from oncemore.desk.demo.live import Terminal, wrapped
+from oncemore.desk.demo.plan import AT_A_TIME, HELD, SCRIPTS, planned
+from oncemore.desk.demo.tally import Count, Tally, lines, tally
+from tools import pictures
 
-SOURCE = str(Path(oncemore.__file__).parents[1])
-COMMAND = [sys.executable, "-W", "error", "-m", "oncemore.desk.demo"]
-#: How much sooner than asked a visit may seem to come: the two sides read their clocks one after the other.
-CLOCKS_S = 0.02
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HERE = Path(oncemore.__file__).parent / "desk" / "demo"
+COMMAND = [sys.executable, "-W", "error", "-m", "oncemore", "demo"]
+SEED = "7"
+KINDS = ("HTTP charges", "table rows", "files", "webhook messages")
+#: The longest that a fast telling may take here, on a machine that has other things to do.
+LONGEST_S = 100
 
 
 def environment(**changes: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "ONCEMORE_RETRY")}
-    return {**kept, "TERM": "xterm", **changes}
+    hidden = ("NO_COLOR", "COLUMNS")
+    kept = {name: value for name, value in os.environ.items() if name not in hidden}
+    return {**kept, "TERM": "xterm", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **changes}
+
+
+def tell(*options: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *options],
+        capture_output=True, text=True, timeout=LONGEST_S, check=False, env=environment(**changes),
+    )  # fmt: skip
+
+
+def table_of(text: str) -> dict[str, Count]:
+    """The counts that were printed, by kind."""
+    found = {}
+    for line in text.splitlines():
+        for kind in KINDS:
+            if line.startswith(kind):
+                found[kind] = Count(kind, *map(int, line.removeprefix(kind).split()))
+    return found
+
+
+def children_of(pid: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:  # it ended while we looked
+            continue
+        if int(fields[1]) == pid:
+            found.append(int(path.parent.name))
+    return found
+
+
+def is_gone(pid: int, within_s: float = 5.0) -> bool:
+    ends = time.monotonic() + within_s
+    while time.monotonic() < ends:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.02)
+    return False
+
+
+# A whole telling, kept.
+
+
+class Told(NamedTuple):
+    """A telling with its folder."""
+
+    text: str
+    folder: Path
+    commands: list[str]
 
 
 @pytest.fixture(scope="module")
-def story() -> str:
-    """What a person sees who runs the demo into a file."""
-    run = subprocess.run(
-        [*COMMAND, "--fast"], capture_output=True, text=True, timeout=60, check=False, env=environment()
-    )
-    assert (run.returncode, run.stderr) == (0, "")
-    return run.stdout
+def told() -> Iterator[Told]:
+    """What somebody sees who runs the demo into a file and keeps its folder."""
+    run = tell("--fast", "--seed", SEED, "--keep")
+    assert (run.returncode, run.stderr) == (0, ""), run.stdout
+    folder = Path(run.stdout.splitlines()[0].rpartition(" in ")[2])
+    after = run.stdout.partition("What to try next\n")[2]
+    commands = [line.strip() for line in after.splitlines() if re.match(r"  \S", line)]
+    yield Told(run.stdout, folder, commands)
+    shutil.rmtree(folder)
 
 
-@pytest.fixture(scope="module")
-def calls() -> tuple[dict[str, demo.Call], dict[str, demo.Call]]:
-    """The same calls, made here: ours and the loop's, by path."""
-    screen = Screen(io.StringIO())
-    with FlakyServer(demo.faults(demo.FAST)) as server:
-        ours = {path: demo.our_call(screen, server, demo.FAST, path) for path in demo.scenes(demo.FAST)}
-        naive = {path: demo.naive_call(server, demo.FAST, path) for path in demo.scenes(demo.FAST)}
-    return ours, naive
+def test_every_effect_is_there_once_after_three_real_kills(told: Told) -> None:
+    counts = table_of(told.text)
+    assert set(counts) == set(KINDS)
+    for count in counts.values():
+        assert (count.asked, count.applied, count.duplicated, count.lost) == (7, 7, 0, 0)
+    assert counts["HTTP charges"].tried > 14, "the faults were met"
+    assert counts["webhook messages"].tried > 7
+    killed = re.findall(r"kill -9 of the pipeline, pid (\d+)", told.text)
+    assert len(killed) == len(set(killed)) == 3
+    assert told.text.count("the pipeline is started again") == 3
+    assert "Came back although asked to wait: 0 times." in " ".join(told.text.split())
 
 
-def test_it_fits_on_a_usual_screen_and_is_plain_text_in_a_file(story: str) -> None:
-    lines = story.splitlines()
-    assert len(lines) <= 62
-    assert max(map(len, lines)) <= 80
-    assert story.isascii()
-    assert "\033" not in story
-    assert "\r" not in story
+def test_the_kills_come_in_the_worst_moments(told: Told) -> None:
+    seen = lines(told.folder / "recorder.jsonl")
+    assert [line["moment"] for line in seen if line["what"] == "moment"] == [
+        "charging",
+        "committed",
+        "telling",
+    ]
+    moments = {line["moment"]: line["order"] for line in seen if line["what"] == "moment"}
+    rows = rows_of(told.text)
+    charge, *_ = rows[moments["charging"]]
+    assert charge.endswith("killed ok"), "it was charged, killed, and asked again under the same key"
+    assert rows[moments["committed"]][1].endswith("killed found"), "its row was there, and not written again"
+    assert "killed" in rows[moments["telling"]][3]
+    assert f"knows the message of {moments['telling']} by its id" in told.text
 
 
-def test_every_wait_has_its_reason_and_one_is_explained_in_full(story: str) -> None:
-    assert "1. CONNECTION_RESET (transient); attempt 2 of 3 follows in 0.0752 s." in story
-    words = " ".join(story.split())
-    assert "The other side asked for 0.3 s, which is never undercut. Policy custom" in words
-    assert "HTTP_429 (throttled); attempt 2 of 3 follows in" in words
-    assert "3. HTTP_500 (transient); given up: all 3 attempts are used." in words
-    assert "1. HTTP_404 (permanent); not tried again" in words
-    assert "1. TIMEOUT_ATTEMPT_LIMIT (transient); attempt 2 of 3 follows in" in words
-    assert "put off: the other side wants 2 min 0 s of rest, and a wait here may last 30 s at most." in words
+def rows_of(text: str) -> dict[str, list[str]]:
+    """The cells of each order at the end."""
+    at = [NAME]
+    for size in columns(80).values():
+        at.append(at[-1] + size)
+    return {
+        line.split()[0]: [line[a:b].strip() for a, b in pairwise(at)]
+        for line in text.splitlines()
+        if re.match(r"order-\d  ", line)
+    }
 
 
-def test_the_call_that_was_put_off_says_when_to_come_back(story: str) -> None:
-    found = re.search(r"HTTPError raised\. Note: Worth trying again from (\d{4}-\d\d-\d\dT[\d:]+Z)\.", story)
+def test_every_attempt_of_every_order_can_be_read(told: Told) -> None:
+    rows, plan = rows_of(told.text), planned(SEED)
+    assert list(rows) == [order for order, _ in plan.orders]
+    asked: dict[str, int] = {}
+    for line in lines(told.folder / "recorder.jsonl"):
+        if line["what"] == "asked" and line["path"] == "charges":
+            asked[line["order"]] = asked.get(line["order"], 0) + 1
+    for order, cells in rows.items():
+        words = cells[0].split()
+        assert asked[order] <= len(words) <= asked[order] + 3, "a killed attempt may not have come to ask"
+        (refused,) = plan.refused
+        assert words[-1] == ("402" if order == refused else "ok")
+        assert (cells[1:] == ["-", "-", "-"]) == (order == refused)
+
+
+def test_one_wait_is_explained_and_computed_again(told: Told) -> None:
+    words = " ".join(told.text.split())
+    found = re.search(r"Why did (order-\d) wait ([\d.]+) s after attempt (\d) of charge\?", words)
     assert found
-    again = time.mktime(time.strptime(found[1], "%Y-%m-%dT%H:%M:%SZ")) - time.timezone
-    assert 0 < again - time.time() <= 120
+    assert f"Attempt {found[3]} failed with HTTP_429 (throttled); attempt {int(found[3]) + 1} of 8" in words
+    assert f"The other side asked for {found[2]} s, which is never undercut." in words
+    assert "the same, to the byte." in words
 
 
-def test_the_table_counts_what_was_told(story: str) -> None:
-    rows = {
-        row[0]: row[1:]
-        for line in story.splitlines()
-        if (row := line.split()) and row[0] in (*demo.scenes(demo.FAST), "together") and row[1].isdigit()
+@pytest.mark.parametrize("number", range(4))
+def test_what_to_try_next_works(told: Told, number: int) -> None:
+    assert len(told.commands) == 4
+    before = (told.folder / "tried.jsonl").read_text()
+    run = subprocess.run(
+        ["bash", "-c", told.commands[number]],
+        capture_output=True, text=True, timeout=60, check=False, env=environment(), cwd="/",
+    )  # fmt: skip
+    assert (run.returncode, run.stderr) == (0, ""), told.commands[number]
+    assert run.stdout
+    assert (told.folder / "tried.jsonl").read_text() == before, "something was done again"
+    assert tally(told.folder, planned(SEED).asked).good
+
+
+def test_plain_text_fits_and_has_nothing_that_steers(told: Told) -> None:
+    assert told.text.isascii()
+    assert "\033" not in told.text
+    assert "\r" not in told.text
+    above = told.text.partition("What to try next")[0]
+    assert max(len(line) for line in above.splitlines()[1:]) <= 80
+    assert LEGEND.split() == [w for w in LEGEND.split() if w in told.text.split()]
+
+
+# The count cannot be fooled.
+
+
+def test_a_careless_pipeline_is_found_out() -> None:
+    run = tell("--fast", "--seed", SEED, "--careless")
+    assert (run.returncode, run.stderr) == (1, "")
+    counts = table_of(run.stdout)
+    assert counts["HTTP charges"].duplicated >= 3
+    assert counts["table rows"].duplicated >= 1
+    assert (counts["files"].duplicated, counts["webhook messages"].duplicated) == (0, 0)
+    assert all(count.lost == 0 for count in counts.values())
+    assert "Effects were duplicated or lost" in run.stdout
+    assert "careless on purpose" in " ".join(run.stdout.split())
+
+
+@pytest.fixture
+def copy(told: Told, tmp_path: Path) -> Path:
+    shutil.copytree(told.folder, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def changed(folder: Path) -> dict[str, tuple[int, int, int]]:
+    """What is counted there, where it is not all well: applied, duplicated, lost."""
+    counts = tally(folder, planned(SEED).asked).counts
+    return {one.effect: one[3:] for one in counts if one[3:] != (7, 0, 0)}
+
+
+def test_a_lost_or_added_row_file_charge_or_message_is_counted(copy: Path) -> None:
+    assert changed(copy) == {}
+    first, second, *_ = planned(SEED).asked
+    database = sqlite3.connect(copy / "shop.db")
+    database.execute("DELETE FROM sales WHERE sale = ?", (first,))
+    database.execute("INSERT INTO sales SELECT * FROM sales WHERE sale = ?", (second,))
+    database.commit()
+    database.close()
+    one, *_ = (copy / "artifacts" / "sha256").glob("*/*")
+    one.with_name("another").write_text(f"{one.read_text()}\nonce more")
+    book = copy / "recorder.jsonl"
+    told = book.read_text().splitlines(keepends=True)
+    charged = next(line for line in told if '"charged"' in line)
+    taken = next(line for line in told if '"taken"' in line)
+    book.write_text("".join([*(line for line in told if line is not taken), charged]))
+    assert changed(copy) == {
+        "HTTP charges": (8, 1, 0),
+        "table rows": (7, 1, 1),
+        "files": (8, 1, 0),
+        "webhook messages": (6, 0, 1),
     }
-    assert {path: row[0] for path, row in rows.items()} == {
-        "/reset": "2", "/busy": "2", "/limit": "2", "/broken": "3", "/missing": "1", "/slow": "2",
-        "/rest": "1", "together": "13",
-    }  # fmt: skip
-    told = re.split(r"(?m)^(?=/)", story.partition("Now the same calls")[0])[1:]
-    for scene in told:
-        path = scene.split()[0]
-        assert len(re.findall(r"(?m)^   \d\. ", scene)) == int(rows[path][0])
-    waited = re.findall(r"(\d+\.\d+) s +\d", story.partition("outcome")[2])
-    assert sum(map(float, waited[:-1])) == pytest.approx(float(waited[-1]), abs=0.04)
-    assert rows["together"][1:3] == ["4", "answers"]
-    assert rows["together"][-4:] == ["19", "6", "2", "answers"]
-    assert "oncemore 0 times, the loop 6 times" in story
 
 
-@pytest.mark.req("BACKOFF-16")
-def test_the_server_was_never_asked_before_the_time_it_had_named(
-    calls: tuple[dict[str, demo.Call], dict[str, demo.Call]],
-) -> None:
-    ours, _ = calls
-    for path, rest_s in (("/busy", demo.FAST.busy_s), ("/limit", demo.FAST.dated_s)):
-        first, second = ours[path].visits
-        assert second.wished is not None
-        assert second.wished - first.at >= rest_s
-        assert second.at >= second.wished - CLOCKS_S
-        assert second.at - second.wished < 0.5
-        assert [visit.early for visit in (first, second)] == [False, False]
-    assert [visit.status for visit in ours["/rest"].visits] == [503]
+def test_what_is_done_of_a_refused_order_is_too_much(copy: Path) -> None:
+    (refused,) = planned(SEED).refused
+    with (copy / "recorder.jsonl").open("a") as book:
+        book.write(f'{{"at": 0, "what": "charged", "order": "{refused}"}}\n{{"half a li')
+    assert changed(copy) == {"HTTP charges": (8, 1, 0)}
 
 
-def test_each_fault_was_real_and_ended_as_told(
-    calls: tuple[dict[str, demo.Call], dict[str, demo.Call]],
-) -> None:
-    ours, _ = calls
-    assert {path: [visit.status for visit in call.visits] for path, call in ours.items()} == {
-        "/reset": [RESET, 200], "/busy": [503, 200], "/limit": [429, 200], "/broken": [500, 500, 500],
-        "/missing": [404], "/slow": [200, 200], "/rest": [503],
-    }  # fmt: skip
-    assert {path: call.outcome for path, call in ours.items()} == {
-        "/reset": "200", "/busy": "200", "/limit": "200", "/broken": "raised 500", "/missing": "raised 404",
-        "/slow": "200", "/rest": "put off 503",
-    }  # fmt: skip
-    slow = ours["/slow"].visits
-    assert demo.FAST.limit_s <= slow[1].at - slow[0].at < demo.FAST.slow_s
+def test_an_empty_folder_has_lost_everything(tmp_path: Path) -> None:
+    sqlite3.connect(tmp_path / "shop.db").close()
+    assert {one[1:] for one in tally(tmp_path, ["order-1"]).counts} == {(1, 0, 0, 0, 1)}
 
 
-def test_the_loop_was_really_run_and_came_too_early(
-    calls: tuple[dict[str, demo.Call], dict[str, demo.Call]],
-) -> None:
-    _, naive = calls
-    assert {path: len(call.visits) for path, call in naive.items()} == {
-        "/reset": 2, "/busy": 3, "/limit": 3, "/broken": 3, "/missing": 3, "/slow": 2, "/rest": 3,
-    }  # fmt: skip
-    assert {path: call.early for path, call in naive.items() if call.early} == {
-        "/busy": 2,
-        "/limit": 2,
-        "/rest": 2,
-    }
-    assert [path for path, call in naive.items() if call.good] == ["/reset", "/slow"]
+@pytest.mark.parametrize("name", ["world.py", "tally.py"])
+def test_whoever_counts_knows_nothing_of_us(name: str) -> None:
+    tree = ast.parse((HERE / name).read_text(encoding="utf-8"))
+    modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    modules |= {node.module or "." for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {module.split(".")[0] for module in modules} <= sys.stdlib_module_names
 
 
-def test_a_reset_is_a_reset_to_the_client() -> None:
-    with FlakyServer({"/reset": Fault(RESET, ALWAYS)}) as server, pytest.raises(ConnectionResetError):
-        demo.fetch(server.url("test", "/reset"))
+def test_a_pipeline_that_gets_nowhere_ends_too_and_all_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(story, "LIMIT_S", 1.0)
+    monkeypatch.setattr(
+        story.Cast,
+        "pipeline",
+        lambda self: self._start([sys.executable, "-c", "import time; time.sleep(60)"]),
+    )
+    out, began = io.StringIO(), time.monotonic()
+    assert story.main(out, seed=SEED, fast=True, plain=True) == 1
+    assert time.monotonic() - began < 20
+    assert [(one.applied, one.lost) for one in table_of(out.getvalue()).values()] == [(0, 7)] * 4
+    assert "The pipeline did not come to its end" in out.getvalue()
 
 
-@pytest.mark.req("CLASS-18")
-def test_control_c_ends_it_at_once_without_a_traceback() -> None:
+# However it ends, it leaves nothing behind.
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_whoever_stops_it_stops_all_of_it(number: signal.Signals, code: int) -> None:
     with subprocess.Popen(
-        COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+        [*COMMAND, "--seed", SEED],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
     ) as run:
         assert run.stdout is not None
         assert run.stderr is not None
-        while "throttled" not in run.stdout.readline():  # now it waits for two seconds
-            pass
-        pressed = time.monotonic()
-        run.send_signal(signal.SIGINT)
-        rest = run.stdout.read()
-        assert run.wait(10) == 130
-        assert time.monotonic() - pressed < 1.0
-        assert rest.endswith("Stopped.\n")
+        folder = Path(run.stdout.readline().split()[-1])
+        while "charge" not in run.stdout.readline() or not (folder / "tried.jsonl").exists():
+            assert run.poll() is None
+        started = children_of(run.pid)
+        assert len(started) == 2
+        run.send_signal(number)
+        assert run.wait(10) == code
         assert run.stderr.read() == ""
+        assert all(is_gone(pid) for pid in started)
+        assert not folder.exists()
+        assert ("Stopped." in run.stdout.read()) == (number == signal.SIGINT)
+
+
+def test_nobody_outlives_a_demo_that_is_killed_itself(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        COMMAND, stdout=subprocess.PIPE, text=True, env=environment(TMPDIR=str(tmp_path))
+    ) as run:
+        assert run.stdout is not None
+        while "charge: " not in run.stdout.readline():
+            assert run.poll() is None
+        started = children_of(run.pid)
+        run.kill()
+        run.wait(10)
+    left = [pid for pid in started if not is_gone(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert (len(started), left) == (2, [])
 
 
 def test_a_reader_that_has_seen_enough_ends_it_quietly() -> None:
@@ -173,16 +336,26 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly() -> None:
     ) as run:
         assert run.stdout is not None
         assert run.stderr is not None
-        run.stdout.readline()
+        folder = Path(run.stdout.readline().split()[-1])
         run.stdout.close()
-        assert run.wait(20) == 0
+        assert run.wait(30) == 0
         assert run.stderr.read() == ""
+        assert not folder.exists()
 
 
-def on_a_terminal(**changes: str) -> str:
-    """What a terminal is sent during the fast demo."""
+# On a terminal.
+
+
+def terminal(columns: int, rows: int) -> tuple[int, int]:
     ours, theirs = pty.openpty()
-    with subprocess.Popen([*COMMAND, "--fast"], stdout=theirs, env=environment(**changes)) as run:
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    return ours, theirs
+
+
+def on_a_terminal(columns: int, rows: int, *options: str, **changes: str) -> str:
+    """What a terminal of this size is sent during a fast telling."""
+    ours, theirs = terminal(columns, rows)
+    with subprocess.Popen([*COMMAND, "--fast", *options], stdout=theirs, env=environment(**changes)) as run:
         os.close(theirs)
         sent = b""
         while True:
@@ -190,49 +363,291 @@ def on_a_terminal(**changes: str) -> str:
                 part = os.read(ours, 65536)
             except OSError:  # the other end is closed
                 break
-            if not part:
-                break
             sent += part
     os.close(ours)
     assert run.returncode == 0
     return sent.decode()
 
 
-def test_a_terminal_gets_colours_and_a_countdown_that_leaves_nothing_behind(story: str) -> None:
-    sent = on_a_terminal()
-    assert "\033[33m" in sent
-    assert "waiting 0.3 s" in sent
-    lines = [line.rpartition("\r")[2] for line in sent.replace("\r\n", "\n").split("\n")]
-    plain = re.sub(r"\033\[\d*m", "", "\n".join(lines))
-    assert "waiting" not in plain
-    assert len(plain.splitlines()) == len(story.splitlines())
+class Glass:
+    """A terminal as far as the demo needs one: what stands on each line after what was sent."""
+
+    def __init__(self) -> None:
+        self.lines, self.row, self.column = [""], 0, 0
+        self.frames: list[list[str]] = []
+
+    def take(self, sent: str) -> None:
+        for found in re.finditer(r"\033\[\??([\d;]*)([A-Za-z])|\r|\n|[^\033\r\n]+", sent):
+            text = found[0]
+            if text == "\r":
+                self.column = 0
+            elif text == "\n":
+                self.row += 1
+                self.lines += [""] * (self.row + 1 - len(self.lines))
+            elif text[0] == "\033":
+                self._steer(found[2], found[1])
+            else:
+                before = self.lines[self.row].ljust(self.column)
+                after = before[self.column + len(text) :]
+                self.lines[self.row] = before[: self.column] + text + after
+                self.column += len(text)
+
+    def _steer(self, what: str, number: str) -> None:
+        if what == "A":
+            self.frames.append(list(self.lines))
+            self.row -= int(number)
+            assert self.row >= 0
+        elif what == "K":
+            self.lines[self.row] = self.lines[self.row][: self.column]
+        elif what == "J":
+            del self.lines[self.row + 1 :]
+        else:
+            assert what in "mhl", f"the glass does not know {what}"
 
 
-@pytest.mark.parametrize("changes", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_who_wants_no_colours_gets_none(changes: dict[str, str]) -> None:
-    assert "\033" not in on_a_terminal(**changes)
+@pytest.fixture(scope="module")
+def narrow() -> tuple[str, Glass]:
+    sent = on_a_terminal(60, 24, "--seed", SEED)
+    glass = Glass()
+    glass.take(sent)
+    return sent, glass
 
 
-def test_it_needs_the_standard_library_only_and_no_proxy() -> None:
-    # Without site-packages; and with a proxy in the environment on which nobody listens.
-    script = (
-        f"import runpy, sys; sys.path.insert(0, {SOURCE!r}); sys.argv[1:] = ['--fast']; "
-        "runpy.run_module('oncemore.desk.demo', run_name='__main__')"
+def test_a_terminal_is_drawn_on_in_place_and_never_too_wide(narrow: tuple[str, Glass]) -> None:
+    sent, glass = narrow
+    assert len(glass.frames) > 10
+    for frame in glass.frames:
+        assert sum("charge (HTTP)" in line for line in frame) == 1, "one view, drawn over"
+        assert all(len(line) <= 60 for line in frame[1:])
+    text = [" ".join(frame) for frame in glass.frames]
+    assert any(re.search(r"wait \d+\.\d s", frame) for frame in text)
+    assert any("kill -9 of the pipeline, pid" in frame for frame in text)
+    assert "\033[32m" in sent
+
+
+def test_a_terminal_is_left_as_it_was_found(narrow: tuple[str, Glass]) -> None:
+    sent, glass = narrow
+    assert sent.count("\033[?25l") == sent.count("\033[?25h") == 1
+    assert sent.index("\033[?25l") < sent.index("\033[?25h") < sent.index("What to try next")
+    assert table_of("\n".join(glass.lines))["table rows"][3:] == (7, 0, 0)
+
+
+def test_a_terminal_gets_its_cursor_back_from_control_c() -> None:
+    ours, theirs = terminal(80, 24)
+    with subprocess.Popen(COMMAND, stdout=theirs, stderr=theirs, env=environment()) as run:
+        os.close(theirs)
+        sent = b""
+        while b"charge (HTTP)" not in sent:
+            sent += os.read(ours, 65536)
+        started = children_of(run.pid)
+        run.send_signal(signal.SIGINT)
+        while True:
+            try:
+                sent += os.read(ours, 65536)
+            except OSError:  # the other end is closed
+                break
+    os.close(ours)
+    assert run.returncode == 130
+    assert started
+    assert all(is_gone(pid) for pid in started)
+    assert sent.rpartition(b"\033[?25l")[2].count(b"\033[?25h") == 1
+    assert sent.replace(b"\r\n", b"\n").endswith(b"Stopped.\n")
+
+
+def test_every_frame_is_one_write() -> None:
+    written: list[str] = []
+
+    class Out(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+        def write(self, text: str) -> int:
+            written.append(text)
+            return len(text)
+
+    glass, board = Terminal(Out(), 0), Board(["order-1"])
+    glass.coloured = glass.live = True
+    glass.draw(board.frame(80, 0.0))
+    glass.draw(board.frame(80, 0.1))
+    assert len(written) == 1, "nothing has changed"
+    board.see({"who": "stage", "what": "start", "pid": 7, "t": 1.0})
+    glass.draw(board.frame(80, 1.0))
+    assert len(written) == 2
+    assert written[1].startswith(f"\033[{len(board.frame(80, 1.0))}A\r")
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "changes"),
+    [
+        ((80, 24), {"plain": True}, {}),
+        ((80, 24), {}, {"NO_COLOR": "1"}),
+        ((80, 24), {}, {"TERM": "dumb"}),
+        ((80, 17), {}, {}),
+    ],
+    ids=["asked", "NO_COLOR", "dumb", "too low"],
+)
+def test_who_cannot_or_will_not_have_a_view_gets_lines(
+    size: tuple[int, int], options: dict[str, bool], changes: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    ours, theirs = terminal(*size)
+    with os.fdopen(theirs, "w") as out:
+        assert Terminal(out, 18).live is (size[1] > 18)
+        assert Terminal(out, 18).size() == size
+        for name, value in changes.items():
+            monkeypatch.setenv(name, value)
+        assert not Terminal(out, 18, **options).live
+        monkeypatch.setenv("COLUMNS", "66")
+        assert Terminal(out, 18).size()[0] == 66
+    os.close(ours)
+
+
+def test_a_terminal_that_changes_its_size_is_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    out = io.StringIO()
+    glass = Terminal(out, 0)
+    glass.coloured = True
+    for width in ("80", "70"):
+        monkeypatch.setenv("COLUMNS", width)
+        glass.draw([[("here", "")]])
+    assert out.getvalue().count("\033[H\033[2J") == 1
+
+
+# The parts.
+
+
+def test_a_seed_tells_the_same_story_and_every_story_has_its_kills() -> None:
+    plans = [planned(str(seed)) for seed in range(200)]
+    assert plans[3] == planned("3")
+    assert len({str(plan.charges) for plan in plans}) > 100
+    for plan in plans:
+        assert sorted(plan.charges.values()) == sorted([*SCRIPTS, HELD])
+        (held,) = [order for order, script in plan.charges.items() if script == HELD]
+        assert held in [order for order, _ in plan.orders[:AT_A_TIME]]
+        assert len(plan.asked) == 7
+        assert set(plan.told) <= set(plan.asked)
+
+
+def log(order: str, step: str, state: str, **more: Any) -> dict[str, Any]:
+    base = {"t": 1.0, "who": "log", "attempt": 1, "reason": "", "code": "", "until": 0.0, "sentence": ""}
+    return {**base, "order": order, "step": step, "state": state, **more}
+
+
+def test_a_cell_has_a_word_for_every_attempt() -> None:
+    board = Board(["order-1", "order-2"])
+    at = ("order-1", "charge")
+    board.see(log("order-1", "charge", "RUNNING"))
+    assert shown(board.cells[at], 0) == "..."
+    board.see(log("order-1", "charge", "SOFT_FAIL", reason="retry", code="HTTP_429", until=4.0))
+    assert shown(board.cells[at], 1.5) == "429 wait 2.5 s"
+    assert shown(board.cells[at], 9.0) == "429 wait 0.0 s"
+    board.see(log("order-1", "charge", "RUNNING"))
+    board.see({"who": "stage", "what": "kill", "pid": 1, "t": 2.0})
+    assert board.cells[at] == Cell(("429", "killed"), "cut")
+    board.see(log("order-1", "charge", "SOFT_FAIL", reason="lease_expired"))
+    board.see(log("order-1", "charge", "COMPLETE"))
+    assert shown(board.cells[at], 0) == "429 killed ok"
+    assert shown(board.cells["order-2", "tell"], 0) == "."
+
+
+def test_a_process_that_was_lost_without_our_doing_is_told_as_well() -> None:
+    board = Board(["order-1"])
+    board.see(log("order-1", "book", "RUNNING"))
+    board.see(log("order-1", "book", "SOFT_FAIL", reason="lease_expired"))
+    assert board.cells["order-1", "book"].words == ("killed",)
+
+
+def test_a_message_is_told_when_it_has_arrived_and_not_before() -> None:
+    board, at = Board(["order-1"]), ("order-1", "tell")
+    board.see(log("order-1", "tell", "COMPLETE"))
+    assert board.cells[at].now == "queued"
+    for state, code in (("PENDING", ""), ("SENDING", ""), ("PENDING", "HTTP_503"), ("SENDING", "")):
+        board.see(log("order-1", "send", state, code=code))
+    assert shown(board.cells[at], 0) == "503 ..."
+    board.see(log("order-1", "send", "DELIVERED"))
+    assert shown(board.cells[at], 0) == "503 ok"
+    board.see(
+        log("order-1", "send", "DEAD", code="HTTP_410", sentence="attempt 1 failed with HTTP_410; over.")
     )
-    run = subprocess.run(
-        [sys.executable, "-S", "-c", script],
-        capture_output=True, text=True, timeout=60, check=False,
-        env={"http_proxy": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9", "LC_ALL": "C"},
-    )  # fmt: skip
-    assert (run.returncode, run.stderr) == (0, "")
-    assert "oncemore 0 times, the loop 6 times" in run.stdout
+    assert board.news[-1].text == "order-1 send: HTTP_410; over"
 
 
-def test_with_retries_switched_off_it_says_so_and_still_tells_the_truth() -> None:
+@pytest.mark.parametrize("width", [40, 60, 80, 133])
+def test_the_whole_width_is_used_and_no_more(width: int) -> None:
+    board = Board(["order-1"])
+    board.news.append(News(1.0, "x" * 300, ""))
+    for line in board.frame(width, 0.0):
+        assert sum(len(text) for text, _ in line) <= width
+    assert sum(columns(width).values()) == width - NAME
+
+
+def test_text_that_is_too_long_is_cut_where_it_matters_least() -> None:
+    assert fitted("503 429 killed ok", 12) == "..killed ok "
+    assert fitted("ok", 6) == "ok    "
+    assert cut([("abcdef", "red"), ("ghi", "")], 4) == [("ab..", "red")]
+    assert [word(code) for code in ("HTTP_503", "TIMEOUT_READ", "CONNECTION_RESET", "")] == [
+        "503", "late", "reset", "error",
+    ]  # fmt: skip
+    assert wrapped("one two", 20, "dim", "- ") == [[("- one two", "dim")]]
+
+
+def test_a_decision_that_comes_out_otherwise_is_said(tmp_path: Path) -> None:
+    kept = pictures.kept()
+    policy = pictures.policy_of(planned(kept["seed"], kept["pace"]))
+    *about, proof = kept["proved"]
+    assert ending.explained((*about, proof), policy, 80)[1]
+    altered = {**proof, "delay_s": proof["delay_s"] + 1e-6}
+    said, same = ending.explained((*about, altered), policy, 80)
+    assert not same
+    assert "NOT the same" in "".join(text for line in said for text, _ in line)
+    assert not ending.explained((*about, proof), policy.but(max_delay_s=7.0), 80)[1]
+    assert ending.most_telling([]) is None
+
+
+def test_the_verdict_follows_the_counts() -> None:
+    good, twice = Count("files", 7, 9, 7, 0, 0), Count("files", 7, 9, 8, 1, 0)
+    assert Tally((good,), 0).good
+    assert not Tally((good, twice), 0).good
+    assert not Tally((good._replace(lost=1),), 0).good
+    assert [line[0][1] for line in ending.counted(Tally((good, twice), 0), 80)] == ["bold", "green", "red"]
+
+
+def test_an_option_of_another_story_is_refused() -> None:
+    run = tell("retry", "--keep")
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "--keep is not for the story retry; it takes --fast" in " ".join(run.stderr.split())
+
+
+def test_the_module_is_the_command(tmp_path: Path) -> None:
     run = subprocess.run(
-        [*COMMAND, "--fast"],
-        capture_output=True, text=True, timeout=60, check=False, env=environment(ONCEMORE_RETRY="off"),
-    )  # fmt: skip
-    assert (run.returncode, run.stderr) == (0, "")
-    assert "ONCEMORE_RETRY=off is set" in run.stdout
-    assert re.search(r"(?m)^together +7  0 answers", run.stdout)
+        [sys.executable, "-m", "oncemore.desk.demo", "--help"], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0
+    assert "oncemore demo [OPTIONS] [pipeline|retry|kfm-loop]" in run.stdout
+
+
+# The pictures.
+
+
+@pytest.mark.parametrize("name", ["demo-live.svg", "demo-end.svg"])
+def test_the_pictures_in_the_docs_are_what_the_code_draws(name: str) -> None:
+    drawn = pictures.pictures(pictures.kept())
+    assert set(drawn) == {path.name for path in pictures.FOLDER.glob("demo-*.svg")}
+    assert (pictures.FOLDER / name).read_text(encoding="utf-8") == drawn[name], "run tools/pictures.py"
+
+
+def test_a_picture_is_one_file_that_describes_itself() -> None:
+    drawn = pictures.picture("a <title>", [[("one  ", "bold"), (" two & three", "")], []])
+    assert "http" not in drawn.replace('xmlns="http://www.w3.org/2000/svg"', "")
+    assert "<script" not in drawn
+    assert '<desc id="desc">one   two &amp; three\n</desc>' in drawn
+    assert f'class="bold" x="16" textLength="{3 * 8.4:g}"' in drawn
+    assert f'x="{16 + 6 * 8.4:g}"' in drawn
+
+
+def test_the_policy_file_of_a_plan_is_a_good_one(tmp_path: Path) -> None:
+    path = tmp_path / "demo.yaml"
+    path.write_text(planned("1", 0.15).policy())
+    assert govern.policy(str(path)).schedule.base == pytest.approx(0.12)

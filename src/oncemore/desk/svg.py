@@ -76,8 +76,8 @@ def _head(heading: str, below: str, told: str) -> list[str]:
     return [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
         f'height="{HEIGHT}" role="img" aria-labelledby="title desc">',
-        f'<title id="title">{_safe(heading)}</title>',
-        f'<desc id="desc">{_safe(told)}</desc>',
+        f'<title id="title">{safe(heading)}</title>',
+        f'<desc id="desc">{safe(told)}</desc>',
         f"<style>{STYLE}</style>",
         f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}"/>',
         _text(LEFT, 30, heading, "start", "head"),
@@ -155,7 +155,7 @@ def _run(frame: Frame, sample: Sample) -> list[str]:
     at = [(frame.x(n), frame.y(seconds)) for n, seconds in enumerate(sample.delays_s, 1)]
     dots = [f'<circle class="at" cx="{x:.2f}" cy="{y:.2f}" r="2.5"/>' for x, y in at]
     return [
-        f'<polyline class="run" points="{_points(at)}"><title>seed {_safe(sample.seed)}</title></polyline>',
+        f'<polyline class="run" points="{_points(at)}"><title>seed {safe(sample.seed)}</title></polyline>',
         *dots,
     ]
 
@@ -184,10 +184,10 @@ def _points(corners: Iterable[tuple[float, float]]) -> str:
 
 def _text(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
     styled = f' class="{kind}"' if kind else ""
-    return f'<text{styled} x="{x:.2f}" y="{y:.2f}" text-anchor="{anchor}">{_safe(text)}</text>'
+    return f'<text{styled} x="{x:.2f}" y="{y:.2f}" text-anchor="{anchor}">{safe(text)}</text>'
 
 
-def _safe(text: str) -> str:
+def safe(text: str) -> str:
     """Return text that can stand in XML: escaped, and without characters that XML cannot hold."""
     kept = "".join(c for c in text if c in "\t\n" or (c >= " " and not 0xD800 <= ord(c) <= 0xDFFF))
     return kept.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

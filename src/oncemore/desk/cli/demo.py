@@ -2,24 +2,82 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 from oncemore.desk.cli.group import leaf
+from oncemore.desk.cli.paper import hush
+from oncemore.errors import UsageError
 
 EXAMPLES = """
 oncemore demo
-oncemore demo --fast
+oncemore demo --careless
+oncemore demo --keep --seed 7
+oncemore demo kfm-loop
+oncemore demo retry --fast
 """
+
+#: Which options a story takes.
+TAKES = {
+    "pipeline": {"fast", "seed", "keep", "plain", "careless"},
+    "retry": {"fast"},
+    "kfm-loop": {"plain"},
+}
 
 
 @leaf("demo", EXAMPLES)
-@click.option("--fast", is_flag=True, help="Shorter waits: a few seconds in all instead of twenty.")
-def demo(fast: bool) -> int:
-    """See it work: a flaky server, the waits and the reasons.
+@click.argument("story", type=click.Choice(list(TAKES)), default="pipeline")
+@click.option("--fast", is_flag=True, help="Shorter waits, for the impatient and for tests.")
+@click.option("--seed", metavar="TEXT", help="Tell the same story again: which order meets which fault.")
+@click.option("--keep", is_flag=True, help="Leave the folder there: the program, its log, the table.")
+@click.option("--plain", is_flag=True, help="Plain lines, as a file gets them.")
+@click.option("--careless", is_flag=True, help="Without keys and transactions: see what then happens.")
+def demo(story: str, **told: str | bool | None) -> int:
+    """See it work, with real parts on this machine.
 
-    Seven calls are made, then the same ones with the loop that everybody writes first. The server is
-    real and runs on this machine only; the table at the end comes from its own log.
+    pipeline (unless you say otherwise): orders are charged, booked, filed and told; the program is
+    killed three times and finishes, and others count what happened. Exit code 1 if anything was
+    duplicated or lost.
+
+    kfm-loop: the reference scenarios of the KFM loop, each replayed from its log.
+
+    retry: seven calls to a flaky server, the waits and the reasons.
     """
-    from oncemore.desk.demo import main
+    for name, value in told.items():
+        if value and name not in TAKES[story]:
+            raise UsageError(f"--{name} is not for the story {story}; it takes {_options(story)}")
+    try:
+        return _STORIES[story](told)
+    except BrokenPipeError:  # whoever read this has seen enough
+        hush(sys.stdout)
+        return 0
 
-    return main(["--fast"] if fast else [])
+
+def _options(story: str) -> str:
+    return " and ".join(f"--{name}" for name in sorted(TAKES[story]))
+
+
+def _pipeline(told: dict[str, str | bool | None]) -> int:
+    from oncemore.desk.demo.story import main
+
+    seed = told["seed"]
+    return main(
+        sys.stdout, seed=None if seed is None else str(seed), fast=bool(told["fast"]),
+        keep=bool(told["keep"]), plain=bool(told["plain"]), careless=bool(told["careless"]),
+    )  # fmt: skip
+
+
+def _retry(told: dict[str, str | bool | None]) -> int:
+    from oncemore.desk.demo.retry import main
+
+    return main(["--fast"] if told["fast"] else [])
+
+
+def _kfm_loop(told: dict[str, str | bool | None]) -> int:
+    from oncemore.desk.demo.kfm_loop import main
+
+    return main(sys.stdout, plain=bool(told["plain"]))
+
+
+_STORIES = {"pipeline": _pipeline, "retry": _retry, "kfm-loop": _kfm_loop}

@@ -1,7 +1,7 @@
 """See it work: seven calls to a flaky local server, the waits and the reasons, in twenty seconds.
 
-    python -m oncemore.desk.demo          (or: make demo)
-    python -m oncemore.desk.demo --fast   the same with shorter waits, as the tests run it
+    python -m oncemore.desk.demo.retry          (or: oncemore demo retry)
+    python -m oncemore.desk.demo.retry --fast   the same with shorter waits, as the tests run it
 
 Needs the standard library only. The server is real and speaks HTTP on the loopback address; the waits
 are real; what is printed about them comes from the hooks and the decisions, and the table from the
@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.error import HTTPError
 
 import oncemore
-from oncemore.desk.flaky import ALWAYS, RESET, Fault, FlakyServer
+from oncemore.desk.demo.flaky import ALWAYS, RESET, Fault, FlakyServer
 from oncemore.desk.screen import Screen
 from oncemore.settings import retries_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from oncemore.desk.flaky import Visit
+    from oncemore.desk.demo.flaky import Visit
     from oncemore.desk.screen import Tint
 
     Fetch = Callable[[str], int]
@@ -263,7 +263,7 @@ def conclude(screen: Screen, ours: list[Call], naive: list[Call]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo; return its exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m oncemore.desk.demo", description="Seven calls to a flaky local server, explained."
+        prog="oncemore demo retry", description="Seven calls to a flaky local server, explained."
     )
     parser.add_argument("--fast", action="store_true", help="shorter waits, as the tests run it")
     pace = FAST if parser.parse_args(arguments).fast else CALM

@@ -1,0 +1,115 @@
+"""`oncemore demo kfm-loop`: the scenarios leave the entries of the document, and replay finds faults."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import oncemore
+from oncemore import govern
+from oncemore.desk.demo import kfm_loop
+from oncemore.desk.demo.kfm_loop import Filing, Scenario, play, replay, scenarios
+from oncemore.desk.service import replays
+from oncemore.testing import instant
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TITLES = [scenario.title for scenario in scenarios()]
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[oncemore.Engine]:
+    with instant(), oncemore.open(tmp_path / "log.db") as engine:
+        yield engine
+
+
+def named(title: str) -> Scenario:
+    return next(scenario for scenario in scenarios() if scenario.title == title)
+
+
+def of(wal: list[dict[str, Any]], kind: str, state: str = "") -> list[dict[str, Any]]:
+    return [line for line in wal if line["kind"] == kind and state in ("", line["state"])]
+
+
+@pytest.mark.req("WAL-4")
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize("title", TITLES)
+def test_the_entries_of_a_scenario_have_the_states_and_values_of_the_document(title: str) -> None:
+    scenario = named(title)
+    wal = play(scenario).wal()
+    assert kfm_loop.transitions(wal) == scenario.states.split()
+    assert scenario.node.computed == scenario.computes
+    assert [line["intent"] for line in of(wal, "INTENT")] == ["compute"] * scenario.computes
+    assert all(line["seq"] and line["at"] for line in wal)
+    assert sorted(wal, key=lambda line: line["seq"]) == wal
+    fails = of(wal, "TRANSITION", "SOFT_FAIL") + of(wal, "TRANSITION", "HARD_FAIL")
+    assert len(fails) == len(of(wal, "DECISION"))
+    for line in of(wal, "TRANSITION", "SOFT_FAIL"):
+        assert (line["error"]["type"], line["error"]["message"]) == (
+            "TransientError",
+            "the warehouse is busy",
+        )
+    if title == "permanent":
+        assert fails[-1]["error"]["type"] == "PermanentError"
+    if title == "exhausted":
+        assert fails[-1]["reason"] == fails[-1]["error"]["error"] == "max_attempts_exceeded"
+    if title == "artifact exists":
+        first, second = of(wal, "TRANSITION", "COMPLETE")
+        assert second["reason"] == "artifact_exists"
+        assert first["artifacts"] == second["artifacts"]
+        assert len(first["artifacts"]) == 1
+
+
+@pytest.mark.parametrize("title", TITLES)
+def test_a_scenario_agrees_with_its_log(title: str, engine: oncemore.Engine) -> None:
+    scenario = named(title)
+    assert replay(engine, scenario, play(scenario)).faults == ()
+
+
+def test_what_does_not_agree_is_said(engine: oncemore.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = named("two soft fails, then success")
+    run = play(scenario)
+    other = scenario._replace(states="PENDING(1) RUNNING(1) COMPLETE(1)", computes=1)
+    states, computes = replay(engine, other, run).faults
+    assert "SOFT_FAIL(2) RUNNING(3) COMPLETE(3), and not PENDING(1) RUNNING(1) COMPLETE(1)" in states
+    assert computes == "it was computed 3 times, and not 1"
+    changed = govern.policy("kfm-loop").but(max_delay_s=40.0)
+    monkeypatch.setattr(replays, "_policy_now", lambda recorded: changed)
+    faults = replay(engine, scenario, run).faults
+    assert f"attempt 1: policy.digest is '{govern.policy('kfm-loop').digest}' in the log" in faults[0]
+    assert any("now.delay_s" in fault for fault in faults)
+
+
+def test_a_file_that_was_altered_is_found(engine: oncemore.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = named("artifact exists")
+    assert isinstance(scenario.node, Filing)
+    run = play(scenario)
+    monkeypatch.setattr(oncemore.Artifact, "read", lambda self: b"something else")
+    assert replay(engine, scenario, run).faults == ("report.csv was altered",)
+
+
+def test_a_log_that_was_altered_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = named("permanent")._replace(states="PENDING(1) RUNNING(1) COMPLETE(1)")
+    monkeypatch.setattr(kfm_loop, "scenarios", lambda: (named("success"), wrong))
+    out = io.StringIO()
+    assert kfm_loop.main(out, plain=True) == 1
+    assert "1 differences." in out.getvalue()
+
+
+def test_the_command_shows_and_replays_all_five() -> None:
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "oncemore", "demo", "kfm-loop"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (run.returncode, run.stderr) == (0, "")
+    for title in TITLES:
+        assert f"\n{title}: " in run.stdout
+    assert run.stdout.count("replayed: ") == 5
+    assert run.stdout.endswith("All five agree with their logs.\n")
+    assert max(map(len, run.stdout.splitlines())) <= 80
