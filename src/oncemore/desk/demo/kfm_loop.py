@@ -131,7 +131,7 @@ def replay(engine: oncemore.Engine, scenario: Scenario, run: oncemore.Run) -> Re
     again, wal = replays.replay(engine.store, f"run/{run.key}", current=True), run.wal()
     faults = [again.fault] if again.fault else []
     faults += [
-        f"attempt {one.attempt}: {one.what} is {one.recorded!r} in the log, and {one.computed!r} when computed"
+        f"attempt {one.attempt}: {one.what} is {one.recorded!r} in the log, {one.computed!r} when computed"
         for one in again.differences
     ]
     if transitions(wal) != scenario.states.split():
