@@ -159,7 +159,7 @@ def _read(step: Step[Any, Any], sheet: Sheet, why: str, who: str) -> Iterator[tu
                         f"{where}: column {column!r} is no parameter of {step.name}; say which it is "
                         f"(--column PARAMETER={column}), or leave it out (--ignore-column {column})"
                     )
-                named[name] = _cell(where, column, cell, hints.get(name), exact)
+                named[name] = argument_of(where, column, cell, hints.get(name), exact)
         try:
             yield number, step.moved(named, value, why, who)
         except Error as fault:
@@ -219,7 +219,7 @@ def _jsonl(sheet: Sheet) -> Iterator[tuple[int, dict[str, Any]]]:
             yield number, row
 
 
-def _cell(where: str, column: str, cell: Any, hint: Any, exact: bool) -> Any:
+def argument_of(where: str, column: str, cell: Any, hint: Any, exact: bool) -> Any:
     """Return the argument that a cell stands for, as the parameter's annotation says."""
     if hint is None or hint is inspect.Parameter.empty or isinstance(hint, str) or hint is Any:
         return cell
@@ -234,9 +234,9 @@ def _result(where: str, column: str, cell: Any, hint: Any, exact: bool) -> Any:
     if cell is None:
         return None
     if hint is str or exact:
-        return _cell(where, column, cell, hint, exact)
+        return argument_of(where, column, cell, hint, exact)
     try:
         plain = json.loads(cell or "null")
     except ValueError as fault:
         raise UsageError(f"{where}: {column} is {cell!r:.60}: this is no JSON: {fault}") from None
-    return None if plain is None else _cell(where, column, plain, hint, exact=True)
+    return None if plain is None else argument_of(where, column, plain, hint, exact=True)

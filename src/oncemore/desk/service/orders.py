@@ -1,0 +1,68 @@
+"""Orders by name: hand a step's work in, cancel it, run it again; arguments are words."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from typing import Any
+
+from oncemore.desk.service.imports import argument_of, step_of
+from oncemore.engine.chores import somebody
+from oncemore.engine.context import context
+from oncemore.errors import UsageError
+from oncemore.recipe import hints_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from oncemore.engine.history import Run
+    from oncemore.engine.runtime import Engine
+    from oncemore.steps import Step
+
+
+def arguments(step: Step[Any, Any], words: Iterable[tuple[str, str]], whole: str | None) -> dict[str, Any]:
+    """Return the arguments that NAME=VALUE words and a JSON object stand for, as their annotations say."""
+    hints, known = hints_of(step.__wrapped__), inspect.signature(step.__wrapped__).parameters
+    told: dict[str, Any] = {}
+    if whole is not None:
+        try:
+            told = json.loads(whole)
+        except ValueError as fault:
+            raise UsageError(f"--args is no JSON: {fault}") from None
+        if not isinstance(told, dict):
+            raise UsageError(f"--args takes an object with the step's parameters, not {whole!r:.60}")
+        told = {
+            name: argument_of("--args", name, value, hints.get(name), exact=True)
+            for name, value in told.items()
+        }
+    for name, text in words:
+        if name in told:
+            raise UsageError(f"{name} is given twice")
+        told[name] = argument_of(step.name, name, text, hints.get(name), exact=False)
+    wrong = sorted(set(told) - set(known))
+    if wrong:
+        raise UsageError(f"{', '.join(wrong)}: no parameter of {step.name}, which has {', '.join(known)}")
+    return told
+
+
+def order(
+    engine: Engine, what: str, address: str, words: Iterable[tuple[str, str]], whole: str | None, **told: Any
+) -> Run:
+    """Give one order about a step's work, in somebody's name; return the run as it is then."""
+    found = step_of(address)
+    named = arguments(found, words, whole)
+    with context(actor=somebody(told.pop("by"))):
+        return _given(found.on(engine), what, named, told)
+
+
+def _given(step: Any, what: str, named: dict[str, Any], told: dict[str, Any]) -> Run:
+    answer = getattr(step, what)(**named, **told)
+    if hasattr(type(answer), "__await__") and inspect.iscoroutine(answer):
+        answer = asyncio.run(_awaited(answer))
+    return answer if what != "rerun" else step.last(**named)  # type: ignore[no-any-return]
+
+
+async def _awaited(answer: Any) -> Any:
+    return await answer
