@@ -28,7 +28,9 @@ TORTURE = tuple(HERE / name for name in ("torture", "crash", "sim", "storm"))
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.name == "test_kills.py" or any(item.path.is_relative_to(each) for each in TORTURE):
+        if item.path.name in ("test_kills.py", "test_killed.py") or any(
+            item.path.is_relative_to(each) for each in TORTURE
+        ):
             item.add_marker(pytest.mark.torture)
 
 

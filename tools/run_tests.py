@@ -31,7 +31,17 @@ class Part(NamedTuple):
     commands: tuple[Command, ...]
 
 
-CAMPAIGNS = ("tests/sim", "tests/storm")
+#: What runs many schedules, and what kills real processes.
+CAMPAIGNS = (
+    "tests/sim",
+    "tests/storm",
+    *sorted(
+        str(path.relative_to(ROOT))
+        for path in ROOT.glob("tests/*/test_kill*.py")
+        if "storm" not in path.parts
+    ),
+    "tests/desk/test_demo.py",
+)
 
 PARTS = (
     Part(
