@@ -114,7 +114,7 @@ def test_why_an_attempt_waited_is_said_with_the_numbers(store: Store) -> None:
                 "raises OutcomeUnknown",
             ],
         ),
-        ("polite", ["min(120, 120)", "It is parked until"]),
+        ("polite", ["min(1200, 1200)", "It is parked until"]),
         ("wrong", ["this failure does not pass by itself", "raises the same failure again"]),
         ("chart", ["It ended as COMPLETE", "returns the stored value and runs nothing"]),
         (
@@ -131,7 +131,7 @@ def test_why_an_attempt_waited_is_said_with_the_numbers(store: Store) -> None:
 def test_every_end_has_its_sentence(store: Store, step: str, sentences: list[str]) -> None:
     said = text(explained(of(store, step)))
     for sentence in sentences:
-        assert sentence.replace("min(120, 120)", "= 120 s") in said
+        assert sentence.replace("min(1200, 1200)", "= 1200 s") in said
 
 
 def test_an_earlier_life_says_that_it_is_one(store: Store) -> None:

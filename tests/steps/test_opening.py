@@ -103,6 +103,7 @@ def test_each_store_of_the_settings_has_one_engine(tmp_path: Path, monkeypatch: 
 
 def test_who_comes_second_takes_the_engine_that_the_first_has_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONCEMORE_STORE", "memory:")
+    monkeypatch.setattr(opening, "_known", {})
     engine = opening.chosen()
     (where,) = [where for where, known in opening._known.items() if known is engine]
     del opening._known[where]
