@@ -85,7 +85,7 @@ def test_an_erasure_that_is_killed_anywhere_is_finished_by_repeating_it(
         Relay(engine, {"*": lambda message: None}).run_once()
     kills = 0
     for _ in range(KILLS):
-        kills += killed("erase", store, tmp_path, chance.uniform(0.0, 0.5))
+        kills += killed("erase", store, tmp_path, chance.uniform(0.0, 0.1))
         with oncemore.open(store) as engine:
             engine.verify()
     with oncemore.open(store) as engine:

@@ -315,7 +315,7 @@ def who_takes_over_does_not_wait(patch: pytest.MonkeyPatch) -> type[Sim]:
 # The flow: effects that must not happen twice ---------------------------------------------------------
 
 
-def _blind(plan: Any, seen: Any, reason: str, now: float, *, ask: bool = True) -> Any:
+def _blind(plan: Any, seen: Any, reason: str, now: float, *, ask: bool = True, left: Any = ()) -> Any:
     after = flow._over(seen.run, "SOFT_FAIL", reason, not_before=now)
     told = {"error": endings.LOST[reason]}
     return (yield Save(seen, Change(("SOFT_FAIL",), seen.run, after, told)))
