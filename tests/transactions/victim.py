@@ -18,6 +18,8 @@ from typing import Any
 import psycopg
 
 import oncemore
+from oncemore.core.backoff import Jitter, Schedule
+from oncemore.core.policy import Policy
 from oncemore.engine import marks
 
 folder, server, first, last = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
@@ -42,26 +44,30 @@ def finished(self: Any, kept: str) -> Any:
 marks.Mark.finish = finished  # type: ignore[method-assign]
 
 
+#: So many attempts that no order is held for killing its workers: whoever is killed here is innocent.
+OFTEN = Policy("victim", max_attempts=90, schedule=Schedule("fixed", delays=(0.05,)), jitter=Jitter("full"))
+
+
 def ordered(connection: Any, n: int, hole: str) -> None:
     attempt = oncemore.current()
     connection.execute(f"INSERT INTO orders VALUES ({hole}, {hole})", (n, attempt.number))  # noqa: S608
     attempt.emit("ordered", {"n": n})
 
 
-@oncemore.step(effect="transactional", name="file", policy="exoarmur")
+@oncemore.step(effect="transactional", name="file", policy=OFTEN)
 def in_file(n: int) -> int:
     connection = sqlite3.connect(folder / "mine.db", timeout=30)
     ordered(oncemore.current().transaction(connection), n, "?")
     return n
 
 
-@oncemore.step(effect="transactional", name="server", policy="exoarmur")
+@oncemore.step(effect="transactional", name="server", policy=OFTEN)
 def in_server(n: int) -> int:
     ordered(oncemore.current().transaction(psycopg.connect(server)), n, "%s")
     return n
 
 
-@oncemore.step(effect="transactional", name="beside", policy="exoarmur")
+@oncemore.step(effect="transactional", name="beside", policy=OFTEN)
 def beside(n: int) -> int:
     attempt = oncemore.current()
     attempt.emit("ordered", {"n": n})
