@@ -1,37 +1,5 @@
-"""Every test of the relay has a folder of its own, an environment that says nothing, and time of its own."""
+"""Every test here has a room of its own."""
 
-from __future__ import annotations
+from tests.rooms import _alone, clock, engine
 
-import os
-from typing import TYPE_CHECKING
-
-import pytest
-
-import oncemore
-from oncemore.testing import FakeClock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-
-@pytest.fixture(autouse=True)
-def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in os.environ:
-        if name.startswith("ONCEMORE_"):
-            monkeypatch.delenv(name)
-
-
-@pytest.fixture(params=["sqlite", "memory"])
-def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[oncemore.Engine]:
-    """The engine of all steps that a test calls."""
-    with oncemore.open(tmp_path / "log.db" if request.param == "sqlite" else "memory:") as engine:
-        yield engine
-
-
-@pytest.fixture
-def clock() -> Iterator[FakeClock]:
-    """Time that moves when it is told to."""
-    with FakeClock() as clock:
-        yield clock
+__all__ = ["_alone", "clock", "engine"]
