@@ -13,7 +13,8 @@ import pytest
 import oncemore
 from oncemore.core.value import Value
 from oncemore.desk.service import imports
-from oncemore.desk.service.imports import Sheet, bring_in, step_of, would_bring_in
+from oncemore.desk.service.imports import Sheet, bring_in, would_bring_in
+from oncemore.desk.service.modules import step_of
 from oncemore.engine.moving import mark
 from tests.house.crashing import Mortal, deaths, engine_on
 
@@ -303,9 +304,9 @@ def test_an_import_that_dies_anywhere_is_finished_by_the_next(
     ("address", "says"),
     [
         ("nothing", "'nothing' names no step; write package.module:step"),
-        ("no_such_module:step", "no_such_module cannot be imported"),
-        ("json:gone", "json has no gone"),
-        ("json:dumps", "json:dumps is function, not a step; it needs @oncemore.step"),
+        ("no_such_module:step", "there is no module 'no_such_module'"),
+        ("json:gone", "json has no step called 'gone'"),
+        ("json:dumps", "json has no step called 'dumps'"),
     ],
 )
 def test_an_address_that_leads_to_no_step_is_refused(address: str, says: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 
 import click
@@ -49,11 +47,11 @@ def bring_in(
     Nothing is run. Each line of FILE is a key: its columns are the step's parameters. Keys that are done stay
     as they are; those that are anything else are listed, and the exit code is 1.
     """
-    from oncemore.desk.service.imports import Sheet, bring_in, step_of, would_bring_in
+    from oncemore.desk.service.imports import Sheet, bring_in, would_bring_in
+    from oncemore.desk.service.modules import step_of
     from oncemore.opening import engine_of, settings
 
     told = settings()
-    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as `python -m` does: steps are most often right here
     with engine_of(told if store is None else told._replace(store=store)) as engine:
         step = step_of(address).on(engine)
         sheet = Sheet(file, dict(_pair(pair) for pair in pairs), result_column, ignored)

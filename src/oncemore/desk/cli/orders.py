@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Any
 
 import click
@@ -52,7 +50,6 @@ def _give(what: str, address: str, words: Words, whole: str | None, store: str |
     from oncemore.opening import engine_of, settings
 
     here = settings()
-    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as `python -m` does: steps are most often right here
     with engine_of(here if store is None else here._replace(store=store)) as engine:
         return order(engine, what, address, words, whole, **told)
 

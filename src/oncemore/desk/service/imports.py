@@ -13,7 +13,6 @@ from __future__ import annotations
 import csv
 import inspect
 import json
-from importlib import import_module
 from itertools import islice
 from typing import Any
 
@@ -24,7 +23,6 @@ from oncemore.engine.chores import Doing, close, left_open, somebody, told
 from oncemore.engine.moving import mark
 from oncemore.errors import Error, UsageError
 from oncemore.recipe import hints_of
-from oncemore.steps import Step
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
 
     from oncemore.engine.moving import Moved
     from oncemore.engine.runtime import Engine
+    from oncemore.steps import Step
 
 GROUP = 200
 MOST_LINE = 16 * 1024 * 1024
@@ -63,24 +62,6 @@ class Sheet(Value):
     columns: Mapping[str, str]
     result: str | None = None
     ignored: tuple[str, ...] = ()
-
-
-def step_of(address: str) -> Step[Any, Any]:
-    """Return the step at package.module:name."""
-    module, colon, name = address.partition(":")
-    if not module or not colon or not name:
-        raise UsageError(f"{address!r} names no step; write package.module:step")
-    try:
-        found: Any = import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except ImportError as fault:
-        raise UsageError(f"{address}: {module} cannot be imported: {fault}") from fault
-    except AttributeError:
-        raise UsageError(f"{address}: {module} has no {name}") from None
-    if not isinstance(found, Step):
-        raise UsageError(f"{address} is {type(found).__name__}, not a step; it needs @oncemore.step")
-    return found
 
 
 def bring_in(

@@ -24,3 +24,12 @@ def steps_of(names: Iterable[str]) -> dict[str, Step[..., object]]:
         raise UsageError(
             f"{', '.join(names)} cannot be imported: {type(error).__name__}: {error}; try it with python -c"
         ) from error
+
+
+def step_of(address: str) -> Step[..., object]:
+    """Return the step at package.module:name."""
+    module, colon, name = address.partition(":")
+    if not module or not colon or not name:
+        raise UsageError(f"{address!r} names no step; write package.module:step")
+    (step,) = steps_of([address]).values()
+    return step

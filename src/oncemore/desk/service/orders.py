@@ -7,7 +7,8 @@ import inspect
 import json
 from typing import Any
 
-from oncemore.desk.service.imports import argument_of, step_of
+from oncemore.desk.service.imports import argument_of
+from oncemore.desk.service.modules import step_of
 from oncemore.engine.chores import somebody
 from oncemore.engine.context import context
 from oncemore.errors import UsageError
