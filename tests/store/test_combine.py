@@ -226,6 +226,100 @@ def test_the_turn_goes_to_the_first_that_waits_and_takes_everybody_along() -> No
     assert disk.commits == [["first"], ["0", "1", "2", "3", "4"]]
 
 
+def test_those_who_are_stored_are_told_before_the_next_commit_waits_for_its_disk() -> None:
+    disk = Disk()
+    combiner = Combiner(disk)
+    disk.open.clear()
+    with ThreadPoolExecutor(8) as pool:
+        jobs = [pool.submit(combiner.submit(batch("first")).wait)]
+        assert disk.busy.wait(20)
+        for n in range(3):
+            jobs.append(pool.submit(combiner.submit(batch(f"{n}")).wait))
+            queued(combiner, n + 1)
+        told: list[int] = []
+
+        def waits(ops: list[Op]) -> None:
+            if len(disk.commits) == 2:
+                assert not any(job.done() for job in jobs[2:4])
+                combiner.tell()
+                told.append(sum(job.result(20) == Stored((2,)) for job in jobs[1:4]))
+            disk(ops)
+            if len(disk.commits) == 2:
+                jobs.append(pool.submit(combiner.submit(batch("last")).wait))
+                queued(combiner, 1)
+
+        combiner._transact = waits
+        disk.open.set()
+        for job in list(jobs):
+            job.result(20)
+        assert jobs[-1].result(20) == Stored((3,))
+    assert told == [3]
+    assert disk.commits == [["first"], ["0", "1", "2"], ["last"]]
+
+
+@pytest.mark.parametrize("error", [OSError("the disk is gone"), KeyboardInterrupt()], ids=["fails", "cut"])
+def test_those_who_are_stored_are_told_though_the_next_commit_never_comes_to_it(
+    error: BaseException,
+) -> None:
+    disk = Disk()
+    combiner = Combiner(disk)
+    disk.open.clear()
+    with ThreadPoolExecutor(8) as pool:
+        jobs = [pool.submit(combiner.submit(batch("first")).wait)]
+        assert disk.busy.wait(20)
+        for n in range(3):
+            jobs.append(pool.submit(combiner.submit(batch(f"{n}")).wait))
+            queued(combiner, n + 1)
+        plain = disk.__call__
+
+        def breaks(ops: list[Op]) -> None:
+            if len(disk.commits) == 2:
+                raise error
+            plain(ops)
+            if len(disk.commits) == 2:
+                jobs.append(pool.submit(combiner.submit(batch("last")).wait))
+                queued(combiner, 1)
+
+        combiner._transact = breaks
+        disk.open.set()
+        assert [job.result(20) for job in jobs[:4]] == [Stored((1,)), *[Stored((2,))] * 3]
+        assert isinstance(jobs[4].exception(20), type(error))
+    assert combiner._owed == []
+
+
+def test_nobody_waits_for_news_when_those_behind_it_have_left() -> None:
+    disk = Disk()
+    combiner = Combiner(disk)
+    stored_one, left = combiner.submit(batch("stored")), combiner.submit(batch("left"))
+    stored_one.answer, stored_one.gate = Stored((1,)), threading.Lock()
+    stored_one.gate.acquire()
+    left.gone = True
+    combiner._owed, combiner._queue = [stored_one], deque([left])
+    assert combiner.take_turn()
+    combiner.give_turn()
+    assert stored_one.gate.acquire(timeout=20)
+    assert combiner.take_turn()
+
+
+@pytest.mark.parametrize(
+    ("worked", "expected"), [(10.0, [4, 4]), (0.0, [8])], ids=["long work", "short work"]
+)
+def test_half_of_those_who_came_back_together_are_stored_first_if_they_work_longer_than_the_disk(
+    worked: float, expected: list[int]
+) -> None:
+    disk = Disk()
+    combiner = Combiner(disk)
+    ops = [combiner.submit(batch(f"{n}")) for n in range(8)]
+    combiner._queue.extend(ops)
+    combiner._last, combiner._took = 8, 1.0
+    combiner._told = time.perf_counter() - worked
+    assert combiner.take_turn()
+    while combiner._queue:
+        combiner._commit()
+    combiner.give_turn()
+    assert [len(commit) for commit in disk.commits] == expected
+
+
 def test_a_long_queue_is_stored_in_several_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(combine, "MOST", 3)
     disk = Disk()

@@ -2,9 +2,14 @@
 
 A lone caller commits at once, in its own thread. While it does, others queue; when it is done it hands
 the turn to the first of them, who commits all that is queued by then. So a commit carries as many batches
-as there are callers, without a timer, and nobody works for the others longer than one commit. After a
-commit that carried several, the next one waits a moment (at most 0.3 of a commit, 5 ms) for those who
-are on their way back.
+as there are callers, without a timer, and nobody works for the others longer than one commit.
+
+While the disk is waited for, others should work. So those whose batches are stored are told when the next
+commit is about to wait for the disk (`tell`), or at once if nobody queues: while it is written they do
+what comes next, and queue up again. When all came back together, nobody would be left to work meanwhile;
+if their work takes longer than a commit, half of them are stored first, and from then on two groups take
+turns with the disk and the processor. After a commit behind which nobody queued, the next one waits a
+moment (at most 0.3 of a commit, 5 ms) for those who are on their way back.
 
 Tasks do not block their event loop, asyncio's or trio's: one writer thread, started when it is first
 needed, takes the turn for them, and wakes each loop once per commit.
@@ -89,7 +94,8 @@ class Combiner:
         self._bell.acquire()
         self._company.acquire()
         self._want = self._last = 0
-        self._took = 0.0
+        self._took = self._told = 0.0
+        self._owed: list[Op] = []
         self._thread: threading.Thread | None = None
         self._starting, self._promoting = allocate_lock(), allocate_lock()
         self._stopped = False
@@ -127,6 +133,13 @@ class Combiner:
     def give_turn(self) -> None:
         """Give it to whoever has come meanwhile."""
         self._pass_on()
+
+    def tell(self) -> None:
+        """Tell those whose batches the last commit stored; a store calls it before it waits for its disk."""
+        if self._owed:
+            owed, self._owed = self._owed, []
+            self._told = time.perf_counter()
+            _release(owed)
 
     def _queue_up(self, op: Op) -> None:
         """Wait to be served or to be given the turn; one that is interrupted must not keep the turn."""
@@ -205,13 +218,7 @@ class Combiner:
 
     def _commit(self) -> None:
         """Store what is queued, holding the turn; every op of it has its answer or its error then."""
-        if self._last > 1 and len(self._queue) < self._last:
-            self._want = self._last
-            self._company.acquire(True, min(PATIENCE * self._took, LONGEST_WAIT_S))
-            self._want = 0
-            self._company.acquire(False)
-        queue = self._queue
-        ops = [queue.popleft() for _ in range(min(len(queue), MOST))]
+        ops = self._next()
         if not ops:
             return
         began = time.perf_counter()
@@ -221,9 +228,22 @@ class Combiner:
             _fail(ops, StoreError("interrupted while storing; what was stored must be read again"))
             raise
         finally:
+            self.tell()  # it may have ended before it came to that
             self._took += 0.2 * (time.perf_counter() - began - self._took)
-            self._last = len(ops)
-            _release(ops)
+            self._last, self._owed = len(ops), ops
+
+    def _next(self) -> list[Op]:
+        """Take what the next commit carries off the queue."""
+        queue, last = self._queue, self._last
+        if last > 1 and not self._owed and len(queue) < last:
+            self._want = last
+            self._company.acquire(True, min(PATIENCE * self._took, LONGEST_WAIT_S))
+            self._want = 0
+            self._company.acquire(False)
+        waiting = len(queue)
+        if waiting == last > 3 and not self._owed and time.perf_counter() - self._told > self._took:
+            waiting //= 2
+        return [queue.popleft() for _ in range(min(waiting, MOST))]
 
     def _store(self, ops: list[Op]) -> None:
         """Store them together; if one of them cannot be stored by anybody, the others do not suffer."""
@@ -242,6 +262,7 @@ class Combiner:
         """Hand the turn to the first that waits, or leave it free; look again after letting go."""
         while True:
             if not self._queue:
+                self.tell()
                 self._turn.release()
                 if not self._queue or not self._turn.acquire(False):
                     return
@@ -253,6 +274,8 @@ class Combiner:
                     first.lead = True
                     first.gate.release()
                     return
+                if first is None:
+                    self.tell()
             self._turn.release()
             if first is not None:
                 _open(self._bell)

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from oncemore.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
 REMOTE = ("nfs", "nfs4", "cifs", "smb", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "sshfs")
@@ -79,8 +79,16 @@ class Door:
         self._file: int | None = None
 
     def __enter__(self) -> None:
-        if not self._mine.acquire(False) and not self._mine.acquire(timeout=DOOR_WAIT_S):
-            raise StoreError(f"another thread has been writing to {self._path.stem} for {DOOR_WAIT_S:g} s")
+        self.enter(bool)
+
+    def enter(self, first: Callable[[], object]) -> None:
+        """Wait for the turn; what is to be done before waiting for anybody is done then."""
+        if not self._mine.acquire(False):
+            first()
+            if not self._mine.acquire(timeout=DOOR_WAIT_S):
+                raise StoreError(
+                    f"another thread has been writing to {self._path.stem} for {DOOR_WAIT_S:g} s"
+                )
         try:
             file = self._file
             if file is None:
@@ -88,6 +96,7 @@ class Door:
             try:
                 fcntl.lockf(file, _TRY)
             except OSError:
+                first()
                 self._knock(file)  # which finds out whether somebody has it or it cannot be locked at all
         except BaseException:
             self._mine.release()
@@ -125,6 +134,10 @@ class Door:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Let the next one in."""
         assert self._file is not None
         try:
             fcntl.lockf(self._file, fcntl.LOCK_UN)

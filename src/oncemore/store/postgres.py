@@ -128,6 +128,7 @@ class PostgresStore:
     def _transact(self, ops: list[Op]) -> None:
         """Store what queued batches ask for; in the order of entities, so that processes rarely collide."""
         self._check_open()
+        self._combiner.tell()
         for group in _groups(sorted(ops, key=_first_entity)):
             answers = self._writer.store([op.batch for op in group])
             for op, answer in zip(group, answers, strict=True):

@@ -180,12 +180,16 @@ class SqliteStore:
         """Store batches in one transaction; after an error nothing of it is kept, not even the connection."""
         answers: list[Answer] = []
         try:
-            with self._door:
+            self._door.enter(self._combiner.tell)
+            try:
                 if len(ops) == 1 and _is_alone(ops[0].batch) and place.since_boot() <= self._mark:
                     cursor = self._cursor(sync=ops[0].batch.sync)
+                    self._combiner.tell()
                     answers = [_store(cursor, ops[0].batch, _FIRST_ALONE, _NEXT_ALONE)]
                 elif ops:
                     answers = self._together([op.batch for op in ops])
+            finally:
+                self._door.leave()
         except (TypeError, ValueError, OverflowError, apsw.TooBigError) as error:
             self._drop()
             raise UsageError(f"a batch holds what SQLite cannot store: {error}") from error
@@ -206,6 +210,7 @@ class SqliteStore:
         moved = place.since_boot() > self._mark
         if moved:
             self._move_mark(cursor)
+        self._combiner.tell()
         cursor.execute("COMMIT")
         if moved and self._synced:
             self._note(answers)
