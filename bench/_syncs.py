@@ -92,7 +92,7 @@ class Syncs:
 
 
 def _nap(count: ctypes.c_longlong, pause_s: float) -> Any:
-    """Return a function for `xSync` that counts and sleeps without the interpreter; None where we have none."""
+    """Return a function for `xSync` that counts and sleeps without the interpreter; or None."""
     if platform.machine() not in ("x86_64", "AMD64") or platform.system() != "Linux":
         return None
     libc = ctypes.CDLL(None)

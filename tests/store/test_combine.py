@@ -302,16 +302,16 @@ def test_nobody_waits_for_news_when_those_behind_it_have_left() -> None:
 
 
 @pytest.mark.parametrize(
-    ("worked", "expected"), [(10.0, [4, 4]), (0.0, [8])], ids=["long work", "short work"]
+    ("worked", "expected"), [(0.0, [8]), (200.0, [4, 4]), (900.0, [8])], ids=["little", "some", "much"]
 )
-def test_half_of_those_who_came_back_together_are_stored_first_if_they_work_longer_than_the_disk(
+def test_half_of_those_who_came_back_together_are_stored_first_if_both_they_and_the_disk_have_work(
     worked: float, expected: list[int]
 ) -> None:
     disk = Disk()
     combiner = Combiner(disk)
     ops = [combiner.submit(batch(f"{n}")) for n in range(8)]
     combiner._queue.extend(ops)
-    combiner._last, combiner._took = 8, 1.0
+    combiner._last, combiner._took = 8, 100.0
     combiner._told = time.perf_counter() - worked
     assert combiner.take_turn()
     while combiner._queue:

@@ -7,9 +7,10 @@ as there are callers, without a timer, and nobody works for the others longer th
 While the disk is waited for, others should work. So those whose batches are stored are told when the next
 commit is about to wait for the disk (`tell`), or at once if nobody queues: while it is written they do
 what comes next, and queue up again. When all came back together, nobody would be left to work meanwhile;
-if their work takes longer than a commit, half of them are stored first, and from then on two groups take
-turns with the disk and the processor. After a commit behind which nobody queued, the next one waits a
-moment (at most 0.3 of a commit, 5 ms) for those who are on their way back.
+if their work takes longer than a commit (but not much: then the disk hardly matters), half of them are
+stored first, and from then on two groups take turns with the disk and the processor. After a commit
+behind which nobody queued, the next one waits a moment (at most 0.3 of a commit, 5 ms) for those who are
+on their way back.
 
 Tasks do not block their event loop, asyncio's or trio's: one writer thread, started when it is first
 needed, takes the turn for them, and wakes each loop once per commit.
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     Soon = Callable[[Callable[[list[Wake]], object], list[Wake]], object]
 
 PATIENCE = 0.3
+MUCH = 3
 LONGEST_WAIT_S = 0.005
 MOST = 512
 
@@ -241,8 +243,10 @@ class Combiner:
             self._want = 0
             self._company.acquire(False)
         waiting = len(queue)
-        if waiting == last > 3 and not self._owed and time.perf_counter() - self._told > self._took:
-            waiting //= 2
+        if waiting == last > 3 and not self._owed:
+            worked = time.perf_counter() - self._told
+            if self._took < worked < MUCH * self._took:
+                waiting //= 2
         return [queue.popleft() for _ in range(min(waiting, MOST))]
 
     def _store(self, ops: list[Op]) -> None:
