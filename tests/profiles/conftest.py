@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from oncemore import govern
+from tests.rooms import clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+__all__ = ["clock"]
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,7 @@ oncemore demo --careless
 oncemore demo --keep --seed 7
 oncemore demo kfm-loop
 oncemore demo retry --fast
+oncemore demo lit
 """
 
 #: Which options a story takes.
@@ -23,6 +24,7 @@ TAKES = {
     "pipeline": {"fast", "seed", "keep", "plain", "careless"},
     "retry": {"fast"},
     "kfm-loop": {"plain"},
+    "lit": {"plain"},
 }
 
 
@@ -43,6 +45,8 @@ def demo(story: str, **told: str | bool | None) -> int:
     kfm-loop: the reference scenarios of the KFM loop, each replayed from its log.
 
     retry: seven calls to a flaky server, the waits and the reasons.
+
+    lit: a review platform whose Core fails and whose database is locked.
     """
     for name, value in told.items():
         if value and name not in TAKES[story]:
@@ -80,4 +84,10 @@ def _kfm_loop(told: dict[str, str | bool | None]) -> int:
     return main(sys.stdout, plain=bool(told["plain"]))
 
 
-_STORIES = {"pipeline": _pipeline, "retry": _retry, "kfm-loop": _kfm_loop}
+def _lit(told: dict[str, str | bool | None]) -> int:
+    from oncemore.desk.demo.lit import main
+
+    return main(sys.stdout, plain=bool(told["plain"]))
+
+
+_STORIES = {"pipeline": _pipeline, "retry": _retry, "kfm-loop": _kfm_loop, "lit": _lit}

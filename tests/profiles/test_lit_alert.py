@@ -1,0 +1,72 @@
+"""The share of exhausted operations, and the alert."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import oncemore
+from oncemore.profiles.lit import Exhaustion
+
+if TYPE_CHECKING:
+    from oncemore.testing import FakeClock
+
+
+def count(counter: Exhaustion, good: int, bad: int = 0) -> None:
+    for failed in [False] * good + [True] * bad:
+        counter.count(exhausted=failed)
+
+
+@pytest.mark.req("HTTP-12")
+def test_an_alert_begins_once_with_the_share_and_ends_with_the_window(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    alerts: list[str] = []
+    counter = Exhaustion(on_alert=lambda it: alerts.append(str(it)))
+    count(counter, 0, 1)
+    assert (counter.rate, counter.alerting) == (1.0, False)  # one of one says nothing
+    count(counter, 4)
+    assert (counter.rate, counter.alerting, counter.alerts) == (0.2, True, 1)
+    count(counter, 0, 2)
+    assert alerts == ["1 of 5 operations"]
+    (line,) = [one for one in caplog.records if one.levelno == logging.ERROR]
+    assert line.getMessage() == (
+        "exhaustion rate 1 of 5 operations: ALERT likely upstream outage or database pressure"
+    )
+    clock.advance(301)
+    assert (counter.operations, counter.exhausted, counter.rate, counter.alerting) == (0, 0, 0.0, False)
+    count(counter, 4, 1)
+    assert (counter.alerts, counter.total, counter.total_exhausted) == (2, 12, 4)
+
+
+def test_a_small_share_is_no_alert(clock: FakeClock) -> None:
+    counter = Exhaustion(threshold=0.5)
+    count(counter, 6, 5)
+    assert not counter.alerting
+    count(counter, 0, 1)
+    assert counter.alerting
+
+
+def test_a_hook_that_fails_hurts_nobody(clock: FakeClock, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(counter: Exhaustion) -> None:
+        raise RuntimeError("the pager is down")
+
+    counter = Exhaustion(least=1, on_alert=broken)
+    count(counter, 0, 1)
+    assert "on_alert failed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("told", "fault"),
+    [
+        ({"window_s": 0}, "window_s is 0; it must be more than 0"),
+        ({"threshold": 0}, "threshold is 0; it must be a share"),
+        ({"threshold": 1.1}, "threshold is 1.1"),
+        ({"least": 0}, "least is 0; it must be 1 or more"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(told: dict[str, Any], fault: str) -> None:
+    with pytest.raises(oncemore.UsageError, match=fault):
+        Exhaustion(**told)
