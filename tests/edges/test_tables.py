@@ -36,7 +36,7 @@ HOMES = {
     "httpx2": ("httpx2",),
     "nats": ("nats.errors", "nats.js.errors"),
     "neo4j": ("neo4j.exceptions", "neo4j._exceptions"),
-    "oncemore": ("oncemore.errors",),
+    "oncemore": ("oncemore.errors", "oncemore.profiles.lit_errors"),
     "openai": ("openai", "openai._exceptions"),
     "psycopg": ("psycopg", "psycopg.errors"),
     "psycopg_pool": ("psycopg_pool",),

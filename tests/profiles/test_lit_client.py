@@ -388,7 +388,11 @@ def test_the_words_of_each_method_say_how_often_it_may_arrive() -> None:
         ("PUT", {"idempotent": False}, 1),
     ],
 )
-@pytest.mark.parametrize("fault", [stalls, resets, answers(503)], ids=["times-out", "reset", "503"])
+@pytest.mark.parametrize(
+    "fault",
+    [stalls, resets, answers(503), answers(501)],  # a 501 was not acted on, but it was sent
+    ids=["times-out", "reset", "503", "501"],
+)
 def test_what_is_not_declared_is_sent_once(
     method: str,
     told: dict[str, Any],
