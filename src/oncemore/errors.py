@@ -10,6 +10,7 @@
     │   ├── KeyConflict                 … the key belongs to other arguments
     │   ├── KeyExpired                  … it was done once, and its record was pruned
     │   ├── ConfigChanged               … its result is of another version or config
+    │   ├── Blocked                     … people say no, or what they say cannot be known; carries `reason`
     │   ├── Quarantined                 … it waits for a person's decision
     │   ├── StaleDecision               … what was decided on is no longer what is there
     │   └── RestoredCopy                … the store is a copy, and nobody has acknowledged it
@@ -41,6 +42,7 @@ from __future__ import annotations
 
 __all__ = [
     "AttemptTimeout",
+    "Blocked",
     "Cancelled",
     "ConfigChanged",
     "DeadlineExceeded",
@@ -150,6 +152,21 @@ class Parked(Refused):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.args[0], self.until)
+
+
+class Blocked(Refused):
+    """No attempt begins: people say no, or what they say cannot be known.
+
+    reason  `switch`: somebody has stopped it; `approval_needed`: nobody has approved it;
+            `control_state_unknown`: neither can be read; `moved`: the log is elsewhere now
+    """
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.args[0], self.reason)
 
 
 class InProgress(Refused):

@@ -54,6 +54,9 @@ class Recipe:
         self.policy, self.after_failure, self.quarantines = _policy(told)
         self.if_running = _choice("if_running", told["if_running"], ("wait", "raise"))
         self.on_version_change = _version_change(told["on_version_change"], self.effect)
+        self.approval = told["approval"] is not None and bool(
+            _choice("approval", told["approval"], ("required",))
+        )
         self.priority = _choice("priority", told["priority"], PRIORITIES)
         self.isolate = _isolate(told["isolate"], self.colour, self.effect)
         self.artifact = "" if told["artifact"] is None else name_of(told["artifact"])

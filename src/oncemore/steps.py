@@ -33,6 +33,7 @@ from oncemore.engine.perform import awaiting, blocking
 from oncemore.engine.retry import ENDS
 from oncemore.engine.worker import Hand, Resumed
 from oncemore.errors import (
+    Blocked,
     Error,
     Failed,
     InProgress,
@@ -525,6 +526,7 @@ class Step(Generic[P, R]):
                 artifact=recipe.artifact,
                 large=results.large,
                 quarantines=recipe.quarantines,
+                approval=recipe.approval,
             )
             self._shelf = shelf
         return plan
@@ -575,7 +577,7 @@ def _is_over(seen: Seen) -> bool:
 
 
 _OUTCOMES = (Failed, Refused, Uncertain)
-_ABOUT_A_RUN = (Failed, Uncertain, Parked, InProgress, Quarantined)
+_ABOUT_A_RUN = (Failed, Uncertain, Parked, InProgress, Quarantined, Blocked)
 
 
 def _outcome(error: Error) -> Run:
@@ -670,7 +672,7 @@ _USUAL: dict[str, Any] = {
     "name": None, "aliases": (), "key": None, "ignore": (), "partition": None, "bucket": None, "tenant": None,
     "config": None, "version": "1", "on_version_change": None, "timeout": None, "isolate": None,
     "within": None, "if_running": "wait", "not_applied": (), "reconcile": None, "provider": None,
-    "dataset": None, "priority": "P1", "retain_for": None, "artifact": None,
+    "dataset": None, "priority": "P1", "retain_for": None, "artifact": None, "approval": None,
 }  # fmt: skip
 
 
@@ -706,6 +708,7 @@ def step(
     priority: str = "P1",
     retain_for: Seconds | None = None,
     artifact: str | None = None,
+    approval: str | None = None,
 ) -> Callable[[Callable[P, R]], Step[P, R]]:
     """Make a function durable: every attempt is on record, its effect is applied once per key.
 
@@ -738,6 +741,7 @@ def step(
     dataset, retain_for   recorded with the run
     artifact           the name of the one artifact that the step returns (`current().put`): where it is there
                        and valid nothing is run, and where it was altered the run is quarantined
+    approval           "required": no attempt begins before somebody has approved the call (`oncemore approve`)
     """
     if effect is None:
         raise UsageError(NO_EFFECT)
@@ -748,7 +752,7 @@ def step(
         tenant=tenant, config=config, version=version, on_version_change=on_version_change,
         policy=default_policy() if policy is None else policy, timeout=timeout, isolate=isolate,
         within=within, if_running=if_running, not_applied=not_applied, reconcile=reconcile, provider=provider,
-        dataset=dataset, priority=priority, retain_for=retain_for, artifact=artifact,
+        dataset=dataset, priority=priority, retain_for=retain_for, artifact=artifact, approval=approval,
     )  # fmt: skip
 
     def decorate(work: Callable[P, R]) -> Step[P, R]:

@@ -142,7 +142,8 @@ class Stage(World):
         for event, payload in op.events:
             sent = Change(("EVENT",), None, event, {"payload": payload})
             writes.append(self._write(f"event/{event.event_id}", 0, NOWHERE, sent))
-        batch = Batch(tuple(writes))
+        batch = Batch(tuple(writes), op.guards)
+        self.controls.forget()
         if not isinstance(self.store.append(batch).wait(), Stored):
             return None
         if op.beside is not None:

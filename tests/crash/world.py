@@ -16,6 +16,7 @@ from oncemore.core.model import Failure
 from oncemore.core.policy import Policy
 from oncemore.core.record import NOWHERE, Run, due, fold, link
 from oncemore.engine import flow, ops
+from oncemore.engine.controls import Controls
 from oncemore.store.base import Batch, Head, Index, Stored, Write
 from oncemore.store.memory import MemoryStore
 
@@ -61,6 +62,7 @@ class World:
         self.workers = 0
         self.nonce = 0
         self.me = ""
+        self.controls = Controls()
 
     def plan(self) -> ops.Plan:
         return ops.Plan(
@@ -90,6 +92,10 @@ class World:
         """Begin nothing, for somebody else to go on with."""
         self.workers += 1
         return ops.Terms("", f"run-{self.workers}", {"x": 1}, "input")
+
+    def _permit(self, op: ops.Permit) -> ops.Permission:
+        """Say what people have said, as an engine on this store would."""
+        return self.controls.permit(self, op)  # type: ignore[arg-type]
 
     def drive(self, crash_at: tuple[int, str] | None = None) -> tuple[ops.End, int]:
         """Run one process's call to its end, or to its crash; return the end and how many ops it took."""
@@ -145,7 +151,8 @@ class World:
         data = written(op.change, ENTITY, seen.version + 1, seen.hash, self.now, self.nonce)
         by = Index("run", run.state, due(run), run.step, run.worker, run.dataset)
         write = Write(ENTITY, seen.version, data.header, data.body, data.hash, data.head, by)
-        answer = self.store.append(Batch((write,))).wait()
+        answer = self.store.append(Batch((write,), op.guards)).wait()
+        self.controls.forget()
         return self.seen() if isinstance(answer, Stored) else None
 
     def _read(self, op: ops.Read) -> dict[str, Any]:

@@ -34,6 +34,8 @@ from oncemore.engine.ops import (
     Holder,
     Load,
     Now,
+    Permission,
+    Permit,
     Plan,
     Read,
     Save,
@@ -191,6 +193,8 @@ class Explorer:
             elif type(op) is Begin:
                 answer = Terms(f"w{at}", f"r{at}.{len(state.log)}", {"x": 1}, "input")
                 state = _with(state, at, worker._replace(leased=True))
+            elif type(op) is Permit:
+                answer = Permission({})
             elif type(op) is Read:
                 answer = state.log[op.version - 1][1]
             elif type(op) is Tell:

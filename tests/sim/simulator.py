@@ -46,6 +46,7 @@ from oncemore.engine.ops import (
     Holder,
     Load,
     Now,
+    Permit,
     Plan,
     Read,
     Save,
@@ -915,6 +916,7 @@ def _no_work() -> None: ...
 _DO: dict[type, Any] = {
     Load: Sim._load,
     Begin: lambda sim, lane, job, op: job.begin(op),
+    Permit: lambda sim, lane, job, op: job.permit(op),
     Now: Sim._read_now,
     Holder: Sim._holder,
     Read: Sim._read,

@@ -19,6 +19,7 @@ from __future__ import annotations
 from itertools import compress
 from operator import ne
 
+from oncemore.core.control import Approval, Control
 from oncemore.core.key import fingerprint
 from oncemore.core.model import move
 from oncemore.core.value import Value
@@ -51,8 +52,10 @@ if TYPE_CHECKING:
         "DELIVERED",
         "DEAD",
         "JOB",
+        "CONTROL",
+        "APPROVAL",
     ]
-    State_ = TypeVar("State_", bound="Run | Worker | Outgoing | Kept | Chore | Mapped")
+    State_ = TypeVar("State_", bound="Run | Worker | Outgoing | Kept | Chore | Mapped | Control | Approval")
 
 FORMAT = 1
 NOWHERE = b"\x00" * 32  # what the first entry of an entity is linked to
@@ -222,15 +225,17 @@ class Mapped(Value):
 
 
 #: What an entity is before its first entry, by kind.
-NEW: Final[dict[type, Any]] = {kind: kind() for kind in (Run, Worker, Outgoing, Kept, Chore, Mapped)}
+NEW: Final[dict[type, Any]] = {
+    kind: kind() for kind in (Run, Worker, Outgoing, Kept, Chore, Mapped, Control, Approval)
+}
 
 
 class Change(Value):
     """One entry before it has bytes: its marks, the state it leads to, and what goes into the body."""
 
     marks: tuple[Mark, ...]
-    before: Run | Worker | Outgoing | Kept | Chore | Mapped | None
-    after: Run | Worker | Outgoing | Kept | Chore | Mapped
+    before: Run | Worker | Outgoing | Kept | Chore | Mapped | Control | Approval | None
+    after: Run | Worker | Outgoing | Kept | Chore | Mapped | Control | Approval
     body: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
 
     @property

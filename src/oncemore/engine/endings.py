@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from oncemore.core.control import ALL, MOVED, NEEDED, UNKNOWN
 from oncemore.errors import (
+    Blocked,
     Cancelled,
     ConfigChanged,
     DeadlineExceeded,
@@ -23,7 +25,7 @@ from oncemore.errors import (
 
 if TYPE_CHECKING:
     from oncemore.core.record import Run
-    from oncemore.engine.ops import Call, Plan, Seen
+    from oncemore.engine.ops import Call, Permission, Plan, Seen
 
 #: What the log says of an attempt that nobody brought to its end, by reason.
 LOST: Final[dict[str, dict[str, Any]]] = {
@@ -48,6 +50,7 @@ CANCELLED: Final = {
     "code": "CANCELLED",
     "message": "somebody asked that no further attempt begin",
 }
+UNAPPROVED: Final = {"type": "ApprovalNeeded", "code": "APPROVAL_NEEDED"}
 TOO_LATE: Final = {"type": "DeadlineExceeded", "code": "DEADLINE", "message": "its deadline has passed"}
 
 
@@ -102,6 +105,41 @@ def parked(plan: Plan, call: Call, run: Run, wait: float) -> Exception:
     return Parked(
         f"{_which(plan, call.entity)} is parked for {wait:.0f} s ({why}); a worker or a later call goes on",
         run.not_before,
+    )
+
+
+def stopped(plan: Plan, call: Call, permit: Permission) -> Exception:
+    """Nothing was begun: somebody has stopped it, or nobody can tell whether they have."""
+    which = _which(plan, call.entity)
+    if permit.stop == UNKNOWN:
+        error = permit.error
+        made = Blocked(
+            f"{which} was not begun ({UNKNOWN}): whether somebody has stopped it cannot be read "
+            f"({type(error).__name__}: {error}), and what is not known means no; call again when it can",
+            UNKNOWN,
+        )
+        made.__cause__ = error
+        return made
+    if permit.stop == MOVED:
+        return Blocked(
+            f"{which} was not begun: this log has moved to {permit.name}; open that one instead", MOVED
+        )
+    told, what = permit.told, "" if permit.name == ALL else f" --{permit.name.replace(':', ' ', 1)}"
+    who = f" by {told['by']}" if told.get("by") else ""
+    why = f": {told['reason']}" if told.get("reason") else ""
+    return Blocked(
+        f"{which} was not begun: the switch {permit.name} was thrown{who}{why}; it goes on when the switch is "
+        f"released (oncemore switch off{what} --reason …)",
+        permit.stop,
+    )
+
+
+def unapproved(plan: Plan, call: Call, run: Run, why: str) -> Exception:
+    """It waits for somebody to approve it."""
+    return Blocked(
+        f"{_which(plan, call.entity)} waits for an approval: {why}; look at it and approve it: "
+        f"oncemore approve {run.run_id} --reason …",
+        NEEDED,
     )
 
 

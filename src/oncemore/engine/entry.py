@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.wire import body_of, head_of, written
+from oncemore.core.control import Approval, Control
 from oncemore.core.record import NOWHERE, Change, Chore, Kept, Mapped, Outgoing, Run, Worker, due, unsent
 from oncemore.core.value import make
 from oncemore.engine import artifacts
@@ -29,7 +30,7 @@ ARTIFACT: tuple[Any, ...] = ("ARTIFACT",)
 HELD = "HELD"
 
 
-def index_of(state: Run | Worker | Outgoing | Kept | Chore | Mapped) -> Index:
+def index_of(state: Run | Worker | Outgoing | Kept | Chore | Mapped | Control | Approval) -> Index:
     """Return what a head is looked up by; a worker's is its own business (`engine.lease`)."""
     if type(state) is Run:
         listed = HELD if state.held_for else state.state
@@ -41,6 +42,10 @@ def index_of(state: Run | Worker | Outgoing | Kept | Chore | Mapped) -> Index:
     if type(state) is Mapped:
         due_at = state.created if state.state == "RUNNING" else None
         return Index("job", state.state, due_at, state.step, state.worker)
+    if type(state) is Control:
+        return Index("control", state.state)
+    if type(state) is Approval:
+        return Index("approval", state.state, None, state.step)
     assert type(state) is Kept
     return artifacts.index_of(state)
 

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.artifact import plain_of
 from oncemore.core.classify import MISMATCH, verdict
+from oncemore.core.control import MOVED as ELSEWHERE
+from oncemore.core.control import NEEDED, Wanted, objection
 from oncemore.core.decide import Situation, decide
 from oncemore.core.key import seed_of
 from oncemore.core.record import Change, Run
@@ -37,6 +39,7 @@ from oncemore.engine.ops import (
     Load,
     Now,
     Offer,
+    Permit,
     Read,
     Save,
     Sleep,
@@ -50,7 +53,7 @@ from oncemore.store.base import AlsoFailed
 if TYPE_CHECKING:
     from oncemore.core.decide import Decision
     from oncemore.core.model import State
-    from oncemore.engine.ops import Call, Given, Plan, Script, Seen, Terms
+    from oncemore.engine.ops import Call, Given, Permission, Plan, Script, Seen, Terms
     from oncemore.errors import ResultUnavailable
 
 UNKNOWN, NOW, BEGIN, OFFER = Answer("unknown"), Now(), Begin(), Offer()
@@ -82,7 +85,17 @@ def run_step(plan: Plan, call: Call, seen: Seen | None = None) -> Script:
         if plan.artifact and (yield from _there_already(plan, call, terms, ready, now)):
             plan = _joined(plan)
             continue
-        claimed = yield Save(ready, _claim(plan, call, terms, ready.run, now), plan.effect != "pure")
+        approved = _approves(plan, ready)
+        permit = yield Permit(_names(plan, ready.run), terms.tenant, approved)
+        if permit.stop or approved:
+            refused = yield from _refused(plan, call, terms, ready, permit, now)
+            if refused is MOVED:
+                continue
+            if refused is not None:
+                yield refused
+                return
+        claim = _claim(plan, call, terms, ready.run, now, permit)
+        claimed = yield Save(ready, claim, plan.effect != "pure", guards=permit.guards)
         if claimed is None:
             continue
         done = yield Work(claimed, *_limit(plan, claimed.run, now))
@@ -208,7 +221,7 @@ def _meets_running(plan: Plan, call: Call, seen: Seen, now: float) -> Script:
 def _meets_waiting(plan: Plan, call: Call, seen: Seen, now: float) -> Script:
     """It waits: for a person, for its time, or for nothing but somebody to go on."""
     run = seen.run
-    if run.held_for:
+    if run.held_for and run.held_for != NEEDED:  # whether somebody has approved it is asked before the claim
         return (yield from _held(plan, seen, now))
     if run.cancelled:  # while an attempt was under way, which has not come good
         after = _over(run, "HARD_FAIL", "cancelled", failed=seen.version + 1)
@@ -275,10 +288,57 @@ def _there_already(plan: Plan, call: Call, terms: Terms, seen: Seen, now: float)
     return True
 
 
+# Before the claim: what people have said ------------------------------------------------------------
+
+
+def _names(plan: Plan, run: Run | None) -> tuple[str, ...]:
+    """Return the names that the step of a run is known by: its own, and the one that the run began under."""
+    return (plan.name,) if run is None or run.step == plan.name else (plan.name, run.step)
+
+
+def _approves(plan: Plan, seen: Seen) -> str:
+    """Return whose approval an attempt needs; a run that was held for one needs it whatever the step says."""
+    return seen.entity if plan.approval or (seen.run is not None and seen.run.held_for == NEEDED) else ""
+
+
+def _refused(plan: Plan, call: Call, terms: Terms, seen: Seen, permit: Permission, now: float) -> Script:
+    """Return the end of a call whose attempt may not begin, None if it may, or MOVED: look again.
+
+    A switch leaves the run as it is: it is due, and goes on when the switch is released. What nobody has
+    approved is held for a person, where it can be found, and where whoever is to be told is told of it.
+    """
+    if permit.stop:
+        return End(None, endings.stopped(plan, call, permit))
+    run = seen.run
+    over_ = run is None or run.state in ("COMPLETE", "HARD_FAIL")
+    at = new_run(plan, call, terms, run, now) if over_ else run
+    why = objection(permit.approval, wanted(plan, call, at), now)
+    if not why:
+        return None
+    if at.held_for != NEEDED:
+        body: dict[str, Any] = {"error": {**endings.UNAPPROVED, "message": why}}
+        after = _over(at, at.state, NEEDED)._replace(held_for=NEEDED)
+        change = Change(
+            (at.state, "ESCALATION"), run, after, {**_opening(terms), **body} if over_ else body
+        )
+        saved = yield Save(seen, change, guards=permit.guards)
+        if saved is None:
+            return MOVED
+        at = after
+    return End(None, endings.unapproved(plan, call, at, why))
+
+
+def wanted(plan: Plan, call: Call, run: Run) -> Wanted:
+    """Return what an approval of a run's next attempt must have been given for."""
+    return Wanted(
+        call.entity, run.step, plan.effect, run.input_hash, run.cfg_hash, plan.policy.digest, run.attempt + 1
+    )
+
+
 # The claim: counted before it runs, under a new fence -----------------------------------------------
 
 
-def _claim(plan: Plan, call: Call, terms: Terms, run: Run | None, now: float) -> Change:
+def _claim(plan: Plan, call: Call, terms: Terms, run: Run | None, now: float, permit: Permission) -> Change:
     """Return RUNNING and INTENT as one entry; with PENDING before them where a new run begins."""
     marks: tuple[Any, ...] = ("RUNNING", "INTENT")
     body: dict[str, Any] = {}
@@ -288,8 +348,10 @@ def _claim(plan: Plan, call: Call, terms: Terms, run: Run | None, now: float) ->
         at = new_run(plan, call, terms, run, now)
     after = at._replace(
         state="RUNNING", effect=plan.effect, fence=at.fence + 1, attempt=at.attempt + 1, tried=at.tried + 1,
-        worker=terms.worker, began=now, reason="",
+        worker=terms.worker, began=now, reason="", held_for="",
     )  # fmt: skip
+    if permit.approval is not None:
+        body = {**body, "approval": permit.approval._asdict()}
     return Change(marks, before, after, body)
 
 
@@ -634,8 +696,13 @@ def submit(plan: Plan, call: Call, at: float) -> Script:
             yield ready
             return
         terms = yield OFFER
+        permit = yield Permit(_names(plan, run), terms.tenant, begins=False)
+        if permit.stop == ELSEWHERE:
+            yield End(None, endings.stopped(plan, call, permit))
+            return
         after = new_run(plan, call, terms, run, now)._replace(not_before=at or now)
-        if (yield Save(seen, Change(("PENDING",), run, after, _opening(terms)))) is not None:
+        change = Change(("PENDING",), run, after, _opening(terms))
+        if (yield Save(seen, change, guards=permit.guards)) is not None:
             yield End(None, None)
             return
 

@@ -15,6 +15,7 @@ from oncemore.core.value import make
 from oncemore.engine import artifacts
 from oncemore.engine import clock as clocks
 from oncemore.engine.attempt import CURRENT, Attempt
+from oncemore.engine.controls import CONTROL
 from oncemore.engine.entry import (
     ARTIFACT,
     CHECKPOINT,
@@ -37,6 +38,8 @@ from oncemore.engine.ops import (
     Load,
     Now,
     Offer,
+    Permission,
+    Permit,
     Read,
     Save,
     Seen,
@@ -61,7 +64,6 @@ if TYPE_CHECKING:
 
 #: Waits before a write whose answer was lost is sent again.
 AGAIN_S = (0.0, 0.05, 0.25, 1.0)
-_NO_GUARDS: dict[str, int] = {}
 
 
 class Job:
@@ -120,6 +122,10 @@ class Job:
         """Return what a run begins with that somebody else is to do."""
         return self._terms(None)
 
+    def permit(self, op: Permit) -> Permission:
+        """Say whether an attempt may begin, as far as people have to say so."""
+        return self.engine.controls.permit(self.engine, op)
+
     def release(self) -> None:
         """Keep this process's worker no longer than anything needs it."""
         if self.reserved and self.me is not None:
@@ -174,12 +180,13 @@ class Job:
             # Before it is written: nobody in this process may take it for lost.
             assert self.me is not None
             assert type(run) is Run
+            assert CONTROL in op.guards, "an attempt was to begin that nobody has let begin"
             held = (seen.entity, run.fence)
             self.me.take(held)
             self.held = held  # after it: what was not taken must not be left, it may be somebody else's
             self.release()
         after = Seen(seen.entity, seen.version + 1, writes[0].hash, run, change.body)
-        return make(Batch, (tuple(writes), _NO_GUARDS, op.sync, op.beside)), after
+        return make(Batch, (tuple(writes), op.guards, op.sync, op.beside)), after
 
     def end_save(self, op: Save, after: Seen, answer: Answered) -> Seen | None:
         """Return the entity as it is now, or None if it was not as it had been seen.
@@ -190,6 +197,8 @@ class Job:
         stored = isinstance(answer, Stored)
         if op.change.marks != CHECKPOINT and not self._goes_on(after.run, answer):
             self.let_go()
+        if isinstance(answer, Conflict) and answer.entity in op.guards:
+            self.engine.controls.forget()  # what people have said has changed: it is read anew
         if stored and self.engine.notices is not None and entered(op.change):
             self.engine.notices.wake(self.engine)
         return after if stored else None

@@ -2,6 +2,7 @@
 
 Load(entity, kind)        read the head                              ← Seen
 Begin()                   who begins an attempt, and with what       ← Terms
+Permit(step, tenant, …)   may an attempt begin? what people have said ← Permission
 Offer()                   what a run for somebody else begins with   ← Terms, nobody's
 Now()                     the store's time                           ← seconds
 Holder(worker, …)         until when is that attempt held?           ← seconds; 0 when its worker is gone
@@ -27,9 +28,10 @@ from oncemore.core.record import Run
 from oncemore.core.value import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Mapping
 
     from oncemore.codec.artifact import Artifact
+    from oncemore.core.control import Approval
     from oncemore.core.model import Effect, Failure
     from oncemore.core.policy import Policy
     from oncemore.core.record import Change, Kept, Outgoing
@@ -54,14 +56,16 @@ class Plan(Record):
     artifact           the name of the one artifact that the step's result is; empty if it is not
     large              whether an encoded result is too large for the log
     quarantines        whether a failure that is not tried again waits for a person (CLASS-3)
+    approval           whether an attempt begins only where somebody has approved it
     """
 
     __slots__ = (
-        "after_failure", "artifact", "asks", "classify", "covers", "decode", "describe", "effect", "encode",
+        "after_failure", "approval", "artifact", "asks", "classify", "covers", "decode", "describe", "effect", "encode",
         "if_running", "inline_wait_s", "large", "name", "not_applied", "on_version_change", "policy",
         "policy_name", "quarantines",
     )  # fmt: skip
     after_failure: str
+    approval: bool
     artifact: str
     asks: bool
     classify: Callable[[BaseException, float], Failure]
@@ -100,9 +104,10 @@ class Plan(Record):
         artifact: str = "",
         large: Callable[[Any], bool] = lambda encoded: False,
         quarantines: bool = False,
+        approval: bool = False,
     ) -> None:
         self.fill(
-            after_failure, artifact, asks, classify, covers, decode, describe, effect, encode, if_running,
+            after_failure, approval, artifact, asks, classify, covers, decode, describe, effect, encode, if_running,
             inline_wait_s, large, name, not_applied, on_version_change, policy,
             f"{policy.name}@{policy.version}:{policy.digest[:12]}", quarantines,
         )  # fmt: skip
@@ -172,6 +177,39 @@ class Offer(NamedTuple):
     """Ask what a run begins with that somebody else is to do."""
 
 
+class Permit(NamedTuple):
+    """Ask whether an attempt may begin: what people have said that is not in the run itself.
+
+    steps   the names of its step
+    entity  whose approval it needs; empty if it needs none
+    begins  False for what only hands work in: a switch does not stop that, a log that has moved does
+    """
+
+    steps: tuple[str, ...]
+    tenant: str
+    entity: str = ""
+    begins: bool = True
+
+
+class Permission(NamedTuple):
+    """What people have said, and what must still be so when the attempt begins.
+
+    guards    entities that were read, by their versions
+    stop      why it may not begin: `switch`, `control_state_unknown` or `moved`; empty if it may
+    name      of the switch that is on, or where the log has moved
+    told      who threw it, why and when
+    approval  what was approved of its key, if anything was
+    error     why nothing can be known
+    """
+
+    guards: Mapping[str, int]
+    stop: str = ""
+    name: str = ""
+    told: Mapping[str, Any] = {}
+    approval: Approval | None = None
+    error: Exception | None = None
+
+
 class Now(NamedTuple):
     """Ask for the store's time."""
 
@@ -190,6 +228,7 @@ class Save(NamedTuple):
     events  what is given away with it, each an entity of its own: events, references to artifacts
     beside  what else is written in the same transaction; if it cannot be, the answer is `AlsoFailed`
     also    what else is changed with it or not at all, each if it is still as it was seen
+    guards  what must not have changed for it, by its version
     """
 
     seen: Seen
@@ -198,6 +237,7 @@ class Save(NamedTuple):
     events: tuple[Given, ...] = ()
     beside: Callable[[Joined], object] | None = None
     also: tuple[tuple[Seen, Change], ...] = ()
+    guards: Mapping[str, int] = {}
 
 
 class Read(NamedTuple):

@@ -38,6 +38,7 @@ from oncemore.engine.ops import (
     Load,
     Now,
     Offer,
+    Permit,
     Read,
     Save,
     Sleep,
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
 
     from oncemore.core.record import Kept
-    from oncemore.engine.ops import Script
+    from oncemore.engine.ops import Permission, Script
     from oncemore.store.base import Conflict, Stored
 
     Answered = Stored | Conflict
@@ -313,6 +314,12 @@ async def _check_awaited(job: Job, op: Check) -> Found:
     return job.check(op) if job.cut is not None else await in_thread(job.check, op)
 
 
+async def _permit_awaited(job: Job, op: Permit) -> Permission:
+    if job.cut is not None or not job.engine.controls.waits:
+        return job.permit(op)
+    return await in_thread(job.permit, op)  # type: ignore[no-any-return]
+
+
 async def _spill_awaited(job: Job, op: Spill) -> tuple[str, Kept] | None:
     try:
         return await in_thread(job.spill, op)  # type: ignore[no-any-return]
@@ -333,9 +340,10 @@ _QUICK: dict[type, Callable[[Job, Any], Any]] = {
 }  # fmt: skip
 _BLOCKING: dict[type, Callable[[Job, Any], Any]] = {
     Save: save, Work: _work, Ask: _ask, Sleep: _sleep, Watch: _watch, Finish: _finish,
-    Check: Job.check, Spill: _spill, Fetch: Job.fetch,
+    Check: Job.check, Spill: _spill, Fetch: Job.fetch, Permit: Job.permit,
 }  # fmt: skip
 _AWAITING: dict[type, Callable[[Job, Any], Coroutine[Any, Any, Any]]] = {
     Save: save_awaited, Work: _work_awaited, Ask: _ask_awaited, Sleep: _sleep_awaited, Watch: _watch_awaited,
     Check: _check_awaited, Spill: _spill_awaited, Fetch: _fetch_awaited, Finish: _finish_awaited,
+    Permit: _permit_awaited,
 }  # fmt: skip

@@ -22,6 +22,7 @@ from oncemore.core.record import Worker
 from oncemore.engine import clock as clocks
 from oncemore.engine import limits
 from oncemore.engine.artifacts import Artifacts, Shelf
+from oncemore.engine.controls import Controls
 from oncemore.engine.ids import uuid7
 from oncemore.engine.lease import BEATS, LEASE_S, Heart, Identity, Shield
 from oncemore.engine.notices import CLOSE_S
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from oncemore.core.record import Chore
     from oncemore.engine.artifact_places import Place
     from oncemore.engine.attempt import Attempt
+    from oncemore.engine.controls import Elsewhere
     from oncemore.engine.erasure import Erased
     from oncemore.engine.history import Run
     from oncemore.engine.house import Backup, Sizes, Verified
@@ -69,6 +71,7 @@ class Engine:
     codec          what seals the bodies of entries, or several of which the first one writes
     copies         "hold" a copied or restored store until somebody acknowledges it, or "trust" it
     warn           at which sizes to say that the store grows large; see `engine.sizes`
+    control        where else people throw switches and approve work; None if they do so in the store only
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class Engine:
         codec: Codec | Sequence[Codec] | None = None,
         copies: str = "hold",
         warn: Limits = LIMITS,
+        control: Elsewhere | None = None,
     ) -> None:
         if not SHORTEST_LEASE_S <= lease_s <= LONGEST_LEASE_S:
             raise UsageError(
@@ -103,6 +107,7 @@ class Engine:
             raise UsageError(f"copies is {copies!r}; the choices are {', '.join(COPIES)}")
         self._copies = copies
         self._watch = Watch(warn)
+        self.controls = Controls(control)
         self.begin_anew()
         _engines.add(self)
 
@@ -115,6 +120,7 @@ class Engine:
         self._heart: Heart | None = None
         self._inside = 0
         self._quiet = False
+        self.controls.forget()
         if self.notices is not None:
             self.notices.begin_anew()
         self.held = UNSEEN
@@ -374,6 +380,7 @@ class Engine:
             store, self._store, self.held = self._store, None, UNSEEN
             quiet, self._quiet = self._quiet, False
             self._me = None
+            self.controls.forget()
         if heart is not None:
             heart.stop()
         for me in mine.values():

@@ -29,7 +29,7 @@ import time
 import weakref
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import apsw
 
@@ -102,8 +102,35 @@ INSERT INTO log SELECT NULL, entity, version + 1, seq, ?, ?, ?, NULL FROM head W
 UPDATE head SET version=version+1, hash=?, head=?, kind=?, state=?, due=?, step=?, worker=?, dataset=?,
     seq=last_insert_rowid() WHERE entity=? AND version=?
 """
+#: The same under a guard, by its entity and its version (or NULL). A statement that asks the table which it
+#: writes makes a table of its own for that, which costs more than all else; so it is the log's that asks, and
+#: where the head came first, a guard that does not hold is an entry without an entity, which is refused.
+_GUARD = "(SELECT version FROM head WHERE entity=?) IS ?"
+_FIRST_GUARDED = f"""
+INSERT INTO head({_HEAD}) VALUES (?,1,?,?,?,?,?,?,?,?,(SELECT coalesce(max(seq), 0) + 1 FROM log))
+    ON CONFLICT DO NOTHING;
+INSERT INTO log SELECT NULL, CASE WHEN {_GUARD} THEN ? END, 1, 0, ?, ?, ?, NULL WHERE changes()
+"""  # noqa: S608
+_NEXT_GUARDED = f"""
+INSERT INTO log SELECT NULL, entity, version + 1, seq, ?, ?, ?, NULL FROM head
+    WHERE entity=? AND version=? AND {_GUARD};
+UPDATE head SET version=version+1, hash=?, head=?, kind=?, state=?, due=?, step=?, worker=?, dataset=?,
+    seq=last_insert_rowid() WHERE entity=? AND version=? AND changes()
+"""  # noqa: S608
+
+
+class _Sql(NamedTuple):
+    """How one write is stored: the first of its entity, the next, and both under a guard."""
+
+    first: str
+    then: str
+    first_guarded: str
+    then_guarded: str
+
+
+_IN_ONE = _Sql(_FIRST, _NEXT, _FIRST_GUARDED, _NEXT_GUARDED)
 #: The same as whole transactions: what a lone write needs is one call of the engine.
-_FIRST_ALONE, _NEXT_ALONE = (f"BEGIN IMMEDIATE;{sql};COMMIT" for sql in (_FIRST, _NEXT))
+_ALONE = _Sql(*(f"BEGIN IMMEDIATE;{sql};COMMIT" for sql in _IN_ONE))
 _MARK = "INSERT INTO meta VALUES ('mark', ?) ON CONFLICT DO UPDATE SET value=max(value, excluded.value)"
 
 
@@ -143,7 +170,7 @@ class SqliteStore:
 
     def append(self, batch: Batch) -> Op:
         """Ask for a batch to be stored."""
-        if len(batch.writes) != 1 or batch.guards:
+        if len(batch.writes) != 1 or (batch.guards and batch.writes[0].entity in batch.guards):
             check_batch(batch)
         return self._combiner.submit(batch)
 
@@ -185,7 +212,7 @@ class SqliteStore:
                 if len(ops) == 1 and _is_alone(ops[0].batch) and place.since_boot() <= self._mark:
                     cursor = self._cursor(sync=ops[0].batch.sync)
                     self._combiner.tell()
-                    answers = [_store(cursor, ops[0].batch, _FIRST_ALONE, _NEXT_ALONE)]
+                    answers = [_store(cursor, ops[0].batch, _ALONE)]
                 elif ops:
                     answers = self._together([op.batch for op in ops])
             finally:
@@ -461,21 +488,21 @@ class SqliteStore:
 def _apply(cursor: apsw.Cursor, batches: list[Batch]) -> list[Answer]:
     """Compare and set each batch in turn."""
     return [
-        _store(cursor, batch, _FIRST, _NEXT) if batch.also is None else _join(cursor, batch)
+        _store(cursor, batch, _IN_ONE) if batch.also is None else _join(cursor, batch)
         for batch in batches
     ]
 
 
 def _is_alone(batch: Batch) -> bool:
-    """Whether a batch is one write that depends on nothing else."""
-    return len(batch.writes) == 1 and not batch.guards and batch.also is None
+    """Whether a batch is one write that depends on one other thing at most."""
+    return len(batch.writes) == 1 and len(batch.guards) < 2 and batch.also is None
 
 
 def _join(cursor: apsw.Cursor, batch: Batch) -> Answer:
     """Store a batch together with what it brings along, or nothing of both."""
     assert batch.also is not None
     cursor.execute("SAVEPOINT batch")
-    answer: Answer = _store(cursor, batch, _FIRST, _NEXT)
+    answer: Answer = _store(cursor, batch, _IN_ONE)
     if isinstance(answer, Stored):
         try:
             join(cursor, batch.also)
@@ -486,16 +513,18 @@ def _join(cursor: apsw.Cursor, batch: Batch) -> Answer:
     return answer
 
 
-def _store(cursor: apsw.Cursor, batch: Batch, first: str, then: str) -> Stored | Conflict:
+def _store(cursor: apsw.Cursor, batch: Batch, sql: _Sql) -> Stored | Conflict:
     """Store a batch, or say what stands in its way; a lone write finds that out by itself."""
-    writes = batch.writes
-    if len(writes) == 1 and not batch.guards:
-        seq = _set(cursor, writes[0], first, then)
-        return make(Stored, ((seq,),)) if seq else _conflict(cursor, writes[0].entity)
+    writes, guards = batch.writes, batch.guards
+    if len(writes) == 1 and len(guards) < 2:
+        seq = _set_guarded(cursor, writes[0], guards, sql) if guards else _set(cursor, writes[0], sql)
+        if seq:
+            return make(Stored, ((seq,),))
+        return (_missed(cursor, batch) if guards else None) or _conflict(cursor, writes[0].entity)
     missed = _missed(cursor, batch)
     if missed is not None:
         return missed
-    seqs = tuple([_set(cursor, write, first, then) for write in writes])
+    seqs = tuple([_set(cursor, write, sql) for write in writes])
     assert 0 not in seqs, "a head moved inside the transaction that compared it"
     return make(Stored, (seqs,))
 
@@ -515,14 +544,35 @@ def _conflict(cursor: apsw.Cursor, entity: str) -> Conflict:
     return Conflict(entity, _head(found[0]) if found else None)
 
 
-def _set(cursor: apsw.Cursor, write: Write, first: str, then: str) -> int:
+def _set_guarded(cursor: apsw.Cursor, write: Write, guards: Mapping[str, int], sql: _Sql) -> int:
+    """Do as `_set`, if what guards it has the version that it had."""
+    entity, expect, header, body, digest, head, by = write
+    ((name, version),) = guards.items()
+    guard = (name, version or None)
+    if expect:
+        entry = (digest, header, body, entity, expect, *guard)
+        cursor.execute(sql.then_guarded, (*entry, digest, head, *by, entity, expect))
+    else:
+        try:
+            cursor.execute(
+                sql.first_guarded, (entity, digest, head, *by, *guard, entity, digest, header, body)
+            )
+        except apsw.ConstraintError:  # the guard has moved: nothing of this write is kept
+            undo = ("ROLLBACK", ()) if sql is _ALONE else ("DELETE FROM head WHERE entity=?", (entity,))
+            cursor.execute(*undo)
+            return 0
+    connection = cursor.connection
+    return connection.last_insert_rowid() if connection.changes() else 0
+
+
+def _set(cursor: apsw.Cursor, write: Write, sql: _Sql) -> int:
     """Move a head that has the expected version, and log it; return its seq, 0 when it has another."""
     entity, expect, header, body, digest, head, by = write
     if expect:
         entry = (digest, header, body, entity, expect)
-        cursor.execute(then, (*entry, digest, head, *by, entity, expect))
+        cursor.execute(sql.then, (*entry, digest, head, *by, entity, expect))
     else:
-        cursor.execute(first, (entity, digest, head, *by, entity, digest, header, body))
+        cursor.execute(sql.first, (entity, digest, head, *by, entity, digest, header, body))
     connection = cursor.connection
     return connection.last_insert_rowid() if connection.changes() else 0
 
