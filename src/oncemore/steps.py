@@ -31,6 +31,7 @@ from oncemore.engine.moving import Moved, mark, result_of
 from oncemore.engine.ops import Answer, Call, End, Plan, Seen, Terms
 from oncemore.engine.perform import awaiting, blocking
 from oncemore.engine.retry import ENDS
+from oncemore.engine.switches import grant
 from oncemore.engine.worker import Hand, Resumed
 from oncemore.errors import (
     Blocked,
@@ -47,6 +48,7 @@ from oncemore.errors import (
 )
 from oncemore.evidence.neutral import neutral
 from oncemore.opening import chosen, default_policy
+from oncemore.options import as_seconds
 from oncemore.recipe import NO_EFFECT, Recipe, annotations_of
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
     from oncemore.engine.lease import Identity
     from oncemore.engine.ops import Script
     from oncemore.engine.runtime import Engine
+    from oncemore.engine.switches import Given
     from oncemore.options import Seconds
 
 P = ParamSpec("P")
@@ -178,6 +181,22 @@ class Step(Generic[P, R]):
         told = answer._replace(decided=_decision("settle", reason))
         look = self._look(args, kwargs)
         return self._ordered_now(look, flow.settle(look.plan, look.call, told))
+
+    def approve(
+        self, *args: Any, reason: str, by: str | None = None, expires: Seconds | None = None, **kwargs: Any
+    ) -> Given:
+        """Approve a call, before it is made or while it waits for that: these arguments, this version, this
+        policy, and nothing else. Who and why are recorded.
+
+        expires  for how long it holds (a day)
+        """
+        look = self._look(args, kwargs)
+        seen, now = look.seen, look.engine.now()
+        over = seen.run is None or _is_over(seen)
+        run = flow.new_run(look.plan, look.call, self._terms(look, ""), seen.run, now) if over else seen.run
+        wanted = flow.wanted(look.plan, look.call, run)
+        holds = None if expires is None else as_seconds("expires", expires)
+        return grant(look.engine, wanted, seen, run.allowed - run.tried, reason, by, holds)
 
     def submit(self, *args: Any, at: When | None = None, **kwargs: Any) -> Any:
         """Hand the work in for some worker to do, and return its `Run`; to be awaited if async.
@@ -741,7 +760,7 @@ def step(
     dataset, retain_for   recorded with the run
     artifact           the name of the one artifact that the step returns (`current().put`): where it is there
                        and valid nothing is run, and where it was altered the run is quarantined
-    approval           "required": no attempt begins before somebody has approved the call (`oncemore approve`)
+    approval           "required": no attempt begins before somebody has approved it (`oncemore approve`)
     """
     if effect is None:
         raise UsageError(NO_EFFECT)

@@ -1,12 +1,12 @@
-"""CONTROL: what people say about work that has not begun: switches that stop it, approvals that let it through.
+"""CONTROL: what people say about work that has not begun: switches stop it, approvals let it through.
 
 A *switch* stands for all attempts (`all_execution`), for those of one step or for those of one tenant. While
 it is on, none of them begins; what is under way may end. All switches of a log are one entity, because every
 attempt is compared with it when it begins: one version to compare is as cheap as it gets.
 
-An *approval* lets the attempts of one key begin, of a step that asks for one. It holds for what the person has
-seen and for nothing else: the key, the arguments, the step's version, its effect, the policy, so many attempts,
-until a time. What has changed since is not approved.
+An *approval* lets the attempts of one key begin, of a step that asks for one. It holds for what the person
+has seen and for nothing else: the key, the arguments, the step's version, its effect, the policy, so many
+attempts, until a time. What has changed since is not approved.
 
 Nothing here reads or writes: what is known comes in, what follows from it goes out.
 """
@@ -138,5 +138,7 @@ def objection(approval: Approval | None, wanted: Wanted, now: float) -> str:
     if differs:
         return f"{approval.by} approved it with another {', another '.join(differs)}"
     if wanted.attempt > approval.upto:
-        return f"{approval.by} approved it up to attempt {approval.upto}, and this is attempt {wanted.attempt}"
+        return (
+            f"{approval.by} approved it up to attempt {approval.upto}, and this is attempt {wanted.attempt}"
+        )
     return ""

@@ -2,8 +2,8 @@
 
 Every attempt of a durable step is asked for here before it begins, on whatever path it came: a first call, a
 retry, a crash that is made good, a worker, an order that was handed in. The answer names the versions of what
-was read, and those are guards of the INTENT: if somebody has thrown a switch or revoked an approval since, the
-store itself refuses the INTENT, and it is asked again. So what is known may be old without ever being wrong:
+was read, and those are guards of the INTENT: if somebody has thrown a switch or revoked an approval since,
+the store itself refuses the INTENT, and it is asked again. So what is known may be old and never wrong:
 
     a switch is off, as far as is known    the INTENT's guard makes sure that it still is
     a switch is on, as far as is known     nothing is written, so it is read anew before anybody is refused
@@ -32,7 +32,7 @@ CONTROL = "control/switches"
 
 
 class Elsewhere(Protocol):
-    """Where else people say what may begin; it is asked before every attempt, and raises if it cannot tell."""
+    """Where else people say what may begin: asked before every attempt, it raises if it cannot tell."""
 
     def switches(self, steps: tuple[str, ...], tenant: str) -> Control:
         """Return the switches that are on, of those that could stop an attempt."""

@@ -26,6 +26,7 @@ from oncemore.engine.history import Run
 from oncemore.engine.ids import uuid7
 from oncemore.engine.jobs import WORDS, ByProvider, JobItem, JobRun
 from oncemore.errors import (
+    Blocked,
     Failed,
     InProgress,
     Parked,
@@ -314,7 +315,7 @@ _SAYS: tuple[tuple[Any, str], ...] = (
     (ResultUnavailable, "done"),
     (Failed, "failed"),
     ((InProgress, Parked, StoreError), "later"),
-    ((Uncertain, Quarantined), "held"),
+    ((Uncertain, Quarantined, Blocked), "held"),
     (Exception, "refused"),
     (BaseException, "later"),
 )

@@ -128,7 +128,7 @@ def stopped(plan: Plan, call: Call, permit: Permission) -> Exception:
     who = f" by {told['by']}" if told.get("by") else ""
     why = f": {told['reason']}" if told.get("reason") else ""
     return Blocked(
-        f"{which} was not begun: the switch {permit.name} was thrown{who}{why}; it goes on when the switch is "
+        f"{which} was not begun: the switch {permit.name} was thrown{who}{why}; it goes on when that is "
         f"released (oncemore switch off{what} --reason …)",
         permit.stop,
     )

@@ -68,6 +68,7 @@ MOVED = object()
 
 def run_step(plan: Plan, call: Call, seen: Seen | None = None) -> Script:
     """Bring a call to its end: at most one COMMIT per key, bounded attempts, nothing silent."""
+    guessed = seen is not None
     while True:
         if seen is None:
             seen = yield Load(call.entity)
@@ -89,7 +90,8 @@ def run_step(plan: Plan, call: Call, seen: Seen | None = None) -> Script:
         permit = yield Permit(_names(plan, ready.run), terms.tenant, approved)
         if permit.stop or approved:
             refused = yield from _refused(plan, call, terms, ready, permit, now)
-            if refused is MOVED:
+            if refused is MOVED or (refused is not None and guessed):
+                guessed = False  # what was taken for new may be done: that can be had, whatever people say
                 continue
             if refused is not None:
                 yield refused
@@ -316,11 +318,10 @@ def _refused(plan: Plan, call: Call, terms: Terms, seen: Seen, permit: Permissio
     if not why:
         return None
     if at.held_for != NEEDED:
-        body: dict[str, Any] = {"error": {**endings.UNAPPROVED, "message": why}}
+        told = {**endings.UNAPPROVED, "message": why}
+        body: dict[str, Any] = {"error": told, "wanted": wanted(plan, call, at)._asdict()}
         after = _over(at, at.state, NEEDED)._replace(held_for=NEEDED)
-        change = Change(
-            (at.state, "ESCALATION"), run, after, {**_opening(terms), **body} if over_ else body
-        )
+        change = Change((at.state, "ESCALATION"), run, after, {**_opening(terms), **body} if over_ else body)
         saved = yield Save(seen, change, guards=permit.guards)
         if saved is None:
             return MOVED

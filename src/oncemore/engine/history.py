@@ -420,6 +420,7 @@ def opening_of(entries: Iterable[Entry], seal: Seal | None = None) -> dict[str, 
     """
     found: dict[str, Any] = {}
     for entry in entries:
-        if "PENDING" in header_of(entry.header).marks:
+        header = header_of(entry.header)
+        if "PENDING" in header.marks and "run_id" in header.sets:  # what was held has begun before
             found = {} if entry.body is None else body_of(entry.body, seal)
     return found

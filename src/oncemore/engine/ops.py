@@ -60,9 +60,9 @@ class Plan(Record):
     """
 
     __slots__ = (
-        "after_failure", "approval", "artifact", "asks", "classify", "covers", "decode", "describe", "effect", "encode",
-        "if_running", "inline_wait_s", "large", "name", "not_applied", "on_version_change", "policy",
-        "policy_name", "quarantines",
+        "after_failure", "approval", "artifact", "asks", "classify", "covers", "decode", "describe", "effect",
+        "encode", "if_running", "inline_wait_s", "large", "name", "not_applied", "on_version_change",
+        "policy", "policy_name", "quarantines",
     )  # fmt: skip
     after_failure: str
     approval: bool
@@ -107,8 +107,8 @@ class Plan(Record):
         approval: bool = False,
     ) -> None:
         self.fill(
-            after_failure, approval, artifact, asks, classify, covers, decode, describe, effect, encode, if_running,
-            inline_wait_s, large, name, not_applied, on_version_change, policy,
+            after_failure, approval, artifact, asks, classify, covers, decode, describe, effect, encode,
+            if_running, inline_wait_s, large, name, not_applied, on_version_change, policy,
             f"{policy.name}@{policy.version}:{policy.digest[:12]}", quarantines,
         )  # fmt: skip
 

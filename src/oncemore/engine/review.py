@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from oncemore.core.control import NEEDED
 from oncemore.core.record import Change, Kept, Outgoing, Run
 from oncemore.engine.deliver import moved
 from oncemore.engine.flow import DOUBTFUL, escalated, over
@@ -84,6 +85,8 @@ def choices(state: Any) -> tuple[str, ...]:
         return ("release", "reject")
     if state.held_for == DOUBTFUL:
         return ("settle", "reject")
+    if state.held_for == NEEDED:
+        return ("approve", "reject")
     return ("release", "reject", "rerun") if state.tried < state.allowed else ("rerun", "reject")
 
 
@@ -118,8 +121,8 @@ def _who(seen: Seen) -> str:
 
 def _release_run(seen: Seen, ruling: Ruling, now: float) -> Verdict:
     run = seen.run
-    if run.held_for == DOUBTFUL:
-        return _settle_first(run)
+    if run.held_for in _ELSEWHERE:
+        return _ELSEWHERE[run.held_for](run)
     if run.tried >= run.allowed:
         return UsageError(
             f"{run.step} has used all of its {run.allowed} attempts; give it more: rerun with extra_attempts"
@@ -129,8 +132,8 @@ def _release_run(seen: Seen, ruling: Ruling, now: float) -> Verdict:
 
 def _rerun_run(seen: Seen, ruling: Ruling, now: float) -> Verdict:
     run = seen.run
-    if run.held_for == DOUBTFUL:
-        return _settle_first(run)
+    if run.held_for in _ELSEWHERE:
+        return _ELSEWHERE[run.held_for](run)
     # What is granted comes on top of what was used: a budget that had some left is not made smaller.
     return _goes_on(seen, ruling, now, max(run.allowed, run.tried) + ruling.extra)
 
@@ -159,6 +162,17 @@ def _settle_first(run: Run) -> UsageError:
         f"attempt {run.attempt} of {run.step} may have taken effect, and is not repeated blindly; look "
         "whether it did and settle it (applied or not_applied), or reject it"
     )
+
+
+def _approve_it(run: Run) -> UsageError:
+    return UsageError(
+        f"{run.step} waits for an approval; give it one (oncemore approve {run.run_id}), or reject it"
+    )
+
+
+#: What does not go on by being released: what is to be decided first.
+_ELSEWHERE = {DOUBTFUL: _settle_first, NEEDED: _approve_it}
+goes_on = _goes_on  # for `engine.switches`: what is approved goes on in the same words
 
 
 # Artifacts and dead letters -------------------------------------------------------------------------

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from oncemore.engine.quarantine import Quarantine
     from oncemore.engine.retention import Pruned
     from oncemore.engine.retry import Invoke
+    from oncemore.engine.switches import Approvals, Switches
     from oncemore.engine.watch import Passed
     from oncemore.store.base import Facts, Store
 
@@ -152,6 +153,20 @@ class Engine:
         from oncemore.engine.quarantine import Quarantine
 
         return Quarantine(self)
+
+    @property
+    def switch(self) -> Switches:
+        """The switches that stop work before it begins."""
+        from oncemore.engine.switches import Switches
+
+        return Switches(self)
+
+    @property
+    def approvals(self) -> Approvals:
+        """What waits for somebody's approval, and what was approved."""
+        from oncemore.engine.switches import Approvals
+
+        return Approvals(self)
 
     def jobs(self, limit: int = 100) -> tuple[JobRun, ...]:
         """Return the jobs (`step.map`) that the log knows, those under way first."""

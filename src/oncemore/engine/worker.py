@@ -19,10 +19,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncemore.codec.wire import head_of, written
+from oncemore.core.control import CLEAR, NEEDED, SWITCHED, Control, stops
 from oncemore.core.record import Change, Mapped, Run
 from oncemore.core.record import Worker as Lease
 from oncemore.core.turns import Turn, in_turn
 from oncemore.core.value import Value
+from oncemore.engine import controls
 from oncemore.engine.context import CONTEXT, Context
 from oncemore.engine.crew import Crew
 from oncemore.engine.entry import seen_in
@@ -31,6 +33,7 @@ from oncemore.engine.ops import Save
 from oncemore.engine.perform import awaiting, blocking
 from oncemore.engine.runtime import inside, log
 from oncemore.errors import (
+    Blocked,
     Error,
     Failed,
     InProgress,
@@ -65,6 +68,8 @@ SWEEP_S, SWEEP_AGAIN_S = 1.0, 30.0
 CUT_S = 5.0
 #: How many runs of a step are remembered that cannot go on here; with more, the step is set aside.
 MOST_REFUSED = 10_000
+#: How long a worker leaves a run alone that it could not find out about whether it may begin.
+ASK_AGAIN_S = 1.0
 #: For how many looks a worker that met another takes runs out of their order.
 CROWDED = 50
 
@@ -113,6 +118,7 @@ _CAME_TO: tuple[tuple[Any, str], ...] = (
     (ResultUnavailable, "done"),
     ((Uncertain, Quarantined), "held"),
     (Failed, "failed"),
+    (Blocked, "blocked"),
     (StoreError, "trouble"),
     (Error, "refused"),
     (Exception, "trouble"),
@@ -149,6 +155,8 @@ class Worker:
         self._lost: dict[str, Turn] = {}
         self._refused: dict[str, dict[str, int]] = {name: {} for name in self._hands}
         self._sifted: dict[str, tuple[int, float]] = {}
+        self._blocked: dict[str, tuple[int, int, float]] = {}
+        self._control: tuple[int, Control] = 0, Control()
         self._chance = random.Random()  # noqa: S311 - so that workers do not reach for the same run
 
     @property
@@ -298,8 +306,9 @@ class Worker:
             self._sweep()
             self._swept = time.monotonic()
         now, self._next = self._engine.now(), EVER
+        self._control = controls.read(self._engine)
         waiting = {name: self._due(name, now) for name in self._hands if self._fits(name)}
-        for turn in self._lost.values():
+        for turn in self._lost.values():  # which are closed, also while no attempt begins
             waiting.setdefault(turn.step, []).insert(0, turn)
         self._turns = in_turn(waiting, self._last)
         self._crowded = max(0, self._crowded - 1)
@@ -323,11 +332,22 @@ class Worker:
     def _mine(self, head: Head) -> bool:
         """Whether a run may go on here: nobody here has it, or has found that it cannot."""
         refused = self._refused[head.by.step].get(head.entity)
-        return head.entity not in self._busy and refused != head.version
+        return (
+            head.entity not in self._busy
+            and refused != head.version
+            and (not self._blocked or not self._is_blocked(head))
+        )
+
+    def _is_blocked(self, head: Head) -> bool:
+        """Whether a run was not let begin, and nothing has changed since that could let it."""
+        version, control, until = self._blocked.get(head.entity, (0, 0, 0.0))
+        return version == head.version and control == self._control[0] and time.monotonic() < until
 
     def _fits(self, name: str) -> bool:
-        """Whether a step is worth looking at: not so many of its runs could not go on here."""
-        return len(self._refused[name]) < MOST_REFUSED
+        """Whether a step is worth looking at: nobody has stopped it, most of its runs can go on here."""
+        control = self._control[1]
+        stopped = control.state != CLEAR and (control.moved or stops(control, (name,), ""))
+        return not stopped and len(self._refused[name]) < MOST_REFUSED
 
     # Dead workers -----------------------------------------------------------------------------------
 
@@ -402,6 +422,9 @@ class Worker:
             came_to = next(word for kinds, word in _CAME_TO if isinstance(error, kinds))
             if came_to == "refused":
                 self._refused[turn.step][turn.entity] = turn.version
+            if isinstance(error, Blocked):
+                came_to = "held" if error.reason == NEEDED else came_to
+                self._remember(turn, error)
             self._tell(turn, came_to, error)
         finally:
             with self._changed:
@@ -410,6 +433,14 @@ class Worker:
                 self._crowded = CROWDED if came_to == "taken" else self._crowded
                 self._trouble = self._trouble or came_to == "trouble"
                 self._changed.notify_all()
+
+    def _remember(self, turn: Turn, error: Blocked) -> None:
+        """Leave a run alone that may not begin, until somebody has turned a switch, or for a while."""
+        known = error.reason == SWITCHED and not self._engine.controls.waits
+        until = EVER if known else time.monotonic() + ASK_AGAIN_S
+        if len(self._blocked) >= MOST_REFUSED:
+            self._blocked = {}
+        self._blocked[turn.entity] = turn.version, self._control[0], until
 
     def _tell(self, turn: Turn, came_to: str, error: BaseException) -> None:
         many = len(self._refused[turn.step])

@@ -488,8 +488,7 @@ class SqliteStore:
 def _apply(cursor: apsw.Cursor, batches: list[Batch]) -> list[Answer]:
     """Compare and set each batch in turn."""
     return [
-        _store(cursor, batch, _IN_ONE) if batch.also is None else _join(cursor, batch)
-        for batch in batches
+        _store(cursor, batch, _IN_ONE) if batch.also is None else _join(cursor, batch) for batch in batches
     ]
 
 

@@ -1,0 +1,386 @@
+"""A switch: no attempt begins while it is on, on no path; what waits goes on when it is released."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import oncemore
+from oncemore.core.record import Change
+from oncemore.engine.controls import CONTROL, read
+from oncemore.engine.entry import write_of
+from oncemore.errors import Blocked, Parked, StoreError, TransientError, UsageError
+from oncemore.store.base import Batch
+from oncemore.workers import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from oncemore.engine.runtime import Engine
+    from oncemore.testing import FakeClock
+
+calls: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_called() -> None:
+    calls.clear()
+
+
+@oncemore.step(effect="idempotent", name="ship")
+def ship(order: str) -> str:
+    calls.append(order)
+    return f"shipped {order}"
+
+
+@oncemore.step(effect="idempotent", name="bill", tenant=lambda order, whose="": whose)
+def bill(order: str, whose: str = "") -> str:
+    calls.append(order)
+    return f"billed {order}"
+
+
+@oncemore.step(effect="once", name="pay")
+async def pay(order: str) -> str:
+    calls.append(order)
+    return f"paid {order}"
+
+
+def intents(engine: Engine) -> int:
+    from oncemore.codec.wire import header_of
+
+    return sum("INTENT" in header_of(entry.header).marks for entry in engine.store.entries())
+
+
+@pytest.mark.req("AUTO-7")
+def test_a_switch_that_is_on_stops_every_step_and_one_that_is_released_none(engine: Engine) -> None:
+    assert ship("a") == "shipped a"
+    engine.switch.on(reason="the ledger is wrong", by="operator")
+    with pytest.raises(Blocked, match="all_execution was thrown by operator: the ledger is wrong") as told:
+        ship("b")
+    assert told.value.reason == "switch"
+    with pytest.raises(Blocked):
+        bill("b")
+    assert calls == ["a"]
+    assert ship("a") == "shipped a", "what is done can be had"
+    assert engine.switch.off(reason="it is right again", by="operator")
+    assert ship("b") == "shipped b"
+    assert calls == ["a", "b"]
+
+
+@pytest.mark.anyio
+async def test_async_steps_are_stopped_too(engine: Engine) -> None:
+    engine.switch.on(reason="stop")
+    with pytest.raises(Blocked):
+        await pay("a")
+    engine.switch.off(reason="go")
+    assert await pay("a") == "paid a"
+
+
+def test_a_switch_of_one_step_or_of_one_tenant_stops_no_other(engine: Engine) -> None:
+    engine.switch.on(step="ship", reason="the carrier is out")
+    engine.switch.on(tenant="shop-7", reason="they have not paid")
+    with pytest.raises(Blocked, match=r"oncemore switch off --step ship"):
+        ship("a")
+    with pytest.raises(Blocked, match=r"oncemore switch off --tenant shop-7"):
+        bill("a", "shop-7")
+    assert bill("a", "shop-8") == "billed a"
+    assert [one.name for one in engine.switch.status()] == ["step:ship", "tenant:shop-7"]
+    engine.switch.off(step="ship", reason="they are back")
+    assert ship("a")
+
+
+def test_a_step_is_stopped_by_a_name_that_it_had_before(engine: Engine) -> None:
+    ship.submit("a")
+    renamed = oncemore.step(effect="idempotent", name="send", aliases=["ship"])(lambda order: calls.append(order))
+    engine.switch.on(step="ship", reason="by its old name")
+    with pytest.raises(Blocked, match="step:ship"):
+        renamed("a")
+    engine.switch.off(step="ship", reason="x")
+    engine.switch.on(step="send", reason="by its new one")
+    with pytest.raises(Blocked, match="step:send"):
+        renamed("a")
+
+
+def test_a_run_that_was_stopped_is_not_failed_and_has_used_no_attempt(engine: Engine) -> None:
+    ship.submit("a")
+    engine.switch.on(reason="stop")
+    run = ship.run("a")
+    assert (run.status, run.state.attempt, run.state.tried, run.held_for) == ("PENDING", 0, 0, "")
+    version = run.version
+    assert ship.run("a").version == version, "nothing is written about it"
+    engine.switch.off(reason="go")
+    assert ship("a") == "shipped a"
+    last = ship.last("a")
+    assert last is not None
+    assert last.state.attempt == 1
+
+
+def test_a_switch_thrown_while_a_run_waits_stops_its_retry(engine: Engine, clock: FakeClock) -> None:
+    @oncemore.step(effect="idempotent", name="flaky")
+    def flaky() -> str:
+        calls.append(len(calls))
+        if len(calls) == 1:
+            engine.switch.on(reason="thrown in the middle of the first attempt")
+            raise TransientError("not yet")
+        return "done"
+
+    with pytest.raises(Blocked) as told:
+        flaky()
+    assert calls == [0], "the attempt that was under way came to its end, the next did not begin"
+    run: Any = told.value.run
+    assert (run.status, run.state.tried) == ("SOFT_FAIL", 1)
+    engine.switch.off(reason="go")
+    assert flaky() == "done"
+    assert ship.on(engine) is not None
+
+
+def test_an_attempt_under_way_may_end(engine: Engine) -> None:
+    @oncemore.step(effect="once", name="charge")
+    def charge() -> str:
+        engine.switch.on(reason="too late for this one")
+        return "charged"
+
+    assert charge() == "charged"
+    run = charge.last()
+    assert run is not None
+    assert run.status == "COMPLETE"
+
+
+class Between:
+    """A store on which something happens between a look at the switches and what is appended next."""
+
+    def __init__(self, store: Any, do: Callable[[], None]) -> None:
+        self._store, self._do, self._looked = store, do, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def head(self, entity: str) -> Any:
+        self._looked = self._looked or entity == CONTROL
+        return self._store.head(entity)
+
+    def append(self, batch: Batch) -> Any:
+        if CONTROL in batch.guards and self._do is not None:
+            do, self._do = self._do, None  # type: ignore[assignment]
+            do()
+        return self._store.append(batch)
+
+
+@pytest.mark.req("AUTO-7")
+@pytest.mark.parametrize("before", ["nothing", "a switch that was released"])
+def test_a_switch_thrown_between_the_look_and_the_intent_refuses_the_intent(
+    engine: Engine, before: str
+) -> None:
+    if before != "nothing":
+        engine.switch.on(reason="on")
+        engine.switch.off(reason="off")
+    ship("warm")
+    store = engine.store
+    engine._store = Between(store, lambda: _throw(engine, store))  # type: ignore[assignment]
+    count = intents(engine)
+    with pytest.raises(Blocked, match="in the very moment"):
+        ship("a")
+    assert calls == ["warm"]
+    assert intents(engine) == count
+    assert ship.last("a") is None
+
+
+def test_a_switch_released_between_the_look_and_the_refusal_lets_it_begin(engine: Engine) -> None:
+    engine.switch.on(reason="on")
+    with pytest.raises(Blocked):
+        ship("a")
+    other = oncemore.engine.runtime.Engine(lambda: engine.store, engine.url)
+    other.switch.off(reason="by another process")
+    assert ship("a") == "shipped a", "it is read anew before anybody is refused"
+
+
+def _throw(engine: Engine, store: Any) -> None:
+    """Throw the switch as another process would: past all that this engine knows."""
+    from oncemore.core.control import ALL, turned_on
+
+    version, control = read(engine)
+    head = store.head(CONTROL)
+    told = {"by": "another", "reason": "in the very moment", "at": 1.0}
+    change = Change(("CONTROL",), None if head is None else control, turned_on(control, ALL, told))
+    prev = b"\x00" * 32 if head is None else head.hash
+    store.append(Batch((write_of(CONTROL, version, prev, change, engine.now()),))).wait()
+
+
+@pytest.mark.req("AUTO-8")
+@pytest.mark.parametrize("what", ["it cannot be read", "it makes no sense", "a newer version wrote it"])
+def test_what_cannot_be_read_means_no(engine: Engine, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    engine.switch.on(reason="x")
+    engine.switch.off(reason="y")
+    store, head = engine.store, engine.store.head
+
+    def unreadable(entity: str) -> Any:
+        found = head(entity)
+        if entity != CONTROL or found is None:
+            return found
+        if what == "it cannot be read":
+            raise StoreError("the disk failed")
+        told = b"[1, 2" if what == "it makes no sense" else b'[99, "CLEAR"]'
+        return found._replace(head=told)
+
+    monkeypatch.setattr(store, "head", unreadable)
+    with pytest.raises(Blocked, match="control_state_unknown") as refused:
+        ship("a")
+    assert refused.value.reason == "control_state_unknown"
+    assert refused.value.__cause__ is not None
+    assert calls == []
+    monkeypatch.undo()
+    assert ship("a") == "shipped a"
+
+
+@pytest.mark.req("AUTO-7")
+def test_a_worker_takes_nothing_while_a_switch_is_on_and_goes_on_afterwards(engine: Engine) -> None:
+    for order in "abc":
+        ship.submit(order)
+        bill.submit(order, "shop-7")
+    engine.switch.on(step="ship", reason="x")
+    engine.switch.on(tenant="shop-7", reason="x")
+    worker = Worker(engine, [ship, bill], poll_s=0.05)
+    assert worker.run_until_idle().done == 0
+    assert worker.run_until_idle().failed == 0
+    assert calls == []
+    assert intents(engine) == 0
+    engine.switch.off(tenant="shop-7", reason="y")
+    assert worker.run_until_idle().done == 3
+    engine.switch.off(step="ship", reason="y")
+    assert worker.run_until_idle().done == 6
+    assert sorted(calls) == list("aabbcc")
+
+
+def test_a_worker_that_waits_goes_on_at_once_when_the_switch_is_released(engine: Engine) -> None:
+    engine.switch.on(reason="x")
+    ship.submit("a")
+    done = threading.Event()
+
+    @oncemore.step(effect="idempotent", name="watched")
+    def watched() -> None:
+        done.set()
+
+    watched.submit()
+    with Worker(engine, [ship, watched], poll_s=30.0):
+        assert not done.wait(0.3)
+        engine.switch.off(reason="y")
+        assert done.wait(10.0)
+
+
+def test_a_run_whose_worker_died_is_closed_and_not_begun_again_while_stopped(tmp_path: Path) -> None:
+    with oncemore.open(tmp_path / "log.db", lease_s=60) as engine:
+        import subprocess
+        import sys
+
+        code = (
+            "import os, oncemore\n"
+            "@oncemore.step(effect='idempotent', name='ship')\n"
+            "def ship(order): os.kill(os.getpid(), 9)\n"
+            f"with oncemore.open({str(tmp_path / 'log.db')!r}): ship('a')\n"
+        )
+        assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == -9
+        engine.switch.on(reason="look first")
+        Worker(engine, [ship], poll_s=0.05).run_until_idle()
+        run = ship.last("a")
+        assert run is not None
+        assert (run.status, run.reason, run.state.tried) == ("SOFT_FAIL", "lease_expired", 1)
+        assert calls == []
+        engine.switch.off(reason="seen")
+        assert ship("a") == "shipped a"
+
+
+def test_map_holds_what_is_stopped(engine: Engine) -> None:
+    engine.switch.on(step="ship", reason="x")
+    job = ship.map(["a", "b"], progress="off")
+    assert (job.counts["held"], job.counts["failed"], calls) == (2, 0, [])
+
+
+def test_work_can_be_handed_in_while_stopped(engine: Engine) -> None:
+    engine.switch.on(reason="x")
+    assert ship.submit("a").status == "PENDING"
+
+
+def test_who_threw_and_who_released_stays_in_the_log(engine: Engine) -> None:
+    first = engine.switch.on(reason="one", by="operator")
+    assert engine.switch.on(reason="two", by="somebody else") == first, "it is on already"
+    with oncemore.context(actor="reviewer"):
+        assert engine.switch.off(reason="three")
+        assert not engine.switch.off(reason="it is off already")
+    told = [(said.what, said.name, said.by, said.reason) for said in engine.switch.history()]
+    assert told == [
+        ("on", "all_execution", "operator", "one"),
+        ("off", "all_execution", "reviewer", "three"),
+    ]
+    assert engine.switch.status() == ()
+    assert "Switches of" in repr(engine.switch)
+    assert engine.verify().entries
+
+
+@pytest.mark.parametrize("reason", ["", "  ", None, "x" * 3000])
+def test_a_switch_needs_a_reason(engine: Engine, reason: Any) -> None:
+    with pytest.raises(UsageError, match="reason"):
+        engine.switch.on(reason=reason)
+    with pytest.raises(UsageError, match="reason"):
+        engine.switch.off(reason=reason)
+
+
+def test_a_switch_is_of_a_step_or_of_a_tenant(engine: Engine) -> None:
+    with pytest.raises(UsageError, match="not of both"):
+        engine.switch.on(step="a", tenant="b", reason="x")
+
+
+def test_switches_have_a_limit(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oncemore.engine.switches.MOST_SWITCHES", 2)
+    engine.switch.on(step="a", reason="x")
+    engine.switch.on(step="b", reason="x")
+    engine.switch.on(step="b", reason="again")
+    with pytest.raises(UsageError, match="2 switches are on"):
+        engine.switch.on(step="c", reason="x")
+
+
+def test_two_who_throw_at_once_both_have_their_switch(engine: Engine) -> None:
+    threads = [
+        threading.Thread(target=lambda name=name: engine.switch.on(step=name, reason="x")) for name in "abcdefgh"
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert {one.name for one in engine.switch.status()} == {f"step:{name}" for name in "abcdefgh"}
+
+
+def test_a_switch_that_everybody_else_turns_is_given_up(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from oncemore.engine import switches
+    from oncemore.errors import StaleDecision
+
+    monkeypatch.setattr(switches, "TRIES", 0)
+    with pytest.raises(StaleDecision, match="others turned switches"):
+        engine.switch.on(reason="x")
+
+
+@pytest.mark.parametrize("colour", ["sync"])
+def test_a_first_call_reads_the_switches_once_and_further_ones_never(engine: Engine, colour: str) -> None:
+    looked: list[str] = []
+    store = engine.store
+    head = store.head
+
+    def counted(entity: str) -> Any:
+        looked.append(entity)
+        return head(entity)
+
+    store.head = counted  # type: ignore[method-assign]
+    for number in range(50):
+        ship(f"{number}")
+    assert looked.count(CONTROL) == 1
+
+
+def test_a_blocked_call_can_be_pickled_and_is_no_failure() -> None:
+    import pickle
+
+    made = pickle.loads(pickle.dumps(Blocked("no", "switch")))
+    assert (str(made), made.reason) == ("no", "switch")
+    assert isinstance(made, oncemore.errors.Refused)
+    assert not isinstance(made, Parked)
