@@ -14,6 +14,7 @@ from oncemore.core.key import fingerprint
 from oncemore.core.model import MOVES
 from oncemore.core.record import NOWHERE, Outgoing, Run, fold, link
 from oncemore.errors import (
+    Blocked,
     Cancelled,
     ConfigChanged,
     DeadlineExceeded,
@@ -75,7 +76,9 @@ class Book:
 
 
 class Judge:
-    """Holds a world to its promises."""
+    """Holds a world to its promises; `people` says that somebody may have stopped what is done in it."""
+
+    people = False
 
     def __init__(self) -> None:
         self.books: dict[str, Book] = {}
@@ -167,7 +170,8 @@ class Judge:
         self, lane: Any, book: Book, last: Run | None, after: Run, marks: tuple[str, ...], *, same: bool
     ) -> None:
         if last is None:
-            if marks != ("PENDING",) or lane.kind != "submit":
+            waits = marks == ("PENDING", "ESCALATION") and after.held_for == "approval_needed" and self.people
+            if not waits and (marks != ("PENDING",) or lane.kind != "submit"):
                 raise Violation(f"{marks} as the first entry")
             return
         if (after.fence, after.attempt) != (last.fence, last.attempt):
@@ -347,6 +351,7 @@ _TOLD: dict[type, Any] = {
     LeaseLost: Judge._lease_lost,
     ResultUnavailable: lambda judge, lane, book, error: UNAVAILABLE in book.commits.values(),
     Parked: lambda judge, lane, book, error: True,
+    Blocked: lambda judge, lane, book, error: judge.people,
     InProgress: lambda judge, lane, book, error: True,
     KeyConflict: lambda judge, lane, book, error: lane.other,
     ConfigChanged: lambda judge, lane, book, error: False,

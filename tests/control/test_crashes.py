@@ -1,0 +1,177 @@
+"""A switch thrown, and a process killed, at every operation of a call: nothing begins after the throw."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from oncemore.codec.wire import head_of, header_of
+from oncemore.core.control import ALL, NEEDED, Approval, Control, turned_off, turned_on
+from oncemore.core.record import NOWHERE, Change
+from oncemore.engine import flow, ops
+from oncemore.engine.controls import CONTROL, approval_of
+from oncemore.engine.entry import write_of
+from oncemore.errors import Blocked, OutcomeUnknown
+from oncemore.store.base import Batch, Stored
+from tests.crash.acts import Stage
+from tests.crash.world import ENTITY, Crash
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TOLD = {"by": "operator", "reason": "stop", "at": 1.0}
+
+
+def turn(stage: Stage, how: Callable[[Control], Control]) -> None:
+    """Turn the switch as another process would."""
+    stage.judge.people = True
+    head = stage.store.head(CONTROL)
+    before: Control | None = None if head is None else head_of(head.head, Control)
+    change = Change(("CONTROL",), before, how(before or Control()))
+    version, prev = (0, NOWHERE) if head is None else (head.version, head.hash)
+    write = write_of(CONTROL, version, prev, change, stage.now)
+    assert isinstance(stage.store.append(Batch((write,))).wait(), Stored)
+
+
+def throw(stage: Stage) -> None:
+    turn(stage, lambda control: turned_on(control, ALL, TOLD))
+
+
+def release(stage: Stage) -> None:
+    turn(stage, lambda control: turned_off(control, ALL))
+
+
+def begun_while_stopped(stage: Stage) -> list[int]:
+    """Return the numbers of INTENTs that stand in the log after a switch was thrown and before its release."""
+    stopped, found = False, []
+    for entry in stage.store.entries():
+        header = header_of(entry.header)
+        if entry.entity == CONTROL:
+            stopped = header.sets["state"] == "STOPPED"
+        elif stopped and "INTENT" in header.marks:
+            found.append(entry.seq)
+    return found
+
+
+def played(stage: Stage, throw_at: int, dies_at: int) -> tuple[str, Any, int]:
+    """Play a call; throw the switch before one of its operations, die at another. Return what came of it."""
+    script, count = stage.calling(), 0
+    try:
+        while True:
+            op = next(script)
+            count += 1
+            if count == throw_at:
+                throw(stage)
+            if count == dies_at:
+                stage._die()
+            del op
+    except StopIteration as end:
+        stage.alive.discard(stage.me)
+        return "ended", end.value, count
+    except Crash:
+        return "died", None, count
+
+
+@pytest.mark.req("AUTO-7")
+@pytest.mark.parametrize("effect", ["idempotent", "once", "outbox"])
+def test_a_switch_and_a_death_at_every_operation(
+    effect: str, record_property: Callable[[str, object], None]
+) -> None:
+    turns = ["refused", "effect ok"] if effect == "once" else ["transient", "event effect ok"]
+    ways = 0
+    for throw_at in itertools.count(1):
+        whole = Stage(effect, turns)
+        *_, length = played(whole, throw_at, 0)
+        if throw_at > length:
+            break
+        for dies_at in range(length + 1):
+            stage = Stage(effect, turns)
+            how, ended, _ = played(stage, throw_at, dies_at)
+            ways += 1
+            executed = stage.executions
+            if how == "died" and stage.store.head(CONTROL) is None:
+                throw(stage)  # it died before the switch was thrown
+            again = stage.play(stage.calling)  # somebody else comes while it is on
+            assert stage.executions == executed, "nothing is called while the switch is on"
+            assert begun_while_stopped(stage) == []
+            if again not in ("value 1", "value 2"):
+                assert isinstance(again, Blocked | OutcomeUnknown), again
+            release(stage)
+            for _ in range(5):
+                end = stage.play(stage.calling)
+                if not isinstance(end, Blocked):
+                    break
+            assert end in ("value 1", "value 2", "value 3") or isinstance(end, OutcomeUnknown), end
+            stage.judge.closing(stage.store)
+            assert isinstance(ended, Blocked | OutcomeUnknown | str) or ended is None
+            if effect == "once":
+                assert len(stage.happened) <= 1
+    record_property("gate crashes", ways)
+    assert ways > 50
+
+
+def approve(stage: Stage) -> None:
+    """Approve what waits, as `engine.approvals` does it: with the run, or not at all."""
+    seen = stage.seen()
+    assert seen.body is not None
+    told = seen.body["wanted"]
+    made = Approval(
+        "GRANTED", told["run"], told["step"], told["effect"], told["input_hash"], told["cfg_hash"],
+        told["policy"], 9, 0.0, "reviewer", "seen", stage.now,
+    )  # fmt: skip
+    name = approval_of(ENTITY)
+    after = flow.over(seen.run, seen.run.state, "decided", not_before=stage.now)
+    writes = (
+        write_of(name, 0, NOWHERE, Change(("APPROVAL",), None, made), stage.now),
+        write_of(ENTITY, seen.version, seen.hash, Change((seen.run.state, "DECISION"), seen.run, after), stage.now),
+    )
+    assert isinstance(stage.store.append(Batch(writes)).wait(), Stored)
+    stage.book.run = after  # the judge has not seen it
+    stage.book.version, stage.book.hash = seen.version + 1, writes[1].hash
+
+
+def held_back() -> Stage:
+    stage = Stage("once", ["effect ok"], approval=True)
+    stage.judge.people = True
+    return stage
+
+
+@pytest.mark.req("AUTO-9")
+def test_a_death_at_every_operation_of_work_that_needs_an_approval(
+    record_property: Callable[[str, object], None],
+) -> None:
+    ways = 0
+    for dies_at in itertools.count(0):
+        stage = held_back()
+        how, *_ = played(stage, 0, dies_at)
+        assert stage.executions == 0
+        if how == "ended" and dies_at:
+            break
+        assert isinstance(stage.play(stage.calling), Blocked)
+        assert stage.seen().run.held_for == NEEDED
+        approve(stage)
+        for second in itertools.count(1):
+            copy = held_back()
+            assert isinstance(copy.play(copy.calling), Blocked)
+            approve(copy)
+            died, *_ = played(copy, 0, second)
+            ways += 1
+            end = copy.play(copy.calling)
+            assert end == "value 1" or isinstance(end, OutcomeUnknown)
+            assert len(copy.happened) <= 1
+            if died == "ended":
+                break
+    record_property("gate crashes", ways)
+    assert ways > 10
+
+
+def test_every_intent_carries_the_switches_it_was_let_through_by() -> None:
+    stage = Stage("idempotent", ["transient", "effect ok"])
+    saves: list[ops.Save] = []
+    script = stage.calling()
+    for op in script:
+        if type(op) is ops.Save and "INTENT" in op.change.marks:
+            saves.append(op)
+    assert [save.guards for save in saves] == [{CONTROL: 0}, {CONTROL: 0}]
