@@ -51,7 +51,11 @@ def test_what_nobody_has_approved_waits_and_is_done_once_after_the_grant(engine:
         work("orders")
     assert work.last("orders").version == run.version, "it is held once"
     (waiting,) = engine.approvals.waiting()
-    assert (waiting.run_id, waiting.step, waiting.arguments) == (run.run_id, "delete", {"table": "orders", "rows": 0})
+    assert (waiting.run_id, waiting.step, waiting.arguments) == (
+        run.run_id,
+        "delete",
+        {"table": "orders", "rows": 0},
+    )
     given = engine.approvals.approve(run.run_id, reason="seen", by="reviewer", expires=3600)
     assert (given.state, given.by, given.upto) == ("GRANTED", "reviewer", 3)
     assert engine.approvals.waiting() == ()
@@ -229,9 +233,9 @@ def test_two_who_approve_at_once_do_so_once(engine: Engine) -> None:
 
 
 def test_an_approval_of_what_has_just_changed_is_refused(engine: Engine) -> None:
+    from oncemore.core.control import Wanted
     from oncemore.engine import switches
     from oncemore.engine.entry import seen_in
-    from oncemore.core.control import Wanted
 
     run = step().run("orders")
     seen = seen_in(engine.store, f"run/{run.key}")

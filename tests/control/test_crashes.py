@@ -44,7 +44,7 @@ def release(stage: Stage) -> None:
 
 
 def begun_while_stopped(stage: Stage) -> list[int]:
-    """Return the numbers of INTENTs that stand in the log after a switch was thrown and before its release."""
+    """Return the INTENTs that stand in the log after a switch was thrown and before its release."""
     stopped, found = False, []
     for entry in stage.store.entries():
         header = header_of(entry.header)
@@ -125,7 +125,9 @@ def approve(stage: Stage) -> None:
     after = flow.over(seen.run, seen.run.state, "decided", not_before=stage.now)
     writes = (
         write_of(name, 0, NOWHERE, Change(("APPROVAL",), None, made), stage.now),
-        write_of(ENTITY, seen.version, seen.hash, Change((seen.run.state, "DECISION"), seen.run, after), stage.now),
+        write_of(
+            ENTITY, seen.version, seen.hash, Change((seen.run.state, "DECISION"), seen.run, after), stage.now
+        ),
     )
     assert isinstance(stage.store.append(Batch(writes)).wait(), Stored)
     stage.book.run = after  # the judge has not seen it

@@ -94,7 +94,9 @@ def test_a_switch_of_one_step_or_of_one_tenant_stops_no_other(engine: Engine) ->
 
 def test_a_step_is_stopped_by_a_name_that_it_had_before(engine: Engine) -> None:
     ship.submit("a")
-    renamed = oncemore.step(effect="idempotent", name="send", aliases=["ship"])(lambda order: calls.append(order))
+    renamed = oncemore.step(effect="idempotent", name="send", aliases=["ship"])(
+        lambda order: calls.append(order)
+    )
     engine.switch.on(step="ship", reason="by its old name")
     with pytest.raises(Blocked, match="step:ship"):
         renamed("a")
@@ -343,7 +345,8 @@ def test_switches_have_a_limit(engine: Engine, monkeypatch: pytest.MonkeyPatch) 
 
 def test_two_who_throw_at_once_both_have_their_switch(engine: Engine) -> None:
     threads = [
-        threading.Thread(target=lambda name=name: engine.switch.on(step=name, reason="x")) for name in "abcdefgh"
+        threading.Thread(target=lambda name=name: engine.switch.on(step=name, reason="x"))
+        for name in "abcdefgh"
     ]
     for thread in threads:
         thread.start()
@@ -352,7 +355,9 @@ def test_two_who_throw_at_once_both_have_their_switch(engine: Engine) -> None:
     assert {one.name for one in engine.switch.status()} == {f"step:{name}" for name in "abcdefgh"}
 
 
-def test_a_switch_that_everybody_else_turns_is_given_up(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_switch_that_everybody_else_turns_is_given_up(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from oncemore.engine import switches
     from oncemore.errors import StaleDecision
 
@@ -380,7 +385,7 @@ def test_a_first_call_reads_the_switches_once_and_further_ones_never(engine: Eng
 def test_a_blocked_call_can_be_pickled_and_is_no_failure() -> None:
     import pickle
 
-    made = pickle.loads(pickle.dumps(Blocked("no", "switch")))
+    made = pickle.loads(pickle.dumps(Blocked("no", "switch")))  # noqa: S301
     assert (str(made), made.reason) == ("no", "switch")
     assert isinstance(made, oncemore.errors.Refused)
     assert not isinstance(made, Parked)

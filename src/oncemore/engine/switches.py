@@ -47,7 +47,8 @@ TRIES = 20
 MOST_LISTED = 100_000
 #: How long an approval holds where nobody says otherwise, and at most.
 EXPIRES_S, LONGEST_S = 86_400.0, 366 * 86_400.0
-SHORTEST = 4
+#: The fewest characters that may stand for an id, and those of a whole one.
+SHORTEST, WHOLE_ID = 4, 36
 
 
 class Thrown(Value):
@@ -272,6 +273,10 @@ class Approvals:
         found = [head.entity for head in heads] if len(text) >= SHORTEST else []
         if len(found) == 1:
             return f"run/{found[0].removeprefix('approval/')}"
+        if len(text) == WHOLE_ID:  # of a run that does not wait: people are told that
+            named = f'"{text}"'.encode()
+            for head in self._engine.store.heads(Query("run", limit=1, holds=named)):
+                return head.entity
         return find(self._engine, asked).entity
 
 

@@ -17,6 +17,7 @@ _CHOICES = {
     "release": "release  it goes on as it would have",
     "reject": "reject   it ends here",
     "rerun": "rerun    it goes on with more attempts",
+    "approve": "approve  oncemore approve: it may begin",
     "settle": "settle   say whether it took effect: --applied JSON, or --not-applied",
 }
 

@@ -161,6 +161,8 @@ oncemore worker shop.orders
         "cancel": "orders:cancel",
         "rerun": "orders:rerun",
         "quarantine": "quarantine:quarantine",
+        "switch": "control:switch",
+        "approve": "control:approve",
         "import": "moving:bring_in",
         "prune": "house:prune",
         "erase": "house:erase",

@@ -46,6 +46,8 @@ def _cells(row: Row, now: float, whole: bool) -> tuple[str, ...]:
 def _why(row: Row, now: float) -> str:
     if row.held_for:
         return f"held: {row.held_for.replace('_', ' ')}"
+    if row.stopped:
+        return f"stopped: {row.stopped}"
     told = row.error or row.reason
     if row.state not in ("PENDING", "SOFT_FAIL"):
         return told
@@ -85,6 +87,8 @@ def _print_facts(paper: Paper, story: Story) -> None:
     facts += [("dataset", row.dataset), ("correlation", row.correlation_id)]
     if row.held_for:
         facts.append(("held for", row.held_for.replace("_", " ")))
+    if row.stopped:
+        facts.append(("stopped by", row.stopped))
     if len(story.lives) > 1:
         others = [life for life in story.lives if life != row.run_id]
         facts.append(("other runs", ", ".join(others[:5])))

@@ -22,7 +22,7 @@ oncemore quarantine rerun 01a1e211 --by operator --reason "the disk is replaced"
 oncemore quarantine reject 01a1e211 --by operator --reason "the order was withdrawn"
 """
 HOMES = {name: f"quarantine:{name}" for name in ("show", "release", "reject", "rerun", "settle", "tell")}
-REASONS = ("outcome_unknown", "quarantined", "checksum_mismatch", "poison", "dead_letter")
+REASONS = ("outcome_unknown", "quarantined", "checksum_mismatch", "poison", "dead_letter", "approval_needed")
 
 
 @click.group("quarantine", cls=Branch, homes={"list": "quarantine:list_", **HOMES}, examples=EXAMPLES)

@@ -73,6 +73,7 @@ def checkup(store: Store, known_steps: Iterable[str] | None = None) -> Checkup:
         *_leases(store, running),
         _stuck(store, waiting),
         _held(waiting),
+        _switches(store),
         *_events(store),
         *_code(running, waiting, known_steps),
     ]
@@ -266,6 +267,23 @@ def _held(waiting: list[tuple[Head, Run]]) -> Check:
         "`oncemore explain RUN` says what is known; look whether it took effect, then settle it",
         _names(held),
     )  # fmt: skip
+
+
+def _switches(store: Store) -> Check:
+    from oncemore.desk.service.control import control_of, why
+
+    control = control_of(store)
+    if control.moved:
+        return Check(
+            "switches", WARN, f"this log has moved to {control.moved}; nothing begins here any more",
+            "use that one; `oncemore copy` says how to come back",
+        )  # fmt: skip
+    if control.on:
+        return Check(
+            "switches", WARN, f"{_plural(len(control.on), 'switch is', 'switches are')} on: work waits",
+            "`oncemore switch off` releases it", tuple(why(control, name) for name in list(control.on)[:5]),
+        )  # fmt: skip
+    return Check("switches", OK, "none is on")
 
 
 def _events(store: Store) -> Iterator[Check]:

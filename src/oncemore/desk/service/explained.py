@@ -6,6 +6,7 @@ why there was a third one and what it waited for, what became of it, and what wa
 
 from __future__ import annotations
 
+from oncemore.core.control import NEEDED
 from oncemore.core.proof import explain, seconds
 from oncemore.core.value import Value
 from oncemore.desk.service.times import shown
@@ -182,10 +183,22 @@ def _standing(story: Story) -> Iterator[str]:
     if len(story.lives) > 1 and story.lives[-1] != row.run_id:
         yield f"This is an earlier run of its key; the last one is {story.lives[-1]}."
         return
+    if row.held_for == NEEDED:
+        yield (
+            f"It waits for an approval: {row.message}. Until somebody approves it (oncemore approve "
+            f"{row.run_id} --reason …), a call raises Blocked."
+        )
+        return
     if row.held_for:
         yield (
             "It is held: look whether the effect took place, then settle it with step.settle(…), or give the "
             "step a reconcile= function. Until then a call raises OutcomeUnknown."
+        )
+        return
+    if row.stopped:
+        yield (
+            f"It is stopped by a switch ({row.stopped}): no attempt begins while that is on, none is lost; "
+            "`oncemore switch status` says who threw it and why. A call raises Blocked."
         )
         return
     left = row.not_before - story.now

@@ -11,6 +11,7 @@ from heapq import merge
 
 from oncemore.core.value import Value
 from oncemore.desk.service.bodies import said
+from oncemore.desk.service.control import with_stops
 from oncemore.desk.service.times import seq_at
 from oncemore.errors import UsageError
 
@@ -53,6 +54,7 @@ class Row(Value):
     runs      how many lives the key has had
     changed   when something was last written about it
     error     the class of the error that it last ended with, if it ended with one
+    stopped   the switch that keeps it from going on, if one does
     """
 
     run_id: str
@@ -76,6 +78,7 @@ class Row(Value):
     correlation_id: str
     policy: str
     seq: int
+    stopped: str = ""
 
 
 def runs(store: Store, asked: Asked) -> list[Row]:
@@ -94,7 +97,7 @@ def runs(store: Store, asked: Asked) -> list[Row]:
             found.append(row)
             if len(found) == asked.limit:
                 break
-    return found
+    return with_stops(store, found)
 
 
 def _heads(store: Store, asked: Asked, state: str | None) -> Iterator[Head]:

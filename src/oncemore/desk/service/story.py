@@ -12,6 +12,7 @@ from itertools import islice
 
 from oncemore.core.value import Value
 from oncemore.desk.service.bodies import said
+from oncemore.desk.service.control import with_stops
 from oncemore.desk.service.runs import Row, error_class, row_of
 from oncemore.errors import UsageError
 
@@ -102,6 +103,7 @@ def story(store: Store, found: Found) -> Story:
     row = row_of(store, head)
     if run.run_id != row.run_id:  # an earlier life: told as it ended
         row = _earlier(row, steps[-1])
+    (row,) = with_stops(store, [row])
     now = store.now()
     spans = sorted(_spans(steps, now), key=lambda span: (span.begins, span.what))[:MOST_SPANS]
     bodies = {step.version: step.body for step in steps}
