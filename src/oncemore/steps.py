@@ -407,7 +407,7 @@ class Step(Generic[P, R]):
         plan = self._plan_on(engine).replaced(
             if_running="raise", inline_wait_s=0.0, after_failure="raise", on_version_change="reuse"
         )
-        call = Call(seen.entity, "", run.cfg_hash, run.deadline)
+        call = Call(seen.entity, "", run.cfg_hash, run.deadline, 0.0, run.tenant)
         look = Look(engine, plan, call, seen, args, kwargs, {}, b"", run.tenant)
         return Resumed(self._job(look), flow.run_step(plan, call), opening.get("actor", ""))
 
@@ -454,7 +454,7 @@ class Step(Generic[P, R]):
         if CURRENT.get() is not None:
             _check_not_inside(recipe.name, entity)
         ends = _ends(recipe.policy.within_s, around.deadline, now) if now else _NO_END
-        call = Call(entity, "" if recipe.covers_all else input_hash(inputs), recipe.cfg(), *ends)
+        call = Call(entity, "" if recipe.covers_all else input_hash(inputs), recipe.cfg(), *ends, tenant)
         plan, withheld = self._plan_on(engine), _NONE
         if counted is not bound:
             secrets, withheld = recipe.secrets(bound), recipe.withheld(bound)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from oncemore.codec.wire import head_of, header_of
-from oncemore.core.control import ALL, NEEDED, Approval, Control, turned_off, turned_on
+from oncemore.core.control import ALL, CONTROL, NEEDED, Approval, Control, turned_off, turned_on
 from oncemore.core.record import NOWHERE, Change
 from oncemore.engine import flow, ops
-from oncemore.engine.controls import CONTROL, approval_of
+from oncemore.engine.controls import approval_of
 from oncemore.engine.entry import write_of
 from oncemore.errors import Blocked, OutcomeUnknown
 from oncemore.store.base import Batch, Stored

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
+from oncemore.core.control import CONTROL
 from oncemore.core.record import Change
-from oncemore.engine.controls import CONTROL, read
+from oncemore.engine.controls import read
 from oncemore.engine.entry import write_of
 from oncemore.errors import Blocked, Parked, StoreError, TransientError, UsageError
 from oncemore.store.base import Batch

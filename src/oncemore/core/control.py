@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
+#: The entity of all switches of a log.
+CONTROL = "control/switches"
 #: The switch of all attempts.
 ALL = "all_execution"
 #: Why an attempt does not begin: a switch is on, what people have said cannot be known, the log is elsewhere

@@ -19,16 +19,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from oncemore.codec.wire import head_of
-from oncemore.core.control import CLEAR, MOVED, SWITCHED, UNKNOWN, Approval, Control, stops
+from oncemore.core.control import CLEAR, CONTROL, MOVED, SWITCHED, UNKNOWN, Approval, Control, stops
 from oncemore.engine.lease import Shield
 from oncemore.engine.ops import Permission
 
 if TYPE_CHECKING:
     from oncemore.engine.ops import Permit
     from oncemore.engine.runtime import Engine
-
-#: The entity of all switches of a log.
-CONTROL = "control/switches"
 
 
 class Elsewhere(Protocol):

@@ -82,20 +82,20 @@ def run_step(plan: Plan, call: Call, seen: Seen | None = None) -> Script:
         if type(ready) is End:
             yield ready
             return
-        terms = yield BEGIN
-        if plan.artifact and (yield from _there_already(plan, call, terms, ready, now)):
-            plan = _joined(plan)
-            continue
         approved = _approves(plan, ready)
-        permit = yield Permit(_names(plan, ready.run), terms.tenant, approved)
+        permit = yield Permit(_names(plan, ready.run), call.tenant, approved)
         if permit.stop or approved:
-            refused = yield from _refused(plan, call, terms, ready, permit, now)
+            refused = yield from _refused(plan, call, ready, permit, now)
             if refused is MOVED or (refused is not None and guessed):
                 guessed = False  # what was taken for new may be done: that can be had, whatever people say
                 continue
             if refused is not None:
                 yield refused
                 return
+        terms = yield BEGIN
+        if plan.artifact and (yield from _there_already(plan, call, terms, ready, now)):
+            plan = _joined(plan)
+            continue
         claim = _claim(plan, call, terms, ready.run, now, permit)
         claimed = yield Save(ready, claim, plan.effect != "pure", guards=permit.guards)
         if claimed is None:
@@ -303,7 +303,7 @@ def _approves(plan: Plan, seen: Seen) -> str:
     return seen.entity if plan.approval or (seen.run is not None and seen.run.held_for == NEEDED) else ""
 
 
-def _refused(plan: Plan, call: Call, terms: Terms, seen: Seen, permit: Permission, now: float) -> Script:
+def _refused(plan: Plan, call: Call, seen: Seen, permit: Permission, now: float) -> Script:
     """Return the end of a call whose attempt may not begin, None if it may, or MOVED: look again.
 
     A switch leaves the run as it is: it is due, and goes on when the switch is released. What nobody has
@@ -311,9 +311,11 @@ def _refused(plan: Plan, call: Call, terms: Terms, seen: Seen, permit: Permissio
     """
     if permit.stop:
         return End(None, endings.stopped(plan, call, permit))
-    run = seen.run
-    over_ = run is None or run.state in ("COMPLETE", "HARD_FAIL")
-    at = new_run(plan, call, terms, run, now) if over_ else run
+    at = run = seen.run
+    opening: dict[str, Any] = {}
+    if run is None or run.state in ("COMPLETE", "HARD_FAIL"):
+        terms = yield OFFER
+        at, opening = new_run(plan, call, terms, run, now), _opening(terms)
     why = objection(permit.approval, wanted(plan, call, at), now)
     if not why:
         return None
@@ -321,7 +323,7 @@ def _refused(plan: Plan, call: Call, terms: Terms, seen: Seen, permit: Permissio
         told = {**endings.UNAPPROVED, "message": why}
         body: dict[str, Any] = {"error": told, "wanted": wanted(plan, call, at)._asdict()}
         after = _over(at, at.state, NEEDED)._replace(held_for=NEEDED)
-        change = Change((at.state, "ESCALATION"), run, after, {**_opening(terms), **body} if over_ else body)
+        change = Change((at.state, "ESCALATION"), run, after, {**opening, **body})
         saved = yield Save(seen, change, guards=permit.guards)
         if saved is None:
             return MOVED
@@ -697,7 +699,7 @@ def submit(plan: Plan, call: Call, at: float) -> Script:
             yield ready
             return
         terms = yield OFFER
-        permit = yield Permit(_names(plan, run), terms.tenant, begins=False)
+        permit = yield Permit(_names(plan, run), call.tenant, begins=False)
         if permit.stop == ELSEWHERE:
             yield End(None, endings.stopped(plan, call, permit))
             return

@@ -10,12 +10,12 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.wire import body_of, head_of
+from oncemore.core.control import CONTROL
 from oncemore.core.record import NOWHERE, Change, Kept, Outgoing, Run
 from oncemore.core.value import make
 from oncemore.engine import artifacts
 from oncemore.engine import clock as clocks
 from oncemore.engine.attempt import CURRENT, Attempt
-from oncemore.engine.controls import CONTROL
 from oncemore.engine.entry import (
     ARTIFACT,
     CHECKPOINT,

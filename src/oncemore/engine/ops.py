@@ -119,6 +119,7 @@ class Call(NamedTuple):
     input_hash  the digest of its arguments; empty where the key covers all of them
     deadline    when a run that it begins must be over; 0 for never
     give_up     until when this caller waits for somebody else's attempt, or for a time; 0 for always
+    tenant      whose work it is
     """
 
     entity: str
@@ -126,6 +127,7 @@ class Call(NamedTuple):
     cfg_hash: str
     deadline: float = 0.0
     give_up: float = 0.0
+    tenant: str = ""
 
 
 class Terms(NamedTuple):

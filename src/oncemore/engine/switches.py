@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.wire import body_of, head_of, header_of
 from oncemore.core.control import (
+    CONTROL,
     GRANTED,
     MOST_SWITCHES,
     NEEDED,
@@ -30,7 +31,7 @@ from oncemore.core.control import (
 from oncemore.core.record import NOWHERE, Change, Run
 from oncemore.core.value import Value
 from oncemore.engine.chores import somebody
-from oncemore.engine.controls import CONTROL, approval_of
+from oncemore.engine.controls import approval_of
 from oncemore.engine.entry import HELD, seen_in, write_of
 from oncemore.engine.erasure import find
 from oncemore.engine.review import LONGEST_REASON, Ruling, changed, goes_on, spoken
@@ -93,6 +94,7 @@ class Switches:
         told = {"by": who, "reason": why, "at": self._engine.now()}
 
         def throw(control: Control) -> Control:
+            _check_here(control)
             if len(control.on) >= MOST_SWITCHES and name not in control.on:
                 raise UsageError(f"{MOST_SWITCHES} switches are on; release some, or stop everything instead")
             return control if name in control.on else turned_on(control, name, told)
@@ -110,6 +112,7 @@ class Switches:
         was: list[bool] = []
 
         def release(control: Control) -> Control:
+            _check_here(control)
             was[:] = [name in control.on]
             return turned_off(control, name) if was[0] else control
 
@@ -140,6 +143,11 @@ def _named(step: str, tenant: str) -> str:
     if step and tenant:
         raise UsageError("a switch is that of a step or of a tenant, not of both; throw one for each")
     return switch_name(step, tenant)
+
+
+def _check_here(control: Control) -> None:
+    if control.moved:
+        raise UsageError(f"this log has moved to {control.moved}; turn switches there")
 
 
 def _thrown(name: str, told: dict[str, Any]) -> Thrown:

@@ -204,7 +204,8 @@ async def perform(engine: Engine, key: str, about: About, doing: Doing, if_runni
     entity, plan = entity_of(key), _plan(engine, doing, if_running)
     outer = ENDS.get()
     left = 0.0 if outer is None else engine.now() + max(0.0, outer - clocks.current.monotonic())
-    way = Witnessed(plan, Call(entity, _inputs(key), CFG, 0.0, left), key, about, doing)
+    call = Call(entity, _inputs(key), CFG, 0.0, left, about.ids.cleaned().tenant_id or "")
+    way = Witnessed(plan, call, key, about, doing)
     job = _job(engine, plan.name, doing.attempt, lambda me: _terms(engine, me, key, about, doing))
     try:
         return await awaiting(job, _whole(way.script()))  # type: ignore[no-any-return]

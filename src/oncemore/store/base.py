@@ -25,8 +25,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from oncemore.core.record import NOWHERE
 from oncemore.core.value import Value
-from oncemore.errors import UsageError
+from oncemore.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -188,6 +189,26 @@ def check_batch(batch: Batch) -> None:
         raise UsageError("a batch may name each entity once, as a write or as a guard")
 
 
+def check_next(
+    entries: Sequence[Entry], heads: Sequence[Head], standing: dict[str, tuple[int, bytes]]
+) -> None:
+    """Refuse entries that are not the next of their entities, and heads that are not what they lead to.
+
+    standing  version and hash of what is there, by entity; afterwards, of what will be
+    """
+    for entry in entries:
+        version, last = standing.get(entry.entity, (0, NOWHERE))
+        if entry.version != version + 1 or entry.prev != last:
+            raise StoreError(
+                f"entry {entry.seq} ({entry.entity}, version {entry.version}) is not the next of what is "
+                f"here, which is version {version}; nothing was taken over"
+            )
+        standing[entry.entity] = entry.version, entry.hash
+    led = {entity: standing[entity] for entity in {entry.entity for entry in entries}}
+    if {head.entity: (head.version, head.hash) for head in heads} != led:
+        raise StoreError("the heads are not what the entries lead to; nothing was taken over")
+
+
 #: How long `Batch.also` may take: everybody else who writes waits for it.
 ALSO_S = 1.0
 
@@ -308,6 +329,13 @@ class Store(Protocol):
 
         For heads that were rebuilt from the log up to the seq `upto`. One whose entity has entries after
         that is left alone: whoever wrote them knew better.
+        """
+
+    def adopt(self, entries: Sequence[Entry], heads: Sequence[Head]) -> None:
+        """Take over entries of another log as they are, in their order, all or none, under new numbers.
+
+        Each must be the next of its entity: its version, and what it is linked to; else it is a `StoreError`.
+        A body that was pruned there is so here. `heads` are those that then stand, one for each entity.
         """
 
     def enter(self, worker: str) -> Presence:

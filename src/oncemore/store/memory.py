@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from oncemore.core.key import fingerprint
 from oncemore.core.record import NOWHERE
 from oncemore.errors import StoreError, UsageError
-from oncemore.store.base import Conflict, Entry, Facts, Head, Room, Stored, Weight, check_batch
+from oncemore.store.base import Conflict, Entry, Facts, Head, Room, Stored, Weight, check_batch, check_next
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -187,6 +187,20 @@ class MemoryStore:
             put = {head.entity: head._replace(body=None) for head in heads if head.entity not in later}
             self._heads.update(put)
             return len(put)
+
+    def adopt(self, entries: Sequence[Entry], heads: Sequence[Head]) -> None:
+        """Take over entries of another log."""
+        with self._changed:
+            self._check_open()
+            names = {entry.entity for entry in entries}
+            standing = {name: self._heads[name] for name in names if name in self._heads}
+            check_next(entries, heads, {name: (head.version, head.hash) for name, head in standing.items()})
+            at = {}
+            for entry in entries:
+                at[entry.entity] = seq = len(self._log) + 1
+                self._log.append(entry._replace(seq=seq))
+            self._heads.update({head.entity: head._replace(seq=at[head.entity], body=None) for head in heads})
+            self._changed.notify_all()
 
     def enter(self, worker: str) -> Here:
         """Count a worker of this process as alive until it leaves."""

@@ -37,7 +37,7 @@ import weakref
 from contextlib import suppress
 from hashlib import sha256
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from oncemore.core.key import fingerprint
 from oncemore.core.record import NOWHERE
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from oncemore.store.combine import Op
     from oncemore.store.postgres_wire import Connection, Rows
 
+T = TypeVar("T")
 FORMAT = 1
 OLDEST_SERVER = 14
 PAGE = 500
@@ -219,16 +220,24 @@ class PostgresStore:
 
     def mend(self, heads: Sequence[Head], upto: int) -> int:
         """Put heads in the place of what is there; only the owner of the schema may."""
+        return self._as_owner(lambda line: postgres_list.mend(line, self._schema, heads, upto))
+
+    def _as_owner(self, do: Callable[[Connection], T]) -> T:
+        """Do something rare in one transaction, on a connection of its own."""
         self._check_open()
         connection: Connection | None = None
         try:
             connection = connect(self._where)
             with connection.transaction():
-                return postgres_list.mend(connection, self._schema, heads, upto)
+                return do(connection)
         except psycopg.Error as error:
             raise fault(self._where, error) from error
         finally:
             hang_up(connection)
+
+    def adopt(self, entries: Sequence[Entry], heads: Sequence[Head]) -> None:
+        """Take over entries of another log; only the owner of the schema may."""
+        self._as_owner(lambda line: postgres_list.adopt(line, self._schema, entries, heads))
 
     def enter(self, worker: str) -> Presence:
         """Note that a worker of this name is here until it leaves."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from oncemore.store.base import check_next
 from oncemore.store.postgres_wire import check_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from oncemore.store.base import Head, Query
+    from oncemore.store.base import Entry, Head, Query
     from oncemore.store.postgres_wire import Connection, Rows
 
 HEAD = ("entity", "version", "hash", "head", "kind", "state", "due", "step", "worker", "dataset", "seq")
@@ -60,14 +61,46 @@ def _where(query: Query) -> tuple[str, list[Any]]:
     return " and ".join(text for text, _ in given), [value for _, value in given]
 
 
+def adopt(connection: Connection, schema: str, entries: Sequence[Entry], heads: Sequence[Head]) -> None:
+    """Take over entries of another log; appends wait meanwhile, so that numbers become visible in order."""
+    check_text(*(entry.entity for entry in entries))
+    connection.execute(f"lock table {schema}.head in exclusive mode".encode())
+    names = list({entry.entity for entry in entries})
+    known = f"select entity, version, hash from {schema}.head where entity = any(%s)"  # noqa: S608
+    rows = connection.execute(known.encode(), (names,)).fetchall()
+    check_next(entries, heads, {entity: (version, digest) for entity, version, digest in rows})
+    numbers = f"select nextval('{schema}.seq') from generate_series(1, %s)"  # noqa: S608
+    seqs = [seq for (seq,) in connection.execute(numbers.encode(), (len(entries),)).fetchall()]
+    add = f"insert into {schema}.log values (%s, %s, %s, %s, %s, %s, %s)"  # noqa: S608
+    at = {}
+    with connection.cursor() as cursor:
+        logged = []
+        for seq, (_, entity, version, _, digest, header, body, kept) in zip(seqs, entries, strict=True):
+            at[entity] = seq
+            logged.append((seq, entity, version, digest, header, body, kept if body is None else None))
+        cursor.executemany(add.encode(), logged)
+        put = [
+            (entity, version, digest, head, *by, at[entity])
+            for entity, version, digest, head, by, _, _ in heads
+        ]
+        cursor.executemany(_put(schema).encode(), put)
+
+
+def _put(schema: str) -> str:
+    put = f"insert into {schema}.head({', '.join(HEAD)}) values ({', '.join(['%s'] * len(HEAD))}) "  # noqa: S608
+    return (
+        put
+        + f"on conflict (entity) do update set {', '.join(f'{name} = excluded.{name}' for name in HEAD[1:])}"
+    )
+
+
 def mend(connection: Connection, schema: str, heads: Sequence[Head], upto: int) -> int:
     """Put heads in their places; appends wait meanwhile, or one of them could write on what is replaced."""
     connection.execute(f"lock table {schema}.head in exclusive mode".encode())
     later = f"select entity from {schema}.log where seq > %s"  # noqa: S608 - a checked name
     moved = {entity for (entity,) in connection.execute(later.encode(), (upto,)).fetchall()}
     found = [head for head in heads if head.entity not in moved]
-    put = f"insert into {schema}.head({', '.join(HEAD)}) values ({', '.join(['%s'] * len(HEAD))}) "  # noqa: S608
-    put += f"on conflict (entity) do update set {', '.join(f'{name} = excluded.{name}' for name in HEAD[1:])}"
+    put = _put(schema)
     for entity, version, digest, head, by, seq, _ in found:
         connection.execute(put.encode(), (entity, version, digest, head, *by, seq))
     return len(found)

@@ -370,6 +370,10 @@ class SqliteStore:
         """Put heads in the place of what is there."""
         return self.aside(lambda connection: sqlite_list.mend(connection, heads, upto))
 
+    def adopt(self, entries: Sequence[Entry], heads: Sequence[Head]) -> None:
+        """Take over entries of another log."""
+        self.aside(lambda connection: sqlite_list.adopt(connection, entries, heads))
+
     def enter(self, worker: str) -> Here:
         """Hold the lock of a worker's file until it is closed, or this store is, or the process ends."""
         self._check_open()

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from oncemore.store.base import check_next
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import apsw
 
-    from oncemore.store.base import Head, Query
+    from oncemore.store.base import Entry, Head, Query
 
     Read = Callable[[str, tuple[Any, ...]], list[tuple[Any, ...]]]
 
@@ -77,16 +79,35 @@ def _where(query: Query) -> tuple[str, list[Any]]:
     return " AND ".join(where), values
 
 
+_PUT = (
+    f"INSERT INTO head({', '.join(HEAD)}) VALUES ({', '.join('?' * len(HEAD))}) "  # noqa: S608
+    f"ON CONFLICT(entity) DO UPDATE SET {', '.join(f'{name}=excluded.{name}' for name in HEAD[1:])}"
+)
+
+
+def adopt(connection: apsw.Connection, entries: Sequence[Entry], heads: Sequence[Head]) -> None:
+    """Take over entries of another log, in one transaction."""
+    add = "INSERT INTO log VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)"
+    with connection:
+        standing, at = {}, {}
+        for entity in {entry.entity for entry in entries}:
+            found = connection.execute("SELECT version, hash, seq FROM head WHERE entity=?", (entity,))
+            for version, digest, seq in found:
+                standing[entity], at[entity] = (version, digest), seq
+        check_next(entries, heads, standing)
+        for _, entity, version, _, digest, header, body, body_digest in entries:
+            kept = body_digest if body is None else None
+            connection.execute(add, (entity, version, at.get(entity, 0), digest, header, body, kept))
+            at[entity] = connection.last_insert_rowid()
+        for entity, version, digest, head, by, _, _ in heads:
+            connection.execute(_PUT, (entity, version, digest, head, *by, at[entity]))
+
+
 def mend(connection: apsw.Connection, heads: Sequence[Head], upto: int) -> int:
     """Put heads in their places, in one transaction; those that others have moved on since are left alone."""
-    sets = ", ".join(f"{name}=excluded.{name}" for name in HEAD[1:])
-    put = (
-        f"INSERT INTO head({', '.join(HEAD)}) VALUES ({', '.join('?' * len(HEAD))}) "  # noqa: S608
-        f"ON CONFLICT(entity) DO UPDATE SET {sets}"
-    )
     with connection:
         later = {entity for (entity,) in connection.execute("SELECT entity FROM log WHERE seq>?", (upto,))}
         found = [head for head in heads if head.entity not in later]
         for entity, version, digest, head, by, seq, _ in found:
-            connection.execute(put, (entity, version, digest, head, *by, seq))
+            connection.execute(_PUT, (entity, version, digest, head, *by, seq))
     return len(found)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import NoReturn
 
-    from oncemore.store.base import Batch, Head
+    from oncemore.store.base import Batch, Entry, Head
 
 _FLOCK = "hhqqi4x"  # struct flock of Linux on 64 bits: type, whence, start, length, pid
 
@@ -65,6 +65,10 @@ class LookedAt(SqliteStore):
         self._only_looked_at()
 
     def mend(self, heads: Sequence[Head], upto: int) -> NoReturn:
+        """Refuse."""
+        self._only_looked_at()
+
+    def adopt(self, entries: Sequence[Entry], heads: Sequence[Head]) -> NoReturn:
         """Refuse."""
         self._only_looked_at()
 

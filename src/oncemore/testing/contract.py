@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from oncemore.core.key import fingerprint
 from oncemore.core.record import NOWHERE, link
-from oncemore.errors import UsageError
+from oncemore.errors import StoreError, UsageError
 from oncemore.store.base import Batch, Conflict, Entry, Head, Index, Query, Stored, Write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from oncemore.store.base import Store
 
@@ -296,6 +297,81 @@ def heads_that_were_rebuilt_can_be_put_in_their_places(open_store: Opener) -> No
     assert len(whole(store, "run/a")) == 2
 
 
+def entries_of_another_log_are_taken_over_as_they_are(open_store: Opener) -> None:
+    """With versions, links, bodies and what is pruned of them; what is appended later goes on from there."""
+    from oncemore.store.memory import MemoryStore
+
+    source, store = MemoryStore(), open_store()
+    stored(put(store, write("run/here", None)))
+    for number in range(3):
+        for entity in ("run/a", "run/b"):
+            stored(
+                put(source, write(entity, source.head(entity), b"%d" % number, state=f"S{number}", due=5.0))
+            )
+    source.prune({"run/a": 2})
+    log = list(source.entries())
+    for page in (log[:4], log[4:]):
+        last = {entry.entity: entry for entry in page}
+        heads = [
+            head._replace(version=last[head.entity].version, hash=last[head.entity].hash)
+            for head in source.heads(Query("run"))
+        ]
+        store.adopt(page, heads)
+    for entity, pruned in (("run/a", 2), ("run/b", 1)):
+        mine, theirs = whole(store, entity, pruned), list(source.entries(entity))
+        assert [entry._replace(seq=0) for entry in mine] == [entry._replace(seq=0) for entry in theirs]
+        head, there = store.head(entity), source.head(entity)
+        assert head is not None
+        assert there is not None
+        assert head._replace(seq=0) == there._replace(seq=0)
+        stored(put(store, write(entity, head, b"later")))
+    assert [entry.entity for entry in store.entries()][1:7] == [entry.entity for entry in log]
+    seqs = [entry.seq for entry in open_store().entries()]
+    assert seqs == sorted(set(seqs))
+
+
+def what_is_not_the_next_of_its_entity_is_not_taken_over(open_store: Opener) -> None:
+    """Nothing of it: neither out of order, nor twice, nor on top of something else."""
+    from oncemore.store.memory import MemoryStore
+
+    source, store = MemoryStore(), open_store()
+    for number in range(2):
+        stored(put(source, write("run/a", source.head("run/a"), b"%d" % number)))
+    stored(put(source, write("run/b", None)))
+    one, two, other = source.entries()
+    a, b = source.head("run/a"), source.head("run/b")
+    assert a is not None
+    assert b is not None
+    first = a._replace(version=1, hash=one.hash)
+    for entries, heads in (
+        ([two], [a]),
+        ([other, two], [a, b]),
+        ([one, one], [first]),
+        ([one._replace(prev=b"x" * 32)], [first]),
+        ([one, two], [first]),
+        ([one, two], []),
+        ([one], [first, b]),
+    ):
+        with _refused():
+            store.adopt(entries, heads)
+        assert list(store.entries()) == []
+        assert store.head("run/a") is None
+    store.adopt([one], [first])
+    with _refused():
+        store.adopt([one], [first])
+    store.adopt([two], [a])
+    assert len(whole(store, "run/a")) == 2
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    try:
+        yield
+    except StoreError:
+        return
+    raise AssertionError("it was not refused")
+
+
 def odd_names_and_bodies_are_kept_as_they_are(open_store: Opener) -> None:
     """Any text is a name, any bytes are a body."""
     store = open_store()
@@ -568,6 +644,8 @@ CHECKS = (
     heads_are_found_by_what_they_are_indexed_by,
     the_newest_heads_are_listed_first_when_asked,
     heads_that_were_rebuilt_can_be_put_in_their_places,
+    entries_of_another_log_are_taken_over_as_they_are,
+    what_is_not_the_next_of_its_entity_is_not_taken_over,
     odd_names_and_bodies_are_kept_as_they_are,
     of_many_that_expect_the_same_version_one_wins,
     batches_that_have_nothing_in_common_do_not_disturb_each_other,

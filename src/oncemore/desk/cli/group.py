@@ -168,6 +168,7 @@ oncemore worker shop.orders
         "erase": "house:erase",
         "backup": "house:backup",
         "restore": "house:restore",
+        "copy": "copying:copy",
         "sizes": "house:sizes",
         "verify": "house:verify",
         "demo": "demo:demo",

@@ -16,8 +16,7 @@ WAITING = ("PENDING", "SOFT_FAIL")
 def control_of(store: Store) -> Control:
     """Return the switches of a store."""
     from oncemore.codec.wire import head_of
-    from oncemore.core.control import Control
-    from oncemore.engine.controls import CONTROL
+    from oncemore.core.control import CONTROL, Control
 
     head = store.head(CONTROL)
     return Control() if head is None else head_of(head.head, Control)

@@ -1,0 +1,19 @@
+"""A process that copies a log and is killed at it: `python -m tests.control.victim FROM TO`."""
+
+from __future__ import annotations
+
+import sys
+
+import oncemore
+from oncemore.engine import copying
+
+if __name__ == "__main__":
+    source, target = (oncemore.open(url) for url in sys.argv[1:])
+    copying.PAGE = 5
+
+    def progress(done: int, of: int) -> None:
+        print(done, flush=True)
+
+    with source, target:
+        copying.copy(source, target, reason="the move", by="operator", progress=progress)
+    print("over", flush=True)
