@@ -20,6 +20,7 @@ They come, in this order, from ONCEMORE_* in the environment, from `oncemore.tom
     warn_file_mb       ONCEMORE_WARN_FILE_MB       10240
     warn_wal_mb        ONCEMORE_WARN_WAL_MB        256
     warn_left_mb       ONCEMORE_WARN_LEFT_MB       256
+    control            ONCEMORE_CONTROL            none; where else switches and approvals are kept
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ class Settings(Value):
     warn_file_mb: float = LIMITS.file
     warn_wal_mb: float = LIMITS.wal
     warn_left_mb: float = LIMITS.left
+    control: str = ""
 
 
 def open(  # noqa: A001 - read as oncemore.open
@@ -95,6 +97,7 @@ def open(  # noqa: A001 - read as oncemore.open
     warn_file_mb: float | None = None,
     warn_wal_mb: float | None = None,
     warn_left_mb: float | None = None,
+    control: Any = None,
 ) -> Engine:
     """Return an engine on a store; nothing is opened or created before it is used.
 
@@ -112,6 +115,8 @@ def open(  # noqa: A001 - read as oncemore.open
                        somebody has acknowledged it; "trust": it is taken for the original
     warn_…_mb          say once when the store is larger than this (10240), when its write-ahead file is and
                        cannot be emptied (256), when the disk has less left (256); 0 for never
+    control            where switches and approvals are kept besides the store: nats://host:port/bucket; it is
+                       asked before every attempt, and what it cannot answer means no
     """
     if not isinstance(url, str | os.PathLike):
         raise UsageError(f"url is {url!r}; it takes a text or a path")
@@ -136,7 +141,16 @@ def open(  # noqa: A001 - read as oncemore.open
                 )
             )
         ),
+        control=_elsewhere(control),
     )
+
+
+def _elsewhere(control: Any) -> Any:
+    if not control:
+        return None
+    from oncemore.edges.control import control_of
+
+    return control_of(control)
 
 
 def _notices(notify: Any, every_s: float) -> Notices | None:
@@ -293,6 +307,7 @@ def engine_of(told: Settings) -> Engine:
         warn_file_mb=told.warn_file_mb,
         warn_wal_mb=told.warn_wal_mb,
         warn_left_mb=told.warn_left_mb,
+        control=told.control or None,
     )
     for engine in _known.values():
         if _same(engine) == _same(made):
@@ -319,7 +334,7 @@ def _same(engine: Engine) -> tuple[Any, ...]:
     place = engine.shelf.place.url if engine.shelf.there else ""
     told = engine.notices and (tuple(engine.notices.sinks), engine.notices.every_s)
     seal = engine.seal and engine.seal.codecs
-    return engine.url, engine.lease_s, engine.inline_wait_s, place, told, seal
+    return engine.url, engine.lease_s, engine.inline_wait_s, place, told, seal, engine.controls.where
 
 
 def settings(start: Path | None = None) -> Settings:

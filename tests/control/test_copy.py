@@ -1,4 +1,4 @@
-"""A log moves house: every chain intact, nothing begins at the old one, a killed copy goes on where it was."""
+"""A log moves house: every chain intact, nothing begins at the old one, a killed copy goes on."""
 
 from __future__ import annotations
 
@@ -167,20 +167,19 @@ def test_a_copy_that_died_goes_on_where_it_was(opens: Any, at: str, monkeypatch:
     def die(*told: Any) -> Any:
         raise Death
 
-    with old, new:
-        with monkeypatch.context() as patch:
-            if at == "source":
-                patch.setattr(copying, "_filled", die)
-            elif at == "end":
-                patch.setattr(copying, "_compared", die)
-            pages = iter(range(100))
+    with old, new, monkeypatch.context() as patch:
+        if at == "source":
+            patch.setattr(copying, "_filled", die)
+        elif at == "end":
+            patch.setattr(copying, "_compared", die)
+        pages = iter(range(100))
 
-            def progress(done: int, of: int) -> None:
-                if (at, next(pages)) in (("before", 0), ("middle", 3)):
-                    raise Death
+        def progress(done: int, of: int) -> None:
+            if (at, next(pages)) in (("before", 0), ("middle", 3)):
+                raise Death
 
-            with pytest.raises(Death):
-                copying.copy(old, new, reason="x", progress=progress)
+        with pytest.raises(Death):
+            copying.copy(old, new, reason="x", progress=progress)
     with old, new:
         with pytest.raises(Blocked):
             pay.on(old)("new")
@@ -191,7 +190,7 @@ def test_a_copy_that_died_goes_on_where_it_was(opens: Any, at: str, monkeypatch:
         if at == "middle":
             old.store.prune({"run/" + pay.key("kept"): 2})  # pruned after it was copied, or before
         found = copying.copy(old, new, reason="x")
-        assert found.entries > found.taken or at in ("source",)
+        assert found.entries > found.taken or at == "source"
         assert pay.on(new)("new") == "paid new"
         new.store.close()
 
@@ -265,7 +264,7 @@ def test_nothing_is_copied_while_somebody_works_there(opens: Any) -> None:
     try:
         assert begun.wait(30)
         with old, new:
-            with pytest.raises(InProgress, match="somebody works on .*process"):
+            with pytest.raises(InProgress, match=r"somebody works on .*process"):
                 copying.copy(old, new, reason="x")
             assert pay.on(old)("goes on") == "paid goes on"
             assert list(new.store.entries()) == []

@@ -16,6 +16,7 @@ are asked every time, and whatever stops an attempt there or here stops it.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from oncemore.codec.wire import head_of
@@ -57,6 +58,18 @@ class Controls:
     def waits(self) -> bool:
         """Whether asking may take longer than a look into the store."""
         return self.elsewhere is not None
+
+    @property
+    def where(self) -> str:
+        """What tells one place from another that is asked besides the store."""
+        return str(getattr(self.elsewhere, "url", self.elsewhere and id(self.elsewhere)) or "")
+
+    def close(self) -> None:
+        """Let go of whom else is asked; whoever asks again begins anew."""
+        self.forget()
+        if self.elsewhere is not None:
+            with suppress(Exception):  # it may be what does not answer
+                self.elsewhere.close()
 
     def forget(self) -> None:
         """Read anew the next time."""

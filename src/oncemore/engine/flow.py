@@ -83,7 +83,7 @@ def run_step(plan: Plan, call: Call, seen: Seen | None = None) -> Script:
             yield ready
             return
         approved = _approves(plan, ready)
-        permit = yield Permit(_names(plan, ready.run), call.tenant, approved)
+        permit = yield Permit(_names(plan, ready.run), call.tenant, approved, plan.gated)
         if permit.stop or approved:
             refused = yield from _refused(plan, call, ready, permit, now)
             if refused is MOVED or (refused is not None and guessed):

@@ -57,11 +57,12 @@ class Plan(Record):
     large              whether an encoded result is too large for the log
     quarantines        whether a failure that is not tried again waits for a person (CLASS-3)
     approval           whether an attempt begins only where somebody has approved it
+    gated              whether a switch stops it; not so what people need to turn one
     """
 
     __slots__ = (
         "after_failure", "approval", "artifact", "asks", "classify", "covers", "decode", "describe", "effect",
-        "encode", "if_running", "inline_wait_s", "large", "name", "not_applied", "on_version_change",
+        "encode", "gated", "if_running", "inline_wait_s", "large", "name", "not_applied", "on_version_change",
         "policy", "policy_name", "quarantines",
     )  # fmt: skip
     after_failure: str
@@ -74,6 +75,7 @@ class Plan(Record):
     describe: Callable[[BaseException, Failure | None], dict[str, Any]]
     effect: Effect
     encode: Callable[[Any], Any]
+    gated: bool
     if_running: str
     inline_wait_s: float
     large: Callable[[Any], bool]
@@ -105,10 +107,11 @@ class Plan(Record):
         large: Callable[[Any], bool] = lambda encoded: False,
         quarantines: bool = False,
         approval: bool = False,
+        gated: bool = True,
     ) -> None:
         self.fill(
             after_failure, approval, artifact, asks, classify, covers, decode, describe, effect, encode,
-            if_running, inline_wait_s, large, name, not_applied, on_version_change, policy,
+            gated, if_running, inline_wait_s, large, name, not_applied, on_version_change, policy,
             f"{policy.name}@{policy.version}:{policy.digest[:12]}", quarantines,
         )  # fmt: skip
 

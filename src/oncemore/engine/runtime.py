@@ -395,7 +395,7 @@ class Engine:
             store, self._store, self.held = self._store, None, UNSEEN
             quiet, self._quiet = self._quiet, False
             self._me = None
-            self.controls.forget()
+        self.controls.close()
         if heart is not None:
             heart.stop()
         for me in mine.values():

@@ -31,6 +31,7 @@ from oncemore.engine import clock as clocks
 from oncemore.engine.ids import uuid7
 from oncemore.engine.retry import Plan
 from oncemore.errors import (
+    Blocked,
     InProgress,
     Parked,
     PolicyError,
@@ -265,6 +266,8 @@ class RetryManager:
 
 
 def _why(error: Exception) -> str:
+    if isinstance(error, Blocked):
+        return error.reason
     return next((why for kind, why in REFUSED if isinstance(error, kind)), "key_refused")
 
 

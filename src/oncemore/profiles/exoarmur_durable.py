@@ -64,6 +64,10 @@ LONGEST_NAME = 200
 _PLAIN = Tagger()
 
 
+#: Categories that a switch does not stop: what switches and approvals are kept and read by.
+CONTROL_PLANE = ("RETRY_NATS_", "RETRY_KV_", "RETRY_APPROVAL_")
+
+
 def entity_of(key: str) -> str:
     """Return the entity that a key is in the log."""
     try:
@@ -232,6 +236,7 @@ def _plan(engine: Engine, doing: Doing, if_running: str) -> Plan:
         after_failure="new_run",
         on_version_change="new",  # of a cleared run: no call fits it
         covers=doing.plan.covers,
+        gated=not doing.operation.category.startswith(CONTROL_PLANE),
     )
 
 

@@ -1,0 +1,164 @@
+"""Switches and approvals that people keep in a NATS key-value bucket, read before every attempt.
+
+    oncemore.open("log.db", control="nats://127.0.0.1:4222/control")
+
+    all_execution      a switch: "on" stops every step
+    step.NAME          … that step
+    tenant.NAME        … that tenant's work
+    approval.KEY       what was approved of a key: a JSON object with the fields of `core.control.Approval`
+
+A switch is `on`, `true` or `1`, or `off`, `false` or `0`, or a JSON object that says `{"on": true, "by": …,
+"reason": …}`; one that is not there is off. Anything else cannot be read, and what cannot be read means no:
+a server that does not answer, a bucket that is not there, a value that makes no sense. It is only ever read
+here, and always from the stream's leader, never from a replica that may be behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from oncemore.core.control import ALL, STOPPED, Approval, Control, switch_name
+from oncemore.errors import MissingExtra, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+#: How long one question may take, with connecting.
+PATIENCE_S = 5.0
+NO_MESSAGE = 10037
+_ADDRESS = re.compile(r"(?P<server>(?:nats|tls)://[^/]+)/(?P<bucket>[A-Za-z0-9_-]+)")
+_PLAIN = re.compile(r"[-/_=.A-Za-z0-9]+")
+_WORDS = {b"on": True, b"true": True, b"1": True, b"off": False, b"false": False, b"0": False}
+
+
+def control_of(told: Any) -> Any:
+    """Return where else people say what may begin: by its address, or as it was given."""
+    if not isinstance(told, str):
+        missing = [
+            name for name in ("switches", "approval", "close") if not callable(getattr(told, name, None))
+        ]
+        if missing:
+            raise UsageError(f"control is {told!r:.80}, which has no {', no '.join(missing)}")
+        return told
+    found = _ADDRESS.fullmatch(told)
+    if found is None:
+        raise UsageError(f"control is {told!r:.80}; it takes nats://host:port/bucket")
+    return NatsControl(found["server"], found["bucket"])
+
+
+class NatsControl:
+    """The switches and approvals of one bucket."""
+
+    def __init__(self, server: str, bucket: str, patience_s: float = PATIENCE_S) -> None:
+        try:
+            import nats  # noqa: F401
+        except ImportError as error:  # pragma: no cover - the extra is there in tests
+            raise MissingExtra("control=nats://… needs nats-py; install oncemore[nats]") from error
+        self._server, self._bucket, self._patience_s = server, bucket, patience_s
+        self.url = f"{server.rpartition('@')[2]}/{bucket}"
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._line: Any = None
+
+    def switches(self, steps: tuple[str, ...], tenant: str) -> Control:
+        """Return those that are on, of everything, of these steps and of this tenant."""
+        names = [ALL, *(switch_name(step) for step in steps)]
+        if tenant:
+            names.append(switch_name("", tenant))
+        found = self._asked(self._values([name.replace(":", ".", 1) for name in names]))
+        on = {name: told for name, data in zip(names, found, strict=True) if (told := _on(name, data))}
+        return Control(STOPPED, on) if on else Control()
+
+    def approval(self, key: str) -> Approval | None:
+        """Return what was approved of a key."""
+        (data,) = self._asked(self._values([f"approval.{key}"]))
+        return None if data is None else Approval(**json.loads(data))
+
+    def close(self) -> None:
+        """Hang up."""
+        with self._lock:
+            loop, self._loop, thread, self._thread = self._loop, None, self._thread, None
+        if loop is not None and thread is not None:
+            with suppress(Exception):  # it may be what does not answer
+                asyncio.run_coroutine_threadsafe(self._hang_up(), loop).result(self._patience_s)
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(self._patience_s)
+            if not loop.is_running():
+                loop.close()
+
+    # ------------------------------------------------------------------------------------------------
+
+    def _asked(self, question: Coroutine[Any, Any, list[bytes | None]]) -> list[bytes | None]:
+        """Ask from any thread, also one that has an event loop of its own; never for longer than that."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=self._loop.run_forever, name="oncemore-control", daemon=True
+                )
+                self._thread.start()
+            loop = self._loop
+        limited = asyncio.wait_for(question, self._patience_s)
+        return asyncio.run_coroutine_threadsafe(limited, loop).result(self._patience_s + 1.0)
+
+    async def _values(self, keys: list[str]) -> list[bytes | None]:
+        try:
+            return [await self._value(key) for key in keys]
+        except BaseException:
+            await self._hang_up()  # the next question begins with a new line
+            raise
+
+    async def _hang_up(self) -> None:
+        line, self._line = self._line, None
+        if line is not None:
+            await line.close()
+
+    async def _value(self, key: str) -> bytes | None:
+        from nats.js.errors import NotFoundError
+
+        if not _PLAIN.fullmatch(key):
+            raise UsageError(
+                f"{key!r} cannot be a key of a NATS bucket; give the step or tenant a plain name"
+            )
+        try:
+            found = (
+                await (await self._connected())
+                .jetstream()
+                .get_last_msg(f"KV_{self._bucket}", f"$KV.{self._bucket}.{key}")
+            )
+        except NotFoundError as error:
+            if error.err_code != NO_MESSAGE:
+                raise  # it is the bucket that is not there
+            return None
+        gone = (found.headers or {}).get("KV-Operation") in ("DEL", "PURGE")
+        return None if gone else found.data or b""
+
+    async def _connected(self) -> Any:
+        import nats
+
+        if self._line is None:
+            self._line = await nats.connect(
+                self._server, connect_timeout=self._patience_s, allow_reconnect=False, error_cb=_quiet
+            )
+        return self._line
+
+
+async def _quiet(error: Exception) -> None:
+    """Say nothing: who asks is told."""
+
+
+def _on(name: str, data: bytes | None) -> dict[str, Any] | None:
+    """Return who threw a switch and why, None if it is off; refuse what says neither."""
+    if data is None:
+        return None
+    word = data.strip().lower()
+    told = {"on": _WORDS[word]} if word in _WORDS else json.loads(data)
+    if not isinstance(told, dict) or not isinstance(told.get("on"), bool):
+        raise ValueError(f"the switch {name} is {data!r:.60}, which says neither on nor off")
+    return told if told["on"] else None
