@@ -89,7 +89,7 @@ def test_without_a_command_help_is_shown_and_the_question_was_wrong() -> None:
     "words",
     [(), ("policy",), *(("policy", name) for name in ("list", "show", "check", "diff", "plot", "schema")),
      ("key",), ("import",), ("prune",), ("erase",), ("backup",), ("restore",), ("sizes",), ("verify",),
-     ("demo",), ("exec",)],
+     ("demo",), ("exec",), ("export",), ("export", "asl"), ("asl",), ("asl", "export")],
     ids=lambda words: " ".join(words) or "oncemore",
 )  # fmt: skip
 def test_every_help_has_examples_that_fit(words: tuple[str, ...]) -> None:

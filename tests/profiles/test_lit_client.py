@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import pickle
@@ -9,12 +10,14 @@ import time
 from email.utils import formatdate
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+from urllib.error import URLError
 
 import pytest
 
 import oncemore
 from oncemore import govern
 from oncemore.desk.demo.core import LOST, Core
+from oncemore.edges.classify import classify
 from oncemore.profiles import lit, lit_policy
 from oncemore.profiles.lit import CoreClient, CoreClientError, CoreClientHTTPError, Exhaustion, context
 from tests.servers.faults import (
@@ -212,6 +215,15 @@ def test_whatever_urllib_could_not_reach_is_tried_again(clock: FakeClock) -> Non
     with pytest.raises(CoreClientError, match="URLError"):
         CoreClient("http://nowhere.invalid", counter=Exhaustion(), timeout_s=5).get("/")
     assert clock.delays == [0.25]
+
+
+@pytest.mark.req("HTTP-3")
+@pytest.mark.parametrize("number", [errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EMFILE])
+def test_every_urlerror_that_may_pass_is_covered(number: int) -> None:
+    policy, error = CoreClient("http://core").policy, URLError(OSError(number, "no"))
+    assert lit_policy.repeatable(error, classify(error, 0.0), policy)
+    wrong = URLError("unknown url type: core")
+    assert not lit_policy.repeatable(wrong, classify(wrong, 0.0), policy)
 
 
 @pytest.mark.req("HTTP-4")

@@ -8,7 +8,7 @@ How it ends is an interface (docs/reference/cli.md):
     0     done
     1     the answer is no: a policy is invalid, two policies differ and --exit-code was given, a decision
           came too late, a log is not whole, a copy is held, keys to be imported are something else, a
-          store cannot be used or is not healthy, a replay does not agree
+          store cannot be used or is not healthy, a replay does not agree, a policy cannot be exported
     2     the question was wrong: an unknown name, option, file or value
     130   interrupted
 

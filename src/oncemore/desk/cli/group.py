@@ -138,6 +138,7 @@ oncemore doctor
 oncemore policy list
 oncemore policy show kfm-loop
 oncemore key --operation kill_switch_update --tenant tenant-123
+oncemore export asl nova-cat --out nova-cat.asl.json
 oncemore quarantine list
 oncemore worker shop.orders
 """
@@ -156,6 +157,8 @@ oncemore worker shop.orders
         "health": "doctor:health",
         "policy": "policy:policy",
         "key": "key:key",
+        "export": "export:export",
+        "asl": "export:asl_branch",
         "worker": "worker:worker",
         "submit": "orders:submit",
         "cancel": "orders:cancel",
@@ -178,6 +181,6 @@ def root() -> None:
     """Try it once more. Apply it once.
 
     Run programs once per key; look at what ran and why, replay it, check its store; look at policies
-    before they run, compute keys, do work that was handed in, decide about what waits for a person, keep
-    house, and see it work.
+    before they run, write them for Step Functions, compute keys, do work that was handed in, decide about
+    what waits for a person, keep house, and see it work.
     """
