@@ -209,25 +209,33 @@ def test_a_spectrum_that_is_not_valid_is_quarantined(machine: Machine) -> None:
     assert ended.states[-3:] == ["ValidateSpectra", "RecordQuarantine", "Quarantined"]
 
 
+#: Records of a product at the time 1000, and why it is not asked for; empty where it is.
+RECORDS: list[tuple[dict[str, Any], str]] = [
+    ({"validation_status": "VALID"}, names.SKIPPED_DUPLICATE),
+    ({"validation_status": "VALID", "next_eligible_attempt_at": 2000.0}, names.SKIPPED_DUPLICATE),
+    ({"next_eligible_attempt_at": 1000.001}, names.SKIPPED_BACKOFF),
+    ({"next_eligible_attempt_at": 1000.0}, ""),
+    ({"next_eligible_attempt_at": 0}, ""),
+    ({"next_eligible_attempt_at": None}, ""),
+    ({"last_attempt_outcome": "QUARANTINE"}, names.SKIPPED_QUARANTINED),
+    ({"last_attempt_outcome": "QUARANTINE", "released_at": 0}, names.SKIPPED_QUARANTINED),
+    ({"last_attempt_outcome": "QUARANTINE", "released_at": 900.5}, ""),
+    ({"last_attempt_outcome": "TERMINAL_FAILURE"}, names.SKIPPED_TERMINAL),
+    ({"last_attempt_outcome": "TERMINAL_FAILURE", "released_at": 900.5}, ""),
+    ({"last_attempt_outcome": "RETRYABLE_FAILURE", "validation_status": "UNVALIDATED"}, ""),
+    ({}, ""),
+]
+
+
+@pytest.mark.parametrize(("record", "outcome"), RECORDS)
+def test_the_checks_are_those_of_the_cooldown(record: dict[str, Any], outcome: str) -> None:
+    cooldown = pytest.importorskip("oncemore.core.cooldown")
+    known = {name: value for name, value in record.items() if value is not None}
+    assert cooldown.skip(cooldown.Resource(**known), 1000.0) == outcome
+
+
 @pytest.mark.req("SFN-6")
-@pytest.mark.parametrize(
-    ("record", "outcome"),
-    [
-        ({"validation_status": "VALID"}, names.SKIPPED_DUPLICATE),
-        ({"validation_status": "VALID", "next_eligible_attempt_at": 2000.0}, names.SKIPPED_DUPLICATE),
-        ({"next_eligible_attempt_at": 1000.001}, names.SKIPPED_BACKOFF),
-        ({"next_eligible_attempt_at": 1000.0}, ""),
-        ({"next_eligible_attempt_at": 0}, ""),
-        ({"next_eligible_attempt_at": None}, ""),
-        ({"last_attempt_outcome": "QUARANTINE"}, names.SKIPPED_QUARANTINED),
-        ({"last_attempt_outcome": "QUARANTINE", "released_at": 0}, names.SKIPPED_QUARANTINED),
-        ({"last_attempt_outcome": "QUARANTINE", "released_at": 900.5}, ""),
-        ({"last_attempt_outcome": "TERMINAL_FAILURE"}, names.SKIPPED_TERMINAL),
-        ({"last_attempt_outcome": "TERMINAL_FAILURE", "released_at": 900.5}, ""),
-        ({"last_attempt_outcome": "RETRYABLE_FAILURE", "validation_status": "UNVALIDATED"}, ""),
-        ({}, ""),
-    ],
-)
+@pytest.mark.parametrize(("record", "outcome"), RECORDS)
 def test_cooldown_is_checked_before_anybody_is_asked(
     record: dict[str, Any], outcome: str, machine: Machine
 ) -> None:

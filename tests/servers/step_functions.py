@@ -100,6 +100,21 @@ def _entered(events: list[dict[str, Any]]) -> Iterator[tuple[str, Any]]:
             yield told["name"], json.loads(told["input"])
 
 
+def _parsed_once() -> Callable[[str], Any]:
+    """Return moto's parser, which reads each text once: that is nearly all that an execution costs."""
+    from moto.stepfunctions.parser.asl.parse.asl_parser import AmazonStateLanguageParser, Preprocessor
+
+    real, trees = AmazonStateLanguageParser.parse, {}
+
+    def parse(definition: str) -> Any:
+        if definition not in trees:
+            program, trees[definition] = real(definition)
+            return program, trees[definition]
+        return Preprocessor().visit(trees[definition]), trees[definition]
+
+    return parse
+
+
 @contextmanager
 def emulator() -> Iterator[Machine]:
     """Run moto with its interpreter; functions and waits are ours."""
@@ -111,6 +126,7 @@ def emulator() -> Iterator[Machine]:
         mock.patch.dict(os.environ, fake),
         mock_aws(config={"stepfunctions": {"execute_state_machine": True}}),
         mock.patch(where, machine.invoke),
+        mock.patch(f"{PARSER[:-10]}.parse.asl_parser.AmazonStateLanguageParser.parse", _parsed_once()),
         mock.patch(f"{PARSER}.common.retry.retrier_decl.time.sleep", machine.slept.append),
         mock.patch(
             f"{PARSER}.state.wait.wait_function.wait_function.WaitFunction._wait_interval",

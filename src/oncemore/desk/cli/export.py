@@ -57,10 +57,11 @@ def asl(
     check: str | None,
     in_json: bool,
 ) -> int:
-    """Write a policy, or the workflows of nova-cat, in Amazon States Language.
+    """Write a policy, or nova-cat, for Step Functions.
 
-    A policy becomes a state machine around one task: one retrier if its delays are those of one, else a
-    loop that waits by a list. What the language cannot say is refused with the knob's name.
+    A policy becomes a state machine around one task, in Amazon States Language: one retrier if its delays
+    are those of one, else a loop that waits by a list. What the language cannot say is refused with the
+    knob's name.
 
     nova-cat is the whole workflow; nova-cat/default and nova-cat/acquisition are its policies. Functions
     are placeholders, ${AcquireArtifact}, unless --function names them.
