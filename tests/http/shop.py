@@ -1,4 +1,6 @@
-"""A shop behind the middleware, on a real server: python -m tests.http.shop STORE BOOK EFFECT [WHERE]
+"""A shop behind the middleware, on a real server.
+
+    python -m tests.http.shop STORE BOOK EFFECT [WHERE [ATTEMPTS]]
 
 Each order that is carried out is a line in the book, synced: what happened, whatever the log says. A process
 with a WHERE kills itself there: `before` the line in the book is written, `effect` after it.
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import Request  # noqa: TC002 - frameworks look
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -67,7 +69,7 @@ class Shop:
         self.entered.set()
         if self.where == "effect":
             os.kill(os.getpid(), signal.SIGKILL)
-        while not self.go_on.is_set():
+        while not self.go_on.is_set():  # noqa: ASYNC110 - it is set in another thread
             await asyncio.sleep(0.005)
         status = self.statuses.pop(0) if self.statuses else 201
         number = len(self.book.lines)
@@ -137,10 +139,11 @@ def serving(app: Any) -> Iterator[str]:
             assert not thread.is_alive()
 
 
-def main(store: str, book: str, effect: str, where: str = "") -> None:
+def main(store: str, book: str, effect: str, where: str = "", attempts: str = "10") -> None:
     shop = Shop(Path(book), where)
     with oncemore.open(store) as engine, socket.create_server((HOST, 0)) as listener:
-        app = oncemore.http.Idempotency(shop.app(), effect=effect, principal=who, engine=engine)  # type: ignore[arg-type]
+        options: Any = {"effect": effect, "principal": who, "engine": engine, "attempts": int(attempts)}
+        app = oncemore.http.Idempotency(shop.app(), **options)
         print(listener.getsockname()[1], flush=True)
         uvicorn.Server(uvicorn.Config(app, ws="none", log_config=None)).run([listener])
 

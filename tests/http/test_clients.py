@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import oncemore
-import oncemore.http
 from tests.http.world import CLIENTS, Answered, Line, ok, scripted
 from tests.servers import faults
 

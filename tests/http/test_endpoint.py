@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import httpx2
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    Post = Callable[..., httpx2.Response]
+    from oncemore.testing import FakeClock
 
 
 class Counter:
@@ -101,7 +101,9 @@ def test_the_same_request_again_gets_the_same_answer_byte_for_byte(opened: Calla
     first, again = post(), post()
     assert (first.status_code, first.content, post.lines) == (201, b'{"order":1}', ["POST one"])
     assert (again.status_code, again.content) == (first.status_code, first.content)
-    kept = {name: value for name, value in first.headers.items() if name not in ("date", "set-cookie", "server")}
+    kept = {
+        name: value for name, value in first.headers.items() if name not in ("date", "set-cookie", "server")
+    }
     others = {name: value for name, value in again.headers.items() if name not in ("date", "server")}
     assert others == {**kept, "idempotent-replayed": "true"}
     assert kept["x-request"] == "é"
@@ -134,7 +136,8 @@ def test_a_key_that_belongs_to_another_request_is_refused(
 
 
 KEYS = {
-    "empty": '""', "bare and empty": "", "too long": f'"{"k" * 256}"', "not closed": '"abc', "two": '"a", "b"',
+    "empty": '""', "bare and empty": "", "too long": f'"{"k" * 256}"', "not closed": '"abc',
+    "two": '"a", "b"',
     "a list": "a,b", "not ASCII": '"ä"', "a wrong escape": '"a\\b"',
 }  # fmt: skip
 
@@ -143,7 +146,9 @@ KEYS = {
 def test_a_malformed_key_is_refused(opened: Callable[..., Counter], case: str) -> None:
     post = opened()
     got = post.client.post(f"{post.url}/orders", headers={"Idempotency-Key": KEYS[case].encode()})
-    twice = post.client.post(f"{post.url}/orders", headers=[("Idempotency-Key", "a"), ("idempotency-key", "b")])
+    twice = post.client.post(
+        f"{post.url}/orders", headers=[("Idempotency-Key", "a"), ("idempotency-key", "b")]
+    )
     assert problem(got) == problem(twice) == (400, "key-malformed")
     assert post.lines == []
 
@@ -184,6 +189,25 @@ def test_of_two_at_once_one_is_carried_out_and_the_other_told_to_wait(opened: Ca
     assert post.lines == ["POST one"]
 
 
+@pytest.mark.req("IDEM-11")
+def test_of_many_at_once_one_is_carried_out_and_all_get_its_answer_in_the_end(
+    opened: Callable[..., Counter],
+) -> None:
+    post = opened("once")
+
+    def until_answered(_: int) -> bytes:
+        for _ in range(500):
+            got = post()
+            if got.status_code != 409:
+                return got.content
+            time.sleep(0.01)
+        raise AssertionError("no answer")
+
+    with ThreadPoolExecutor(8) as threads:
+        assert set(threads.map(until_answered, range(16))) == {b'{"order":1}'}
+    assert post.lines == ["POST one"]
+
+
 @pytest.mark.parametrize("status", [500, 503, 429, 401, 403, 408])
 def test_an_answer_that_decides_nothing_is_passed_on_and_not_kept(
     opened: Callable[..., Counter], status: int
@@ -220,7 +244,7 @@ def test_after_a_server_error_what_may_not_happen_twice_is_held(opened: Callable
 
 
 def test_once_is_tried_again_after_an_answer_that_says_that_nothing_was_done(
-    opened: Callable[..., Counter],
+    opened: Callable[..., Counter], clock: FakeClock
 ) -> None:
     post = opened("once", not_applied=(503,), attempts=2)
     for status in (429, 503):
@@ -229,7 +253,7 @@ def test_once_is_tried_again_after_an_answer_that_says_that_nothing_was_done(
         got = post(f"k{status}")
         assert problem(got) == (503, "not-yet")
         assert got.headers["retry-after"] == "1"
-    time.sleep(1.05)
+    clock.advance(1.1)
     assert (post("k429").status_code, len(post.lines)) == (201, 3)
     post.shop.statuses = [429]
     assert post("k503").status_code == 429
@@ -307,7 +331,8 @@ def test_a_client_that_goes_in_the_middle_changes_nothing_and_finds_its_answer(
 ) -> None:
     post = opened("once")
     post.shop.go_on.clear()
-    head = b"POST /orders HTTP/1.1\r\nHost: x\r\nX-User: anna\r\nIdempotency-Key: k1\r\nContent-Length: 3\r\n\r\n"
+    fields = b"Host: x\r\nX-User: anna\r\nIdempotency-Key: k1\r\nContent-Length: 3\r\n\r\n"
+    head = b"POST /orders HTTP/1.1\r\n" + fields
     with raw(post.url, head + b"one"):
         assert post.shop.entered.wait(10)
     time.sleep(0.05)
@@ -325,4 +350,18 @@ def test_a_request_that_never_came_whole_is_not_begun(opened: Callable[..., Coun
     raw(post.url, head + b"one").close()
     time.sleep(0.05)
     assert post().status_code == 201
+    assert post.lines == ["POST one"]
+
+
+def test_an_answer_is_kept_for_its_time_and_then_the_key_is_refused(
+    opened: Callable[..., Counter], engine: oncemore.Engine, clock: FakeClock
+) -> None:
+    post = opened(expires_after=7200)
+    post()
+    clock.advance(7000)
+    engine.prune()
+    assert post().headers["idempotent-replayed"] == "true"
+    clock.advance(300)
+    engine.prune()
+    assert problem(post()) == (410, "key-expired")
     assert post.lines == ["POST one"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import ssl
 import threading
 import time
@@ -18,6 +17,7 @@ import oncemore.http
 from tests.servers import faults
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterator
 
 

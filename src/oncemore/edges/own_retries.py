@@ -103,8 +103,8 @@ def refuse_own(inner: object, where: str) -> None:
     pool = getattr(inner, "_pool", None)  # httpx, httpx2
     if getattr(pool, "_retries", 0):
         raise UsageError(
-            f"{where}() was given a transport with retries of its own; write HTTPTransport(retries=0), or both "
-            "numbers multiply"
+            f"{where}() was given a transport with retries of its own; write HTTPTransport(retries=0), or "
+            "both numbers multiply"
         )
     told = getattr(inner, "max_retries", None)  # requests
     if told is None:
@@ -113,6 +113,6 @@ def refuse_own(inner: object, where: str) -> None:
     endless = counts[0] is None and all(count is None for count in counts)
     if endless or any(count for count in counts if count is not True):
         raise UsageError(
-            f"{where}() was given an adapter with retries of its own; write HTTPAdapter(max_retries=0), or both "
-            "numbers multiply"
+            f"{where}() was given an adapter with retries of its own; write HTTPAdapter(max_retries=0), or "
+            "both numbers multiply"
         )

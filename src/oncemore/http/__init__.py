@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from oncemore.http.clients import Adapter, AsyncTransport, Transport
     from oncemore.http.endpoint import Idempotency, everyone
     from oncemore.http.exchange import Told, told
-    from oncemore.http.keys import idempotency_key
     from oncemore.http.kept import Answer
+    from oncemore.http.keys import idempotency_key
 
 _HOMES = {
     "oncemore.http.clients": "Adapter AsyncTransport Transport",

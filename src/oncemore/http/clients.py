@@ -114,13 +114,17 @@ def _around() -> float | None:
 
 
 def _again(request: Any) -> bool:
-    """Whether a request's body can be had a second time: it is in memory, or a form that rewinds its files."""
-    try:
-        request.content  # noqa: B018 - raises where it is a stream
-    except Exception:  # noqa: BLE001 - each library has its own error for it
-        parts = getattr(request.stream, "fields", None)
-        return isinstance(parts, list) and all(_rewinds(getattr(part, "file", b"")) for part in parts)
-    return True
+    """Whether a body can be had a second time: it is in memory, or a form that rewinds its files."""
+    stream = request.stream
+    if isinstance(stream, _library(request).ByteStream):
+        return True
+    parts = getattr(stream, "fields", None)
+    return isinstance(parts, list) and all(_rewinds(getattr(part, "file", b"")) for part in parts)
+
+
+def _library(request: Any) -> Any:
+    """Return the library that a request is of: httpx or httpx2."""
+    return sys.modules[type(request).__module__.partition(".")[0]]
 
 
 def _rewinds(file: Any) -> bool:
@@ -129,14 +133,6 @@ def _rewinds(file: Any) -> bool:
     with suppress(Exception):
         return bool(file.seekable())
     return False
-
-
-def _inner(given: Any, request: Any, name: str) -> Any:
-    """Return the transport inside: the caller's, or the usual one of the library that the request is of."""
-    if given is not None:
-        return given
-    library = sys.modules[type(request).__module__.partition(".")[0]]
-    return getattr(library, name)()
 
 
 class Transport(_Plain):
@@ -160,14 +156,14 @@ class Transport(_Plain):
     """
 
     def __init__(self, inner: Any = None, **options: Unpack[Sending]) -> None:
-        self._given, self._inner = _checked(inner, "handle_request", "Transport"), inner
+        self._inner = _checked(inner, "handle_request", "Transport")
         self._rules = Rules("Transport", options, "plain")
         caution(self._rules.plan)
 
     def handle_request(self, request: Any) -> Any:
         """Send a request; return the answer, or raise what the transport inside raises."""
         if self._inner is None:
-            self._inner = _inner(self._given, request, "HTTPTransport")
+            self._inner = _library(request).HTTPTransport()
         way = _Httpx(self._rules, request)
         inner, exchange, hook = self._inner, way.exchange, self._rules.on_retry
 
@@ -184,7 +180,7 @@ class Transport(_Plain):
         plan = exchange.plan(let_go, self._rules.on_give_up)
         try:
             return exchange.answered(blocking(plan, again(plan), send, (), {}))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - raised again, unless it is an answer
             return exchange.failed(error)
         finally:
             way.let_go()
@@ -216,14 +212,14 @@ class AsyncTransport(_Awaited):
     """
 
     def __init__(self, inner: Any = None, **options: Unpack[Sending]) -> None:
-        self._given, self._inner = _checked(inner, "handle_async_request", "AsyncTransport"), inner
+        self._inner = _checked(inner, "handle_async_request", "AsyncTransport")
         self._rules = Rules("AsyncTransport", options, "coroutine")
         caution(self._rules.plan)
 
     async def handle_async_request(self, request: Any) -> Any:
         """Send a request; return the answer, or raise what the transport inside raises."""
         if self._inner is None:
-            self._inner = _inner(self._given, request, "AsyncHTTPTransport")
+            self._inner = _library(request).AsyncHTTPTransport()
         way = _Httpx(self._rules, request)
         inner, exchange, hook = self._inner, way.exchange, self._rules.on_retry
 
@@ -241,7 +237,7 @@ class AsyncTransport(_Awaited):
         plan = exchange.plan(let_go, self._rules.on_give_up)
         try:
             return exchange.answered(await awaiting(plan, again(plan), send, (), {}))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - raised again, unless it is an answer
             return exchange.failed(error)
         finally:
             way.let_go()
@@ -270,6 +266,8 @@ class Adapter(_Adapting):
     """An adapter for `requests.Session.mount`; takes what `Transport` takes.
 
     inner  the adapter that does it, `requests.adapters.HTTPAdapter(...)`; unless given, the usual one
+
+    What is left of `within` when the answer comes also limits each wait for a piece of its body.
     """
 
     def __init__(self, inner: Any = None, **options: Unpack[Sending]) -> None:
@@ -277,7 +275,9 @@ class Adapter(_Adapting):
             try:
                 from requests.adapters import HTTPAdapter
             except ImportError as missing:
-                raise MissingExtra("oncemore.http.Adapter() is for requests: pip install requests") from missing
+                raise MissingExtra(
+                    "oncemore.http.Adapter() is for requests: pip install requests"
+                ) from missing
             inner = HTTPAdapter()
         self._inner = _checked(inner, "send", "Adapter")
         self._rules = Rules("Adapter", options, "plain")
@@ -295,12 +295,13 @@ class Adapter(_Adapting):
         """Send a request; return the answer, or raise what the adapter inside raises."""
         exchange, hook = Exchange(self._rules, _prepared(request)), self._rules.on_retry
         inner, usual = self._inner, self._rules.timeout
+        from requests.utils import rewind_body
 
         def once() -> Any:
             sent = request.copy()
             sent.headers.update(exchange.fields())
             if exchange.sent > 1 and hasattr(sent.body, "read"):
-                sent.body.seek(sent._body_position)
+                rewind_body(sent)
             limits = _limits(timeout, usual, ENDS.get())
             answer = inner.send(sent, stream, limits, verify, cert, proxies)
             return exchange.judged(answer, answer.status_code, answer.headers)
@@ -317,7 +318,7 @@ class Adapter(_Adapting):
         plan = exchange.plan(let_go, self._rules.on_give_up)
         try:
             return exchange.answered(blocking(plan, again(plan), once, (), {}))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - raised again, unless it is an answer
             return exchange.failed(error)
         finally:
             exchange.over()

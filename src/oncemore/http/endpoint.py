@@ -1,8 +1,8 @@
 """Endpoints that can be asked twice: an ASGI middleware around an application.
 
-A request with an `Idempotency-Key` is a durable step: its key is the client's, within what `principal` says of
-who asks; its work is the application; its result is the answer. So all that a step promises holds here, with
-no second record of it:
+A request with an `Idempotency-Key` is a durable step: its key is the client's, within what `principal` says
+of who asks; its work is the application; its result is the answer. So all that a step promises holds here,
+with no second record of it:
 
     the first request      runs; its answer is kept, then sent
     the same again         gets the kept answer, byte for byte, and runs nothing
@@ -43,8 +43,19 @@ from oncemore.errors import (
     UsageError,
 )
 from oncemore.http import problems
+from oncemore.http.kept import (
+    OF_ONE_MESSAGE,
+    Answer,
+    CutOff,
+    Kept,
+    TooLarge,
+    Wire,
+    detached,
+    drained,
+    replayed,
+    whole,
+)
 from oncemore.http.keys import FIELD, read
-from oncemore.http.kept import OF_ONE_MESSAGE, Answer, CutOff, Kept, TooLarge, Wire, detached, drained, replayed, whole
 from oncemore.options import as_seconds
 from oncemore.recipe import Recipe
 from oncemore.steps import Step, told_of
@@ -116,8 +127,8 @@ class Idempotency:
     paths          … by patterns of their paths ("*")
     optional       patterns of paths on which a key may be missing: such a request goes through as it is;
                    elsewhere it is refused with 400
-    expires_after  how long an answer is kept at least (a day); `oncemore prune` forgets it later, and a request
-                   that comes then is refused with 410
+    expires_after  how long an answer is kept at least (a day); `oncemore prune` forgets it later, and a
+                   request that comes then is refused with 410
     max_request    the most bytes of a request's body (1 MiB); a longer one is refused with 413
     max_answer     the most bytes of an answer that is kept (1 MiB); a longer one is sent, and not kept
     server_errors  "run-again": an answer of 500 or more is not kept; "keep": it is kept like any other
@@ -138,7 +149,7 @@ class Idempotency:
         app: App,
         *,
         effect: Effect,
-        principal: Callable[[Scope], str | None | Awaitable[str | None]],
+        principal: Callable[[Scope], str | Awaitable[str | None] | None],
         engine: Engine | None = None,
         name: str = "http",
         methods: Sequence[str] = ("POST", "PATCH"),
@@ -157,7 +168,9 @@ class Idempotency:
         if effect not in EFFECTS:
             raise UsageError(f"effect is {effect!r}; the choices are {', '.join(EFFECTS)}")
         if not callable(principal):
-            raise UsageError("principal takes a function of the scope; oncemore.http.everyone tells nobody apart")
+            raise UsageError(
+                "principal takes a function of the scope; oncemore.http.everyone tells nobody apart"
+            )
         if server_errors not in ("run-again", "keep"):
             raise UsageError(f"server_errors is {server_errors!r}; the choices are run-again, keep")
         if not_applied and effect != "once":
@@ -171,9 +184,15 @@ class Idempotency:
         self._left_out = OF_ONE_MESSAGE | {field.lower().encode() for field in leave_out}
         self._fingerprint = fingerprint or _fingerprint
         self._under_way: set[Any] = set()
-        once: dict[str, Any] = {"not_applied": TurnedAway, "reconcile": _asks(reconcile)} if effect == "once" else {}
+        once: dict[str, Any] = (
+            {"not_applied": TurnedAway, "reconcile": _asks(reconcile)} if effect == "once" else {}
+        )
         policy = Policy(
-            "http", "1", max_attempts=attempts, schedule=Schedule("fixed", delays=(AWAY_S,)), jitter=Jitter("none")
+            "http",
+            "1",
+            max_attempts=attempts,
+            schedule=Schedule("fixed", delays=(AWAY_S,)),
+            jitter=Jitter("none"),
         )
         told = told_of(
             effect=effect, name=name, key="key", ignore="asked", tenant=_whose, policy=policy,
@@ -231,7 +250,7 @@ class Idempotency:
         except Error as error:
             await self._refused(error, asked, wire)
             return
-        if asked.kept.ran:
+        if asked.kept.ran and asked.kept.stored() == stored:  # or else another attempt was first
             await asked.kept.deliver()
         elif stored["body"] is None:
             await wire.answer(*problems.answer_of(problems.NOT_KEPT, first_status=str(stored["status"])))
@@ -241,6 +260,8 @@ class Idempotency:
     async def _answer(self, key: str, request: str, fingerprint: str, asked: Request) -> dict[str, Any]:
         """Let the application answer; what is returned is kept, what is raised is not."""
         kept = asked.kept
+        if kept.ran:
+            raise TurnedAway("one request is one attempt; the next is for the next one")
         try:
             await kept.run(self._app, asked.scope)
         except Exception as error:
@@ -324,13 +345,17 @@ def _asks(reconcile: Any) -> Any:
         raise UsageError(f"reconcile is {reconcile!r}; it takes a function of a key and a principal")
 
     async def ask(key: str, request: str, fingerprint: str, asked: Request) -> Any:
+        if asked.kept.ran:  # the next request asks: this one has had its attempt
+            return Found("unknown")
         found = reconcile(key, asked.principal)
         if hasattr(type(found), "__await__"):
             found = await found
         if type(found) is not Found or found.found != "applied":
             return found
         if not isinstance(found.value, Answer):
-            raise UsageError(f"reconcile gave {found.value!r:.80}; write applied(oncemore.http.Answer(status, body))")
+            raise UsageError(
+                f"reconcile gave {found.value!r:.80}; write applied(oncemore.http.Answer(status, body))"
+            )
         return found._replace(value=found.value.stored())
 
     return ask

@@ -99,7 +99,9 @@ class Told(Value):
 
 def told(answer: Any) -> Told | None:
     """Return what became of a request, from its answer or its error; None if it did not go this way."""
-    found = (getattr(answer, "extensions", None) or {}).get(_TOLD) or getattr(answer, "__dict__", {}).get(_TOLD)
+    found = (getattr(answer, "extensions", None) or {}).get(_TOLD) or getattr(answer, "__dict__", {}).get(
+        _TOLD
+    )
     return found if isinstance(found, Told) else None
 
 
@@ -133,7 +135,17 @@ class Asked(Value):
 class Rules(Record):
     """What a client was told, checked and made ready; the same for all its requests."""
 
-    __slots__ = ("budgets", "in_step", "key_style", "on_give_up", "on_retry", "once", "plan", "repeats", "timeout")
+    __slots__ = (
+        "budgets",
+        "in_step",
+        "key_style",
+        "on_give_up",
+        "on_retry",
+        "once",
+        "plan",
+        "repeats",
+        "timeout",
+    )
     budgets: Hosts
     in_step: str
     key_style: str
@@ -149,8 +161,10 @@ class Rules(Record):
             if option not in (*_OF_RETRY, *_HOOKS, *_OWN):
                 taken = ", ".join((*_OF_RETRY, *_HOOKS, *_OWN))
                 raise UsageError(f"{where}() has no {option}=; it takes {taken}")
-        named: Any = {name: options[name] for name in (*_OF_RETRY, *_HOOKS) if name in options}  # type: ignore[literal-required]
-        plan = plan_of({"on": "transient", **named}, where, colour)
+        given: dict[str, Any] = {**options}
+        named: Any = {name: value for name, value in given.items() if name not in _OWN}
+        named["on"] = "transient"
+        plan = plan_of(named, where, colour)
         timeout = as_seconds("timeout", options.get("timeout", TIMEOUT_S))
         if not 0 < timeout <= 86_400:
             raise UsageError(f"timeout is {timeout!r}; it takes more than 0 and up to 86400 seconds")
@@ -173,7 +187,9 @@ class Hosts:
     def __init__(self, option: str, given: Any, kind: type) -> None:
         if given is not None and not isinstance(given, kind) and not callable(given):
             name = kind.__name__
-            raise UsageError(f"{option} is {given!r}; it takes a {name}, or a function that makes one for a host")
+            raise UsageError(
+                f"{option} is {given!r}; it takes a {name}, or a function that makes one for a host"
+            )
         self._option, self._given, self._kind = option, given, kind
         self._known: dict[str, Any] = {}
 
@@ -185,7 +201,9 @@ class Hosts:
         if found is None:
             made = self._given(host)
             if not isinstance(made, self._kind):
-                raise UsageError(f"{self._option} gave {made!r} for a host; it has to make a {self._kind.__name__}")
+                raise UsageError(
+                    f"{self._option} gave {made!r} for a host; it has to make a {self._kind.__name__}"
+                )
             if len(self._known) >= MOST_HOSTS:
                 self._known.pop(next(iter(self._known)), None)
             found = self._known.setdefault(host, made)
@@ -228,8 +246,8 @@ class Exchange:
         self._keyed = keyed
         self._may = natural or keyed or rules.repeats(asked.method, asked.request)
 
-    def plan(self, let_go: Callable[[Report], object], give_up: Callable[[Report], object]) -> Plan:
-        """Return the plan of this request; the hooks close what is not needed any more."""
+    def plan(self, let_go: Callable[[Report], object], give_up: Callable[[Report], object] | None) -> Plan:
+        """Return the plan of this request; `let_go` closes what is not needed any more."""
         rules = self._rules
         alone = self._step is None or rules.in_step == "retry"
         return rules.plan.replaced(
@@ -279,8 +297,8 @@ class Exchange:
             self._why = "its body is a stream, which cannot be had a second time; give bytes, or a file"
         elif not self._may and failure.sent != "no":
             self._why = (
-                f"{self._asked.method} is not idempotent and it may have arrived; declare it with repeats=, or "
-                "send an Idempotency-Key"
+                f"{self._asked.method} is not idempotent and it may have arrived; declare it with repeats=, "
+                "or send an Idempotency-Key"
             )
         return not self._why
 

@@ -42,7 +42,9 @@ class Answer(Value):
         pairs = self.headers.items() if hasattr(self.headers, "items") else self.headers
         fields = [[_latin(name).lower(), _latin(value)] for name, value in pairs]
         if not 100 <= self.status <= 599 or not isinstance(self.body, bytes):
-            raise UsageError(f"an Answer takes a status from 100 to 599 and a body of bytes, not {self!r:.80}")
+            raise UsageError(
+                f"an Answer takes a status from 100 to 599 and a body of bytes, not {self!r:.80}"
+            )
         return {"status": self.status, "headers": fields, "body": self.body}
 
 
@@ -75,7 +77,7 @@ async def whole(receive: Receive, most: int) -> bytes:
 
 
 class Wire:
-    """The way to a client that may have gone: what is sent to it then goes nowhere, and nobody stops for it."""
+    """The way to a client that may have gone: what is sent then goes nowhere, and nobody stops for it."""
 
     def __init__(self, send: Send) -> None:
         self._send, self.gone = send, False
@@ -150,9 +152,7 @@ class Kept:
             await self._wire.send(
                 {"type": "http.response.start", "status": self.status, "headers": self.headers}
             )
-            await self._wire.send(
-                {"type": "http.response.body", "body": held, "more_body": not self.over}
-            )
+            await self._wire.send({"type": "http.response.body", "body": held, "more_body": not self.over})
 
     @property
     def body(self) -> bytes:
@@ -197,7 +197,7 @@ async def detached(work: Callable[[], Awaitable[Any]], under_way: set[Any]) -> A
             return await work()
     import asyncio
 
-    task = asyncio.ensure_future(work())  # type: ignore[arg-type]
+    task = asyncio.ensure_future(work())
     under_way.add(task)
     task.add_done_callback(under_way.discard)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())  # told to whoever still waits

@@ -37,7 +37,7 @@ LONGEST: Final = 255
 def around() -> Attempt | None:
     """Return the attempt of the step around this line; where no step was ever made there is none."""
     loaded = sys.modules.get("oncemore.engine.attempt")
-    return None if loaded is None else loaded.CURRENT.get()  # type: ignore[no-any-return]
+    return None if loaded is None else loaded.CURRENT.get()
 
 
 def idempotency_key(*parts: str, style: Style = "quoted") -> str:
@@ -51,8 +51,8 @@ def idempotency_key(*parts: str, style: Style = "quoted") -> str:
     attempt = around()
     if attempt is None:
         raise UsageError(
-            "idempotency_key() is for the inside of a function with @oncemore.step, which has a key; elsewhere "
-            "make one yourself, and keep it where a repeat finds it"
+            "idempotency_key() is for the inside of a function with @oncemore.step, which has a key; "
+            "elsewhere make one yourself, and keep it where a repeat finds it"
         )
     if not all(isinstance(part, str) for part in parts):
         raise UsageError(f"idempotency_key() takes texts, and got {parts!r}")
@@ -130,7 +130,8 @@ def read(fields: Sequence[bytes]) -> str | None:
 
 def _unquoted(text: str) -> str:
     """Return what a structured field's string says (RFC 9651 §3.3.3); parameters after it are ignored."""
-    letters, at = [], 1
+    letters: list[str] = []
+    at = 1
     while at < len(text):
         letter = text[at]
         if letter == '"':

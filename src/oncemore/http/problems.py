@@ -39,7 +39,7 @@ TOO_LARGE: Final = Problem(
     413,
     "request-too-large",
     "The request is too large",
-    "A request with an Idempotency-Key is kept in memory until it is whole; this one is longer than that may be.",
+    "A request with an Idempotency-Key is read whole before it is begun; this one is longer than may be.",
 )
 CUT_OFF: Final = Problem(
     400, "request-cut-off", "The request is not whole", "The connection ended before the request did."
@@ -54,7 +54,7 @@ IN_PROGRESS: Final = Problem(
     409,
     "in-progress",
     "The first request is still being worked on",
-    "A request with this key is under way. Send the same one again later; its answer will be the first one's.",
+    "A request with this key is under way. Send the same again later; its answer will be the first one's.",
 )
 UNKNOWN: Final = Problem(
     409,
@@ -87,7 +87,7 @@ EXPIRED: Final = Problem(
     410,
     "key-expired",
     "Idempotency-Key has expired",
-    "A request with this key was carried out, and its answer is no longer kept. A new request needs a new key.",
+    "A request with this key was carried out, and its answer is no longer kept. A new one needs a new key.",
 )
 NOT_YET: Final = Problem(
     503,
