@@ -268,7 +268,7 @@ def test_an_application_that_ends_without_an_answer_has_decided_nothing(
         await send({"type": "http.response.body", "body": b"ha", "more_body": True})
 
     world.work = half
-    expected = (409, "outcome-unknown") if effect == "once" else (409, "given-up")
+    expected = (409, "outcome-unknown") if effect == "once" else (500, "no-answer")
     assert status(asyncio.run(world.ask())) == expected
     world.work = world._answers
     again = asyncio.run(world.ask())

@@ -285,7 +285,11 @@ class Idempotency:
             raise asked.raised  # as without us: whoever is outside makes its answer
         if asked.unkept:
             await asked.kept.deliver()
-        elif not asked.kept.large:
+        elif asked.kept.large:
+            return  # what there is of it has gone to the client already
+        elif asked.kept.ran and isinstance(error, Failed):
+            await wire.answer(*problems.answer_of(problems.NO_ANSWER))
+        else:
             await wire.answer(*_problem_of(error))
 
     def _until_drained(self, receive: Receive) -> Receive:

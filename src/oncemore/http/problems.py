@@ -76,6 +76,12 @@ GIVEN_UP: Final = Problem(
     "It is not tried again",
     "A request with this key was tried as often as it may be, and had no effect. A new one needs a new key.",
 )
+NO_ANSWER: Final = Problem(
+    500,
+    "no-answer",
+    "The application gave no answer",
+    "It ended before its answer was whole. The same request may be sent again, with the same key.",
+)
 NOT_KEPT: Final = Problem(
     409,
     "answer-not-kept",
