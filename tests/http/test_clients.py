@@ -88,14 +88,21 @@ DECLARED: dict[str, tuple[str, dict[str, Any], dict[str, Any], int]] = {
 }
 
 
-@pytest.mark.parametrize("case", DECLARED)
+#: With every client; the others with one of them.
+WITH_ALL = ("an undeclared POST", "a PUT", "a declared POST", "a POST with a key")
+DECLARING = [(case, client) for case in DECLARED for client in (CLIENTS if case in WITH_ALL else ("httpx2",))]
+
+
+@pytest.mark.parametrize(("case", "client"), DECLARING)
 @pytest.mark.req("HTTP-11")
 def test_a_request_that_times_out_is_repeated_only_if_that_is_safe(
-    call: Call, clock: FakeClock, case: str
+    clock: FakeClock, case: str, client: str
 ) -> None:
     method, options, sent, times = DECLARED[case]
     with scripted(faults.stalls) as (url, log):
-        got = call(method, f"{url}pay", {"attempts": 2, **options}, content=b"x", limit=0.05, **sent)
+        got = CLIENTS[client](
+            method, f"{url}pay", {"attempts": 2, **options}, content=b"x", limit=0.05, **sent
+        )
     assert got.error is not None
     assert len(log) == times
     assert got.told is not None
@@ -212,6 +219,36 @@ def test_a_form_with_files_is_sent_again_whole(call: Call, clock: FakeClock) -> 
     assert len(log) == 2
     assert log[0].body == log[1].body
     assert b"content of the file" in log[0].body
+
+
+class Pipe:
+    """A file that can be read once."""
+
+    def __init__(self, *told: bool) -> None:
+        self._left, self._told = [b"once"], told
+
+    def read(self, _: int = -1) -> bytes:
+        return self._left.pop() if self._left else b""
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from iter(self.read, b"")
+
+    def seekable(self) -> bool:
+        return self._told[0]  # or fails, as some do
+
+
+@pytest.mark.parametrize("told", [(False,), ()])
+@pytest.mark.parametrize("client", ["httpx", "httpx2", "requests"])
+def test_a_file_that_cannot_be_rewound_is_sent_once(
+    clock: FakeClock, client: str, told: tuple[bool, ...]
+) -> None:
+    sent: dict[str, Any] = {"data" if client == "requests" else "content": Pipe(*told)}
+    if client == "httpx":
+        sent = {"files": {"f": ("name", Pipe(*told))}}
+    with scripted(chunked(503), ok) as (url, log):
+        got = CLIENTS[client]("PUT", url, **sent)
+    assert (got.status, len(log)) == (503, 1)
+    assert b"once" in log[0].body
 
 
 def test_requests_sends_a_file_again_from_where_it_stood(clock: FakeClock) -> None:

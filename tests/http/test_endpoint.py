@@ -159,7 +159,9 @@ def test_a_missing_key_is_refused_where_it_is_needed_and_only_there(opened: Call
     assert post(None, user="nobody").status_code == 201
     assert post(None, method="PUT").status_code == 201
     assert post(None, path="/stream?count=1&size=1").status_code == 200
-    assert post.lines == ["POST one", "PUT one", "stream 1 1"]
+    assert post(None, path="/plain").status_code == 500  # it asks for its attempt, and there is none
+    assert post("k", path="/plain").status_code == 200
+    assert post.lines == ["POST one", "PUT one", "stream 1 1", "http 1"]
 
 
 def test_quoted_and_bare_keys_are_one(opened: Callable[..., Counter]) -> None:

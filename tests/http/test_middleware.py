@@ -11,6 +11,8 @@ import trio
 
 import oncemore
 import oncemore.http
+from oncemore.http.endpoint import Request, TurnedAway, _problem_of
+from oncemore.http.kept import Kept, Wire
 from oncemore.http.keys import read
 
 if TYPE_CHECKING:
@@ -213,6 +215,52 @@ def test_the_application_is_not_told_that_the_client_has_gone(engine: oncemore.E
 
     world.work = listens
     assert len(asyncio.run(world.ask())) == 2
+
+
+def test_nor_on_trio(engine: oncemore.Engine) -> None:
+    world = World(engine)
+
+    async def listens(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        with trio.move_on_after(0.02) as waiting:
+            await receive()
+        assert waiting.cancelled_caught
+        await world._answers({"type": "x"}, receive, send)
+
+    world.work = listens
+    assert len(trio.run(world.ask)) == 2
+
+
+def test_one_request_is_one_attempt_whatever_else_is_decided_meanwhile(engine: oncemore.Engine) -> None:
+    world = World(engine, "once")
+    asked: list[Any] = []
+
+    async def turned_away(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope)
+        await send({"type": "http.response.start", "status": 429, "headers": []})
+        await send({"type": "http.response.body", "body": b"later"})
+
+    async def main() -> list[Any]:
+        told: list[Any] = []
+
+        async def send(message: Any) -> None:
+            told.append(message)
+
+        request = Request({"type": "http"}, Kept(Wire(send), b"", 9, frozenset()), "")
+        for _ in range(2):
+            with pytest.raises(TurnedAway):
+                await world.app._answer("k1", "POST /", "f", request)
+        await request.kept.deliver()
+        return told
+
+    world.work = turned_away
+    assert [message.get("body") for message in asyncio.run(main())] == [None, b"later"]
+    assert len(asked) == 1
+
+
+def test_a_mistake_of_the_program_is_no_answer() -> None:
+    with pytest.raises(oncemore.UsageError, match="mine"):
+        _problem_of(oncemore.UsageError("mine"))
 
 
 def test_a_client_that_cannot_be_written_to_changes_nothing(engine: oncemore.Engine) -> None:

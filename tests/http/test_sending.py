@@ -328,6 +328,7 @@ def test_the_usual_transport_of_the_library_in_use_is_inside(clock: FakeClock, m
         oncemore.http.Transport().close()
         assert asyncio.run(main()) == 200
         asyncio.run(oncemore.http.AsyncTransport().aclose())
+        asyncio.run(oncemore.http.AsyncTransport(module.AsyncHTTPTransport(verify=NO_TLS)).aclose())
     assert len(log) == 3
 
 

@@ -130,7 +130,7 @@ class Kept:
             self._given = True
             return {"type": "http.request", "body": self._body, "more_body": False}
         await _forever()
-        raise AssertionError("nobody gets here")
+        raise AssertionError("nobody gets here")  # pragma: no cover
 
     async def _send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
