@@ -349,7 +349,7 @@ def test_a_client_that_goes_in_the_middle_changes_nothing_and_finds_its_answer(
 def test_a_request_that_never_came_whole_is_not_begun(opened: Callable[..., Counter]) -> None:
     post = opened("once")
     head = b"POST /orders HTTP/1.1\r\nHost: x\r\nIdempotency-Key: k1\r\nContent-Length: 30\r\n\r\n"
-    raw(post.url, head + b"one").close()
+    raw(post.url, head + b"two").close()
     time.sleep(0.05)
     assert post().status_code == 201
     assert post.lines == ["POST one"]

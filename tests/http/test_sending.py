@@ -132,7 +132,8 @@ def test_a_key_can_be_made_for_a_part_of_a_step() -> None:
 
 @pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize(
-    ("effect", "mode", "times"), [("idempotent", "retry", 3), ("once", "retry", 1), ("once", "once", 1)]
+    ("effect", "mode", "times"),
+    [("idempotent", "retry", 3), ("once", "retry", 1), ("once", "once", 1), ("idempotent", "once", 1)],
 )
 def test_the_key_of_a_step_that_may_not_repeat_its_effect_allows_no_repeat(
     clock: FakeClock, effect: str, mode: str, times: int
