@@ -64,7 +64,6 @@ def test_what_will_not_pass_is_sent_once(call: Call, clock: FakeClock, status: i
     assert (got.status, len(log)) == (status, 1)
 
 
-@pytest.mark.req("CLASS-8")
 def test_a_request_that_was_refused_for_being_too_many_is_sent_again_whatever_its_method(
     call: Call, clock: FakeClock
 ) -> None:

@@ -173,7 +173,6 @@ def test_quoted_and_bare_keys_are_one(opened: Callable[..., Counter]) -> None:
     assert post.lines == ["POST one"]
 
 
-@pytest.mark.req("IDEM-11")
 def test_of_two_at_once_one_is_carried_out_and_the_other_told_to_wait(opened: Callable[..., Counter]) -> None:
     post = opened()
     post.shop.go_on.clear()
@@ -191,7 +190,6 @@ def test_of_two_at_once_one_is_carried_out_and_the_other_told_to_wait(opened: Ca
     assert post.lines == ["POST one"]
 
 
-@pytest.mark.req("IDEM-11")
 def test_of_many_at_once_one_is_carried_out_and_all_get_its_answer_in_the_end(
     opened: Callable[..., Counter],
 ) -> None:

@@ -64,7 +64,6 @@ async def order_of(app: Any) -> httpx2.Response:
         return await client.post("/orders", content=b"one", headers={"Idempotency-Key": '"k1"'})
 
 
-@pytest.mark.req("IDEM-9")
 def test_after_a_kill_the_same_request_is_answered_by_its_effect(tmp_path: Path) -> None:
     folders = [tmp_path / "-".join(case[:3]) for case in CASES]
     for folder in folders:

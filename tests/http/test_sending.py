@@ -54,7 +54,7 @@ def failing(call: Call, *told: Any, **more: Any) -> Answered:
     return got
 
 
-@pytest.mark.req("IDEM-1", "MSG-9")
+@pytest.mark.req("MSG-9")
 @pytest.mark.usefixtures("engine")
 def test_all_attempts_of_a_step_send_one_key_which_is_not_the_steps_own(call: Call, clock: FakeClock) -> None:
     with scripted(faults.closes, busy, ok) as (url, log):

@@ -8,6 +8,7 @@ No library is imported here: which one is in use is known by the request that co
 from __future__ import annotations
 
 import sys
+from _thread import allocate_lock
 from contextlib import suppress
 
 from oncemore.edges.own_retries import refuse_own
@@ -53,6 +54,8 @@ else:
 SHORTEST_S: Final = 0.001
 _PORTS: Final = {"http": 80, "https": 443}
 _WAITS: Final = ("connect", "read", "write", "pool")
+#: Two threads that use a client first at the same time get one transport.
+_lock = allocate_lock()
 
 
 class Cut(dict[str, "float | None"]):
@@ -163,7 +166,8 @@ class Transport(_Plain):
     def handle_request(self, request: Any) -> Any:
         """Send a request; return the answer, or raise what the transport inside raises."""
         if self._inner is None:
-            self._inner = _library(request).HTTPTransport()
+            with _lock:
+                self._inner = self._inner or _library(request).HTTPTransport()
         way = _Httpx(self._rules, request)
         inner, exchange, hook = self._inner, way.exchange, self._rules.on_retry
 
@@ -219,7 +223,8 @@ class AsyncTransport(_Awaited):
     async def handle_async_request(self, request: Any) -> Any:
         """Send a request; return the answer, or raise what the transport inside raises."""
         if self._inner is None:
-            self._inner = _library(request).AsyncHTTPTransport()
+            with _lock:
+                self._inner = self._inner or _library(request).AsyncHTTPTransport()
         way = _Httpx(self._rules, request)
         inner, exchange, hook = self._inner, way.exchange, self._rules.on_retry
 
