@@ -32,7 +32,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("options", "opening"),
     ("recipe",),
     ("api", "steps", "outbox"),
-    ("workers",),
+    ("workers", "http"),
     (FRONT_DOOR,),
     ("profiles", "testing"),
     ("desk",),
