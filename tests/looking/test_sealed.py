@@ -10,8 +10,8 @@ from oncemore.codec.seal import Seal
 from oncemore.desk.service.health import health
 from oncemore.engine.replay import Replay
 from tests.looking.sealing import codec
-from tests.looking.shell import ROOT, run, told
 from tests.looking.work import everything
+from tests.shell import ROOT, run, told
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from tests.looking.shell import PROGRAM, ROOT, environment, on_a_terminal, run, told
 from tests.looking.test_rebuild import change
 from tests.looking.work import squared
+from tests.shell import PROGRAM, ROOT, environment, on_a_terminal, run, told
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ from oncemore.desk.service.story import story
 from oncemore.desk.service.verified import Scratch, Verified
 from oncemore.errors import UsageError
 from tests.looking import pure
-from tests.looking.shell import ROOT
+from tests.shell import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from oncemore.codec.wire import head_bytes, head_of
 from oncemore.core.record import Worker
 from oncemore.core.value import Value
-from oncemore.engine.entry import index_of
 from oncemore.engine.history import KINDS, verify
+from oncemore.engine.listed import index_of
 from oncemore.store.base import Head, Index, Query
 
 if TYPE_CHECKING:

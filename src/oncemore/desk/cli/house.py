@@ -7,7 +7,7 @@ from itertools import islice
 
 import click
 
-from oncemore.desk.cli.group import json_option, leaf
+from oncemore.desk.cli.group import json_option, leaf, store_option
 from oncemore.desk.cli.paper import Paper
 from oncemore.desk.cli.words import DURATION
 
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 MOST_IN_DOUBT = 50
 
-store_option = click.option(
-    "--store", metavar="URL", help="Which store; else that of the settings (ONCEMORE_STORE)."
-)
 reason_option = click.option("--reason", metavar="TEXT", required=True, help="Why; it is recorded.")
 by_option = click.option("--by", metavar="NAME", help="Who; else the user of this process. It is recorded.")
 yes_option = click.option("--yes", is_flag=True, help="Do it without asking.")

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from oncemore.desk.cli.group import json_option, leaf
-from oncemore.desk.cli.house import by_option, store_option
+from oncemore.desk.cli.group import json_option, leaf, store_option
+from oncemore.desk.cli.house import by_option, reason_option
 from oncemore.desk.cli.paper import Paper
 from oncemore.desk.cli.words import DURATION, PAIR
 
@@ -31,7 +31,6 @@ oncemore rerun shop.orders:ship order=A-17 --by operator --reason 'the address i
 step_argument = click.argument("address", metavar="MODULE:STEP")
 words_argument = click.argument("words", metavar="[NAME=VALUE]...", nargs=-1, type=PAIR)
 args_option = click.option("--args", "whole", metavar="JSON", help="Arguments as a JSON object.")
-reason_option = click.option("--reason", metavar="TEXT", required=True, help="Why; it is recorded.")
 
 
 def ordering(name: str, examples: str, *more: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -47,10 +46,9 @@ def ordering(name: str, examples: str, *more: Callable[[Any], Any]) -> Callable[
 
 def _give(what: str, address: str, words: Words, whole: str | None, store: str | None, **told: Any) -> Any:
     from oncemore.desk.service.orders import order
-    from oncemore.opening import engine_of, settings
+    from oncemore.desk.service.stores import made
 
-    here = settings()
-    with engine_of(here if store is None else here._replace(store=store)) as engine:
+    with made(store) as engine:
         return order(engine, what, address, words, whole, **told)
 
 

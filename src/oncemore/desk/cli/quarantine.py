@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from oncemore.desk.cli.group import Branch, json_option, leaf
+from oncemore.desk.cli.group import Branch, json_option, leaf, store_option
+from oncemore.desk.cli.house import reason_option
 from oncemore.desk.cli.paper import Paper
 
 TYPE_CHECKING = False
@@ -35,9 +36,6 @@ def quarantine() -> None:
     """
 
 
-store_option = click.option(
-    "--store", metavar="URL", help="The log: a path or an address; else that of the settings."
-)
 _id = click.argument("item", metavar="ID", help="What it is about: an id of the list, or its beginning.")
 
 
@@ -46,7 +44,7 @@ def _decision(command: F) -> F:
     for option in (
         click.option("--version", metavar="N", type=click.IntRange(1), default=None,
                      help="Decide only if it still has this version."),
-        click.option("--reason", metavar="TEXT", required=True, help="Why; it is recorded."),
+        reason_option,
         click.option("--by", metavar="NAME", required=True, help="Who decides; it is recorded."),
         _id,
     ):  # fmt: skip
@@ -72,11 +70,13 @@ def list_(
 ) -> None:
     """List what waits for a person, the longest first."""
     from oncemore.desk.cli.cases import print_items
-    from oncemore.desk.service import quarantine as service
+    from oncemore.desk.service.stores import there
+    from oncemore.desk.service.times import instant
 
-    with service.engine_on(store) as engine:
+    with there(store) as engine:
         now = engine.now()
-        found = engine.quarantine.list(step=step, reason=reason, kind=kind, since=service.since(since, now))
+        begins = None if since is None else instant(since, now)
+        found = engine.quarantine.list(step=step, reason=reason, kind=kind, since=begins)
     paper = Paper(in_json=in_json)
     if in_json:
         paper.json(found)
@@ -95,9 +95,9 @@ def show(item: str, store: str | None, in_json: bool) -> None:
     decided before, and what can be decided now.
     """
     from oncemore.desk.cli.cases import print_case
-    from oncemore.desk.service import quarantine as service
+    from oncemore.desk.service.stores import there
 
-    with service.engine_on(store) as engine:
+    with there(store) as engine:
         now, case = engine.now(), engine.quarantine.show(item)
     paper = Paper(in_json=in_json)
     if in_json:
@@ -108,9 +108,9 @@ def show(item: str, store: str | None, in_json: bool) -> None:
 
 def _decide(what: str, item: str, store: str | None, in_json: bool, **told: Any) -> None:
     """Make a decision, and say what was decided."""
-    from oncemore.desk.service import quarantine as service
+    from oncemore.desk.service.stores import there
 
-    with service.engine_on(store) as engine:
+    with there(store) as engine:
         found = engine.quarantine.show(item).item
         version = told.pop("version") or found.version
         answer = told.pop("answer", None)
@@ -186,7 +186,7 @@ def settle(
     item: str, applied: str | None, not_applied: bool, store: str | None, in_json: bool, **told: Any
 ) -> None:
     """Say what became of a run whose outcome is unknown."""
-    from oncemore.desk.service import quarantine as service
+    from oncemore.desk.service.orders import value_of
     from oncemore.steps import applied as did
     from oncemore.steps import not_applied as did_not
 
@@ -194,7 +194,7 @@ def settle(
         raise click.UsageError(
             "Say either --applied with the value, or --not-applied.", click.get_current_context()
         )
-    answer = did_not() if applied is None else did(service.value_of(applied))
+    answer = did_not() if applied is None else did(value_of(applied))
     _decide("settle", item, store, in_json, answer=answer, **told)
 
 
@@ -207,10 +207,10 @@ def tell(store: str | None, in_json: bool) -> int:
     Processes with the same settings do so by themselves while they run; this is for a timetable. The sinks
     are those of the setting `notify`. Exit code 1 means that one was given up: it is in the list.
     """
-    from oncemore.desk.service import quarantine as service
+    from oncemore.desk.service.stores import there
     from oncemore.errors import UsageError
 
-    with service.engine_on(store) as engine:
+    with there(store) as engine:
         if engine.notices is None:
             raise UsageError(
                 "nobody is to be told: the setting notify is empty; see oncemore.toml or ONCEMORE_NOTIFY"

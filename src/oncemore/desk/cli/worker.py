@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from oncemore.desk.cli.group import Finite, leaf
+from oncemore.desk.cli.group import Finite, leaf, store_option
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ LEFT_BEHIND = 1
 
 @leaf("worker", EXAMPLES)
 @click.argument("modules", metavar="MODULE[:STEP]...", nargs=-1, required=True)
-@click.option("--store", metavar="URL", help="Whose runs; the store of the settings unless given.")
+@store_option
 @click.option(
     "--concurrency",
     metavar="N",
@@ -61,16 +61,14 @@ def worker(
     import logging
     import sys
 
-    from oncemore.opening import chosen
-    from oncemore.opening import open as open_store
+    from oncemore.desk.service.stores import made
     from oncemore.workers import Worker, steps_in
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     known = _wanted(steps_in(modules), steps)
-    engine = chosen() if store is None else open_store(store)
-    with engine:
-        made = Worker(engine, known, concurrency=concurrency, grace_s=grace)
-        return _work(made, drain, f"{', '.join(sorted(step.name for step in known))} on {engine.url}")
+    with made(store) as engine:
+        hired = Worker(engine, known, concurrency=concurrency, grace_s=grace)
+        return _work(hired, drain, f"{', '.join(sorted(step.name for step in known))} on {engine.url}")
 
 
 def _wanted(known: list[Any], names: tuple[str, ...]) -> list[Any]:

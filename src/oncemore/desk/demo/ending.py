@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oncemore.core.key import canonical
-from oncemore.core.proof import seconds
+from oncemore.core.spans import seconds
 from oncemore.desk.demo.board import LEGEND, cut
 from oncemore.desk.demo.live import wrapped
 from oncemore.engine.replay import recomputed

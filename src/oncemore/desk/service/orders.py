@@ -48,6 +48,16 @@ def arguments(step: Step[Any, Any], words: Iterable[tuple[str, str]], whole: str
     return told
 
 
+def value_of(text: str) -> Any:
+    """Return the value that JSON on a command line stands for."""
+    try:
+        return json.loads(text)
+    except ValueError as fault:
+        raise UsageError(
+            f"the value is no JSON: {fault}; a text needs quotes of its own: '\"done\"'"
+        ) from None
+
+
 def order(
     engine: Engine, what: str, address: str, words: Iterable[tuple[str, str]], whole: str | None, **told: Any
 ) -> Run:

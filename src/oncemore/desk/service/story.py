@@ -200,9 +200,8 @@ def _leases(store: Store, spans: list[Span], now: float) -> Iterator[Span]:
 def _given(store: Store, entity: str, run: record.Run, done: dict[str, Any]) -> Iterator[Given]:
     """Return the events and artifacts of a finished run."""
     from oncemore.codec.wire import head_of
+    from oncemore.core.key import event_id_of, reference
     from oncemore.core.record import Kept, Outgoing
-    from oncemore.engine.artifacts import reference
-    from oncemore.engine.attempt import event_id_of
 
     for plain in done.get("artifacts", ()):
         told = plain["$artifact"]
