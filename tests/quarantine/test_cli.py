@@ -141,7 +141,7 @@ def test_earlier_decisions_and_who_was_told_are_shown(run: Any, tmp_path: Path) 
         (("release", "DOUBTFUL", "--by", "operator", "--reason", " "), 2, "reason is missing"),
         (("release", "DOUBTFUL", "--version", "7", *BY), 1, "has version 2 now"),
         (("rerun", "DOUBTFUL", "--extra-attempts", "0", *BY), 2, "extra-attempts"),
-        (("list", "--store", "nowhere.db"), 2, "there is no log at"),
+        (("list", "--store", "nowhere.db"), 2, "there is no store at"),
         (("tell",), 2, "nobody is to be told"),
     ],
 )

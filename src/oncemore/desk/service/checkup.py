@@ -263,7 +263,7 @@ def _held(waiting: list[tuple[Head, Run]]) -> Check:
         return Check("held runs", OK, "nothing waits for a person")
     return Check(
         "held runs", WARN, f"{_plural(len(held), 'run waits', 'runs wait')} for a person",
-        "`oncemore explain RUN` says what is known; look whether it took effect, then settle it",
+        "`oncemore quarantine list` has them, `oncemore quarantine show ID` what is known and can be decided",
         _names(held),
     )  # fmt: skip
 
