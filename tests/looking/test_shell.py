@@ -59,6 +59,14 @@ def test_a_run_is_drawn_as_wide_as_the_terminal(path: Path, columns: int) -> Non
     assert "\033" not in text
 
 
+def test_ids_alone_are_for_another_command(path: Path) -> None:
+    words = ("runs", "--state", "HARD_FAIL", "--ids", "--store", str(path))
+    ids = run(*words).stdout.split()
+    assert ids == [row["run_id"] for row in told("runs", "--state", "HARD_FAIL", "--store", str(path))]
+    assert told(*words) == ids
+    assert all(run("show", one, "--store", str(path)).returncode == 0 for one in ids[:1])
+
+
 def test_a_terminal_that_knows_no_blocks_gets_ascii(path: Path) -> None:
     ran = run(
         "show", key_of(path, "flaky"), "--store", str(path), PYTHONUTF8="0", PYTHONIOENCODING="ascii:strict"

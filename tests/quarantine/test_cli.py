@@ -63,6 +63,7 @@ def test_the_list_is_one_line_each_the_longest_first(run: Any) -> None:
 def test_the_list_is_filtered_and_may_be_empty(run: Any) -> None:
     assert [item["step"] for item in run("list", "--step", "charge", "--json").json] == ["charge"]
     assert [item["step"] for item in run("list", "--reason", "quarantined", "--json").json] == ["doubtful"]
+    assert run("list", "--ids").out.split() == [item["id"] for item in run("list", "--json").json]
     assert run("list", "--kind", "event").out == "Nothing waits for a person.\n"
     assert len(run("list", "--since", "1h", "--json").json) == 2
     wrong = run("list", "--since", "lately")

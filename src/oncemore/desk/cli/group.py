@@ -123,6 +123,9 @@ def leaf(name: str, examples: str, groups: dict[str, str] | None = None) -> Call
 json_option = click.option(
     "--json", "in_json", is_flag=True, help="Print one JSON document, and nothing else."
 )
+ids_option = click.option(
+    "--ids", "only_ids", is_flag=True, help="Print ids alone, one on each line, for another command."
+)
 store_option = click.option(
     "--store",
     metavar="URL",

@@ -10,6 +10,7 @@ import click
 from oncemore.desk.cli.group import json_option, leaf, store_option
 from oncemore.desk.cli.paper import Paper
 from oncemore.desk.cli.words import DURATION
+from oncemore.errors import StoreError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MOST_IN_DOUBT = 50
+EVIDENCE = "Do not write to this store any more; restore a backup, and keep this file: it is evidence."
 
 reason_option = click.option("--reason", metavar="TEXT", required=True, help="Why; it is recorded.")
 by_option = click.option("--by", metavar="NAME", help="Who; else the user of this process. It is recorded.")
@@ -248,7 +250,7 @@ def sizes(store: str | None, in_json: bool) -> None:
 @leaf("verify", "oncemore verify\noncemore verify --json")
 @store_option
 @json_option
-def verify(store: str | None, in_json: bool) -> None:
+def verify(store: str | None, in_json: bool) -> int:
     """Check every link of a log, and say what was erased.
 
     With by whom and why. Exit code 1 if the log was altered, or a body is gone that nobody
@@ -256,12 +258,16 @@ def verify(store: str | None, in_json: bool) -> None:
     """
     from oncemore.desk.service.stores import there
 
-    with there(store) as engine:
-        found = engine.verify()
     paper = Paper(in_json=in_json)
+    try:
+        with there(store) as engine:
+            found = engine.verify()
+    except StoreError as fault:
+        Paper(sys.stderr, in_json=in_json).error(f"{fault}.", EVIDENCE)
+        return 1
     if in_json:
         paper.json(found)
-        return
+        return 0
     pruned = sum(one.how == "pruned" for one in found.forgotten)
     paper.line(f"whole: {found.entries:,} entries of {found.entities:,} entities", "green")
     if pruned:
@@ -269,3 +275,4 @@ def verify(store: str | None, in_json: bool) -> None:
     for one in found.forgotten:
         if one.how == "erased":
             paper.line(f"erased {one.key[:12]} of {one.step}, by {one.actor or '?'}: {one.reason or '?'}")
+    return 0

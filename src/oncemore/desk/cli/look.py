@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from oncemore.core.model import STATES
-from oncemore.desk.cli.group import json_option, leaf, store_option
+from oncemore.desk.cli.group import ids_option, json_option, leaf, store_option
 from oncemore.desk.cli.paper import Paper
 from oncemore.errors import Error
 
@@ -20,6 +20,7 @@ oncemore runs
 oncemore runs --state HARD_FAIL --since 1d
 oncemore runs --step flows.load --error HTTP_503 --limit 500
 oncemore runs --correlation corr-456 --json
+oncemore runs --error TIMEOUT --ids | xargs -n1 oncemore explain
 """
 SHOW = """
 oncemore show 0193a000-0000-7000-8000-000000000001
@@ -69,8 +70,11 @@ run_argument = click.argument(
 @click.option(
     "--limit", metavar="N", type=click.IntRange(1, 100_000), default=50, help="At most so many (50)."
 )
+@ids_option
 @json_option
-def runs(store: str | None, since: str | None, until: str | None, in_json: bool, **asked: Any) -> None:
+def runs(
+    store: str | None, since: str | None, until: str | None, only_ids: bool, in_json: bool, **asked: Any
+) -> None:
     """List runs, those first that changed last.
 
     A key has one line, for its last run.
@@ -86,7 +90,9 @@ def runs(store: str | None, since: str | None, until: str | None, in_json: bool,
         now = opened.now()
         begins, ends = (None if text is None else instant(text, now) for text in (since, until))
         rows = listed(opened, Asked(**asked, since=begins, until=ends))
-    if in_json:
+    if only_ids:
+        paper.ids([row.run_id for row in rows])
+    elif in_json:
         paper.json(rows)
     else:
         print_runs(paper, rows, asked["limit"], now)

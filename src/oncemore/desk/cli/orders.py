@@ -23,12 +23,17 @@ oncemore submit shop.orders:ship --args '{"order": "A-17", "lines": [1, 2]}' --i
 """
 CANCEL = """
 oncemore cancel shop.orders:ship order=A-17 --by operator --reason 'the order was withdrawn'
+oncemore cancel shop.orders --run 01a1e211 --reason 'the order was withdrawn'
 """
 RERUN = """
 oncemore rerun shop.orders:ship order=A-17 --by operator --reason 'the address is right now'
+oncemore rerun shop.orders --run 01a1e211 --reason 'the carrier is back'
 """
 
-step_argument = click.argument("address", metavar="MODULE:STEP")
+step_argument = click.argument("address", metavar="MODULE[:STEP]")
+run_option = click.option(
+    "--run", metavar="RUN", help="A run's id or key instead of its arguments, which are then those on record."
+)
 words_argument = click.argument("words", metavar="[NAME=VALUE]...", nargs=-1, type=PAIR)
 args_option = click.option("--args", "whole", metavar="JSON", help="Arguments as a JSON object.")
 
@@ -45,10 +50,15 @@ def ordering(name: str, examples: str, *more: Callable[[Any], Any]) -> Callable[
 
 
 def _give(what: str, address: str, words: Words, whole: str | None, store: str | None, **told: Any) -> Any:
-    from oncemore.desk.service.orders import order
+    from oncemore.desk.service.orders import order, order_about
     from oncemore.desk.service.stores import made
 
+    run = told.pop("run", None)
+    if run is not None and (words or whole is not None):
+        raise click.UsageError("Give either --run or arguments.", click.get_current_context())
     with made(store) as engine:
+        if run is not None:
+            return order_about(engine, what, address, run, **told)
         return order(engine, what, address, words, whole, **told)
 
 
@@ -87,11 +97,12 @@ def submit(
     return _tell(_give("submit", address, words, whole, store, at=at, by=by), in_json)
 
 
-@ordering("cancel", CANCEL, reason_option)
+@ordering("cancel", CANCEL, run_option, reason_option)
 def cancel(
     address: str,
     words: Words,
     whole: str | None,
+    run: str | None,
     reason: str,
     by: str | None,
     store: str | None,
@@ -101,14 +112,15 @@ def cancel(
 
     What waits ends as cancelled. What runs is not cut off: if it commits, that stands.
     """
-    return _tell(_give("cancel", address, words, whole, store, reason=reason, by=by), in_json)
+    return _tell(_give("cancel", address, words, whole, store, run=run, reason=reason, by=by), in_json)
 
 
-@ordering("rerun", RERUN, reason_option)
+@ordering("rerun", RERUN, run_option, reason_option)
 def rerun(
     address: str,
     words: Words,
     whole: str | None,
+    run: str | None,
     reason: str,
     by: str | None,
     store: str | None,
@@ -118,4 +130,4 @@ def rerun(
 
     Here and now, with a new budget of attempts.
     """
-    return _tell(_give("rerun", address, words, whole, store, reason=reason, by=by), in_json)
+    return _tell(_give("rerun", address, words, whole, store, run=run, reason=reason, by=by), in_json)

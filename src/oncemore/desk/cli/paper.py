@@ -64,6 +64,14 @@ class Paper:
         shown = text.rstrip().translate(_STEERING)
         self._write(f"\033[{_CODES[tint]}m{shown}\033[0m" if tint and self.coloured else shown)
 
+    def ids(self, names: Sequence[str]) -> None:
+        """Write names for another command: one on each line, or with --json a list of them."""
+        if self.in_json:
+            self.json(names)
+        else:
+            for name in names:
+                self.line(name)
+
     def say(self, text: str, tint: Tint = "", lead: str = "") -> None:
         """Write a paragraph, wrapped; its further lines stand below the first letter after the lead."""
         from textwrap import wrap

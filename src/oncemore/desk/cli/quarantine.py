@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from oncemore.desk.cli.group import Branch, json_option, leaf, store_option
+from oncemore.desk.cli.group import Branch, ids_option, json_option, leaf, store_option
 from oncemore.desk.cli.house import reason_option
 from oncemore.desk.cli.paper import Paper
 
@@ -59,6 +59,7 @@ def _decision(command: F) -> F:
               help="Only a run, an artifact or an event.")  # fmt: skip
 @click.option("--since", metavar="TIME", help="Only what came since: 30m, 2h, 3d, or 2026-11-16T08:00Z.")
 @store_option
+@ids_option
 @json_option
 def list_(
     step: str | None,
@@ -66,6 +67,7 @@ def list_(
     kind: str | None,
     since: str | None,
     store: str | None,
+    only_ids: bool,
     in_json: bool,
 ) -> None:
     """List what waits for a person, the longest first."""
@@ -78,7 +80,9 @@ def list_(
         begins = None if since is None else instant(since, now)
         found = engine.quarantine.list(step=step, reason=reason, kind=kind, since=begins)
     paper = Paper(in_json=in_json)
-    if in_json:
+    if only_ids:
+        paper.ids([item.id for item in found])
+    elif in_json:
         paper.json(found)
     else:
         print_items(paper, found, now)

@@ -44,7 +44,8 @@ def there(store: str | None) -> Engine:
 
 def _no_store(where: object) -> UsageError:
     return UsageError(
-        f"there is no store at {where}; name one with --store or ONCEMORE_STORE, or go to the project's folder"
+        f"there is no store at {where}; name one with --store or ONCEMORE_STORE, or go to the folder of "
+        "the project"
     )
 
 
