@@ -89,12 +89,13 @@ def _window(store: Store, since: str | None, until: str | None, current: bool, i
     from oncemore.desk.service.replays import whole, window
     from oncemore.desk.service.times import instant
 
+    now = store.now()
+    ends = now if until is None else instant(until, now)
+    begins = instant(since or "0000000000", now)
     with Progress("replaying", quiet=in_json) as progress:
         if since is None and until is None:
             return whole(store, current=current, progress=progress)
-        now = store.now()
-        ends = now if until is None else instant(until, now)
-        return window(store, instant(since or "0000000000", now), ends, current=current, progress=progress)
+        return window(store, begins, ends, current=current, progress=progress)
 
 
 def _verified(store: Store, keys: Sequence[str], modules: tuple[str, ...]) -> list[Verified]:
