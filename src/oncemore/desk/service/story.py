@@ -12,6 +12,7 @@ from itertools import islice
 
 from oncemore.core.value import Value
 from oncemore.desk.service.bodies import said
+from oncemore.desk.service.lineages import lineage_of
 from oncemore.desk.service.runs import Row, error_class, row_of
 from oncemore.errors import UsageError
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from oncemore.core import record
+    from oncemore.core.lineage import Lineage
     from oncemore.desk.service.runs import Found
     from oncemore.store.base import Store
 
@@ -78,6 +80,7 @@ class Story(Value):
 
     now      the store's time when it was told
     lives    ids of all runs of the key, the first one first
+    lineage  what it used and left, under ids that another run of the same work has too; None unless complete
     """
 
     row: Row
@@ -88,6 +91,7 @@ class Story(Value):
     spans: tuple[Span, ...]
     given: tuple[Given, ...]
     steps: tuple[Step, ...]
+    lineage: Lineage | None = None
 
 
 def story(store: Store, found: Found) -> Story:
@@ -111,6 +115,7 @@ def story(store: Store, found: Found) -> Story:
     return Story(
         row, now, lives, arguments, result or None, (*spans, *_leases(store, spans, now)),
         tuple(islice(_given(store, found.entity, run, done), MOST_GIVEN)), steps,
+        lineage_of(row.key, run, arguments, done) if done and "sealed" not in done else None,
     )  # fmt: skip
 
 

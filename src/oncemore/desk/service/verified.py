@@ -15,6 +15,7 @@ import tempfile
 import time
 
 from oncemore.core.value import Value
+from oncemore.desk.service.lineages import digests
 from oncemore.desk.service.tried import VALIDATION, NoAnswer, tried
 from oncemore.errors import UsageError
 
@@ -166,23 +167,8 @@ def _not_computed(story: Story, steps: frozenset[str]) -> str:
 
 def _compared(story: Story, left: dict[str, Any]) -> Verified:
     run_id = story.row.run_id
-    recorded, computed = _digests(story.steps[-1].body), _digests(left)
+    recorded, computed = digests(story.steps[-1].body), digests(left)
     for what in recorded.keys() | computed.keys():
         if recorded.get(what) != computed.get(what):
             return Verified(run_id, DIFFERS, "", what, recorded.get(what), computed.get(what))
     return Verified(run_id, EQUAL)
-
-
-def _digests(body: dict[str, Any]) -> dict[str, str]:
-    """Return the digests of what a COMMIT left: its result, and each artifact."""
-    from oncemore.core.key import fingerprint
-
-    found = {}
-    if "result" in body:
-        text = json.dumps(body["result"], sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        found["result"] = fingerprint(text.encode()).hex()
-    if "spilled" in body:
-        found["result"] = body["spilled"]["digest"]
-    for plain in body.get("artifacts", ()):
-        found[f"artifact {plain['$artifact']['name']}"] = plain["$artifact"]["digest"]
-    return found
