@@ -71,6 +71,16 @@ def test_the_commands_of_a_page_print_what_it_says(name: str, tmp_path: Path) ->
     commands_print_what_it_says(text, tmp_path)
 
 
+@pytest.mark.req("SCEN-1")
+def test_the_page_of_a_scenario_shows_what_it_prints(tmp_path: Path) -> None:
+    pages = sorted((DOCS.parent / "retry-loop").rglob("scenario-*.md"))
+    assert pages
+    for page in pages:
+        folder = tmp_path / page.stem
+        folder.mkdir()
+        commands_print_what_it_says(page.read_text(encoding="utf-8"), folder)
+
+
 @pytest.mark.req("CLI-10")
 def test_every_command_of_the_runbook_runs_on_a_store_after_a_bad_night(tmp_path: Path) -> None:
     shop = tmp_path / "shop"
