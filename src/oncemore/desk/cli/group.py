@@ -155,6 +155,7 @@ oncemore worker shop.orders
         "explain": "look:explain",
         "replay": "replay:replay",
         "tail": "tail:tail",
+        "audit": "audit:audit",
         "doctor": "doctor:doctor",
         "health": "doctor:health",
         "policy": "policy:policy",
