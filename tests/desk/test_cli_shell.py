@@ -290,6 +290,9 @@ def test_a_shell_completes_commands_and_names() -> None:
     assert completed("oncemore policy sh") == ["show"]
     assert completed("oncemore policy show kfm-l") == ["kfm-loop", "kfm-loop-default"]
     assert completed("oncemore policy diff kfm-rules p0") == ["p0-storm-nowcast"]
+    assert completed("oncemore demo kfm-loop --scenario dead") == ["deadline-catchup"]
+    assert completed("oncemore runs --state so") == ["SOFT_FAIL"]
+    assert completed("oncemore exec --policy kfm-r") == ["kfm-rules"]
     for shell in ("bash", "zsh", "fish"):
         assert "oncemore" in run(_ONCEMORE_COMPLETE=f"{shell}_source").stdout
 

@@ -12,6 +12,7 @@ import oncemore
 from oncemore.codec.wire import head_of
 from oncemore.desk import cli
 from oncemore.store.base import Query
+from tests.shell import run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -140,3 +141,13 @@ def test_a_run_without_arguments_on_record_or_with_another_key_now_is_refused(sh
         engine.erase(engine.store.heads(Query("run")).__next__().entity[4:], reason="asked to")
     told = order("rerun", shop, "--run", run, "--reason", "why not", code=2)
     assert "its arguments are not on record" in told["error"]["message"]
+
+
+def test_a_worker_says_at_the_end_how_many_runs_came_to_what(shop: str) -> None:
+    order("submit", f"{shop}:ship", "order=A-1")
+    order("submit", f"{shop}:ship", "order=A-2", "lines=9")
+    ran = run("worker", shop, "--drain", "--json", "--store", "log.db")
+    assert (ran.returncode, json.loads(ran.stdout)) == (
+        0, {"done": 1, "failed": 1, "later": 0, "held": 0, "refused": 0, "left": 0},
+    )  # fmt: skip
+    assert "a worker ends: 1 done, 1 failed" in ran.stderr

@@ -55,8 +55,25 @@ def test_a_run_is_drawn_as_wide_as_the_terminal(path: Path, columns: int) -> Non
     text = on_a_terminal("show", key[:8], "--store", str(path), columns=columns, NO_COLOR="1")
     drawn = [line for line in text.splitlines() if any(mark in line for mark in "█░━") and "   " in line]
     assert len(drawn) == 7, text  # five spans, a lease, the legend
-    assert max(map(len, text.splitlines())) <= columns
+    assert max(len(line) for line in text.splitlines() if key not in line) <= columns
+    assert key in text, "what can be copied is never broken"
     assert "\033" not in text
+
+
+def test_a_shell_completes_runs_steps_and_what_waits_for_a_person(path: Path) -> None:
+    def completed(line: str) -> list[str]:
+        words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1), "ONCEMORE_STORE": str(path)}
+        ran = run(_ONCEMORE_COMPLETE="bash_complete", **words)
+        return [row.partition(",")[2] for row in ran.stdout.splitlines() if row]
+
+    rows = told("runs", "--store", str(path))
+    held = [row["run_id"] for row in rows if row["held_for"]]
+    assert completed(f"oncemore show {rows[0]['run_id'][:-1]}") == [rows[0]["run_id"]]
+    assert completed(f"oncemore rerun flows --run {rows[0]['run_id'][:-1]}") == [rows[0]["run_id"]]
+    assert completed("oncemore quarantine show 0") == held
+    assert held
+    assert completed("oncemore runs --step hope") == ["hopeless"]
+    assert completed("oncemore show --store nowhere.db 0") == []
 
 
 def test_ids_alone_are_for_another_command(path: Path) -> None:

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from oncemore.desk.cli.group import json_option, leaf
+from oncemore.desk.cli.group import Whole, json_option, leaf
 from oncemore.desk.cli.paper import Paper
 
 TYPE_CHECKING = False
@@ -31,7 +31,7 @@ HEADS = ("category", "operations", "total_attempts", "success_rate", "avg_attemp
 
 @leaf("audit", EXAMPLES, {"Which": "event_type retry_category operation tenant_id correlation_id"})
 @click.argument("file", type=click.File(encoding="utf-8"), help="What a JsonLines sink wrote; - is stdin.")
-@click.option("-n", "--lines", "count", metavar="N", type=click.IntRange(0, 1_000_000), default=20,
+@click.option("-n", "--lines", "count", metavar="N", type=Whole(0, 1_000_000), default=20,
               help="How many of the last events (20).")  # fmt: skip
 @click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
 @click.option("--patterns", is_flag=True, help="Sum up what came of operations, by category.")

@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from oncemore.desk.cli import complete
 from oncemore.desk.cli.group import leaf
 from oncemore.desk.cli.paper import hush
 from oncemore.errors import UsageError
@@ -30,20 +31,15 @@ TAKES = {
 }
 
 
-def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Complete the name of a scenario."""
-    from oncemore.desk.demo.kfm_loop import scenarios
-
-    return list(dict.fromkeys(one.name for one in scenarios() if one.name.startswith(incomplete)))
-
-
 @leaf("demo", EXAMPLES)
 @click.argument("story", type=click.Choice(list(TAKES)), default="pipeline")
 @click.option("--fast", is_flag=True, help="Shorter waits, for the impatient and for tests.")
 @click.option("--seed", metavar="TEXT", help="Tell the same story again: which order meets which fault.")
 @click.option("--keep", is_flag=True, help="Leave the folder there: the program, its log, the table.")
 @click.option("--plain", is_flag=True, help="Plain lines, as a file gets them.")
-@click.option("--scenario", metavar="NAME", shell_complete=_complete, help="Only this scenario of the story.")
+@click.option(
+    "--scenario", metavar="NAME", shell_complete=complete.scenarios, help="Only this scenario of the story."
+)
 @click.option("--list", is_flag=True, help="Say which scenarios the story has, and play none.")
 @click.option("--careless", is_flag=True, help="Without keys and transactions: see what then happens.")
 def demo(story: str, **told: str | bool | None) -> int:

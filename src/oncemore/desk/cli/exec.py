@@ -7,7 +7,8 @@ import sys
 
 import click
 
-from oncemore.desk.cli.group import leaf, store_option
+from oncemore.desk.cli import complete
+from oncemore.desk.cli.group import Whole, leaf, store_option
 from oncemore.desk.cli.paper import Paper
 from oncemore.desk.cli.words import DURATION, PAIR, SIZE, duration
 
@@ -50,8 +51,9 @@ GROUPS = {
 @click.option("--correlation-id", metavar="ID", help="What ties records together.")
 @click.option("--effect", type=click.Choice(["once", "idempotent", "pure"]), default="once", metavar="WORD",
               help="once (unless given), idempotent or pure: may it run twice?")  # fmt: skip
-@click.option("--policy", metavar="ADDRESS", help="How often and when; standard unless given.")
-@click.option("--attempts", metavar="N", type=click.IntRange(1, 1000), help="Attempts in all.")
+@click.option("--policy", metavar="ADDRESS", shell_complete=complete.policies,
+              help="How often and when; standard unless given.")  # fmt: skip
+@click.option("--attempts", metavar="N", type=Whole(1, 1000), help="Attempts in all.")
 @click.option("--wait", metavar="TIME,...", help="Waits between attempts: 10s,1m,5m.")
 @click.option("--retry-on-exit", metavar="CODES", help="Exit codes that are tried again: 1,75,100-110; any.")
 @click.option("--retry-on-output", metavar="REGEX", multiple=True,

@@ -7,6 +7,7 @@ from itertools import islice
 
 import click
 
+from oncemore.desk.cli import complete
 from oncemore.desk.cli.group import json_option, leaf, store_option
 from oncemore.desk.cli.paper import Paper
 from oncemore.desk.cli.words import DURATION
@@ -48,7 +49,7 @@ def count_on_terminal(what: str) -> Callable[..., object]:
 @leaf("prune", "oncemore prune --older-than 90d --dry-run\noncemore prune\noncemore prune --step shop.pay")
 @store_option
 @click.option("--older-than", type=DURATION, metavar="TIME", help="Runs that ended this long ago: 90d, 12h.")
-@click.option("--step", metavar="NAME", help="Only runs of this step.")
+@click.option("--step", metavar="NAME", shell_complete=complete.steps, help="Only runs of this step.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @click.option(
     "--forget-keys-after",

@@ -5,15 +5,13 @@ from __future__ import annotations
 import click
 
 from oncemore.core.model import STATES
-from oncemore.desk.cli.group import ids_option, json_option, leaf, store_option
+from oncemore.desk.cli import complete
+from oncemore.desk.cli.group import OneOf, Whole, ids_option, json_option, leaf, store_option
 from oncemore.desk.cli.paper import Paper
-from oncemore.errors import Error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-    from click.shell_completion import CompletionItem
 
 RUNS = """
 oncemore runs
@@ -33,31 +31,18 @@ oncemore explain b4b6cd73 --attempt 3
 """
 
 
-def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the id of a run."""
-    from click.shell_completion import CompletionItem
-
-    from oncemore.desk.service.runs import names
-    from oncemore.desk.service.stores import looked_at
-
-    try:
-        with looked_at(ctx.params.get("store")) as store:
-            return [CompletionItem(name) for name in names(store, incomplete)]
-    except Error:  # nobody wants to read an error in the middle of a command
-        return []
-
-
 run_argument = click.argument(
-    "run", metavar="RUN", shell_complete=_complete, help="A run's id or its key, or how one of them begins."
+    "run",
+    metavar="RUN",
+    shell_complete=complete.runs,
+    help="A run's id or its key, or how one of them begins.",
 )
 
 
 @leaf("runs", RUNS, {"Which": "step state error dataset tenant correlation since until held limit"})
 @store_option
-@click.option("--step", metavar="NAME", help="Of this step.")
-@click.option(
-    "--state", type=click.Choice(STATES, case_sensitive=False), metavar="STATE", help=f"{', '.join(STATES)}."
-)
+@click.option("--step", metavar="NAME", shell_complete=complete.steps, help="Of this step.")
+@click.option("--state", type=OneOf(STATES), metavar="STATE", help=f"{', '.join(STATES)}.")
 @click.option(
     "--error", metavar="CLASS", help="Whose last attempt ended with this class of error, as HTTP_503."
 )
@@ -67,9 +52,7 @@ run_argument = click.argument(
 @click.option("--since", metavar="TIME", help="Last changed since then: 2h, 7d, 14:05, 2026-11-16T14:05Z.")
 @click.option("--until", metavar="TIME", help="Last changed until then.")
 @click.option("--held", is_flag=True, help="Only those that wait for a person.")
-@click.option(
-    "--limit", metavar="N", type=click.IntRange(1, 100_000), default=50, help="At most so many (50)."
-)
+@click.option("--limit", metavar="N", type=Whole(1, 100_000), default=50, help="At most so many (50).")
 @ids_option
 @json_option
 def runs(
@@ -123,9 +106,7 @@ def show(run: str, store: str | None, in_json: bool) -> None:
 
 @leaf("explain", EXPLAIN)
 @run_argument
-@click.option(
-    "--attempt", metavar="N", type=click.IntRange(1), help="Only why this attempt waited, and what came."
-)
+@click.option("--attempt", metavar="N", type=Whole(1), help="Only why this attempt waited, and what came.")
 @store_option
 @json_option
 def explain(run: str, attempt: int | None, store: str | None, in_json: bool) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from oncemore.desk.cli import complete
 from oncemore.desk.cli.group import json_option, leaf, store_option
 from oncemore.desk.cli.house import by_option, reason_option
 from oncemore.desk.cli.paper import Paper
@@ -32,7 +33,10 @@ oncemore rerun shop.orders --run 01a1e211 --reason 'the carrier is back'
 
 step_argument = click.argument("address", metavar="MODULE[:STEP]")
 run_option = click.option(
-    "--run", metavar="RUN", help="A run's id or key instead of its arguments, which are then those on record."
+    "--run",
+    metavar="RUN",
+    shell_complete=complete.runs,
+    help="A run's id or key instead of its arguments, which are then those on record.",
 )
 words_argument = click.argument("words", metavar="[NAME=VALUE]...", nargs=-1, type=PAIR)
 args_option = click.option("--args", "whole", metavar="JSON", help="Arguments as a JSON object.")

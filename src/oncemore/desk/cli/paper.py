@@ -78,7 +78,12 @@ class Paper:
 
         width = min(self.width, WIDEST_PROSE)
         hang = " " * len(lead)
-        for line in wrap(text, width, initial_indent=lead, subsequent_indent=hang, break_on_hyphens=False):
+        # A path or a digest is never broken: it could not be copied any more.
+        lines = wrap(
+            text, width, initial_indent=lead, subsequent_indent=hang, break_on_hyphens=False,
+            break_long_words=False,
+        )  # fmt: skip
+        for line in lines:
             self.line(line, tint)
 
     def table(self, rows: Sequence[Sequence[str]], indent: str = "", *, right: Iterable[int] = ()) -> None:
@@ -103,7 +108,7 @@ class Paper:
         else:
             from textwrap import wrap
 
-            first, *others = wrap(last, room, break_on_hyphens=False)
+            first, *others = wrap(last, room, break_on_hyphens=False, break_long_words=False)
             for text, before in [(first, lead), *((other, " " * len(lead)) for other in others)]:
                 self.line(before + text, tint)
 

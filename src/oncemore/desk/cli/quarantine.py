@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from oncemore.desk.cli.group import Branch, ids_option, json_option, leaf, store_option
+from oncemore.desk.cli import complete
+from oncemore.desk.cli.group import Branch, Whole, ids_option, json_option, leaf, store_option
 from oncemore.desk.cli.house import reason_option
 from oncemore.desk.cli.paper import Paper
 
@@ -36,13 +37,14 @@ def quarantine() -> None:
     """
 
 
-_id = click.argument("item", metavar="ID", help="What it is about: an id of the list, or its beginning.")
+_id = click.argument("item", metavar="ID", shell_complete=complete.held,
+                     help="What it is about: an id of the list, or its beginning.")  # fmt: skip
 
 
 def _decision(command: F) -> F:
     """Give a command what every decision needs."""
     for option in (
-        click.option("--version", metavar="N", type=click.IntRange(1), default=None,
+        click.option("--version", metavar="N", type=Whole(1), default=None,
                      help="Decide only if it still has this version."),
         reason_option,
         click.option("--by", metavar="NAME", required=True, help="Who decides; it is recorded."),
@@ -53,7 +55,7 @@ def _decision(command: F) -> F:
 
 
 @leaf("list", "oncemore quarantine list\noncemore quarantine list --step charge --since 2h --json")
-@click.option("--step", metavar="NAME", help="Only of this step, or topic.")
+@click.option("--step", metavar="NAME", shell_complete=complete.steps, help="Only of this step, or topic.")
 @click.option("--reason", metavar="WORD", type=click.Choice(REASONS), help=f"Only for {', '.join(REASONS)}.")
 @click.option("--kind", metavar="WORD", type=click.Choice(("run", "artifact", "event")),
               help="Only a run, an artifact or an event.")  # fmt: skip
@@ -167,7 +169,7 @@ def reject(item: str, store: str | None, in_json: bool, **told: Any) -> None:
 
 @leaf("rerun", 'oncemore quarantine rerun 01a1e211 --extra-attempts 2 --by operator --reason "more memory"')
 @_decision
-@click.option("--extra-attempts", metavar="N", type=click.IntRange(1, 1000), default=1, show_default=True,
+@click.option("--extra-attempts", metavar="N", type=Whole(1, 1000), default=1, show_default=True,
               help="How many more attempts it may have; recorded.")  # fmt: skip
 @store_option
 @json_option

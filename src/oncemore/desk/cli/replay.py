@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
+from oncemore.desk.cli import complete
 from oncemore.desk.cli.group import json_option, leaf, store_option
-from oncemore.desk.cli.look import _complete
 from oncemore.desk.cli.paper import Paper
 from oncemore.desk.cli.progress import Progress
 
@@ -29,9 +29,9 @@ MOST_SHOWN = 20
 
 
 @leaf("replay", EXAMPLES, {"What": "run since until all"})
-@click.argument("name", metavar="[RUN]", required=False, shell_complete=_complete,
+@click.argument("name", metavar="[RUN]", required=False, shell_complete=complete.runs,
                 help="A run's id or its key, or how one of them begins.")  # fmt: skip
-@click.option("--run", metavar="RUN", help="The same, as an option.")
+@click.option("--run", metavar="RUN", shell_complete=complete.runs, help="The same, as an option.")
 @click.option("--since", metavar="TIME", help="All runs of which something was written since then.")
 @click.option("--until", metavar="TIME", help="… and until then; now unless given.")
 @click.option("--all", "all_", is_flag=True, help="The whole log.")

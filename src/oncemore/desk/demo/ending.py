@@ -92,7 +92,7 @@ def next_steps(plan: Plan, folder: Path | None, proved: Proved | None, width: in
         steps = [
             (f"{us} demo --keep --seed {plan.seed}", "the same again; program, log and table stay"),
             (f"{us} demo --careless", "without keys and transactions: duplicates"),
-            (f"{us} demo kfm-loop", "five scenarios, each replayed from its log"),
+            (f"{us} demo kfm-loop", "scenarios, each replayed from its log"),
             (f"{us} demo retry", "the light door: retry without a log"),
         ]
     else:

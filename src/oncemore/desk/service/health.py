@@ -93,7 +93,7 @@ class _Findings:
         """Compare what pure work left, and under which ids, with what its earlier runs left."""
         left = {
             lineage
-            for run, lineage in lineages(self.store, told.entity, key())
+            for run, lineage in lineages(self.store, told.entity)
             if run.cfg_hash == told.state.cfg_hash
         }
         self.again += 1
@@ -163,7 +163,7 @@ def _elsewhere(store: Store, other: Store) -> tuple[list[str], str]:
 def _last(store: Store, entity: str) -> tuple[Run, Lineage] | None:
     """Return what the last COMMIT of pure work left, if it is the last word."""
     found = None
-    for found in lineages(store, entity, key()):  # noqa: B007 - the last one is wanted
+    for found in lineages(store, entity):  # noqa: B007 - the last one is wanted
         pass
     return found if found and found[0].effect == "pure" else None
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from oncemore.core.key import fingerprint
 from oncemore.core.lineage import lineage
+from oncemore.desk.service.bodies import said
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from oncemore.codec.seal import Seal
     from oncemore.core.lineage import Lineage
     from oncemore.core.record import Run
     from oncemore.store.base import Store
@@ -51,12 +51,15 @@ def _artifacts(value: Any) -> Iterator[str]:
             yield from _artifacts(each)
 
 
-def lineages(store: Store, entity: str, seal: Seal | None) -> Iterator[tuple[Run, Lineage]]:
-    """Return the lineage of every COMMIT of a key whose body is still there, the first one first."""
+def lineages(store: Store, entity: str) -> Iterator[tuple[Run, Lineage]]:
+    """Return the lineage of every COMMIT of a key that can still be read, the first one first."""
     from oncemore.engine.history import told
 
     arguments: Any = None
-    for header, run, body in told(store.entries(entity), seal):
+    entries = list(store.entries(entity))
+    bare = (entry._replace(body=None) for entry in entries)
+    for entry, (header, run, _) in zip(entries, told(bare), strict=True):
+        body = said(entry.body)
         arguments = body.get("arguments", arguments)
-        if "COMMIT" in header.marks and body:
+        if "COMMIT" in header.marks and body and "sealed" not in body:
             yield run, lineage_of(entity.removeprefix("run/"), run, arguments, body)
