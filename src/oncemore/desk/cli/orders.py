@@ -102,36 +102,18 @@ def submit(
 
 
 @ordering("cancel", CANCEL, run_option, reason_option)
-def cancel(
-    address: str,
-    words: Words,
-    whole: str | None,
-    run: str | None,
-    reason: str,
-    by: str | None,
-    store: str | None,
-    in_json: bool,
-) -> int:
+def cancel(in_json: bool, **told: Any) -> int:
     """Let no further attempt of some work begin.
 
     What waits ends as cancelled. What runs is not cut off: if it commits, that stands.
     """
-    return _tell(_give("cancel", address, words, whole, store, run=run, reason=reason, by=by), in_json)
+    return _tell(_give("cancel", **told), in_json)
 
 
 @ordering("rerun", RERUN, run_option, reason_option)
-def rerun(
-    address: str,
-    words: Words,
-    whole: str | None,
-    run: str | None,
-    reason: str,
-    by: str | None,
-    store: str | None,
-    in_json: bool,
-) -> int:
+def rerun(in_json: bool, **told: Any) -> int:
     """Run work that failed for good once more.
 
     Here and now, with a new budget of attempts.
     """
-    return _tell(_give("rerun", address, words, whole, store, run=run, reason=reason, by=by), in_json)
+    return _tell(_give("rerun", **told), in_json)
