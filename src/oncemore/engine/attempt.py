@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.json import encode
 
 from oncemore.codec.artifact import as_artifact, label, plain_of
-from oncemore.core.key import digest, seed_of
+from oncemore.core.key import event_id_of, seed_of
 from oncemore.core.record import Kept, Outgoing
 from oncemore.engine.limits import remaining
 from oncemore.errors import LeaseLost, UsageError, Violation
@@ -276,11 +276,6 @@ class Attempt:
     def forked(self) -> bool:
         """Whether this is a child that was forked inside the work: the attempt is its parent's."""
         return self.pid != getpid()
-
-
-def event_id_of(entity: str, life: int, ordinal: int) -> str:
-    """Return the id of an event: by the run's entity, which of its runs it was, and its place in that."""
-    return digest({"run": entity, "life": life, "ordinal": ordinal})[:32]
 
 
 CURRENT: ContextVar[Attempt | None] = ContextVar("oncemore.current", default=None)

@@ -22,8 +22,9 @@ from oncemore.core.record import Kept, Outgoing, Run
 from oncemore.core.value import Value
 from oncemore.engine import flow, history
 from oncemore.engine.artifacts import Missing
-from oncemore.engine.entry import HELD, seen_in
+from oncemore.engine.entry import seen_in
 from oncemore.engine.job import Job
+from oncemore.engine.listed import HELD
 from oncemore.engine.notices import DEAD_LETTER, told
 from oncemore.engine.ops import Answer, Call, Plan
 from oncemore.engine.perform import blocking

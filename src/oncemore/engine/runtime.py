@@ -23,10 +23,11 @@ from oncemore.engine import clock as clocks
 from oncemore.engine import limits
 from oncemore.engine.artifacts import Artifacts, Shelf
 from oncemore.engine.ids import uuid7
-from oncemore.engine.lease import BEATS, LEASE_S, Heart, Identity, Shield
+from oncemore.engine.lease import BEATS, Heart, Identity, Shield
 from oncemore.engine.notices import CLOSE_S
 from oncemore.engine.watch import LIMITS, Limits, Watch
 from oncemore.errors import RestoredCopy, StoreError, UsageError
+from oncemore.settings import COPIES, INLINE_WAIT_S, LEASE_S, LONGEST_LEASE_S, SHORTEST_LEASE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -49,11 +50,8 @@ if TYPE_CHECKING:
     from oncemore.engine.watch import Passed
     from oncemore.store.base import Facts, Store
 
-INLINE_WAIT_S = 60.0
-COPIES = ("hold", "trust")
 #: Why a store is held that nobody has opened yet.
 UNSEEN = "it was not looked at yet"
-SHORTEST_LEASE_S, LONGEST_LEASE_S = 0.05, 86_400.0
 log = logging.getLogger("oncemore")
 
 
