@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.wire import body_of, head_of, written
+from oncemore.core.cooldown import Resource
 from oncemore.core.record import NOWHERE, Change, Chore, Kept, Mapped, Outgoing, Run, Worker, due, unsent
 from oncemore.core.value import make
 from oncemore.engine import artifacts
@@ -29,7 +30,7 @@ ARTIFACT: tuple[Any, ...] = ("ARTIFACT",)
 HELD = "HELD"
 
 
-def index_of(state: Run | Worker | Outgoing | Kept | Chore | Mapped) -> Index:
+def index_of(state: Run | Worker | Outgoing | Kept | Chore | Mapped | Resource) -> Index:
     """Return what a head is looked up by; a worker's is its own business (`engine.lease`)."""
     if type(state) is Run:
         listed = HELD if state.held_for else state.state
@@ -41,6 +42,9 @@ def index_of(state: Run | Worker | Outgoing | Kept | Chore | Mapped) -> Index:
     if type(state) is Mapped:
         due_at = state.created if state.state == "RUNNING" else None
         return Index("job", state.state, due_at, state.step, state.worker)
+    if type(state) is Resource:
+        due_at = state.next_eligible_attempt_at if state.state == "COOLING" else None
+        return Index("resource", state.state, due_at, state.step)
     assert type(state) is Kept
     return artifacts.index_of(state)
 
@@ -67,7 +71,7 @@ def told_already(op: Save, batch: Batch, answer: Answered) -> bool:
     """
     if type(answer) is not Conflict or len(batch.writes) == 1 + len(op.events) + len(op.also):
         return False
-    return answer.entity in {write.entity for write in batch.writes[1:]}
+    return answer.entity in {write.entity for write in batch.writes[1 + len(op.also) :]}
 
 
 def seen_in(store: Store, entity: str, seal: Seal | None = None, kind: type[Any] = Run) -> Seen:
