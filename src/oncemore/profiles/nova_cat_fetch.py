@@ -1,0 +1,29 @@
+"""How `nova-cat` gets the bytes behind a locator."""
+
+from __future__ import annotations
+
+from urllib.request import Request, urlopen
+
+from oncemore.engine.limits import remaining
+from oncemore.profiles import nova_cat_names as names
+from oncemore.profiles.nova_cat_input import RetryableError, TerminalError
+
+#: The largest file that is fetched, how much is read at a time, and how long a provider may say nothing.
+MOST_BYTES, CHUNK, SILENCE_S = 256 * 2**20, 2**16, 60.0
+HEADERS = {"User-Agent": "oncemore nova-cat", "Accept": "application/fits, */*"}
+
+
+def download(locator: str) -> bytes:
+    """Return the bytes behind an http or https address; within the time that the attempt has."""
+    left = remaining()
+    wait = SILENCE_S if left is None else max(0.001, min(left, SILENCE_S))
+    parts, size = [], 0
+    with urlopen(Request(locator, headers=HEADERS), timeout=wait) as answer:  # noqa: S310 - http(s) only
+        while part := answer.read(CHUNK):
+            parts.append(part)
+            size += len(part)
+            if size > MOST_BYTES:
+                raise TerminalError(names.INVALID_FIELD, f"there are more than {MOST_BYTES} bytes at locator")
+        if answer.length:  # how much of what was announced has not come
+            raise RetryableError(f"the answer was cut off {answer.length} bytes before its end")
+    return b"".join(parts)
