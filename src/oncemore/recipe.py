@@ -141,7 +141,14 @@ class Recipe:
     def cooling(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cooling | None:
         """Return what a call asks for and how long that is left alone; None if it asks for nothing."""
         assert self.cooldown is not None
-        resource, provider = self.cooldown.of(args, kwargs), self.provider(args, kwargs)
+        provider = self.provider(args, kwargs)
+        try:
+            resource = self.cooldown.of(args, kwargs)
+        except UsageError:
+            raise
+        except Exception as fault:
+            told = f"{type(fault).__name__}: {fault}"
+            raise UsageError(f"resource= of the cooldown of {self.name} failed: {told}") from fault
         if not resource:
             return None
         rest = self.cooldown.rest(provider, self._rests)

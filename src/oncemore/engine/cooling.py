@@ -26,7 +26,7 @@ from oncemore.core.cooldown import Attempted, Resource, ended, held, released, s
 from oncemore.core.record import Change, Kept, Run
 from oncemore.engine import endings
 from oncemore.engine.flow import NOW, over
-from oncemore.engine.ops import End, Load, Save, Work
+from oncemore.engine.ops import End, Load, Save, Sleep, Work
 from oncemore.errors import CoolingDown, Parked, Quarantined
 
 if TYPE_CHECKING:
@@ -72,14 +72,30 @@ def cooled(cooling: Cooling, call: Call, script: Script) -> Script:
     op = next(script)
     while type(op) is not End:
         worked = worked or type(op) is Work
+        if type(op) is Sleep and not worked:  # nobody waits here for what is left alone: it is skipped
+            end = yield from _told(cooling, op)
+            if end is not op:
+                script.close()
+                yield end
+                return
         if type(op) is Save and op.seen.entity == call.entity:
             op = yield from _minded(cooling, op)
             if type(op) is End:
                 script.close()
                 yield op
                 return
-        op = script.send(None if op is None else (yield op))
+        answer = None if op is None else (yield op)
+        if answer is not None and _rests(op):
+            script.close()  # it is over for now: nobody waits here for what rests longer
+            yield End(None, _later(cooling, op))
+            return
+        op = script.send(answer)
     yield op if worked else (yield from _told(cooling, op))
+
+
+def _rests(op: Any) -> bool:
+    """Whether a write says that an execution ended with a wish to be left alone."""
+    return type(op) is Save and bool(op.also) and getattr(op.change.after, "reason", "") == BEYOND
 
 
 def _minded(cooling: Cooling, op: Save) -> Script:
@@ -141,20 +157,29 @@ def _refusal(cooling: Cooling, book: Resource, why: str) -> CoolingDown:
     return endings.cooling(cooling.step, cooling.resource, why, until)
 
 
+def _later(cooling: Cooling, op: Save) -> Parked:
+    """Return the end of a call whose execution ended with a wish to be left alone."""
+    run, book = op.change.after, op.also[-1][1].after
+    assert type(run) is Run
+    assert type(book) is Resource
+    until = max(run.not_before, book.next_eligible_attempt_at)
+    return endings.resting(cooling.step, cooling.resource, until)
+
+
 def _put_off(seen: Seen, refused: CoolingDown) -> Change:
     """Return what becomes of a run that waits and may not begin: it waits on, or there is no need for it."""
     run = seen.run
     told = {"type": "CoolingDown", "code": refused.outcome, "message": str(refused)}
     if refused.until:
         after = run._replace(reason=COOLING, not_before=refused.until)
-        return Change((run.state,), run, after, {"error": told})
+        return Change(("DECISION",), run, after, {"error": told})
     after = over(run, "HARD_FAIL", refused.outcome.lower(), failed=seen.version + 1)
     return Change(("HARD_FAIL",), run, after, {"error": told})
 
 
-def _told(cooling: Cooling, op: End) -> Script:
-    """Return the end of a call that did nothing; in its resource's words where that is the reason."""
-    if isinstance(op.error, Parked | Quarantined):
+def _told(cooling: Cooling, op: End | Sleep) -> Script:
+    """Return the end of a call that did nothing, in its resource's words where that is the reason."""
+    if type(op) is Sleep or isinstance(op.error, Parked | Quarantined):  # type: ignore[union-attr]
         book = yield Load(cooling.entity, Resource)
         now = yield NOW
         why = skip(book.run, now)

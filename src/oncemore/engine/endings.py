@@ -123,6 +123,12 @@ def cooling(step: str, resource: str, why: str, until: float) -> CoolingDown:
     return CoolingDown(f"{step}: {resource} was not asked for ({why}): {told}", why, resource, until)
 
 
+def resting(step: str, resource: str, until: float) -> Parked:
+    """It was asked, and wants to be left alone for longer than anybody waits here."""
+    told = f"{step}: {resource} asks to be left alone until {utc(until)}"
+    return Parked(f"{told}; a worker or a later call goes on", until)
+
+
 def utc(moment: float) -> str:
     """Return a moment for people: UTC, to the second, never earlier than it is."""
     whole = datetime.fromtimestamp(ceil(moment), UTC)

@@ -139,6 +139,7 @@ oncemore policy list
 oncemore policy show kfm-loop
 oncemore key --operation kill_switch_update --tenant tenant-123
 oncemore quarantine list
+oncemore cooldowns list
 oncemore worker shop.orders
 """
 
@@ -161,6 +162,7 @@ oncemore worker shop.orders
         "cancel": "orders:cancel",
         "rerun": "orders:rerun",
         "quarantine": "quarantine:quarantine",
+        "cooldowns": "cooldowns:cooldowns",
         "import": "moving:bring_in",
         "prune": "house:prune",
         "erase": "house:erase",
