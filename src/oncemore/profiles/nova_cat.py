@@ -361,9 +361,9 @@ def _named(provider: Any) -> str:
     return provider if isinstance(provider, str) and len(provider) <= 200 else ""
 
 
-def _plain(value: Any) -> Any:
-    """Return a field as it can be kept; what no field may be is kept as what it looks like."""
-    return value if value is None or isinstance(value, str) else repr(value)[:LONGEST]
+def _plain(value: Any) -> str | None:
+    """Return a field as a text, or None: what is no text is none of ours, and is refused as missing."""
+    return value[: LONGEST + 1] if isinstance(value, str) else None
 
 
 def _hours(text: str) -> float:

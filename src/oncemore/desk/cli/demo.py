@@ -15,6 +15,7 @@ oncemore demo
 oncemore demo --careless
 oncemore demo --keep --seed 7
 oncemore demo kfm-loop
+oncemore demo nova-cat
 oncemore demo retry --fast
 oncemore demo lit
 """
@@ -25,6 +26,7 @@ TAKES = {
     "retry": {"fast"},
     "kfm-loop": {"plain"},
     "lit": {"plain"},
+    "nova-cat": {"plain"},
 }
 
 
@@ -43,6 +45,8 @@ def demo(story: str, **told: str | bool | None) -> int:
     duplicated or lost.
 
     kfm-loop: the reference scenarios of the KFM loop, each replayed from its log.
+
+    nova-cat: spectra from an archive that throttles and sends broken files, left alone and released.
 
     retry: seven calls to a flaky server, the waits and the reasons.
 
@@ -90,4 +94,12 @@ def _lit(told: dict[str, str | bool | None]) -> int:
     return main(sys.stdout, plain=bool(told["plain"]))
 
 
-_STORIES = {"pipeline": _pipeline, "retry": _retry, "kfm-loop": _kfm_loop, "lit": _lit}
+def _nova_cat(told: dict[str, str | bool | None]) -> int:
+    from oncemore.desk.demo.nova_cat import main
+
+    return main(sys.stdout, plain=bool(told["plain"]))
+
+
+_STORIES = {
+    "pipeline": _pipeline, "retry": _retry, "kfm-loop": _kfm_loop, "lit": _lit, "nova-cat": _nova_cat,
+}  # fmt: skip
