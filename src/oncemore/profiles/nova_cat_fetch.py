@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from http.client import IncompleteRead
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from oncemore.engine.limits import remaining
 from oncemore.profiles import nova_cat_names as names
-from oncemore.profiles.nova_cat_input import RetryableError, TerminalError
+from oncemore.profiles.nova_cat_input import TerminalError
 
 #: The largest file that is fetched, how much is read at a time, and how long a provider may say nothing.
 MOST_BYTES, CHUNK, SILENCE_S = 256 * 2**20, 2**16, 60.0
@@ -39,5 +40,5 @@ def _read(answer: Any) -> bytes:
         if size > MOST_BYTES:
             raise TerminalError(names.INVALID_FIELD, f"there are more than {MOST_BYTES} bytes at locator")
     if answer.length:  # how much of what was announced has not come
-        raise RetryableError(f"the answer was cut off {answer.length} bytes before its end")
+        raise IncompleteRead(b"", answer.length)
     return b"".join(parts)

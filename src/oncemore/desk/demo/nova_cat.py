@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from oncemore.desk.demo.board import Line
 
 NOVA = UUID("0f6e1c9a-3a5d-4c39-8a40-3f1f7a2b9c01")
-ROOM = 34
+ROOM = 36
 #: How long a provider may say nothing here: a stall is real, and a minute of it would be no story.
 SILENCE_S = 0.3
 TINTS: dict[str, Any] = {
