@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oncemore.engine import ops
-from oncemore.errors import CoolingDown
+from oncemore.engine import flow, ops
+from oncemore.errors import Cancelled, CoolingDown
 from tests.cooldowns.world import Crash, Room
 
 if TYPE_CHECKING:
@@ -108,3 +108,37 @@ def test_two_keys_of_one_resource_at_once_are_both_counted() -> None:
         op = script.send(room.do(op))
     assert room.book().run.attempt_count_total == 2
     assert room.executions == 3, "the attempt is not lost for that"
+
+
+def test_nobody_waits_inside_a_call_for_what_is_left_alone() -> None:
+    room = Room(["later"])
+    room.drive()
+    room.now += 4990.0  # ten more seconds, which a call would sit out
+    end, _ = room.drive()
+    assert isinstance(end.error, CoolingDown)
+    assert (end.error.outcome, room.executions) == ("SKIPPED_BACKOFF", 1)
+    room.now += 10.0
+    room.drive()
+    assert (room.executions, room.book().run.attempt_count_total) == (2, 2)
+
+
+def test_a_run_that_is_put_off_while_somebody_cancels_it_is_cancelled() -> None:
+    room = Room(["transient"])
+    Room(["transient"], "run/other", beside=room).drive()
+    submitting = flow.submit(room.plan(), room.call(), 0.0)
+    op = next(submitting)
+    while type(op) is not ops.End:
+        op = submitting.send(room.do(op))
+    script = room.script()
+    op = next(script)
+    while not (type(op) is ops.Save and op.change.marks == ("DECISION",)):
+        op = script.send(room.do(op))
+    assert op.change.after.reason == "cooling_down"
+    cancelling = flow.cancel(room.plan(), room.call(), "because", "somebody")
+    other = next(cancelling)
+    while type(other) is not ops.End:
+        other = cancelling.send(room.do(other))
+    while type(op) is not ops.End:
+        op = script.send(room.do(op))
+    assert isinstance(op.error, Cancelled)
+    assert room.executions == 0

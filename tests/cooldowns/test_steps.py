@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import oncemore
+from oncemore.engine.artifacts import Apart
 from oncemore.engine.runtime import Engine
 from oncemore.errors import CoolingDown, Parked, Quarantined, RetriesExhausted, Terminal, UsageError
 from oncemore.store.memory import MemoryStore
@@ -339,6 +341,70 @@ def test_work_that_is_cancelled_while_it_waits_has_asked_all_the_same(
     assert book(engine)[4:7:2] == (1, "RETRYABLE_FAILURE")
 
 
+def test_work_that_is_cancelled_before_it_has_begun_has_asked_nobody(
+    engine: oncemore.Engine, clock: FakeClock
+) -> None:
+    fetch, _ = fetching(Source(BUSY))
+    fetch.submit("p")
+    fetch.cancel("p", reason="never mind")
+    assert engine.cooldowns.get("p") is None
+
+
+@pytest.mark.parametrize("turn", [BUSY, {"flux": 1}], ids=["fails", "comes good"])
+@pytest.mark.parametrize("colour", ["plain", "awaited"])
+def test_a_record_that_moves_while_the_end_is_written_does_not_lose_the_attempt(
+    engine: oncemore.Engine, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, turn: Any, colour: str
+) -> None:
+    source = Source(turn)
+    fetch, call = fetching(source, colour, policy=oncemore.Policy(max_attempts=1))
+    real, moved = engine.store.append, []
+
+    def append(batch: Any) -> Any:
+        if not moved and {write.entity for write in batch.writes} >= {"resource/p"}:
+            moved.append(True)
+            engine.cooldowns.bring_in("p", {"attempt_count_total": 7}, reason="somebody else")
+            assert engine.held_until(run.worker, run_entity, run.fence) > engine.now()
+        elif len(batch.writes) == 1 and batch.writes[0].entity.startswith("run/"):
+            watched.append(batch.writes[0].entity)
+        return real(batch)
+
+    watched: list[str] = []
+    run_entity = f"run/{fetch.key('p')}"
+    monkeypatch.setattr(engine.store, "append", append)
+
+    class Run:
+        @property
+        def worker(self) -> str:
+            return fetch.last("p").state.worker  # type: ignore[no-any-return]
+
+        @property
+        def fence(self) -> int:
+            return fetch.last("p").state.fence  # type: ignore[no-any-return]
+
+    run = Run()
+    if turn is BUSY:
+        with pytest.raises(RetriesExhausted):
+            call("p")
+    else:
+        assert call("p") == turn
+    assert moved
+    assert watched == [run_entity], "one claim, and no attempt that was taken for lost"
+    assert (source.asked, book(engine).attempt_count_total) == (1, 8)
+
+
+def test_of_two_who_bring_a_record_in_the_second_is_refused(
+    engine: oncemore.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = engine.cooldowns
+    nothing = desk._seen("p")
+    desk.bring_in("p", {"last_attempt_outcome": "QUARANTINE"}, reason="moved")
+    monkeypatch.setattr(desk, "_seen", lambda resource: nothing)
+    with pytest.raises(UsageError, match="p is known here already"):
+        desk.bring_in("p", {}, reason="moved too")
+    monkeypatch.undo()
+    assert desk.release("p", reason="it is fine").state == "READY"
+
+
 def test_an_outer_step_waits_for_what_is_left_alone(engine: oncemore.Engine, clock: FakeClock) -> None:
     source = Source(BUSY, {"flux": 1})
     once, short = oncemore.Policy(max_attempts=1), oncemore.Cooldown("p", base_s=5)
@@ -479,6 +545,26 @@ def test_evidence_is_kept_if_and_only_if_the_attempt_fails(
     engine.cooldowns.release("p", reason="looked")
     assert call(False) == "fine"
     assert len(engine.artifacts.list()) == 1
+
+
+def test_where_nothing_can_be_left(engine: oncemore.Engine, caplog: pytest.LogCaptureFixture) -> None:
+    told = []
+
+    def look(x: int) -> Any:
+        with pytest.raises(UsageError, match="a reconcile function looks, it leaves nothing") as caught:
+            oncemore.current().leave(b"x", name="x")
+        told.append(caught)
+        return oncemore.not_applied()
+
+    @oncemore.step(effect="once", name="once", reconcile=look)
+    def once(x: int) -> None:
+        raise TimeoutError
+
+    with pytest.raises(oncemore.Error), FakeClock():
+        once(1)
+    assert told
+    with pytest.raises(UsageError, match="does not go with isolate='process'"):
+        Apart(None, "").leave_behind(SimpleNamespace(step="s"), b"", None)  # type: ignore[arg-type]
 
 
 def test_large_results_and_artifacts_have_their_own_fingerprints(

@@ -485,8 +485,10 @@ def test_spectra_in_both_layouts_are_read() -> None:
     assert (found.profile, found.points, found.first_nm, found.last_nm) == ("image-1d", 2000, 400.0, 499.95)
     assert validate(image((4000.0, 1.0), CUNIT1=None, checksum=False, CRPIX1=2.0)).first_nm == 399.9
     assert validate(table())[:4] == ("table", 100, 400.0, 409.9)
+    garbled = good.replace(b"BITPIX  =                  -32", b"BITPIX  =                  -33")
+    assert garbled != good
     for data in (b"", b"<html>no such file</html>", table(names=("X", "FLUX")), image(CUNIT1="furlong"),
-                 image(CTYPE1="FREQ"), table(waves=[4000.0])):  # fmt: skip
+                 image(CTYPE1="FREQ"), table(waves=[4000.0]), table(unit="furlong"), garbled):  # fmt: skip
         with pytest.raises(QuarantineError):
             validate(data)
 

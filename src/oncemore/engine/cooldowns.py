@@ -169,16 +169,20 @@ def _released(entity: str, decided: dict[str, Any]) -> Script:
     seen = yield Load(entity, Resource)
     now = yield Now()
     changes = letting_go(seen, now, decided)
-    if not changes:
+    if changes:
+        yield from _let_go(seen, changes[0], decided)
+    else:
         yield End(None, _nothing(seen.run))
-        return
+
+
+def _let_go(seen: Seen, change: tuple[Seen, Change], decided: dict[str, Any]) -> Script:
     run = (yield Load(seen.run.run)) if seen.run.run else None
     also: tuple[Any, ...] = ()
     if run is not None and run.run is not None and review.held(run.run):
         after = over(run.run, "HARD_FAIL", "released", failed=run.version + 1)
         body = {**decided, "error": (run.body or {}).get("error", {})}
         also = ((run, Change(("HARD_FAIL", "DECISION"), run.run, after, body)),)
-    saved = yield Save(*changes[0], also=also)
+    saved = yield Save(*change, also=also)
     late = StaleDecision(
         f"{seen.run.resource} was not released: it changed in this very moment; look again: "
         "oncemore cooldowns"

@@ -202,10 +202,8 @@ class Job:
             return False
         # What was to be changed with it may have moved alone: then the attempt is what it was.
         head = answer.head if answer.entity == self.held[0] else self.store.head(self.held[0])
-        if head is None:
-            return False
-        now: Run = head_of(head.head)
-        return now.state == "RUNNING" and now.fence == self.held[1]
+        now: Run | None = None if head is None else head_of(head.head)
+        return now is not None and now.state == "RUNNING" and now.fence == self.held[1]
 
     def let_go(self) -> None:
         """Have no attempt under way any more."""

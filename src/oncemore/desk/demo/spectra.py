@@ -47,13 +47,18 @@ def image(waves: tuple[float, float] = (400.0, 0.05), points: int = 2000, **chan
     return _written(fits, [hdu], checksum)
 
 
-def table(waves: Any = None, flux: Any = None, names: tuple[str, str] = ("WAVE", "FLUX")) -> bytes:
-    """Return a spectrum as a table of wavelengths (Angstrom) and fluxes."""
+def table(
+    waves: Any = None,
+    flux: Any = None,
+    names: tuple[str, str] = ("WAVE", "FLUX"),
+    unit: str = "Angstrom",
+) -> bytes:
+    """Return a spectrum as a table of wavelengths and fluxes."""
     fits, numpy = readers()
     rows = numpy.arange(4000.0, 4100.0) if waves is None else numpy.asarray(waves, dtype=float)
     values = numpy.ones(len(rows)) if flux is None else numpy.asarray(flux, dtype=float)
     columns = [
-        fits.Column(names[0], "D", unit="Angstrom", array=rows), fits.Column(names[1], "D", array=values),
+        fits.Column(names[0], "D", unit=unit, array=rows), fits.Column(names[1], "D", array=values),
     ]  # fmt: skip
     return _written(fits, [fits.PrimaryHDU(), fits.BinTableHDU.from_columns(columns, name="SPECTRUM")], True)
 
