@@ -15,6 +15,7 @@ from oncemore.engine.runtime import Engine
 from oncemore.errors import CoolingDown, Parked, Quarantined, RetriesExhausted, Terminal, UsageError
 from oncemore.store.memory import MemoryStore
 from oncemore.testing import FakeClock
+from tests.quarantine.world import Heard, notices
 
 if TYPE_CHECKING:
     from oncemore.core.cooldown import Resource
@@ -357,39 +358,49 @@ def test_a_record_that_moves_while_the_end_is_written_does_not_lose_the_attempt(
 ) -> None:
     source = Source(turn)
     fetch, call = fetching(source, colour, policy=oncemore.Policy(max_attempts=1))
-    real, moved = engine.store.append, []
+    real, tries = engine.store.append, []
 
     def append(batch: Any) -> Any:
-        if not moved and {write.entity for write in batch.writes} >= {"resource/p"}:
-            moved.append(True)
-            engine.cooldowns.bring_in("p", {"attempt_count_total": 7}, reason="somebody else")
-            assert engine.held_until(run.worker, run_entity, run.fence) > engine.now()
-        elif len(batch.writes) == 1 and batch.writes[0].entity.startswith("run/"):
-            watched.append(batch.writes[0].entity)
+        if "resource/p" in {write.entity for write in batch.writes} and len(batch.writes) > 1:
+            run = fetch.last("p").state
+            held = engine.held_until(run.worker, f"run/{fetch.key('p')}", run.fence) > engine.now()
+            tries.append(held)
+            if len(tries) == 1:
+                engine.cooldowns.bring_in("p", {"attempt_count_total": 7}, reason="somebody else")
         return real(batch)
 
-    watched: list[str] = []
-    run_entity = f"run/{fetch.key('p')}"
     monkeypatch.setattr(engine.store, "append", append)
-
-    class Run:
-        @property
-        def worker(self) -> str:
-            return fetch.last("p").state.worker  # type: ignore[no-any-return]
-
-        @property
-        def fence(self) -> int:
-            return fetch.last("p").state.fence  # type: ignore[no-any-return]
-
-    run = Run()
     if turn is BUSY:
         with pytest.raises(RetriesExhausted):
             call("p")
     else:
         assert call("p") == turn
-    assert moved
-    assert watched == [run_entity], "one claim, and no attempt that was taken for lost"
+    assert tries == [True, True], "the attempt is still under way when its end is written again"
     assert (source.asked, book(engine).attempt_count_total) == (1, 8)
+
+
+def test_a_record_that_moves_while_somebody_is_told_of_a_hold_is_looked_at_again(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch holds a notice too: what was refused is not the notice, and is not sent the same again."""
+    heard = Heard()
+    with oncemore.open("memory:") as engine:
+        engine.notices = notices(heard)
+        fetch, _ = fetching(Source(oncemore.NeedsReview("DOUBT")))
+        real, tries = engine.store.append, []
+
+        def append(batch: Any) -> Any:
+            if len(batch.writes) > 1 and batch.writes[1].entity == "resource/p":
+                tries.append(len(batch.writes))
+                assert len(tries) < 5
+                if len(tries) == 1:
+                    engine.cooldowns.bring_in("p", {}, reason="somebody else")
+            return real(batch)
+
+        monkeypatch.setattr(engine.store, "append", append)
+        fetch.map(["p"])
+        assert tries == [3, 3]
+        assert book(engine).attempt_count_total == 1
 
 
 def test_of_two_who_bring_a_record_in_the_second_is_refused(
