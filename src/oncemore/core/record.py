@@ -19,6 +19,7 @@ from __future__ import annotations
 from itertools import compress
 from operator import ne
 
+from oncemore.core.cooldown import Resource
 from oncemore.core.key import fingerprint
 from oncemore.core.model import move
 from oncemore.core.value import Value
@@ -51,8 +52,9 @@ if TYPE_CHECKING:
         "DELIVERED",
         "DEAD",
         "JOB",
+        "RESOURCE",
     ]
-    State_ = TypeVar("State_", bound="Run | Worker | Outgoing | Kept | Chore | Mapped")
+    State_ = TypeVar("State_", bound="Run | Worker | Outgoing | Kept | Chore | Mapped | Resource")
 
 FORMAT = 1
 NOWHERE = b"\x00" * 32  # what the first entry of an entity is linked to
@@ -201,7 +203,7 @@ class Mapped(Value):
 
     state    RUNNING, DONE, STOPPED if it was cut off in order, LOST if its process died in the middle
     worker   the process that has it
-    items    how many items were begun; done, failed, held, later and refused are what they came to
+    items    how many items were begun; done, failed, held, later, refused and skipped are what they came to
     """
 
     state: str = "RUNNING"
@@ -219,18 +221,21 @@ class Mapped(Value):
     tenant: str = ""
     correlation_id: str = ""
     actor: str = ""
+    skipped: int = 0
 
 
+#: What an entity can be.
+KINDS: Final = (Run, Worker, Outgoing, Kept, Chore, Mapped, Resource)
 #: What an entity is before its first entry, by kind.
-NEW: Final[dict[type, Any]] = {kind: kind() for kind in (Run, Worker, Outgoing, Kept, Chore, Mapped)}
+NEW: Final[dict[type, Any]] = {kind: kind() for kind in KINDS}
 
 
 class Change(Value):
     """One entry before it has bytes: its marks, the state it leads to, and what goes into the body."""
 
     marks: tuple[Mark, ...]
-    before: Run | Worker | Outgoing | Kept | Chore | Mapped | None
-    after: Run | Worker | Outgoing | Kept | Chore | Mapped
+    before: Run | Worker | Outgoing | Kept | Chore | Mapped | Resource | None
+    after: Run | Worker | Outgoing | Kept | Chore | Mapped | Resource
     body: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
 
     @property

@@ -223,6 +223,10 @@ class Apart:
         seen = attempt.seen
         return attempt.hold(kept_as(seen.entity, seen.run, label, digest, size, clocks.current.wall()))
 
+    def leave_behind(self, attempt: Attempt, content: Content, label: Label) -> Artifact:
+        """Refuse: whoever called hears of what fails, and not of what it leaves."""
+        raise UsageError(f"{attempt.step}: current().leave() does not go with isolate='process'")
+
     def known(self, kept: Kept) -> None:
         """Nothing is known here."""
 

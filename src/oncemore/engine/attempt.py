@@ -155,6 +155,20 @@ class Attempt:
             raise UsageError(f"{self.step} puts away more than {MOST_ARTIFACTS} artifacts; pack them up")
         return self._files.put(self, content, told)
 
+    def leave(self, content: Any, *, name: str, media_type: str | None = None) -> Any:
+        """Leave content for people to look at: it is kept if and only if this attempt fails.
+
+        What comes into quarantine has its evidence with it then, among the artifacts of this work, under
+        `attempt-N-` and its name. In an async step the answer has to be awaited.
+        """
+        self._check("leave anything")
+        if self._files is None:
+            raise UsageError(f"{self.step}: a reconcile function looks, it leaves nothing")
+        told = label(f"attempt-{self.number}-{name}", media_type, None, None, None)
+        if any(left.name.casefold() == told.name.casefold() for left in self.evidence):
+            raise UsageError(f"{self.step}: attempt {self.number} has left {name!r} already")
+        return self._files.leave_behind(self, content, told)
+
     def hold(self, kept: Kept) -> Artifact:
         """Take part in what was put away: refuse it if its name has other content, in this work or before."""
         held, new = self.kept.get(kept.name.casefold(), (None, True))

@@ -49,7 +49,7 @@ def told_already(op: Save, batch: Batch, answer: Answered) -> bool:
     """
     if type(answer) is not Conflict or len(batch.writes) == 1 + len(op.events) + len(op.also):
         return False
-    return answer.entity in {write.entity for write in batch.writes[1:]}
+    return answer.entity in {write.entity for write in batch.writes[1 + len(op.also) :]}
 
 
 def seen_in(store: Store, entity: str, seal: Seal | None = None, kind: type[Any] = Run) -> Seen:

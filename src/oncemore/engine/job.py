@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from oncemore.codec.artifact import as_artifact
 from oncemore.codec.wire import body_of, head_of
 from oncemore.core.record import NOWHERE, Change, Kept, Outgoing, Run
 from oncemore.core.value import make
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
 
 #: Waits before a write whose answer was lost is sent again.
 AGAIN_S = (0.0, 0.05, 0.25, 1.0)
-_NO_GUARDS: dict[str, int] = {}
 
 
 class Job:
@@ -179,7 +179,7 @@ class Job:
             self.held = held  # after it: what was not taken must not be left, it may be somebody else's
             self.release()
         after = Seen(seen.entity, seen.version + 1, writes[0].hash, run, change.body)
-        return make(Batch, (tuple(writes), _NO_GUARDS, op.sync, op.beside)), after
+        return make(Batch, (tuple(writes), op.guards, op.sync, op.beside)), after
 
     def end_save(self, op: Save, after: Seen, answer: Answered) -> Seen | None:
         """Return the entity as it is now, or None if it was not as it had been seen.
@@ -198,10 +198,12 @@ class Job:
         """Whether the attempt is still under way: it has begun, or its run was only asked to be cancelled."""
         if isinstance(answer, Stored):
             return after.state == "RUNNING"
-        if self.held is None or answer.head is None or answer.entity != self.held[0]:
+        if self.held is None:
             return False
-        now: Run = head_of(answer.head.head)
-        return now.state == "RUNNING" and now.fence == self.held[1]
+        # What was to be changed with it may have moved alone: then the attempt is what it was.
+        head = answer.head if answer.entity == self.held[0] else self.store.head(self.held[0])
+        now: Run | None = None if head is None else head_of(head.head)
+        return now is not None and now.state == "RUNNING" and now.fence == self.held[1]
 
     def let_go(self) -> None:
         """Have no attempt under way any more."""
@@ -338,6 +340,15 @@ class Job:
         if self.awaits:
             return self._put_awaited(attempt, content, label)
         return attempt.hold(self._put(attempt, content, label))
+
+    def leave_behind(self, attempt: Attempt, content: Any, label: Label) -> Any:
+        """Leave content for people; in async work the answer is to be awaited."""
+        if self.awaits:
+            return self._left_awaited(attempt, content, label)
+        return as_artifact(self.leave(attempt, content, label))
+
+    async def _left_awaited(self, attempt: Attempt, content: Any, label: Label) -> Artifact:
+        return as_artifact(await in_thread(self.leave, attempt, content, label))
 
     def leave(self, attempt: Attempt, content: Any, label: Label) -> Kept:
         """Put content away that is listed if the attempt fails: what it leaves for people to look at."""

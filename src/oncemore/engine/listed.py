@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from oncemore.core.cooldown import Resource
 from oncemore.core.record import Chore, Kept, Mapped, Outgoing, Run, due, unsent
 from oncemore.core.value import make
 from oncemore.store.base import Index
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 HELD = "HELD"
 
 
-def index_of(state: Run | Worker | Outgoing | Kept | Chore | Mapped) -> Index:
+def index_of(state: Run | Worker | Outgoing | Kept | Chore | Mapped | Resource) -> Index:
     """Return what a head is looked up by; a worker's is its own business (`engine.lease`)."""
     if type(state) is Run:
         listed = HELD if state.held_for else state.state
@@ -27,6 +28,9 @@ def index_of(state: Run | Worker | Outgoing | Kept | Chore | Mapped) -> Index:
     if type(state) is Mapped:
         due_at = state.created if state.state == "RUNNING" else None
         return Index("job", state.state, due_at, state.step, state.worker)
+    if type(state) is Resource:
+        due_at = state.next_eligible_attempt_at if state.state == "COOLING" else None
+        return Index("resource", state.state, due_at, state.step)
     assert type(state) is Kept
     # Also by its time, so that listing artifacts reads nothing else.
     return Index("artifact", state.state, state.created, state.step)

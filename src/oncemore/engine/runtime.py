@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from oncemore.core.record import Chore
     from oncemore.engine.artifact_places import Place
     from oncemore.engine.attempt import Attempt
+    from oncemore.engine.cooldowns import Cooldowns
     from oncemore.engine.erasure import Erased
     from oncemore.engine.history import Run
     from oncemore.engine.house import Backup, Sizes, Verified
@@ -144,6 +145,13 @@ class Engine:
         from oncemore.engine.quarantine import Quarantine
 
         return Quarantine(self)
+
+    @property
+    def cooldowns(self) -> Cooldowns:
+        """What is left alone for a while, or until a person lets it go."""
+        from oncemore.engine.cooldowns import Cooldowns
+
+        return Cooldowns(self)
 
     def jobs(self, limit: int = 100) -> tuple[JobRun, ...]:
         """Return the jobs (`step.map`) that the log knows, those under way first."""

@@ -28,10 +28,11 @@ from oncemore.govern.packaged import PACKAGED, is_packaged, path_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from typing import Final
 
     from oncemore.core.policy import Policy
+    from oncemore.govern.loaded import Cooldown
 
 MOST_REMEMBERED: Final = 128
 
@@ -93,6 +94,14 @@ def quarantines(name: str | os.PathLike[str]) -> bool:
         return False
     made, _ = _load(address_of(name).path)
     return "quarantine" in made.sections.get("on_non_retryable", ())
+
+
+def cooldowns(name: str | os.PathLike[str]) -> Mapping[str, Cooldown]:
+    """Return how long a policy's profile leaves things alone: everybody (under ""), and each provider."""
+    if name == STANDARD.name:
+        return {}
+    made, _ = _load(address_of(name).path)
+    return made.cooldowns
 
 
 def names() -> list[str]:

@@ -18,6 +18,7 @@ oncemore demo --keep --seed 7
 oncemore demo kfm-loop
 oncemore demo kfm-loop --list
 oncemore demo kfm-loop --scenario deadline-catchup
+oncemore demo nova-cat
 oncemore demo retry --fast
 oncemore demo lit
 """
@@ -28,6 +29,7 @@ TAKES = {
     "retry": {"fast"},
     "kfm-loop": {"plain", "scenario", "list"},
     "lit": {"plain"},
+    "nova-cat": {"plain"},
 }
 
 
@@ -50,6 +52,8 @@ def demo(story: str, **told: str | bool | None) -> int:
     duplicated or lost.
 
     kfm-loop: the reference scenarios of the KFM loop, each replayed from its log; or one of them.
+
+    nova-cat: spectra from an archive that throttles and sends broken files, left alone and released.
 
     retry: seven calls to a flaky server, the waits and the reasons.
 
@@ -100,4 +104,12 @@ def _lit(told: dict[str, str | bool | None]) -> int:
     return main(sys.stdout, plain=bool(told["plain"]))
 
 
-_STORIES = {"pipeline": _pipeline, "retry": _retry, "kfm-loop": _kfm_loop, "lit": _lit}
+def _nova_cat(told: dict[str, str | bool | None]) -> int:
+    from oncemore.desk.demo.nova_cat import main
+
+    return main(sys.stdout, plain=bool(told["plain"]))
+
+
+_STORIES = {
+    "pipeline": _pipeline, "retry": _retry, "kfm-loop": _kfm_loop, "lit": _lit, "nova-cat": _nova_cat,
+}  # fmt: skip
