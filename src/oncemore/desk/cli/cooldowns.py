@@ -51,9 +51,9 @@ def list_(
     state: str | None, provider: str | None, step: str | None, store: str | None, in_json: bool
 ) -> None:
     """List what is left alone: what may be asked for soonest first, what waits for a person last."""
-    from oncemore.desk.service.quarantine import engine_on
+    from oncemore.desk.service import stores
 
-    with engine_on(store) as engine:
+    with stores.there(store) as engine:
         now = engine.now()
         found = engine.cooldowns.list(state=state, provider=provider, step=step)
     paper = Paper(in_json=in_json)
@@ -69,9 +69,9 @@ def list_(
 @json_option
 def show(resource: str, store: str | None, in_json: bool) -> None:
     """Show one with its whole record, its last error, and who let it go before."""
-    from oncemore.desk.service.quarantine import engine_on
+    from oncemore.desk.service import stores
 
-    with engine_on(store) as engine:
+    with stores.there(store) as engine:
         now, told = engine.now(), engine.cooldowns.show(resource)
     paper = Paper(in_json=in_json)
     if in_json:
@@ -92,9 +92,9 @@ def release(resource: str, reason: str, by: str | None, store: str | None, in_js
 
     What waits for a person in quarantine because of it is over with that. What was counted stays counted.
     """
-    from oncemore.desk.service.quarantine import engine_on
+    from oncemore.desk.service import stores
 
-    with engine_on(store) as engine:
+    with stores.there(store) as engine:
         made, now = engine.cooldowns.release(resource, reason=reason, by=by), engine.now()
         told = engine.cooldowns.show(resource).decisions[-1]
     paper = Paper(in_json=in_json)
@@ -153,18 +153,18 @@ def countdown(seconds: float) -> str:
 
 
 def _print_one(paper: Paper, told: Told) -> None:
-    from oncemore.desk.service.quarantine import when
+    from oncemore.desk.service.times import shown
 
     one, error = told.resource, told.error or {}
     tint: Any = {"COOLING": "yellow", "HELD": "red", "DONE": "green"}.get(one.state, "")
-    until = when(one.next_eligible_attempt_at) if one.next_eligible_attempt_at else ""
+    until = shown(one.next_eligible_attempt_at) if one.next_eligible_attempt_at else ""
     left = f"{until} (in {countdown(told.left_s)})" if told.left_s else until
     paper.line(f"{one.resource}: {told.skip or 'may be asked for'}", tint)
     paper.line()
     facts = [
         ("acquisition_status", one.acquisition_status), ("validation_status", one.validation_status),
         ("attempt_count_total", str(one.attempt_count_total)),
-        ("last_attempt_at", when(one.last_attempt_at) if one.last_attempt_at else ""),
+        ("last_attempt_at", shown(one.last_attempt_at) if one.last_attempt_at else ""),
         ("last_attempt_outcome", one.last_attempt_outcome),
         ("last_error_fingerprint", one.last_error_fingerprint),
         ("next_eligible_attempt_at", left),
@@ -178,4 +178,4 @@ def _print_one(paper: Paper, told: Told) -> None:
         paper.line("Decided", "bold")
         for made in told.decisions:
             actor, reason = made["actor"] or "somebody", made["reason"]
-            paper.say(f"{when(made['at'])}  {made['what']} by {actor}: {reason}", "", "  ")
+            paper.say(f"{shown(made['at'])}  {made['what']} by {actor}: {reason}", "", "  ")
