@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 EQUAL, DIFFERS, FAILED, SKIPPED = "equal", "differs", "failed", "skipped"
 LIMIT_S = 300.0
+#: How long the process may take to start and to import; that is no fault of the work.
+START_S = 60.0
 MOST_ANSWER = 64 << 20
 
 
@@ -82,7 +84,8 @@ class Scratch:
         self._read = b""
         path = ["", *(one for one in sys.path if one)]
         try:
-            told = self._ask({"path": path, "folder": self._folder.name, "modules": self._modules})
+            asked = {"path": path, "folder": self._folder.name, "modules": self._modules}
+            told = self._ask(asked, max(START_S, self._limit_s))
         except NoAnswer as error:
             told = {"fault": str(error)}
         if "fault" in told:
@@ -96,7 +99,7 @@ class Scratch:
             process.kill()
             process.communicate()
 
-    def _ask(self, what: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, what: dict[str, Any], limit_s: float) -> dict[str, Any]:
         """Send one line and wait for one, for so long; a process that does not answer is ended."""
         process = self._process
         assert process is not None
@@ -107,12 +110,12 @@ class Scratch:
             process.stdin.flush()
         except BrokenPipeError:
             raise NoAnswer("the process that computes it has ended") from None
-        ends = time.monotonic() + self._limit_s
+        ends = time.monotonic() + limit_s
         with selectors.DefaultSelector() as ready:
             ready.register(process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._read:
                 if not ready.select(max(0.0, ends - time.monotonic())):
-                    raise NoAnswer(f"it took longer than {self._limit_s:g} s")
+                    raise NoAnswer(f"it took longer than {limit_s:g} s")
                 part = process.stdout.read1(1 << 16)  # type: ignore[attr-defined]
                 if not part or len(self._read) > MOST_ANSWER:
                     raise NoAnswer("the process that computes it has ended")
@@ -145,7 +148,8 @@ class Scratch:
         row, run = story.row, story.steps[-1].state
         about = {"cfg_hash": run.cfg_hash, "tenant": run.tenant, "correlation_id": run.correlation_id}
         try:
-            return self._ask({"step": row.step, "arguments": story.arguments, "key": row.key, **about})
+            asked = {"step": row.step, "arguments": story.arguments, "key": row.key, **about}
+            return self._ask(asked, self._limit_s)
         except NoAnswer:
             self._end()
             raise
