@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         retry,
         retrying,
     )
+    from oncemore.breakers import Breaker
     from oncemore.codec.artifact import Artifact
     from oncemore.codec.secret import Secret
     from oncemore.core.backoff import Jitter, Schedule
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from oncemore.errors import (
         AttemptTimeout,
         Cancelled,
+        CircuitOpen,
         ConfigChanged,
         DeadlineExceeded,
         Error,
@@ -74,6 +76,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "oncemore.api": "additive attempts exponential fixed linear proportional retry retrying",
+    "oncemore.breakers": "Breaker",
     "oncemore.codec.artifact": "Artifact",
     "oncemore.codec.secret": "Secret",
     "oncemore.core.backoff": "Jitter Schedule",
@@ -91,8 +94,8 @@ _HOMES = {
     "oncemore.engine.limits": "Straggler remaining",
     "oncemore.engine.retry": "Report decision",
     "oncemore.engine.runtime": "Engine",
-    "oncemore.errors": "AttemptTimeout Cancelled ConfigChanged DeadlineExceeded Error Failed InProgress "
-    "KeyConflict KeyExpired LeaseLost MissingExtra NeedsReview OutcomeUnknown Parked PermanentError "
+    "oncemore.errors": "AttemptTimeout Cancelled CircuitOpen ConfigChanged DeadlineExceeded Error Failed "
+    "InProgress KeyConflict KeyExpired LeaseLost MissingExtra NeedsReview OutcomeUnknown Parked PermanentError "
     "PolicyError PolicyWarning Quarantined Refused RestoredCopy ResultUnavailable RetriesExhausted "
     "StaleDecision StoreError Terminal TransientError Uncertain UsageError Violation",
     "oncemore.opening": "open",
@@ -105,8 +108,10 @@ __all__ = [
     "Artifact",
     "Attempt",
     "AttemptTimeout",
+    "Breaker",
     "Budget",
     "Cancelled",
+    "CircuitOpen",
     "ConfigChanged",
     "DeadlineExceeded",
     "Decision",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from oncemore.core.model import Failure
     from oncemore.engine.budget import Budget
+    from oncemore.engine.gates import Gate
     from oncemore.engine.retry import Report, Witness
     from oncemore.evidence.events import Event
 
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
         jitter: Jitter | str | None
         policy: Policy | str | PathLike[str] | None
         budget: Budget | None
+        breaker: Gate | str | None
         seed: str | int | None
         fallback: Any
         on_retry: Callable[[Report], object] | None
@@ -68,8 +70,8 @@ def check_options(options: Options, where: str) -> None:
 
 
 OPTIONS = (
-    "on", "until", "attempts", "timeout", "within", "deadline", "wait", "jitter", "policy", "budget", "seed",
-    "fallback", "on_retry", "on_give_up", "on_event", "category", "name",
+    "on", "until", "attempts", "timeout", "within", "deadline", "wait", "jitter", "policy", "budget",
+    "breaker", "seed", "fallback", "on_retry", "on_give_up", "on_event", "category", "name",
 )  # fmt: skip
 
 
@@ -131,6 +133,7 @@ def plan_of(options: Options, name: str, colour: str) -> Plan:
         fallback=fallback,
         cuts=colour == "coroutine" or policy.timeout_s is not None,
         witness=_witness(options, name),
+        breaker=_breaker(options),
         **hooks,
     )
 
@@ -148,7 +151,11 @@ def _told(options: Options) -> tuple[object, ...] | None:
     """
     if any(callable(value) and not isinstance(value, type) for value in options.values()):
         return None
-    if options.get("budget") is not None or _on_disk(options.get("policy")):
+    if (
+        options.get("budget") is not None
+        or options.get("breaker") is not None
+        or _on_disk(options.get("policy"))
+    ):
         return None
     told = (retries_on(), *((name, type(value), value) for name, value in options.items()))
     try:
@@ -308,6 +315,21 @@ def _witness(options: Options, name: str) -> Witness | None:
     if _hook("on_event", sink, "plain") is None:
         return None
     return Recorder(Outlet(sink), code, options.get("name") or name)  # type: ignore[arg-type]
+
+
+def _breaker(options: Options) -> Gate | None:
+    """Return the breaker; a name goes by the rules of the policy, where that has any."""
+    given = options.get("breaker")
+    if given is None:
+        return None
+    from oncemore.breakers import gate_of
+
+    rules = None
+    if isinstance(given, str) and _on_disk(policy := options.get("policy")):
+        from oncemore.govern.loader import breaker_rules
+
+        rules = breaker_rules(policy)  # type: ignore[arg-type]
+    return gate_of(given, rules)
 
 
 def _deadline(deadline: datetime | float | None) -> float | None:

@@ -25,7 +25,7 @@ from oncemore.core.value import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from typing import Any, Final, Literal, TypeVar
 
     from oncemore.core.model import Effect, State
@@ -51,8 +51,10 @@ if TYPE_CHECKING:
         "DELIVERED",
         "DEAD",
         "JOB",
+        "BREAKER",
+        "RESOURCE",
     ]
-    State_ = TypeVar("State_", bound="Run | Worker | Outgoing | Kept | Chore | Mapped")
+    State_ = TypeVar("State_", bound="Run | Worker | Outgoing | Kept | Chore | Mapped | Circuit | Resource")
 
 FORMAT = 1
 NOWHERE = b"\x00" * 32  # what the first entry of an entity is linked to
@@ -76,6 +78,7 @@ class Run(Value):
     pruned      when its bodies were forgotten, pruned or erased; 0: they are there
     provider    whom it asks something of; empty if nobody is named
     cancelled   when somebody asked that no further attempt begin; 0: nobody did
+    counted     whether its failure has counted against its provider (`core.gate`)
     """
 
     state: State = "PENDING"
@@ -109,6 +112,7 @@ class Run(Value):
     pruned: float = 0.0
     provider: str = ""
     cancelled: float = 0.0
+    counted: bool = False
 
 
 class Worker(Value):
@@ -221,16 +225,82 @@ class Mapped(Value):
     actor: str = ""
 
 
+class Circuit(Value):
+    """The breaker of one provider: whether calls go through, as all who share it know it (`core.gate`).
+
+    state       CLOSED, OPEN or HALF_OPEN
+    failures    operations (or attempts) that failed one after another, none of which came good in between
+    opened      when it last opened; 0 if it never did
+    until       OPEN: the end of the cooldown; HALF_OPEN: the end of the probe's lease
+    turn        the number of the last probe: what a former one has to say does not count any more
+    worker      who has the probe, as what it has under way there, and under which fence
+    opens       how often it has opened
+    since       when its state last changed
+    code        the class of the last failure that counted, and when that was
+    slots       calls and failures by stretches of time, where a rate opens it: [number, calls, failed]
+    limit       what opens it, and how long it then stays open: the rules that it last went by
+    """
+
+    state: str = "CLOSED"
+    name: str = ""
+    failures: int = 0
+    opened: float = 0.0
+    until: float = 0.0
+    turn: int = 0
+    worker: str = ""
+    holder: str = ""
+    fence: int = 0
+    opens: int = 0
+    since: float = 0.0
+    code: str = ""
+    failed_at: float = 0.0
+    slots: Sequence[Sequence[int]] = ()
+    limit: int = 0
+    rate: float = 0.0
+    cooldown_s: float = 0.0
+    count: str = ""
+
+
+class Resource(Value):
+    """What all who share a provider may do together: its pace, its rate, its retry budget.
+
+    state      OPEN, always: what is left is in the numbers
+    most       how many calls may be under way at once, at most; 0: nobody has set it
+    now        how many may be at present (`core.pace`), and since when
+    per        calls in each `period_s`; 0: no rate
+    next_at    when the next call may go, as far as calls were handed out (`core.rate`)
+    capacity   tokens that a retry budget holds at most; 0: no budget
+    tokens     how many it has
+    throttled  how many attempts were told to slow down; they are no failures
+    """
+
+    state: str = "OPEN"
+    name: str = ""
+    most: int = 0
+    now: int = 0
+    since: float = 0.0
+    per: int = 0
+    period_s: float = 0.0
+    burst: int = 0
+    next_at: float = 0.0
+    capacity: float = 0.0
+    tokens: float = 0.0
+    throttled: int = 0
+    held: dict[str, int] = {}  # noqa: RUF012 - nobody changes it
+
+
 #: What an entity is before its first entry, by kind.
-NEW: Final[dict[type, Any]] = {kind: kind() for kind in (Run, Worker, Outgoing, Kept, Chore, Mapped)}
+NEW: Final[dict[type, Any]] = {
+    kind: kind() for kind in (Run, Worker, Outgoing, Kept, Chore, Mapped, Circuit, Resource)
+}
 
 
 class Change(Value):
     """One entry before it has bytes: its marks, the state it leads to, and what goes into the body."""
 
     marks: tuple[Mark, ...]
-    before: Run | Worker | Outgoing | Kept | Chore | Mapped | None
-    after: Run | Worker | Outgoing | Kept | Chore | Mapped
+    before: Run | Worker | Outgoing | Kept | Chore | Mapped | Circuit | Resource | None
+    after: Run | Worker | Outgoing | Kept | Chore | Mapped | Circuit | Resource
     body: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
 
     @property

@@ -5,7 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.wire import body_of, head_of, written
-from oncemore.core.record import NOWHERE, Change, Chore, Kept, Mapped, Outgoing, Run, Worker, due, unsent
+from oncemore.core.record import (
+    NOWHERE,
+    Change,
+    Chore,
+    Circuit,
+    Kept,
+    Mapped,
+    Outgoing,
+    Resource,
+    Run,
+    Worker,
+    due,
+    unsent,
+)
 from oncemore.core.value import make
 from oncemore.engine import artifacts
 from oncemore.engine.ids import nonce
@@ -29,7 +42,7 @@ ARTIFACT: tuple[Any, ...] = ("ARTIFACT",)
 HELD = "HELD"
 
 
-def index_of(state: Run | Worker | Outgoing | Kept | Chore | Mapped) -> Index:
+def index_of(state: Run | Worker | Outgoing | Kept | Chore | Mapped | Circuit | Resource) -> Index:
     """Return what a head is looked up by; a worker's is its own business (`engine.lease`)."""
     if type(state) is Run:
         listed = HELD if state.held_for else state.state
@@ -41,6 +54,10 @@ def index_of(state: Run | Worker | Outgoing | Kept | Chore | Mapped) -> Index:
     if type(state) is Mapped:
         due_at = state.created if state.state == "RUNNING" else None
         return Index("job", state.state, due_at, state.step, state.worker)
+    if type(state) is Circuit:
+        return Index("breaker", state.state, None, state.name, state.worker)
+    if type(state) is Resource:
+        return Index("resource", state.state, None, state.name)
     assert type(state) is Kept
     return artifacts.index_of(state)
 

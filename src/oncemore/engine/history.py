@@ -16,7 +16,7 @@ from oncemore.codec.tagged import untag
 from oncemore.codec.wire import body_of, head_of, header_of, linked
 from oncemore.core import record
 from oncemore.core.key import seed_of
-from oncemore.core.record import NOWHERE, Chore, Kept, Mapped, Outgoing, Worker, fold
+from oncemore.core.record import NOWHERE, Chore, Circuit, Kept, Mapped, Outgoing, Resource, Worker, fold
 from oncemore.core.value import Value
 from oncemore.engine.clock import Clock
 from oncemore.errors import IllegalMove, KeyExpired, ResultUnavailable, StoreError, UsageError
@@ -41,6 +41,8 @@ KINDS: dict[str, Any] = {
     "artifact": Kept,
     "chore": Chore,
     "job": Mapped,
+    "breaker": Circuit,
+    "resource": Resource,
 }
 #: How a mark is called in an export (WAL-4).
 RECORDS = {

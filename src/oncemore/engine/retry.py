@@ -5,6 +5,7 @@ The script is a generator. It yields what it wants done and is sent what happene
     Invoke(number, limit_s, ...)   call the work          ← (value, error), one of them None
     Wait(seconds)                  let time pass          ← None
     Tell(hear, what)               call a user's hook     ← what the hook returned
+    Put(send)                      store something        ← the store's answer (`engine.gates`)
     Outcome(value, error)          the end: return the one or raise the other
 
 Order lives here, waiting lives in the drivers (`engine.drive`): a blocking one, an awaiting one, and
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from oncemore.core.policy import Policy
     from oncemore.engine.budget import Budget
     from oncemore.engine.clock import Clock
+    from oncemore.engine.gates import Gate, Passage
+    from oncemore.errors import CircuitOpen
 
     class Witness(Protocol):
         """Hears what happens in a call; must not raise, whatever it does with it."""
@@ -63,12 +66,14 @@ class Plan(Record):
     heard     whether anybody but the log wants to hear of a failure
     light     whether a success needs nothing but to be returned
     witness   who is told of every failure and every end, if anybody
+    breaker   what has to let an attempt through, if anything
     """
 
     __slots__ = (
-        "budget", "classify", "covers", "cuts", "deadline", "fallback", "heard", "light", "name",
+        "breaker", "budget", "classify", "covers", "cuts", "deadline", "fallback", "heard", "light", "name",
         "on_give_up", "on_retry", "policy", "seed", "until", "witness",
     )  # fmt: skip
+    breaker: Gate | None
     budget: Budget | None
     classify: Callable[[BaseException, float], Failure]
     covers: Callable[[Exception, Failure], bool]
@@ -101,12 +106,13 @@ class Plan(Record):
         on_give_up: Callable[[Report], object] | None = None,
         cuts: bool = False,
         witness: Witness | None = None,
+        breaker: Gate | None = None,
     ) -> None:
         limits = (policy.timeout_s, policy.within_s, deadline, until, budget, witness)
         light = all(limit is None for limit in limits)
         heard = on_retry is not None or witness is not None
         self.fill(
-            budget, classify, covers, cuts, deadline, fallback, heard, light, name, on_give_up, on_retry,
+            breaker, budget, classify, covers, cuts, deadline, fallback, heard, light, name, on_give_up, on_retry,
             policy, seed, until, witness,
         )  # fmt: skip
 
@@ -164,17 +170,36 @@ class Tell(Value):
     what: object
 
 
+class Put(Value):
+    """Store something: `send()` returns a ticket to wait for; the answer is what that says."""
+
+    send: Callable[[], Any]
+
+
 #: The usual operation, made once: call the work, nothing limits it.
 FREE = tuple(Invoke(number) for number in range(16))
 
 if TYPE_CHECKING:
-    Op = Invoke | Wait | Tell | Outcome
+    Op = Invoke | Wait | Tell | Put | Outcome
     Flow = Generator[Op, Any, None]
 
 
 def again(plan: Plan) -> Flow:
     """Return the script of a call that is to begin."""
-    return loop(plan) if plan.witness is None else watched(plan, plan.witness)
+    return _started(plan) if plan.witness is None else watched(plan, plan.witness)
+
+
+def _started(plan: Plan) -> Flow:
+    return loop(plan) if plan.breaker is None else gated(plan, plan.breaker)
+
+
+def gated(plan: Plan, gate: Gate, outcome: tuple[Any, Exception | None] | None = None) -> Flow:
+    """Run the script behind a breaker; whatever ends it, a probe that it has is not left behind."""
+    passage = gate.passage(plan.policy.timeout_s)
+    try:
+        yield from loop(plan, outcome, passage)
+    finally:
+        passage.leave()
 
 
 def watched(plan: Plan, witness: Witness) -> Flow:
@@ -183,7 +208,7 @@ def watched(plan: Plan, witness: Witness) -> Flow:
     That is what a driver throws in (a cancellation, an interrupt, an error in a hook), or a script that
     is left before its last word.
     """
-    flow, number = loop(plan), 1
+    flow, number = _started(plan), 1
     try:
         op = next(flow)
         while type(op) is not Outcome:
@@ -196,10 +221,12 @@ def watched(plan: Plan, witness: Witness) -> Flow:
     yield op
 
 
-def loop(plan: Plan, outcome: tuple[Any, Exception | None] | None = None) -> Flow:
+def loop(
+    plan: Plan, outcome: tuple[Any, Exception | None] | None = None, passage: Passage | None = None
+) -> Flow:
     """Run attempts until one is good or the decision says stop.
 
-    `outcome` is that of the first attempt when the caller has made it already. `now` is the wall clock
+    `passage` is the call's way through a breaker, which is asked before each attempt. `outcome` is that of the first attempt when the caller has made it already. `now` is the wall clock
     as it stood at the beginning, moved on by the monotonic one, so that it cannot jump in between.
     """
     clock = clocks.current
@@ -211,9 +238,14 @@ def loop(plan: Plan, outcome: tuple[Any, Exception | None] | None = None) -> Flo
     budget, seed, number, waited = plan.budget, plan.seed, 1, 0.0
     if outcome is None:
         late = ends is not None and ends <= start
+        if passage is not None and not late and (shut := (yield from passage.admit())) is not None:
+            yield from _shut(plan, shut)
+            return
         outcome = _late(plan) if late else (yield _invoke(plan, policy, 1, ends, start))
     while True:
         value, error = outcome
+        if passage is not None and error is None:
+            yield from passage.passed()
         if error is None and (plan.until is None or plan.until(value)):
             if budget is not None:
                 budget.earn()
@@ -230,6 +262,8 @@ def loop(plan: Plan, outcome: tuple[Any, Exception | None] | None = None) -> Flo
         verdict = "RETRYABLE" if covered else "TERMINAL"
         known = (number, failure, verdict, now, seed, wall, deadline, None, tokens, None, "", None)
         decision = decide(policy, make(Situation, known))
+        if passage is not None and error is not None:
+            decision = yield from passage.decided(decision)
         if budget is not None and decision.action == "retry":
             decision = _paid(budget, decision)
         if decision.action != "retry":
@@ -244,6 +278,9 @@ def loop(plan: Plan, outcome: tuple[Any, Exception | None] | None = None) -> Flo
             waited += delay
             yield Wait(delay)
         number += 1
+        if passage is not None and (shut := (yield from passage.admit())) is not None:
+            yield from _shut(plan, shut)
+            return
         if free:
             outcome = yield FREE[number] if number < len(FREE) else Invoke(number)
         else:
@@ -326,6 +363,17 @@ def _give_up(plan: Plan, report: Report, covered: bool) -> Flow:
         annotate(error, report)
     mark(error, report.decision)
     yield Outcome(None, error)
+
+
+def _shut(plan: Plan, error: CircuitOpen) -> Flow:
+    """End a call that its breaker did not let through: with the fallback, or with what says why."""
+    if plan.fallback is NO_FALLBACK:
+        yield Outcome(None, error)
+        return
+    value = plan.fallback
+    if callable(value):
+        value = yield Tell(value, error)
+    yield Outcome(value, None)
 
 
 def mark(error: BaseException, decision: Decision) -> None:

@@ -22,6 +22,7 @@ from oncemore.core.record import Worker
 from oncemore.engine import clock as clocks
 from oncemore.engine import limits
 from oncemore.engine.artifacts import Artifacts, Shelf
+from oncemore.engine.circuits import Circuits
 from oncemore.engine.ids import uuid7
 from oncemore.engine.lease import BEATS, LEASE_S, Heart, Identity, Shield
 from oncemore.engine.notices import CLOSE_S
@@ -118,6 +119,7 @@ class Engine:
         if self.notices is not None:
             self.notices.begin_anew()
         self.held = UNSEEN
+        self.circuits = Circuits()
 
     def __repr__(self) -> str:
         return f"<oncemore.Engine {self.url}>"
@@ -374,6 +376,7 @@ class Engine:
             store, self._store, self.held = self._store, None, UNSEEN
             quiet, self._quiet = self._quiet, False
             self._me = None
+            self.circuits = Circuits()
         if heart is not None:
             heart.stop()
         for me in mine.values():

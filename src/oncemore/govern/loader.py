@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from warnings import warn
 
+from oncemore.core.gate import Rules
 from oncemore.core.policy import STANDARD
 from oncemore.core.value import Value
 from oncemore.errors import PolicyError, PolicyWarning
@@ -93,6 +94,28 @@ def quarantines(name: str | os.PathLike[str]) -> bool:
         return False
     made, _ = _load(address_of(name).path)
     return "quarantine" in made.sections.get("on_non_retryable", ())
+
+
+def breaker_rules(name: str | os.PathLike[str]) -> Rules | None:
+    """Return when a policy's profile cuts off calls to a provider; None if it does not."""
+    if name == STANDARD.name:
+        return None
+    made, _ = _load(address_of(name).path)
+    told = made.sections.get("circuit_breaker")
+    if told is None:
+        return None
+    given = {field: told[row] for row, field in _BREAKER.items() if row in told}
+    return Rules(**given)
+
+
+_BREAKER: Final = {
+    "max_failures": "failures",
+    "cooldown_sec": "cooldown_s",
+    "count": "count",
+    "failure_rate": "rate",
+    "window_sec": "window_s",
+    "min_calls": "least",
+}
 
 
 def names() -> list[str]:

@@ -1,0 +1,171 @@
+"""Breaker: what keeps a provider that is down from being asked again and again.
+
+With what the rooms above the engine know: which errors count, and which engine is open.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+
+from oncemore.core.gate import Rules
+from oncemore.edges.classify import classify, ready
+from oncemore.engine import clock as clocks
+from oncemore.engine.gates import Gate, Passage, awaited, named, waited_for
+from oncemore.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+    from types import TracebackType
+    from typing import Any, ParamSpec, Self, TypeVar
+
+    from oncemore.core.record import Circuit
+    from oncemore.engine.gates import Book, Script
+    from oncemore.engine.runtime import Engine
+
+    P = ParamSpec("P")
+    R = TypeVar("R")
+
+
+class Breaker(Gate):
+    """Stops calls to a provider that keeps failing, and lets one through after a while to see.
+
+    name        the provider: a host, or what you call it
+    failures    how many operations that fail one after another open it
+    cooldown_s  seconds that it then stays open; after that one call is let through, and decides
+    count       "operations": each counts once, at its first failed call; or all failed "attempts"
+    rate        instead of `failures`: the part of calls whose failure opens it, over `window_s` seconds, from
+                `least` calls on
+    shared      kept in the store of the engine that is open (`oncemore.open`, or the settings): all processes
+                on that store share it, and it outlives them; else this object has it, in memory
+
+    For `retry(breaker=…)` and `step(breaker=…)`, or by itself: `with breaker:`, `async with breaker:`,
+    `breaker.call(function, …)`. Errors that do not pass by themselves do not count.
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        failures: int = 3,
+        cooldown_s: float | timedelta = 300.0,
+        count: str = "operations",
+        rate: float | None = None,
+        window_s: float | timedelta = 60.0,
+        least: int = 10,
+        shared: bool = False,
+    ) -> None:
+        rules = Rules(failures, _seconds(cooldown_s), count, rate, _seconds(window_s), least)
+        super().__init__(name, rules, shared_book(name) if shared else None)
+
+    @property
+    def circuit(self) -> Circuit:
+        """What is known of it now."""
+        return self.book.look()
+
+    @property
+    def state(self) -> str:
+        """CLOSED, OPEN or HALF_OPEN."""
+        return self.circuit.state
+
+    @property
+    def until(self) -> float | None:
+        """Until when no call goes through, in POSIX seconds; None while calls do."""
+        circuit = self.circuit
+        return None if circuit.state == "CLOSED" else circuit.until
+
+    def __repr__(self) -> str:
+        return f"<oncemore.Breaker {self.name} {self.state}>"
+
+    def call(self, work: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a plain function behind the breaker; an async one goes into `async with breaker:`."""
+        with self:
+            return work(*args, **kwargs)
+
+    def __enter__(self) -> Self:
+        passage = self.passage()
+        refused = waited_for(passage.admit())
+        if refused is not None:
+            raise refused
+        _push(passage)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        waited_for(_left(_pop(self), error))
+
+    async def __aenter__(self) -> Self:
+        passage = self.passage()
+        refused = await awaited(passage.admit())
+        if refused is not None:
+            raise refused
+        _push(passage)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        passage = _pop(self)
+        if error is not None and not isinstance(error, Exception):
+            passage.leave()  # whoever was cancelled must not await
+        else:
+            await awaited(_left(passage, error))
+
+
+def _left(passage: Passage, error: BaseException | None) -> Script[Any]:
+    """Tell what came of a block; what cut it off from outside says nothing about the provider."""
+    if error is None:
+        return (yield from passage.passed())
+    if not isinstance(error, Exception):
+        return passage.leave()
+    ready()
+    failure = classify(error, clocks.current.wall())
+    return (yield from passage.failed(failure, "RETRYABLE" if failure.passing else "TERMINAL", "stop"))
+
+
+#: The blocks that this task or thread is in, the innermost last: one breaker may serve many at once.
+_INSIDE: ContextVar[tuple[Passage, ...]] = ContextVar("oncemore.passages", default=())
+
+
+def _push(passage: Passage) -> None:
+    _INSIDE.set((*_INSIDE.get(), passage))
+
+
+def _pop(gate: Gate) -> Passage:
+    *around, passage = _INSIDE.get()
+    assert passage.gate is gate
+    _INSIDE.set(tuple(around))
+    return passage
+
+
+def _seconds(value: Any) -> Any:
+    return value.total_seconds() if hasattr(value, "total_seconds") else value
+
+
+def shared_book(name: str, find: Callable[[], Engine] | None = None) -> Book:
+    """Return where a breaker is kept that all share who share the store of an engine."""
+    from oncemore.engine.circuits import Shared
+
+    return Shared(name, find or _open_engine)
+
+
+def _open_engine() -> Engine:
+    from oncemore.opening import chosen
+
+    return chosen(None)
+
+
+def gate_of(given: object, rules: Rules | None = None) -> Gate | None:
+    """Return the breaker that an option gives: one, or the name of a provider, with a policy's rules.
+
+    A name means the same circuit wherever it is named in this process.
+    """
+    if given is None or isinstance(given, Gate):
+        return given
+    if isinstance(given, str):
+        return Gate(given, rules or Rules(), named(given))
+    raise UsageError(f"breaker is {given!r}; it takes the name of a provider, or oncemore.Breaker(...)")
