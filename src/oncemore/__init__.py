@@ -95,9 +95,9 @@ _HOMES = {
     "oncemore.engine.retry": "Report decision",
     "oncemore.engine.runtime": "Engine",
     "oncemore.errors": "AttemptTimeout Cancelled CircuitOpen ConfigChanged DeadlineExceeded Error Failed "
-    "InProgress KeyConflict KeyExpired LeaseLost MissingExtra NeedsReview OutcomeUnknown Parked PermanentError "
-    "PolicyError PolicyWarning Quarantined Refused RestoredCopy ResultUnavailable RetriesExhausted "
-    "StaleDecision StoreError Terminal TransientError Uncertain UsageError Violation",
+    "InProgress KeyConflict KeyExpired LeaseLost MissingExtra NeedsReview OutcomeUnknown Parked "
+    "PermanentError PolicyError PolicyWarning Quarantined Refused RestoredCopy ResultUnavailable "
+    "RetriesExhausted StaleDecision StoreError Terminal TransientError Uncertain UsageError Violation",
     "oncemore.opening": "open",
     "oncemore.steps": "Step applied not_applied step unknown",
     "oncemore.workers": "Worker",

@@ -146,8 +146,8 @@ def retry(
     options: Options = {
         "on": on, "until": until, "attempts": attempts, "timeout": timeout, "within": within,
         "deadline": deadline, "wait": wait, "jitter": jitter, "policy": policy, "budget": budget,
-        "breaker": breaker, "seed": seed, "fallback": fallback, "on_retry": on_retry, "on_give_up": on_give_up,
-        "on_event": on_event, "category": category, "name": name,
+        "breaker": breaker, "seed": seed, "fallback": fallback, "on_retry": on_retry,
+        "on_give_up": on_give_up, "on_event": on_event, "category": category, "name": name,
     }  # fmt: skip
     # A wrong option shows at its own line, before there is a function.
     caution(plan_of(options, "", "any"))

@@ -33,6 +33,7 @@ from oncemore.engine.perform import awaiting, blocking
 from oncemore.engine.retry import ENDS
 from oncemore.engine.worker import Hand, Resumed
 from oncemore.errors import (
+    CircuitOpen,
     Error,
     Failed,
     InProgress,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from oncemore.engine.artifacts import Shelf
     from oncemore.engine.context import When
     from oncemore.engine.course import Met
+    from oncemore.engine.gates import Gate
     from oncemore.engine.lease import Identity
     from oncemore.engine.ops import Script
     from oncemore.engine.runtime import Engine
@@ -116,6 +118,7 @@ class Step(Generic[P, R]):
     def __init__(self, recipe: Recipe, engine: Engine | None = None, bound: tuple[Any, ...] = ()) -> None:
         self._recipe, self._engine, self._bound = recipe, engine, bound
         self._plan: Plan | None = None
+        self._plans: dict[str, Plan] = {}
         self._shelf: Shelf | None = None
         self._new_in_a_row = 0
         self._awaits = recipe.colour == "coroutine"
@@ -384,7 +387,7 @@ class Step(Generic[P, R]):
             )
         with engine.shelf.around():
             args, kwargs = self._recipe.rebuilt(opening["arguments"])
-        plan = self._plan_on(engine).replaced(
+        plan = self._plan_for(self._plan_on(engine), self._recipe.provider(args, kwargs)).replaced(
             if_running="raise", inline_wait_s=0.0, after_failure="raise", on_version_change="reuse"
         )
         call = Call(seen.entity, "", run.cfg_hash, run.deadline)
@@ -436,6 +439,8 @@ class Step(Generic[P, R]):
         ends = _ends(recipe.policy.within_s, around.deadline, now) if now else _NO_END
         call = Call(entity, "" if recipe.covers_all else input_hash(inputs), recipe.cfg(), *ends)
         plan, withheld = self._plan_on(engine), _NONE
+        if recipe.guards_each:
+            plan = self._plan_for(plan, recipe.provider(args, kwargs))
         if counted is not bound:
             secrets, withheld = recipe.secrets(bound), recipe.withheld(bound)
             plan = plan.replaced(describe=lambda error, failure: neutral(error, failure, secrets))
@@ -525,9 +530,22 @@ class Step(Generic[P, R]):
                 artifact=recipe.artifact,
                 large=results.large,
                 quarantines=recipe.quarantines,
+                barrier=recipe.barrier,
             )
             self._shelf = shelf
+            self._plans = {}
         return plan
+
+    def _plan_for(self, plan: Plan, provider: str) -> Plan:
+        """Return the plan of calls to a provider, whose breaker is its own."""
+        if not self._recipe.guards_each:
+            return plan
+        known = self._plans.get(provider)
+        if known is None:
+            if len(self._plans) >= MOST_PROVIDERS:
+                self._plans = {}
+            known = self._plans[provider] = plan.replaced(barrier=self._recipe.barrier_of(provider))
+        return known
 
 
 def _codec(recipe: Recipe, shelf: Shelf) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
@@ -596,6 +614,8 @@ def _classified(error: BaseException, now: float) -> Failure:
         return Failure(
             "transient", "maybe", max(0.0, error.until - now), "STEP_PARKED", "oncemore:inner step"
         )
+    if isinstance(error, CircuitOpen):
+        return Failure("transient", "no", max(0.0, error.until - now), "CIRCUIT_OPEN", "oncemore:breaker")
     if isinstance(error, InProgress | StoreError):
         return Failure("transient", "maybe", None, "STEP_IN_PROGRESS", "oncemore:inner step")
     if isinstance(error, Error) and error.run is not None:
@@ -617,6 +637,8 @@ _EACH: dict[str, Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "kwargs": lambda item: ((), dict(item)),
 }
 MOST_AT_ONCE = 1000
+#: For how many providers a step keeps a plan.
+MOST_PROVIDERS = 1000
 
 _NO_END = (0.0, 0.0)
 _NONE: tuple[str, ...] = ()
@@ -670,7 +692,7 @@ _USUAL: dict[str, Any] = {
     "name": None, "aliases": (), "key": None, "ignore": (), "partition": None, "bucket": None, "tenant": None,
     "config": None, "version": "1", "on_version_change": None, "timeout": None, "isolate": None,
     "within": None, "if_running": "wait", "not_applied": (), "reconcile": None, "provider": None,
-    "dataset": None, "priority": "P1", "retain_for": None, "artifact": None,
+    "breaker": None, "dataset": None, "priority": "P1", "retain_for": None, "artifact": None,
 }  # fmt: skip
 
 
@@ -702,6 +724,7 @@ def step(
     not_applied: Any = (),
     reconcile: Callable[..., Any] | None = None,
     provider: str | Callable[..., str] | None = None,
+    breaker: Gate | str | None = None,
     dataset: str | Callable[..., str] | None = None,
     priority: str = "P1",
     retain_for: Seconds | None = None,
@@ -733,7 +756,10 @@ def step(
     reconcile          for `once`: called with the step's arguments when an attempt was lost; answers
                        `oncemore.applied(value)`, `oncemore.not_applied()` or `oncemore.unknown()`
     provider           whom it asks something of: a name, or a function of the arguments; `map` slows down
-                       for one that throttles, and a name chooses the policy's values for it
+                       for one that throttles, and a name chooses the policy's values for it; where the
+                       policy has a `circuit_breaker`, every call passes that of its provider
+    breaker            a `Breaker`, or the name of one, that has to let each attempt through; it is kept in
+                       the store, and while it is open runs wait for the end of its cooldown (`Parked`)
     priority           "P0", "P1" or "P2": what workers do first
     dataset, retain_for   recorded with the run
     artifact           the name of the one artifact that the step returns (`current().put`): where it is there
@@ -748,7 +774,7 @@ def step(
         tenant=tenant, config=config, version=version, on_version_change=on_version_change,
         policy=default_policy() if policy is None else policy, timeout=timeout, isolate=isolate,
         within=within, if_running=if_running, not_applied=not_applied, reconcile=reconcile, provider=provider,
-        dataset=dataset, priority=priority, retain_for=retain_for, artifact=artifact,
+        breaker=breaker, dataset=dataset, priority=priority, retain_for=retain_for, artifact=artifact,
     )  # fmt: skip
 
     def decorate(work: Callable[P, R]) -> Step[P, R]:

@@ -19,16 +19,16 @@ there is nothing to write down.
 
 from __future__ import annotations
 
-from oncemore.core.record import Circuit
 from oncemore.core.value import Value
 from oncemore.errors import PolicyError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Final, Literal
+    from typing import Any, Final, Literal
 
     from oncemore.core.model import Action, Failure, Verdict
+    from oncemore.core.record import Circuit
 
     Event = Literal["passed", "failed", "tripped", "asked", "released", "reset"]
 
@@ -60,13 +60,13 @@ class Rules(Value):
 
     failures    how many one after another open it, where no rate does
     cooldown_s  how long it stays open, and how long a probe may take at most
-    count       "operations": each counts once, at its first failed call; or all failed "attempts"
+    counts      "operations": each counts once, at its first failed call; or all failed "attempts"
     rate        the part of calls whose failure opens it, over `window_s`, from `least` calls on
     """
 
     failures: int = 3
     cooldown_s: float = 300.0
-    count: str = "operations"
+    counts: str = "operations"
     rate: float | None = None
     window_s: float = 60.0
     least: int = 10
@@ -79,8 +79,8 @@ def check_rules(rules: Rules) -> Rules:
     for field, value in (("cooldown_s", rules.cooldown_s), ("window_s", rules.window_s)):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= LONGEST_S:
             raise PolicyError(f"{field} of a breaker is {value!r}; it takes seconds above 0, up to a year")
-    if rules.count not in COUNTS:
-        raise PolicyError(f"count of a breaker is {rules.count!r}; the choices are {', '.join(COUNTS)}")
+    if rules.counts not in COUNTS:
+        raise PolicyError(f"count of a breaker is {rules.counts!r}; the choices are {', '.join(COUNTS)}")
     rate = rules.rate
     if rate is not None and (
         isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate <= 1
@@ -150,17 +150,17 @@ def counted(
         return True
     if failure.kind == "throttled" and action == "retry":
         return False  # it is asked less instead, until that does not help either
-    return rules.count == "attempts" or not already
+    return rules.counts == "attempts" or not already
 
 
-def move(rules: Rules, circuit: Circuit, event: Event, now: float, **changes: object) -> Circuit:
+def move(rules: Rules, circuit: Circuit, event: Event, now: float, **changes: Any) -> Circuit:
     """Return the circuit after an event that its table has, with the rules that it goes by."""
     state = MOVES[circuit.state, event]
     since = now if state != circuit.state else circuit.since
     return circuit._replace(
         state=state, since=since, limit=rules.failures, rate=rules.rate or 0.0,
-        cooldown_s=float(rules.cooldown_s), count=rules.count, **changes,
-    )  # type: ignore[arg-type] # fmt: skip
+        cooldown_s=float(rules.cooldown_s), counts=rules.counts, **changes,
+    )  # fmt: skip
 
 
 class Holder(Value):

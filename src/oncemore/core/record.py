@@ -258,7 +258,7 @@ class Circuit(Value):
     limit: int = 0
     rate: float = 0.0
     cooldown_s: float = 0.0
-    count: str = ""
+    counts: str = ""
 
 
 class Resource(Value):

@@ -1,8 +1,8 @@
 """CIRCUITS: breakers that all who share a store share, each an entity of its log.
 
-A claim carries the version of the circuit that it was let through by, as a guard: whoever opens it has moved it,
-and the claim is refused. So what is known of a closed circuit may be old, and no attempt begins after a circuit
-has opened; nothing is read or written for a call that comes good while nothing fails.
+A claim carries the version of the circuit that it was let through by, as a guard: whoever opens it has moved
+it, and the claim is refused. So what is known of a closed circuit may be old, and yet no attempt begins after
+it has opened; nothing is read or written for a call that comes good while nothing fails.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from oncemore.core.gate import Holder, Rules
 from oncemore.core.record import Change, Circuit
 from oncemore.engine.entry import seen_in, write_of
 from oncemore.engine.gates import Memory, announce
-from oncemore.engine.ops import Seen
 from oncemore.engine.retry import Put
 from oncemore.errors import StoreError, UsageError
 from oncemore.store.base import Batch, Query, Stored
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
     from oncemore.engine.gates import Script, Turn
     from oncemore.engine.lease import Identity
+    from oncemore.engine.ops import Seen
     from oncemore.engine.runtime import Engine
 
 PREFIX = "breaker/"
@@ -145,7 +145,7 @@ class Shared:
     def change(self, turn: Turn[Any], body: dict[str, Any] | None = None) -> Script[Any]:
         """Read the circuit, do what a turn says, write it if it is still as it was; else again."""
         try:
-            answer = yield from self._changed(self._find(), turn, body)
+            answer = yield from self.changed(self._find(), turn, body)
         except StoreError as error:
             if not self._cut_off:
                 self._cut_off = True
@@ -157,7 +157,8 @@ class Shared:
         self._cut_off = False
         return answer
 
-    def _changed(self, engine: Engine, turn: Turn[Any], body: dict[str, Any] | None) -> Script[Any]:
+    def changed(self, engine: Engine, turn: Turn[Any], body: dict[str, Any] | None) -> Script[Any]:
+        """Do what a turn says on a store that can be reached."""
         for _ in range(MOST_TRIES):
             seen = seen_in(engine.store, self._entity, engine.seal, Circuit)
             circuit, now = seen.run or fresh(self._entity), engine.now()
@@ -216,8 +217,8 @@ def reset(engine: Engine, name: str, reason: str, by: str) -> Circuit:
     told = {"decision": {"what": "reset", "reason": reason, "actor": by}}
 
     def turn(circuit: Circuit, now: float, held: bool) -> tuple[Circuit, Circuit]:
-        rules = Rules(circuit.limit, circuit.cooldown_s, circuit.count, circuit.rate or None)
+        rules = Rules(circuit.limit, circuit.cooldown_s, circuit.counts, circuit.rate or None)
         after = core.reset(rules, circuit, now)
         return after, after
 
-    return waited_for(Shared(name, lambda: engine)._changed(engine, turn, told))  # type: ignore[no-any-return]
+    return waited_for(Shared(name, lambda: engine).changed(engine, turn, told))  # type: ignore[no-any-return]

@@ -175,9 +175,11 @@ def wrap(plan: Plan, work: Callable[..., Any], colour: str) -> Callable[..., Any
     """Return the function that stands in for the work: as light as the plan allows."""
     light = plan.light and (plan.breaker is None or plan.breaker.light)
     if colour == "coroutine":
-        build = _full_coroutine if not light else _gated_coroutine if plan.breaker else _light_coroutine
+        build = (
+            _full_coroutine if not light else _light_coroutine if plan.breaker is None else _gated_coroutine
+        )
     else:
-        build = _full if not light else _gated if plan.breaker else _light
+        build = _full if not light else _light if plan.breaker is None else _gated
         if plan.policy.timeout_s is not None:
             from oncemore.engine import helpers  # noqa: F401 - now, not when files have run out
     return _dressed(build(plan, work), work)
@@ -250,7 +252,7 @@ def _gated(plan: Plan, work: Callable[..., Any]) -> Callable[..., Any]:
             if type(value) is not Coroutine:
                 if book.clean:
                     return value
-                flow = gated(plan, gate, (value, None))  # others have failed meanwhile
+                flow = gated(plan, gate, (value, None))  # type: ignore[unreachable] # others have failed
             else:
                 flow = gated(plan, gate)
                 return awaiting(plan, flow, work, args, kwargs, next(flow), value)
@@ -272,7 +274,7 @@ def _gated_coroutine(plan: Plan, work: Callable[..., Any]) -> Callable[..., Any]
             value = await work(*args, **kwargs)
             if book.clean:
                 return value
-            flow = gated(plan, gate, (value, None))
+            flow = gated(plan, gate, (value, None))  # type: ignore[unreachable]
         except Exception as error:
             flow = gated(plan, gate, (None, error))
         return await awaiting(plan, flow, work, args, kwargs)

@@ -23,7 +23,7 @@ from oncemore.core.classify import MISMATCH, verdict
 from oncemore.core.decide import Situation, decide
 from oncemore.core.key import seed_of
 from oncemore.core.record import Change, Run
-from oncemore.engine import endings
+from oncemore.engine import endings, passing
 from oncemore.engine.ops import (
     Answer,
     Ask,
@@ -82,7 +82,14 @@ def run_step(plan: Plan, call: Call, seen: Seen | None = None) -> Script:
         if plan.artifact and (yield from _there_already(plan, call, terms, ready, now)):
             plan = _joined(plan)
             continue
-        claimed = yield Save(ready, _claim(plan, call, terms, ready.run, now), plan.effect != "pure")
+        way = None
+        if plan.barrier is not None and (way := (yield from _gate(plan, call, terms, ready, now))) is None:
+            plan = _joined(plan)
+            continue
+        claim = _claim(plan, call, terms, ready.run, now)
+        claimed = (
+            yield Save(ready, claim, plan.effect != "pure") if way is None else way.claim(ready, claim, now)
+        )
         if claimed is None:
             continue
         done = yield Work(claimed, *_limit(plan, claimed.run, now))
@@ -275,6 +282,26 @@ def _there_already(plan: Plan, call: Call, terms: Terms, seen: Seen, now: float)
     return True
 
 
+# Before the claim: its provider may be left alone -------------------------------------------------------
+
+
+def _gate(plan: Plan, call: Call, terms: Terms, seen: Seen, now: float) -> Script:
+    """Return what lets the attempt through; None if nothing does, and the run waits until something may."""
+    answer = yield from passing.ask(plan, call, now)
+    if type(answer) is passing.Way:
+        return answer
+    run, marks, body = seen.run, _SHUT, passing.told(plan, answer)
+    at = run
+    if at is None or at.state in ("COMPLETE", "HARD_FAIL"):
+        marks, body = ("PENDING", *_SHUT), {**_opening(terms), **body}
+        at = new_run(plan, call, terms, run, now)
+    yield Save(seen, Change(marks, run, passing.deferred(at, answer), body))
+    return None
+
+
+_SHUT: tuple[Any, ...] = ("BREAKER",)
+
+
 # The claim: counted before it runs, under a new fence -----------------------------------------------
 
 
@@ -379,7 +406,8 @@ def _commit(plan: Plan, done: Done, now: float) -> Script:
         if plan.effect == "pure":
             after = _over(run, "HARD_FAIL", "result_unavailable", failed=seen.version + 1)
             body = _escalated({"error": plan.describe(lost, None)}, run, now)
-            saved = yield Save(seen, Change(_FAILED, run, after, body))
+            told = yield from passing.passed(plan, seen, now)
+            saved = yield Save(seen, Change(_FAILED, run, after, body), also=told)
             return MOVED if saved is None else End(None, endings.failed(plan, saved, lost, None))
         body = {"result_unavailable": str(lost)}
     events = done.events
@@ -403,7 +431,8 @@ def _committed(
     seen, run = done.seen, done.seen.run
     body["duration_s"] = round(now - run.began, 6)
     after = _over(run, "COMPLETE", "", committed=seen.version + 1)
-    saved = yield Save(seen, Change(("COMMIT", "COMPLETE"), run, after, body), True, events, done.also)
+    told = () if plan.barrier is None else (yield from passing.passed(plan, seen, now))
+    saved = yield Save(seen, Change(("COMMIT", "COMPLETE"), run, after, body), True, events, done.also, told)
     if saved is None:
         return MOVED
     if type(saved) is AlsoFailed:
@@ -425,12 +454,17 @@ def _fail(plan: Plan, done: Done, error: Exception, now: float) -> Script:
     seen, run = done.seen, done.seen.run
     decision = decided(plan, run, error, now)
     failure = decision.situation.failure
+    described = plan.describe(error, failure)
+    also: tuple[Any, ...] = ()
+    if plan.barrier is not None:
+        told = yield from passing.failed(plan, seen, decision, described, now)
+        seen, decision, also = told.seen, told.decision, told.also
     if decision.situation.verdict == "UNKNOWN":
         answer = (yield Ask(seen)) if plan.asks else UNKNOWN
-        change = _settled(plan, seen, answer, DOUBTFUL, now, plan.describe(error, failure))
+        change = _settled(plan, seen, answer, DOUBTFUL, now, described)
     else:
-        change = _decided(plan, seen, plan.describe(error, failure), decision, now)
-    saved = yield Save(seen, change, True, done.evidence)
+        change = _decided(plan, seen, described, decision, now)
+    saved = yield Save(done.seen, change._replace(before=run), True, done.evidence, also=also)
     if saved is None:
         return MOVED
     if decision.action == "quarantine" and decision.situation.verdict != "UNKNOWN":
@@ -465,7 +499,8 @@ def _decided(plan: Plan, seen: Seen, error: dict[str, Any], decision: Decision, 
     run = seen.run
     body = {"error": error, "proof": decision.proof(), "duration_s": round(now - run.began, 6)}
     if decision.action in ("retry", "defer"):
-        after = _over(run, "SOFT_FAIL", decision.reason, not_before=decision.not_before or 0.0)
+        reason = decision.situation.held_for if decision.reason == "held" else decision.reason
+        after = _over(run, "SOFT_FAIL", reason, not_before=decision.not_before or 0.0)
         return Change(("SOFT_FAIL", "DECISION"), run, after, body)
     if decision.action == "quarantine":
         why = MISMATCHED if decision.situation.failure.code == MISMATCH else decision.reason
@@ -478,14 +513,25 @@ def _decided(plan: Plan, seen: Seen, error: dict[str, Any], decision: Decision, 
 def _interrupted(plan: Plan, done: Done, now: float) -> Script:
     """Close one's own attempt that was cut off from outside; one that never began does not count."""
     run = done.seen.run
+    told = yield from passing.released(plan, done.seen, now)
     if done.begun:
-        return (yield from _close(plan, done.seen, "interrupted", now, ask=False, left=done.evidence))
+        return (
+            yield from _close(plan, done.seen, "interrupted", now, ask=False, left=done.evidence, told=told)
+        )
     after = _over(run, "SOFT_FAIL", "released", tried=run.tried - 1, not_before=now)
-    return (yield Save(done.seen, Change(("SOFT_FAIL",), run, after, {"error": endings.LOST["released"]})))
+    change = Change(("SOFT_FAIL",), run, after, {"error": endings.LOST["released"]})
+    return (yield Save(done.seen, change, also=told))
 
 
 def _close(
-    plan: Plan, seen: Seen, reason: str, now: float, *, ask: bool = True, left: tuple[Given, ...] = ()
+    plan: Plan,
+    seen: Seen,
+    reason: str,
+    now: float,
+    *,
+    ask: bool = True,
+    left: tuple[Given, ...] = (),
+    told: tuple[Any, ...] = (),
 ) -> Script:
     """Close an attempt that nobody brings to its end: what it did decides by the effect's class.
 
@@ -496,7 +542,7 @@ def _close(
     run, error = seen.run, endings.LOST[reason]
     if run.effect == "once":
         answer = (yield Ask(seen)) if plan.asks and ask else UNKNOWN
-        return (yield Save(seen, _settled(plan, seen, answer, reason, now, error), True, left))
+        return (yield Save(seen, _settled(plan, seen, answer, reason, now, error), True, left, also=told))
     if run.tried >= run.allowed and reason == "lease_expired":
         after = _over(run, "SOFT_FAIL", reason)._replace(held_for=POISON)
         marks: tuple[Any, ...] = ("SOFT_FAIL", "ESCALATION")
@@ -507,7 +553,7 @@ def _close(
     else:
         after = _over(run, "SOFT_FAIL", reason, not_before=now)
         change = Change(("SOFT_FAIL",), run, after, {"error": error})
-    return (yield Save(seen, change, True, left))
+    return (yield Save(seen, change, True, left, also=told))
 
 
 def _settled(

@@ -2,8 +2,8 @@
 
 A *book* is where a circuit is kept: in memory, or in a store for all who share that (`engine.circuits`). An
 operation has a *passage*: it asks before each attempt and tells what came of it. Both are scripts, like all
-that waits: they yield a `Put` where something has to be stored, and whoever drives them waits for that, blocking
-or awaiting; in memory nothing is yielded at all.
+that waits: they yield a `Put` where something has to be stored, and whoever drives them waits for that,
+blocking or awaiting; in memory nothing is yielded at all.
 
 A breaker that is closed and in which nothing has failed is `clean`: `retry` then calls the work directly.
 """
@@ -85,8 +85,8 @@ class Memory:
             self.clean = core.clean(self.circuit)
             after = self.circuit
         announce(before, after)
+        yield from ()  # a script, like that of a store
         return answer
-        yield  # a script, like that of a store
 
 
 class Gate:
@@ -143,8 +143,8 @@ class Passage:
                 return circuit, circuit.turn
             return circuit, answer if type(answer) is Refusal else 0
 
-        answer = yield from self.book.change(turn)
-        if type(answer) is Refusal:
+        answer: int | Refusal = yield from self.book.change(turn)
+        if isinstance(answer, Refusal):
             return refused(self.gate.name, answer)
         self.turn = answer
         return None
@@ -244,19 +244,15 @@ async def awaited(script: Script[R]) -> R:
 
 def announce(before: Circuit, after: Circuit) -> None:
     """Say in the log that a breaker has opened or closed: whoever looks for slow calls finds out why."""
-    if after.state == before.state or "HALF_OPEN" not in (before.state, after.state) and not after.opened:
-        return
-    if after.state == "HALF_OPEN":
+    if after.state == "OPEN" and after.opens > before.opens:
+        text = f"open for {after.cooldown_s:g} s: {after.code}"
+    elif after.state == "CLOSED" and before.state != "CLOSED":
+        text = "closed again"
+    else:
         return
     import logging
 
-    if after.state == "OPEN":
-        log = logging.getLogger("oncemore.breaker")
-        log.warning(
-            "oncemore: breaker %s is open for %g s: %s", after.name, after.until - after.since, after.code
-        )
-    else:
-        logging.getLogger("oncemore.breaker").warning("oncemore: breaker %s is closed again", after.name)
+    logging.getLogger("oncemore.breaker").warning("oncemore: breaker %s is %s", after.name, text)
 
 
 # In memory, by name --------------------------------------------------------------------------------

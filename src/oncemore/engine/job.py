@@ -29,6 +29,7 @@ from oncemore.engine.notices import entered
 from oncemore.engine.ops import (
     Begin,
     Check,
+    Consult,
     Done,
     Fetch,
     Finish,
@@ -108,6 +109,10 @@ class Job:
         self.read_again = True
         return seen_in(self.store, op.entity, self.engine.seal, op.kind)
 
+    def consult(self, op: Consult) -> Seen:
+        """Return the circuit of a breaker."""
+        return self.engine.circuits.consult(self.engine, op.entity)
+
     def begin(self, op: Begin) -> Terms:
         """Return who begins an attempt: this process, with a lease that is good for it."""
         self.release()
@@ -179,7 +184,7 @@ class Job:
             self.held = held  # after it: what was not taken must not be left, it may be somebody else's
             self.release()
         after = Seen(seen.entity, seen.version + 1, writes[0].hash, run, change.body)
-        return make(Batch, (tuple(writes), _NO_GUARDS, op.sync, op.beside)), after
+        return make(Batch, (tuple(writes), op.guards or _NO_GUARDS, op.sync, op.beside)), after
 
     def end_save(self, op: Save, after: Seen, answer: Answered) -> Seen | None:
         """Return the entity as it is now, or None if it was not as it had been seen.
@@ -188,16 +193,25 @@ class Job:
         attempt which was given up, while this job has the next one.
         """
         stored = isinstance(answer, Stored)
-        if op.change.marks != CHECKPOINT and not self._goes_on(after.run, answer):
+        if op.change.marks != CHECKPOINT and not self._goes_on(op, after.run, answer):
             self.let_go()
+        if op.also and stored:
+            self.engine.circuits.wrote(self.engine, op.also)
+        if isinstance(answer, Conflict) and (op.also or op.guards):
+            self.engine.circuits.forget(answer.entity)  # if it is what has changed, it is read anew
         if stored and self.engine.notices is not None and entered(op.change):
             self.engine.notices.wake(self.engine)
         return after if stored else None
 
-    def _goes_on(self, after: Run, answer: Answered) -> bool:
-        """Whether the attempt is still under way: it has begun, or its run was only asked to be cancelled."""
+    def _goes_on(self, op: Save, after: Run, answer: Answered) -> bool:
+        """Whether the attempt is still under way: it has begun, or its run was only asked to be cancelled.
+
+        One whose breaker has changed is to be written once more, unless that should have let it begin.
+        """
         if isinstance(answer, Stored):
             return after.state == "RUNNING"
+        if any(seen.entity == answer.entity for seen, _ in op.also):
+            return "INTENT" not in op.change.marks
         if self.held is None or answer.head is None or answer.entity != self.held[0]:
             return False
         now: Run = head_of(answer.head.head)

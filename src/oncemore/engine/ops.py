@@ -3,6 +3,7 @@
 Load(entity, kind)        read the head                              ← Seen
 Begin()                   who begins an attempt, and with what       ← Terms
 Offer()                   what a run for somebody else begins with   ← Terms, nobody's
+Consult(entity)           a breaker's circuit, as far as it is known ← Seen
 Now()                     the store's time                           ← seconds
 Holder(worker, …)         until when is that attempt held?           ← seconds; 0 when its worker is gone
 Save(seen, change, …)     append, if the entity is as it was seen    ← Seen after it, or None: it is not
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from oncemore.codec.artifact import Artifact
+    from oncemore.core.gate import Rules
     from oncemore.core.model import Effect, Failure
     from oncemore.core.policy import Policy
     from oncemore.core.record import Change, Kept, Outgoing
@@ -38,6 +40,13 @@ if TYPE_CHECKING:
 
     Script = Generator[Any, Any, Any]
     Given = tuple[Outgoing | Kept, Any]
+
+
+class Barrier(NamedTuple):
+    """The breaker of a step's provider: what it is called in the log, and what opens it."""
+
+    entity: str
+    rules: Rules
 
 
 class Plan(Record):
@@ -54,16 +63,18 @@ class Plan(Record):
     artifact           the name of the one artifact that the step's result is; empty if it is not
     large              whether an encoded result is too large for the log
     quarantines        whether a failure that is not tried again waits for a person (CLASS-3)
+    barrier            the breaker that has to let its attempts through, if there is one
     """
 
     __slots__ = (
-        "after_failure", "artifact", "asks", "classify", "covers", "decode", "describe", "effect", "encode",
-        "if_running", "inline_wait_s", "large", "name", "not_applied", "on_version_change", "policy",
-        "policy_name", "quarantines",
+        "after_failure", "artifact", "asks", "barrier", "classify", "covers", "decode", "describe", "effect",
+        "encode", "if_running", "inline_wait_s", "large", "name", "not_applied", "on_version_change",
+        "policy", "policy_name", "quarantines",
     )  # fmt: skip
     after_failure: str
     artifact: str
     asks: bool
+    barrier: Barrier | None
     classify: Callable[[BaseException, float], Failure]
     covers: Callable[[Exception, Failure], bool] | None
     decode: Callable[[Any], Any]
@@ -100,10 +111,11 @@ class Plan(Record):
         artifact: str = "",
         large: Callable[[Any], bool] = lambda encoded: False,
         quarantines: bool = False,
+        barrier: Barrier | None = None,
     ) -> None:
         self.fill(
-            after_failure, artifact, asks, classify, covers, decode, describe, effect, encode, if_running,
-            inline_wait_s, large, name, not_applied, on_version_change, policy,
+            after_failure, artifact, asks, barrier, classify, covers, decode, describe, effect, encode,
+            if_running, inline_wait_s, large, name, not_applied, on_version_change, policy,
             f"{policy.name}@{policy.version}:{policy.digest[:12]}", quarantines,
         )  # fmt: skip
 
@@ -172,6 +184,12 @@ class Offer(NamedTuple):
     """Ask what a run begins with that somebody else is to do."""
 
 
+class Consult(NamedTuple):
+    """Read the circuit of a breaker; while it is closed, it may be as it was some time ago."""
+
+    entity: str
+
+
 class Now(NamedTuple):
     """Ask for the store's time."""
 
@@ -190,6 +208,7 @@ class Save(NamedTuple):
     events  what is given away with it, each an entity of its own: events, references to artifacts
     beside  what else is written in the same transaction; if it cannot be, the answer is `AlsoFailed`
     also    what else is changed with it or not at all, each if it is still as it was seen
+    guards  what must not have changed for it, by its version
     """
 
     seen: Seen
@@ -198,6 +217,7 @@ class Save(NamedTuple):
     events: tuple[Given, ...] = ()
     beside: Callable[[Joined], object] | None = None
     also: tuple[tuple[Seen, Change], ...] = ()
+    guards: dict[str, int] = {}  # noqa: RUF012 - nobody changes it
 
 
 class Read(NamedTuple):

@@ -28,6 +28,7 @@ from oncemore.engine.ops import (
     Ask,
     Begin,
     Check,
+    Consult,
     Done,
     End,
     Fetch,
@@ -328,7 +329,7 @@ async def _fetch_awaited(job: Job, op: Fetch) -> Any:
 _REAL = clocks.Clock()
 
 _QUICK: dict[type, Callable[[Job, Any], Any]] = {
-    Load: Job.load,
+    Load: Job.load, Consult: Job.consult,
     Begin: Job.begin, Offer: Job.offer, Now: Job.now, Holder: Job.holder, Read: Job.read, Tell: Job.tell,
 }  # fmt: skip
 _BLOCKING: dict[type, Callable[[Job, Any], Any]] = {

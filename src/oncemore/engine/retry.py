@@ -112,8 +112,8 @@ class Plan(Record):
         light = all(limit is None for limit in limits)
         heard = on_retry is not None or witness is not None
         self.fill(
-            breaker, budget, classify, covers, cuts, deadline, fallback, heard, light, name, on_give_up, on_retry,
-            policy, seed, until, witness,
+            breaker, budget, classify, covers, cuts, deadline, fallback, heard, light, name, on_give_up,
+            on_retry, policy, seed, until, witness,
         )  # fmt: skip
 
 
@@ -226,8 +226,9 @@ def loop(
 ) -> Flow:
     """Run attempts until one is good or the decision says stop.
 
-    `passage` is the call's way through a breaker, which is asked before each attempt. `outcome` is that of the first attempt when the caller has made it already. `now` is the wall clock
-    as it stood at the beginning, moved on by the monotonic one, so that it cannot jump in between.
+    `passage` is the call's way through a breaker, which is asked before each attempt. `outcome` is that of
+    the first attempt when the caller has made it already. `now` is the wall clock as it stood at the
+    beginning, moved on by the monotonic one, so that it cannot jump in between.
     """
     clock = clocks.current
     policy = plan.policy if clock.most_attempts is None else _fewer(plan.policy, clock.most_attempts)

@@ -111,7 +111,7 @@ def breaker_rules(name: str | os.PathLike[str]) -> Rules | None:
 _BREAKER: Final = {
     "max_failures": "failures",
     "cooldown_sec": "cooldown_s",
-    "count": "count",
+    "count": "counts",
     "failure_rate": "rate",
     "window_sec": "window_s",
     "min_calls": "least",
