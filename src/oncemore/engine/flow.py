@@ -456,15 +456,17 @@ def _fail(plan: Plan, done: Done, error: Exception, now: float) -> Script:
     failure = decision.situation.failure
     described = plan.describe(error, failure)
     also: tuple[Any, ...] = ()
+    said: dict[str, Any] = {}
     if plan.barrier is not None:
         told = yield from passing.failed(plan, seen, decision, described, now)
-        seen, decision, also = told.seen, told.decision, told.also
+        seen, decision, also, said = told
     if decision.situation.verdict == "UNKNOWN":
         answer = (yield Ask(seen)) if plan.asks else UNKNOWN
         change = _settled(plan, seen, answer, DOUBTFUL, now, described)
     else:
         change = _decided(plan, seen, described, decision, now)
-    saved = yield Save(done.seen, change._replace(before=run), True, done.evidence, also=also)
+    change = change._replace(before=run, body={**change.body, **said}) if said else change
+    saved = yield Save(done.seen, change, True, done.evidence, also=also)
     if saved is None:
         return MOVED
     if decision.action == "quarantine" and decision.situation.verdict != "UNKNOWN":

@@ -55,6 +55,7 @@ RECORDS = {
     "PRUNE": "PRUNE",
     "ERASE": "ERASE",
     "EVENT": "EVENT",
+    "BREAKER": "DECISION",
 }
 
 
@@ -295,6 +296,8 @@ def _told(run: Run, entries: list[tuple[Any, record.Run, dict[str, Any]]]) -> It
         elif "PRUNE" in header.marks or "ERASE" in header.marks:
             how = "erased" if "ERASE" in header.marks else "pruned"
             yield f"  its arguments, results and errors were {how}"
+        elif "BREAKER" in header.marks:
+            yield f"  not tried: the breaker of {body.get('breaker', 'its provider')} is open"
         elif after.reason == "imported":
             yield "  was done elsewhere, and marked as done here"
         elif after.state not in ("PENDING", "RUNNING"):  # what changes neither is told by its decision
@@ -336,7 +339,10 @@ def wal(entries: Iterable[Entry], seal: Seal | None = None) -> Iterator[dict[str
                 "cfg_hash": state.cfg_hash,
                 "idempotency_key": header.entity.removeprefix("run/"),
                 "checkpoint_ref": f"{header.entity}#{state.checkpoint}" if state.checkpoint else None,
-                "telemetry_snapshot": {"duration_s": body.get("duration_s")},
+                "telemetry_snapshot": {
+                    "duration_s": body.get("duration_s"),
+                    "circuit_open": bool(body.get("circuit_open")),
+                },
                 "decision_proof": body.get("proof"),
                 "correlation_id": state.correlation_id,
                 "reason": state.reason,

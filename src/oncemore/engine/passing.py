@@ -60,11 +60,13 @@ class Told(NamedTuple):
     seen      the run, with a note that its failure has counted
     decision  what follows, if the breaker has opened
     also      what is written with the run's own outcome
+    body      what the run's own entry says of it (BREAK-6)
     """
 
     seen: Seen
     decision: Decision
     also: tuple[tuple[Seen, Change], ...]
+    body: dict[str, Any]
 
 
 def _barrier(plan: Plan) -> Barrier:
@@ -105,7 +107,7 @@ def deferred(run: Run, refusal: Refusal) -> Run:
 
 def told(plan: Plan, refusal: Refusal) -> dict[str, Any]:
     """Return what the log says of a run that waits for its provider's breaker."""
-    return {"circuit_open": {"breaker": fresh(_barrier(plan).entity).name, "until": refusal.until}}
+    return {"circuit_open": True, "breaker": fresh(_barrier(plan).entity).name, "until": refusal.until}
 
 
 def passed(plan: Plan, seen: Seen, now: float) -> Script:
@@ -160,7 +162,7 @@ def failed(plan: Plan, seen: Seen, decision: Decision, error: dict[str, Any], no
     if until is not None and decision.action == "retry":
         decision = decide(decision.policy, known._replace(hold_until=until, held_for=CIRCUIT_OPEN))
     also = () if after == circuit else ((at, change_of(at.run, after, {"error": error, "run": seen.entity})),)
-    return Told(seen, decision, also)
+    return Told(seen, decision, also, {"circuit_open": core.is_open(after)})
 
 
 def _number(circuit: Circuit, seen: Seen) -> int:

@@ -240,7 +240,7 @@ def loop(
     if outcome is None:
         late = ends is not None and ends <= start
         if passage is not None and not late and (shut := (yield from passage.admit())) is not None:
-            yield from _shut(plan, shut)
+            yield from _shut(plan, shut, 0, wall)
             return
         outcome = _late(plan) if late else (yield _invoke(plan, policy, 1, ends, start))
     while True:
@@ -280,7 +280,7 @@ def loop(
             yield Wait(delay)
         number += 1
         if passage is not None and (shut := (yield from passage.admit())) is not None:
-            yield from _shut(plan, shut)
+            yield from _shut(plan, shut, number - 1, wall + (clock.monotonic() - start))
             return
         if free:
             outcome = yield FREE[number] if number < len(FREE) else Invoke(number)
@@ -366,8 +366,10 @@ def _give_up(plan: Plan, report: Report, covered: bool) -> Flow:
     yield Outcome(None, error)
 
 
-def _shut(plan: Plan, error: CircuitOpen) -> Flow:
-    """End a call that its breaker did not let through: with the fallback, or with what says why."""
+def _shut(plan: Plan, error: CircuitOpen, made: int, now: float) -> Flow:
+    """End a call that its breaker does not let through, after as many attempts as were made."""
+    if plan.witness is not None:
+        plan.witness.ended(made, now, error)
     if plan.fallback is NO_FALLBACK:
         yield Outcome(None, error)
         return
