@@ -144,9 +144,9 @@ def test_a_rate_opens_it_from_enough_calls_on() -> None:
 def test_what_is_older_than_the_window_is_forgotten() -> None:
     rules = Rules(rate=0.5, window_s=60.0, least=4)
     circuit = after("failed", "failed", "failed", rules=rules, now=1000.0)
-    assert sum(slot[1] for slot in circuit.slots) == 3
+    assert sum(slot[0] for slot in circuit.slots.values()) == 3
     later = after("failed", rules=rules, circuit=circuit, now=1061.0)
-    assert (later.state, sum(slot[1] for slot in later.slots)) == ("CLOSED", 1)
+    assert (later.state, sum(slot[0] for slot in later.slots.values())) == ("CLOSED", 1)
     assert after("failed", rules=rules, circuit=circuit, now=1050.0).state == "OPEN"
 
 
@@ -156,7 +156,7 @@ def test_calls_that_came_good_may_be_told_together() -> None:
     for _ in range(5):
         circuit = gate.failed(rules, circuit, 1001.0, calls=2)
     assert circuit.state == "CLOSED"
-    assert sum(slot[1] for slot in circuit.slots) == 45
+    assert sum(slot[0] for slot in circuit.slots.values()) == 45
 
 
 # What counts ----------------------------------------------------------------------------------------

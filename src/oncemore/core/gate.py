@@ -24,7 +24,6 @@ from oncemore.errors import PolicyError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Any, Final, Literal
 
     from oncemore.core.model import Action, Failure, Verdict
@@ -187,7 +186,7 @@ def passed(rules: Rules, circuit: Circuit, now: float, turn: int = 0, calls: int
     """
     if circuit.state == "HALF_OPEN" and turn == circuit.turn:
         return move(
-            rules, circuit, "passed", now, failures=0, until=0.0, worker="", holder="", fence=0, slots=()
+            rules, circuit, "passed", now, failures=0, until=0.0, worker="", holder="", fence=0, slots={}
         )
     if circuit.state != "CLOSED":
         return circuit
@@ -211,7 +210,7 @@ def failed(
         return circuit
     if rules.rate is not None:
         slots = _slots(rules, circuit.slots, now, calls + 1, 1)
-        all_calls, all_failed = (sum(slot[at] for slot in slots) for at in (1, 2))
+        all_calls, all_failed = (sum(slot[at] for slot in slots.values()) for at in (0, 1))
         told = circuit._replace(failures=circuit.failures + 1, slots=slots)
         tripped = all_calls >= rules.least and all_failed >= rules.rate * all_calls
     else:
@@ -225,7 +224,7 @@ def failed(
 def _opened(rules: Rules, circuit: Circuit, event: Event, now: float, code: str) -> Circuit:
     return move(
         rules, circuit, event, now, opened=now, until=now + rules.cooldown_s, opens=circuit.opens + 1,
-        worker="", holder="", fence=0, slots=(), code=code, failed_at=now,
+        worker="", holder="", fence=0, slots={}, code=code, failed_at=now,
     )  # fmt: skip
 
 
@@ -248,18 +247,16 @@ def reset(rules: Rules, circuit: Circuit, now: float) -> Circuit:
         worker="",
         holder="",
         fence=0,
-        slots=(),
+        slots={},
         turn=circuit.turn + 1,
     )
 
 
 def _slots(
-    rules: Rules, slots: Sequence[Sequence[int]], now: float, calls: int, failures: int
-) -> tuple[tuple[int, ...], ...]:
+    rules: Rules, slots: dict[str, list[int]], now: float, calls: int, failures: int
+) -> dict[str, list[int]]:
     """Return the stretches of the window with what has just come in; what is older is forgotten."""
     number = int(now * SLOTS / rules.window_s)
-    kept = [tuple(slot) for slot in slots if number - SLOTS < slot[0] <= number]
-    if kept and kept[-1][0] == number:
-        _, had, bad = kept.pop()
-        calls, failures = calls + had, failures + bad
-    return (*kept, (number, calls, failures))
+    kept = {name: slot for name, slot in slots.items() if number - SLOTS < int(name) <= number}
+    had = kept.get(str(number), [0, 0])
+    return {**kept, str(number): [had[0] + calls, had[1] + failures]}

@@ -25,7 +25,7 @@ from oncemore.core.value import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
     from typing import Any, Final, Literal, TypeVar
 
     from oncemore.core.model import Effect, State
@@ -237,7 +237,7 @@ class Circuit(Value):
     opens       how often it has opened
     since       when its state last changed
     code        the class of the last failure that counted, and when that was
-    slots       calls and failures by stretches of time, where a rate opens it: [number, calls, failed]
+    slots       calls and failures by the number of a stretch of time, where a rate opens it
     limit       what opens it, and how long it then stays open: the rules that it last went by
     """
 
@@ -254,7 +254,7 @@ class Circuit(Value):
     since: float = 0.0
     code: str = ""
     failed_at: float = 0.0
-    slots: Sequence[Sequence[int]] = ()
+    slots: dict[str, list[int]] = {}  # noqa: RUF012 - nobody changes it
     limit: int = 0
     rate: float = 0.0
     cooldown_s: float = 0.0
