@@ -139,6 +139,7 @@ oncemore policy list
 oncemore policy show kfm-loop
 oncemore key --operation kill_switch_update --tenant tenant-123
 oncemore quarantine list
+oncemore breakers
 oncemore worker shop.orders
 """
 
@@ -161,6 +162,8 @@ oncemore worker shop.orders
         "cancel": "orders:cancel",
         "rerun": "orders:rerun",
         "quarantine": "quarantine:quarantine",
+        "breakers": "gates:breakers",
+        "resources": "gates:resources",
         "import": "moving:bring_in",
         "prune": "house:prune",
         "erase": "house:erase",
