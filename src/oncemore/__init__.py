@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         retry,
         retrying,
     )
-    from oncemore.breakers import Breaker
+    from oncemore.breakers import Breaker, Rate
     from oncemore.codec.artifact import Artifact
     from oncemore.codec.secret import Secret
     from oncemore.core.backoff import Jitter, Schedule
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "oncemore.api": "additive attempts exponential fixed linear proportional retry retrying",
-    "oncemore.breakers": "Breaker",
+    "oncemore.breakers": "Breaker Rate",
     "oncemore.codec.artifact": "Artifact",
     "oncemore.codec.secret": "Secret",
     "oncemore.core.backoff": "Jitter Schedule",
@@ -134,6 +134,7 @@ __all__ = [
     "PolicyError",
     "PolicyWarning",
     "Quarantined",
+    "Rate",
     "Refused",
     "Report",
     "RestoredCopy",

@@ -8,9 +8,11 @@ from __future__ import annotations
 from contextvars import ContextVar
 
 from oncemore.core.gate import Rules
+from oncemore.core.rate import pulse_of
 from oncemore.edges.classify import classify, ready
 from oncemore.engine import clock as clocks
-from oncemore.engine.gates import Gate, Passage, awaited, named, waited_for
+from oncemore.engine.gates import Gate, Passage, awaited, check_name, named, waited_for
+from oncemore.engine.meters import Meter
 from oncemore.errors import UsageError
 
 TYPE_CHECKING = False
@@ -82,8 +84,17 @@ class Breaker(Gate):
 
     def call(self, work: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a plain function behind the breaker; an async one goes into `async with breaker:`."""
-        with self:
-            return work(*args, **kwargs)
+        if not (self.light and self.book.clean):
+            with self:
+                return work(*args, **kwargs)
+        try:
+            value = work(*args, **kwargs)
+        except Exception as error:
+            waited_for(_left(self.passage(), error))
+            raise
+        if not self.book.clean:  # others have failed meanwhile
+            waited_for(_left(self.passage(), None))  # type: ignore[unreachable]
+        return value
 
     def __enter__(self) -> Self:
         passage = self.passage()
@@ -157,6 +168,32 @@ def _open_engine() -> Engine:
     from oncemore.opening import chosen
 
     return chosen(None)
+
+
+class Rate(Meter):
+    """So many calls in a time, for all who are given it: each waits for its moment.
+
+    text    calls and a time: "10/s", "100/min", "5/h", "1/10s"
+    burst   how many may go at once after a rest; else calls are evenly apart
+    name    whose rate it is: needed where it is shared
+    shared  kept in the store of the engine that is open: all processes on that store have it together
+    """
+
+    __slots__ = ()
+
+    def __init__(self, text: str, *, burst: int = 1, name: str = "", shared: bool = False) -> None:
+        if shared:
+            check_name(name)
+        super().__init__(pulse_of(text, burst), name, _open_engine if shared else None)
+
+    def __repr__(self) -> str:
+        of = f" of {self.name}" if self.name else ""
+        return f"<oncemore.Rate{of}: {self.pulse.per} in {self.pulse.period_s:g} s>"
+
+
+def meter_of(given: object) -> Meter:
+    """Return the rate that an option gives: one that is shared, or one of its own."""
+    return given if isinstance(given, Meter) else Meter(pulse_of(given))
 
 
 def gate_of(given: object, rules: Rules | None = None) -> Gate | None:

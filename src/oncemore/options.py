@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from oncemore.core.model import Failure
     from oncemore.engine.budget import Budget
     from oncemore.engine.gates import Gate
+    from oncemore.engine.meters import Meter
     from oncemore.engine.retry import Report, Witness
     from oncemore.evidence.events import Event
 
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
         policy: Policy | str | PathLike[str] | None
         budget: Budget | None
         breaker: Gate | str | None
+        rate: Meter | str | None
         seed: str | int | None
         fallback: Any
         on_retry: Callable[[Report], object] | None
@@ -71,7 +73,7 @@ def check_options(options: Options, where: str) -> None:
 
 OPTIONS = (
     "on", "until", "attempts", "timeout", "within", "deadline", "wait", "jitter", "policy", "budget",
-    "breaker", "seed", "fallback", "on_retry", "on_give_up", "on_event", "category", "name",
+    "breaker", "rate", "seed", "fallback", "on_retry", "on_give_up", "on_event", "category", "name",
 )  # fmt: skip
 
 
@@ -134,6 +136,7 @@ def plan_of(options: Options, name: str, colour: str) -> Plan:
         cuts=colour == "coroutine" or policy.timeout_s is not None,
         witness=_witness(options, name),
         breaker=_breaker(options),
+        rate=_rate(options),
         **hooks,
     )
 
@@ -151,11 +154,8 @@ def _told(options: Options) -> tuple[object, ...] | None:
     """
     if any(callable(value) and not isinstance(value, type) for value in options.values()):
         return None
-    if (
-        options.get("budget") is not None
-        or options.get("breaker") is not None
-        or _on_disk(options.get("policy"))
-    ):
+    own = any(options.get(one) is not None for one in ("budget", "breaker", "rate"))
+    if own or _on_disk(options.get("policy")):
         return None
     told = (retries_on(), *((name, type(value), value) for name, value in options.items()))
     try:
@@ -330,6 +330,15 @@ def _breaker(options: Options) -> Gate | None:
 
         rules = breaker_rules(policy)  # type: ignore[arg-type]
     return gate_of(given, rules)
+
+
+def _rate(options: Options) -> Meter | None:
+    given = options.get("rate")
+    if given is None:
+        return None
+    from oncemore.breakers import meter_of
+
+    return meter_of(given)
 
 
 def _deadline(deadline: datetime | float | None) -> float | None:

@@ -133,6 +133,11 @@ class Recipe:
         """Return the dataset it belongs to."""
         return "" if self._dataset is None else str(_of(self._dataset, args, kwargs) or "")
 
+    @property
+    def asks_somebody(self) -> bool:
+        """Whether it says whom it asks something of."""
+        return self._provider is not None
+
     def provider(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return whom it asks something of."""
         return str(_of(self._provider, args, kwargs) or "")

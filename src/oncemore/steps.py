@@ -246,7 +246,7 @@ class Step(Generic[P, R]):
         drawn = (Item(at, self._asks(_EACH[each], item), item) for at, item in enumerate(items))
         bar = Bar(self.name, total, sys.stderr if progress == "auto" else None)
         carrier = Carrier(partial(self._mapped, _EACH[each]), self._awaits, self._plan_on(engine).decode)
-        course = Course(engine, self.name, drawn, carrier, max_concurrency, bar)
+        course = Course(engine, self.name, drawn, carrier, max_concurrency, bar, self._recipe.asks_somebody)
         return course.run_awaited() if self._awaits else course.run()
 
     def _asks(self, unpack: Callable[[Any], Any], item: Any) -> str:
@@ -390,6 +390,8 @@ class Step(Generic[P, R]):
         plan = self._plan_for(self._plan_on(engine), self._recipe.provider(args, kwargs)).replaced(
             if_running="raise", inline_wait_s=0.0, after_failure="raise", on_version_change="reuse"
         )
+        if run.provider:
+            plan = plan.replaced(describe=_slowing(engine, run.provider, plan.describe))
         call = Call(seen.entity, "", run.cfg_hash, run.deadline)
         look = Look(engine, plan, call, seen, args, kwargs, {}, b"", run.tenant)
         return Resumed(self._job(look), flow.run_step(plan, call), opening.get("actor", ""))
@@ -628,6 +630,18 @@ def _seed(policy: Policy, entity: str) -> str:
     if policy.jitter_seed == PER_RUN:
         return ""
     return seed_of(entity.removeprefix("run/")) if policy.jitter_seed == PER_KEY else policy.jitter_seed
+
+
+def _slowing(engine: Engine, provider: str, describe: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
+    """Return what describes errors, and asks a provider less that throttles."""
+    began = engine.now()
+
+    def tell(error: BaseException, failure: Failure | None) -> dict[str, Any]:
+        if failure is not None and failure.kind == "throttled":
+            engine.paces.throttled(provider, began)
+        return describe(error, failure)
+
+    return tell
 
 
 #: What an item of a job is, by the word for it: positional arguments and named ones.

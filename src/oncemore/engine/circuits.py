@@ -7,6 +7,7 @@ it has opened; nothing is read or written for a call that comes good while nothi
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.wire import head_of
@@ -38,6 +39,7 @@ def entity_of(name: str) -> str:
     return PREFIX + name
 
 
+@lru_cache(maxsize=10_000)
 def fresh(entity: str) -> Circuit:
     """Return the circuit of a provider that nothing is known of."""
     return Circuit(name=entity.removeprefix(PREFIX))

@@ -25,8 +25,6 @@ from oncemore.engine.ops import Consult, Now, Save, Watch
 from oncemore.engine.ops import Holder as Held
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from oncemore.core.decide import Decision
     from oncemore.core.record import Change, Circuit, Run
     from oncemore.engine.ops import Barrier, Call, Plan, Script, Seen
@@ -114,34 +112,24 @@ def passed(plan: Plan, seen: Seen, now: float) -> Script:
     """Return what is written with a COMMIT: nothing, while nothing has failed."""
     if plan.barrier is None:
         return ()
-    return (
-        yield from _turned(
-            plan,
-            seen,
-            now,
-            lambda circuit, turn: core.passed(plan.barrier.rules, circuit, now, turn),  # type: ignore[union-attr]
-        )
-    )
+    at = yield Consult(plan.barrier.entity)
+    if plan.barrier.rules.rate is None and core.clean(at.run):
+        return ()  # as nearly always: nothing has failed
+    circuit: Circuit = at.run or fresh(plan.barrier.entity)
+    return _also(at, circuit, core.passed(plan.barrier.rules, circuit, now, _number(circuit, seen)))
 
 
 def released(plan: Plan, seen: Seen, now: float) -> Script:
     """Return what is written with an attempt that was cut off: it gives a probe back."""
     if plan.barrier is None:
         return ()
-    return (
-        yield from _turned(
-            plan,
-            seen,
-            now,
-            lambda circuit, turn: core.released(plan.barrier.rules, circuit, now, turn),  # type: ignore[union-attr]
-        )
-    )
+    at, circuit, _ = yield from _look(plan.barrier, now)
+    return _also(at, circuit, core.released(plan.barrier.rules, circuit, now, _number(circuit, seen)))
 
 
-def _turned(plan: Plan, seen: Seen, now: float, turn: Callable[[Circuit, int], Circuit]) -> Script:
-    at, circuit, _ = yield from _look(_barrier(plan), now)
-    after = turn(circuit, _number(circuit, seen))
-    return () if after == circuit else ((at, change_of(at.run, after)),)
+def _also(at: Seen, before: Circuit, after: Circuit, body: dict[str, Any] | None = None) -> tuple[Any, ...]:
+    """Return what else is written: the circuit, if it has changed."""
+    return () if after == before else ((at, change_of(at.run, after, body)),)
 
 
 def failed(plan: Plan, seen: Seen, decision: Decision, error: dict[str, Any], now: float) -> Script:
@@ -161,7 +149,7 @@ def failed(plan: Plan, seen: Seen, decision: Decision, error: dict[str, Any], no
     until = shut_until(after, now, held)
     if until is not None and decision.action == "retry":
         decision = decide(decision.policy, known._replace(hold_until=until, held_for=CIRCUIT_OPEN))
-    also = () if after == circuit else ((at, change_of(at.run, after, {"error": error, "run": seen.entity})),)
+    also = _also(at, circuit, after, {"error": error, "run": seen.entity})
     return Told(seen, decision, also, {"circuit_open": core.is_open(after)})
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from oncemore.engine.budget import Budget
     from oncemore.engine.clock import Clock
     from oncemore.engine.gates import Gate, Passage
+    from oncemore.engine.meters import Meter
     from oncemore.errors import CircuitOpen
 
     class Witness(Protocol):
@@ -67,11 +68,12 @@ class Plan(Record):
     light     whether a success needs nothing but to be returned
     witness   who is told of every failure and every end, if anybody
     breaker   what has to let an attempt through, if anything
+    rate      what gives each attempt its moment, if anything
     """
 
     __slots__ = (
         "breaker", "budget", "classify", "covers", "cuts", "deadline", "fallback", "heard", "light", "name",
-        "on_give_up", "on_retry", "policy", "seed", "until", "witness",
+        "on_give_up", "on_retry", "policy", "rate", "seed", "until", "witness",
     )  # fmt: skip
     breaker: Gate | None
     budget: Budget | None
@@ -86,6 +88,7 @@ class Plan(Record):
     on_give_up: Callable[[Report], object] | None
     on_retry: Callable[[Report], object] | None
     policy: Policy
+    rate: Meter | None
     seed: str | None
     until: Callable[[Any], object] | None
     witness: Witness | None
@@ -107,13 +110,14 @@ class Plan(Record):
         cuts: bool = False,
         witness: Witness | None = None,
         breaker: Gate | None = None,
+        rate: Meter | None = None,
     ) -> None:
-        limits = (policy.timeout_s, policy.within_s, deadline, until, budget, witness)
+        limits = (policy.timeout_s, policy.within_s, deadline, until, budget, witness, rate)
         light = all(limit is None for limit in limits)
         heard = on_retry is not None or witness is not None
         self.fill(
             breaker, budget, classify, covers, cuts, deadline, fallback, heard, light, name, on_give_up,
-            on_retry, policy, seed, until, witness,
+            on_retry, policy, rate, seed, until, witness,
         )  # fmt: skip
 
 
@@ -239,10 +243,12 @@ def loop(
     budget, seed, number, waited = plan.budget, plan.seed, 1, 0.0
     if outcome is None:
         late = ends is not None and ends <= start
-        if passage is not None and not late and (shut := (yield from passage.admit())) is not None:
-            yield from _shut(plan, shut, 0, wall)
-            return
-        outcome = _late(plan) if late else (yield _invoke(plan, policy, 1, ends, start))
+        if not late and (passage is not None or plan.rate is not None):
+            shut = yield from _ready(plan, passage, ends)
+            if shut is not None:
+                yield from _shut(plan, shut, 0, wall)
+                return
+        outcome = _late(plan) if late else (yield _invoke(plan, policy, 1, ends, clock.monotonic()))
     while True:
         value, error = outcome
         if passage is not None and error is None:
@@ -279,9 +285,11 @@ def loop(
             waited += delay
             yield Wait(delay)
         number += 1
-        if passage is not None and (shut := (yield from passage.admit())) is not None:
-            yield from _shut(plan, shut, number - 1, wall + (clock.monotonic() - start))
-            return
+        if passage is not None or plan.rate is not None:
+            shut = yield from _ready(plan, passage, ends)
+            if shut is not None:
+                yield from _shut(plan, shut, number - 1, wall + (clock.monotonic() - start))
+                return
         if free:
             outcome = yield FREE[number] if number < len(FREE) else Invoke(number)
         else:
@@ -366,8 +374,26 @@ def _give_up(plan: Plan, report: Report, covered: bool) -> Flow:
     yield Outcome(None, error)
 
 
-def _shut(plan: Plan, error: CircuitOpen, made: int, now: float) -> Flow:
-    """End a call that its breaker does not let through, after as many attempts as were made."""
+def _ready(
+    plan: Plan, passage: Passage | None, ends: float | None
+) -> Generator[Op, Any, CircuitOpen | DeadlineExceeded | None]:
+    """Wait for an attempt's moment, and ask its breaker; return None, or why there is none.
+
+    The breaker is asked first: who is not let through waits for nothing. And again after a wait.
+    """
+    if passage is not None and (shut := (yield from passage.admit())) is not None:
+        return shut
+    wait = 0.0 if plan.rate is None else (yield from plan.rate.wait())
+    if wait <= 0.0:
+        return None
+    if ends is not None and clocks.current.monotonic() + wait >= ends:
+        return DeadlineExceeded(f"{plan.name}: its rate has no room before the whole call's time is up")
+    yield Wait(wait)
+    return None if passage is None or passage.turn else (yield from passage.admit())
+
+
+def _shut(plan: Plan, error: CircuitOpen | DeadlineExceeded, made: int, now: float) -> Flow:
+    """End a call that is not let through, after as many attempts as were made."""
     if plan.witness is not None:
         plan.witness.ended(made, now, error)
     if plan.fallback is NO_FALLBACK:

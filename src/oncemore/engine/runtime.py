@@ -26,6 +26,7 @@ from oncemore.engine.circuits import Circuits
 from oncemore.engine.ids import uuid7
 from oncemore.engine.lease import BEATS, LEASE_S, Heart, Identity, Shield
 from oncemore.engine.notices import CLOSE_S
+from oncemore.engine.resources import Paces
 from oncemore.engine.watch import LIMITS, Limits, Watch
 from oncemore.errors import RestoredCopy, StoreError, UsageError
 
@@ -120,6 +121,7 @@ class Engine:
             self.notices.begin_anew()
         self.held = UNSEEN
         self.circuits = Circuits()
+        self.paces = Paces(self)
 
     def __repr__(self) -> str:
         return f"<oncemore.Engine {self.url}>"
