@@ -16,14 +16,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from oncemore.breakers import gate_of
+from oncemore.breakers import gate_of, meter_of
 from oncemore.codec.artifact import name_of
 from oncemore.codec.secret import Secret, texts_of
 from oncemore.codec.step_key import are_plain, argument_bytes, cfg_hash, key_of, scope_bytes
 from oncemore.codec.tagged import Tagger, untag
 from oncemore.core.model import EFFECTS
 from oncemore.engine.circuits import entity_of
-from oncemore.engine.ops import Barrier
+from oncemore.engine.ops import Barrier, Beat
 from oncemore.engine.runtime import log
 from oncemore.errors import UsageError
 from oncemore.options import as_seconds, colour_of, policy_of
@@ -69,6 +69,7 @@ class Recipe:
         self._partition, self._tenant, self._dataset = told["partition"], told["tenant"], told["dataset"]
         self._provider = told["provider"]
         self._breaker = gate_of(told["breaker"], rules)
+        self._rate = None if told["rate"] is None else meter_of(told["rate"])
         self._guards = rules if self._breaker is None and self._provider is not None else None
         self._bucket = _bucket(told["bucket"])
         self._plain_scope = b""
@@ -150,8 +151,13 @@ class Recipe:
 
     @property
     def guards_each(self) -> bool:
-        """Whether the policy has a breaker for each provider: every call to one passes it (BREAK-1)."""
-        return self._guards is not None
+        """Whether providers have breakers (BREAK-1) or rates of their own: calls differ by whom they ask."""
+        return self._guards is not None or self._rate is not None
+
+    def beat_of(self, provider: str) -> Beat | None:
+        """Return the rate of calls to a provider, or of the step where it names none."""
+        rate = self._rate
+        return None if rate is None else Beat(rate.name or provider or self.name, rate.pulse)
 
     def barrier_of(self, provider: str) -> Barrier | None:
         """Return the breaker that the policy has for a provider."""

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from oncemore.engine.course import Met
     from oncemore.engine.gates import Gate
     from oncemore.engine.lease import Identity
+    from oncemore.engine.meters import Meter
     from oncemore.engine.ops import Script
     from oncemore.engine.runtime import Engine
     from oncemore.options import Seconds
@@ -546,7 +547,10 @@ class Step(Generic[P, R]):
         if known is None:
             if len(self._plans) >= MOST_PROVIDERS:
                 self._plans = {}
-            known = self._plans[provider] = plan.replaced(barrier=self._recipe.barrier_of(provider))
+            recipe = self._recipe
+            barrier = recipe.barrier_of(provider) if recipe.barrier is None else recipe.barrier
+            known = plan.replaced(barrier=barrier, beat=recipe.beat_of(provider))
+            self._plans[provider] = known
         return known
 
 
@@ -706,7 +710,7 @@ _USUAL: dict[str, Any] = {
     "name": None, "aliases": (), "key": None, "ignore": (), "partition": None, "bucket": None, "tenant": None,
     "config": None, "version": "1", "on_version_change": None, "timeout": None, "isolate": None,
     "within": None, "if_running": "wait", "not_applied": (), "reconcile": None, "provider": None,
-    "breaker": None, "dataset": None, "priority": "P1", "retain_for": None, "artifact": None,
+    "breaker": None, "rate": None, "dataset": None, "priority": "P1", "retain_for": None, "artifact": None,
 }  # fmt: skip
 
 
@@ -739,6 +743,7 @@ def step(
     reconcile: Callable[..., Any] | None = None,
     provider: str | Callable[..., str] | None = None,
     breaker: Gate | str | None = None,
+    rate: Meter | str | None = None,
     dataset: str | Callable[..., str] | None = None,
     priority: str = "P1",
     retain_for: Seconds | None = None,
@@ -774,6 +779,8 @@ def step(
                        policy has a `circuit_breaker`, every call passes that of its provider
     breaker            a `Breaker`, or the name of one, that has to let each attempt through; it is kept in
                        the store, and while it is open runs wait for the end of its cooldown (`Parked`)
+    rate               how many attempts in a time, of all who share the store: "10/s", "100/min", a `Rate`;
+                       for each provider, or for the step where it names none
     priority           "P0", "P1" or "P2": what workers do first
     dataset, retain_for   recorded with the run
     artifact           the name of the one artifact that the step returns (`current().put`): where it is there
@@ -788,7 +795,8 @@ def step(
         tenant=tenant, config=config, version=version, on_version_change=on_version_change,
         policy=default_policy() if policy is None else policy, timeout=timeout, isolate=isolate,
         within=within, if_running=if_running, not_applied=not_applied, reconcile=reconcile, provider=provider,
-        breaker=breaker, dataset=dataset, priority=priority, retain_for=retain_for, artifact=artifact,
+        breaker=breaker, rate=rate, dataset=dataset, priority=priority, retain_for=retain_for,
+        artifact=artifact,
     )  # fmt: skip
 
     def decorate(work: Callable[P, R]) -> Step[P, R]:

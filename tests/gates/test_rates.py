@@ -157,3 +157,85 @@ def test_others_who_write_first_are_read_again_and_not_for_ever(
     with pytest.raises(StoreError, match="others wrote to it 3 times in a row"):
         waited_for(resources.changed(engine, "api", lambda found, now: (found._replace(per=9), None)))
     assert meters.MOST_TAKEN == 100
+
+
+# Durable steps --------------------------------------------------------------------------------------
+
+
+def test_attempts_of_a_step_wait_for_their_moment_inside_the_call(
+    engine: oncemore.Engine, clock: FakeClock
+) -> None:
+    @oncemore.step(effect="idempotent", name="rated", rate="1/10s", provider="api")
+    def rated(n: int) -> int:
+        return n
+
+    assert [rated(n) for n in range(3)] == [0, 1, 2]
+    assert clock.delays == pytest.approx([10, 10], abs=0.2)
+
+    @oncemore.step(effect="idempotent", name="arated", rate="1/10s", provider="api")
+    async def arated(n: int) -> int:
+        return n
+
+    assert asyncio.run(arated(1)) == 1  # the same provider, the same rate
+    assert clock.delays[-1] == pytest.approx(10, abs=0.2)
+    assert rated(0) == 0  # done before: no attempt, no moment
+    assert len(clock.delays) == 3
+
+
+def test_what_has_to_wait_longer_is_parked_until_its_moment_and_takes_no_other(
+    engine: oncemore.Engine, clock: FakeClock
+) -> None:
+    did: list[int] = []
+
+    @oncemore.step(effect="idempotent", name="slow", rate="1/h")
+    def slow(n: int) -> int:
+        did.append(n)
+        return n
+
+    slow(0)
+    runs = [slow.run(n) for n in (1, 2)]
+    assert [run.reason for run in runs] == ["rate_limited"] * 2
+    assert "not tried yet: slow takes 1 in 3600 s" in runs[0].explain()
+    clock.advance(3600)
+    worker = oncemore.Worker(engine, [slow])
+    worker.run_until_idle()
+    assert did == [0, 1]
+    clock.advance(3600)
+    worker.run_until_idle()
+    assert did == [0, 1, 2]
+    third = slow.run(3)
+    assert third.reason == "rate_limited"
+    clock.advance(30_000)  # long after its moment, which it has no longer
+    slow.run(4)
+    assert slow.run(3).reason == "rate_limited"
+    assert did == [0, 1, 2, 4]
+
+
+def test_a_worker_spreads_what_is_handed_in(engine: oncemore.Engine, clock: FakeClock) -> None:
+    @oncemore.step(effect="idempotent", name="spread", rate=oncemore.Rate("1/s", name="api"))
+    def spread(n: int) -> int:
+        return n
+
+    for n in range(5):
+        spread.submit(n)
+    worker = oncemore.Worker(engine, [spread])
+    worker.run_until_idle()
+    assert worker.worked.done == 1
+    for _ in range(8):
+        clock.advance(0.7)
+        worker.run_until_idle()
+    assert worker.worked.done == 5
+    assert all(spread.last(n).state.tried == 1 for n in range(5))  # type: ignore[union-attr]
+
+
+def test_a_run_whose_deadline_is_before_its_moment_is_over_then(
+    engine: oncemore.Engine, clock: FakeClock
+) -> None:
+    @oncemore.step(effect="idempotent", name="late", rate="1/h", within=100)
+    def late(n: int) -> int:
+        return n
+
+    late(0)
+    assert late.run(1).not_before == pytest.approx(engine.now() + 100, abs=1)
+    clock.advance(101)
+    assert late.run(1).reason == "deadline_passed"

@@ -24,6 +24,7 @@ from oncemore.core.decide import Situation, decide
 from oncemore.core.key import seed_of
 from oncemore.core.record import Change, Run
 from oncemore.engine import endings, passing
+from oncemore.engine.gates import CIRCUIT_OPEN
 from oncemore.engine.ops import (
     Answer,
     Ask,
@@ -40,6 +41,7 @@ from oncemore.engine.ops import (
     Read,
     Save,
     Sleep,
+    Slot,
     Spill,
     Tell,
     Watch,
@@ -84,6 +86,9 @@ def run_step(plan: Plan, call: Call, seen: Seen | None = None) -> Script:
             continue
         way = None
         if plan.barrier is not None and (way := (yield from _gate(plan, call, terms, ready, now))) is None:
+            plan = _joined(plan)
+            continue
+        if plan.beat is not None and (now := (yield from _paced(plan, call, terms, ready, now))) is None:
             plan = _joined(plan)
             continue
         claim = _claim(plan, call, terms, ready.run, now)
@@ -290,16 +295,48 @@ def _gate(plan: Plan, call: Call, terms: Terms, seen: Seen, now: float) -> Scrip
     answer = yield from passing.ask(plan, call, now)
     if type(answer) is passing.Way:
         return answer
-    run, marks, body = seen.run, _SHUT, passing.told(plan, answer)
-    at = run
-    if at is None or at.state in ("COMPLETE", "HARD_FAIL"):
-        marks, body = ("PENDING", *_SHUT), {**_opening(terms), **body}
-        at = new_run(plan, call, terms, run, now)
-    yield Save(seen, Change(marks, run, passing.deferred(at, answer), body))
+    told = passing.told(plan, answer)
+    yield _put_off(plan, call, terms, seen, now, "BREAKER", CIRCUIT_OPEN, answer.until, told)
     return None
 
 
-_SHUT: tuple[Any, ...] = ("BREAKER",)
+def _put_off(
+    plan: Plan, call: Call, terms: Terms, seen: Seen, now: float, mark: Any, reason: str, until: float,
+    body: dict[str, Any],
+) -> Save:  # fmt: skip
+    """Have a run wait without an attempt, which is not counted then; begin it where there is none yet."""
+    marks: tuple[Any, ...] = (mark,)
+    at = seen.run
+    if at is None or at.state in ("COMPLETE", "HARD_FAIL"):
+        marks, body = ("PENDING", mark), {**_opening(terms), **body}
+        at = new_run(plan, call, terms, seen.run, now)
+    until = min(until, at.deadline) if at.deadline else until
+    return Save(seen, Change(marks, seen.run, at._replace(not_before=until, reason=reason), body))
+
+
+def _paced(plan: Plan, call: Call, terms: Terms, seen: Seen, now: float) -> Script:
+    """Wait for the attempt's moment, and return the time then; None if the run waits for it instead.
+
+    One that was put off until its moment has it, if it comes in time: it takes no other.
+    """
+    assert plan.beat is not None
+    run = seen.run
+    late_s = max(LATE_S, plan.beat.pulse.step_s)
+    if run is not None and run.reason == RATE_LIMITED and now - run.not_before <= late_s:
+        return now
+    wait = yield Slot(plan.beat)
+    if wait <= 0:
+        return now
+    if wait <= plan.inline_wait_s and not (call.give_up and now + wait > call.give_up):
+        yield Sleep(wait)
+        return (yield NOW)
+    told = {"rate": f"{plan.beat.pulse.per} in {plan.beat.pulse.period_s:g} s", "of": plan.beat.name}
+    yield _put_off(plan, call, terms, seen, now, "RESOURCE", RATE_LIMITED, now + wait, told)
+    return None
+
+
+#: Why a run waits for its moment, and how long after that it still has it.
+RATE_LIMITED, LATE_S = "rate_limited", 1.0
 
 
 # The claim: counted before it runs, under a new fence -----------------------------------------------

@@ -56,6 +56,7 @@ RECORDS = {
     "ERASE": "ERASE",
     "EVENT": "EVENT",
     "BREAKER": "DECISION",
+    "RESOURCE": "DECISION",
 }
 
 
@@ -298,6 +299,8 @@ def _told(run: Run, entries: list[tuple[Any, record.Run, dict[str, Any]]]) -> It
             yield f"  its arguments, results and errors were {how}"
         elif "BREAKER" in header.marks:
             yield f"  not tried: the breaker of {body.get('breaker', 'its provider')} is open"
+        elif "RESOURCE" in header.marks:
+            yield f"  not tried yet: {body.get('of', 'its provider')} takes {body.get('rate', 'no more now')}"
         elif after.reason == "imported":
             yield "  was done elsewhere, and marked as done here"
         elif after.state not in ("PENDING", "RUNNING"):  # what changes neither is told by its decision

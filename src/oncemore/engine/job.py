@@ -25,6 +25,7 @@ from oncemore.engine.entry import (
 )
 from oncemore.engine.lease import RESERVED, Shield
 from oncemore.engine.marks import Mark, asked, asked_awaited, kept_as
+from oncemore.engine.meters import Meter
 from oncemore.engine.notices import entered
 from oncemore.engine.ops import (
     Begin,
@@ -41,6 +42,7 @@ from oncemore.engine.ops import (
     Read,
     Save,
     Seen,
+    Slot,
     Spill,
     Tell,
     Work,
@@ -112,6 +114,15 @@ class Job:
     def consult(self, op: Consult) -> Seen:
         """Return the circuit of a breaker."""
         return self.engine.circuits.consult(self.engine, op.entity)
+
+    def slot(self, op: Slot) -> Generator[Any, Any, float]:
+        """Return the script that takes a moment for an attempt; all steps here take from one meter."""
+        engine = self.engine
+        meter = engine.meters.get(op.beat)
+        if meter is None:
+            made = Meter(op.beat.pulse, op.beat.name, lambda: engine)
+            meter = engine.meters.setdefault(op.beat, made)
+        return meter.wait()
 
     def begin(self, op: Begin) -> Terms:
         """Return who begins an attempt: this process, with a lease that is good for it."""

@@ -4,6 +4,7 @@ Load(entity, kind)        read the head                              ← Seen
 Begin()                   who begins an attempt, and with what       ← Terms
 Offer()                   what a run for somebody else begins with   ← Terms, nobody's
 Consult(entity)           a breaker's circuit, as far as it is known ← Seen
+Slot(pace)                a moment for an attempt, by a rate         ← seconds until then
 Now()                     the store's time                           ← seconds
 Holder(worker, …)         until when is that attempt held?           ← seconds; 0 when its worker is gone
 Save(seen, change, …)     append, if the entity is as it was seen    ← Seen after it, or None: it is not
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from oncemore.core.gate import Rules
     from oncemore.core.model import Effect, Failure
     from oncemore.core.policy import Policy
+    from oncemore.core.rate import Pulse
     from oncemore.core.record import Change, Kept, Outgoing
     from oncemore.engine.marks import Mark
     from oncemore.store.base import Joined
@@ -47,6 +49,13 @@ class Barrier(NamedTuple):
 
     entity: str
     rules: Rules
+
+
+class Beat(NamedTuple):
+    """The rate of a step's provider: whose it is, and how many in which time."""
+
+    name: str
+    pulse: Pulse
 
 
 class Plan(Record):
@@ -64,17 +73,19 @@ class Plan(Record):
     large              whether an encoded result is too large for the log
     quarantines        whether a failure that is not tried again waits for a person (CLASS-3)
     barrier            the breaker that has to let its attempts through, if there is one
+    beat               the rate that gives its attempts their moments, if there is one
     """
 
     __slots__ = (
-        "after_failure", "artifact", "asks", "barrier", "classify", "covers", "decode", "describe", "effect",
-        "encode", "if_running", "inline_wait_s", "large", "name", "not_applied", "on_version_change",
-        "policy", "policy_name", "quarantines",
+        "after_failure", "artifact", "asks", "barrier", "beat", "classify", "covers", "decode",
+        "describe", "effect", "encode", "if_running", "inline_wait_s", "large", "name",
+        "not_applied", "on_version_change", "policy", "policy_name", "quarantines",
     )  # fmt: skip
     after_failure: str
     artifact: str
     asks: bool
     barrier: Barrier | None
+    beat: Beat | None
     classify: Callable[[BaseException, float], Failure]
     covers: Callable[[Exception, Failure], bool] | None
     decode: Callable[[Any], Any]
@@ -112,9 +123,10 @@ class Plan(Record):
         large: Callable[[Any], bool] = lambda encoded: False,
         quarantines: bool = False,
         barrier: Barrier | None = None,
+        beat: Beat | None = None,
     ) -> None:
         self.fill(
-            after_failure, artifact, asks, barrier, classify, covers, decode, describe, effect, encode,
+            after_failure, artifact, asks, barrier, beat, classify, covers, decode, describe, effect, encode,
             if_running, inline_wait_s, large, name, not_applied, on_version_change, policy,
             f"{policy.name}@{policy.version}:{policy.digest[:12]}", quarantines,
         )  # fmt: skip
@@ -188,6 +200,12 @@ class Consult(NamedTuple):
     """Read the circuit of a breaker; while it is closed, it may be as it was some time ago."""
 
     entity: str
+
+
+class Slot(NamedTuple):
+    """Take a moment for an attempt."""
+
+    beat: Beat
 
 
 class Now(NamedTuple):

@@ -26,7 +26,7 @@ from oncemore.engine.ops import Holder as Held
 
 if TYPE_CHECKING:
     from oncemore.core.decide import Decision
-    from oncemore.core.record import Change, Circuit, Run
+    from oncemore.core.record import Change, Circuit
     from oncemore.engine.ops import Barrier, Call, Plan, Script, Seen
 
 NOW = Now()
@@ -95,12 +95,6 @@ def _look(barrier: Barrier, now: float) -> Script:
     if circuit.state == "HALF_OPEN":
         held = (yield Held(circuit.worker, circuit.holder, circuit.fence or circuit.turn)) > now
     return seen, circuit, held
-
-
-def deferred(run: Run, refusal: Refusal) -> Run:
-    """Return a run that waits for its provider's breaker: no attempt was made, so none is counted."""
-    until = min(refusal.until, run.deadline) if run.deadline else refusal.until
-    return run._replace(not_before=until, reason=CIRCUIT_OPEN)
 
 
 def told(plan: Plan, refusal: Refusal) -> dict[str, Any]:

@@ -43,8 +43,9 @@ if TYPE_CHECKING:
     from oncemore.engine.house import Backup, Sizes, Verified
     from oncemore.engine.job import Job
     from oncemore.engine.jobs import JobRun
+    from oncemore.engine.meters import Meter
     from oncemore.engine.notices import Notices
-    from oncemore.engine.ops import Seen
+    from oncemore.engine.ops import Beat, Seen
     from oncemore.engine.quarantine import Quarantine
     from oncemore.engine.retention import Pruned
     from oncemore.engine.retry import Invoke
@@ -122,6 +123,7 @@ class Engine:
         self.held = UNSEEN
         self.circuits = Circuits()
         self.paces = Paces(self)
+        self.meters: dict[Beat, Meter] = {}
 
     def __repr__(self) -> str:
         return f"<oncemore.Engine {self.url}>"
