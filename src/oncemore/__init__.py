@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         retry,
         retrying,
     )
-    from oncemore.breakers import Breaker, Rate
+    from oncemore.breakers import Breaker, Budget, Rate
     from oncemore.codec.artifact import Artifact
     from oncemore.codec.secret import Secret
     from oncemore.core.backoff import Jitter, Schedule
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from oncemore.edges.classify import classify
     from oncemore.edges.taught import classifier
     from oncemore.engine.attempt import Attempt, current
-    from oncemore.engine.budget import Budget
     from oncemore.engine.context import context
     from oncemore.engine.helpers import still_running
     from oncemore.engine.history import Run
@@ -76,7 +75,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "oncemore.api": "additive attempts exponential fixed linear proportional retry retrying",
-    "oncemore.breakers": "Breaker Rate",
+    "oncemore.breakers": "Breaker Budget Rate",
     "oncemore.codec.artifact": "Artifact",
     "oncemore.codec.secret": "Secret",
     "oncemore.core.backoff": "Jitter Schedule",
@@ -86,7 +85,6 @@ _HOMES = {
     "oncemore.edges.classify": "classify",
     "oncemore.edges.taught": "classifier",
     "oncemore.engine.attempt": "Attempt current",
-    "oncemore.engine.budget": "Budget",
     "oncemore.engine.context": "context",
     "oncemore.engine.helpers": "still_running",
     "oncemore.engine.history": "Run",

@@ -11,9 +11,10 @@ from oncemore.core.gate import Rules
 from oncemore.core.rate import pulse_of
 from oncemore.edges.classify import classify, ready
 from oncemore.engine import clock as clocks
+from oncemore.engine.budget import Budget as Plain
 from oncemore.engine.gates import Gate, Passage, awaited, check_name, named, waited_for
 from oncemore.engine.meters import Meter
-from oncemore.errors import UsageError
+from oncemore.errors import StoreError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, ParamSpec, Self, TypeVar
 
-    from oncemore.core.record import Circuit
+    from oncemore.core.record import Circuit, Resource
     from oncemore.engine.gates import Book, Script
     from oncemore.engine.runtime import Engine
 
@@ -168,6 +169,90 @@ def _open_engine() -> Engine:
     from oncemore.opening import chosen
 
     return chosen(None)
+
+
+class Budget(Plain):
+    """A bucket of retry tokens, shared by every `retry` that is given it.
+
+    capacity     tokens at the start and at most; the longest burst of retries
+    per_success  tokens that a call which succeeded at once or in the end earns back
+    at_empty     what a retry does for which no token is left: "fail" (the failure is raised at once), "wait"
+                 (it waits until there is one, as long as the call may take), or "park" (it is raised at once,
+                 and says when to come back)
+    name         whose budget it is: needed where it is shared
+    shared       kept in the store of the engine that is open: all processes on that store have it together
+    """
+
+    __slots__ = ("_earned", "_find", "name")
+
+    def __init__(
+        self,
+        capacity: float = 10.0,
+        per_success: float = 0.1,
+        *,
+        at_empty: str = "fail",
+        name: str = "",
+        shared: bool = False,
+    ) -> None:
+        super().__init__(capacity, per_success, at_empty=at_empty)
+        self.name = check_name(name) if shared else name
+        self._find = _open_engine if shared else None
+        self._earned = 0.0
+
+    @property
+    def tokens(self) -> float:
+        """The tokens that are left; of a shared one, those that the store knows of."""
+        if self._find is None:
+            return self._tokens
+        from oncemore.engine.resources import known
+
+        try:
+            found = known(self._find(), self.name)
+        except StoreError:
+            return self._tokens
+        return found.tokens if found.capacity else self.capacity
+
+    def paying(self, cost: float) -> Script[float | None]:
+        """Take tokens, of the store where it is shared; if that is down, of this process."""
+        spend = lambda had: had - cost if had >= cost else None  # noqa: E731
+        short: float | None = yield from self._shared(spend, self.take, cost)
+        return short
+
+    def earning(self) -> Script[None]:
+        """Give back what a success earns; to a store, when it is worth a write."""
+        if self._find is None:
+            return self.earn()
+        self._earned += self.per_success
+        if self._earned >= max(1.0, self.capacity / 10):
+            yield from self._shared(lambda had: had, lambda cost: self.earn(), 0.0)
+        return None
+
+    def _shared(
+        self, spend: Callable[[float], float | None], alone: Callable[[float], Any], cost: float
+    ) -> Any:
+        if self._find is None:
+            return alone(cost)
+        from oncemore.engine.resources import changed
+
+        earned, self._earned = self._earned, 0.0
+
+        def turn(found: Resource, now: float) -> tuple[Resource, float | None]:
+            had = min(self.capacity, (found.tokens if found.capacity else self.capacity) + earned)
+            left = spend(had)
+            after = found._replace(capacity=self.capacity, tokens=had if left is None else left)
+            return after, had if left is None else None
+
+        engine = self._find()
+        try:
+            return (yield from changed(engine, self.name, turn))
+        except StoreError as error:
+            engine.grumble(
+                f"budget {self.name}: the store cannot be reached ({error}); this process pays alone"
+            )
+            return alone(cost)
+
+    def __repr__(self) -> str:
+        return f"Budget({self.tokens:g} of {self.capacity:g} tokens, {self.per_success:g} per success)"
 
 
 class Rate(Meter):

@@ -130,7 +130,7 @@ def plan_of(options: Options, name: str, colour: str) -> Plan:
         covers=_covers(options["on"], policy),
         classify=classify,
         deadline=_deadline(options.get("deadline")),
-        budget=options.get("budget"),
+        budget=_budget(options),
         seed=_seed(options.get("seed")) or check_seed(policy.jitter_seed),
         fallback=fallback,
         cuts=colour == "coroutine" or policy.timeout_s is not None,
@@ -333,12 +333,53 @@ def _breaker(options: Options) -> Gate | None:
 
 
 def _rate(options: Options) -> Meter | None:
+    """Return the rate: as given, or that of the policy."""
     given = options.get("rate")
-    if given is None:
-        return None
+    return told_rate(options.get("policy")) if given is None else _meter(given)
+
+
+def _meter(given: Meter | str) -> Meter:
     from oncemore.breakers import meter_of
 
     return meter_of(given)
+
+
+def told_rate(policy: object) -> Meter | None:
+    """Return a rate as the file of a policy says it, if it does; every function has its own."""
+    told = _section(policy, "rate_limit")
+    if told is None:
+        return None
+    from oncemore.core.rate import Pulse, check_pulse
+    from oncemore.engine.meters import Meter
+
+    return Meter(check_pulse(Pulse(told.get("calls", 1), told.get("period_s", 1.0), told.get("burst", 1))))
+
+
+def _budget(options: Options) -> Budget | None:
+    """Return the budget: as given, or that of the policy, which all in this process share who name it."""
+    given, policy = options.get("budget"), options.get("policy")
+    told = None if given is not None else _section(policy, "retry_budget")
+    if told is None:
+        return given
+    from oncemore.engine.budget import Budget
+
+    key = (str(policy), *sorted(told.items()))
+    if key not in _budgets:
+        capacity = told.get("capacity", 10.0)
+        earns, at_empty = told.get("per_success", min(0.1, capacity)), told.get("at_empty", "fail")
+        _budgets[key] = Budget(capacity, earns, at_empty=at_empty)
+    return _budgets[key]
+
+
+_budgets: dict[tuple[object, ...], Budget] = {}
+
+
+def _section(policy: object, name: str) -> Any:
+    if not _on_disk(policy):
+        return None
+    from oncemore.govern.loader import section_of
+
+    return section_of(policy, name)  # type: ignore[arg-type]
 
 
 def _deadline(deadline: datetime | float | None) -> float | None:

@@ -26,7 +26,7 @@ from oncemore.engine.circuits import entity_of
 from oncemore.engine.ops import Barrier, Beat
 from oncemore.engine.runtime import log
 from oncemore.errors import UsageError
-from oncemore.options import as_seconds, colour_of, policy_of
+from oncemore.options import as_seconds, colour_of, policy_of, told_rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -69,7 +69,7 @@ class Recipe:
         self._partition, self._tenant, self._dataset = told["partition"], told["tenant"], told["dataset"]
         self._provider = told["provider"]
         self._breaker = gate_of(told["breaker"], rules)
-        self._rate = None if told["rate"] is None else meter_of(told["rate"])
+        self._rate = told_rate(told["policy"]) if told["rate"] is None else meter_of(told["rate"])
         self._guards = rules if self._breaker is None and self._provider is not None else None
         self._bucket = _bucket(told["bucket"])
         self._plain_scope = b""

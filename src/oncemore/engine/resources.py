@@ -53,6 +53,12 @@ def changed(
     raise StoreError(f"resource {name}: others wrote to it {MOST_TRIES} times in a row")
 
 
+def known(engine: Engine, name: str) -> Resource:
+    """Return a resource as it is now."""
+    head = engine.store.head(PREFIX + name)
+    return Resource(name=name) if head is None else head_of(head.head, Resource)
+
+
 def limited(found: Resource | None) -> bool:
     """Whether a provider is asked less than at first: calls need permits."""
     return found is not None and 0 < found.now < found.most

@@ -255,7 +255,7 @@ def loop(
             yield from passage.passed()
         if error is None and (plan.until is None or plan.until(value)):
             if budget is not None:
-                budget.earn()
+                yield from budget.earning()
             if plan.witness is not None:
                 plan.witness.ended(number, wall + (clock.monotonic() - start), None)
             yield make(Outcome, outcome)
@@ -265,14 +265,14 @@ def loop(
         covered = error is None or plan.covers(error, failure) or _own_end(error, ends, clock)
         if seed is None:
             seed = urandom(16).hex() if policy.jitter.spread != "none" else ""
-        tokens = None if budget is None else budget.tokens
+        tokens = None if budget is None or budget.at_empty != "fail" else budget.tokens
         verdict = "RETRYABLE" if covered else "TERMINAL"
         known = (number, failure, verdict, now, seed, wall, deadline, None, tokens, None, "", None)
         decision = decide(policy, make(Situation, known))
         if passage is not None and error is not None:
             decision = yield from passage.decided(decision)
         if budget is not None and decision.action == "retry":
-            decision = _paid(budget, decision)
+            decision = yield from _paid(budget, decision, ends)
         if decision.action != "retry":
             yield from _give_up(plan, _report(plan, error, value, decision, waited), covered)
             return
@@ -347,10 +347,26 @@ def _announce(plan: Plan, report: Report) -> Generator[Op, object, None]:
         yield Tell(plan.on_retry, report)
 
 
-def _paid(budget: Budget, decision: Decision) -> Decision:
-    """Take the tokens that a retry costs; if another caller took the last, decide again without them."""
-    short = budget.take(decision.policy.retry_cost)
-    return decision if short is None else decide(decision.policy, decision.situation._replace(tokens=short))
+#: How often a call waits for a token at most.
+MOST_WAITS = 100
+
+
+def _paid(budget: Budget, decision: Decision, ends: float | None) -> Generator[Op, Any, Decision]:
+    """Take the tokens that a retry costs; if there are too few, decide again by what the budget says then."""
+    policy, at = decision.policy, decision.situation
+    pause = policy.max_delay_s or 1.0
+    for _ in range(MOST_WAITS):
+        short = yield from budget.paying(policy.retry_cost)
+        if short is None:
+            return decision
+        late = ends is not None and clocks.current.monotonic() + pause >= ends
+        if budget.at_empty != "wait" or late:
+            break
+        yield Wait(pause)
+    if budget.at_empty == "park":
+        hold = at._replace(hold_until=at.now + pause, held_for="retry_budget_empty")
+        return decide(policy, hold)
+    return decide(policy, at._replace(tokens=short))
 
 
 def _give_up(plan: Plan, report: Report, covered: bool) -> Flow:

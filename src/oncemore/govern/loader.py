@@ -29,8 +29,8 @@ from oncemore.govern.packaged import PACKAGED, is_packaged, path_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Final
+    from collections.abc import Iterable, Mapping
+    from typing import Any, Final
 
     from oncemore.core.policy import Policy
 
@@ -98,14 +98,20 @@ def quarantines(name: str | os.PathLike[str]) -> bool:
 
 def breaker_rules(name: str | os.PathLike[str]) -> Rules | None:
     """Return when a policy's profile cuts off calls to a provider; None if it does not."""
-    if name == STANDARD.name:
-        return None
-    made, _ = _load(address_of(name).path)
-    told = made.sections.get("circuit_breaker")
+    told = section_of(name, "circuit_breaker")
     if told is None:
         return None
     given = {field: told[row] for row, field in _BREAKER.items() if row in told}
     return Rules(**given)
+
+
+def section_of(name: str | os.PathLike[str], section: str) -> Mapping[str, Any] | None:
+    """Return what a policy's profile says in one of its sections; None if it says nothing."""
+    if name == STANDARD.name:
+        return None
+    made, _ = _load(address_of(name).path)
+    found: Mapping[str, Any] | None = made.sections.get(section)
+    return found
 
 
 _BREAKER: Final = {

@@ -37,6 +37,17 @@ SECTIONS: Final = (
         Row("window_sec", "number", "the time over which that part is taken", ("window_s",), above=True),
         Row("min_calls", "count", "how many calls there must be in it", low=1, high=_COUNT),
     )),
+    Row("rate_limit", "section", "how many calls in a time: of each provider, or of the step", rows=(
+        Row("calls", "count", "how many", low=1, high=_COUNT),
+        Row("period_s", "number", "in how much time; 1 second unless given", ("period_sec",), above=True),
+        Row("burst", "count", "how many at once after a rest; 1 unless given", low=1, high=_COUNT),
+    )),
+    Row("retry_budget", "section", "what the retries of a process may cost together", rows=(
+        Row("capacity", "number", "tokens at the start and at most", above=True, high=1e6),
+        Row("per_success", "number", "tokens that a success earns back", high=1e6),
+        Row("at_empty", "text", "what a retry does for which no token is left",
+            choices=("fail", "wait", "park")),
+    )),
     Row("cooldown", "section", "how long a provider is left alone: capped, growing, without jitter", rows=(
         *COOLDOWN,
         Row("provider_overrides", "map", "what differs for single providers, as in providers.*.cooldown",
