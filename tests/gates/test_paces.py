@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 import urllib.request
@@ -16,6 +17,7 @@ from oncemore.core.backoff import Jitter, Schedule
 from oncemore.core.policy import Policy
 from oncemore.core.record import Resource, fold
 from oncemore.engine import resources
+from oncemore.errors import StoreError
 from oncemore.store.base import Query
 from tests.gates.server import Provider, provider
 
@@ -209,3 +211,61 @@ def test_a_worker_waits_for_permits_that_others_have(tmp_path: Path, clock: Fake
         thread.join(20)
         assert not thread.is_alive()
         assert worker.worked.done == 1
+
+
+@pytest.mark.parametrize("colour", ["plain", "async"])
+def test_a_job_waits_for_permits_that_others_have(tmp_path: Path, colour: str) -> None:
+    @oncemore.step(effect="idempotent", name="mapped", provider="api")
+    def mapped(n: int) -> int:
+        return n
+
+    @oncemore.step(effect="idempotent", name="amapped", provider="api")
+    async def amapped(n: int) -> int:
+        return n
+
+    found: list[Any] = []
+
+    def job() -> None:
+        with oncemore.open(tmp_path / "log.db"):
+            found.append(
+                asyncio.run(_awaited(amapped)) if colour == "async" else mapped.map([1, 2], progress="off")
+            )
+
+    with oncemore.open(tmp_path / "log.db") as other:
+        other.paces.throttled("api", other.now(), 3)
+        assert other.paces.begin("api")
+        thread = threading.Thread(target=job, daemon=True)
+        thread.start()
+        thread.join(0.4)
+        assert thread.is_alive()
+        assert not found
+        other.paces.end("api")
+        thread.join(20)
+        assert found
+        assert found[0].values == [1, 2]
+
+
+async def _awaited(step: Any) -> Any:
+    return await step.map([1, 2], progress="off")
+
+
+def test_a_store_that_fails_stops_no_work_for_the_sake_of_a_pace(
+    engine: oncemore.Engine,
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine.paces.throttled("api", engine.now(), 5)
+    assert engine.paces.begin("api")
+
+    def down(*told: object) -> Any:
+        raise StoreError("gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.store, "append", down)
+        engine.paces.throttled("api", engine.now(), 5)
+        engine.paces.end("api")
+    assert caplog.text.count("the pace of api could not be written: gone") == 2
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.store, "head", down)
+        engine.paces.end("api")

@@ -665,3 +665,46 @@ def test_audit_events_say_that_a_call_was_not_let_through(make: Make, run: Run, 
     provider.error = None
     run(provider, breaker, on_event=heard.append)
     assert heard[-1].event_type == "retry_succeeded"
+
+
+def test_a_plain_call_behind_one_in_memory_counts_and_resets() -> None:
+    breaker = oncemore.Breaker("x", failures=2)
+
+    def down() -> None:
+        raise ConnectionResetError
+
+    with pytest.raises(ConnectionResetError):
+        breaker.call(down)
+    assert breaker.circuit.failures == 1
+    assert breaker.call(int, "7") == 7
+    assert breaker.circuit.failures == 0
+
+    def meanwhile() -> str:
+        with pytest.raises(ConnectionResetError):
+            breaker.call(down)
+        return "well"
+
+    assert breaker.call(meanwhile) == "well"
+    assert breaker.circuit.failures == 0
+
+
+def test_a_write_that_fails_in_a_block_leaves_local_memory(
+    engine: oncemore.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lost:
+        def wait(self) -> Any:
+            raise StoreError("no answer")
+
+        def __await__(self) -> Any:
+            raise StoreError("no answer")
+            yield
+
+    async def inside() -> None:
+        async with oncemore.Breaker("awaited", failures=1, shared=True):
+            raise ConnectionResetError
+
+    monkeypatch.setattr(engine.store, "append", lambda batch: Lost())
+    with pytest.raises(ConnectionResetError):
+        asyncio.run(inside())
+    with pytest.raises(ConnectionResetError), oncemore.Breaker("plain", failures=1, shared=True):
+        raise ConnectionResetError

@@ -116,16 +116,25 @@ class Paces:
         engine = self._engine
         with self._lock:
             mine = self._under_way[provider] = max(0, self._under_way.get(provider, 0) - 1)
-            head = engine.store.head(PREFIX + provider)
-            if head is None or not head_of(head.head, Resource).held:
-                return
-            me = engine.identity().name
+            try:
+                if not known(engine, provider).held:
+                    return
+                me = engine.identity().name
+            except StoreError:
+                return  # it ends with this process at the latest
 
             def turn(found: Resource, now: float) -> tuple[Resource, None]:
                 held = {**found.held, me: min(mine, found.held.get(me, 0))}
                 return found._replace(held={name: count for name, count in held.items() if count}), None
 
-            waited_for(changed(engine, provider, turn))
+            self._write(provider, turn)
+
+    def _write(self, provider: str, turn: Callable[[Resource, float], tuple[Resource, Any]]) -> None:
+        """Write what a turn says; where that fails, the work goes on: permits end with their worker."""
+        try:
+            waited_for(changed(self._engine, provider, turn))
+        except StoreError as error:
+            self._engine.grumble(f"the pace of {provider} could not be written: {error}")
 
     def throttled(self, provider: str, began: float, most: int = 0) -> None:
         """Ask less of a provider that told an attempt to slow down, everywhere.
@@ -135,7 +144,7 @@ class Paces:
         """
         if not provider:
             return
-        engine, most = self._engine, most or self.most
+        most = most or self.most
 
         def turn(found: Resource, now: float) -> tuple[Resource, None]:
             top = max(most, found.most)
@@ -143,4 +152,4 @@ class Paces:
             count = found.throttled + 1
             return found._replace(most=top, now=pace.now, since=pace.since, throttled=count), None
 
-        waited_for(changed(engine, provider, turn))
+        self._write(provider, turn)

@@ -15,7 +15,7 @@ import logging
 import random
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncemore.codec.wire import head_of, written
@@ -409,8 +409,7 @@ class Worker:
                 self._refused[turn.step][turn.entity] = turn.version
             self._tell(turn, came_to, error)
         finally:
-            with suppress(StoreError):  # its permit ends with this process at the latest
-                self._engine.paces.end(turn.provider)
+            self._engine.paces.end(turn.provider)
             with self._changed:
                 self._busy.pop(turn.entity, None)
                 self._counts[came_to] = self._counts.get(came_to, 0) + 1
