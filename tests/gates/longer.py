@@ -1,4 +1,4 @@
-"""Makes an open breaker last longer, by the same kind of write as any other."""
+"""Makes an open breaker last as long as a test likes, by the same kind of write as any other."""
 
 from __future__ import annotations
 

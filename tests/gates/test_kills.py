@@ -36,8 +36,9 @@ def store(tmp_path: Path) -> str:
     return str(tmp_path / "log.db")
 
 
-def start(*told: str) -> subprocess.Popen[str]:
+def start(*told: str, cooldown_s: float = 1.0) -> subprocess.Popen[str]:
     quiet = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
+    quiet["GATES_COOLDOWN_S"] = str(cooldown_s)
     command = [sys.executable, "-m", "tests.gates.victim", *told]
     return subprocess.Popen(
         command, cwd=ROOT, env=quiet, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -57,13 +58,19 @@ def circuit(store: str) -> Circuit:
         return head_of(head.head, Circuit)
 
 
-def opened(store: str, served: Provider) -> Circuit:
+def opened(store: str, served: Provider, cooldown_s: float = 60.0) -> Circuit:
     """Let a process of its own open the breaker, and end."""
     served.status = 503
-    said(start("fail", store, served.url))
+    said(start("fail", store, served.url, cooldown_s=cooldown_s))
     found = circuit(store)
     assert found.state == "OPEN"
     return found
+
+
+def over(store: str, found: Circuit) -> None:
+    """Let the cooldown be over, without waiting for it."""
+    with oncemore.open(store) as engine:
+        lasting(engine, found, 0.001)
 
 
 @pytest.mark.req("BREAK-4")
@@ -71,11 +78,11 @@ def opened(store: str, served: Provider) -> Circuit:
 def test_a_hundred_callers_in_four_processes_cause_one_request(
     store: str, served: Provider, what: str
 ) -> None:
-    opened(store, served)
+    over(store, opened(store, served))
     before = len(served.requests)
-    served.delay_s = 0.6  # while it is tried, the others come
-    at = str(time.time() + 2.0)  # when all are there, long after the cooldown's end
-    processes = [start(what, store, served.url, str(1000 * n), at) for n in range(1, 5)]
+    served.delay_s = 0.6  # while it is tried, the others come; and who is late comes when it has failed
+    at = str(time.time() + 2.0)  # when all are there
+    processes = [start(what, store, served.url, str(1000 * n), at, cooldown_s=60.0) for n in range(1, 5)]
     found = [said(one) for one in processes]
     assert len(served.requests) == before + 1
     outcomes: dict[str, int] = {}
@@ -91,10 +98,8 @@ def test_a_hundred_callers_in_four_processes_cause_one_request(
 
 @pytest.mark.req("BREAK-8")
 def test_one_that_was_opened_in_one_process_is_open_in_the_next(store: str, served: Provider) -> None:
-    found = opened(store, served)
+    opened(store, served)
     before = len(served.requests)
-    with oncemore.open(store) as engine:  # so that a slow start of a process cannot outlast it
-        lasting(engine, found, 60.0)
     assert said(start("once", store, served.url, "5000")) == ["Parked"]
     assert said(start("once", store, served.url, "5000")) == ["Parked"]  # and after a restart
     assert len(served.requests) == before
@@ -103,13 +108,13 @@ def test_one_that_was_opened_in_one_process_is_open_in_the_next(store: str, serv
 @pytest.mark.req("BREAK-3")
 def test_no_request_comes_while_it_is_open(store: str, served: Provider) -> None:
     served.status = 503
-    at = str(time.time() + 3.2)
+    at = str(time.time() + 30.0)
     processes = [start("hammer", store, served.url, str(100_000 * n), at) for n in range(1, 5)]
     for one in processes:
         said(one)
     with oncemore.open(store) as engine:
         spans = list(open_spans(engine))
-        assert len(spans) >= 2
+        assert len(spans) >= 3
         asked = [request.at for request in served.requests]
         for began, until in spans:
             # Who had begun before it opened may be on the way; nobody begins after it.
@@ -138,10 +143,9 @@ def claims(engine: oncemore.Engine) -> Iterator[float]:
 
 
 def test_the_probe_of_a_process_that_was_killed_is_taken_over_at_once(store: str, served: Provider) -> None:
-    opened(store, served)
+    over(store, opened(store, served))
     before = len(served.requests)
-    served.delay_s, served.status = 3.0, 200
-    time.sleep(1.1)
+    served.delay_s, served.status = 30.0, 200
     holder = start("once", store, served.url, "5000")
     served.wait_for(before + 1)
     assert circuit(store).state == "HALF_OPEN"
@@ -152,7 +156,7 @@ def test_the_probe_of_a_process_that_was_killed_is_taken_over_at_once(store: str
     served.delay_s = 0.0
     began = time.monotonic()
     assert said(start("once", store, served.url, "7000")) == ["ok /7000"]
-    assert time.monotonic() - began < 10  # not after its lease of a minute
+    assert time.monotonic() - began < 50  # not after its lease of a minute
     found = circuit(store)
     assert (found.state, found.turn) == ("CLOSED", 2)
     assert said(start("once", store, served.url, "5000")) == ["ok /5000"]  # what was killed is done again

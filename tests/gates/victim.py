@@ -4,11 +4,12 @@ fail N        call until the breaker is open, with keys from N on
 step N T      25 callers of a durable step, at the time T; prints what each came to
 retry N T     the same for `retry` with a shared breaker
 once N        one call; prints what it came to
-hammer N T    call as often as can be until the time T
+hammer N T    call as often as can be until the breaker has opened three times, or the time T
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -21,7 +22,7 @@ from oncemore.core.backoff import Jitter, Schedule
 from oncemore.core.policy import Policy
 
 URL = ""
-COOLDOWN_S = 1.0
+COOLDOWN_S = float(os.environ.get("GATES_COOLDOWN_S", "1"))
 POLICY = Policy("gates", max_attempts=5, schedule=Schedule("fixed", delays=(0.05,)), jitter=Jitter("full"))
 STEP = oncemore.Breaker("provider", failures=3, cooldown_s=COOLDOWN_S)
 
@@ -78,8 +79,8 @@ def main(what: str, store: str, url: str, number: str = "0", until: str = "0") -
         elif what in ("step", "retry"):
             print(dict(together(fetch if what == "step" else light, first, at)), flush=True)
         elif what == "hammer":
-            n = first
-            while time.time() < at:
+            n, shared = first, oncemore.Breaker("provider", shared=True)
+            while time.time() < at and shared.circuit.opens < 3:
                 told(fetch, n)
                 n += 1
         else:
