@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, ParamSpec, Self, TypeVar
 
-    from oncemore.core.record import Circuit, Resource
+    from oncemore.core.record import Circuit, Quota
     from oncemore.engine.gates import Book, Script
     from oncemore.engine.runtime import Engine
 
@@ -236,7 +236,7 @@ class Budget(Plain):
 
         earned, self._earned = self._earned, 0.0
 
-        def turn(found: Resource, now: float) -> tuple[Resource, float | None]:
+        def turn(found: Quota, now: float) -> tuple[Quota, float | None]:
             had = min(self.capacity, (found.tokens if found.capacity else self.capacity) + earned)
             left = spend(had)
             after = found._replace(capacity=self.capacity, tokens=had if left is None else left)

@@ -111,7 +111,7 @@ def test_successes_are_written_together(engine: oncemore.Engine, clock: FakeCloc
     down.well = True
     for _ in range(25):
         work()
-    head = engine.store.head("resource/api")
+    head = engine.store.head("quota/api")
     assert head is not None
     assert head.version <= 4
     assert budget.tokens == pytest.approx(10)

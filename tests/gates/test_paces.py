@@ -15,7 +15,7 @@ import oncemore
 from oncemore.codec.wire import head_of, header_of
 from oncemore.core.backoff import Jitter, Schedule
 from oncemore.core.policy import Policy
-from oncemore.core.record import Resource, fold
+from oncemore.core.record import Quota, fold
 from oncemore.engine import resources
 from oncemore.errors import StoreError
 from oncemore.store.base import Query
@@ -36,17 +36,17 @@ def served() -> Iterator[Provider]:
         yield told
 
 
-def known(engine: oncemore.Engine, name: str = "api") -> Resource | None:
-    head = engine.store.head(f"resource/{name}")
-    return None if head is None else head_of(head.head, Resource)
+def known(engine: oncemore.Engine, name: str = "api") -> Quota | None:
+    head = engine.store.head(f"quota/{name}")
+    return None if head is None else head_of(head.head, Quota)
 
 
 def limits(engine: oncemore.Engine, name: str = "api") -> list[int]:
     """What the limit was, one after the other, as the log has it."""
-    state: Resource | None = None
+    state: Quota | None = None
     found: list[int] = []
-    for entry in engine.store.entries(f"resource/{name}"):
-        state = fold(state, header_of(entry.header).sets, Resource)
+    for entry in engine.store.entries(f"quota/{name}"):
+        state = fold(state, header_of(entry.header).sets, Quota)
         if state.now and (not found or found[-1] != state.now):
             found.append(state.now)
     return found
@@ -91,7 +91,7 @@ def test_who_names_no_provider_shares_nothing(engine: oncemore.Engine) -> None:
     assert engine.paces.begin("")
     engine.paces.throttled("", 0.0)
     engine.paces.end("")
-    assert not list(engine.store.heads(Query("resource")))
+    assert not list(engine.store.heads(Query("quota")))
 
 
 def test_two_engines_share_the_permits_of_one_store(tmp_path: Path, clock: FakeClock) -> None:
@@ -161,7 +161,7 @@ def test_two_jobs_together_keep_to_the_limit_of_a_provider_that_throttles(
         assert told.throttled >= 1
         assert limits(engine)[0] == 2
         settled = (
-            min(header_of(entry.header).at for entry in engine.store.entries("resource/api")) + 0.3
+            min(header_of(entry.header).at for entry in engine.store.entries("quota/api")) + 0.3
         )  # those that had begun are over
     late = [count for at, count in served.peaks if at > settled]
     assert late
@@ -186,7 +186,7 @@ def test_a_worker_asks_less_of_a_provider_that_throttles(
         told = known(engine)
         assert told is not None
         assert (told.most, told.throttled >= 1, told.held) == (5, True, {})
-        began = min(header_of(entry.header).at for entry in engine.store.entries("resource/api")) + 0.3
+        began = min(header_of(entry.header).at for entry in engine.store.entries("quota/api")) + 0.3
     late = [count for at, count in served.peaks if at > began]
     assert max(late, default=0) <= 2
 

@@ -100,7 +100,7 @@ def test_a_shared_rate_costs_few_writes_when_one_is_busy(engine: oncemore.Engine
     call = oncemore.retrying(one, on="transient", rate=oncemore.Rate("1000/s", name="api", shared=True))
     for _ in range(1000):
         call()
-    head = engine.store.head("resource/api")
+    head = engine.store.head("quota/api")
     assert head is not None
     assert head.version < 60
 
@@ -150,7 +150,7 @@ def test_others_who_write_first_are_read_again_and_not_for_ever(
 
     class Always:
         def wait(self) -> Conflict:
-            return Conflict("resource/api", None)
+            return Conflict("quota/api", None)
 
     monkeypatch.setattr(engine.store, "append", lambda batch: Always())
     monkeypatch.setattr(resources, "MOST_TRIES", 3)

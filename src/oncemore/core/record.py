@@ -52,9 +52,9 @@ if TYPE_CHECKING:
         "DEAD",
         "JOB",
         "BREAKER",
-        "RESOURCE",
+        "QUOTA",
     ]
-    State_ = TypeVar("State_", bound="Run | Worker | Outgoing | Kept | Chore | Mapped | Circuit | Resource")
+    State_ = TypeVar("State_", bound="Run | Worker | Outgoing | Kept | Chore | Mapped | Circuit | Quota")
 
 FORMAT = 1
 NOWHERE = b"\x00" * 32  # what the first entry of an entity is linked to
@@ -261,7 +261,7 @@ class Circuit(Value):
     counts: str = ""
 
 
-class Resource(Value):
+class Quota(Value):
     """What all who share a provider may do together: its pace, its rate, its retry budget.
 
     state      OPEN, always: what is left is in the numbers
@@ -291,7 +291,7 @@ class Resource(Value):
 
 #: What an entity is before its first entry, by kind.
 NEW: Final[dict[type, Any]] = {
-    kind: kind() for kind in (Run, Worker, Outgoing, Kept, Chore, Mapped, Circuit, Resource)
+    kind: kind() for kind in (Run, Worker, Outgoing, Kept, Chore, Mapped, Circuit, Quota)
 }
 
 
@@ -299,8 +299,8 @@ class Change(Value):
     """One entry before it has bytes: its marks, the state it leads to, and what goes into the body."""
 
     marks: tuple[Mark, ...]
-    before: Run | Worker | Outgoing | Kept | Chore | Mapped | Circuit | Resource | None
-    after: Run | Worker | Outgoing | Kept | Chore | Mapped | Circuit | Resource
+    before: Run | Worker | Outgoing | Kept | Chore | Mapped | Circuit | Quota | None
+    after: Run | Worker | Outgoing | Kept | Chore | Mapped | Circuit | Quota
     body: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
 
     @property

@@ -13,7 +13,7 @@ from oncemore.core.record import (
     Kept,
     Mapped,
     Outgoing,
-    Resource,
+    Quota,
     Run,
     Worker,
     due,
@@ -42,7 +42,7 @@ ARTIFACT: tuple[Any, ...] = ("ARTIFACT",)
 HELD = "HELD"
 
 
-def index_of(state: Run | Worker | Outgoing | Kept | Chore | Mapped | Circuit | Resource) -> Index:
+def index_of(state: Run | Worker | Outgoing | Kept | Chore | Mapped | Circuit | Quota) -> Index:
     """Return what a head is looked up by; a worker's is its own business (`engine.lease`)."""
     if type(state) is Run:
         listed = HELD if state.held_for else state.state
@@ -56,8 +56,8 @@ def index_of(state: Run | Worker | Outgoing | Kept | Chore | Mapped | Circuit | 
         return Index("job", state.state, due_at, state.step, state.worker)
     if type(state) is Circuit:
         return Index("breaker", state.state, None, state.name, state.worker)
-    if type(state) is Resource:
-        return Index("resource", state.state, None, state.name)
+    if type(state) is Quota:
+        return Index("quota", state.state, None, state.name)
     assert type(state) is Kept
     return artifacts.index_of(state)
 

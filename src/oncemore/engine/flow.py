@@ -331,7 +331,7 @@ def _paced(plan: Plan, call: Call, terms: Terms, seen: Seen, now: float) -> Scri
         yield Sleep(wait)
         return (yield NOW)
     told = {"rate": f"{plan.beat.pulse.per} in {plan.beat.pulse.period_s:g} s", "of": plan.beat.name}
-    yield _put_off(plan, call, terms, seen, now, "RESOURCE", RATE_LIMITED, now + wait, told)
+    yield _put_off(plan, call, terms, seen, now, "QUOTA", RATE_LIMITED, now + wait, told)
     return None
 
 

@@ -16,7 +16,7 @@ from oncemore.codec.tagged import untag
 from oncemore.codec.wire import body_of, head_of, header_of, linked
 from oncemore.core import record
 from oncemore.core.key import seed_of
-from oncemore.core.record import NOWHERE, Chore, Circuit, Kept, Mapped, Outgoing, Resource, Worker, fold
+from oncemore.core.record import NOWHERE, Chore, Circuit, Kept, Mapped, Outgoing, Quota, Worker, fold
 from oncemore.core.value import Value
 from oncemore.engine.clock import Clock
 from oncemore.errors import IllegalMove, KeyExpired, ResultUnavailable, StoreError, UsageError
@@ -42,7 +42,7 @@ KINDS: dict[str, Any] = {
     "chore": Chore,
     "job": Mapped,
     "breaker": Circuit,
-    "resource": Resource,
+    "quota": Quota,
 }
 #: How a mark is called in an export (WAL-4).
 RECORDS = {
@@ -56,7 +56,7 @@ RECORDS = {
     "ERASE": "ERASE",
     "EVENT": "EVENT",
     "BREAKER": "DECISION",
-    "RESOURCE": "DECISION",
+    "QUOTA": "DECISION",
 }
 
 
@@ -299,7 +299,7 @@ def _told(run: Run, entries: list[tuple[Any, record.Run, dict[str, Any]]]) -> It
             yield f"  its arguments, results and errors were {how}"
         elif "BREAKER" in header.marks:
             yield f"  not tried: the breaker of {body.get('breaker', 'its provider')} is open"
-        elif "RESOURCE" in header.marks:
+        elif "QUOTA" in header.marks:
             yield f"  not tried yet: {body.get('of', 'its provider')} takes {body.get('rate', 'no more now')}"
         elif after.reason == "imported":
             yield "  was done elsewhere, and marked as done here"

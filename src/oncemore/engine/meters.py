@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from oncemore.core.rate import Pulse
-    from oncemore.core.record import Resource
+    from oncemore.core.record import Quota
     from oncemore.engine.runtime import Engine
 
 #: How many moments are taken at once at most, and over how much time.
@@ -81,7 +81,7 @@ class Meter:
 
         count, pulse = self._size, self.pulse
 
-        def turn(found: Resource, now: float) -> tuple[Resource, tuple[float, float]]:
+        def turn(found: Quota, now: float) -> tuple[Quota, tuple[float, float]]:
             at, next_at = rate.take(pulse, found.next_at, now, count)
             told = (pulse.per, pulse.period_s, pulse.burst)
             after = found._replace(per=told[0], period_s=told[1], burst=told[2], next_at=next_at)

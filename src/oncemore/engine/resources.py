@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from oncemore.codec.wire import head_of
 from oncemore.core.board import QUIET_S
 from oncemore.core.pace import Pace
-from oncemore.core.record import Change, Resource, Worker
+from oncemore.core.record import Change, Quota, Worker
 from oncemore.engine.entry import seen_in, write_of
 from oncemore.engine.gates import waited_for
 from oncemore.engine.retry import Put
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
 
     from oncemore.engine.runtime import Engine
 
-PREFIX = "resource/"
+PREFIX = "quota/"
 MOST_TRIES = 1000
 
 
 def changed(
     engine: Engine,
     name: str,
-    turn: Callable[[Resource, float], tuple[Resource, Any]],
+    turn: Callable[[Quota, float], tuple[Quota, Any]],
     body: dict[str, Any] | None = None,
 ) -> Generator[Any, Any, Any]:
     """Read a resource, do what a turn says, write it if it is still as it was; else again."""
     entity = PREFIX + name
     for _ in range(MOST_TRIES):
-        seen = seen_in(engine.store, entity, engine.seal, Resource)
-        before, now = seen.run or Resource(name=name), engine.now()
+        seen = seen_in(engine.store, entity, engine.seal, Quota)
+        before, now = seen.run or Quota(name=name), engine.now()
         after, answer = turn(before, now)
         if after == before:
             return answer
-        change = Change(("RESOURCE",), seen.run, after, body or {})
+        change = Change(("QUOTA",), seen.run, after, body or {})
         write = write_of(entity, seen.version, seen.hash, change, now, engine.seal)
         batch = Batch((write,), {}, sync=False)
         if isinstance((yield Put(lambda: engine.store.append(batch))), Stored):  # noqa: B023
@@ -53,13 +53,13 @@ def changed(
     raise StoreError(f"resource {name}: others wrote to it {MOST_TRIES} times in a row")
 
 
-def known(engine: Engine, name: str) -> Resource:
+def known(engine: Engine, name: str) -> Quota:
     """Return a resource as it is now."""
     head = engine.store.head(PREFIX + name)
-    return Resource(name=name) if head is None else head_of(head.head, Resource)
+    return Quota(name=name) if head is None else head_of(head.head, Quota)
 
 
-def limited(found: Resource | None) -> bool:
+def limited(found: Quota | None) -> bool:
     """Whether a provider is asked less than at first: calls need permits."""
     return found is not None and 0 < found.now < found.most
 
@@ -82,7 +82,7 @@ class Paces:
             return True
         with self._lock:
             head = self._engine.store.head(PREFIX + provider)
-            free = head is None or not limited(head_of(head.head, Resource)) or self._permitted(provider)
+            free = head is None or not limited(head_of(head.head, Quota)) or self._permitted(provider)
             if free:
                 self._under_way[provider] = self._under_way.get(provider, 0) + 1
             return free
@@ -92,7 +92,7 @@ class Paces:
         engine = self._engine
         me, mine = engine.identity().name, self._under_way.get(provider, 0)
 
-        def turn(found: Resource, now: float) -> tuple[Resource, bool]:
+        def turn(found: Quota, now: float) -> tuple[Quota, bool]:
             pace = Pace(found.most, found.now, found.since).quiet(now, QUIET_S)
             found = found._replace(now=pace.now, since=pace.since)
             if not limited(found):
@@ -123,13 +123,13 @@ class Paces:
             except StoreError:
                 return  # it ends with this process at the latest
 
-            def turn(found: Resource, now: float) -> tuple[Resource, None]:
+            def turn(found: Quota, now: float) -> tuple[Quota, None]:
                 held = {**found.held, me: min(mine, found.held.get(me, 0))}
                 return found._replace(held={name: count for name, count in held.items() if count}), None
 
             self._write(provider, turn)
 
-    def _write(self, provider: str, turn: Callable[[Resource, float], tuple[Resource, Any]]) -> None:
+    def _write(self, provider: str, turn: Callable[[Quota, float], tuple[Quota, Any]]) -> None:
         """Write what a turn says; where that fails, the work goes on: permits end with their worker."""
         try:
             waited_for(changed(self._engine, provider, turn))
@@ -146,7 +146,7 @@ class Paces:
             return
         most = most or self.most
 
-        def turn(found: Resource, now: float) -> tuple[Resource, None]:
+        def turn(found: Quota, now: float) -> tuple[Quota, None]:
             top = max(most, found.most)
             pace = Pace(top, found.now or top, found.since).throttled(began, now)
             count = found.throttled + 1

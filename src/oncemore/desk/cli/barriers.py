@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from oncemore.core.record import Resource
+    from oncemore.core.record import Quota
     from oncemore.desk.cli.paper import Paper
     from oncemore.desk.service.gates import Breaker, Move
 
@@ -53,7 +53,7 @@ def _why(move: Move) -> str:
     return f"{move.error}{f': {move.message}' if move.message else ''}{run}" if move.error else ""
 
 
-def print_resources(paper: Paper, found: Sequence[Resource], now: float) -> None:
+def print_resources(paper: Paper, found: Sequence[Quota], now: float) -> None:
     """Print each on a line of its own."""
     if not found:
         paper.line("Nothing is shared here: no pace was slowed, no rate and no budget was used.", "green")
@@ -62,16 +62,16 @@ def print_resources(paper: Paper, found: Sequence[Resource], now: float) -> None
     paper.table([("provider", "at once", "rate", "retry budget", "throttled"), *rows])
 
 
-def _pace(one: Resource) -> str:
+def _pace(one: Quota) -> str:
     return f"{one.now} of {one.most}" if one.most else "-"
 
 
-def _rate(one: Resource, now: float) -> str:
+def _rate(one: Quota, now: float) -> str:
     if not one.per:
         return "-"
     wait = f", next in {seconds(one.next_at - now)}" if one.next_at > now else ", now"
     return f"{one.per} in {seconds(one.period_s)}{wait}"
 
 
-def _budget(one: Resource) -> str:
+def _budget(one: Quota) -> str:
     return f"{one.tokens:g} of {one.capacity:g}" if one.capacity else "-"

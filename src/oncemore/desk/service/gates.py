@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.wire import body_of, head_of, header_of
 from oncemore.core import gate
-from oncemore.core.record import Circuit, Resource, fold
+from oncemore.core.record import Circuit, Quota, fold
 from oncemore.core.value import Value
 from oncemore.engine import circuits
 from oncemore.engine.chores import somebody
@@ -112,13 +112,13 @@ def reset(engine: Engine, name: str, reason: str, by: str | None) -> Breaker:
 # Resources -----------------------------------------------------------------------------------------
 
 
-def resources(engine: Engine) -> list[Resource]:
+def resources(engine: Engine) -> list[Quota]:
     """Return what the store knows of paces, rates and budgets, by name."""
-    heads = engine.store.heads(Query("resource", limit=MOST_LISTED))
-    return sorted((head_of(head.head, Resource) for head in heads), key=lambda one: one.name)
+    heads = engine.store.heads(Query("quota", limit=MOST_LISTED))
+    return sorted((head_of(head.head, Quota) for head in heads), key=lambda one: one.name)
 
 
-def resource(engine: Engine, name: str) -> Resource:
+def resource(engine: Engine, name: str) -> Quota:
     """Return one of them."""
     found = [one for one in resources(engine) if one.name == name]
     if not found:
