@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from oncemore.codec.artifact import Artifact
     from oncemore.codec.secret import Secret
     from oncemore.core.backoff import Jitter, Schedule
+    from oncemore.core.cooldown import Cooldown
     from oncemore.core.decide import Decision
     from oncemore.core.model import Failure
     from oncemore.core.policy import Policy
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         Cancelled,
         CircuitOpen,
         ConfigChanged,
+        CoolingDown,
         DeadlineExceeded,
         Error,
         Failed,
@@ -79,6 +81,7 @@ _HOMES = {
     "oncemore.codec.artifact": "Artifact",
     "oncemore.codec.secret": "Secret",
     "oncemore.core.backoff": "Jitter Schedule",
+    "oncemore.core.cooldown": "Cooldown",
     "oncemore.core.decide": "Decision",
     "oncemore.core.model": "Failure",
     "oncemore.core.policy": "Policy",
@@ -92,10 +95,11 @@ _HOMES = {
     "oncemore.engine.limits": "Straggler remaining",
     "oncemore.engine.retry": "Report decision",
     "oncemore.engine.runtime": "Engine",
-    "oncemore.errors": "AttemptTimeout Cancelled CircuitOpen ConfigChanged DeadlineExceeded Error Failed "
-    "InProgress KeyConflict KeyExpired LeaseLost MissingExtra NeedsReview OutcomeUnknown Parked "
-    "PermanentError PolicyError PolicyWarning Quarantined Refused RestoredCopy ResultUnavailable "
-    "RetriesExhausted StaleDecision StoreError Terminal TransientError Uncertain UsageError Violation",
+    "oncemore.errors": "AttemptTimeout Cancelled CircuitOpen ConfigChanged CoolingDown DeadlineExceeded "
+    "Error Failed InProgress KeyConflict KeyExpired LeaseLost MissingExtra NeedsReview "
+    "OutcomeUnknown Parked PermanentError PolicyError PolicyWarning Quarantined Refused "
+    "RestoredCopy ResultUnavailable RetriesExhausted StaleDecision StoreError Terminal "
+    "TransientError Uncertain UsageError Violation",
     "oncemore.opening": "open",
     "oncemore.steps": "Step applied not_applied step unknown",
     "oncemore.workers": "Worker",
@@ -111,6 +115,8 @@ __all__ = [
     "Cancelled",
     "CircuitOpen",
     "ConfigChanged",
+    "Cooldown",
+    "CoolingDown",
     "DeadlineExceeded",
     "Decision",
     "Engine",

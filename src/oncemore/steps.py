@@ -23,6 +23,7 @@ from oncemore.engine import clock as clocks
 from oncemore.engine import flow
 from oncemore.engine.attempt import CURRENT
 from oncemore.engine.context import CONTEXT, moment
+from oncemore.engine.cooling import cooled, reopened
 from oncemore.engine.entry import seen_in
 from oncemore.engine.history import Run, opening_of
 from oncemore.engine.ids import uuid7
@@ -34,6 +35,7 @@ from oncemore.engine.retry import ENDS
 from oncemore.engine.worker import Hand, Resumed
 from oncemore.errors import (
     CircuitOpen,
+    CoolingDown,
     Error,
     Failed,
     InProgress,
@@ -47,13 +49,14 @@ from oncemore.errors import (
 )
 from oncemore.evidence.neutral import neutral
 from oncemore.opening import chosen, default_policy
-from oncemore.recipe import NO_EFFECT, Recipe, annotations_of
+from oncemore.recipe import NO_EFFECT, Recipe, annotations_of, stretch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from os import PathLike
 
     from oncemore.core.board import Item
+    from oncemore.core.cooldown import Cooldown
     from oncemore.core.model import Effect
     from oncemore.core.policy import Policy
     from oncemore.engine.artifacts import Shelf
@@ -213,7 +216,8 @@ class Step(Generic[P, R]):
         """
         _check_reason(reason)
         look = self._look(args, kwargs)
-        return self._ordered(look, flow.cancel(look.plan, look.call, reason, CONTEXT.get().actor))
+        script = flow.cancel(look.plan, look.call, reason, CONTEXT.get().actor)
+        return self._ordered(look, self._minded(look, script))
 
     def map(
         self,
@@ -222,6 +226,7 @@ class Step(Generic[P, R]):
         max_concurrency: int = 5,
         each: str = "argument",
         progress: str = "auto",
+        patience: Seconds | None = None,
     ) -> Any:
         """Call the step for each item, some at a time, and return the `JobRun`; to be awaited if async.
 
@@ -231,6 +236,8 @@ class Step(Generic[P, R]):
         max_concurrency  how many calls may be under way at once
         each             what an item is: the step's only "argument", its "args" or its "kwargs"
         progress         "auto": a line on standard error, if that is a terminal; or "off"
+        patience         how long the job waits for an item that is due again later; as long as a call does
+                         (`inline_wait_s` of the engine), unless given
         """
         from oncemore.core.board import Item
         from oncemore.engine.course import Carrier, Course
@@ -247,7 +254,9 @@ class Step(Generic[P, R]):
         drawn = (Item(at, self._asks(_EACH[each], item), item) for at, item in enumerate(items))
         bar = Bar(self.name, total, sys.stderr if progress == "auto" else None)
         carrier = Carrier(partial(self._mapped, _EACH[each]), self._awaits, self._plan_on(engine).decode)
-        course = Course(engine, self.name, drawn, carrier, max_concurrency, bar, self._recipe.asks_somebody)
+        waits = None if patience is None else stretch("patience", patience)
+        fleet = self._recipe.asks_somebody
+        course = Course(engine, self.name, drawn, carrier, max_concurrency, bar, fleet, waits)
         return course.run_awaited() if self._awaits else course.run()
 
     def _asks(self, unpack: Callable[[Any], Any], item: Any) -> str:
@@ -263,6 +272,8 @@ class Step(Generic[P, R]):
         args, kwargs = unpack(item.given)
         look = self._look(args, kwargs)
         met.key = look.call.entity.removeprefix("run/")
+        if self._recipe.cooldown is not None:
+            met.asks(self._recipe.cooling(look.args, look.kwargs), look.seen)
         describe = look.plan.describe
 
         def tell(error: BaseException, failure: Failure | None) -> dict[str, Any]:
@@ -318,8 +329,9 @@ class Step(Generic[P, R]):
         job = self._job(look)
         try:
             if before is not None:
-                blocking(job, before(look.plan, look.call))
-            return blocking(job, flow.run_step(look.plan, look.call, None if before else look.seen))
+                blocking(job, self._minded(look, before(look.plan, look.call), reopened))
+            script = flow.run_step(look.plan, look.call, None if before else look.seen)
+            return blocking(job, self._minded(look, script))
         except Error as error:
             end = _done_long_ago(job, look, error)
             if end is not None:
@@ -339,8 +351,9 @@ class Step(Generic[P, R]):
         job = self._job(look)
         try:
             if before is not None:
-                await awaiting(job, before(look.plan, look.call))
-            return await awaiting(job, flow.run_step(look.plan, look.call, None if before else look.seen))
+                await awaiting(job, self._minded(look, before(look.plan, look.call), reopened))
+            script = flow.run_step(look.plan, look.call, None if before else look.seen)
+            return await awaiting(job, self._minded(look, script))
         except Error as error:
             end = _done_long_ago(job, look, error)
             if end is not None:
@@ -349,6 +362,13 @@ class Step(Generic[P, R]):
             raise
         finally:
             self._count(job)
+
+    def _minded(self, look: Look, script: Script, around: Callable[..., Script] = cooled) -> Script:
+        """Return a script that minds what the call asks for, if the step has a cooldown."""
+        if self._recipe.cooldown is None:
+            return script
+        cooling = self._recipe.cooling(look.args, look.kwargs)
+        return script if cooling is None else around(cooling, look.call, script)
 
     def _count(self, job: Job) -> None:
         """Count calls of new work: one that had to be read again was none, or failed."""
@@ -395,7 +415,8 @@ class Step(Generic[P, R]):
             plan = plan.replaced(describe=_slowing(engine, run.provider, plan.describe))
         call = Call(seen.entity, "", run.cfg_hash, run.deadline)
         look = Look(engine, plan, call, seen, args, kwargs, {}, b"", run.tenant)
-        return Resumed(self._job(look), flow.run_step(plan, call), opening.get("actor", ""))
+        script = self._minded(look, flow.run_step(plan, call))
+        return Resumed(self._job(look), script, opening.get("actor", ""))
 
     def _attach(self, error: Error, look: Look) -> None:
         """Let an error carry its run, if there is one and the store can still be read."""
@@ -616,7 +637,7 @@ def _tagged(value: Any) -> Any:
 
 def _classified(error: BaseException, now: float) -> Failure:
     """Return what an error means; that of an inner step is over, or says itself when it goes on."""
-    if isinstance(error, Parked):
+    if isinstance(error, Parked | CoolingDown) and error.until:
         return Failure(
             "transient", "maybe", max(0.0, error.until - now), "STEP_PARKED", "oncemore:inner step"
         )
@@ -711,6 +732,7 @@ _USUAL: dict[str, Any] = {
     "config": None, "version": "1", "on_version_change": None, "timeout": None, "isolate": None,
     "within": None, "if_running": "wait", "not_applied": (), "reconcile": None, "provider": None,
     "breaker": None, "rate": None, "dataset": None, "priority": "P1", "retain_for": None, "artifact": None,
+    "cooldown": None,
 }  # fmt: skip
 
 
@@ -748,6 +770,7 @@ def step(
     priority: str = "P1",
     retain_for: Seconds | None = None,
     artifact: str | None = None,
+    cooldown: Cooldown | None = None,
 ) -> Callable[[Callable[P, R]], Step[P, R]]:
     """Make a function durable: every attempt is on record, its effect is applied once per key.
 
@@ -785,6 +808,8 @@ def step(
     dataset, retain_for   recorded with the run
     artifact           the name of the one artifact that the step returns (`current().put`): where it is there
                        and valid nothing is run, and where it was altered the run is quarantined
+    cooldown           a `Cooldown`: what it asks for is left alone for a while after a failure, by everybody;
+                       a call that comes too early raises `CoolingDown` and asks nobody
     """
     if effect is None:
         raise UsageError(NO_EFFECT)
@@ -796,7 +821,7 @@ def step(
         policy=default_policy() if policy is None else policy, timeout=timeout, isolate=isolate,
         within=within, if_running=if_running, not_applied=not_applied, reconcile=reconcile, provider=provider,
         breaker=breaker, rate=rate, dataset=dataset, priority=priority, retain_for=retain_for,
-        artifact=artifact,
+        artifact=artifact, cooldown=cooldown,
     )  # fmt: skip
 
     def decorate(work: Callable[P, R]) -> Step[P, R]:

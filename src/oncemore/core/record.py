@@ -19,6 +19,7 @@ from __future__ import annotations
 from itertools import compress
 from operator import ne
 
+from oncemore.core.cooldown import Resource
 from oncemore.core.key import fingerprint
 from oncemore.core.model import move
 from oncemore.core.value import Value
@@ -51,10 +52,13 @@ if TYPE_CHECKING:
         "DELIVERED",
         "DEAD",
         "JOB",
+        "RESOURCE",
         "BREAKER",
         "QUOTA",
     ]
-    State_ = TypeVar("State_", bound="Run | Worker | Outgoing | Kept | Chore | Mapped | Circuit | Quota")
+    State_ = TypeVar(
+        "State_", bound="Run | Worker | Outgoing | Kept | Chore | Mapped | Resource | Circuit | Quota"
+    )
 
 FORMAT = 1
 NOWHERE = b"\x00" * 32  # what the first entry of an entity is linked to
@@ -205,7 +209,7 @@ class Mapped(Value):
 
     state    RUNNING, DONE, STOPPED if it was cut off in order, LOST if its process died in the middle
     worker   the process that has it
-    items    how many items were begun; done, failed, held, later and refused are what they came to
+    items    how many items were begun; done, failed, held, later, refused and skipped are what they came to
     """
 
     state: str = "RUNNING"
@@ -223,6 +227,7 @@ class Mapped(Value):
     tenant: str = ""
     correlation_id: str = ""
     actor: str = ""
+    skipped: int = 0
 
 
 class Circuit(Value):
@@ -289,18 +294,18 @@ class Quota(Value):
     held: dict[str, int] = {}  # noqa: RUF012 - nobody changes it
 
 
+#: What an entity can be.
+KINDS: Final = (Run, Worker, Outgoing, Kept, Chore, Mapped, Resource, Circuit, Quota)
 #: What an entity is before its first entry, by kind.
-NEW: Final[dict[type, Any]] = {
-    kind: kind() for kind in (Run, Worker, Outgoing, Kept, Chore, Mapped, Circuit, Quota)
-}
+NEW: Final[dict[type, Any]] = {kind: kind() for kind in KINDS}
 
 
 class Change(Value):
     """One entry before it has bytes: its marks, the state it leads to, and what goes into the body."""
 
     marks: tuple[Mark, ...]
-    before: Run | Worker | Outgoing | Kept | Chore | Mapped | Circuit | Quota | None
-    after: Run | Worker | Outgoing | Kept | Chore | Mapped | Circuit | Quota
+    before: Run | Worker | Outgoing | Kept | Chore | Mapped | Resource | Circuit | Quota | None
+    after: Run | Worker | Outgoing | Kept | Chore | Mapped | Resource | Circuit | Quota
     body: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
 
     @property

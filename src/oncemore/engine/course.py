@@ -19,19 +19,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncemore.codec.wire import head_of
 from oncemore.core.board import Board
+from oncemore.core.cooldown import Resource
 from oncemore.core.record import NOWHERE, Change, Mapped
 from oncemore.engine import clock as clocks
 from oncemore.engine.context import CONTEXT
-from oncemore.engine.entry import write_of
+from oncemore.engine.entry import seen_in, write_of
 from oncemore.engine.history import Run
 from oncemore.engine.ids import uuid7
 from oncemore.engine.jobs import WORDS, ByProvider, JobItem, JobRun
 from oncemore.errors import (
+    AttemptTimeout,
+    CoolingDown,
     Failed,
     InProgress,
     Parked,
     Quarantined,
     ResultUnavailable,
+    RetriesExhausted,
     StoreError,
     Uncertain,
 )
@@ -42,6 +46,8 @@ if TYPE_CHECKING:
 
     from oncemore.core.board import Item
     from oncemore.core.model import Failure
+    from oncemore.engine.cooling import Cooling
+    from oncemore.engine.ops import Seen
     from oncemore.engine.progress import Bar
     from oncemore.engine.runtime import Engine
 
@@ -56,12 +62,14 @@ GRACE_S = 10.0
 
 
 class Came(NamedTuple):
-    """What became of an item: its key, a word of `WORDS`, and the error that says why."""
+    """What became of an item: its key, a word of `WORDS`, the error that says why, and how that counts."""
 
     key: str
     word: str
     error: str = ""
     until: float | None = None
+    result: str = ""
+    error_class: str = ""
 
 
 class Carrier(NamedTuple):
@@ -80,12 +88,20 @@ class Met:
     """What an attempt of an item meets: its key, and how it fails."""
 
     def __init__(self, course: Course, item: Item) -> None:
-        self.key, self.failed = "", False
+        self.key, self.failed, self.code = "", False, ""
+        self.resource, self.came_to = "", "SUCCESS"
         self._course, self._item, self._began = course, item, course.engine.now()
+
+    def asks(self, cooling: Cooling | None, seen: Seen) -> None:
+        """Know what the item asks for; where that is there already, nobody is asked."""
+        if cooling is not None:
+            self.resource = cooling.entity
+            there = seen.run is not None and seen.run.state == "COMPLETE"
+            self.came_to = "SKIPPED_DUPLICATE" if there else "SUCCESS"
 
     def told(self, error: dict[str, Any], failure: Failure) -> None:
         """Count a failed attempt; who throttles is asked less at once."""
-        self.failed = True
+        self.failed, self.code = True, str(error.get("code", ""))
         self._course.failed(self._item, self._began, error, failure)
 
 
@@ -101,7 +117,9 @@ class Course:
         most: int,
         bar: Bar,
         fleet: bool = False,
+        patience_s: float | None = None,
     ) -> None:
+        self._patience_s = engine.inline_wait_s if patience_s is None else patience_s
         self.engine, self._carrier, self._bar, self._most = engine, carrier, bar, most
         self._board, self._changed = Board(items, most), threading.Condition()
         self._items: dict[int, JobItem] = {}
@@ -159,7 +177,7 @@ class Course:
         record = self._record._replace(state=state, ended=self.engine.now(), items=len(items), **counts)
         told = {
             # Without their errors, which may quote anything; those of runs are in the runs.
-            "items": [item[:3] for item in items[:MOST_KEPT]],
+            "items": [(*item[:3], "", *item[4:]) for item in items[:MOST_KEPT]],
             "providers": {name: tuple(one) for name, one in self._providers.items()},
         }
         self._write(record, told, sync=True)
@@ -210,11 +228,13 @@ class Course:
         with self._changed:
             if self._fleet:
                 self.engine.paces.end(item.provider)
-            if came.until is not None and came.until - self.engine.now() <= self.engine.inline_wait_s:
+            if came.until is not None and came.until - self.engine.now() <= self._patience_s:
                 self._board.back(item, came.until)
             else:
                 self._board.back(item, None)
-                self._items[item.number] = JobItem(item.number, came.key, came.word, came.error)
+                self._items[item.number] = JobItem(
+                    item.number, came.key, came.word, came.error, came.result, came.error_class
+                )
                 so_far = getattr(self._providers.get(item.provider, ByProvider()), came.word)
                 self._change(item.provider, **{came.word: so_far + 1})
             self._bar.draw(self._counts())
@@ -227,7 +247,7 @@ class Course:
         came = Came("", "later")
         try:
             yield met
-            came = Came(met.key, "done")
+            came = Came(met.key, "done", result=met.came_to)
         except BaseException as error:
             came = self._came(item, met, error)
             if not isinstance(error, Exception):
@@ -244,8 +264,26 @@ class Course:
             stored = error.run.error or {}  # it had failed before
             with self._changed:
                 self._count(item.provider, stored.get("code") or stored.get("type", "UNKNOWN"), stored)
-        word = next(word for kinds, word in _SAYS if isinstance(error, kinds))
-        return Came(met.key, word, str(error), error.until if isinstance(error, Parked) else None)
+        self._rests(item.provider, met.resource)
+        if isinstance(error, CoolingDown):
+            return Came(met.key, "skipped", str(error), None, error.outcome)
+        word, result = next(row[1:] for row in _SAYS if isinstance(error, row[0]))
+        if isinstance(error, Parked):
+            return Came(met.key, word, str(error), error.until, result if met.failed else "", met.code)
+        return Came(met.key, word, str(error), None, result, self._class(met, error))
+
+    def _rests(self, provider: str, resource: str) -> None:
+        """Note until when what was asked for is left alone, if it is."""
+        with suppress(StoreError):  # it is told for people who look
+            book = seen_in(self.engine.store, resource, self.engine.seal, Resource).run if resource else None
+            if book is not None and book.next_eligible_attempt_at:
+                with self._changed:
+                    self._change(provider, cooldown=book.next_eligible_attempt_at)
+
+    def _class(self, met: Met, error: BaseException) -> str:
+        """Return what an item's failure is counted as: as it was met, or as its run has it."""
+        run = getattr(error, "run", None)
+        return met.code or str(((run.error if isinstance(run, Run) else None) or {}).get("code", ""))
 
     def _stop(self, error: BaseException) -> None:
         """Take no more items: the store failed, or somebody has had enough."""
@@ -330,14 +368,17 @@ class Course:
             raise
 
 
-#: What an error says about an item. The first that fits counts.
-_SAYS: tuple[tuple[Any, str], ...] = (
-    (ResultUnavailable, "done"),
-    (Failed, "failed"),
-    ((InProgress, Parked, StoreError), "later"),
-    ((Uncertain, Quarantined), "held"),
-    (Exception, "refused"),
-    (BaseException, "later"),
+#: What an error says about an item, and how that counts. The first that fits counts.
+_SAYS: tuple[tuple[Any, str, str], ...] = (
+    (ResultUnavailable, "done", "SUCCESS"),
+    ((RetriesExhausted, AttemptTimeout), "failed", "RETRYABLE_FAILURE"),
+    (Failed, "failed", "TERMINAL_FAILURE"),
+    (Parked, "later", "RETRYABLE_FAILURE"),
+    ((InProgress, StoreError), "later", ""),
+    (Quarantined, "held", "QUARANTINE"),
+    (Uncertain, "held", ""),
+    (Exception, "refused", ""),
+    (BaseException, "later", ""),
 )
 _REAL = clocks.Clock()
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 from oncemore.errors import (
     Cancelled,
     ConfigChanged,
+    CoolingDown,
     DeadlineExceeded,
     InProgress,
     KeyConflict,
@@ -103,6 +106,33 @@ def parked(plan: Plan, call: Call, run: Run, wait: float) -> Exception:
         f"{_which(plan, call.entity)} is parked for {wait:.0f} s ({why}); a worker or a later call goes on",
         run.not_before,
     )
+
+
+_SKIPPED: Final[dict[str, str]] = {
+    "SKIPPED_DUPLICATE": "it is there already, and valid",
+    "SKIPPED_QUARANTINED": "it is in quarantine; a person lets it go: oncemore cooldowns release {}",
+    "SKIPPED_TERMINAL": "it failed in a way that does not pass; a person lets it go: "
+    "oncemore cooldowns release {}",
+    "SKIPPED_BACKOFF": "it failed before, and is left alone until {}; call again then",
+}
+
+
+def cooling(step: str, resource: str, why: str, until: float) -> CoolingDown:
+    """Nobody was asked: what it asks for is left alone."""
+    told = _SKIPPED[why].format(utc(until) if until else resource)
+    return CoolingDown(f"{step}: {resource} was not asked for ({why}): {told}", why, resource, until)
+
+
+def resting(step: str, resource: str, until: float) -> Parked:
+    """It was asked, and wants to be left alone for longer than anybody waits here."""
+    told = f"{step}: {resource} asks to be left alone until {utc(until)}"
+    return Parked(f"{told}; a worker or a later call goes on", until)
+
+
+def utc(moment: float) -> str:
+    """Return a moment for people: UTC, to the second, never earlier than it is."""
+    whole = datetime.fromtimestamp(ceil(moment), UTC)
+    return whole.strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def held(plan: Plan, seen: Seen, error: Exception | None = None) -> Exception:

@@ -15,6 +15,7 @@ from oncemore.codec.results import value_of
 from oncemore.codec.tagged import untag
 from oncemore.codec.wire import body_of, head_of, header_of, linked
 from oncemore.core import record
+from oncemore.core.cooldown import Resource
 from oncemore.core.key import seed_of
 from oncemore.core.record import NOWHERE, Chore, Circuit, Kept, Mapped, Outgoing, Quota, Worker, fold
 from oncemore.core.value import Value
@@ -43,6 +44,7 @@ KINDS: dict[str, Any] = {
     "job": Mapped,
     "breaker": Circuit,
     "quota": Quota,
+    "resource": Resource,
 }
 #: How a mark is called in an export (WAL-4).
 RECORDS = {

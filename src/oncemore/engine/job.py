@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from oncemore.codec.artifact import as_artifact
 from oncemore.codec.wire import body_of, head_of
 from oncemore.core.record import NOWHERE, Change, Kept, Outgoing, Run
 from oncemore.core.value import make
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
 
 #: Waits before a write whose answer was lost is sent again.
 AGAIN_S = (0.0, 0.05, 0.25, 1.0)
-_NO_GUARDS: dict[str, int] = {}
 
 
 class Job:
@@ -195,7 +195,7 @@ class Job:
             self.held = held  # after it: what was not taken must not be left, it may be somebody else's
             self.release()
         after = Seen(seen.entity, seen.version + 1, writes[0].hash, run, change.body)
-        return make(Batch, (tuple(writes), op.guards or _NO_GUARDS, op.sync, op.beside)), after
+        return make(Batch, (tuple(writes), op.guards, op.sync, op.beside)), after
 
     def end_save(self, op: Save, after: Seen, answer: Answered) -> Seen | None:
         """Return the entity as it is now, or None if it was not as it had been seen.
@@ -204,7 +204,7 @@ class Job:
         attempt which was given up, while this job has the next one.
         """
         stored = isinstance(answer, Stored)
-        if op.change.marks != CHECKPOINT and not self._goes_on(op, after.run, answer):
+        if op.change.marks != CHECKPOINT and not self._goes_on(after.run, answer):
             self.let_go()
         if op.also and stored:
             self.engine.circuits.wrote(self.engine, op.also)
@@ -214,19 +214,16 @@ class Job:
             self.engine.notices.wake(self.engine)
         return after if stored else None
 
-    def _goes_on(self, op: Save, after: Run, answer: Answered) -> bool:
-        """Whether the attempt is still under way: it has begun, or its run was only asked to be cancelled.
-
-        One whose breaker has changed is to be written once more, unless that should have let it begin.
-        """
+    def _goes_on(self, after: Run, answer: Answered) -> bool:
+        """Whether the attempt is still under way: it has begun, or its run was only asked to be cancelled."""
         if isinstance(answer, Stored):
             return after.state == "RUNNING"
-        if any(seen.entity == answer.entity for seen, _ in op.also):
-            return "INTENT" not in op.change.marks
-        if self.held is None or answer.head is None or answer.entity != self.held[0]:
+        if self.held is None:
             return False
-        now: Run = head_of(answer.head.head)
-        return now.state == "RUNNING" and now.fence == self.held[1]
+        # What was to be changed with it may have moved alone: then the attempt is what it was.
+        head = answer.head if answer.entity == self.held[0] else self.store.head(self.held[0])
+        now: Run | None = None if head is None else head_of(head.head)
+        return now is not None and now.state == "RUNNING" and now.fence == self.held[1]
 
     def let_go(self) -> None:
         """Have no attempt under way any more."""
@@ -363,6 +360,15 @@ class Job:
         if self.awaits:
             return self._put_awaited(attempt, content, label)
         return attempt.hold(self._put(attempt, content, label))
+
+    def leave_behind(self, attempt: Attempt, content: Any, label: Label) -> Any:
+        """Leave content for people; in async work the answer is to be awaited."""
+        if self.awaits:
+            return self._left_awaited(attempt, content, label)
+        return as_artifact(self.leave(attempt, content, label))
+
+    async def _left_awaited(self, attempt: Attempt, content: Any, label: Label) -> Artifact:
+        return as_artifact(await in_thread(self.leave, attempt, content, label))
 
     def leave(self, attempt: Attempt, content: Any, label: Label) -> Kept:
         """Put content away that is listed if the attempt fails: what it leaves for people to look at."""

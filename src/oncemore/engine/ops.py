@@ -29,7 +29,7 @@ from oncemore.core.record import Run
 from oncemore.core.value import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Mapping
 
     from oncemore.codec.artifact import Artifact
     from oncemore.core.gate import Rules
@@ -226,7 +226,7 @@ class Save(NamedTuple):
     events  what is given away with it, each an entity of its own: events, references to artifacts
     beside  what else is written in the same transaction; if it cannot be, the answer is `AlsoFailed`
     also    what else is changed with it or not at all, each if it is still as it was seen
-    guards  what must not have changed for it, by its version
+    guards  what was only read, and the version that it must still have
     """
 
     seen: Seen
@@ -235,7 +235,7 @@ class Save(NamedTuple):
     events: tuple[Given, ...] = ()
     beside: Callable[[Joined], object] | None = None
     also: tuple[tuple[Seen, Change], ...] = ()
-    guards: dict[str, int] = {}  # noqa: RUF012 - nobody changes it
+    guards: Mapping[str, int] = {}
 
 
 class Read(NamedTuple):

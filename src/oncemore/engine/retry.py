@@ -22,7 +22,8 @@ from os import urandom
 
 from oncemore.core.decide import Decision, Situation, decide
 from oncemore.core.model import Failure
-from oncemore.core.proof import seconds, sentence
+from oncemore.core.proof import sentence
+from oncemore.core.spans import seconds
 from oncemore.core.value import Record, Value, make
 from oncemore.engine import clock as clocks
 from oncemore.errors import DeadlineExceeded, RetriesExhausted

@@ -24,11 +24,12 @@ from oncemore.engine import limits
 from oncemore.engine.artifacts import Artifacts, Shelf
 from oncemore.engine.circuits import Circuits
 from oncemore.engine.ids import uuid7
-from oncemore.engine.lease import BEATS, LEASE_S, Heart, Identity, Shield
+from oncemore.engine.lease import BEATS, Heart, Identity, Shield
 from oncemore.engine.notices import CLOSE_S
 from oncemore.engine.resources import Paces
 from oncemore.engine.watch import LIMITS, Limits, Watch
 from oncemore.errors import RestoredCopy, StoreError, UsageError
+from oncemore.settings import COPIES, INLINE_WAIT_S, LEASE_S, LONGEST_LEASE_S, SHORTEST_LEASE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from oncemore.core.record import Chore
     from oncemore.engine.artifact_places import Place
     from oncemore.engine.attempt import Attempt
+    from oncemore.engine.cooldowns import Cooldowns
     from oncemore.engine.erasure import Erased
     from oncemore.engine.history import Run
     from oncemore.engine.house import Backup, Sizes, Verified
@@ -52,11 +54,8 @@ if TYPE_CHECKING:
     from oncemore.engine.watch import Passed
     from oncemore.store.base import Facts, Store
 
-INLINE_WAIT_S = 60.0
-COPIES = ("hold", "trust")
 #: Why a store is held that nobody has opened yet.
 UNSEEN = "it was not looked at yet"
-SHORTEST_LEASE_S, LONGEST_LEASE_S = 0.05, 86_400.0
 log = logging.getLogger("oncemore")
 
 
@@ -152,6 +151,13 @@ class Engine:
         from oncemore.engine.quarantine import Quarantine
 
         return Quarantine(self)
+
+    @property
+    def cooldowns(self) -> Cooldowns:
+        """What is left alone for a while, or until a person lets it go."""
+        from oncemore.engine.cooldowns import Cooldowns
+
+        return Cooldowns(self)
 
     def jobs(self, limit: int = 100) -> tuple[JobRun, ...]:
         """Return the jobs (`step.map`) that the log knows, those under way first."""

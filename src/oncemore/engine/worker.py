@@ -31,6 +31,7 @@ from oncemore.engine.ops import Save
 from oncemore.engine.perform import awaiting, blocking
 from oncemore.engine.runtime import inside, log
 from oncemore.errors import (
+    CoolingDown,
     Error,
     Failed,
     InProgress,
@@ -108,7 +109,7 @@ class Worked(Value):
 
 #: What an error says about a run that a worker has taken. The first that fits counts.
 _CAME_TO: tuple[tuple[Any, str], ...] = (
-    (Parked, "later"),
+    ((Parked, CoolingDown), "later"),
     ((InProgress, LeaseLost), "taken"),
     (ResultUnavailable, "done"),
     ((Uncertain, Quarantined), "held"),

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from typing import Any, Final
 
     from oncemore.core.policy import Policy
+    from oncemore.govern.loaded import Cooldown
 
 MOST_REMEMBERED: Final = 128
 
@@ -122,6 +123,14 @@ _BREAKER: Final = {
     "window_sec": "window_s",
     "min_calls": "least",
 }
+
+
+def cooldowns(name: str | os.PathLike[str]) -> Mapping[str, Cooldown]:
+    """Return how long a policy's profile leaves things alone: everybody (under ""), and each provider."""
+    if name == STANDARD.name:
+        return {}
+    made, _ = _load(address_of(name).path)
+    return made.cooldowns
 
 
 def names() -> list[str]:

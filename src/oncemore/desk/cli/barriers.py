@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from oncemore.core.proof import seconds
-from oncemore.desk.service.quarantine import ago, when
+from oncemore.core.spans import seconds
+from oncemore.desk.service.times import ago, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,12 +37,12 @@ def print_breaker(paper: Paper, one: Breaker, moves: Sequence[Move], now: float)
     paper.line(f"{one.name}: {one.state}", "green" if one.state == "CLOSED" else "yellow")
     if one.left_s:
         assert one.until is not None
-        paper.line(f"  calls go through again in {seconds(one.left_s)}, at {when(one.until)}")
+        paper.line(f"  calls go through again in {seconds(one.left_s)}, at {shown(one.until)}")
     if one.probe:
         paper.line(f"  one call is trying it, of worker {one.probe}")
     paper.line(f"  opens after {one.limit}, for {seconds(one.cooldown_s)}; has opened {one.opens} times")
     paper.line()
-    rows = [(when(move.at), move.state, str(move.failures), _why(move)) for move in moves]
+    rows = [(shown(move.at), move.state, str(move.failures), _why(move)) for move in moves]
     paper.table([("when", "state", "failures", "why"), *rows], right=(2,))
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from oncemore.desk.cli.group import Branch, json_option, leaf
-from oncemore.desk.cli.house import by_option, reason_option, store_option
+from oncemore.desk.cli.group import Branch, json_option, leaf, store_option
+from oncemore.desk.cli.house import by_option, reason_option
 from oncemore.desk.cli.paper import Paper
 
 TYPE_CHECKING = False
@@ -55,9 +55,9 @@ def list_(state: str | None, store: str | None, in_json: bool) -> None:
 def _list(state: str | None, store: str | None, *, in_json: bool) -> None:
     from oncemore.desk.cli.barriers import print_breakers
     from oncemore.desk.service import gates
-    from oncemore.desk.service.quarantine import engine_on
+    from oncemore.desk.service.stores import there
 
-    with engine_on(store) as engine:
+    with there(store) as engine:
         found, now = gates.breakers(engine, state), engine.now()
     paper = Paper(in_json=in_json)
     paper.json([one._asdict() for one in found]) if in_json else print_breakers(paper, found, now)
@@ -71,9 +71,9 @@ def show(name: str, store: str | None, in_json: bool) -> None:
     """Show one breaker, and what last happened to it."""
     from oncemore.desk.cli.barriers import print_breaker
     from oncemore.desk.service import gates
-    from oncemore.desk.service.quarantine import engine_on
+    from oncemore.desk.service.stores import there
 
-    with engine_on(store) as engine:
+    with there(store) as engine:
         (found, moves), now = gates.breaker(engine, name), engine.now()
     paper = Paper(in_json=in_json)
     if in_json:
@@ -94,9 +94,9 @@ def reset(name: str, reason: str, by: str | None, store: str | None, in_json: bo
     Runs that wait for the end of its cooldown keep their time; a call of them goes on at once.
     """
     from oncemore.desk.service import gates
-    from oncemore.desk.service.quarantine import engine_on
+    from oncemore.desk.service.stores import there
 
-    with engine_on(store) as engine:
+    with there(store) as engine:
         found = gates.reset(engine, name, reason, by)
     paper = Paper(in_json=in_json)
     paper.json(found._asdict()) if in_json else paper.line(f"{found.name}: {found.state}", "green")
@@ -139,9 +139,9 @@ def show_resource(name: str, store: str | None, in_json: bool) -> None:
 def _resources(name: str | None, store: str | None, *, in_json: bool) -> None:
     from oncemore.desk.cli.barriers import print_resources
     from oncemore.desk.service import gates
-    from oncemore.desk.service.quarantine import engine_on
+    from oncemore.desk.service.stores import there
 
-    with engine_on(store) as engine:
+    with there(store) as engine:
         found: Any = gates.resources(engine) if name is None else [gates.resource(engine, name)]
         now = engine.now()
     paper = Paper(in_json=in_json)
