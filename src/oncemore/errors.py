@@ -6,6 +6,7 @@
     │   └── MissingExtra (ImportError)  … an optional part is not installed; says what to install
     ├── Refused                       nobody's yet: not now, or not like this; nothing was tried
     │   ├── Parked                      … it is due later; carries `until`
+    │   ├── CircuitOpen                 … its provider is left alone; carries `provider` and `until`
     │   ├── CoolingDown                 … what it asks for is left alone; carries `outcome`, `until`
     │   ├── InProgress                  … somebody else is at it; carries `worker` and `until`
     │   ├── KeyConflict                 … the key belongs to other arguments
@@ -43,6 +44,7 @@ from __future__ import annotations
 __all__ = [
     "AttemptTimeout",
     "Cancelled",
+    "CircuitOpen",
     "ConfigChanged",
     "CoolingDown",
     "DeadlineExceeded",
@@ -152,6 +154,18 @@ class Parked(Refused):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.args[0], self.until)
+
+
+class CircuitOpen(Refused):
+    """Too many calls to `provider` failed: none goes through before `until`, in POSIX seconds."""
+
+    def __init__(self, message: str, provider: str = "", until: float = 0.0) -> None:
+        super().__init__(message)
+        self.provider = provider
+        self.until = until
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.args[0], self.provider, self.until)
 
 
 class CoolingDown(Refused):

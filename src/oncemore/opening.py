@@ -57,7 +57,7 @@ def open(  # noqa: A001 - read as oncemore.open
     url                what kind of store, and where; a path stands for a SQLite file
     lease_s            how long this process keeps its runs after its last sign of life (60)
     max_inline_wait_s  the longest wait that a call sits out; what is due later raises `Parked` (60)
-    on_event           called with each event about a call that is worth knowing (`config_drift`)
+    on_event           called with each event about a call that is worth knowing (`config_drift`, `circuit`)
     artifacts          where the files that steps put away go: a folder (artifacts/ beside the log's file), or
                        object storage (s3://bucket/prefix)
     notify             who is told of what comes into quarantine: sinks, or their addresses (`edges.notify`)
@@ -188,11 +188,19 @@ def _listener(on_event: Callable[[Event], object]) -> Callable[[str, Any], objec
     """Return who makes an event of what a call tells."""
 
     def hear(what: str, seen: Any) -> object:
-        from oncemore.evidence.events import ConfigDrift, StoreSize, rfc3339
+        from oncemore.evidence.events import CircuitChanged, ConfigDrift, StoreSize, rfc3339
 
         if what == StoreSize.event_type:
             about = (seen.what, seen.bytes, seen.limit, seen.advice)
             return on_event(StoreSize("STORE", *about, None, None, None, rfc3339(clocks.current.wall())))
+        if what.startswith("circuit_"):
+            at = seen.run
+            shut = at.state != "CLOSED"
+            told = (at.name, what, at.state, shut, at.failures, at.opens, at.code)
+            until = rfc3339(at.until) if shut else None
+            return on_event(
+                CircuitChanged("BREAKER", *told, until, None, None, None, rfc3339(clocks.current.wall()))
+            )
         assert what == ConfigDrift.event_type
         run, key = seen.run, seen.entity.removeprefix("run/")
         ids = (run.tenant or None, run.correlation_id or None, None)

@@ -17,21 +17,25 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
+from oncemore.breakers import gate_of, meter_of
 from oncemore.codec.artifact import name_of
 from oncemore.codec.secret import Secret, texts_of
 from oncemore.codec.step_key import are_plain, argument_bytes, cfg_hash, key_of, scope_bytes
 from oncemore.codec.tagged import Tagger, untag
 from oncemore.core.cooldown import Cooldown
 from oncemore.core.model import EFFECTS, Failure
+from oncemore.engine.circuits import entity_of
 from oncemore.engine.cooling import Cooling
+from oncemore.engine.ops import Barrier, Beat
 from oncemore.engine.runtime import log
 from oncemore.errors import UsageError
-from oncemore.options import as_seconds, colour_of, policy_of
+from oncemore.options import as_seconds, colour_of, policy_of, told_rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from oncemore.core.cooldown import Rest
+    from oncemore.core.gate import Rules
     from oncemore.core.policy import Policy
 
 NO_EFFECT = (
@@ -55,7 +59,7 @@ class Recipe:
         self.aliases = _aliases(self.name, told["aliases"])
         self._keyed_as, *self.others = (*self.aliases, self.name)
         self.effect = _effect(told["effect"])
-        self.policy, self.after_failure, self.quarantines = _policy(told)
+        self.policy, self.after_failure, self.quarantines, rules = _policy(told)
         self.if_running = _choice("if_running", told["if_running"], ("wait", "raise"))
         self.on_version_change = _version_change(told["on_version_change"], self.effect)
         self.priority = _choice("priority", told["priority"], PRIORITIES)
@@ -68,6 +72,9 @@ class Recipe:
         self._cfg = None if callable(self._config) else cfg_hash(self._version, self._config)
         self._partition, self._tenant, self._dataset = told["partition"], told["tenant"], told["dataset"]
         self._provider = told["provider"]
+        self._breaker = gate_of(told["breaker"], rules)
+        self._rate = told_rate(told["policy"]) if told["rate"] is None else meter_of(told["rate"])
+        self._guards = rules if self._breaker is None and self._provider is not None else None
         self.cooldown, self._rests = _cooldown(self.name, told, self.effect)
         if self.cooldown is not None:
             self.after_failure = "new_run"  # the end of the cooldown is what allows it
@@ -134,9 +141,34 @@ class Recipe:
         """Return the dataset it belongs to."""
         return "" if self._dataset is None else str(_of(self._dataset, args, kwargs) or "")
 
+    @property
+    def asks_somebody(self) -> bool:
+        """Whether it says whom it asks something of."""
+        return self._provider is not None
+
     def provider(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return whom it asks something of."""
         return str(_of(self._provider, args, kwargs) or "")
+
+    @property
+    def barrier(self) -> Barrier | None:
+        """The breaker of every call; None if there is none, or if it depends on the call."""
+        gate = self._breaker
+        return None if gate is None else Barrier(entity_of(gate.name), gate.rules)
+
+    @property
+    def guards_each(self) -> bool:
+        """Whether providers have breakers (BREAK-1) or rates of their own: calls differ by whom they ask."""
+        return self._guards is not None or self._rate is not None
+
+    def beat_of(self, provider: str) -> Beat | None:
+        """Return the rate of calls to a provider, or of the step where it names none."""
+        rate = self._rate
+        return None if rate is None else Beat(rate.name or provider or self.name, rate.pulse)
+
+    def barrier_of(self, provider: str) -> Barrier | None:
+        """Return the breaker that the policy has for a provider."""
+        return Barrier(entity_of(provider), self._guards) if provider and self._guards is not None else None
 
     def cooling(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cooling | None:
         """Return what a call asks for and how long that is left alone; None if it asks for nothing."""
@@ -280,20 +312,23 @@ def _effect(effect: Any) -> Any:
     return effect
 
 
-def _policy(told: Mapping[str, Any]) -> tuple[Policy, str, bool]:
-    """Return the policy, what a new call after a failure does, and whether failures wait for a person."""
+def _policy(told: Mapping[str, Any]) -> tuple[Policy, str, bool, Rules | None]:
+    """Return the policy, what a new call after a failure does, whether failures wait for a person, and
+    when calls to a provider are cut off.
+    """
     named: Any = {name: told[name] for name in ("policy", "timeout", "within")}
     provider = told["provider"]
     if isinstance(named["policy"], str) and isinstance(provider, str) and "@" not in named["policy"]:
         named["policy"] = f"{named['policy']}@{provider}"
     policy = policy_of(named)
-    after, quarantines = "raise", False
+    after, quarantines, rules = "raise", False, None
     if isinstance(named["policy"], str) or hasattr(named["policy"], "__fspath__"):
         from oncemore.govern import loader
 
         after = loader.after_failure(named["policy"])
         quarantines = loader.quarantines(named["policy"])
-    return policy, after, quarantines
+        rules = loader.breaker_rules(named["policy"])
+    return policy, after, quarantines, rules
 
 
 def _cooldown(

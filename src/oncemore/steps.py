@@ -34,6 +34,7 @@ from oncemore.engine.perform import awaiting, blocking
 from oncemore.engine.retry import ENDS
 from oncemore.engine.worker import Hand, Resumed
 from oncemore.errors import (
+    CircuitOpen,
     CoolingDown,
     Error,
     Failed,
@@ -61,7 +62,9 @@ if TYPE_CHECKING:
     from oncemore.engine.artifacts import Shelf
     from oncemore.engine.context import When
     from oncemore.engine.course import Met
+    from oncemore.engine.gates import Gate
     from oncemore.engine.lease import Identity
+    from oncemore.engine.meters import Meter
     from oncemore.engine.ops import Script
     from oncemore.engine.runtime import Engine
     from oncemore.options import Seconds
@@ -119,6 +122,7 @@ class Step(Generic[P, R]):
     def __init__(self, recipe: Recipe, engine: Engine | None = None, bound: tuple[Any, ...] = ()) -> None:
         self._recipe, self._engine, self._bound = recipe, engine, bound
         self._plan: Plan | None = None
+        self._plans: dict[str, Plan] = {}
         self._shelf: Shelf | None = None
         self._new_in_a_row = 0
         self._awaits = recipe.colour == "coroutine"
@@ -251,7 +255,8 @@ class Step(Generic[P, R]):
         bar = Bar(self.name, total, sys.stderr if progress == "auto" else None)
         carrier = Carrier(partial(self._mapped, _EACH[each]), self._awaits, self._plan_on(engine).decode)
         waits = None if patience is None else stretch("patience", patience)
-        course = Course(engine, self.name, drawn, carrier, max_concurrency, bar, waits)
+        fleet = self._recipe.asks_somebody
+        course = Course(engine, self.name, drawn, carrier, max_concurrency, bar, fleet, waits)
         return course.run_awaited() if self._awaits else course.run()
 
     def _asks(self, unpack: Callable[[Any], Any], item: Any) -> str:
@@ -403,9 +408,11 @@ class Step(Generic[P, R]):
             )
         with engine.shelf.around():
             args, kwargs = self._recipe.rebuilt(opening["arguments"])
-        plan = self._plan_on(engine).replaced(
+        plan = self._plan_for(self._plan_on(engine), self._recipe.provider(args, kwargs)).replaced(
             if_running="raise", inline_wait_s=0.0, after_failure="raise", on_version_change="reuse"
         )
+        if run.provider:
+            plan = plan.replaced(describe=_slowing(engine, run.provider, plan.describe))
         call = Call(seen.entity, "", run.cfg_hash, run.deadline)
         look = Look(engine, plan, call, seen, args, kwargs, {}, b"", run.tenant)
         script = self._minded(look, flow.run_step(plan, call))
@@ -456,6 +463,8 @@ class Step(Generic[P, R]):
         ends = _ends(recipe.policy.within_s, around.deadline, now) if now else _NO_END
         call = Call(entity, "" if recipe.covers_all else input_hash(inputs), recipe.cfg(), *ends)
         plan, withheld = self._plan_on(engine), _NONE
+        if recipe.guards_each:
+            plan = self._plan_for(plan, recipe.provider(args, kwargs))
         if counted is not bound:
             secrets, withheld = recipe.secrets(bound), recipe.withheld(bound)
             plan = plan.replaced(describe=lambda error, failure: neutral(error, failure, secrets))
@@ -545,9 +554,25 @@ class Step(Generic[P, R]):
                 artifact=recipe.artifact,
                 large=results.large,
                 quarantines=recipe.quarantines,
+                barrier=recipe.barrier,
             )
             self._shelf = shelf
+            self._plans = {}
         return plan
+
+    def _plan_for(self, plan: Plan, provider: str) -> Plan:
+        """Return the plan of calls to a provider, whose breaker is its own."""
+        if not self._recipe.guards_each:
+            return plan
+        known = self._plans.get(provider)
+        if known is None:
+            if len(self._plans) >= MOST_PROVIDERS:
+                self._plans = {}
+            recipe = self._recipe
+            barrier = recipe.barrier_of(provider) if recipe.barrier is None else recipe.barrier
+            known = plan.replaced(barrier=barrier, beat=recipe.beat_of(provider))
+            self._plans[provider] = known
+        return known
 
 
 def _codec(recipe: Recipe, shelf: Shelf) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
@@ -616,6 +641,8 @@ def _classified(error: BaseException, now: float) -> Failure:
         return Failure(
             "transient", "maybe", max(0.0, error.until - now), "STEP_PARKED", "oncemore:inner step"
         )
+    if isinstance(error, CircuitOpen):
+        return Failure("transient", "no", max(0.0, error.until - now), "CIRCUIT_OPEN", "oncemore:breaker")
     if isinstance(error, InProgress | StoreError):
         return Failure("transient", "maybe", None, "STEP_IN_PROGRESS", "oncemore:inner step")
     if isinstance(error, Error) and error.run is not None:
@@ -630,6 +657,18 @@ def _seed(policy: Policy, entity: str) -> str:
     return seed_of(entity.removeprefix("run/")) if policy.jitter_seed == PER_KEY else policy.jitter_seed
 
 
+def _slowing(engine: Engine, provider: str, describe: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
+    """Return what describes errors, and asks a provider less that throttles."""
+    began = engine.now()
+
+    def tell(error: BaseException, failure: Failure | None) -> dict[str, Any]:
+        if failure is not None and failure.kind == "throttled":
+            engine.paces.throttled(provider, began)
+        return describe(error, failure)
+
+    return tell
+
+
 #: What an item of a job is, by the word for it: positional arguments and named ones.
 _EACH: dict[str, Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "argument": lambda item: ((item,), {}),
@@ -637,6 +676,8 @@ _EACH: dict[str, Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "kwargs": lambda item: ((), dict(item)),
 }
 MOST_AT_ONCE = 1000
+#: For how many providers a step keeps a plan.
+MOST_PROVIDERS = 1000
 
 _NO_END = (0.0, 0.0)
 _NONE: tuple[str, ...] = ()
@@ -690,7 +731,8 @@ _USUAL: dict[str, Any] = {
     "name": None, "aliases": (), "key": None, "ignore": (), "partition": None, "bucket": None, "tenant": None,
     "config": None, "version": "1", "on_version_change": None, "timeout": None, "isolate": None,
     "within": None, "if_running": "wait", "not_applied": (), "reconcile": None, "provider": None,
-    "dataset": None, "priority": "P1", "retain_for": None, "artifact": None, "cooldown": None,
+    "breaker": None, "rate": None, "dataset": None, "priority": "P1", "retain_for": None, "artifact": None,
+    "cooldown": None,
 }  # fmt: skip
 
 
@@ -722,6 +764,8 @@ def step(
     not_applied: Any = (),
     reconcile: Callable[..., Any] | None = None,
     provider: str | Callable[..., str] | None = None,
+    breaker: Gate | str | None = None,
+    rate: Meter | str | None = None,
     dataset: str | Callable[..., str] | None = None,
     priority: str = "P1",
     retain_for: Seconds | None = None,
@@ -754,7 +798,12 @@ def step(
     reconcile          for `once`: called with the step's arguments when an attempt was lost; answers
                        `oncemore.applied(value)`, `oncemore.not_applied()` or `oncemore.unknown()`
     provider           whom it asks something of: a name, or a function of the arguments; `map` slows down
-                       for one that throttles, and a name chooses the policy's values for it
+                       for one that throttles, and a name chooses the policy's values for it; where the
+                       policy has a `circuit_breaker`, every call passes that of its provider
+    breaker            a `Breaker`, or the name of one, that has to let each attempt through; it is kept in
+                       the store, and while it is open runs wait for the end of its cooldown (`Parked`)
+    rate               how many attempts in a time, of all who share the store: "10/s", "100/min", a `Rate`;
+                       for each provider, or for the step where it names none
     priority           "P0", "P1" or "P2": what workers do first
     dataset, retain_for   recorded with the run
     artifact           the name of the one artifact that the step returns (`current().put`): where it is there
@@ -771,7 +820,8 @@ def step(
         tenant=tenant, config=config, version=version, on_version_change=on_version_change,
         policy=default_policy() if policy is None else policy, timeout=timeout, isolate=isolate,
         within=within, if_running=if_running, not_applied=not_applied, reconcile=reconcile, provider=provider,
-        dataset=dataset, priority=priority, retain_for=retain_for, artifact=artifact, cooldown=cooldown,
+        breaker=breaker, rate=rate, dataset=dataset, priority=priority, retain_for=retain_for,
+        artifact=artifact, cooldown=cooldown,
     )  # fmt: skip
 
     def decorate(work: Callable[P, R]) -> Step[P, R]:

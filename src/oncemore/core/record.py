@@ -53,8 +53,12 @@ if TYPE_CHECKING:
         "DEAD",
         "JOB",
         "RESOURCE",
+        "BREAKER",
+        "QUOTA",
     ]
-    State_ = TypeVar("State_", bound="Run | Worker | Outgoing | Kept | Chore | Mapped | Resource")
+    State_ = TypeVar(
+        "State_", bound="Run | Worker | Outgoing | Kept | Chore | Mapped | Resource | Circuit | Quota"
+    )
 
 FORMAT = 1
 NOWHERE = b"\x00" * 32  # what the first entry of an entity is linked to
@@ -78,6 +82,7 @@ class Run(Value):
     pruned      when its bodies were forgotten, pruned or erased; 0: they are there
     provider    whom it asks something of; empty if nobody is named
     cancelled   when somebody asked that no further attempt begin; 0: nobody did
+    counted     whether its failure has counted against its provider (`core.gate`)
     """
 
     state: State = "PENDING"
@@ -111,6 +116,7 @@ class Run(Value):
     pruned: float = 0.0
     provider: str = ""
     cancelled: float = 0.0
+    counted: bool = False
 
 
 class Worker(Value):
@@ -224,8 +230,72 @@ class Mapped(Value):
     skipped: int = 0
 
 
+class Circuit(Value):
+    """The breaker of one provider: whether calls go through, as all who share it know it (`core.gate`).
+
+    state       CLOSED, OPEN or HALF_OPEN
+    failures    operations (or attempts) that failed one after another, none of which came good in between
+    opened      when it last opened; 0 if it never did
+    until       OPEN: the end of the cooldown; HALF_OPEN: the end of the probe's lease
+    turn        the number of the last probe: what a former one has to say does not count any more
+    worker      who has the probe, as what it has under way there, and under which fence
+    opens       how often it has opened
+    since       when its state last changed
+    code        the class of the last failure that counted, and when that was
+    slots       calls and failures by the number of a stretch of time, where a rate opens it
+    limit       what opens it, and how long it then stays open: the rules that it last went by
+    """
+
+    state: str = "CLOSED"
+    name: str = ""
+    failures: int = 0
+    opened: float = 0.0
+    until: float = 0.0
+    turn: int = 0
+    worker: str = ""
+    holder: str = ""
+    fence: int = 0
+    opens: int = 0
+    since: float = 0.0
+    code: str = ""
+    failed_at: float = 0.0
+    slots: dict[str, list[int]] = {}  # noqa: RUF012 - nobody changes it
+    limit: int = 0
+    rate: float = 0.0
+    cooldown_s: float = 0.0
+    counts: str = ""
+
+
+class Quota(Value):
+    """What all who share a provider may do together: its pace, its rate, its retry budget.
+
+    state      OPEN, always: what is left is in the numbers
+    most       how many calls may be under way at once, at most; 0: nobody has set it
+    now        how many may be at present (`core.pace`), and since when
+    per        calls in each `period_s`; 0: no rate
+    next_at    when the next call may go, as far as calls were handed out (`core.rate`)
+    capacity   tokens that a retry budget holds at most; 0: no budget
+    tokens     how many it has
+    throttled  how many attempts were told to slow down; they are no failures
+    """
+
+    state: str = "OPEN"
+    name: str = ""
+    most: int = 0
+    now: int = 0
+    since: float = 0.0
+    per: int = 0
+    period_s: float = 0.0
+    burst: int = 0
+    next_at: float = 0.0
+    capacity: float = 0.0
+    tokens: float = 0.0
+    throttled: int = 0
+    held: dict[str, int] = {}  # noqa: RUF012 - nobody changes it
+
+
 #: What an entity can be.
-KINDS: Final = (Run, Worker, Outgoing, Kept, Chore, Mapped, Resource)
+KINDS: Final = (Run, Worker, Outgoing, Kept, Chore, Mapped, Resource, Circuit, Quota)
 #: What an entity is before its first entry, by kind.
 NEW: Final[dict[type, Any]] = {kind: kind() for kind in KINDS}
 
@@ -234,8 +304,8 @@ class Change(Value):
     """One entry before it has bytes: its marks, the state it leads to, and what goes into the body."""
 
     marks: tuple[Mark, ...]
-    before: Run | Worker | Outgoing | Kept | Chore | Mapped | Resource | None
-    after: Run | Worker | Outgoing | Kept | Chore | Mapped | Resource
+    before: Run | Worker | Outgoing | Kept | Chore | Mapped | Resource | Circuit | Quota | None
+    after: Run | Worker | Outgoing | Kept | Chore | Mapped | Resource | Circuit | Quota
     body: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
 
     @property

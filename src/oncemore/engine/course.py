@@ -2,7 +2,8 @@
 
 A job is carried out by *lanes*, threads or tasks, that share a board (`core.board`): each takes an item,
 makes one attempt, and brings it back; an item that is to be tried again waits on the board, not in a lane,
-and whoever throttles is asked less at once. What an item comes to is counted and kept, and never raised.
+and whoever throttles is asked less at once, by all who share the store (`engine.resources`). What an item
+comes to is counted and kept, and never raised.
 
 The job itself is an entity of the log: one entry when it begins, one when it ends. What it has done lies in
 the runs of its items, so that a job that was killed is repeated by calling it again: what is done is done.
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 MOST_KEPT = 1000
 #: How long a lane sleeps at a time, how long it waits for others, and a task for other tasks.
 NAP_S, LOOK_S, TASK_S = 0.5, 0.2, 0.01
+#: How long an item waits that others toward its provider have taken the permit of.
+PERMIT_S = 0.1
 #: How long a job that is cut off waits for what is under way.
 GRACE_S = 10.0
 
@@ -113,6 +116,7 @@ class Course:
         carrier: Carrier,
         most: int,
         bar: Bar,
+        fleet: bool = False,
         patience_s: float | None = None,
     ) -> None:
         self._patience_s = engine.inline_wait_s if patience_s is None else patience_s
@@ -120,6 +124,7 @@ class Course:
         self._board, self._changed = Board(items, most), threading.Condition()
         self._items: dict[int, JobItem] = {}
         self._providers: dict[str, ByProvider] = {}
+        self._fleet = fleet
         self._fault: BaseException | None = None
         self._sleeper = False
         around, now = CONTEXT.get(), engine.now()
@@ -200,6 +205,8 @@ class Course:
         with self._changed:
             if failure.kind == "throttled":
                 self._board.throttled(item, began, now)
+                if self._fleet:
+                    self.engine.paces.throttled(item.provider, began, self._most)
             name = "THROTTLED" if failure.kind == "throttled" else failure.code or failure.kind.upper()
             self._count(item.provider, name, error)
             if failure.retry_after is not None:
@@ -219,6 +226,8 @@ class Course:
     def _bring_back(self, item: Item, came: Came) -> None:
         """Keep what an item came to; what is due again before the engine's patience ends is tried again."""
         with self._changed:
+            if self._fleet:
+                self.engine.paces.end(item.provider)
             if came.until is not None and came.until - self.engine.now() <= self._patience_s:
                 self._board.back(item, came.until)
             else:
@@ -287,7 +296,13 @@ class Course:
         """Return the next item, how long to wait for one, or None at the end."""
         try:
             with self._changed:
-                return self._board.take(self.engine.now())
+                item = self._board.take(self.engine.now())
+                if not self._fleet or item is None or isinstance(item, float):
+                    return item
+                if not self.engine.paces.begin(item.provider):
+                    self._board.back(item, self.engine.now() + PERMIT_S)
+                    return PERMIT_S
+                return item
         except Exception as error:  # noqa: BLE001 - whoever makes the items failed; it is raised at the end
             self._stop(error)
             return None

@@ -26,10 +26,12 @@ from oncemore.engine.entry import (
 )
 from oncemore.engine.lease import RESERVED, Shield
 from oncemore.engine.marks import Mark, asked, asked_awaited, kept_as
+from oncemore.engine.meters import Meter
 from oncemore.engine.notices import entered
 from oncemore.engine.ops import (
     Begin,
     Check,
+    Consult,
     Done,
     Fetch,
     Finish,
@@ -41,6 +43,7 @@ from oncemore.engine.ops import (
     Read,
     Save,
     Seen,
+    Slot,
     Spill,
     Tell,
     Work,
@@ -107,6 +110,19 @@ class Job:
         """Read the head of an entity."""
         self.read_again = True
         return seen_in(self.store, op.entity, self.engine.seal, op.kind)
+
+    def consult(self, op: Consult) -> Seen:
+        """Return the circuit of a breaker."""
+        return self.engine.circuits.consult(self.engine, op.entity)
+
+    def slot(self, op: Slot) -> Generator[Any, Any, float]:
+        """Return the script that takes a moment for an attempt; all steps here take from one meter."""
+        engine = self.engine
+        meter = engine.meters.get(op.beat)
+        if meter is None:
+            made = Meter(op.beat.pulse, op.beat.name, lambda: engine)
+            meter = engine.meters.setdefault(op.beat, made)
+        return meter.wait()
 
     def begin(self, op: Begin) -> Terms:
         """Return who begins an attempt: this process, with a lease that is good for it."""
@@ -190,6 +206,10 @@ class Job:
         stored = isinstance(answer, Stored)
         if op.change.marks != CHECKPOINT and not self._goes_on(after.run, answer):
             self.let_go()
+        if op.also and stored:
+            self.engine.circuits.wrote(self.engine, op.also)
+        if isinstance(answer, Conflict) and (op.also or op.guards):
+            self.engine.circuits.forget(answer.entity)  # if it is what has changed, it is read anew
         if stored and self.engine.notices is not None and entered(op.change):
             self.engine.notices.wake(self.engine)
         return after if stored else None

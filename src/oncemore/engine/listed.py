@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oncemore.core.cooldown import Resource
-from oncemore.core.record import Chore, Kept, Mapped, Outgoing, Run, due, unsent
+from oncemore.core.record import Chore, Circuit, Kept, Mapped, Outgoing, Quota, Run, due, unsent
 from oncemore.core.value import make
 from oncemore.store.base import Index
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 HELD = "HELD"
 
 
-def index_of(state: Run | Worker | Outgoing | Kept | Chore | Mapped | Resource) -> Index:
+def index_of(state: Run | Worker | Outgoing | Kept | Chore | Mapped | Resource | Circuit | Quota) -> Index:
     """Return what a head is looked up by; a worker's is its own business (`engine.lease`)."""
     if type(state) is Run:
         listed = HELD if state.held_for else state.state
@@ -31,6 +31,10 @@ def index_of(state: Run | Worker | Outgoing | Kept | Chore | Mapped | Resource) 
     if type(state) is Resource:
         due_at = state.next_eligible_attempt_at if state.state == "COOLING" else None
         return Index("resource", state.state, due_at, state.step)
+    if type(state) is Circuit:
+        return Index("breaker", state.state, None, state.name, state.worker)
+    if type(state) is Quota:
+        return Index("quota", state.state, None, state.name)
     assert type(state) is Kept
     # Also by its time, so that listing artifacts reads nothing else.
     return Index("artifact", state.state, state.created, state.step)

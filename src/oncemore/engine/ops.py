@@ -3,6 +3,8 @@
 Load(entity, kind)        read the head                              ← Seen
 Begin()                   who begins an attempt, and with what       ← Terms
 Offer()                   what a run for somebody else begins with   ← Terms, nobody's
+Consult(entity)           a breaker's circuit, as far as it is known ← Seen
+Slot(pace)                a moment for an attempt, by a rate         ← seconds until then
 Now()                     the store's time                           ← seconds
 Holder(worker, …)         until when is that attempt held?           ← seconds; 0 when its worker is gone
 Save(seen, change, …)     append, if the entity is as it was seen    ← Seen after it, or None: it is not
@@ -30,14 +32,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
     from oncemore.codec.artifact import Artifact
+    from oncemore.core.gate import Rules
     from oncemore.core.model import Effect, Failure
     from oncemore.core.policy import Policy
+    from oncemore.core.rate import Pulse
     from oncemore.core.record import Change, Kept, Outgoing
     from oncemore.engine.marks import Mark
     from oncemore.store.base import Joined
 
     Script = Generator[Any, Any, Any]
     Given = tuple[Outgoing | Kept, Any]
+
+
+class Barrier(NamedTuple):
+    """The breaker of a step's provider: what it is called in the log, and what opens it."""
+
+    entity: str
+    rules: Rules
+
+
+class Beat(NamedTuple):
+    """The rate of a step's provider: whose it is, and how many in which time."""
+
+    name: str
+    pulse: Pulse
 
 
 class Plan(Record):
@@ -54,16 +72,20 @@ class Plan(Record):
     artifact           the name of the one artifact that the step's result is; empty if it is not
     large              whether an encoded result is too large for the log
     quarantines        whether a failure that is not tried again waits for a person (CLASS-3)
+    barrier            the breaker that has to let its attempts through, if there is one
+    beat               the rate that gives its attempts their moments, if there is one
     """
 
     __slots__ = (
-        "after_failure", "artifact", "asks", "classify", "covers", "decode", "describe", "effect", "encode",
-        "if_running", "inline_wait_s", "large", "name", "not_applied", "on_version_change", "policy",
-        "policy_name", "quarantines",
+        "after_failure", "artifact", "asks", "barrier", "beat", "classify", "covers", "decode",
+        "describe", "effect", "encode", "if_running", "inline_wait_s", "large", "name",
+        "not_applied", "on_version_change", "policy", "policy_name", "quarantines",
     )  # fmt: skip
     after_failure: str
     artifact: str
     asks: bool
+    barrier: Barrier | None
+    beat: Beat | None
     classify: Callable[[BaseException, float], Failure]
     covers: Callable[[Exception, Failure], bool] | None
     decode: Callable[[Any], Any]
@@ -100,10 +122,12 @@ class Plan(Record):
         artifact: str = "",
         large: Callable[[Any], bool] = lambda encoded: False,
         quarantines: bool = False,
+        barrier: Barrier | None = None,
+        beat: Beat | None = None,
     ) -> None:
         self.fill(
-            after_failure, artifact, asks, classify, covers, decode, describe, effect, encode, if_running,
-            inline_wait_s, large, name, not_applied, on_version_change, policy,
+            after_failure, artifact, asks, barrier, beat, classify, covers, decode, describe, effect, encode,
+            if_running, inline_wait_s, large, name, not_applied, on_version_change, policy,
             f"{policy.name}@{policy.version}:{policy.digest[:12]}", quarantines,
         )  # fmt: skip
 
@@ -170,6 +194,18 @@ class Begin(NamedTuple):
 
 class Offer(NamedTuple):
     """Ask what a run begins with that somebody else is to do."""
+
+
+class Consult(NamedTuple):
+    """Read the circuit of a breaker; while it is closed, it may be as it was some time ago."""
+
+    entity: str
+
+
+class Slot(NamedTuple):
+    """Take a moment for an attempt."""
+
+    beat: Beat
 
 
 class Now(NamedTuple):

@@ -22,9 +22,11 @@ from oncemore.core.record import Worker
 from oncemore.engine import clock as clocks
 from oncemore.engine import limits
 from oncemore.engine.artifacts import Artifacts, Shelf
+from oncemore.engine.circuits import Circuits
 from oncemore.engine.ids import uuid7
 from oncemore.engine.lease import BEATS, Heart, Identity, Shield
 from oncemore.engine.notices import CLOSE_S
+from oncemore.engine.resources import Paces
 from oncemore.engine.watch import LIMITS, Limits, Watch
 from oncemore.errors import RestoredCopy, StoreError, UsageError
 from oncemore.settings import COPIES, INLINE_WAIT_S, LEASE_S, LONGEST_LEASE_S, SHORTEST_LEASE_S
@@ -43,8 +45,9 @@ if TYPE_CHECKING:
     from oncemore.engine.house import Backup, Sizes, Verified
     from oncemore.engine.job import Job
     from oncemore.engine.jobs import JobRun
+    from oncemore.engine.meters import Meter
     from oncemore.engine.notices import Notices
-    from oncemore.engine.ops import Seen
+    from oncemore.engine.ops import Beat, Seen
     from oncemore.engine.quarantine import Quarantine
     from oncemore.engine.retention import Pruned
     from oncemore.engine.retry import Invoke
@@ -117,6 +120,9 @@ class Engine:
         if self.notices is not None:
             self.notices.begin_anew()
         self.held = UNSEEN
+        self.circuits = Circuits()
+        self.paces = Paces(self)
+        self.meters: dict[Beat, Meter] = {}
 
     def __repr__(self) -> str:
         return f"<oncemore.Engine {self.url}>"
@@ -380,6 +386,7 @@ class Engine:
             store, self._store, self.held = self._store, None, UNSEEN
             quiet, self._quiet = self._quiet, False
             self._me = None
+            self.circuits = Circuits()
         if heart is not None:
             heart.stop()
         for me in mine.values():

@@ -104,6 +104,9 @@ UPDATE head SET version=version+1, hash=?, head=?, kind=?, state=?, due=?, step=
 """
 #: The same as whole transactions: what a lone write needs is one call of the engine.
 _FIRST_ALONE, _NEXT_ALONE = (f"BEGIN IMMEDIATE;{sql};COMMIT" for sql in (_FIRST, _NEXT))
+#: The rest of one that has begun by looking at a guard.
+_LOOK = "BEGIN IMMEDIATE;SELECT version FROM head WHERE entity=?"
+_FIRST_GUARDED, _NEXT_GUARDED = (f"{sql};COMMIT" for sql in (_FIRST, _NEXT))
 _MARK = "INSERT INTO meta VALUES ('mark', ?) ON CONFLICT DO UPDATE SET value=max(value, excluded.value)"
 
 
@@ -185,7 +188,7 @@ class SqliteStore:
                 if len(ops) == 1 and _is_alone(ops[0].batch) and place.since_boot() <= self._mark:
                     cursor = self._cursor(sync=ops[0].batch.sync)
                     self._combiner.tell()
-                    answers = [_store(cursor, ops[0].batch, _FIRST_ALONE, _NEXT_ALONE)]
+                    answers = [_store_alone(cursor, ops[0].batch)]
                 elif ops:
                     answers = self._together([op.batch for op in ops])
             finally:
@@ -467,8 +470,22 @@ def _apply(cursor: apsw.Cursor, batches: list[Batch]) -> list[Answer]:
 
 
 def _is_alone(batch: Batch) -> bool:
-    """Whether a batch is one write that depends on nothing else."""
-    return len(batch.writes) == 1 and not batch.guards and batch.also is None
+    """Whether a batch is one write that depends on one guard at most."""
+    return len(batch.writes) == 1 and len(batch.guards) <= 1 and batch.also is None
+
+
+def _store_alone(cursor: apsw.Cursor, batch: Batch) -> Stored | Conflict:
+    """Store one write as a transaction of its own: in one call of the engine, or in two with a guard."""
+    for entity, version in batch.guards.items():
+        rows = _rows(cursor, _LOOK, (entity,))
+        if (rows[0][0] if rows else 0) != version:
+            answer = _conflict(cursor, entity)
+            cursor.execute("ROLLBACK")
+            return answer
+        write = batch.writes[0]
+        seq = _set(cursor, write, _FIRST_GUARDED, _NEXT_GUARDED)
+        return make(Stored, ((seq,),)) if seq else _conflict(cursor, write.entity)
+    return _store(cursor, batch, _FIRST_ALONE, _NEXT_ALONE)
 
 
 def _join(cursor: apsw.Cursor, batch: Batch) -> Answer:

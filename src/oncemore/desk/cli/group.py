@@ -160,6 +160,7 @@ oncemore policy show kfm-loop
 oncemore key --operation kill_switch_update --tenant tenant-123
 oncemore export asl nova-cat --out nova-cat.asl.json
 oncemore quarantine list
+oncemore breakers
 oncemore cooldowns list
 oncemore worker shop.orders
 """
@@ -186,6 +187,8 @@ oncemore worker shop.orders
         "cancel": "orders:cancel",
         "rerun": "orders:rerun",
         "quarantine": "quarantine:quarantine",
+        "breakers": "gates:breakers",
+        "resources": "gates:resources",
         "cooldowns": "cooldowns:cooldowns",
         "import": "moving:bring_in",
         "prune": "house:prune",
