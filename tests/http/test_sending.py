@@ -354,6 +354,47 @@ def test_a_budget_can_be_each_hosts_own(clock: FakeClock) -> None:
     assert sorted(made) == sorted(url.removeprefix("http://").strip("/") for url in (one, other))
 
 
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_host_that_keeps_failing_is_left_alone_and_the_others_are_not(
+    clock: FakeClock, method: str
+) -> None:
+    """A POST that is not sent again counts too: whoever only posts has a breaker all the same."""
+    made: dict[str, oncemore.Breaker] = {}
+
+    def breaker(host: str) -> oncemore.Breaker:
+        made[host] = oncemore.Breaker(host, failures=2, cooldown_s=60)
+        return made[host]
+
+    with scripted(busy, busy, busy, busy, ok) as (one, first), scripted(ok) as (other, second):
+        transport = oncemore.http.Transport(
+            httpx.HTTPTransport(verify=NO_TLS), breaker=breaker, attempts=2, wait=(0.1, 0.2)
+        )
+        with httpx.Client(transport=transport) as client:
+            assert [client.request(method, one).status_code for _ in range(2)] == [503, 503]
+            before = len(first)
+            with pytest.raises(oncemore.CircuitOpen) as caught:
+                client.request(method, one)
+            told = oncemore.http.told(caught.value)
+            assert told is not None
+            assert (told.attempts, len(first), client.get(other).status_code) == (0, before, 200)
+            clock.advance(61)
+            while (got := client.request(method, one)).status_code == 503:
+                clock.advance(61)
+            assert (got.status_code, len(second)) == (200, 1)
+    assert sorted(one.state for one in made.values()) == ["CLOSED", "CLOSED"]
+
+
+def test_an_async_client_has_breakers_too(clock: FakeClock) -> None:
+    breaker = oncemore.Breaker("all", failures=1)
+    with scripted(busy) as (url, log):
+        assert CLIENTS["httpx2-async"]("GET", url, {"breaker": breaker, "attempts": 2}).status == 503
+        got = CLIENTS["httpx2-async"]("GET", url, {"breaker": breaker})
+    assert isinstance(got.error, oncemore.CircuitOpen)
+    assert len(log) == 1
+    with pytest.raises(oncemore.UsageError, match="breaker is 'name'; it takes a Breaker, or a function"):
+        oncemore.http.Transport(breaker="name")  # type: ignore[arg-type]
+
+
 def test_hosts_beyond_the_limit_are_forgotten(clock: FakeClock) -> None:
     from oncemore.http.exchange import MOST_HOSTS, Hosts
 

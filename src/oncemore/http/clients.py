@@ -146,6 +146,7 @@ class Transport(_Plain):
     within     limit of a call up to its answer, with its waits
     wait, jitter, policy, seed, on_event, category   as in `oncemore.retry`
     budget     a `Budget`, or a function that makes one for a host: what retries may cost together
+    breaker    a `Breaker`, or a function that makes one for a host: a host that keeps failing is left alone
     repeats    what may be sent again although its method is not idempotent: ("POST",), or a function of a
                request; what carries an Idempotency-Key may, whatever is said here
     in_step    "once": inside a durable step a request is sent once, and the step itself tries again; "retry":
@@ -155,7 +156,8 @@ class Transport(_Plain):
     on_retry, on_give_up   called with a `Report` before each wait, and when it is not sent again
 
     Retry-After and RateLimit are never undercut; a wait that is too long ends the call, with the answer.
-    What became of a request is told by `oncemore.http.told(response)`.
+    A host whose breaker is open is not asked: `CircuitOpen`. What became of a request is told by
+    `oncemore.http.told(response)`.
     """
 
     def __init__(self, inner: Any = None, **options: Unpack[Sending]) -> None:

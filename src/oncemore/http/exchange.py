@@ -24,6 +24,7 @@ from oncemore.edges.classify import classify
 from oncemore.edges.http import classify_status, failed_status
 from oncemore.engine.budget import Budget
 from oncemore.engine.context import CONTEXT
+from oncemore.engine.gates import Gate, Passage
 from oncemore.engine.retry import decision as decision_of
 from oncemore.errors import UsageError
 from oncemore.http.keys import FIELD, STYLES, Place, around, written
@@ -37,8 +38,9 @@ if TYPE_CHECKING:
 
     from oncemore.core.backoff import Jitter, Schedule
     from oncemore.core.decide import Decision
-    from oncemore.core.model import Failure
+    from oncemore.core.model import Action, Failure, Verdict
     from oncemore.core.policy import Policy
+    from oncemore.engine.gates import Script
     from oncemore.engine.retry import Plan, Report
     from oncemore.evidence.events import Event
     from oncemore.http.keys import Style
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
         policy: Policy | str | PathLike[str] | None
         seed: str | int | None
         budget: Budget | Callable[[str], Budget] | None
+        breaker: Gate | Callable[[str], Gate] | None
         repeats: Sequence[str] | Callable[[Any], bool]
         in_step: Literal["once", "retry"]
         timeout: Seconds
@@ -76,7 +79,7 @@ SMALL: Final = 16_384
 
 _OF_RETRY = ("attempts", "within", "wait", "jitter", "policy", "seed", "on_event", "category")
 _HOOKS = ("on_retry", "on_give_up")
-_OWN = ("budget", "repeats", "in_step", "timeout", "key_style")
+_OWN = ("budget", "breaker", "repeats", "in_step", "timeout", "key_style")
 
 
 class Told(Value):
@@ -136,6 +139,7 @@ class Rules(Record):
     """What a client was told, checked and made ready; the same for all its requests."""
 
     __slots__ = (
+        "breakers",
         "budgets",
         "in_step",
         "key_style",
@@ -146,6 +150,7 @@ class Rules(Record):
         "repeats",
         "timeout",
     )
+    breakers: Hosts
     budgets: Hosts
     in_step: str
     key_style: str
@@ -169,6 +174,7 @@ class Rules(Record):
         if not 0 < timeout <= 86_400:
             raise UsageError(f"timeout is {timeout!r}; it takes more than 0 and up to 86400 seconds")
         self.fill(
+            Hosts("breaker", options.get("breaker"), Gate),
             Hosts("budget", options.get("budget"), Budget),
             _choice("in_step", options.get("in_step", "once"), ("once", "retry")),
             _choice("key_style", options.get("key_style", "quoted"), STYLES),
@@ -182,11 +188,11 @@ class Rules(Record):
 
 
 class Hosts:
-    """One budget for all hosts, or one for each, made when the host is first asked."""
+    """One budget or breaker for all hosts, or one for each, made when the host is first asked."""
 
     def __init__(self, option: str, given: Any, kind: type) -> None:
         if given is not None and not isinstance(given, kind) and not callable(given):
-            name = kind.__name__
+            name = option.capitalize()
             raise UsageError(
                 f"{option} is {given!r}; it takes a {name}, or a function that makes one for a host"
             )
@@ -250,11 +256,13 @@ class Exchange:
         """Return the plan of this request; `let_go` closes what is not needed any more."""
         rules = self._rules
         alone = self._step is None or rules.in_step == "retry"
+        gate = rules.breakers.of(self._asked.host)
         return rules.plan.replaced(
             name=f"{self._asked.method} {self._asked.host}",
             policy=rules.plan.policy if alone else rules.once,
             covers=self._covers,
             classify=self._classify,
+            breaker=None if gate is None else Entrance(gate, self),
             budget=rules.budgets.of(self._asked.host),
             deadline=CONTEXT.get().deadline or None,
             cuts=False,
@@ -302,6 +310,11 @@ class Exchange:
             )
         return not self._why
 
+    @property
+    def refused(self) -> bool:
+        """Whether a failure that may pass is not followed by a repeat, only because that is not safe."""
+        return self._why != ""
+
     def over(self) -> None:
         """Say that the request is no longer under way."""
         if self._place is not None:
@@ -328,6 +341,34 @@ class Exchange:
         logging = sys.modules.get("logging")
         if logging is not None:
             logging.getLogger("oncemore.http").warning("%s", text)
+
+
+class Entrance(Gate):
+    """A host's breaker, as one request passes it."""
+
+    __slots__ = ("_exchange",)
+
+    def __init__(self, gate: Gate, exchange: Exchange) -> None:
+        super().__init__(gate.name, gate.rules, gate.book)
+        self._exchange = exchange
+
+    def passage(self, limit_s: float | None = None) -> Passage:
+        """Return the way of the request."""
+        return Way(self, limit_s, self._exchange)
+
+
+class Way(Passage):
+    """Counts a failure against its host also where no repeat follows, if that is our choice alone."""
+
+    __slots__ = ("_exchange",)
+
+    def __init__(self, gate: Gate, limit_s: float | None, exchange: Exchange) -> None:
+        super().__init__(gate, limit_s)
+        self._exchange = exchange
+
+    def failed(self, failure: Failure, verdict: Verdict, action: Action) -> Script[float | None]:
+        """Tell that an attempt failed: a POST that is not sent again may have had an effect, or not."""
+        return super().failed(failure, "UNKNOWN" if self._exchange.refused else verdict, action)
 
 
 def _noted(answer: Any, said: Told) -> Any:
