@@ -94,6 +94,7 @@ def next_steps(plan: Plan, folder: Path | None, proved: Proved | None, width: in
             (f"{us} demo --careless", "without keys and transactions: duplicates"),
             (f"{us} demo kfm-loop", "scenarios, each replayed from its log"),
             (f"{us} demo retry", "the light door: retry without a log"),
+            (f"{us} demo lit", "an HTTP client and a database under trouble"),
         ]
     else:
         store = f"--store {folder}/log.db"
