@@ -14,12 +14,13 @@ from statelint.linter import Linter
 import oncemore
 from oncemore import govern
 from oncemore.core.backoff import NONE, Jitter, Schedule
-from oncemore.core.classify import Classes
+from oncemore.core.classify import Classes, verdict
 from oncemore.core.policy import Policy
 from oncemore.core.tune import Tuning
 from oncemore.edges import asl, asl_task
 from oncemore.edges.asl import Inexpressible, definition, solved, translated, waits
 from oncemore.edges.asl_check import faults
+from oncemore.edges.classify import classify
 from oncemore.govern.packaged import PACKAGED
 from tests.servers.step_functions import emulator
 
@@ -261,6 +262,14 @@ def test_a_task_that_may_not_be_repeated_goes_to_a_person_when_it_is_lost() -> N
         pay("lost")
     with pytest.raises(asl_task.RetryableError):
         pay("refused")
+
+
+def test_an_error_of_a_task_means_the_same_wherever_it_goes() -> None:
+    for error, kind in ((RETRYABLE, "transient"), (TERMINAL, "permanent"), (QUARANTINE, "permanent")):
+        assert classify(error, 0.0).kind == kind
+        again = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
+        assert (type(again), again.code, str(again)) == (type(error), error.code, str(error))
+    assert verdict(classify(QUARANTINE, 0.0), govern.policy("standard"), "idempotent") == "QUARANTINE"
 
 
 def test_names_are_those_of_the_language() -> None:

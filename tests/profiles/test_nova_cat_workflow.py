@@ -13,6 +13,7 @@ from statelint.linter import Linter
 
 import oncemore
 from oncemore import govern
+from oncemore.core import cooldown
 from oncemore.core.backoff import planned
 from oncemore.edges import asl, asl_task
 from oncemore.edges.asl import waits
@@ -229,7 +230,6 @@ RECORDS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("record", "outcome"), RECORDS)
 def test_the_checks_are_those_of_the_cooldown(record: dict[str, Any], outcome: str) -> None:
-    cooldown = pytest.importorskip("oncemore.core.cooldown")
     known = {name: value for name, value in record.items() if value is not None}
     assert cooldown.skip(cooldown.Resource(**known), 1000.0) == outcome
 

@@ -18,6 +18,7 @@ from oncemore.core.classify import verdict
 from oncemore.edges.asl import QUARANTINE_ERROR, RETRYABLE_ERROR, TERMINAL_ERROR
 from oncemore.edges.classify import classify
 from oncemore.engine import clock as clocks
+from oncemore.errors import NeedsReview, PermanentError, TransientError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,24 +27,31 @@ if TYPE_CHECKING:
     from oncemore.core.policy import Policy
 
 
-class TaskError(Exception):
-    """A task failed; its subclasses say in which way."""
+class _Coded(Exception):
+    """Has the code of the failure that it stands for."""
+
+    def __init__(self, code: str, message: str = "") -> None:
+        super().__init__(message or code)
+        self.code = code
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.code, self.args[0])
 
 
-class RetryableError(TaskError):
+class RetryableError(_Coded, TransientError):
     """It may pass: the definition's retrier tries it again."""
 
 
-class TerminalError(TaskError):
+class TerminalError(_Coded, PermanentError):
     """It does not pass."""
 
 
-class QuarantineError(TaskError):
+class QuarantineError(NeedsReview):
     """A person has to look first."""
 
 
 #: An outcome that is unknown is a person's: a task that may not be repeated must not be.
-NAMED: dict[Verdict, type[TaskError]] = {
+NAMED: dict[Verdict, type[RetryableError | TerminalError | QuarantineError]] = {
     "RETRYABLE": RetryableError,
     "TERMINAL": TerminalError,
     "QUARANTINE": QuarantineError,
@@ -68,8 +76,13 @@ def task(policy: Policy, effect: Any = "idempotent") -> Callable[[Callable[..., 
                     raise
                 failure = classify(error, clocks.current.wall())
                 named = NAMED[verdict(failure, policy, effect)]
-                raise named(f"{failure.code}: {type(error).__name__}") from error
+                raise named(_plain(failure.code), f"{failure.code}: {type(error).__name__}") from error
 
         return handler
 
     return decorate
+
+
+def _plain(code: str) -> str:
+    """Return a code as people count by it: letters, digits and underscores."""
+    return "".join(letter if letter.isalnum() else "_" for letter in code[:100])

@@ -28,7 +28,9 @@ HEADS = ("resource", "provider", "state", "asked", "eligible in", "last error")
 @click.group("cooldowns", cls=Branch, homes=HOMES, examples=EXAMPLES, invoke_without_command=True)
 @click.pass_context
 def cooldowns(context: click.Context) -> None:
-    """Look at what is left alone, and let it go; without a command: list it.
+    """Look at what is left alone, and let it go.
+
+    Without a command it lists what is.
 
     What a step with a cooldown asks for is left alone for a while after a failure, by every process on the
     store; what is in quarantine or failed for good waits until a person releases it.
