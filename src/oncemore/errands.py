@@ -152,9 +152,7 @@ def _store_of(engine: Engine) -> bytes:
             "oncemore.open('postgresql://…'), or threads (ThreadPoolExecutor)"
         )
     if engine.shelf.there and not engine.shelf.place.shared:
-        raise UsageError(
-            f"{engine!r} keeps artifacts in the memory of this process; give it a folder of theirs"
-        )
+        raise UsageError(f"{engine!r} keeps artifacts in this process's memory; give it a folder for them")
     url, told = engine.opened
     for name, value in told.items():
         try:
@@ -274,9 +272,7 @@ def _engine_of(store: bytes) -> Engine:
                 url, told = pickle.loads(store)  # noqa: S301 - from the job, by its own executor
                 path = url.removeprefix(opening.SQLITE)
                 if path != url and not Path(path).exists():
-                    raise UsageError(
-                        f"there is no {path}; a SQLite store is for the processes of one machine"
-                    )
+                    raise UsageError(f"there is no {path}; a SQLite store is for one machine")
                 engine = _opened[store] = opening.open(url, **told)
                 _close_at_the_end(engine)
     return engine

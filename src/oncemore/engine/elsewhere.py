@@ -125,7 +125,8 @@ class Elsewhere:
             if isinstance(wanted, float):
                 _REAL.sleep(wanted)
                 continue
-            while wait((wanted,), LOOK_S).not_done:
+            while not wanted.done():
+                wait((wanted,), LOOK_S)
                 if met.stopped:
                     wanted.cancel()  # what has not begun shall not; what has is waited for, a while
 
@@ -175,29 +176,33 @@ class Elsewhere:
                 met.came = Came("", "later", f"whoever had it died, {losses} times: {_words(error)}")
                 return
             try:
-                yield from self._asked(met.job_id, again=True)
+                yield from self._asked(met.job_id, lost=error)
             except Exception as fault:  # noqa: BLE001 - whatever the place or the step there has to say
                 met.came = Came("", "later", f"whoever had it died: {_words(error)}")
                 met.stop(fault)
                 return
 
-    def _asked(self, job_id: str, *, again: bool = False) -> Waits:
-        """Find out whether the place works; raise its own error, or what it says."""
+    def _asked(self, job_id: str, lost: BaseException | None = None) -> Waits:
+        """Find out whether the place works, at first or when it has lost something; raise why it does not."""
         asks = self._trip.hello(job_id)
         if asks is None:
+            if lost is not None:  # a thread of this process cannot die alone
+                raise lost
             return
-        for left in range(PROBES - 1, -1, -1):
-            says, error = yield from self._sent(*asks, again=again)
+        asked, error = 0, lost
+        while asked < PROBES:
+            says, error = yield from self._sent(*asks, again=lost is not None)
             if error is None:
                 if says:
                     raise UsageError(says)
                 return
-            if not left:
-                error.add_note(
-                    f"oncemore: {self._place.name} did not answer, {PROBES} times in a row, and the job was "
-                    "stopped; what is done is done, and calling map again goes on with the rest"
-                )
-                raise error
+            asked += 1
+        assert error is not None
+        error.add_note(
+            f"oncemore: {self._place.name} did not answer, {PROBES} times in a row, and the job was stopped; "
+            "what is done is done, and calling map again goes on with the rest"
+        )
+        raise error
 
     def _sent(
         self, work: Callable[..., Any], told: tuple[Any, ...], *, again: bool
