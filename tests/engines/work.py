@@ -70,6 +70,14 @@ async def awhere(n: int) -> int:
 
 
 @oncemore.step(effect="idempotent")
+async def aslow(n: int, path: str) -> int:
+    """Take a while, awaited."""
+    note(path, n)
+    await asyncio.sleep(1)
+    return n
+
+
+@oncemore.step(effect="idempotent")
 def around(n: int) -> list[Any]:
     """Tell what a call carries, and on which engine it is."""
     engine = innermost()
