@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from oncemore import opening
+from oncemore.configured import SQLITE
 from oncemore.core.board import Item
+from oncemore.engine.came import Notes, came_of
 from oncemore.engine.context import CONTEXT, Context
-from oncemore.engine.course import came_of
-from oncemore.engine.elsewhere import Raised, Reply
+from oncemore.engine.elsewhere import Raised, Reply, sent
 from oncemore.engine.runtime import inside
 from oncemore.errors import InProgress, StoreError, UsageError
 
@@ -168,16 +169,16 @@ def _store_of(engine: Engine) -> bytes:
 # There ----------------------------------------------------------------------------------------------
 
 
-class Notes:
-    """What an attempt meets there."""
+class Kept(Notes):
+    """What an attempt meets there, kept to be sent back."""
 
     def __init__(self) -> None:
-        self.key, self.failed = "", False
+        super().__init__()
         self.met: list[tuple[dict[str, Any], tuple[Any, ...]]] = []
 
     def told(self, error: dict[str, Any], failure: Failure) -> None:
         """Note a failed attempt; it is counted where the job is."""
-        self.failed = True
+        super().told(error, failure)
         self.met.append((error, tuple(failure)))
 
 
@@ -196,7 +197,7 @@ def hello(packed: bytes) -> str:
 
 def run(packed: bytes) -> tuple[Any, ...]:
     """Make one attempt, and return what it came to, as the fields of a `Reply`; nothing is ever raised."""
-    notes = Notes()
+    notes = Kept()
     try:
         errand = _errand_of(packed)
         step, engine = _found(errand)
@@ -205,11 +206,11 @@ def run(packed: bytes) -> tuple[Any, ...]:
         with inside(engine):
             _done(step.errand(engine, bound, each, Item(errand.number, "", given), notes), step.hand.awaits)
     except BaseException as error:  # noqa: BLE001 - what it says travels in words
-        return tuple(_reply(error, notes))
-    return tuple(Reply(notes.key, "done", met=tuple(notes.met)))
+        return sent(_reply(error, notes))
+    return sent(Reply(notes.done(), notes.resource, tuple(notes.met)))
 
 
-def _reply(error: BaseException, notes: Notes) -> Reply:
+def _reply(error: BaseException, notes: Kept) -> Reply:
     came = came_of(error, notes)
     held = error.until if isinstance(error, InProgress) else 0.0
     fault = ""
@@ -219,8 +220,9 @@ def _reply(error: BaseException, notes: Notes) -> Reply:
         fault = "unusable"
     elif not isinstance(error, Exception):
         fault = "KeyboardInterrupt" if isinstance(error, KeyboardInterrupt) else "SystemExit"
-    word = "later" if fault else came.word
-    return Reply(came.key, word, came.error, came.until, came.stored, held, tuple(notes.met), fault)
+    if fault:
+        came = came._replace(word="later")
+    return Reply(came, notes.resource, tuple(notes.met), held, fault)
 
 
 def _errand_of(packed: bytes) -> Errand:
@@ -270,7 +272,7 @@ def _engine_of(store: bytes) -> Engine:
             engine = _opened.get(store)
             if engine is None:
                 url, told = pickle.loads(store)  # noqa: S301 - from the job, by its own executor
-                path = url.removeprefix(opening.SQLITE)
+                path = url.removeprefix(SQLITE)
                 if path != url and not Path(path).exists():
                     raise UsageError(f"there is no {path}; a SQLite store is for one machine")
                 engine = _opened[store] = opening.open(url, **told)

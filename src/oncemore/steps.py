@@ -13,6 +13,7 @@ from oncemore.codec import results
 from oncemore.codec.artifact import SHELF, Artifact
 from oncemore.codec.step_key import input_hash
 from oncemore.codec.tagged import NoForm, Tagger, untag
+from oncemore.configured import SQLITE
 from oncemore.core.key import seed_of
 from oncemore.core.model import Failure
 from oncemore.core.policy import PER_KEY, PER_RUN
@@ -48,7 +49,7 @@ from oncemore.errors import (
     UsageError,
 )
 from oncemore.evidence.neutral import neutral
-from oncemore.opening import SQLITE, chosen, default_policy
+from oncemore.opening import chosen, default_policy
 from oncemore.recipe import NO_EFFECT, Recipe, annotations_of, stretch
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ if TYPE_CHECKING:
     from oncemore.core.model import Effect
     from oncemore.core.policy import Policy
     from oncemore.engine.artifacts import Shelf
-    from oncemore.engine.context import When
     from oncemore.engine.came import Notes
+    from oncemore.engine.context import When
     from oncemore.engine.course import Carrier
     from oncemore.engine.gates import Gate
     from oncemore.engine.lease import Identity

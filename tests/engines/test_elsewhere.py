@@ -11,8 +11,8 @@ import pytest
 import oncemore
 from oncemore.core.board import Item
 from oncemore.engine import elsewhere
-from oncemore.engine.course import Came
-from oncemore.engine.elsewhere import Elsewhere, Reply
+from oncemore.engine.came import Came
+from oncemore.engine.elsewhere import Elsewhere, Reply, sent
 
 LOST = BrokenExecutor("a process died\nwith more to say")
 
@@ -91,7 +91,7 @@ def once(place: Place, *, lease_s: float = 60.0, met: Met | None = None, tries: 
     return met
 
 
-DONE = tuple(Reply("k", "done"))
+DONE = sent(Reply(Came("k", "done")))
 
 
 def test_a_lost_item_is_sent_again_when_the_place_has_said_that_it_works() -> None:
@@ -158,7 +158,7 @@ def test_what_has_not_begun_when_the_job_is_stopped_is_not_begun(monkeypatch: py
 
 
 def test_a_lost_run_whose_holder_is_not_quite_dead_is_asked_for_until_its_lease_is_over() -> None:
-    held = tuple(Reply("k", "later", "somebody has it", held_until=99.0))
+    held = sent(Reply(Came("k", "later", "somebody has it"), held_until=99.0))
     place = Place(LOST, "", held, held, DONE)
     assert once(place).came == Came("k", "done")
     assert once(Place(held)).came == Came("k", "later", "somebody has it"), "what was not lost is theirs"

@@ -29,6 +29,15 @@ NEEDS = {
 }
 
 
+PAGE = EXAMPLES.parent.parent / "docs" / "how-to" / "use-it-in-your-engine.md"
+
+
+def test_what_the_page_shows_of_an_example_is_in_it() -> None:
+    shown = re.findall(r"(?ms)^<!-- not run: (\S+) -->\n```python\n(.*?)^```", PAGE.read_text())
+    assert len(shown) >= 2
+    assert [name for name, code in shown if code not in (EXAMPLES.parent.parent / name).read_text()] == []
+
+
 def test_every_example_is_run() -> None:
     assert {path.stem for path in EXAMPLES.glob("in_*.py")} == set(NEEDS)
 

@@ -28,20 +28,10 @@ from oncemore.engine import clock as clocks
 from oncemore.engine.came import Came, Notes, came_of
 from oncemore.engine.context import CONTEXT
 from oncemore.engine.entry import seen_in, write_of
-from oncemore.engine.history import Run
 from oncemore.engine.ids import uuid7
 from oncemore.engine.jobs import WORDS, ByProvider, JobItem, JobRun
 from oncemore.errors import (
-    AttemptTimeout,
-    CoolingDown,
-    Failed,
-    InProgress,
-    Parked,
-    Quarantined,
-    ResultUnavailable,
-    RetriesExhausted,
     StoreError,
-    Uncertain,
 )
 from oncemore.store.base import Batch, Stored
 
@@ -50,8 +40,6 @@ if TYPE_CHECKING:
 
     from oncemore.core.board import Item
     from oncemore.core.model import Failure
-    from oncemore.engine.cooling import Cooling
-    from oncemore.engine.ops import Seen
     from oncemore.engine.progress import Bar
     from oncemore.engine.runtime import Engine
 

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from oncemore.core.model import Failure
 from oncemore.core.value import Value
 from oncemore.engine import clock as clocks
-from oncemore.engine.course import LOOK_S, Came
+from oncemore.engine.came import Came
+from oncemore.engine.course import LOOK_S
 from oncemore.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -50,20 +51,27 @@ _REAL = clocks.Clock()
 class Reply(Value):
     """What came back of one attempt that was made elsewhere, in plain values.
 
-    key, word, error, until, stored   as in `Came`
-    held_until  until when somebody else has the run; 0 if nobody does
+    came        what became of the item
+    resource    what it asks for, where that can be left alone
     met         the failures of the attempt: their records, and the failures as tuples
+    held_until  until when somebody else has the run; 0 if nobody does
     fault       why the whole job cannot go on: "" | store | unusable | KeyboardInterrupt | SystemExit
     """
 
-    key: str
-    word: str
-    error: str = ""
-    until: float | None = None
-    stored: dict[str, Any] | None = None
-    held_until: float = 0.0
+    came: Came
+    resource: str = ""
     met: tuple[tuple[dict[str, Any], tuple[Any, ...]], ...] = ()
+    held_until: float = 0.0
     fault: str = ""
+
+
+def sent(reply: Reply) -> tuple[Any, ...]:
+    """Return a reply as it travels: nothing in it needs a class that the other side might not have."""
+    return (tuple(reply.came), *reply[1:])
+
+
+def _received(told: tuple[Any, ...]) -> Reply:
+    return Reply(Came(*told[0]), *told[1:])
 
 
 class Raised(Value):
@@ -160,7 +168,7 @@ class Elsewhere:
         while True:
             answer, error = yield from self._sent(work, told, again=losses > 0)
             if error is None:
-                reply = answer if isinstance(answer, Raised | None) else Reply(*answer)
+                reply = answer if isinstance(answer, Raised | None) else _received(answer)
                 if losses and isinstance(reply, Reply) and reply.held_until:
                     patience = patience or _REAL.monotonic() + self._lease_s + GRACE_S
                     if _REAL.monotonic() < patience and not met.stopped:
@@ -233,18 +241,18 @@ def _take(reply: Reply | Raised | None, met: Met) -> None:
         return
     if isinstance(reply, Raised):
         raise reply.error
-    met.key = reply.key
+    came = met.came = reply.came
+    met.key, met.resource = came.key, reply.resource
     for error, failure in reply.met:
         met.told(error, Failure(*failure))
     if reply.fault == "store":
-        raise StoreError(reply.error)
+        raise StoreError(came.error)
     if reply.fault == "KeyboardInterrupt":
-        raise KeyboardInterrupt(reply.error)
+        raise KeyboardInterrupt(came.error)
     if reply.fault == "SystemExit":
-        raise SystemExit(reply.error)
-    met.came = Came(reply.key, reply.word, reply.error, reply.until, reply.stored)
+        raise SystemExit(came.error)
     if reply.fault:
-        met.stop(UsageError(reply.error))
+        met.stop(UsageError(came.error))
 
 
 def _words(error: BaseException) -> str:
