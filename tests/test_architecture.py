@@ -33,7 +33,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("opening",),
     ("breakers",),
     ("options",),
-    ("recipe",),
+    ("recipe", "errands"),
     ("api", "steps", "outbox"),
     ("workers", "http"),
     (FRONT_DOOR,),

@@ -72,7 +72,7 @@ def open(  # noqa: A001 - read as oncemore.open
     if not isinstance(url, str | os.PathLike):
         raise UsageError(f"url is {url!r}; it takes a text or a path")
     opens, told = _store(str(os.fspath(url)))
-    return Engine(
+    engine = Engine(
         opens,
         told,
         lease_s=LEASE_S if lease_s is None else number("lease_s", lease_s, "lease_s"),
@@ -93,6 +93,19 @@ def open(  # noqa: A001 - read as oncemore.open
             )
         ),
     )
+    if told != MEMORY:
+        place = None if artifacts is None else _lasting(str(os.fspath(artifacts)))
+        engine.opened = told if told.startswith(SQLITE) else str(url), {
+            "lease_s": lease_s, "max_inline_wait_s": max_inline_wait_s, "artifacts": place, "notify": notify,
+            "notify_every_s": notify_every_s, "codec": codec, "copies": copies, "warn_file_mb": warn_file_mb,
+            "warn_wal_mb": warn_wal_mb, "warn_left_mb": warn_left_mb,
+        }  # fmt: skip
+    return engine
+
+
+def _lasting(place: str) -> str:
+    """Return the address of a place for artifacts as it holds in any working directory."""
+    return place if place == MEMORY or "://" in place else str(Path(place).expanduser().absolute())
 
 
 def _notices(notify: Any, every_s: float) -> Notices | None:

@@ -13,6 +13,7 @@ from oncemore.codec import results
 from oncemore.codec.artifact import SHELF, Artifact
 from oncemore.codec.step_key import input_hash
 from oncemore.codec.tagged import NoForm, Tagger, untag
+from oncemore.configured import SQLITE
 from oncemore.core.key import seed_of
 from oncemore.core.model import Failure
 from oncemore.core.policy import PER_KEY, PER_RUN
@@ -60,8 +61,9 @@ if TYPE_CHECKING:
     from oncemore.core.model import Effect
     from oncemore.core.policy import Policy
     from oncemore.engine.artifacts import Shelf
+    from oncemore.engine.came import Notes
     from oncemore.engine.context import When
-    from oncemore.engine.course import Met
+    from oncemore.engine.course import Carrier
     from oncemore.engine.gates import Gate
     from oncemore.engine.lease import Identity
     from oncemore.engine.meters import Meter
@@ -227,6 +229,7 @@ class Step(Generic[P, R]):
         each: str = "argument",
         progress: str = "auto",
         patience: Seconds | None = None,
+        on: Any = None,
     ) -> Any:
         """Call the step for each item, some at a time, and return the `JobRun`; to be awaited if async.
 
@@ -238,9 +241,12 @@ class Step(Generic[P, R]):
         progress         "auto": a line on standard error, if that is a terminal; or "off"
         patience         how long the job waits for an item that is due again later; as long as a call does
                          (`inline_wait_s` of the engine), unless given
+        on               where attempts are made: an executor of `concurrent.futures`, a Dask `Client`, or the
+                         module `ray`; in threads of this process, or in the event loop, unless given. Other
+                         processes import the step and open the store by its address
         """
         from oncemore.core.board import Item
-        from oncemore.engine.course import Carrier, Course
+        from oncemore.engine.course import Course
         from oncemore.engine.progress import Bar
 
         number = isinstance(max_concurrency, int) and not isinstance(max_concurrency, bool)
@@ -253,11 +259,42 @@ class Step(Generic[P, R]):
         engine, total = chosen(self._engine), len(items) if isinstance(items, Sized) else None
         drawn = (Item(at, self._asks(_EACH[each], item), item) for at, item in enumerate(items))
         bar = Bar(self.name, total, sys.stderr if progress == "auto" else None)
-        carrier = Carrier(partial(self._mapped, _EACH[each]), self._awaits, self._plan_on(engine).decode)
+        carrier, most = self._carrier(engine, each, on, max_concurrency)
         waits = None if patience is None else stretch("patience", patience)
         fleet = self._recipe.asks_somebody
-        course = Course(engine, self.name, drawn, carrier, max_concurrency, bar, fleet, waits)
+        course = Course(engine, self.name, drawn, carrier, most, bar, fleet, waits)
         return course.run_awaited() if self._awaits else course.run()
+
+    def _carrier(self, engine: Engine, each: str, on: Any, most: int) -> tuple[Carrier, int]:
+        """Return how items are called, and how many at once: a place with fewer hands takes no more."""
+        from oncemore.engine.course import Carrier
+
+        here, decode = partial(self._mapped, _EACH[each]), self._plan_on(engine).decode
+        if on is None:
+            return Carrier(here, self._awaits, decode), most
+        from oncemore.edges.executors import place_of
+        from oncemore.engine.elsewhere import Elsewhere
+        from oncemore.errands import Lent, Posted
+
+        place = place_of(on)
+        if not place.locks and engine.url.startswith(SQLITE):
+            raise UsageError(
+                f"{place.name} cannot work on {engine.url}: interpreters of one process share file locks, by "
+                "which SQLite tells workers apart; take processes, threads, or PostgreSQL"
+            )
+        trip: Lent | Posted
+        if place.here:
+            trip = Lent(here, self._awaits)
+        else:
+            trip = Posted(self, engine, each, self._bound)
+        away = Elsewhere(place, trip, self._recipe.policy.max_attempts + LOST_BEFORE, engine.lease_s)
+        once = away.once_awaited if self._awaits else away.once
+        return Carrier(once, self._awaits, decode, away), min(most, place.most or most)
+
+    def errand(self, engine: Engine, bound: tuple[Any, ...], each: str, item: Item, met: Notes) -> Any:
+        """Make one attempt of an item of a job that is in another process; to be awaited if async."""
+        there: Step[..., Any] = Step(self._recipe, engine, bound)
+        return there._mapped(_EACH[each], item, met)
 
     def _asks(self, unpack: Callable[[Any], Any], item: Any) -> str:
         """Return the provider of an item; one that is no call is refused when its turn comes."""
@@ -267,7 +304,7 @@ class Step(Generic[P, R]):
         except Exception:  # noqa: BLE001
             return self.name
 
-    def _mapped(self, unpack: Callable[[Any], Any], item: Item, met: Met) -> Any:
+    def _mapped(self, unpack: Callable[[Any], Any], item: Item, met: Notes) -> Any:
         """Make one attempt of an item; what is due again later is not waited for."""
         args, kwargs = unpack(item.given)
         look = self._look(args, kwargs)
@@ -676,6 +713,8 @@ _EACH: dict[str, Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "kwargs": lambda item: ((), dict(item)),
 }
 MOST_AT_ONCE = 1000
+#: How often an item of a job may be lost beside its attempts: its process died before one was on record.
+LOST_BEFORE = 3
 #: For how many providers a step keeps a plan.
 MOST_PROVIDERS = 1000
 

@@ -5,6 +5,9 @@ makes one attempt, and brings it back; an item that is to be tried again waits o
 and whoever throttles is asked less at once, by all who share the store (`engine.resources`). What an item
 comes to is counted and kept, and never raised.
 
+Where an attempt is made is the carrier's affair: in the lane itself, or elsewhere (`engine.elsewhere`), with
+the lane waiting for what comes back.
+
 The job itself is an entity of the log: one entry when it begins, one when it ends. What it has done lies in
 the runs of its items, so that a job that was killed is repeated by calling it again: what is done is done.
 """
@@ -15,29 +18,20 @@ import sys
 import threading
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from oncemore.codec.wire import head_of
 from oncemore.core.board import Board
 from oncemore.core.cooldown import Resource
 from oncemore.core.record import NOWHERE, Change, Mapped
 from oncemore.engine import clock as clocks
+from oncemore.engine.came import Came, Notes, came_of
 from oncemore.engine.context import CONTEXT
 from oncemore.engine.entry import seen_in, write_of
-from oncemore.engine.history import Run
 from oncemore.engine.ids import uuid7
 from oncemore.engine.jobs import WORDS, ByProvider, JobItem, JobRun
 from oncemore.errors import (
-    AttemptTimeout,
-    CoolingDown,
-    Failed,
-    InProgress,
-    Parked,
-    Quarantined,
-    ResultUnavailable,
-    RetriesExhausted,
     StoreError,
-    Uncertain,
 )
 from oncemore.store.base import Batch, Stored
 
@@ -46,8 +40,6 @@ if TYPE_CHECKING:
 
     from oncemore.core.board import Item
     from oncemore.core.model import Failure
-    from oncemore.engine.cooling import Cooling
-    from oncemore.engine.ops import Seen
     from oncemore.engine.progress import Bar
     from oncemore.engine.runtime import Engine
 
@@ -61,48 +53,62 @@ PERMIT_S = 0.1
 GRACE_S = 10.0
 
 
-class Came(NamedTuple):
-    """What became of an item: its key, a word of `WORDS`, the error that says why, and how that counts."""
-
-    key: str
-    word: str
-    error: str = ""
-    until: float | None = None
-    result: str = ""
-    error_class: str = ""
-
-
 class Carrier(NamedTuple):
     """How an item is called.
 
     once    make one attempt of an item, and tell what is met; the answer is to be awaited if `awaits`
     decode  reads what is stored of a result
+    away    where attempts are made, if that is elsewhere
     """
 
     once: Callable[[Item, Met], Any]
     awaits: bool
     decode: Callable[[Any], Any]
+    away: Away | None = None
 
 
-class Met:
-    """What an attempt of an item meets: its key, and how it fails."""
+class Away(Protocol):
+    """Somewhere else to make attempts."""
+
+    def ready(self, job_id: str) -> None:
+        """Find out whether attempts can be made there, before one is; or raise why not."""
+
+    def ready_awaited(self, job_id: str) -> Awaitable[None]:
+        """Find it out in a task."""
+
+    def leave(self) -> None:
+        """Let go of what was made there for this job."""
+
+
+class Met(Notes):
+    """What an attempt of an item meets, known to the job at once.
+
+    came  what became of the item, where somebody else says it
+    """
 
     def __init__(self, course: Course, item: Item) -> None:
-        self.key, self.failed, self.code = "", False, ""
-        self.resource, self.came_to = "", "SUCCESS"
+        super().__init__()
+        self.came: Came | None = None
         self._course, self._item, self._began = course, item, course.engine.now()
 
-    def asks(self, cooling: Cooling | None, seen: Seen) -> None:
-        """Know what the item asks for; where that is there already, nobody is asked."""
-        if cooling is not None:
-            self.resource = cooling.entity
-            there = seen.run is not None and seen.run.state == "COMPLETE"
-            self.came_to = "SKIPPED_DUPLICATE" if there else "SUCCESS"
+    @property
+    def job_id(self) -> str:
+        """The job that the item is one of."""
+        return self._course.job_id
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the job has been stopped."""
+        return self._course.stopped
 
     def told(self, error: dict[str, Any], failure: Failure) -> None:
         """Count a failed attempt; who throttles is asked less at once."""
-        self.failed, self.code = True, str(error.get("code", ""))
+        super().told(error, failure)
         self._course.failed(self._item, self._began, error, failure)
+
+    def stop(self, error: BaseException) -> None:
+        """End the job with an error that is not this item's: no other would fare better."""
+        self._course.stop(error)
 
 
 class Course:
@@ -136,15 +142,31 @@ class Course:
         self._version, self._hash = 0, NOWHERE
         self._before: Mapped | None = None
 
+    @property
+    def job_id(self) -> str:
+        """What the job is known by."""
+        return self._record.job_id
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it takes no more items."""
+        return self._fault is not None
+
     def run(self) -> JobRun:
         """Carry out the job, blocking."""
+        away = self._carrier.away
         with self._recorded() as ended:
-            self._everybody() if self._most > 1 else self._lane()
+            if away is not None:
+                away.ready(self.job_id)
+            self._everybody() if self._most > 1 or away is not None else self._lane()
         return ended[0]
 
     async def run_awaited(self) -> JobRun:
         """Carry out the job in tasks, on asyncio or trio."""
+        away = self._carrier.away
         with self._recorded() as ended:
+            if away is not None:
+                await away.ready_awaited(self.job_id)
             await _together(self._lane_awaited, self._most)
         return ended[0]
 
@@ -166,6 +188,8 @@ class Course:
             raise
         finally:
             CONTEXT.reset(token)
+            if self._carrier.away is not None:
+                self._carrier.away.leave()
         ended.append(self._end("DONE"))
 
     def _end(self, state: str) -> JobRun:
@@ -232,6 +256,9 @@ class Course:
                 self._board.back(item, came.until)
             else:
                 self._board.back(item, None)
+                if came.stored is not None:
+                    told = came.stored.get("code") or came.stored.get("type", "UNKNOWN")
+                    self._count(item.provider, told, came.stored)
                 self._items[item.number] = JobItem(
                     item.number, came.key, came.word, came.error, came.result, came.error_class
                 )
@@ -247,30 +274,17 @@ class Course:
         came = Came("", "later")
         try:
             yield met
-            came = Came(met.key, "done", result=met.came_to)
+            came = met.came or met.done()
         except BaseException as error:
-            came = self._came(item, met, error)
+            came = came_of(error, met)
+            if isinstance(error, StoreError) or not isinstance(error, Exception):
+                self.stop(error)
             if not isinstance(error, Exception):
-                self._stop(error)
                 raise
         finally:
+            if came.word != "done":
+                self._rests(item.provider, met.resource)
             self._bring_back(item, came)
-
-    def _came(self, item: Item, met: Met, error: BaseException) -> Came:
-        """Return what an error says about an item; the store's own ends the job."""
-        if isinstance(error, StoreError):
-            self._stop(error)
-        if isinstance(error, Failed) and not met.failed and isinstance(error.run, Run):
-            stored = error.run.error or {}  # it had failed before
-            with self._changed:
-                self._count(item.provider, stored.get("code") or stored.get("type", "UNKNOWN"), stored)
-        self._rests(item.provider, met.resource)
-        if isinstance(error, CoolingDown):
-            return Came(met.key, "skipped", str(error), None, error.outcome)
-        word, result = next(row[1:] for row in _SAYS if isinstance(error, row[0]))
-        if isinstance(error, Parked):
-            return Came(met.key, word, str(error), error.until, result if met.failed else "", met.code)
-        return Came(met.key, word, str(error), None, result, self._class(met, error))
 
     def _rests(self, provider: str, resource: str) -> None:
         """Note until when what was asked for is left alone, if it is."""
@@ -280,12 +294,7 @@ class Course:
                 with self._changed:
                     self._change(provider, cooldown=book.next_eligible_attempt_at)
 
-    def _class(self, met: Met, error: BaseException) -> str:
-        """Return what an item's failure is counted as: as it was met, or as its run has it."""
-        run = getattr(error, "run", None)
-        return met.code or str(((run.error if isinstance(run, Run) else None) or {}).get("code", ""))
-
-    def _stop(self, error: BaseException) -> None:
+    def stop(self, error: BaseException) -> None:
         """Take no more items: the store failed, or somebody has had enough."""
         with self._changed:
             self._fault = self._fault or error
@@ -304,7 +313,7 @@ class Course:
                     return PERMIT_S
                 return item
         except Exception as error:  # noqa: BLE001 - whoever makes the items failed; it is raised at the end
-            self._stop(error)
+            self.stop(error)
             return None
 
     # Lanes ------------------------------------------------------------------------------------------
@@ -360,7 +369,7 @@ class Course:
                 while one.is_alive():
                     one.join(LOOK_S)
         except BaseException as error:
-            self._stop(error)
+            self.stop(error)
             ends = clocks.Clock().monotonic() + GRACE_S
             for one in lanes:
                 if one.is_alive():
@@ -368,18 +377,6 @@ class Course:
             raise
 
 
-#: What an error says about an item, and how that counts. The first that fits counts.
-_SAYS: tuple[tuple[Any, str, str], ...] = (
-    (ResultUnavailable, "done", "SUCCESS"),
-    ((RetriesExhausted, AttemptTimeout), "failed", "RETRYABLE_FAILURE"),
-    (Failed, "failed", "TERMINAL_FAILURE"),
-    (Parked, "later", "RETRYABLE_FAILURE"),
-    ((InProgress, StoreError), "later", ""),
-    (Quarantined, "held", "QUARANTINE"),
-    (Uncertain, "held", ""),
-    (Exception, "refused", ""),
-    (BaseException, "later", ""),
-)
 _REAL = clocks.Clock()
 
 

@@ -94,6 +94,8 @@ class Engine:
         if not 0 <= inline_wait_s <= LONGEST_LEASE_S:
             raise UsageError(f"inline_wait_s is {inline_wait_s!r}; it takes 0 to {LONGEST_LEASE_S:g} seconds")
         self.url = url
+        #: What `oncemore.open` makes the same engine of in another process; None if only this one has it.
+        self.opened: tuple[str, dict[str, Any]] | None = None
         self.lease_s = lease_s
         self.inline_wait_s = inline_wait_s
         self._opens = opens
