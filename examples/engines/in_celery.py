@@ -28,6 +28,7 @@ app.conf.update(
     broker_transport_options={
         "data_folder_in": str(QUEUE),
         "data_folder_out": str(QUEUE),
+        "control_folder": str(QUEUE / "control"),
         "polling_interval": 0.1,
     },
     broker_connection_retry_on_startup=True,
