@@ -4,9 +4,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+ENGINES := .venv-engines
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench torture requirements clean
+.PHONY: help demo test check bench torture engines requirements clean
 
 help:
 	@echo "make demo          see it work: a pipeline is killed and finishes, others count (half a minute)"
@@ -14,6 +15,7 @@ help:
 	@echo "make check         lint, format and types only"
 	@echo "make bench         side-by-side benchmarks"
 	@echo "make torture       long property campaigns"
+	@echo "make engines       steps inside Celery, Dramatiq, Dask, Ray, Prefect, Dagster (installs them apart)"
 	@echo "make requirements  which requirements the last test run showed"
 	@echo "make clean         remove what the other targets made"
 
@@ -57,9 +59,21 @@ bench: $(VENV)/.bench
 torture: $(VENV)/.dev
 	ONCEMORE_TORTURE=1 $(BIN)/python -m pytest -n 2 --timeout 3600 -m "hypothesis or torture"
 
+	@echo "Steps inside other engines (Celery, Dask, Ray, ...) have a run of their own: make engines"
+
+# The engines are heavy, and bring dependencies of their own: an environment apart, which nothing else uses.
+$(ENGINES)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -m venv $(ENGINES) || { rm -rf $(ENGINES); exit 1; }
+	$(ENGINES)/bin/python -m pip install --quiet -c constraints.txt -e '.[engines,postgres]' \
+	hypothesis pytest pytest-timeout pytest-randomly
+	@touch $@
+
+engines: $(ENGINES)/.ready
+	@$(ENGINES)/bin/python -m pytest tests/engines -v --ignore tests/engines/test_kills.py
+
 requirements: $(VENV)/.dev
 	@$(BIN)/python tools/requirements.py
 
 clean:
-	rm -rf $(VENV) build dist .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache .requirements-run.json
+	rm -rf $(VENV) $(ENGINES) build dist .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache .requirements-run.json
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -100,15 +100,15 @@ def unpinned(lines: list[str], wanted: set[str]) -> list[str]:
     """Lines that are more than a pin, and wanted names without one."""
     pin = re.compile(r"(?P<name>[a-z0-9][a-z0-9._-]*)==[^\s;]+(?: ; .+)?")
     found = {line: pin.fullmatch(line) for line in lines}
-    pinned = {match["name"] for match in found.values() if match}
+    pinned = {re.sub(r"[-_.]+", "-", match["name"]) for match in found.values() if match}
     return [line for line, match in found.items() if not match] + sorted(wanted - pinned)
 
 
 def direct_dependencies() -> set[str]:
     project = tomllib.loads(ROOT.joinpath("pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = [one for extra in project["optional-dependencies"].values() for one in extra]
-    names = {re.split(r"[^\w.-]", one)[0].lower() for one in [*project["dependencies"], *extras]}
-    return names - {"oncemore"}
+    given = {re.split(r"[^\w.-]", one)[0] for one in [*project["dependencies"], *extras]}
+    return {re.sub(r"[-_.]+", "-", name).lower() for name in given} - {"oncemore"}
 
 
 def test_constraints_are_pins_and_cover_every_extra() -> None:

@@ -20,16 +20,17 @@ if TYPE_CHECKING:
         retry,
         retrying,
     )
+    from oncemore.breakers import Breaker, Budget, Rate
     from oncemore.codec.artifact import Artifact
     from oncemore.codec.secret import Secret
     from oncemore.core.backoff import Jitter, Schedule
+    from oncemore.core.cooldown import Cooldown
     from oncemore.core.decide import Decision
     from oncemore.core.model import Failure
     from oncemore.core.policy import Policy
     from oncemore.edges.classify import classify
     from oncemore.edges.taught import classifier
     from oncemore.engine.attempt import Attempt, current
-    from oncemore.engine.budget import Budget
     from oncemore.engine.context import context
     from oncemore.engine.helpers import still_running
     from oncemore.engine.history import Run
@@ -40,7 +41,9 @@ if TYPE_CHECKING:
     from oncemore.errors import (
         AttemptTimeout,
         Cancelled,
+        CircuitOpen,
         ConfigChanged,
+        CoolingDown,
         DeadlineExceeded,
         Error,
         Failed,
@@ -74,16 +77,17 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "oncemore.api": "additive attempts exponential fixed linear proportional retry retrying",
+    "oncemore.breakers": "Breaker Budget Rate",
     "oncemore.codec.artifact": "Artifact",
     "oncemore.codec.secret": "Secret",
     "oncemore.core.backoff": "Jitter Schedule",
+    "oncemore.core.cooldown": "Cooldown",
     "oncemore.core.decide": "Decision",
     "oncemore.core.model": "Failure",
     "oncemore.core.policy": "Policy",
     "oncemore.edges.classify": "classify",
     "oncemore.edges.taught": "classifier",
     "oncemore.engine.attempt": "Attempt current",
-    "oncemore.engine.budget": "Budget",
     "oncemore.engine.context": "context",
     "oncemore.engine.helpers": "still_running",
     "oncemore.engine.history": "Run",
@@ -91,10 +95,11 @@ _HOMES = {
     "oncemore.engine.limits": "Straggler remaining",
     "oncemore.engine.retry": "Report decision",
     "oncemore.engine.runtime": "Engine",
-    "oncemore.errors": "AttemptTimeout Cancelled ConfigChanged DeadlineExceeded Error Failed InProgress "
-    "KeyConflict KeyExpired LeaseLost MissingExtra NeedsReview OutcomeUnknown Parked PermanentError "
-    "PolicyError PolicyWarning Quarantined Refused RestoredCopy ResultUnavailable RetriesExhausted "
-    "StaleDecision StoreError Terminal TransientError Uncertain UsageError Violation",
+    "oncemore.errors": "AttemptTimeout Cancelled CircuitOpen ConfigChanged CoolingDown DeadlineExceeded "
+    "Error Failed InProgress KeyConflict KeyExpired LeaseLost MissingExtra NeedsReview "
+    "OutcomeUnknown Parked PermanentError PolicyError PolicyWarning Quarantined Refused "
+    "RestoredCopy ResultUnavailable RetriesExhausted StaleDecision StoreError Terminal "
+    "TransientError Uncertain UsageError Violation",
     "oncemore.opening": "open",
     "oncemore.steps": "Step applied not_applied step unknown",
     "oncemore.workers": "Worker",
@@ -105,9 +110,13 @@ __all__ = [
     "Artifact",
     "Attempt",
     "AttemptTimeout",
+    "Breaker",
     "Budget",
     "Cancelled",
+    "CircuitOpen",
     "ConfigChanged",
+    "Cooldown",
+    "CoolingDown",
     "DeadlineExceeded",
     "Decision",
     "Engine",
@@ -129,6 +138,7 @@ __all__ = [
     "PolicyError",
     "PolicyWarning",
     "Quarantined",
+    "Rate",
     "Refused",
     "Report",
     "RestoredCopy",

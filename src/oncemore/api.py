@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from oncemore.core.backoff import Exponent
     from oncemore.core.policy import Policy
     from oncemore.engine.budget import Budget
+    from oncemore.engine.gates import Gate
+    from oncemore.engine.meters import Meter
     from oncemore.engine.retry import Report
     from oncemore.evidence.events import Event
     from oncemore.options import On, Options, Seconds
@@ -103,6 +105,8 @@ def retry(
     jitter: Jitter | str | None = None,
     policy: Policy | str | PathLike[str] | None = None,
     budget: Budget | None = None,
+    breaker: Gate | str | None = None,
+    rate: Meter | str | None = None,
     seed: str | int | None = None,
     fallback: Any = NO_FALLBACK,
     on_retry: Callable[[Report], object] | None = None,
@@ -126,6 +130,9 @@ def retry(
     policy      a `Policy`, the name of one ("kfm-rules", "nova-cat/acquisition") or the path of a policy
                 file; what is given beside it changes a copy
     budget      a `Budget` that retries take tokens from
+    breaker     a `Breaker` that has to let each attempt through, or the name of a provider: one that keeps
+                failing is then left alone for a while, and calls raise `CircuitOpen` at once
+    rate        how many calls in a time, attempts included: "10/s", "100/min", or a `Rate` that several share
     seed        makes the draws the same in every call
     fallback    returned, or called with the error, instead of raising it
     on_retry    called with a `Report` before each wait; on_give_up before the error is raised
@@ -142,8 +149,8 @@ def retry(
     options: Options = {
         "on": on, "until": until, "attempts": attempts, "timeout": timeout, "within": within,
         "deadline": deadline, "wait": wait, "jitter": jitter, "policy": policy, "budget": budget,
-        "seed": seed, "fallback": fallback, "on_retry": on_retry, "on_give_up": on_give_up,
-        "on_event": on_event, "category": category, "name": name,
+        "breaker": breaker, "rate": rate, "seed": seed, "fallback": fallback, "on_retry": on_retry,
+        "on_give_up": on_give_up, "on_event": on_event, "category": category, "name": name,
     }  # fmt: skip
     # A wrong option shows at its own line, before there is a function.
     caution(plan_of(options, "", "any"))

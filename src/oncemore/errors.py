@@ -6,6 +6,8 @@
     │   └── MissingExtra (ImportError)  … an optional part is not installed; says what to install
     ├── Refused                       nobody's yet: not now, or not like this; nothing was tried
     │   ├── Parked                      … it is due later; carries `until`
+    │   ├── CircuitOpen                 … its provider is left alone; carries `provider` and `until`
+    │   ├── CoolingDown                 … what it asks for is left alone; carries `outcome`, `until`
     │   ├── InProgress                  … somebody else is at it; carries `worker` and `until`
     │   ├── KeyConflict                 … the key belongs to other arguments
     │   ├── KeyExpired                  … it was done once, and its record was pruned
@@ -44,7 +46,9 @@ __all__ = [
     "AttemptTimeout",
     "Blocked",
     "Cancelled",
+    "CircuitOpen",
     "ConfigChanged",
+    "CoolingDown",
     "DeadlineExceeded",
     "Error",
     "Failed",
@@ -167,6 +171,34 @@ class Blocked(Refused):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.args[0], self.reason)
+
+
+class CircuitOpen(Refused):
+    """Too many calls to `provider` failed: none goes through before `until`, in POSIX seconds."""
+
+    def __init__(self, message: str, provider: str = "", until: float = 0.0) -> None:
+        super().__init__(message)
+        self.provider = provider
+        self.until = until
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.args[0], self.provider, self.until)
+
+
+class CoolingDown(Refused):
+    """What it asks for is left alone, and nobody was asked: `outcome` says why.
+
+    outcome   SKIPPED_BACKOFF until `until`, in POSIX seconds; SKIPPED_DUPLICATE: it is there and valid;
+              SKIPPED_QUARANTINED, SKIPPED_TERMINAL: a person has to release it, and `until` is 0
+    resource  what is left alone
+    """
+
+    def __init__(self, message: str, outcome: str = "", resource: str = "", until: float = 0.0) -> None:
+        super().__init__(message)
+        self.outcome, self.resource, self.until = outcome, resource, until
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.args[0], self.outcome, self.resource, self.until)
 
 
 class InProgress(Refused):

@@ -5,22 +5,7 @@
     oncemore.open("memory:")                    forgotten with the process; for tests
 
 Without an engine of its own (`work.on(engine)`, `with engine:`) a step uses the engine of the settings.
-They come, in this order, from ONCEMORE_* in the environment, from `oncemore.toml` or `[tool.oncemore]` in
-`pyproject.toml` of the nearest folder upwards, and from the defaults:
-
-    store              ONCEMORE_STORE              .oncemore/log.db beside that file, or beside `.git`
-    lease_s            ONCEMORE_LEASE_S            60
-    max_inline_wait_s  ONCEMORE_MAX_INLINE_WAIT_S  60
-    policy             ONCEMORE_POLICY             standard; of steps that name none
-    artifacts          ONCEMORE_ARTIFACTS          artifacts/ beside the log's file
-    notify             ONCEMORE_NOTIFY             nobody; who is told of what comes into quarantine
-    notify_every_s     ONCEMORE_NOTIFY_EVERY_S     300
-    copies             ONCEMORE_COPIES             hold; what a copied or restored store may do
-    codec              ONCEMORE_CODEC              none; package.module:name of what seals bodies
-    warn_file_mb       ONCEMORE_WARN_FILE_MB       10240
-    warn_wal_mb        ONCEMORE_WARN_WAL_MB        256
-    warn_left_mb       ONCEMORE_WARN_LEFT_MB       256
-    control            ONCEMORE_CONTROL            none; where else switches and approvals are kept
+`configured.py` says where those come from.
 """
 
 from __future__ import annotations
@@ -32,22 +17,13 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from oncemore.core.value import Value
+from oncemore.configured import MEMORY, NAMES, NO_PATH, SQLITE, Settings, number, root_of, settings
 from oncemore.engine import clock as clocks
 from oncemore.engine.artifact_places import Folder, Memory
-from oncemore.engine.lease import LEASE_S
-from oncemore.engine.notices import EVERY_S, LONGEST_EVERY_S
-from oncemore.engine.runtime import (
-    COPIES,
-    INLINE_WAIT_S,
-    LONGEST_LEASE_S,
-    SHORTEST_LEASE_S,
-    Engine,
-    innermost,
-    log,
-)
+from oncemore.engine.runtime import Engine, innermost, log
 from oncemore.engine.watch import LIMITS, Limits
 from oncemore.errors import PolicyError, UsageError
+from oncemore.settings import INLINE_WAIT_S, LEASE_S, NOTIFY_EVERY_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -58,29 +34,7 @@ if TYPE_CHECKING:
     from oncemore.evidence.events import Event
     from oncemore.store.base import Store
 
-MARKS = ("oncemore.toml", "pyproject.toml", ".git")
-SQLITE, MEMORY = "sqlite:///", "memory:"
 _PASSWORD = re.compile(r"(?<=password)=[^&]*")
-#: How an address of something else than a file begins; SQLite's is one of them unless it has three slashes.
-_NO_PATH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://|(?i:sqlite3?|memory|postgres(?:ql)?):/{0,2}")
-
-
-class Settings(Value):
-    """What durable steps go by unless they are told otherwise."""
-
-    store: str
-    lease_s: float = LEASE_S
-    max_inline_wait_s: float = INLINE_WAIT_S
-    policy: str = "standard"
-    artifacts: str = ""
-    notify: str = ""
-    notify_every_s: float = EVERY_S
-    copies: str = "hold"
-    codec: str = ""
-    warn_file_mb: float = LIMITS.file
-    warn_wal_mb: float = LIMITS.wal
-    warn_left_mb: float = LIMITS.left
-    control: str = ""
 
 
 def open(  # noqa: A001 - read as oncemore.open
@@ -104,7 +58,7 @@ def open(  # noqa: A001 - read as oncemore.open
     url                what kind of store, and where; a path stands for a SQLite file
     lease_s            how long this process keeps its runs after its last sign of life (60)
     max_inline_wait_s  the longest wait that a call sits out; what is due later raises `Parked` (60)
-    on_event           called with each event about a call that is worth knowing (`config_drift`)
+    on_event           called with each event about a call that is worth knowing (`config_drift`, `circuit`)
     artifacts          where the files that steps put away go: a folder (artifacts/ beside the log's file), or
                        object storage (s3://bucket/prefix)
     notify             who is told of what comes into quarantine: sinks, or their addresses (`edges.notify`)
@@ -121,21 +75,21 @@ def open(  # noqa: A001 - read as oncemore.open
     if not isinstance(url, str | os.PathLike):
         raise UsageError(f"url is {url!r}; it takes a text or a path")
     opens, told = _store(str(os.fspath(url)))
-    return Engine(
+    engine = Engine(
         opens,
         told,
-        lease_s=LEASE_S if lease_s is None else _number("lease_s", lease_s, "lease_s"),
+        lease_s=LEASE_S if lease_s is None else number("lease_s", lease_s, "lease_s"),
         inline_wait_s=INLINE_WAIT_S
         if max_inline_wait_s is None
-        else _number("max_inline_wait_s", max_inline_wait_s, "max_inline_wait_s"),
+        else number("max_inline_wait_s", max_inline_wait_s, "max_inline_wait_s"),
         on_event=None if on_event is None else _listener(on_event),
         place=_place(told, artifacts),
-        notices=_notices(notify, EVERY_S if notify_every_s is None else notify_every_s),
+        notices=_notices(notify, NOTIFY_EVERY_S if notify_every_s is None else notify_every_s),
         codec=codec,
         copies=copies,
         warn=Limits(
             *(
-                limit if told is None else _number(f"warn_{name}_mb", told, f"warn_{name}_mb")
+                limit if told is None else number(f"warn_{name}_mb", told, f"warn_{name}_mb")
                 for name, limit, told in zip(
                     Limits._fields, LIMITS, (warn_file_mb, warn_wal_mb, warn_left_mb), strict=True
                 )
@@ -143,6 +97,19 @@ def open(  # noqa: A001 - read as oncemore.open
         ),
         control=_elsewhere(control),
     )
+    if told != MEMORY:
+        place = None if artifacts is None else _lasting(str(os.fspath(artifacts)))
+        engine.opened = told if told.startswith(SQLITE) else str(url), {
+            "lease_s": lease_s, "max_inline_wait_s": max_inline_wait_s, "artifacts": place, "notify": notify,
+            "notify_every_s": notify_every_s, "codec": codec, "copies": copies, "warn_file_mb": warn_file_mb,
+            "warn_wal_mb": warn_wal_mb, "warn_left_mb": warn_left_mb, "control": control,
+        }  # fmt: skip
+    return engine
+
+
+def _lasting(place: str) -> str:
+    """Return the address of a place for artifacts as it holds in any working directory."""
+    return place if place == MEMORY or "://" in place else str(Path(place).expanduser().absolute())
 
 
 def _elsewhere(control: Any) -> Any:
@@ -155,7 +122,7 @@ def _elsewhere(control: Any) -> Any:
 
 def _notices(notify: Any, every_s: float) -> Notices | None:
     """Return who is told of what comes into quarantine, or None."""
-    every_s = _number("notify_every_s", every_s, "notify_every_s")
+    every_s = number("notify_every_s", every_s, "notify_every_s")
     if not notify:
         return None
     from oncemore.edges.classify import classify, ready
@@ -182,7 +149,7 @@ def _store(url: str) -> tuple[Callable[[], Store], str]:
         return lambda: memory, MEMORY
     if url.startswith(("postgresql://", "postgres://")):
         return lambda: _postgres(url), _shown(url)
-    scheme = _NO_PATH.match(url)
+    scheme = NO_PATH.match(url)
     if scheme is not None and not url.startswith(SQLITE):
         raise UsageError(
             f"{scheme.group()} is no store; take sqlite:///path, postgresql://host/database or memory:"
@@ -246,11 +213,19 @@ def _listener(on_event: Callable[[Event], object]) -> Callable[[str, Any], objec
     """Return who makes an event of what a call tells."""
 
     def hear(what: str, seen: Any) -> object:
-        from oncemore.evidence.events import ConfigDrift, StoreSize, rfc3339
+        from oncemore.evidence.events import CircuitChanged, ConfigDrift, StoreSize, rfc3339
 
         if what == StoreSize.event_type:
             about = (seen.what, seen.bytes, seen.limit, seen.advice)
             return on_event(StoreSize("STORE", *about, None, None, None, rfc3339(clocks.current.wall())))
+        if what.startswith("circuit_"):
+            at = seen.run
+            shut = at.state != "CLOSED"
+            told = (at.name, what, at.state, shut, at.failures, at.opens, at.code)
+            until = rfc3339(at.until) if shut else None
+            return on_event(
+                CircuitChanged("BREAKER", *told, until, None, None, None, rfc3339(clocks.current.wall()))
+            )
         assert what == ConfigDrift.event_type
         run, key = seen.run, seen.entity.removeprefix("run/")
         ids = (run.tenant or None, run.correlation_id or None, None)
@@ -261,18 +236,8 @@ def _listener(on_event: Callable[[Event], object]) -> Callable[[str, Any], objec
     return hear
 
 
-# Settings -------------------------------------------------------------------------------------------
+# Which engine ------------------------------------------------------------------------------------------
 
-#: What a number may be, by its setting.
-_RANGES = {
-    "lease_s": (SHORTEST_LEASE_S, LONGEST_LEASE_S),
-    "max_inline_wait_s": (0.0, LONGEST_LEASE_S),
-    "notify_every_s": (0.0, LONGEST_EVERY_S),
-    "warn_file_mb": (0.0, 1e9),
-    "warn_wal_mb": (0.0, 1e9),
-    "warn_left_mb": (0.0, 1e9),
-}
-_NAMES = {field: f"ONCEMORE_{field.upper()}" for field in Settings._fields}
 _lock = Lock()
 _known: dict[tuple[Any, ...], Engine] = {}
 
@@ -283,7 +248,7 @@ def chosen(engine: Engine | None = None) -> Engine:
 
 
 def _default() -> Engine:
-    where = (os.getcwd(), *map(os.environ.get, _NAMES.values()))  # noqa: PTH109 - a Path costs more than all else here
+    where = (os.getcwd(), *map(os.environ.get, NAMES.values()))  # noqa: PTH109 - a Path costs more than all else here
     engine = _known.get(where)
     if engine is None:
         with _lock:
@@ -337,43 +302,6 @@ def _same(engine: Engine) -> tuple[Any, ...]:
     return engine.url, engine.lease_s, engine.inline_wait_s, place, told, seal, engine.controls.where
 
 
-def settings(start: Path | None = None) -> Settings:
-    """Return the settings that hold in a folder: environment, then file, then defaults."""
-    root, file = _root((start or Path.cwd()).resolve())
-    told = _from_file(file) if file is not None else {}
-    values: dict[str, Any] = {"store": str(root / ".oncemore" / "log.db")}
-    for field, variable in _NAMES.items():
-        if (text := os.environ.get(variable, "")) != "":
-            values[field] = _value(field, text, variable)
-        elif field in told and field == "notify":
-            values[field] = _notify(told[field], f"{file}: {field}", root)
-        elif field in told:
-            values[field] = _value(field, told[field], f"{file}: {field}")
-            if field in ("store", "artifacts"):
-                values[field] = _beside(root, values[field])
-    return Settings(**values)
-
-
-def _notify(told: Any, where: str, root: Path) -> str:
-    """Return a file's sinks as the environment has them: checked, and with paths that hold everywhere."""
-    import json
-
-    from oncemore.edges.notify import sinks_of
-
-    sinks_of(told, where, root)
-    if isinstance(told, str):
-        told = [told]
-    return json.dumps([_rooted(each, root) for each in told])
-
-
-def _rooted(each: Any, root: Path) -> Any:
-    if isinstance(each, str) and each.startswith("file:"):
-        each = {"file": each.removeprefix("file://").removeprefix("file:")}
-    if isinstance(each, dict) and "file" in each:
-        return {**each, "file": str(root / Path(each["file"]).expanduser())}
-    return each
-
-
 def _read_notify(told: str) -> Any:
     """Return the sinks of a setting: one address, or a list in JSON."""
     if not told.lstrip().startswith("["):
@@ -383,15 +311,7 @@ def _read_notify(told: str) -> Any:
     try:
         return json.loads(told)
     except ValueError as fault:
-        raise UsageError(f"{_NAMES['notify']} is no list in JSON: {fault}") from None
-
-
-def names_a_store(start: Path | None = None) -> bool:
-    """Whether somebody chose a store: the environment or a file names one."""
-    if os.environ.get(_NAMES["store"], "") != "":
-        return True
-    file = _root((start or Path.cwd()).resolve())[1]
-    return file is not None and "store" in _from_file(file)
+        raise UsageError(f"{NAMES['notify']} is no list in JSON: {fault}") from None
 
 
 def default_policy() -> str:
@@ -403,67 +323,9 @@ def default_policy() -> str:
         try:
             quiet_policy(name)
         except PolicyError as error:
-            variable, file = _NAMES["policy"], _root(Path.cwd().resolve())[1]
+            variable, file = NAMES["policy"], root_of(Path.cwd().resolve())[1]
             raise PolicyError(f"{variable if os.environ.get(variable) else file}: {error}") from None
     return name
-
-
-def _root(start: Path) -> tuple[Path, Path | None]:
-    """Return the nearest folder upwards that is a project's, and its file of settings."""
-    for folder in (start, *start.parents):
-        for mark in MARKS:
-            if (folder / mark).exists():
-                return folder, folder / mark if mark.endswith(".toml") else None
-    return start, None
-
-
-def _from_file(file: Path) -> dict[str, Any]:
-    import tomllib
-
-    try:
-        told: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"{file} cannot be read: {error}") from None
-    if file.name == "pyproject.toml":
-        told = told.get("tool", {}).get("oncemore", {})
-        if not isinstance(told, dict):
-            raise UsageError(f"{file}: tool.oncemore is {told!r}; it takes a table of settings")
-    for name in told:
-        if name not in Settings._fields:
-            raise UsageError(
-                f"{file}: oncemore has no setting {name!r}; it has {', '.join(Settings._fields)}"
-            )
-    return told
-
-
-def _beside(root: Path, url: str) -> str:
-    """Return an address as it is meant in a file: relative to the file's folder."""
-    if _NO_PATH.match(url) is not None and not url.startswith(SQLITE):
-        return url
-    return str(root / Path(url.removeprefix(SQLITE)).expanduser())
-
-
-def _value(field: str, value: Any, where: str) -> Any:
-    if field not in _RANGES:
-        if not isinstance(value, str):
-            raise UsageError(f"{where} is {value!r}; it takes a text")
-        if field == "copies" and value not in COPIES:
-            raise UsageError(f"{where} is {value!r}; the choices are {', '.join(COPIES)}")
-        return value
-    try:
-        number = float(value) if isinstance(value, str) else value
-    except ValueError:
-        number = value
-    return _number(field, number, where)
-
-
-def _number(field: str, value: Any, where: str) -> float:
-    least, most = _RANGES[field]
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not least <= value <= most:
-        unit = "seconds" if field.endswith("_s") else "MiB"
-        raise UsageError(f"{where} is {value!r}; it takes {least:g} to {most:g} {unit}, as a number")
-    return float(value)
 
 
 def _close_all() -> None:

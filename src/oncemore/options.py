@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from oncemore.core.model import Failure
     from oncemore.engine.budget import Budget
+    from oncemore.engine.gates import Gate
+    from oncemore.engine.meters import Meter
     from oncemore.engine.retry import Report, Witness
     from oncemore.evidence.events import Event
 
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
         jitter: Jitter | str | None
         policy: Policy | str | PathLike[str] | None
         budget: Budget | None
+        breaker: Gate | str | None
+        rate: Meter | str | None
         seed: str | int | None
         fallback: Any
         on_retry: Callable[[Report], object] | None
@@ -68,8 +72,8 @@ def check_options(options: Options, where: str) -> None:
 
 
 OPTIONS = (
-    "on", "until", "attempts", "timeout", "within", "deadline", "wait", "jitter", "policy", "budget", "seed",
-    "fallback", "on_retry", "on_give_up", "on_event", "category", "name",
+    "on", "until", "attempts", "timeout", "within", "deadline", "wait", "jitter", "policy", "budget",
+    "breaker", "rate", "seed", "fallback", "on_retry", "on_give_up", "on_event", "category", "name",
 )  # fmt: skip
 
 
@@ -126,11 +130,13 @@ def plan_of(options: Options, name: str, colour: str) -> Plan:
         covers=_covers(options["on"], policy),
         classify=classify,
         deadline=_deadline(options.get("deadline")),
-        budget=options.get("budget"),
+        budget=_budget(options),
         seed=_seed(options.get("seed")) or check_seed(policy.jitter_seed),
         fallback=fallback,
         cuts=colour == "coroutine" or policy.timeout_s is not None,
         witness=_witness(options, name),
+        breaker=_breaker(options),
+        rate=_rate(options),
         **hooks,
     )
 
@@ -148,7 +154,8 @@ def _told(options: Options) -> tuple[object, ...] | None:
     """
     if any(callable(value) and not isinstance(value, type) for value in options.values()):
         return None
-    if options.get("budget") is not None or _on_disk(options.get("policy")):
+    own = any(options.get(one) is not None for one in ("budget", "breaker", "rate"))
+    if own or _on_disk(options.get("policy")):
         return None
     told = (retries_on(), *((name, type(value), value) for name, value in options.items()))
     try:
@@ -308,6 +315,71 @@ def _witness(options: Options, name: str) -> Witness | None:
     if _hook("on_event", sink, "plain") is None:
         return None
     return Recorder(Outlet(sink), code, options.get("name") or name)  # type: ignore[arg-type]
+
+
+def _breaker(options: Options) -> Gate | None:
+    """Return the breaker; a name goes by the rules of the policy, where that has any."""
+    given = options.get("breaker")
+    if given is None:
+        return None
+    from oncemore.breakers import gate_of
+
+    rules = None
+    if isinstance(given, str) and _on_disk(policy := options.get("policy")):
+        from oncemore.govern.loader import breaker_rules
+
+        rules = breaker_rules(policy)  # type: ignore[arg-type]
+    return gate_of(given, rules)
+
+
+def _rate(options: Options) -> Meter | None:
+    """Return the rate: as given, or that of the policy."""
+    given = options.get("rate")
+    return told_rate(options.get("policy")) if given is None else _meter(given)
+
+
+def _meter(given: Meter | str) -> Meter:
+    from oncemore.breakers import meter_of
+
+    return meter_of(given)
+
+
+def told_rate(policy: object) -> Meter | None:
+    """Return a rate as the file of a policy says it, if it does; every function has its own."""
+    told = _section(policy, "rate_limit")
+    if told is None:
+        return None
+    from oncemore.core.rate import Pulse, check_pulse
+    from oncemore.engine.meters import Meter
+
+    return Meter(check_pulse(Pulse(told.get("calls", 1), told.get("period_s", 1.0), told.get("burst", 1))))
+
+
+def _budget(options: Options) -> Budget | None:
+    """Return the budget: as given, or that of the policy, which all in this process share who name it."""
+    given, policy = options.get("budget"), options.get("policy")
+    told = None if given is not None else _section(policy, "retry_budget")
+    if told is None:
+        return given
+    from oncemore.engine.budget import Budget
+
+    key = (str(policy), *sorted(told.items()))
+    if key not in _budgets:
+        capacity = told.get("capacity", 10.0)
+        earns, at_empty = told.get("per_success", min(0.1, capacity)), told.get("at_empty", "fail")
+        _budgets[key] = Budget(capacity, earns, at_empty=at_empty)
+    return _budgets[key]
+
+
+_budgets: dict[tuple[object, ...], Budget] = {}
+
+
+def _section(policy: object, name: str) -> Any:
+    if not _on_disk(policy):
+        return None
+    from oncemore.govern.loader import section_of
+
+    return section_of(policy, name)  # type: ignore[arg-type]
 
 
 def _deadline(deadline: datetime | float | None) -> float | None:

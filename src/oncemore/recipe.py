@@ -11,23 +11,31 @@ import re
 import sys
 from collections import OrderedDict
 from datetime import timedelta
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
+from oncemore.breakers import gate_of, meter_of
 from oncemore.codec.artifact import name_of
 from oncemore.codec.secret import Secret, texts_of
 from oncemore.codec.step_key import are_plain, argument_bytes, cfg_hash, key_of, scope_bytes
 from oncemore.codec.tagged import Tagger, untag
-from oncemore.core.model import EFFECTS
+from oncemore.core.cooldown import Cooldown
+from oncemore.core.model import EFFECTS, Failure
+from oncemore.engine.circuits import entity_of
+from oncemore.engine.cooling import Cooling
+from oncemore.engine.ops import Barrier, Beat
 from oncemore.engine.runtime import log
 from oncemore.errors import UsageError
-from oncemore.options import as_seconds, colour_of, policy_of
+from oncemore.options import as_seconds, colour_of, policy_of, told_rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from oncemore.core.cooldown import Rest
+    from oncemore.core.gate import Rules
     from oncemore.core.policy import Policy
 
 NO_EFFECT = (
@@ -51,7 +59,7 @@ class Recipe:
         self.aliases = _aliases(self.name, told["aliases"])
         self._keyed_as, *self.others = (*self.aliases, self.name)
         self.effect = _effect(told["effect"])
-        self.policy, self.after_failure, self.quarantines = _policy(told)
+        self.policy, self.after_failure, self.quarantines, rules = _policy(told)
         self.if_running = _choice("if_running", told["if_running"], ("wait", "raise"))
         self.on_version_change = _version_change(told["on_version_change"], self.effect)
         self.approval = told["approval"] is not None and bool(
@@ -60,13 +68,19 @@ class Recipe:
         self.priority = _choice("priority", told["priority"], PRIORITIES)
         self.isolate = _isolate(told["isolate"], self.colour, self.effect)
         self.artifact = "" if told["artifact"] is None else name_of(told["artifact"])
-        self.retain_s = 0.0 if told["retain_for"] is None else _length("retain_for", told["retain_for"])
+        self.retain_s = 0.0 if told["retain_for"] is None else stretch("retain_for", told["retain_for"])
         self.not_applied = _not_applied(told["not_applied"], self.effect)
         self.reconcile = _reconcile(told["reconcile"], self.effect, self.colour)
         self._version, self._config = _text("version", told["version"]), told["config"]
         self._cfg = None if callable(self._config) else cfg_hash(self._version, self._config)
         self._partition, self._tenant, self._dataset = told["partition"], told["tenant"], told["dataset"]
         self._provider = told["provider"]
+        self._breaker = gate_of(told["breaker"], rules)
+        self._rate = told_rate(told["policy"]) if told["rate"] is None else meter_of(told["rate"])
+        self._guards = rules if self._breaker is None and self._provider is not None else None
+        self.cooldown, self._rests = _cooldown(self.name, told, self.effect)
+        if self.cooldown is not None:
+            self.after_failure = "new_run"  # the end of the cooldown is what allows it
         self._bucket = _bucket(told["bucket"])
         self._plain_scope = b""
         self.timed = self._bucket is not None or self.policy.within_s is not None
@@ -130,9 +144,50 @@ class Recipe:
         """Return the dataset it belongs to."""
         return "" if self._dataset is None else str(_of(self._dataset, args, kwargs) or "")
 
+    @property
+    def asks_somebody(self) -> bool:
+        """Whether it says whom it asks something of."""
+        return self._provider is not None
+
     def provider(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return whom it asks something of."""
         return str(_of(self._provider, args, kwargs) or "")
+
+    @property
+    def barrier(self) -> Barrier | None:
+        """The breaker of every call; None if there is none, or if it depends on the call."""
+        gate = self._breaker
+        return None if gate is None else Barrier(entity_of(gate.name), gate.rules)
+
+    @property
+    def guards_each(self) -> bool:
+        """Whether providers have breakers (BREAK-1) or rates of their own: calls differ by whom they ask."""
+        return self._guards is not None or self._rate is not None
+
+    def beat_of(self, provider: str) -> Beat | None:
+        """Return the rate of calls to a provider, or of the step where it names none."""
+        rate = self._rate
+        return None if rate is None else Beat(rate.name or provider or self.name, rate.pulse)
+
+    def barrier_of(self, provider: str) -> Barrier | None:
+        """Return the breaker that the policy has for a provider."""
+        return Barrier(entity_of(provider), self._guards) if provider and self._guards is not None else None
+
+    def cooling(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cooling | None:
+        """Return what a call asks for and how long that is left alone; None if it asks for nothing."""
+        assert self.cooldown is not None
+        provider = self.provider(args, kwargs)
+        try:
+            resource = self.cooldown.of(args, kwargs)
+        except UsageError:
+            raise
+        except Exception as fault:
+            told = f"{type(fault).__name__}: {fault}"
+            raise UsageError(f"resource= of the cooldown of {self.name} failed: {told}") from fault
+        if not resource:
+            return None
+        rest = self.cooldown.rest(provider, self._rests)
+        return Cooling(resource, self.name, provider, rest, partial(_fingerprint, provider, self.name))
 
     def cfg(self) -> str:
         """Return the digest of what a result depends on besides its arguments."""
@@ -260,20 +315,53 @@ def _effect(effect: Any) -> Any:
     return effect
 
 
-def _policy(told: Mapping[str, Any]) -> tuple[Policy, str, bool]:
-    """Return the policy, what a new call after a failure does, and whether failures wait for a person."""
+def _policy(told: Mapping[str, Any]) -> tuple[Policy, str, bool, Rules | None]:
+    """Return the policy, what a new call after a failure does, whether failures wait for a person, and
+    when calls to a provider are cut off.
+    """
     named: Any = {name: told[name] for name in ("policy", "timeout", "within")}
     provider = told["provider"]
     if isinstance(named["policy"], str) and isinstance(provider, str) and "@" not in named["policy"]:
         named["policy"] = f"{named['policy']}@{provider}"
     policy = policy_of(named)
-    after, quarantines = "raise", False
+    after, quarantines, rules = "raise", False, None
     if isinstance(named["policy"], str) or hasattr(named["policy"], "__fspath__"):
         from oncemore.govern import loader
 
         after = loader.after_failure(named["policy"])
         quarantines = loader.quarantines(named["policy"])
-    return policy, after, quarantines
+        rules = loader.breaker_rules(named["policy"])
+    return policy, after, quarantines, rules
+
+
+def _cooldown(
+    name: str, told: Mapping[str, Any], effect: str
+) -> tuple[Cooldown | None, Mapping[str, Rest] | None]:
+    """Return when what a step asks for is left alone, and the numbers that its policy has for that."""
+    found = told["cooldown"]
+    if found is None:
+        return None, None
+    if not isinstance(found, Cooldown):
+        raise UsageError(f"cooldown of {name} is {found!r:.80}; it takes oncemore.Cooldown(resource=…)")
+    if effect == "once":
+        raise UsageError(
+            f"{name} is declared once, and a cooldown is for work that is tried again after it; declare it "
+            "idempotent if it may be"
+        )
+    policy = told["policy"]
+    if isinstance(policy, str) or hasattr(policy, "__fspath__"):
+        from oncemore.govern import loader
+
+        return found, loader.cooldowns(policy)
+    return found, None
+
+
+def _fingerprint(provider: str, step: str, error: dict[str, Any]) -> str:
+    """Return what tells a fault from another, whenever it happens."""
+    from oncemore.edges.fingerprint import fingerprint
+
+    failure = Failure(error.get("kind", "permanent"), code=error.get("code", ""))
+    return fingerprint(failure, error.get("message", ""), provider, step)
 
 
 def _choice(option: str, value: Any, choices: tuple[str, ...]) -> str:
@@ -354,7 +442,7 @@ def _bucket(bucket: Any) -> Callable[[float, Any, Any], str] | None:
     if callable(bucket):
         return lambda now, args, kwargs: str(bucket(*args, **kwargs))
     size = BUCKETS[_choice("bucket", bucket, tuple(BUCKETS))] if isinstance(bucket, str) else None
-    size = _length("bucket", bucket) if size is None else size
+    size = stretch("bucket", bucket) if size is None else size
     if size < SHORTEST_BUCKET_S:
         raise UsageError(f"bucket is {bucket!r}; it takes {SHORTEST_BUCKET_S:g} s or more")
     name = str(timedelta(seconds=size))
@@ -366,7 +454,7 @@ def _plainly(seconds: float) -> str:
     return f"{seconds:.3f}".rstrip("0").rstrip(".")
 
 
-def _length(option: str, value: Any) -> float:
+def stretch(option: str, value: Any) -> float:
     """Return a stretch of time in seconds: finite, and not less than nothing."""
     seconds = as_seconds(option, value)
     if not 0 <= seconds <= LONGEST_S:

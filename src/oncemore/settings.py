@@ -5,6 +5,9 @@
 
 They are read when a function is decorated, or a policy is asked for by its name. Anything but the values
 above is an error that names the variable. (To switch retries off for one test, use `oncemore.testing`.)
+
+Settings of durable steps are read in `configured.py`; their usual numbers and bounds stand here, where the
+engine finds them too.
 """
 
 from __future__ import annotations
@@ -12,6 +15,13 @@ from __future__ import annotations
 from os import environ
 
 from oncemore.errors import UsageError
+
+LEASE_S, SHORTEST_LEASE_S, LONGEST_LEASE_S = 60.0, 0.05, 86_400.0
+INLINE_WAIT_S = 60.0
+COPIES = ("hold", "trust")
+NOTIFY_EVERY_S, LONGEST_NOTIFY_EVERY_S = 300.0, 86_400.0
+#: At which sizes to say something, in MiB: of the store, of its write-ahead file, of what the disk has left.
+WARN_FILE_MB, WARN_WAL_MB, WARN_LEFT_MB = 10_240.0, 256.0, 256.0
 
 _SWITCH = {"": True, "on": True, "off": False}
 

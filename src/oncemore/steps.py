@@ -13,6 +13,7 @@ from oncemore.codec import results
 from oncemore.codec.artifact import SHELF, Artifact
 from oncemore.codec.step_key import input_hash
 from oncemore.codec.tagged import NoForm, Tagger, untag
+from oncemore.configured import SQLITE
 from oncemore.core.key import seed_of
 from oncemore.core.model import Failure
 from oncemore.core.policy import PER_KEY, PER_RUN
@@ -23,6 +24,7 @@ from oncemore.engine import clock as clocks
 from oncemore.engine import flow
 from oncemore.engine.attempt import CURRENT
 from oncemore.engine.context import CONTEXT, moment
+from oncemore.engine.cooling import cooled, reopened
 from oncemore.engine.entry import seen_in
 from oncemore.engine.history import Run, opening_of
 from oncemore.engine.ids import uuid7
@@ -35,6 +37,8 @@ from oncemore.engine.switches import grant
 from oncemore.engine.worker import Hand, Resumed
 from oncemore.errors import (
     Blocked,
+    CircuitOpen,
+    CoolingDown,
     Error,
     Failed,
     InProgress,
@@ -49,19 +53,23 @@ from oncemore.errors import (
 from oncemore.evidence.neutral import neutral
 from oncemore.opening import chosen, default_policy
 from oncemore.options import as_seconds
-from oncemore.recipe import NO_EFFECT, Recipe, annotations_of
+from oncemore.recipe import NO_EFFECT, Recipe, annotations_of, stretch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from os import PathLike
 
     from oncemore.core.board import Item
+    from oncemore.core.cooldown import Cooldown
     from oncemore.core.model import Effect
     from oncemore.core.policy import Policy
     from oncemore.engine.artifacts import Shelf
+    from oncemore.engine.came import Notes
     from oncemore.engine.context import When
-    from oncemore.engine.course import Met
+    from oncemore.engine.course import Carrier
+    from oncemore.engine.gates import Gate
     from oncemore.engine.lease import Identity
+    from oncemore.engine.meters import Meter
     from oncemore.engine.ops import Script
     from oncemore.engine.runtime import Engine
     from oncemore.engine.switches import Given
@@ -120,6 +128,7 @@ class Step(Generic[P, R]):
     def __init__(self, recipe: Recipe, engine: Engine | None = None, bound: tuple[Any, ...] = ()) -> None:
         self._recipe, self._engine, self._bound = recipe, engine, bound
         self._plan: Plan | None = None
+        self._plans: dict[str, Plan] = {}
         self._shelf: Shelf | None = None
         self._new_in_a_row = 0
         self._awaits = recipe.colour == "coroutine"
@@ -229,7 +238,8 @@ class Step(Generic[P, R]):
         """
         _check_reason(reason)
         look = self._look(args, kwargs)
-        return self._ordered(look, flow.cancel(look.plan, look.call, reason, CONTEXT.get().actor))
+        script = flow.cancel(look.plan, look.call, reason, CONTEXT.get().actor)
+        return self._ordered(look, self._minded(look, script))
 
     def map(
         self,
@@ -238,6 +248,8 @@ class Step(Generic[P, R]):
         max_concurrency: int = 5,
         each: str = "argument",
         progress: str = "auto",
+        patience: Seconds | None = None,
+        on: Any = None,
     ) -> Any:
         """Call the step for each item, some at a time, and return the `JobRun`; to be awaited if async.
 
@@ -247,9 +259,14 @@ class Step(Generic[P, R]):
         max_concurrency  how many calls may be under way at once
         each             what an item is: the step's only "argument", its "args" or its "kwargs"
         progress         "auto": a line on standard error, if that is a terminal; or "off"
+        patience         how long the job waits for an item that is due again later; as long as a call does
+                         (`inline_wait_s` of the engine), unless given
+        on               where attempts are made: an executor of `concurrent.futures`, a Dask `Client`, or the
+                         module `ray`; in threads of this process, or in the event loop, unless given. Other
+                         processes import the step and open the store by its address
         """
         from oncemore.core.board import Item
-        from oncemore.engine.course import Carrier, Course
+        from oncemore.engine.course import Course
         from oncemore.engine.progress import Bar
 
         number = isinstance(max_concurrency, int) and not isinstance(max_concurrency, bool)
@@ -262,9 +279,42 @@ class Step(Generic[P, R]):
         engine, total = chosen(self._engine), len(items) if isinstance(items, Sized) else None
         drawn = (Item(at, self._asks(_EACH[each], item), item) for at, item in enumerate(items))
         bar = Bar(self.name, total, sys.stderr if progress == "auto" else None)
-        carrier = Carrier(partial(self._mapped, _EACH[each]), self._awaits, self._plan_on(engine).decode)
-        course = Course(engine, self.name, drawn, carrier, max_concurrency, bar)
+        carrier, most = self._carrier(engine, each, on, max_concurrency)
+        waits = None if patience is None else stretch("patience", patience)
+        fleet = self._recipe.asks_somebody
+        course = Course(engine, self.name, drawn, carrier, most, bar, fleet, waits)
         return course.run_awaited() if self._awaits else course.run()
+
+    def _carrier(self, engine: Engine, each: str, on: Any, most: int) -> tuple[Carrier, int]:
+        """Return how items are called, and how many at once: a place with fewer hands takes no more."""
+        from oncemore.engine.course import Carrier
+
+        here, decode = partial(self._mapped, _EACH[each]), self._plan_on(engine).decode
+        if on is None:
+            return Carrier(here, self._awaits, decode), most
+        from oncemore.edges.executors import place_of
+        from oncemore.engine.elsewhere import Elsewhere
+        from oncemore.errands import Lent, Posted
+
+        place = place_of(on)
+        if not place.locks and engine.url.startswith(SQLITE):
+            raise UsageError(
+                f"{place.name} cannot work on {engine.url}: interpreters of one process share file locks, by "
+                "which SQLite tells workers apart; take processes, threads, or PostgreSQL"
+            )
+        trip: Lent | Posted
+        if place.here:
+            trip = Lent(here, self._awaits)
+        else:
+            trip = Posted(self, engine, each, self._bound)
+        away = Elsewhere(place, trip, self._recipe.policy.max_attempts + LOST_BEFORE, engine.lease_s)
+        once = away.once_awaited if self._awaits else away.once
+        return Carrier(once, self._awaits, decode, away), min(most, place.most or most)
+
+    def errand(self, engine: Engine, bound: tuple[Any, ...], each: str, item: Item, met: Notes) -> Any:
+        """Make one attempt of an item of a job that is in another process; to be awaited if async."""
+        there: Step[..., Any] = Step(self._recipe, engine, bound)
+        return there._mapped(_EACH[each], item, met)
 
     def _asks(self, unpack: Callable[[Any], Any], item: Any) -> str:
         """Return the provider of an item; one that is no call is refused when its turn comes."""
@@ -274,11 +324,13 @@ class Step(Generic[P, R]):
         except Exception:  # noqa: BLE001
             return self.name
 
-    def _mapped(self, unpack: Callable[[Any], Any], item: Item, met: Met) -> Any:
+    def _mapped(self, unpack: Callable[[Any], Any], item: Item, met: Notes) -> Any:
         """Make one attempt of an item; what is due again later is not waited for."""
         args, kwargs = unpack(item.given)
         look = self._look(args, kwargs)
         met.key = look.call.entity.removeprefix("run/")
+        if self._recipe.cooldown is not None:
+            met.asks(self._recipe.cooling(look.args, look.kwargs), look.seen)
         describe = look.plan.describe
 
         def tell(error: BaseException, failure: Failure | None) -> dict[str, Any]:
@@ -334,8 +386,9 @@ class Step(Generic[P, R]):
         job = self._job(look)
         try:
             if before is not None:
-                blocking(job, before(look.plan, look.call))
-            return blocking(job, flow.run_step(look.plan, look.call, None if before else look.seen))
+                blocking(job, self._minded(look, before(look.plan, look.call), reopened))
+            script = flow.run_step(look.plan, look.call, None if before else look.seen)
+            return blocking(job, self._minded(look, script))
         except Error as error:
             end = _done_long_ago(job, look, error)
             if end is not None:
@@ -355,8 +408,9 @@ class Step(Generic[P, R]):
         job = self._job(look)
         try:
             if before is not None:
-                await awaiting(job, before(look.plan, look.call))
-            return await awaiting(job, flow.run_step(look.plan, look.call, None if before else look.seen))
+                await awaiting(job, self._minded(look, before(look.plan, look.call), reopened))
+            script = flow.run_step(look.plan, look.call, None if before else look.seen)
+            return await awaiting(job, self._minded(look, script))
         except Error as error:
             end = _done_long_ago(job, look, error)
             if end is not None:
@@ -365,6 +419,13 @@ class Step(Generic[P, R]):
             raise
         finally:
             self._count(job)
+
+    def _minded(self, look: Look, script: Script, around: Callable[..., Script] = cooled) -> Script:
+        """Return a script that minds what the call asks for, if the step has a cooldown."""
+        if self._recipe.cooldown is None:
+            return script
+        cooling = self._recipe.cooling(look.args, look.kwargs)
+        return script if cooling is None else around(cooling, look.call, script)
 
     def _count(self, job: Job) -> None:
         """Count calls of new work: one that had to be read again was none, or failed."""
@@ -404,12 +465,15 @@ class Step(Generic[P, R]):
             )
         with engine.shelf.around():
             args, kwargs = self._recipe.rebuilt(opening["arguments"])
-        plan = self._plan_on(engine).replaced(
+        plan = self._plan_for(self._plan_on(engine), self._recipe.provider(args, kwargs)).replaced(
             if_running="raise", inline_wait_s=0.0, after_failure="raise", on_version_change="reuse"
         )
+        if run.provider:
+            plan = plan.replaced(describe=_slowing(engine, run.provider, plan.describe))
         call = Call(seen.entity, "", run.cfg_hash, run.deadline, 0.0, run.tenant)
         look = Look(engine, plan, call, seen, args, kwargs, {}, b"", run.tenant)
-        return Resumed(self._job(look), flow.run_step(plan, call), opening.get("actor", ""))
+        script = self._minded(look, flow.run_step(plan, call))
+        return Resumed(self._job(look), script, opening.get("actor", ""))
 
     def _attach(self, error: Error, look: Look) -> None:
         """Let an error carry its run, if there is one and the store can still be read."""
@@ -456,6 +520,8 @@ class Step(Generic[P, R]):
         ends = _ends(recipe.policy.within_s, around.deadline, now) if now else _NO_END
         call = Call(entity, "" if recipe.covers_all else input_hash(inputs), recipe.cfg(), *ends, tenant)
         plan, withheld = self._plan_on(engine), _NONE
+        if recipe.guards_each:
+            plan = self._plan_for(plan, recipe.provider(args, kwargs))
         if counted is not bound:
             secrets, withheld = recipe.secrets(bound), recipe.withheld(bound)
             plan = plan.replaced(describe=lambda error, failure: neutral(error, failure, secrets))
@@ -546,9 +612,25 @@ class Step(Generic[P, R]):
                 large=results.large,
                 quarantines=recipe.quarantines,
                 approval=recipe.approval,
+                barrier=recipe.barrier,
             )
             self._shelf = shelf
+            self._plans = {}
         return plan
+
+    def _plan_for(self, plan: Plan, provider: str) -> Plan:
+        """Return the plan of calls to a provider, whose breaker is its own."""
+        if not self._recipe.guards_each:
+            return plan
+        known = self._plans.get(provider)
+        if known is None:
+            if len(self._plans) >= MOST_PROVIDERS:
+                self._plans = {}
+            recipe = self._recipe
+            barrier = recipe.barrier_of(provider) if recipe.barrier is None else recipe.barrier
+            known = plan.replaced(barrier=barrier, beat=recipe.beat_of(provider))
+            self._plans[provider] = known
+        return known
 
 
 def _codec(recipe: Recipe, shelf: Shelf) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
@@ -613,10 +695,12 @@ def _tagged(value: Any) -> Any:
 
 def _classified(error: BaseException, now: float) -> Failure:
     """Return what an error means; that of an inner step is over, or says itself when it goes on."""
-    if isinstance(error, Parked):
+    if isinstance(error, Parked | CoolingDown) and error.until:
         return Failure(
             "transient", "maybe", max(0.0, error.until - now), "STEP_PARKED", "oncemore:inner step"
         )
+    if isinstance(error, CircuitOpen):
+        return Failure("transient", "no", max(0.0, error.until - now), "CIRCUIT_OPEN", "oncemore:breaker")
     if isinstance(error, InProgress | StoreError):
         return Failure("transient", "maybe", None, "STEP_IN_PROGRESS", "oncemore:inner step")
     if isinstance(error, Error) and error.run is not None:
@@ -631,6 +715,18 @@ def _seed(policy: Policy, entity: str) -> str:
     return seed_of(entity.removeprefix("run/")) if policy.jitter_seed == PER_KEY else policy.jitter_seed
 
 
+def _slowing(engine: Engine, provider: str, describe: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
+    """Return what describes errors, and asks a provider less that throttles."""
+    began = engine.now()
+
+    def tell(error: BaseException, failure: Failure | None) -> dict[str, Any]:
+        if failure is not None and failure.kind == "throttled":
+            engine.paces.throttled(provider, began)
+        return describe(error, failure)
+
+    return tell
+
+
 #: What an item of a job is, by the word for it: positional arguments and named ones.
 _EACH: dict[str, Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "argument": lambda item: ((item,), {}),
@@ -638,6 +734,10 @@ _EACH: dict[str, Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "kwargs": lambda item: ((), dict(item)),
 }
 MOST_AT_ONCE = 1000
+#: How often an item of a job may be lost beside its attempts: its process died before one was on record.
+LOST_BEFORE = 3
+#: For how many providers a step keeps a plan.
+MOST_PROVIDERS = 1000
 
 _NO_END = (0.0, 0.0)
 _NONE: tuple[str, ...] = ()
@@ -691,7 +791,8 @@ _USUAL: dict[str, Any] = {
     "name": None, "aliases": (), "key": None, "ignore": (), "partition": None, "bucket": None, "tenant": None,
     "config": None, "version": "1", "on_version_change": None, "timeout": None, "isolate": None,
     "within": None, "if_running": "wait", "not_applied": (), "reconcile": None, "provider": None,
-    "dataset": None, "priority": "P1", "retain_for": None, "artifact": None, "approval": None,
+    "breaker": None, "rate": None, "dataset": None, "priority": "P1", "retain_for": None, "artifact": None,
+    "cooldown": None, "approval": None,
 }  # fmt: skip
 
 
@@ -723,10 +824,13 @@ def step(
     not_applied: Any = (),
     reconcile: Callable[..., Any] | None = None,
     provider: str | Callable[..., str] | None = None,
+    breaker: Gate | str | None = None,
+    rate: Meter | str | None = None,
     dataset: str | Callable[..., str] | None = None,
     priority: str = "P1",
     retain_for: Seconds | None = None,
     artifact: str | None = None,
+    cooldown: Cooldown | None = None,
     approval: str | None = None,
 ) -> Callable[[Callable[P, R]], Step[P, R]]:
     """Make a function durable: every attempt is on record, its effect is applied once per key.
@@ -755,11 +859,18 @@ def step(
     reconcile          for `once`: called with the step's arguments when an attempt was lost; answers
                        `oncemore.applied(value)`, `oncemore.not_applied()` or `oncemore.unknown()`
     provider           whom it asks something of: a name, or a function of the arguments; `map` slows down
-                       for one that throttles, and a name chooses the policy's values for it
+                       for one that throttles, and a name chooses the policy's values for it; where the
+                       policy has a `circuit_breaker`, every call passes that of its provider
+    breaker            a `Breaker`, or the name of one, that has to let each attempt through; it is kept in
+                       the store, and while it is open runs wait for the end of its cooldown (`Parked`)
+    rate               how many attempts in a time, of all who share the store: "10/s", "100/min", a `Rate`;
+                       for each provider, or for the step where it names none
     priority           "P0", "P1" or "P2": what workers do first
     dataset, retain_for   recorded with the run
     artifact           the name of the one artifact that the step returns (`current().put`): where it is there
                        and valid nothing is run, and where it was altered the run is quarantined
+    cooldown           a `Cooldown`: what it asks for is left alone for a while after a failure, by everybody;
+                       a call that comes too early raises `CoolingDown` and asks nobody
     approval           "required": no attempt begins before somebody has approved it (`oncemore approve`)
     """
     if effect is None:
@@ -771,7 +882,8 @@ def step(
         tenant=tenant, config=config, version=version, on_version_change=on_version_change,
         policy=default_policy() if policy is None else policy, timeout=timeout, isolate=isolate,
         within=within, if_running=if_running, not_applied=not_applied, reconcile=reconcile, provider=provider,
-        dataset=dataset, priority=priority, retain_for=retain_for, artifact=artifact, approval=approval,
+        breaker=breaker, rate=rate, dataset=dataset, priority=priority, retain_for=retain_for,
+        artifact=artifact, cooldown=cooldown, approval=approval,
     )  # fmt: skip
 
     def decorate(work: Callable[P, R]) -> Step[P, R]:

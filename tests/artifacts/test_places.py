@@ -444,7 +444,8 @@ def test_a_store_without_a_folder_has_no_place_unless_told() -> None:
 
 
 def test_the_settings_name_the_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from oncemore.opening import chosen, settings
+    from oncemore.configured import settings
+    from oncemore.opening import chosen
 
     (tmp_path / "oncemore.toml").write_text('artifacts = "files"\n')
     inner = tmp_path / "inner"

@@ -11,7 +11,8 @@ from oncemore.core.backoff import FULL, Jitter, Schedule
 from oncemore.core.decide import Situation, decide
 from oncemore.core.model import Failure
 from oncemore.core.policy import Policy
-from oncemore.core.proof import FORMAT, seconds
+from oncemore.core.proof import FORMAT
+from oncemore.core.spans import seconds
 from oncemore.core.tune import Signals, Tuning
 from tests.core.test_decide import PLAIN, failed, policies, situations
 

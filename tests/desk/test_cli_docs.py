@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import time
@@ -16,6 +17,28 @@ from oncemore.desk.cli.group import Branch, root
 from tests.golden.stored import store_golden
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
+
+#: What a sink has written of an operation that ran out of attempts.
+_ENDS = {"tenant_id": "tenant-123", "correlation_id": "corr-456", "trace_id": None}
+_OF = {"retry_category": "RETRY_KV_GET", "operation": "Get kill switch status"}
+_WHY = ("TimeoutError", "no answer")
+AUDIT = "".join(
+    json.dumps(event) + "\n"
+    for event in (
+        *(
+            {
+                "event_type": "retry_attempt", **_OF, "attempt_number": number, "max_attempts": 3,
+                "delay_seconds": wait, "exception_type": _WHY[0], "exception_message": _WHY[1], **_ENDS,
+                "timestamp": f"2026-11-16T05:30:0{number - 1}.{number - 1}00Z",
+            }
+            for number, wait in ((1, 1.1), (2, 2.1))
+        ),
+        {
+            "event_type": "retry_exhausted", **_OF, "total_attempts": 3, "final_exception_type": _WHY[0],
+            "final_exception_message": _WHY[1], **_ENDS, "timestamp": "2026-11-16T05:30:03.200Z",
+        },
+    )
+)  # fmt: skip
 
 #: Said once, for all commands.
 COMMON = {"--json", "--help", "-h", "--provider", "--store"}
@@ -77,6 +100,7 @@ def test_what_an_example_shows_is_what_it_prints(
     time.tzset()
     tmp_path.joinpath("oncemore.toml").touch()
     store_golden(tmp_path / ".oncemore" / "log.db")
+    tmp_path.joinpath("audit.jsonl").write_text(AUDIT, encoding="utf-8")
     tmp_path.joinpath("policies").mkdir()
     tmp_path.joinpath("policies", "mine.yaml").write_text(
         'version: "1"\nprofile: mine\nretry_policy:\n  max_attempt: 6\n  base_delay_s: -1\n'

@@ -3,68 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
 import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import oncemore
 from oncemore.desk.cli.paper import Paper
+from tests.shell import PROGRAM, environment, on_a_terminal, run
 
-if TYPE_CHECKING:
-    from subprocess import CompletedProcess
-
-PROGRAM = [sys.executable, "-W", "error", "-m", "oncemore"]
 SAMPLE = ("key", "--operation", "kill_switch_update", "--tenant", "tenant-123", "--correlation", "corr-456")
 KEY = "b4b6cd7399901d2f626be7417c244b3b5696478ff091bb108dbad2a55a2f0578"
 LEGACY = "d5923fa44a7b8d95a2a6ce83a85292c5e7a3243498ee9c86a0294ffcef01bb76"
-
-
-def environment(**changes: str) -> dict[str, str]:
-    left_out = ("NO_COLOR", "COLUMNS", "ONCEMORE_POLICY_ROOT", "PYTHONIOENCODING")
-    kept = {name: value for name, value in os.environ.items() if name not in left_out}
-    return {**kept, "TERM": "xterm", "PYTHONUTF8": "1", **changes}
-
-
-def run(*words: str, given: str = "", **changes: str) -> CompletedProcess[str]:
-    return subprocess.run(
-        [*PROGRAM, *words], capture_output=True, text=True, encoding="utf-8", input=given, timeout=60,
-        check=False, env=environment(**changes),
-    )  # fmt: skip
-
-
-def on_a_terminal(*words: str, columns: int = 80, **changes: str) -> str:
-    """What a person sees whose terminal has so many columns."""
-    import fcntl
-    import struct
-    import termios
-
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    with subprocess.Popen(
-        [*PROGRAM, *words], stdout=theirs, stderr=theirs, stdin=theirs, env=environment(**changes)
-    ) as program:
-        os.close(theirs)
-        seen = b""
-        while part := _read(ours):
-            seen += part
-        program.wait(60)
-    os.close(ours)
-    return seen.decode().replace("\r\n", "\n")
-
-
-def _read(handle: int) -> bytes:
-    try:
-        return os.read(handle, 65536)
-    except OSError:  # how Linux says that the other side has closed
-        return b""
 
 
 # The program and its ends.
@@ -89,7 +43,7 @@ def test_without_a_command_help_is_shown_and_the_question_was_wrong() -> None:
     "words",
     [(), ("policy",), *(("policy", name) for name in ("list", "show", "check", "diff", "plot", "schema")),
      ("key",), ("import",), ("prune",), ("erase",), ("backup",), ("restore",), ("sizes",), ("verify",),
-     ("demo",), ("exec",)],
+     ("demo",), ("exec",), ("export",), ("export", "asl"), ("asl",), ("asl", "export")],
     ids=lambda words: " ".join(words) or "oncemore",
 )  # fmt: skip
 def test_every_help_has_examples_that_fit(words: tuple[str, ...]) -> None:
@@ -336,6 +290,9 @@ def test_a_shell_completes_commands_and_names() -> None:
     assert completed("oncemore policy sh") == ["show"]
     assert completed("oncemore policy show kfm-l") == ["kfm-loop", "kfm-loop-default"]
     assert completed("oncemore policy diff kfm-rules p0") == ["p0-storm-nowcast"]
+    assert completed("oncemore demo kfm-loop --scenario dead") == ["deadline-catchup"]
+    assert completed("oncemore runs --state so") == ["SOFT_FAIL"]
+    assert completed("oncemore exec --policy kfm-r") == ["kfm-rules"]
     for shell in ("bash", "zsh", "fish"):
         assert "oncemore" in run(_ONCEMORE_COMPLETE=f"{shell}_source").stdout
 
@@ -375,6 +332,23 @@ def test_a_simple_command_loads_click_and_nothing_dear(words: tuple[str, ...]) -
         name for name in loaded if name.startswith(("oncemore.govern", "oncemore.engine", "oncemore.api"))
     }
     assert not loaded & {"asyncio", "logging", "http", "urllib.request", "difflib", "tempfile", "dataclasses"}
+
+
+@pytest.mark.parametrize("words", ["runs", "show", "explain", "tail", "doctor", "replay"])
+def test_a_command_that_looks_at_a_store_loads_no_engine(words: str, tmp_path: Path) -> None:
+    @oncemore.step(effect="pure", name="double")
+    def double(x: int) -> int:
+        return 2 * x
+
+    store = tmp_path / "log.db"
+    with oncemore.open(store):
+        double(1)
+        run = [double.last(1).state.run_id] if words in ("show", "explain", "replay") else []  # type: ignore[union-attr]
+    loaded = loaded_by(words, *run, "--store", str(store))
+    foreign = {name.split(".")[0] for name in loaded} - sys.stdlib_module_names
+    assert foreign <= {"click", "oncemore", "apsw", "msgspec", "typing_extensions"}
+    assert not loaded & {"oncemore.opening", "oncemore.engine.runtime", "oncemore.engine.ops", "oncemore.api"}
+    assert not loaded & {"asyncio", "logging", "http", "tempfile", "shutil", "dataclasses", "difflib"}
 
 
 def test_a_dear_module_would_be_seen() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import oncemore
 from oncemore import govern
+from oncemore.desk import cli
 from oncemore.desk.demo import kfm_loop
 from oncemore.desk.demo.kfm_loop import Filing, Scenario, play, replay, scenarios
 from oncemore.desk.service import replays
@@ -102,7 +103,38 @@ def test_a_log_that_was_altered_fails_the_command(monkeypatch: pytest.MonkeyPatc
     assert "1 differences." in out.getvalue()
 
 
-def test_the_command_shows_and_replays_all_five() -> None:
+@pytest.mark.req("SCEN-1")
+@pytest.mark.usefixtures("engine")
+def test_a_late_report_is_done_in_time_with_the_bias_and_misses_its_deadline_without() -> None:
+    biased, patient = kfm_loop.named("deadline-catchup")
+    done, missed = play(biased), play(patient)
+    began, ended = done.wal()[0]["at"], done.wal()[-1]["at"]
+    assert (done.status, ended < began + kfm_loop.LEFT_S) == ("COMPLETE", True)
+    assert (missed.status, missed.reason) == ("HARD_FAIL", "wait_beyond_deadline")
+    policy = govern.policy("p2-batch-reporting")
+    assert policy.tuning is not None
+    assert policy.tuning.min_buffer_s > kfm_loop.LEFT_S
+    risks = [line["decision_proof"]["terms"]["tuned"]["risk"] for line in of(done.wal(), "DECISION")]
+    assert all(0.7 < risk < 1 for risk in risks), risks
+
+
+def test_one_scenario_is_played_alone_and_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["demo", "kfm-loop", "--list"]) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert listed == list(dict.fromkeys(scenario.name for scenario in scenarios()))
+    assert listed[:2] == ["success", "two-soft-fails"]
+    assert listed[-1] == "deadline-catchup"
+    assert cli.run(["demo", "kfm-loop", "--plain", "--scenario", "permanent"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("replayed: ") == 1
+    assert out.endswith("It agrees with its log.\n")
+    assert cli.run(["demo", "kfm-loop", "--scenario", "storm"]) == 2
+    assert "there is no scenario 'storm'; there are success, two-soft-fails" in capsys.readouterr().err
+    assert cli.run(["demo", "retry", "--list"]) == 2
+    assert "--list is not for the story retry" in capsys.readouterr().err
+
+
+def test_the_command_shows_and_replays_all_of_them() -> None:
     run = subprocess.run(
         [sys.executable, "-W", "error", "-m", "oncemore", "demo", "kfm-loop"],
         capture_output=True, text=True, timeout=60, check=False,
@@ -110,6 +142,6 @@ def test_the_command_shows_and_replays_all_five() -> None:
     assert (run.returncode, run.stderr) == (0, "")
     for title in TITLES:
         assert f"\n{title}: " in run.stdout
-    assert run.stdout.count("replayed: ") == 5
-    assert run.stdout.endswith("All five agree with their logs.\n")
+    assert run.stdout.count("replayed: ") == len(TITLES) == 7
+    assert run.stdout.endswith("All 7 agree with their logs.\n")
     assert max(map(len, run.stdout.splitlines())) <= 80

@@ -108,7 +108,7 @@ def test_the_server_was_never_asked_before_the_time_it_had_named(
         assert second.wished is not None
         assert second.wished - first.at >= rest_s
         assert second.at >= second.wished - CLOCKS_S
-        assert second.at - second.wished < 0.5
+        assert second.at - second.wished < 3
         assert [visit.early for visit in (first, second)] == [False, False]
     assert [visit.status for visit in ours["/rest"].visits] == [503]
 

@@ -9,7 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 import oncemore
+from oncemore.codec.wire import head_of
 from oncemore.desk import cli
+from oncemore.store.base import Query
+from tests.shell import run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,3 +96,58 @@ def test_it_is_told_in_one_line(shop: str) -> None:
     assert said.endswith(": PENDING\n")
     _, said, _ = shell("cancel", f"{shop}:ship", "order=1", "--reason", "no")
     assert said.endswith(": HARD_FAIL (cancelled)\n")
+
+
+def failed(shop: str) -> Any:
+    """Work that has failed for good, and is on record with its tenant."""
+    step = __import__(shop).ship
+    with oncemore.open("log.db"), oncemore.context(tenant="north"):
+        return step.run("A-1", lines=9).state.run_id
+
+
+def test_a_run_is_named_instead_of_its_arguments(shop: str) -> None:
+    run = failed(shop)
+    again = order("rerun", shop, "--run", run[:18], "--reason", "the parts are back", code=1)
+    assert "failed after 1 attempt" in again["error"]["message"], "the same arguments fail the same way"
+    with oncemore.open("log.db") as engine:
+        assert [head_of(head.head).runs for head in engine.store.heads(Query("run"))] == [2]
+    later = order("submit", f"{shop}:ship", "order=A-2", "--in", "1h")
+    gone = order("cancel", shop, "--run", later["key"], "--reason", "withdrawn")
+    assert (gone["status"], gone["reason"]) == ("HARD_FAIL", "cancelled")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("{shop}:bill", "--run", "{run}"), "{run} is a run of ship; {shop}:bill has bill"),
+        (("{shop}", "--run", "{run}", "order=A-1"), "Give either --run or arguments."),
+        (("{shop}", "--run", "ffffffff"), "there is no run 'ffffffff'"),
+        (("{shop}",), "names no step"),
+    ],
+)
+def test_a_run_that_cannot_be_meant_is_refused(shop: str, words: tuple[str, ...], says: str) -> None:
+    names = {"shop": shop, "run": failed(shop)}
+    told = order("rerun", *(word.format(**names) for word in words), "--reason", "why not", code=2)
+    assert says.format(**names) in told["error"]["message"]
+
+
+def test_a_run_without_arguments_on_record_or_with_another_key_now_is_refused(shop: str) -> None:
+    run = failed(shop)
+    step = __import__(shop).ship
+    step._recipe = oncemore.step(effect="idempotent", name="ship", key="order")(step.__wrapped__)._recipe
+    told = order("rerun", shop, "--run", run, "--reason", "why not", code=2)
+    assert "makes another key of its arguments now" in told["error"]["message"]
+    with oncemore.open("log.db") as engine, oncemore.context(tenant="north"):
+        engine.erase(engine.store.heads(Query("run")).__next__().entity[4:], reason="asked to")
+    told = order("rerun", shop, "--run", run, "--reason", "why not", code=2)
+    assert "its arguments are not on record" in told["error"]["message"]
+
+
+def test_a_worker_says_at_the_end_how_many_runs_came_to_what(shop: str) -> None:
+    order("submit", f"{shop}:ship", "order=A-1")
+    order("submit", f"{shop}:ship", "order=A-2", "lines=9")
+    ran = run("worker", shop, "--drain", "--json", "--store", "log.db")
+    assert (ran.returncode, json.loads(ran.stdout)) == (
+        0, {"done": 1, "failed": 1, "later": 0, "held": 0, "refused": 0, "left": 0},
+    )  # fmt: skip
+    assert "a worker ends: 1 done, 1 failed" in ran.stderr

@@ -30,19 +30,18 @@ def missing(shown: str, printed: str) -> list[str]:
     return left
 
 
-@pytest.mark.req("CLI-10")
-@pytest.mark.parametrize("name", PAGES)
-def test_the_commands_of_a_page_print_what_it_says(name: str, tmp_path: Path) -> None:
-    text = (DOCS / name).read_text(encoding="utf-8")
-    (program,) = blocks(text, "python")
-    tmp_path.joinpath(PAGES[name]).write_text(program, encoding="utf-8")
-    tmp_path.joinpath("oncemore.toml").touch()
-    bin_ = tmp_path / "bin"
+def commands_print_what_it_says(text: str, folder: Path) -> None:
+    """Run the commands of a page in one shell, and compare each block with what it printed."""
+    folder.joinpath("oncemore.toml").touch()
+    bin_ = folder / "bin"
     bin_.mkdir()
     for command, words in (("oncemore", f"{sys.executable} -m oncemore"), ("python", sys.executable)):
         bin_.joinpath(command).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
         bin_.joinpath(command).chmod(0o755)
     kept = {key: value for key, value in os.environ.items() if not key.startswith("ONCEMORE_")}
+    # A page starts many processes: with bytecode it takes half the time.
+    kept.pop("PYTHONDONTWRITEBYTECODE", None)
+    kept["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
     environment = {**kept, "PATH": f"{bin_}:{kept['PATH']}", "COLUMNS": "100", "PYTHONUTF8": "1"}
     commands = re.findall(r"(?ms)^```sh\n(.*?)^```\s*^```text\n(.*?)^```", text)
     assert len(commands) == len(blocks(text, "sh")) == len(blocks(text, "text"))
@@ -50,7 +49,7 @@ def test_the_commands_of_a_page_print_what_it_says(name: str, tmp_path: Path) ->
     script = "\n".join(f"{command}\necho '== end {at}'" for at, (command, _) in enumerate(commands))
     ran = subprocess.run(
         ["bash", "-c", script],
-        cwd=tmp_path,
+        cwd=folder,
         env=environment,
         capture_output=True,
         text=True,
@@ -62,6 +61,37 @@ def test_the_commands_of_a_page_print_what_it_says(name: str, tmp_path: Path) ->
         printed, found, rest = rest.partition(f"== end {at}\n")
         assert found, ran.stderr
         assert missing(shown, printed) == [], f"{command}\n{printed}\n{ran.stderr}"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_commands_of_a_page_print_what_it_says(name: str, tmp_path: Path) -> None:
+    text = (DOCS / name).read_text(encoding="utf-8")
+    (program,) = blocks(text, "python")
+    tmp_path.joinpath(PAGES[name]).write_text(program, encoding="utf-8")
+    commands_print_what_it_says(text, tmp_path)
+
+
+@pytest.mark.req("SCEN-1")
+def test_the_page_of_a_scenario_shows_what_it_prints(tmp_path: Path) -> None:
+    pages = sorted((DOCS.parent / "retry-loop").rglob("scenario-*.md"))
+    assert pages
+    for page in pages:
+        folder = tmp_path / page.stem
+        folder.mkdir()
+        commands_print_what_it_says(page.read_text(encoding="utf-8"), folder)
+
+
+@pytest.mark.req("CLI-10")
+def test_every_command_of_the_runbook_runs_on_a_store_after_a_bad_night(tmp_path: Path) -> None:
+    shop = tmp_path / "shop"
+    shop.mkdir()
+    shop.joinpath("__init__.py").touch()
+    shop.joinpath("orders.py").write_bytes(
+        Path(__file__).with_name("night").joinpath("orders.py").read_bytes()
+    )
+    tmp_path.joinpath("oncemore.toml").touch()
+    subprocess.run([sys.executable, "-m", "shop.orders"], cwd=tmp_path, check=True, timeout=60)
+    commands_print_what_it_says((DOCS / "runbook.md").read_text(encoding="utf-8"), tmp_path)
 
 
 def test_what_a_page_says_and_a_command_does_not_is_found() -> None:

@@ -163,6 +163,16 @@ LIMITS = {
     "a name that looks like a quota": ({"RateLimit": '"x,y;r=0;t=99,z";r=5;t=30'}, None),
     "something left": ({"RateLimit": '"permin";r=3;t=30'}, None),
     "no time": ({"RateLimit": '"permin";r=0'}, None),
+    "no time, and a window": (
+        {"RateLimit": '"m";r=0', "RateLimit-Policy": '"h";q=9;w=3600, "m";q=5;w=60'},
+        60.0,
+    ),
+    "no time, and the window of another": (
+        {"RateLimit": '"m";r=0', "RateLimit-Policy": '"h";q=9;w=3600'},
+        None,
+    ),
+    "something left of a window": ({"RateLimit": '"m";r=1', "RateLimit-Policy": '"m";q=5;w=60'}, None),
+    "a time is better than a window": ({"RateLimit": '"m";r=0;t=7', "RateLimit-Policy": '"m";q=5;w=60'}, 7.0),
     "malformed": ({"RateLimit": 'r=0;t=x,,;="'}, None),
     "the older trio": ({"RateLimit-Remaining": "0", "RateLimit-Reset": "40"}, 40.0),
     "the older trio, something left": ({"RateLimit-Remaining": "2", "RateLimit-Reset": "40"}, None),
@@ -191,3 +201,17 @@ def test_an_overloaded_server_that_says_when_to_come_back_is_throttling(status: 
     assert failed_status(status, {"Retry-After": "5"}, EPOCH).kind == "throttled"
     assert failed_status(status, {"Retry-After": "whenever"}, EPOCH).kind == "transient"
     assert failed_status(500, {"Retry-After": "5"}, EPOCH)[:3] == ("transient", "maybe", 5.0)
+    used_up = failed_status(status, {"RateLimit": '"m";r=0;t=3', "X-RateLimit-Reset": "99"}, EPOCH)
+    assert used_up[:3] == ("throttled", "maybe", 3.0)
+    assert failed_status(status, {"X-RateLimit-Reset": "99"}, EPOCH)[:3] == ("transient", "maybe", None)
+
+
+@pytest.mark.parametrize("skew", [-7200.0, -1.0, 0.0, 1.0, 7200.0])
+def test_a_date_is_read_by_the_clock_of_the_server_that_wrote_it(skew: float) -> None:
+    headers = {"Date": "Tue, 14 Nov 2023 22:13:20 GMT", "Retry-After": "Tue, 14 Nov 2023 22:13:50 GMT"}
+    assert failed_status(503, headers, 1_700_000_000.0 + skew).retry_after == 30.0
+    cached = {**headers, "Age": "3600"}
+    assert failed_status(503, cached, 1_700_000_000.0 + skew).retry_after == max(0.0, 30.0 - skew)
+    senseless = {**headers, "Date": "yesterday"}
+    assert failed_status(503, senseless, 1_700_000_000.0 + skew).retry_after == max(0.0, 30.0 - skew)
+    assert failed_status(503, {**headers, "Retry-After": "7"}, 1_700_000_000.0 + skew).retry_after == 7.0

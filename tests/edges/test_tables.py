@@ -36,7 +36,12 @@ HOMES = {
     "httpx2": ("httpx2",),
     "nats": ("nats.errors", "nats.js.errors"),
     "neo4j": ("neo4j.exceptions", "neo4j._exceptions"),
-    "oncemore": ("oncemore.errors", "oncemore.profiles.lit_errors"),
+    "oncemore": (
+        "oncemore.errors",
+        "oncemore.edges.asl_task",
+        "oncemore.profiles.lit_errors",
+        "oncemore.profiles.nova_cat_input",
+    ),
     "openai": ("openai", "openai._exceptions"),
     "psycopg": ("psycopg", "psycopg.errors"),
     "psycopg_pool": ("psycopg_pool",),
@@ -66,7 +71,7 @@ WHOLE = (
 LEFT_OUT = {
     "aiohttp": {"EofStream", "WebSocketReady"},
     "botocore": {"UndefinedModelAttributeError", "MissingServiceIdError"},
-    "oncemore": {"PolicyWarning"},
+    "oncemore": {"PolicyWarning", "_Coded"},
     "psycopg": {"Rollback", "Warning", "CancelledError"},
     "socket": {"_GiveupOnSendfile"},
     "h11": {"ProtocolError"},

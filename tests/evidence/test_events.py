@@ -29,6 +29,7 @@ DOCUMENTED = {
 #: another type, or a file ending in .v2.json.
 PINNED: dict[str, str] = {
     "idempotency.v1.json": "1286bc37aebf92c8729e2535e70b0474b50be0d43df7b766b5efb35822d2179d",
+    "circuit.v1.json": "dacb0ce9986eff0cb84d18e5f795a1696069f5ac8c7e7ebce670ecef56700475",
     "store_size.v1.json": "dfdb57f208ec428e4f7da8116cbb19fcd4ea83eafb172997ff769bdd830885f8",
     "config_drift.v1.json": "a8053af970b7f04b0929346e65aeae83a399fb0243238eb102120138f68c07f5",
     "idempotency_cleared.v1.json": "20b303c0cf5c7db5c40410d21ec5d0d15815938d5dd3838154b7bc7dc8406b7d",
@@ -39,7 +40,8 @@ PINNED: dict[str, str] = {
 }
 
 SAMPLES: dict[str, Any] = {
-    "str": "text", "int": 1, "float": 0.5, "str | None": None, "Literal['hit', 'record']": "hit",
+    "str": "text", "int": 1, "bool": True, "float": 0.5, "str | None": None,
+    "Literal['hit', 'record']": "hit",
     "Literal[\"hit\", \"record\"]": "hit",
 }  # fmt: skip
 
@@ -71,7 +73,7 @@ def faults(plain: dict[str, Any], rules: dict[str, Any]) -> list[str]:
     }  # fmt: skip
     found = [f"not there: {name}" for name in rules["required"] if name not in plain]
     found += [f"not known: {name}" for name in plain if name not in rules["properties"]]
-    kinds = {"string": str, "integer": int, "number": (int, float), "null": type(None)}
+    kinds = {"string": str, "integer": int, "number": (int, float), "boolean": bool, "null": type(None)}
     for name, rule in rules["properties"].items():
         assert set(rule) <= {
             "type",

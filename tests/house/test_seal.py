@@ -192,7 +192,8 @@ def test_the_settings_can_name_a_codec(tmp_path: Path, monkeypatch: pytest.Monke
     module.key, module.made, module.nothing = Key("k9"), lambda: [Key("k8")], 7
     monkeypatch.setitem(sys.modules, "mykeys", module)
     monkeypatch.setenv("ONCEMORE_STORE", str(tmp_path / "log.db"))
-    from oncemore.opening import engine_of, settings
+    from oncemore.configured import settings
+    from oncemore.opening import engine_of
 
     for name, ids in (("mykeys:key", ["k9"]), ("mykeys:made", ["k8"])):
         monkeypatch.setenv("ONCEMORE_CODEC", name)

@@ -16,6 +16,13 @@ VERSION = os.environ.get("ONCEMORE_TEST_VERSION", "1")
 SALT = os.environ.get("ONCEMORE_TEST_SALT", "")
 
 
+@oncemore.step(effect="pure", name="mortal")
+def mortal(x: int) -> int:
+    if os.environ.get("ONCEMORE_TEST_MORTAL"):
+        os._exit(9)
+    return x
+
+
 @oncemore.step(effect="pure", name="counts", version=VERSION)
 def counts(path: str) -> int:
     return len(Path(path).read_bytes())

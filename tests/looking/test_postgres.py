@@ -16,9 +16,9 @@ from oncemore.engine.replay import Replay
 from oncemore.errors import StoreError
 from oncemore.store.postgres_look import LookedAt
 from oncemore.testing import contract
-from tests.looking.shell import run, told
 from tests.looking.work import everything
 from tests.servers import postgres
+from tests.shell import run, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,6 +18,8 @@ from oncemore.store.sqlite import SqliteStore
 from oncemore.store.sqlite_look import LookedAt
 from oncemore.testing import contract
 from tests.looking.forge import entity_of
+from tests.looking.test_story import killed
+from tests.looking.victim import repeat
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -259,3 +261,13 @@ def test_a_write_that_was_torn_off_is_forgotten_whole(path: Path) -> None:
 def test_the_store_is_any_store(seen: Path) -> None:
     store: Store = MemoryStore()
     assert rebuild.rebuild(store) == Rebuilt(0, 0, 0, ())
+
+
+def test_a_dead_process_that_a_worker_has_seen_to_be_gone_is_no_fault(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    killed(path, "repeat")
+    with oncemore.open(path) as engine:
+        repeat("2026-11-16")
+        oncemore.Worker(engine, [repeat]).run_until_idle()
+        assert [head.by.due for head in engine.store.heads(Query("worker", state="GONE"))] == [None]
+    assert rebuilt(path).wrong == ()

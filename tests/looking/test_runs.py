@@ -12,8 +12,8 @@ from oncemore.core.record import NOWHERE, Change, Run
 from oncemore.desk.service import times
 from oncemore.desk.service.runs import Asked, find, names, runs
 from oncemore.desk.service.story import story
-from oncemore.engine.entry import index_of
 from oncemore.engine.ids import uuid7
+from oncemore.engine.listed import index_of
 from oncemore.errors import UsageError
 from oncemore.store import sqlite_list
 from oncemore.store.base import Batch, Stored, Write

@@ -10,8 +10,8 @@ from oncemore.codec.seal import Seal
 from oncemore.desk.service.health import health
 from oncemore.engine.replay import Replay
 from tests.looking.sealing import codec
-from tests.looking.shell import ROOT, run, told
 from tests.looking.work import everything
+from tests.shell import ROOT, run, told
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,5 +45,9 @@ def test_a_sealed_log_is_looked_at_with_and_without_its_key(tmp_path: Path) -> N
     }
     with_key = run("explain", key, "--store", str(path), **names)
     assert "The policy's own delay is" in " ".join(with_key.stdout.split())
+    held = run("quarantine", "list", "--ids", "--store", str(path), **names).stdout.split()[0]
+    shown = run("quarantine", "show", held, "--store", str(path), **names)
+    assert shown.returncode == 0, "a named store is opened with the codec of the settings, too"
+    assert "What can be decided" in shown.stdout
     whole = run("replay", "--all", "--store", str(path), **names)
     assert "11 decisions computed again" in whole.stdout

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from tests.looking.shell import PROGRAM, ROOT, environment, on_a_terminal, run, told
 from tests.looking.test_rebuild import change
 from tests.looking.work import squared
+from tests.shell import PROGRAM, ROOT, environment, on_a_terminal, run, told
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,8 +55,33 @@ def test_a_run_is_drawn_as_wide_as_the_terminal(path: Path, columns: int) -> Non
     text = on_a_terminal("show", key[:8], "--store", str(path), columns=columns, NO_COLOR="1")
     drawn = [line for line in text.splitlines() if any(mark in line for mark in "█░━") and "   " in line]
     assert len(drawn) == 7, text  # five spans, a lease, the legend
-    assert max(map(len, text.splitlines())) <= columns
+    assert max(len(line) for line in text.splitlines() if key not in line) <= columns
+    assert key in text, "what can be copied is never broken"
     assert "\033" not in text
+
+
+def test_a_shell_completes_runs_steps_and_what_waits_for_a_person(path: Path) -> None:
+    def completed(line: str) -> list[str]:
+        words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1), "ONCEMORE_STORE": str(path)}
+        ran = run(_ONCEMORE_COMPLETE="bash_complete", **words)
+        return [row.partition(",")[2] for row in ran.stdout.splitlines() if row]
+
+    rows = told("runs", "--store", str(path))
+    held = [row["run_id"] for row in rows if row["held_for"]]
+    assert completed(f"oncemore show {rows[0]['run_id'][:-1]}") == [rows[0]["run_id"]]
+    assert completed(f"oncemore rerun flows --run {rows[0]['run_id'][:-1]}") == [rows[0]["run_id"]]
+    assert completed("oncemore quarantine show 0") == held
+    assert held
+    assert completed("oncemore runs --step hope") == ["hopeless"]
+    assert completed("oncemore show --store nowhere.db 0") == []
+
+
+def test_ids_alone_are_for_another_command(path: Path) -> None:
+    words = ("runs", "--state", "HARD_FAIL", "--ids", "--store", str(path))
+    ids = run(*words).stdout.split()
+    assert ids == [row["run_id"] for row in told("runs", "--state", "HARD_FAIL", "--store", str(path))]
+    assert told(*words) == ids
+    assert all(run("show", one, "--store", str(path)).returncode == 0 for one in ids[:1])
 
 
 def test_a_terminal_that_knows_no_blocks_gets_ascii(path: Path) -> None:

@@ -20,8 +20,8 @@ from oncemore.desk.service.stores import looked_at
 from oncemore.desk.service.story import Span, Story, story
 from oncemore.errors import UsageError
 from oncemore.testing import FakeClock
-from tests.looking.shell import ROOT
 from tests.looking.victim import ARMED, pay, repeat
+from tests.shell import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path

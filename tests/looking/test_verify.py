@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import oncemore
+from oncemore.desk.service import replays
 from oncemore.desk.service.runs import Asked, find, runs
 from oncemore.desk.service.stores import looked_at
 from oncemore.desk.service.story import story
 from oncemore.desk.service.verified import Scratch, Verified
-from oncemore.errors import UsageError
+from oncemore.errors import StoreError, UsageError
+from oncemore.store.sqlite_look import LookedAt
+from oncemore.testing import FakeClock
 from tests.looking import pure
-from tests.looking.shell import ROOT
+from tests.shell import ROOT
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from oncemore.store.base import Entry
 
 MODULE = "tests.looking.pure"
 
@@ -179,3 +186,54 @@ def test_a_module_that_cannot_be_imported_is_named() -> None:
         Scratch(["nowhere.at.all"]),
     ):
         pass
+
+
+@pytest.mark.req("REPLAY-7")
+def test_a_validation_that_nobody_answers_is_tried_twice_and_a_verdict_once(
+    log: Path, given: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran(log, pure.counts, str(given))
+    ran(log, pure.mortal, 5)
+    monkeypatch.setenv("ONCEMORE_TEST_MORTAL", "1")
+    with FakeClock() as clock, looked_at(str(log)) as store, Scratch([MODULE]) as scratch:
+        stories = {row.step: story(store, find(store, row.run_id)) for row in runs(store, Asked())}
+        first = scratch._process
+        found = scratch.verify(stories["mortal"])
+        assert scratch._process is None, "what did not answer is ended"
+        assert first is not None
+        assert (found.verdict, found.why) == ("failed", "the process that computes it has ended")
+        assert [(event["event_type"], event["retry_category"]) for event in found.events] == [
+            ("retry_attempt", "REPLAY_REPLAY_VALIDATION"),
+            ("retry_exhausted", "REPLAY_REPLAY_VALIDATION"),
+        ]
+        assert found.events[1]["total_attempts"] == 2
+        assert len(clock.delays) == 1
+        assert 0.9 <= clock.delays[0] <= 1.1
+        given.write_text("other bytes")
+        again = scratch.verify(stories["counts"])
+        assert (again.verdict, [event["total_attempts"] for event in again.events]) == ("differs", [1])
+
+
+@pytest.mark.req("REPLAY-7")
+@pytest.mark.parametrize("how", ["whole", "window"])
+def test_a_large_replay_that_fails_is_tried_once(log: Path, given: Path, how: str) -> None:
+    ran(log, pure.counts, str(given))
+    asked = 0
+
+    class Unreadable(LookedAt):
+        def entries(self, entity: str | None = None, after: int = 0) -> Iterator[Entry]:
+            nonlocal asked
+            asked += 1
+            raise StoreError("the disk does not answer")
+
+    with FakeClock() as clock, closing(Unreadable(log)) as store:
+        if how == "whole":
+            found = replays.whole(store)
+            assert (found.totals.damaged, found.verdicts[0].fault) == (1, "the disk does not answer")
+            (event,) = found.events
+            expected = "retry_exhausted", "REPLAY_REPLAY_PROCESSING", 1
+            assert (event["event_type"], event["retry_category"], event["total_attempts"]) == expected
+        else:
+            with pytest.raises(StoreError, match="the disk does not answer"):
+                replays.window(store, 0.0, store.now())
+        assert (asked, clock.delays) == (1, [])

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
+from oncemore.configured import names_a_store
 from oncemore.errors import Error
-from oncemore.opening import names_a_store
 from oncemore.profiles import exoarmur
 from oncemore.profiles.exoarmur import IdempotencyManager, RetryManager
 from tests.engine.colours import Script

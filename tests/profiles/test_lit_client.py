@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import pickle
+import subprocess
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from email.utils import formatdate
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+from urllib.error import URLError
 
 import pytest
 
 import oncemore
 from oncemore import govern
-from oncemore.desk.demo.core import LOST, Core
+from oncemore.desk.demo.core import LOST, STALLED, Core
+from oncemore.edges.classify import classify
 from oncemore.profiles import lit, lit_policy
 from oncemore.profiles.lit import CoreClient, CoreClientError, CoreClientHTTPError, Exhaustion, context
 from tests.servers.faults import (
@@ -212,6 +218,15 @@ def test_whatever_urllib_could_not_reach_is_tried_again(clock: FakeClock) -> Non
     with pytest.raises(CoreClientError, match="URLError"):
         CoreClient("http://nowhere.invalid", counter=Exhaustion(), timeout_s=5).get("/")
     assert clock.delays == [0.25]
+
+
+@pytest.mark.req("HTTP-3")
+@pytest.mark.parametrize("number", [errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EMFILE])
+def test_every_urlerror_that_may_pass_is_covered(number: int) -> None:
+    policy, error = CoreClient("http://core").policy, URLError(OSError(number, "no"))
+    assert lit_policy.repeatable(error, classify(error, 0.0), policy)
+    wrong = URLError("unknown url type: core")
+    assert not lit_policy.repeatable(wrong, classify(wrong, 0.0), policy)
 
 
 @pytest.mark.req("HTTP-4")
@@ -604,3 +619,46 @@ def test_a_call_without_time_left_is_the_clients_error() -> None:
             core.call("/", {}, idempotency_key="k")
         assert isinstance(caught.value.__cause__, oncemore.DeadlineExceeded)
         assert server.requests == []
+
+
+VICTIM = """
+import sys, oncemore
+from oncemore.profiles.lit import CoreClient
+
+with oncemore.open(sys.argv[2]):
+    CoreClient(sys.argv[1]).call("/v1/analyze", {"document": "d-9"}, idempotency_key="k-1")
+"""
+
+
+@pytest.mark.req("HTTP-14")
+def test_a_key_whose_process_was_killed_is_gone_on_with(tmp_path: Path) -> None:
+    with Core() as core:
+        core.fail("POST /v1/analyze", STALLED)
+        log = tmp_path / "log.db"
+        victim = subprocess.Popen([sys.executable, "-c", VICTIM, core.url, str(log)])
+        try:
+            until = time.monotonic() + 30
+            while not core.visits:
+                assert time.monotonic() < until, "the request never came"
+                time.sleep(0.01)
+        finally:
+            victim.kill()
+            victim.wait(10)
+        with oncemore.open(log):
+            again = CoreClient(core.url, counter=Exhaustion())
+            answer = again.call("/v1/analyze", {"document": "d-9"}, idempotency_key="k-1")
+            assert again.call("/v1/analyze", {"document": "d-9"}, idempotency_key="k-1") == answer
+        first, second = core.of("POST /v1/analyze")
+    assert (first.ending, second.ending, first.attempt) == ("stalled", "200", "1")
+    assert int(second.attempt) > 1  # so that Core knows that it may have seen it before
+
+
+@pytest.mark.req("HTTP-14")
+def test_callers_of_one_key_at_once_get_one_answer() -> None:
+    with serve(numbered()) as server, oncemore.open("memory:") as engine:
+        core = client(server, engine=engine)
+        with ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(core.call, "/v1/analyze", {}, idempotency_key="k") for _ in range(8)]
+            found = [one.result(30) for one in asked]
+        assert found == [{"answer": 1}] * 8
+        assert len(server.requests) == 1

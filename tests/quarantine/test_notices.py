@@ -12,11 +12,11 @@ import pytest
 
 import oncemore
 from oncemore import UsageError
+from oncemore.configured import settings
 from oncemore.edges.notify import sinks_of
 from oncemore.engine.history import verify
 from oncemore.engine.notices import TOPIC, Told
 from oncemore.engine.runtime import Engine
-from oncemore.opening import settings
 from oncemore.outbox import Command, JsonLines, Message, Relay, Webhook
 from tests.quarantine.world import Heard, charge, doubtful, notices, processes, quiet, told
 

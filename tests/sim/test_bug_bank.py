@@ -315,10 +315,12 @@ def who_takes_over_does_not_wait(patch: pytest.MonkeyPatch) -> type[Sim]:
 # The flow: effects that must not happen twice ---------------------------------------------------------
 
 
-def _blind(plan: Any, seen: Any, reason: str, now: float, *, ask: bool = True, left: Any = ()) -> Any:
+def _blind(
+    plan: Any, seen: Any, reason: str, now: float, *, ask: bool = True, left: Any = (), told: Any = ()
+) -> Any:
     after = flow._over(seen.run, "SOFT_FAIL", reason, not_before=now)
-    told = {"error": endings.LOST[reason]}
-    return (yield Save(seen, Change(("SOFT_FAIL",), seen.run, after, told)))
+    body = {"error": endings.LOST[reason]}
+    return (yield Save(seen, Change(("SOFT_FAIL",), seen.run, after, body)))
 
 
 @bug

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import oncemore
-from oncemore import opening
+from oncemore import configured, opening
 from oncemore.codec.wire import head_of
+from oncemore.configured import settings
 from oncemore.core.record import Worker
 from oncemore.engine.runtime import innermost
-from oncemore.opening import settings
 from oncemore.store.base import Query
 from tests.steps.colours import Busy, Turns, made
 
@@ -59,7 +59,7 @@ def test_the_default_store_lies_beside_the_nearest_mark_of_a_project(
 
 
 def test_without_any_mark_it_is_the_working_folder(tmp_path: Path) -> None:
-    assert opening._root(tmp_path) == (tmp_path, None)
+    assert configured.root_of(tmp_path) == (tmp_path, None)
     assert settings().store == str(tmp_path / ".oncemore" / "log.db")
 
 
@@ -211,12 +211,12 @@ def test_a_path_in_a_file_is_meant_from_the_files_folder(
 
 
 def test_whether_somebody_chose_a_store_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not opening.names_a_store()
+    assert not configured.names_a_store()
     (tmp_path / "oncemore.toml").write_text('store = "log.db"\n')
-    assert opening.names_a_store()
+    assert configured.names_a_store()
     (tmp_path / "oncemore.toml").unlink()
     monkeypatch.setenv("ONCEMORE_STORE", "memory:")
-    assert opening.names_a_store()
+    assert configured.names_a_store()
 
 
 # What can be opened ---------------------------------------------------------------------------------

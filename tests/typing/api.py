@@ -8,7 +8,12 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, assert_type
 
+import httpx
+import httpx2
+import requests
+
 import oncemore
+import oncemore.http
 from oncemore.testing import FakeClock, instant
 
 if TYPE_CHECKING:
@@ -202,3 +207,29 @@ assert_type(Shop().price("x"), int)
 assert_type(Shop().price.key("x"), str)
 assert_type(Shop.price(Shop(), "x"), int)
 Shop().price(5)  # type: ignore[arg-type]
+
+# A transport is one of both libraries, and each client takes its own colour only.
+httpx.Client(transport=oncemore.http.Transport(attempts=3, repeats=("POST",)))
+httpx2.Client(
+    transport=oncemore.http.Transport(httpx2.HTTPTransport(), budget=lambda host: oncemore.Budget())
+)
+httpx.AsyncClient(transport=oncemore.http.AsyncTransport(within=timedelta(seconds=3)))
+httpx2.AsyncClient(transport=oncemore.http.AsyncTransport(key_style="bare", in_step="retry"))
+requests.Session().mount("https://", oncemore.http.Adapter(timeout=5))
+httpx.AsyncClient(transport=oncemore.http.Transport())  # type: ignore[arg-type]
+httpx.Client(transport=oncemore.http.AsyncTransport())  # type: ignore[arg-type]
+oncemore.http.Transport(retries=3)  # type: ignore[call-arg]
+oncemore.http.Transport(in_step="never")  # type: ignore[arg-type]
+told = oncemore.http.told(httpx.Response(200))
+if told is not None:
+    assert_type(told.attempts, int)
+    assert_type(told.not_before, float | None)
+
+
+async def app(scope: object, receive: object, send: object) -> None: ...
+
+
+oncemore.http.Idempotency(app, effect="once", principal=lambda scope: str(scope["path"]))
+oncemore.http.Idempotency(app, effect="once", principal=oncemore.http.everyone, expires_after=60)
+oncemore.http.Idempotency(app, effect="twice", principal=oncemore.http.everyone)  # type: ignore[arg-type]
+oncemore.http.Idempotency(app, effect="once")  # type: ignore[call-arg]

@@ -235,3 +235,16 @@ def _unfolded(mantissa: str, power: int) -> str:
     if power < 0:
         return f"{sign}0.{'0' * (-power - 1)}{digits}"
     return f"{sign}{digits}{'0' * (power + 1 - len(digits))}"
+
+
+# What a run leaves, by the run that left it.
+
+
+def reference(entity: str, cfg_hash: str, name: str) -> str:
+    """Return the entity of an artifact's reference: one for each step, key, configuration and name."""
+    return "artifact/" + digest({"run": entity, "cfg": cfg_hash, "name": name})[:32]
+
+
+def event_id_of(entity: str, life: int, ordinal: int) -> str:
+    """Return the id of an event: by the run's entity, which of its runs it was, and its place in that."""
+    return digest({"run": entity, "life": life, "ordinal": ordinal})[:32]

@@ -12,6 +12,7 @@ from oncemore.core.backoff import drawn
 from oncemore.core.decide import deadline_left, tuned
 from oncemore.core.key import canonical, number
 from oncemore.core.policy import facts
+from oncemore.core.spans import seconds
 from oncemore.core.value import Value, make
 
 TYPE_CHECKING = False
@@ -252,15 +253,6 @@ def _clamps(decision: Decision, terms: Terms | None) -> list[Plain]:
     if decision.action == "retry" and decision.delay_s < max(own, asked or 0.0):
         found.append("deadline")
     return found
-
-
-def seconds(value: float) -> str:
-    """Return a duration as a person reads it: 0.42 s, 12 s, 4 min 10 s, 2 h 5 min."""
-    if value < 120:
-        return f"{value:.3g} s" if value < 10 else f"{value:.4g} s"
-    if value < 7200:
-        return f"{int(value // 60)} min {value % 60:.0f} s"
-    return f"{int(value // 3600)} h {int(value % 3600 // 60)} min"
 
 
 def _what(at: Situation) -> str:

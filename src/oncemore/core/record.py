@@ -20,6 +20,7 @@ from itertools import compress
 from operator import ne
 
 from oncemore.core.control import Approval, Control
+from oncemore.core.cooldown import Resource
 from oncemore.core.key import fingerprint
 from oncemore.core.model import move
 from oncemore.core.value import Value
@@ -52,10 +53,13 @@ if TYPE_CHECKING:
         "DELIVERED",
         "DEAD",
         "JOB",
+        "RESOURCE",
+        "BREAKER",
+        "QUOTA",
         "CONTROL",
         "APPROVAL",
     ]
-    State_ = TypeVar("State_", bound="Run | Worker | Outgoing | Kept | Chore | Mapped | Control | Approval")
+    State_ = TypeVar("State_", bound="Entity")
 
 FORMAT = 1
 NOWHERE = b"\x00" * 32  # what the first entry of an entity is linked to
@@ -79,6 +83,7 @@ class Run(Value):
     pruned      when its bodies were forgotten, pruned or erased; 0: they are there
     provider    whom it asks something of; empty if nobody is named
     cancelled   when somebody asked that no further attempt begin; 0: nobody did
+    counted     whether its failure has counted against its provider (`core.gate`)
     """
 
     state: State = "PENDING"
@@ -112,6 +117,7 @@ class Run(Value):
     pruned: float = 0.0
     provider: str = ""
     cancelled: float = 0.0
+    counted: bool = False
 
 
 class Worker(Value):
@@ -204,7 +210,7 @@ class Mapped(Value):
 
     state    RUNNING, DONE, STOPPED if it was cut off in order, LOST if its process died in the middle
     worker   the process that has it
-    items    how many items were begun; done, failed, held, later and refused are what they came to
+    items    how many items were begun; done, failed, held, later, refused and skipped are what they came to
     """
 
     state: str = "RUNNING"
@@ -222,20 +228,89 @@ class Mapped(Value):
     tenant: str = ""
     correlation_id: str = ""
     actor: str = ""
+    skipped: int = 0
 
 
+class Circuit(Value):
+    """The breaker of one provider: whether calls go through, as all who share it know it (`core.gate`).
+
+    state       CLOSED, OPEN or HALF_OPEN
+    failures    operations (or attempts) that failed one after another, none of which came good in between
+    opened      when it last opened; 0 if it never did
+    until       OPEN: the end of the cooldown; HALF_OPEN: the end of the probe's lease
+    turn        the number of the last probe: what a former one has to say does not count any more
+    worker      who has the probe, as what it has under way there, and under which fence
+    opens       how often it has opened
+    since       when its state last changed
+    code        the class of the last failure that counted, and when that was
+    slots       calls and failures by the number of a stretch of time, where a rate opens it
+    limit       what opens it, and how long it then stays open: the rules that it last went by
+    """
+
+    state: str = "CLOSED"
+    name: str = ""
+    failures: int = 0
+    opened: float = 0.0
+    until: float = 0.0
+    turn: int = 0
+    worker: str = ""
+    holder: str = ""
+    fence: int = 0
+    opens: int = 0
+    since: float = 0.0
+    code: str = ""
+    failed_at: float = 0.0
+    slots: dict[str, list[int]] = {}  # noqa: RUF012 - nobody changes it
+    limit: int = 0
+    rate: float = 0.0
+    cooldown_s: float = 0.0
+    counts: str = ""
+
+
+class Quota(Value):
+    """What all who share a provider may do together: its pace, its rate, its retry budget.
+
+    state      OPEN, always: what is left is in the numbers
+    most       how many calls may be under way at once, at most; 0: nobody has set it
+    now        how many may be at present (`core.pace`), and since when
+    per        calls in each `period_s`; 0: no rate
+    next_at    when the next call may go, as far as calls were handed out (`core.rate`)
+    capacity   tokens that a retry budget holds at most; 0: no budget
+    tokens     how many it has
+    throttled  how many attempts were told to slow down; they are no failures
+    """
+
+    state: str = "OPEN"
+    name: str = ""
+    most: int = 0
+    now: int = 0
+    since: float = 0.0
+    per: int = 0
+    period_s: float = 0.0
+    burst: int = 0
+    next_at: float = 0.0
+    capacity: float = 0.0
+    tokens: float = 0.0
+    throttled: int = 0
+    held: dict[str, int] = {}  # noqa: RUF012 - nobody changes it
+
+
+if TYPE_CHECKING:
+    Entity = Run | Worker | Outgoing | Kept | Chore | Mapped | Resource | Circuit | Quota | Control | Approval
+#: What an entity can be.
+KINDS: Final = (
+    Run, Worker, Outgoing, Kept, Chore, Mapped, Resource, Circuit, Quota, Control, Approval,
+)  # fmt: skip
 #: What an entity is before its first entry, by kind.
-NEW: Final[dict[type, Any]] = {
-    kind: kind() for kind in (Run, Worker, Outgoing, Kept, Chore, Mapped, Control, Approval)
-}
+NEW: Final[dict[type, Any]] = {kind: kind() for kind in KINDS}
 
 
 class Change(Value):
     """One entry before it has bytes: its marks, the state it leads to, and what goes into the body."""
 
     marks: tuple[Mark, ...]
-    before: Run | Worker | Outgoing | Kept | Chore | Mapped | Control | Approval | None
-    after: Run | Worker | Outgoing | Kept | Chore | Mapped | Control | Approval
+    before: Entity | None
+    after: Entity
     body: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
 
     @property

@@ -21,6 +21,7 @@ class Turn(Value):
     step: str
     entity: str
     version: int = 0
+    provider: str = ""
 
 
 def in_turn(waiting: Mapping[str, Sequence[Turn]], last: str = "") -> list[Turn]:

@@ -8,10 +8,15 @@ The classes are those of RFC 9110 and its neighbours. Two judgements are ours:
   "maybe" for every other 5xx, for 408 (the server may have acted on what it had) and for 3xx (the
   redirect after a POST often means that it worked).
 
-How long to stay away, the first that is there: `Retry-After`; on a throttled answer also `RateLimit`
-(its `t` where `r` is 0), `RateLimit-Reset`, `X-RateLimit-Reset`, unless their `-Remaining` says that
-something is left. A reset is in seconds from now or in seconds or milliseconds since 1970: the three
-cannot be confused, since 10⁹ seconds are 31 years. Malformed fields are ignored.
+How long to stay away, the first that is there: `Retry-After`; `RateLimit` where `r` is 0: its `t`, else the
+window `w` that `RateLimit-Policy` has for a quota of that name; on a throttled answer also
+`RateLimit-Reset`, `X-RateLimit-Reset`, unless their `-Remaining` says that something is left. A reset is in
+seconds from now or in seconds or milliseconds since 1970: the three cannot be confused, since 10⁹ seconds
+are 31 years. Malformed fields are ignored.
+
+A date in `Retry-After` is the server's, and so is the `Date` of the answer: where both are there, their
+difference is what is waited, and a clock that is wrong, ours or theirs, makes nobody come too early. An
+answer out of a cache (it has an `Age`) has an old `Date`, which is of no use.
 """
 
 from __future__ import annotations
@@ -48,6 +53,8 @@ _NAMED: Final[dict[int, tuple[Kind, Sent]]] = {
     529: ("transient", "maybe"),
 }
 _SLOW_DOWN: Final = (503, 529)
+#: Stands for a quoted text while a field is split.
+_ASIDE: Final = "\x00"
 _known: dict[int, Failure] = {}
 
 
@@ -64,7 +71,9 @@ def failed_status(status: int, headers: object, now: float) -> Failure:
     failure = _known.get(status) or _learn(status)
     if failure.kind == "permanent" or headers is None:
         return failure
-    wait = parse_retry_after(field(headers, "Retry-After"), now)
+    wait = _asked_for(headers, now)
+    if wait is None and (failure.kind == "throttled" or status in _SLOW_DOWN):
+        wait = _until_quota(headers)
     if wait is not None:
         kind: Kind = "throttled" if status in _SLOW_DOWN else failure.kind
         return failure._replace(kind=kind, retry_after=wait)
@@ -73,6 +82,15 @@ def failed_status(status: int, headers: object, now: float) -> Failure:
         if wait is not None:
             return failure._replace(retry_after=wait)
     return failure
+
+
+def _asked_for(headers: object, now: float) -> float | None:
+    """Return what `Retry-After` asks for; a date by the clock of the server that wrote it."""
+    text = field(headers, "Retry-After")
+    if text is None:
+        return None
+    written = None if field(headers, "Age") else parse_http_date((field(headers, "Date") or "")[:100], now)
+    return parse_retry_after(text, now if written is None else written)
 
 
 def by_response(error: BaseException, look: Look, rule: str) -> Failure:
@@ -132,12 +150,22 @@ def field(headers: object, name: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _until_reset(headers: object, now: float) -> float | None:
-    structured = field(headers, "RateLimit")
-    if structured is not None:
-        wait = _exhausted(structured)
+def _until_quota(headers: object) -> float | None:
+    """Return the longest wait among the quotas of a RateLimit field that have nothing left (`r=0`)."""
+    waits = []
+    for name, values in _quotas(field(headers, "RateLimit")):
+        if values.get("r") != "0":
+            continue
+        wait = _decimal(values.get("t", ""))
+        if wait is None:
+            policies = _quotas(field(headers, "RateLimit-Policy"))
+            wait = next((_decimal(told.get("w", "")) for other, told in policies if other == name), None)
         if wait is not None:
-            return min(wait, LONGEST)
+            waits.append(min(max(0.0, wait), LONGEST))
+    return max(waits, default=None)
+
+
+def _until_reset(headers: object, now: float) -> float | None:
     for prefix in ("RateLimit", "X-RateLimit"):
         reset = _decimal(field(headers, f"{prefix}-Reset") or "")
         left = _decimal(field(headers, f"{prefix}-Remaining") or "0")
@@ -146,21 +174,21 @@ def _until_reset(headers: object, now: float) -> float | None:
     return None
 
 
-def _exhausted(text: str) -> float | None:
-    """Return the longest `t` of the quotas in a RateLimit field that have nothing left (`r=0`)."""
-    waits = []
-    for item in _unquoted(text[:2000]).split(","):
-        parts = (part.strip().partition("=") for part in item.split(";"))
-        values = {name: value for name, _, value in parts}
-        wait = _decimal(values.get("t", ""))
-        if wait is not None and values.get("r") == "0":
-            waits.append(wait)
-    return max(waits, default=None)
+def _quotas(text: str | None) -> list[tuple[str, dict[str, str]]]:
+    """Return the members of a RateLimit or RateLimit-Policy field: a quota's name, and its parameters.
 
-
-def _unquoted(text: str) -> str:
-    """Drop quoted strings: a quota's name may hold the very commas and semicolons we split at."""
-    return "".join(text.replace('\\"', "").split('"')[::2])
+    A quoted name may hold the very commas and semicolons that we split at; it is put aside first.
+    """
+    pieces = (text or "")[:2000].replace('\\"', "").split('"')
+    quoted = iter(pieces[1::2])
+    found = []
+    for item in _ASIDE.join(pieces[::2]).split(","):
+        head, *parts = item.split(";")
+        texts = [next(quoted, "") for _ in range(item.count(_ASIDE))]
+        name = texts[0] if _ASIDE in head else head.strip()
+        pairs = (part.strip().partition("=") for part in parts)
+        found.append((name, {key: value for key, _, value in pairs}))
+    return found
 
 
 def _from_now(reset: float, now: float) -> float:

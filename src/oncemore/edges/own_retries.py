@@ -8,6 +8,7 @@ and does without ours. As data, for what checks a program (`doctor`) and for the
 from __future__ import annotations
 
 from oncemore.core.value import Value
+from oncemore.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -91,3 +92,27 @@ CLIENTS: Final = (
         "PoolManager(retries=False)",
     ),
 )
+
+
+#: How often a pool or an adapter may try by itself, by the names that each keeps it under.
+_COUNTS: Final = ("total", "connect", "read", "status", "other")
+
+
+def refuse_own(inner: object, where: str) -> None:
+    """Refuse a transport that retries by itself: retries around retries multiply."""
+    pool = getattr(inner, "_pool", None)  # httpx, httpx2
+    if getattr(pool, "_retries", 0):
+        raise UsageError(
+            f"{where}() was given a transport with retries of its own; write HTTPTransport(retries=0), or "
+            "both numbers multiply"
+        )
+    told = getattr(inner, "max_retries", None)  # requests
+    if told is None:
+        return
+    counts = [told] if isinstance(told, int) else [getattr(told, name, None) for name in _COUNTS]
+    endless = counts[0] is None and all(count is None for count in counts)
+    if endless or any(count for count in counts if count is not True):
+        raise UsageError(
+            f"{where}() was given an adapter with retries of its own; write HTTPAdapter(max_retries=0), or "
+            "both numbers multiply"
+        )

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import io
 import os
-import tempfile
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -28,14 +27,14 @@ import msgspec
 from oncemore.codec.artifact import SHELF, Label, as_artifact, date_of
 from oncemore.codec.seal import opened
 from oncemore.codec.wire import head_of
-from oncemore.core.key import digest as digest_of_value
+from oncemore.core.key import reference
 from oncemore.core.record import Change, Kept
 from oncemore.engine import clock as clocks
 from oncemore.engine.artifact_places import CHUNK, altered, digest_of
 from oncemore.engine.artifact_sweep import DAY_S, collect, garbage
 from oncemore.engine.ops import Found
 from oncemore.errors import StoreError, UsageError, Violation
-from oncemore.store.base import Batch, Index, Query, Stored
+from oncemore.store.base import Batch, Query, Stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -173,6 +172,8 @@ def _verified(file: BinaryIO, digest: str, size: int) -> BinaryIO:
 
 
 def _copied(file: BinaryIO) -> tuple[BinaryIO, str, int]:
+    import tempfile  # seldom needed, and dear
+
     running, size = sha256(), 0
     with file, tempfile.TemporaryFile() as copy:
         while data := file.read(CHUNK):
@@ -222,6 +223,10 @@ class Apart:
         seen = attempt.seen
         return attempt.hold(kept_as(seen.entity, seen.run, label, digest, size, clocks.current.wall()))
 
+    def leave_behind(self, attempt: Attempt, content: Content, label: Label) -> Artifact:
+        """Refuse: whoever called hears of what fails, and not of what it leaves."""
+        raise UsageError(f"{attempt.step}: current().leave() does not go with isolate='process'")
+
     def known(self, kept: Kept) -> None:
         """Nothing is known here."""
 
@@ -235,11 +240,6 @@ def apart(job: Job) -> Apart:
 # References -----------------------------------------------------------------------------------------
 
 
-def reference(entity: str, cfg_hash: str, name: str) -> str:
-    """Return the entity of an artifact's reference: one for each step, key, configuration and name."""
-    return "artifact/" + digest_of_value({"run": entity, "cfg": cfg_hash, "name": name})[:32]
-
-
 def kept_as(entity: str, run: Run, label: Label, digest: str, size: int, now: float) -> Kept:
     """Return the reference that a run's artifact will have."""
     return Kept(
@@ -251,11 +251,6 @@ def kept_as(entity: str, run: Run, label: Label, digest: str, size: int, now: fl
 def ref_of(kept: Kept) -> str:
     """Return the entity that a reference is."""
     return reference(kept.run, kept.cfg_hash, kept.name)
-
-
-def index_of(kept: Kept) -> Index:
-    """Return what a reference is looked up by: also by its time, so that listing reads nothing else."""
-    return Index("artifact", kept.state, kept.created, kept.step)
 
 
 class Artifacts:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.json import encode
 
 from oncemore.codec.artifact import as_artifact, label, plain_of
-from oncemore.core.key import digest, seed_of
+from oncemore.core.key import event_id_of, seed_of
 from oncemore.core.record import Kept, Outgoing
 from oncemore.engine.limits import remaining
 from oncemore.errors import LeaseLost, UsageError, Violation
@@ -155,6 +155,20 @@ class Attempt:
             raise UsageError(f"{self.step} puts away more than {MOST_ARTIFACTS} artifacts; pack them up")
         return self._files.put(self, content, told)
 
+    def leave(self, content: Any, *, name: str, media_type: str | None = None) -> Any:
+        """Leave content for people to look at: it is kept if and only if this attempt fails.
+
+        What comes into quarantine has its evidence with it then, among the artifacts of this work, under
+        `attempt-N-` and its name. In an async step the answer has to be awaited.
+        """
+        self._check("leave anything")
+        if self._files is None:
+            raise UsageError(f"{self.step}: a reconcile function looks, it leaves nothing")
+        told = label(f"attempt-{self.number}-{name}", media_type, None, None, None)
+        if any(left.name.casefold() == told.name.casefold() for left in self.evidence):
+            raise UsageError(f"{self.step}: attempt {self.number} has left {name!r} already")
+        return self._files.leave_behind(self, content, told)
+
     def hold(self, kept: Kept) -> Artifact:
         """Take part in what was put away: refuse it if its name has other content, in this work or before."""
         held, new = self.kept.get(kept.name.casefold(), (None, True))
@@ -276,11 +290,6 @@ class Attempt:
     def forked(self) -> bool:
         """Whether this is a child that was forked inside the work: the attempt is its parent's."""
         return self.pid != getpid()
-
-
-def event_id_of(entity: str, life: int, ordinal: int) -> str:
-    """Return the id of an event: by the run's entity, which of its runs it was, and its place in that."""
-    return digest({"run": entity, "life": life, "ordinal": ordinal})[:32]
 
 
 CURRENT: ContextVar[Attempt | None] = ContextVar("oncemore.current", default=None)

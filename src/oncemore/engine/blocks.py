@@ -10,9 +10,9 @@ from __future__ import annotations
 import sys
 
 from oncemore.engine import clock as clocks
-from oncemore.engine.drive import cut
+from oncemore.engine.drive import cut, put, put_awaited
 from oncemore.engine.limits import remaining, too_late
-from oncemore.engine.retry import ENDS, Invoke, Outcome, Tell, Wait, again
+from oncemore.engine.retry import ENDS, Invoke, Outcome, Put, Tell, Wait, again
 from oncemore.errors import UsageError
 
 TYPE_CHECKING = False
@@ -47,6 +47,8 @@ class Attempts:
             if type(script.op) is Wait:
                 clocks.current.sleep(script.op.seconds)
                 script.go_on()
+            elif type(script.op) is Put:
+                script.op = put(script.flow, script.op)
             else:
                 yield script.attempt()
                 script.check_used()
@@ -71,9 +73,12 @@ class _Turns:
     async def __anext__(self) -> Attempt:
         script = self._script
         script.check_used()
-        if type(script.op) is Wait:
-            await clocks.current.pause(script.op.seconds)
-            script.go_on()
+        while type(script.op) in (Wait, Put):
+            if type(script.op) is Wait:
+                await clocks.current.pause(script.op.seconds)
+                script.go_on()
+            else:
+                script.op = await put_awaited(script.flow, script.op)
         if type(script.op) is Outcome:
             script.check_begun()
             raise StopAsyncIteration
@@ -106,9 +111,9 @@ class _Script:
             raise UsageError("the attempt was not used: put the work into `with attempt:` inside the loop")
 
     def check_begun(self) -> None:
-        """Raise the error of a call whose time was up before its first attempt."""
+        """Raise the error of a call that ended between attempts: its time was up, or its breaker is open."""
         assert type(self.op) is Outcome
-        if self.offered is None and self.op.error is not None:
+        if self.op.error is not None:
             raise self.op.error
 
 
@@ -144,8 +149,11 @@ class Attempt:
         if error is not None and not isinstance(error, Exception):
             return self._left(error)
         self._script.go_on((None, error))
-        while type(self._script.op) is Tell:
-            told = self._script.op.hear(self._script.op.what)
+        while type(self._script.op) in (Tell, Put):
+            if type(self._script.op) is Put:
+                self._script.op = put(self._script.flow, self._script.op)
+                continue
+            told = self._script.op.hear(self._script.op.what)  # type: ignore[union-attr]
             if hasattr(type(told), "__await__"):
                 told.close() if hasattr(told, "close") else None
                 raise UsageError("an async hook needs `async with attempt:`, where it can be awaited")
@@ -174,8 +182,11 @@ class Attempt:
         if error is not None and not isinstance(error, Exception):
             return self._left(error)
         self._script.go_on((None, error))
-        while type(self._script.op) is Tell:
-            told = self._script.op.hear(self._script.op.what)
+        while type(self._script.op) in (Tell, Put):
+            if type(self._script.op) is Put:
+                self._script.op = await put_awaited(self._script.flow, self._script.op)
+                continue
+            told = self._script.op.hear(self._script.op.what)  # type: ignore[union-attr]
             self._script.go_on(await told if hasattr(type(told), "__await__") else told)
         return self._passes(left_by)
 
@@ -196,7 +207,7 @@ class Attempt:
 
     def _left(self, error: BaseException) -> bool:
         """Let go of a block that cancellation or an interrupt ended; the error goes on its way."""
-        if self._script.plan.witness is not None:
+        if self._script.plan.witness is not None or self._script.plan.breaker is not None:
             cut(self._script.flow, error)
         return False
 

@@ -11,23 +11,37 @@ from _thread import allocate_lock
 
 from oncemore.errors import UsageError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from typing import Any
+
+#: What a retry does for which no token is left.
+AT_EMPTY = ("fail", "wait", "park")
+
 
 class Budget:
     """A bucket of retry tokens, shared by every `retry` that is given it.
 
     capacity     tokens at the start and at most; the longest burst of retries
     per_success  tokens that a call which succeeded at once or in the end earns back
+    at_empty     what a retry does for which no token is left: "fail" (the failure is raised at once), "wait"
+                 (it waits until there is one, as long as the call may take), or "park" (it is raised at once,
+                 and says when to come back)
     """
 
-    __slots__ = ("_lock", "_tokens", "capacity", "per_success")
+    __slots__ = ("_lock", "_tokens", "at_empty", "capacity", "per_success")
 
-    def __init__(self, capacity: float = 10.0, per_success: float = 0.1) -> None:
+    def __init__(self, capacity: float = 10.0, per_success: float = 0.1, *, at_empty: str = "fail") -> None:
         if not 0 < capacity < float("inf"):
             raise UsageError(f"capacity is {capacity!r}; it must be a finite number above 0")
         if not 0 <= per_success <= capacity:
             raise UsageError(
                 f"per_success is {per_success!r}; it must be from 0 to the capacity, {capacity:g}"
             )
+        if at_empty not in AT_EMPTY:
+            raise UsageError(f"at_empty is {at_empty!r}; the choices are {', '.join(AT_EMPTY)}")
+        self.at_empty = at_empty
         self.capacity = float(capacity)
         self.per_success = float(per_success)
         self._tokens = self.capacity
@@ -53,6 +67,16 @@ class Budget:
         """Give back what a success earns, up to the capacity."""
         with self._lock:
             self._tokens = min(self.capacity, self._tokens + self.per_success)
+
+    def paying(self, cost: float) -> Generator[Any, Any, float | None]:
+        """Take tokens like `take`, as a script: one that is shared has to be stored."""
+        yield from ()
+        return self.take(cost)
+
+    def earning(self) -> Generator[Any, Any, None]:
+        """Give back like `earn`, as a script."""
+        yield from ()
+        self.earn()
 
     def __repr__(self) -> str:
         return f"Budget({self._tokens:g} of {self.capacity:g} tokens, {self.per_success:g} per success)"

@@ -2,7 +2,11 @@
 
 A job is carried out by *lanes*, threads or tasks, that share a board (`core.board`): each takes an item,
 makes one attempt, and brings it back; an item that is to be tried again waits on the board, not in a lane,
-and whoever throttles is asked less at once. What an item comes to is counted and kept, and never raised.
+and whoever throttles is asked less at once, by all who share the store (`engine.resources`). What an item
+comes to is counted and kept, and never raised.
+
+Where an attempt is made is the carrier's affair: in the lane itself, or elsewhere (`engine.elsewhere`), with
+the lane waiting for what comes back.
 
 The job itself is an entity of the log: one entry when it begins, one when it ends. What it has done lies in
 the runs of its items, so that a job that was killed is repeated by calling it again: what is done is done.
@@ -14,26 +18,20 @@ import sys
 import threading
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from oncemore.codec.wire import head_of
 from oncemore.core.board import Board
+from oncemore.core.cooldown import Resource
 from oncemore.core.record import NOWHERE, Change, Mapped
 from oncemore.engine import clock as clocks
+from oncemore.engine.came import Came, Notes, came_of
 from oncemore.engine.context import CONTEXT
-from oncemore.engine.entry import write_of
-from oncemore.engine.history import Run
+from oncemore.engine.entry import seen_in, write_of
 from oncemore.engine.ids import uuid7
 from oncemore.engine.jobs import WORDS, ByProvider, JobItem, JobRun
 from oncemore.errors import (
-    Blocked,
-    Failed,
-    InProgress,
-    Parked,
-    Quarantined,
-    ResultUnavailable,
     StoreError,
-    Uncertain,
 )
 from oncemore.store.base import Batch, Stored
 
@@ -49,17 +47,10 @@ if TYPE_CHECKING:
 MOST_KEPT = 1000
 #: How long a lane sleeps at a time, how long it waits for others, and a task for other tasks.
 NAP_S, LOOK_S, TASK_S = 0.5, 0.2, 0.01
+#: How long an item waits that others toward its provider have taken the permit of.
+PERMIT_S = 0.1
 #: How long a job that is cut off waits for what is under way.
 GRACE_S = 10.0
-
-
-class Came(NamedTuple):
-    """What became of an item: its key, a word of `WORDS`, and the error that says why."""
-
-    key: str
-    word: str
-    error: str = ""
-    until: float | None = None
 
 
 class Carrier(NamedTuple):
@@ -67,36 +58,79 @@ class Carrier(NamedTuple):
 
     once    make one attempt of an item, and tell what is met; the answer is to be awaited if `awaits`
     decode  reads what is stored of a result
+    away    where attempts are made, if that is elsewhere
     """
 
     once: Callable[[Item, Met], Any]
     awaits: bool
     decode: Callable[[Any], Any]
+    away: Away | None = None
 
 
-class Met:
-    """What an attempt of an item meets: its key, and how it fails."""
+class Away(Protocol):
+    """Somewhere else to make attempts."""
+
+    def ready(self, job_id: str) -> None:
+        """Find out whether attempts can be made there, before one is; or raise why not."""
+
+    def ready_awaited(self, job_id: str) -> Awaitable[None]:
+        """Find it out in a task."""
+
+    def leave(self) -> None:
+        """Let go of what was made there for this job."""
+
+
+class Met(Notes):
+    """What an attempt of an item meets, known to the job at once.
+
+    came  what became of the item, where somebody else says it
+    """
 
     def __init__(self, course: Course, item: Item) -> None:
-        self.key, self.failed = "", False
+        super().__init__()
+        self.came: Came | None = None
         self._course, self._item, self._began = course, item, course.engine.now()
+
+    @property
+    def job_id(self) -> str:
+        """The job that the item is one of."""
+        return self._course.job_id
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the job has been stopped."""
+        return self._course.stopped
 
     def told(self, error: dict[str, Any], failure: Failure) -> None:
         """Count a failed attempt; who throttles is asked less at once."""
-        self.failed = True
+        super().told(error, failure)
         self._course.failed(self._item, self._began, error, failure)
+
+    def stop(self, error: BaseException) -> None:
+        """End the job with an error that is not this item's: no other would fare better."""
+        self._course.stop(error)
 
 
 class Course:
     """A job on its way."""
 
     def __init__(
-        self, engine: Engine, step: str, items: Iterator[Item], carrier: Carrier, most: int, bar: Bar
+        self,
+        engine: Engine,
+        step: str,
+        items: Iterator[Item],
+        carrier: Carrier,
+        most: int,
+        bar: Bar,
+        fleet: bool = False,
+        patience_s: float | None = None,
     ) -> None:
+        self._patience_s = engine.inline_wait_s if patience_s is None else patience_s
         self.engine, self._carrier, self._bar, self._most = engine, carrier, bar, most
         self._board, self._changed = Board(items, most), threading.Condition()
         self._items: dict[int, JobItem] = {}
         self._providers: dict[str, ByProvider] = {}
+        self._fleet = fleet
         self._fault: BaseException | None = None
         self._sleeper = False
         around, now = CONTEXT.get(), engine.now()
@@ -108,15 +142,31 @@ class Course:
         self._version, self._hash = 0, NOWHERE
         self._before: Mapped | None = None
 
+    @property
+    def job_id(self) -> str:
+        """What the job is known by."""
+        return self._record.job_id
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it takes no more items."""
+        return self._fault is not None
+
     def run(self) -> JobRun:
         """Carry out the job, blocking."""
+        away = self._carrier.away
         with self._recorded() as ended:
-            self._everybody() if self._most > 1 else self._lane()
+            if away is not None:
+                away.ready(self.job_id)
+            self._everybody() if self._most > 1 or away is not None else self._lane()
         return ended[0]
 
     async def run_awaited(self) -> JobRun:
         """Carry out the job in tasks, on asyncio or trio."""
+        away = self._carrier.away
         with self._recorded() as ended:
+            if away is not None:
+                await away.ready_awaited(self.job_id)
             await _together(self._lane_awaited, self._most)
         return ended[0]
 
@@ -138,6 +188,8 @@ class Course:
             raise
         finally:
             CONTEXT.reset(token)
+            if self._carrier.away is not None:
+                self._carrier.away.leave()
         ended.append(self._end("DONE"))
 
     def _end(self, state: str) -> JobRun:
@@ -149,7 +201,7 @@ class Course:
         record = self._record._replace(state=state, ended=self.engine.now(), items=len(items), **counts)
         told = {
             # Without their errors, which may quote anything; those of runs are in the runs.
-            "items": [item[:3] for item in items[:MOST_KEPT]],
+            "items": [(*item[:3], "", *item[4:]) for item in items[:MOST_KEPT]],
             "providers": {name: tuple(one) for name, one in self._providers.items()},
         }
         self._write(record, told, sync=True)
@@ -177,6 +229,8 @@ class Course:
         with self._changed:
             if failure.kind == "throttled":
                 self._board.throttled(item, began, now)
+                if self._fleet:
+                    self.engine.paces.throttled(item.provider, began, self._most)
             name = "THROTTLED" if failure.kind == "throttled" else failure.code or failure.kind.upper()
             self._count(item.provider, name, error)
             if failure.retry_after is not None:
@@ -196,11 +250,18 @@ class Course:
     def _bring_back(self, item: Item, came: Came) -> None:
         """Keep what an item came to; what is due again before the engine's patience ends is tried again."""
         with self._changed:
-            if came.until is not None and came.until - self.engine.now() <= self.engine.inline_wait_s:
+            if self._fleet:
+                self.engine.paces.end(item.provider)
+            if came.until is not None and came.until - self.engine.now() <= self._patience_s:
                 self._board.back(item, came.until)
             else:
                 self._board.back(item, None)
-                self._items[item.number] = JobItem(item.number, came.key, came.word, came.error)
+                if came.stored is not None:
+                    told = came.stored.get("code") or came.stored.get("type", "UNKNOWN")
+                    self._count(item.provider, told, came.stored)
+                self._items[item.number] = JobItem(
+                    item.number, came.key, came.word, came.error, came.result, came.error_class
+                )
                 so_far = getattr(self._providers.get(item.provider, ByProvider()), came.word)
                 self._change(item.provider, **{came.word: so_far + 1})
             self._bar.draw(self._counts())
@@ -213,27 +274,27 @@ class Course:
         came = Came("", "later")
         try:
             yield met
-            came = Came(met.key, "done")
+            came = met.came or met.done()
         except BaseException as error:
-            came = self._came(item, met, error)
+            came = came_of(error, met)
+            if isinstance(error, StoreError) or not isinstance(error, Exception):
+                self.stop(error)
             if not isinstance(error, Exception):
-                self._stop(error)
                 raise
         finally:
+            if came.word != "done":
+                self._rests(item.provider, met.resource)
             self._bring_back(item, came)
 
-    def _came(self, item: Item, met: Met, error: BaseException) -> Came:
-        """Return what an error says about an item; the store's own ends the job."""
-        if isinstance(error, StoreError):
-            self._stop(error)
-        if isinstance(error, Failed) and not met.failed and isinstance(error.run, Run):
-            stored = error.run.error or {}  # it had failed before
-            with self._changed:
-                self._count(item.provider, stored.get("code") or stored.get("type", "UNKNOWN"), stored)
-        word = next(word for kinds, word in _SAYS if isinstance(error, kinds))
-        return Came(met.key, word, str(error), error.until if isinstance(error, Parked) else None)
+    def _rests(self, provider: str, resource: str) -> None:
+        """Note until when what was asked for is left alone, if it is."""
+        with suppress(StoreError):  # it is told for people who look
+            book = seen_in(self.engine.store, resource, self.engine.seal, Resource).run if resource else None
+            if book is not None and book.next_eligible_attempt_at:
+                with self._changed:
+                    self._change(provider, cooldown=book.next_eligible_attempt_at)
 
-    def _stop(self, error: BaseException) -> None:
+    def stop(self, error: BaseException) -> None:
         """Take no more items: the store failed, or somebody has had enough."""
         with self._changed:
             self._fault = self._fault or error
@@ -244,9 +305,15 @@ class Course:
         """Return the next item, how long to wait for one, or None at the end."""
         try:
             with self._changed:
-                return self._board.take(self.engine.now())
+                item = self._board.take(self.engine.now())
+                if not self._fleet or item is None or isinstance(item, float):
+                    return item
+                if not self.engine.paces.begin(item.provider):
+                    self._board.back(item, self.engine.now() + PERMIT_S)
+                    return PERMIT_S
+                return item
         except Exception as error:  # noqa: BLE001 - whoever makes the items failed; it is raised at the end
-            self._stop(error)
+            self.stop(error)
             return None
 
     # Lanes ------------------------------------------------------------------------------------------
@@ -302,7 +369,7 @@ class Course:
                 while one.is_alive():
                     one.join(LOOK_S)
         except BaseException as error:
-            self._stop(error)
+            self.stop(error)
             ends = clocks.Clock().monotonic() + GRACE_S
             for one in lanes:
                 if one.is_alive():
@@ -310,15 +377,6 @@ class Course:
             raise
 
 
-#: What an error says about an item. The first that fits counts.
-_SAYS: tuple[tuple[Any, str], ...] = (
-    (ResultUnavailable, "done"),
-    (Failed, "failed"),
-    ((InProgress, Parked, StoreError), "later"),
-    ((Uncertain, Quarantined, Blocked), "held"),
-    (Exception, "refused"),
-    (BaseException, "later"),
-)
 _REAL = clocks.Clock()
 
 

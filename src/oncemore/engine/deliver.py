@@ -26,10 +26,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncemore.core.classify import verdict
 from oncemore.core.decide import Situation, decide
-from oncemore.core.key import seed_of
+from oncemore.core.key import event_id_of, seed_of
 from oncemore.core.record import Change, Outgoing
 from oncemore.core.value import Value
-from oncemore.engine.attempt import event_id_of
 from oncemore.engine.endings import LOST
 from oncemore.engine.ops import Begin, Holder, Load, Now, Save, Seen, Tell
 from oncemore.errors import IllegalMove, UsageError

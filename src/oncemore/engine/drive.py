@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from oncemore.engine import clock as clocks
 from oncemore.engine.limits import awaited
-from oncemore.engine.retry import ENDS, Invoke, Outcome, Tell, Wait, again, loop
+from oncemore.engine.retry import ENDS, Invoke, Outcome, Tell, Wait, again, gated, loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,11 +52,12 @@ def blocking(
             elif type(op) is Wait:
                 clocks.current.sleep(op.seconds)
                 op = next(flow)
-            else:
-                assert type(op) is Tell
+            elif type(op) is Tell:
                 op = flow.send(op.hear(op.what))
+            else:
+                op = put(flow, op)
     except BaseException as error:
-        if plan.witness is not None:
+        if plan.witness is not None or plan.breaker is not None:
             cut(flow, error)
         raise
     next(flow, None)  # lets go of what it holds, at less than what close() costs
@@ -97,12 +98,13 @@ async def awaiting(
             elif type(op) is Wait:
                 await clocks.current.pause(op.seconds)
                 op = next(flow)
-            else:
-                assert type(op) is Tell
+            elif type(op) is Tell:
                 told = op.hear(op.what)
                 op = flow.send(await told if hasattr(type(told), "__await__") else told)
+            else:
+                op = await put_awaited(flow, op)
     except BaseException as error:
-        if plan.witness is not None:
+        if plan.witness is not None or plan.breaker is not None:
             cut(flow, error)
         raise
     next(flow, None)
@@ -114,6 +116,24 @@ async def awaiting(
         raise failed
     finally:
         del failed
+
+
+def put(flow: Flow, op: Any) -> Op:
+    """Store what a script asks for; what the store fails with is for the script to hear."""
+    try:
+        answer = op.send().wait()
+    except Exception as error:
+        return flow.throw(error)
+    return flow.send(answer)
+
+
+async def put_awaited(flow: Flow, op: Any) -> Op:
+    """Store what a script asks for, while others of this loop go on."""
+    try:
+        answer = await op.send()
+    except Exception as error:
+        return flow.throw(error)
+    return flow.send(answer)
 
 
 def cut(flow: Flow, error: BaseException) -> None:
@@ -153,10 +173,13 @@ async def _awaited(plan: Plan, op: Invoke, work: Any) -> Any:
 
 def wrap(plan: Plan, work: Callable[..., Any], colour: str) -> Callable[..., Any]:
     """Return the function that stands in for the work: as light as the plan allows."""
+    light = plan.light and (plan.breaker is None or plan.breaker.light)
     if colour == "coroutine":
-        build = _light_coroutine if plan.light else _full_coroutine
+        build = (
+            _full_coroutine if not light else _light_coroutine if plan.breaker is None else _gated_coroutine
+        )
     else:
-        build = _light if plan.light else _full
+        build = _full if not light else _light if plan.breaker is None else _gated
         if plan.policy.timeout_s is not None:
             from oncemore.engine import helpers  # noqa: F401 - now, not when files have run out
     return _dressed(build(plan, work), work)
@@ -212,5 +235,48 @@ def _light_coroutine(plan: Plan, work: Callable[..., Any]) -> Callable[..., Any]
 def _full_coroutine(plan: Plan, work: Callable[..., Any]) -> Callable[..., Any]:
     async def call(*args: Any, **kwargs: Any) -> Any:
         return await awaiting(plan, again(plan), work, args, kwargs)
+
+    return call
+
+
+def _gated(plan: Plan, work: Callable[..., Any]) -> Callable[..., Any]:
+    """Behind a breaker in memory, as light as without one while nothing has failed."""
+    assert plan.breaker is not None
+    gate, book = plan.breaker, plan.breaker.book
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not book.clean:
+            return blocking(plan, again(plan), work, args, kwargs)
+        try:
+            value = work(*args, **kwargs)
+            if type(value) is not Coroutine:
+                if book.clean:
+                    return value
+                flow = gated(plan, gate, (value, None))  # type: ignore[unreachable] # others have failed
+            else:
+                flow = gated(plan, gate)
+                return awaiting(plan, flow, work, args, kwargs, next(flow), value)
+        except Exception as error:
+            flow = gated(plan, gate, (None, error))
+        return blocking(plan, flow, work, args, kwargs)
+
+    return call
+
+
+def _gated_coroutine(plan: Plan, work: Callable[..., Any]) -> Callable[..., Any]:
+    assert plan.breaker is not None
+    gate, book = plan.breaker, plan.breaker.book
+
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        if not book.clean:
+            return await awaiting(plan, again(plan), work, args, kwargs)
+        try:
+            value = await work(*args, **kwargs)
+            if book.clean:
+                return value
+            flow = gated(plan, gate, (value, None))  # type: ignore[unreachable]
+        except Exception as error:
+            flow = gated(plan, gate, (None, error))
+        return await awaiting(plan, flow, work, args, kwargs)
 
     return call

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 from oncemore.core.control import ALL, MOVED, NEEDED, UNKNOWN
@@ -9,6 +11,7 @@ from oncemore.errors import (
     Blocked,
     Cancelled,
     ConfigChanged,
+    CoolingDown,
     DeadlineExceeded,
     InProgress,
     KeyConflict,
@@ -141,6 +144,33 @@ def unapproved(plan: Plan, call: Call, run: Run, why: str) -> Exception:
         f"oncemore approve {run.run_id} --reason …",
         NEEDED,
     )
+
+
+_SKIPPED: Final[dict[str, str]] = {
+    "SKIPPED_DUPLICATE": "it is there already, and valid",
+    "SKIPPED_QUARANTINED": "it is in quarantine; a person lets it go: oncemore cooldowns release {}",
+    "SKIPPED_TERMINAL": "it failed in a way that does not pass; a person lets it go: "
+    "oncemore cooldowns release {}",
+    "SKIPPED_BACKOFF": "it failed before, and is left alone until {}; call again then",
+}
+
+
+def cooling(step: str, resource: str, why: str, until: float) -> CoolingDown:
+    """Nobody was asked: what it asks for is left alone."""
+    told = _SKIPPED[why].format(utc(until) if until else resource)
+    return CoolingDown(f"{step}: {resource} was not asked for ({why}): {told}", why, resource, until)
+
+
+def resting(step: str, resource: str, until: float) -> Parked:
+    """It was asked, and wants to be left alone for longer than anybody waits here."""
+    told = f"{step}: {resource} asks to be left alone until {utc(until)}"
+    return Parked(f"{told}; a worker or a later call goes on", until)
+
+
+def utc(moment: float) -> str:
+    """Return a moment for people: UTC, to the second, never earlier than it is."""
+    whole = datetime.fromtimestamp(ceil(moment), UTC)
+    return whole.strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def held(plan: Plan, seen: Seen, error: Exception | None = None) -> Exception:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.wire import body_of, head_of, written
-from oncemore.core.control import Approval, Control
-from oncemore.core.record import NOWHERE, Change, Chore, Kept, Mapped, Outgoing, Run, Worker, due, unsent
+from oncemore.core.record import NOWHERE, Change, Run
 from oncemore.core.value import make
-from oncemore.engine import artifacts
 from oncemore.engine.ids import nonce
 from oncemore.engine.lease import Shield
+from oncemore.engine.listed import index_of
 from oncemore.engine.ops import (
     Save,
     Seen,
 )
-from oncemore.store.base import Batch, Conflict, Index, Stored, Write
+from oncemore.store.base import Batch, Conflict, Stored, Write
 
 if TYPE_CHECKING:
     from oncemore.codec.seal import Seal
@@ -26,28 +25,6 @@ if TYPE_CHECKING:
 CHECKPOINT: tuple[Any, ...] = ("CHECKPOINT",)
 EVENT: tuple[Any, ...] = ("EVENT",)
 ARTIFACT: tuple[Any, ...] = ("ARTIFACT",)
-#: How a run that waits for a person is listed, whatever its state: they are few among many that wait.
-HELD = "HELD"
-
-
-def index_of(state: Run | Worker | Outgoing | Kept | Chore | Mapped | Control | Approval) -> Index:
-    """Return what a head is looked up by; a worker's is its own business (`engine.lease`)."""
-    if type(state) is Run:
-        listed = HELD if state.held_for else state.state
-        return make(Index, ("run", listed, due(state), state.step, state.worker, state.dataset))
-    if type(state) is Outgoing:
-        return Index("event", state.state, unsent(state), state.topic, state.worker)
-    if type(state) is Chore:
-        return Index("chore", state.state, None, state.what, state.worker)
-    if type(state) is Mapped:
-        due_at = state.created if state.state == "RUNNING" else None
-        return Index("job", state.state, due_at, state.step, state.worker)
-    if type(state) is Control:
-        return Index("control", state.state)
-    if type(state) is Approval:
-        return Index("approval", state.state, None, state.step)
-    assert type(state) is Kept
-    return artifacts.index_of(state)
 
 
 def write_of(
@@ -72,7 +49,7 @@ def told_already(op: Save, batch: Batch, answer: Answered) -> bool:
     """
     if type(answer) is not Conflict or len(batch.writes) == 1 + len(op.events) + len(op.also):
         return False
-    return answer.entity in {write.entity for write in batch.writes[1:]}
+    return answer.entity in {write.entity for write in batch.writes[1 + len(op.also) :]}
 
 
 def seen_in(store: Store, entity: str, seal: Seal | None = None, kind: type[Any] = Run) -> Seen:

@@ -25,7 +25,8 @@ from oncemore.core.control import NEEDED, Wanted, objection
 from oncemore.core.decide import Situation, decide
 from oncemore.core.key import seed_of
 from oncemore.core.record import Change, Run
-from oncemore.engine import endings
+from oncemore.engine import endings, passing
+from oncemore.engine.gates import CIRCUIT_OPEN
 from oncemore.engine.ops import (
     Answer,
     Ask,
@@ -43,6 +44,7 @@ from oncemore.engine.ops import (
     Read,
     Save,
     Sleep,
+    Slot,
     Spill,
     Tell,
     Watch,
@@ -96,8 +98,19 @@ def run_step(plan: Plan, call: Call, seen: Seen | None = None) -> Script:
         if plan.artifact and (yield from _there_already(plan, call, terms, ready, now)):
             plan = _joined(plan)
             continue
+        way = None
+        if plan.barrier is not None and (way := (yield from _gate(plan, call, terms, ready, now))) is None:
+            plan = _joined(plan)
+            continue
+        if plan.beat is not None and (now := (yield from _paced(plan, call, terms, ready, now))) is None:
+            plan = _joined(plan)
+            continue
         claim = _claim(plan, call, terms, ready.run, now, permit)
-        claimed = yield Save(ready, claim, plan.effect != "pure", guards=permit.guards)
+        claimed = yield (
+            Save(ready, claim, plan.effect != "pure", guards=permit.guards)
+            if way is None
+            else way.claim(ready, claim, now, permit.guards)
+        )
         if claimed is None:
             continue
         done = yield Work(claimed, *_limit(plan, claimed.run, now))
@@ -338,6 +351,58 @@ def wanted(plan: Plan, call: Call, run: Run) -> Wanted:
     )
 
 
+# Before the claim: its provider may be left alone -------------------------------------------------------
+
+
+def _gate(plan: Plan, call: Call, terms: Terms, seen: Seen, now: float) -> Script:
+    """Return what lets the attempt through; None if nothing does, and the run waits until something may."""
+    answer = yield from passing.ask(plan, call, now)
+    if type(answer) is passing.Way:
+        return answer
+    told = passing.told(plan, answer)
+    yield _put_off(plan, call, terms, seen, now, "BREAKER", CIRCUIT_OPEN, answer.until, told)
+    return None
+
+
+def _put_off(
+    plan: Plan, call: Call, terms: Terms, seen: Seen, now: float, mark: Any, reason: str, until: float,
+    body: dict[str, Any],
+) -> Save:  # fmt: skip
+    """Have a run wait without an attempt, which is not counted then; begin it where there is none yet."""
+    marks: tuple[Any, ...] = (mark,)
+    at = seen.run
+    if at is None or at.state in ("COMPLETE", "HARD_FAIL"):
+        marks, body = ("PENDING", mark), {**_opening(terms), **body}
+        at = new_run(plan, call, terms, seen.run, now)
+    until = min(until, at.deadline) if at.deadline else until
+    return Save(seen, Change(marks, seen.run, at._replace(not_before=until, reason=reason), body))
+
+
+def _paced(plan: Plan, call: Call, terms: Terms, seen: Seen, now: float) -> Script:
+    """Wait for the attempt's moment, and return the time then; None if the run waits for it instead.
+
+    One that was put off until its moment has it, if it comes in time: it takes no other.
+    """
+    assert plan.beat is not None
+    run = seen.run
+    late_s = max(LATE_S, plan.beat.pulse.step_s)
+    if run is not None and run.reason == RATE_LIMITED and now - run.not_before <= late_s:
+        return now
+    wait = yield Slot(plan.beat)
+    if wait <= 0:
+        return now
+    if wait <= plan.inline_wait_s and not (call.give_up and now + wait > call.give_up):
+        yield Sleep(wait)
+        return (yield NOW)
+    told = {"rate": f"{plan.beat.pulse.per} in {plan.beat.pulse.period_s:g} s", "of": plan.beat.name}
+    yield _put_off(plan, call, terms, seen, now, "QUOTA", RATE_LIMITED, now + wait, told)
+    return None
+
+
+#: Why a run waits for its moment, and how long after that it still has it.
+RATE_LIMITED, LATE_S = "rate_limited", 1.0
+
+
 # The claim: counted before it runs, under a new fence -----------------------------------------------
 
 
@@ -444,7 +509,8 @@ def _commit(plan: Plan, done: Done, now: float) -> Script:
         if plan.effect == "pure":
             after = _over(run, "HARD_FAIL", "result_unavailable", failed=seen.version + 1)
             body = _escalated({"error": plan.describe(lost, None)}, run, now)
-            saved = yield Save(seen, Change(_FAILED, run, after, body))
+            told = yield from passing.passed(plan, seen, now)
+            saved = yield Save(seen, Change(_FAILED, run, after, body), also=told)
             return MOVED if saved is None else End(None, endings.failed(plan, saved, lost, None))
         body = {"result_unavailable": str(lost)}
     events = done.events
@@ -468,7 +534,8 @@ def _committed(
     seen, run = done.seen, done.seen.run
     body["duration_s"] = round(now - run.began, 6)
     after = _over(run, "COMPLETE", "", committed=seen.version + 1)
-    saved = yield Save(seen, Change(("COMMIT", "COMPLETE"), run, after, body), True, events, done.also)
+    told = () if plan.barrier is None else (yield from passing.passed(plan, seen, now))
+    saved = yield Save(seen, Change(("COMMIT", "COMPLETE"), run, after, body), True, events, done.also, told)
     if saved is None:
         return MOVED
     if type(saved) is AlsoFailed:
@@ -490,12 +557,19 @@ def _fail(plan: Plan, done: Done, error: Exception, now: float) -> Script:
     seen, run = done.seen, done.seen.run
     decision = decided(plan, run, error, now)
     failure = decision.situation.failure
+    described = plan.describe(error, failure)
+    also: tuple[Any, ...] = ()
+    said: dict[str, Any] = {}
+    if plan.barrier is not None:
+        told = yield from passing.failed(plan, seen, decision, described, now)
+        seen, decision, also, said = told
     if decision.situation.verdict == "UNKNOWN":
         answer = (yield Ask(seen)) if plan.asks else UNKNOWN
-        change = _settled(plan, seen, answer, DOUBTFUL, now, plan.describe(error, failure))
+        change = _settled(plan, seen, answer, DOUBTFUL, now, described)
     else:
-        change = _decided(plan, seen, plan.describe(error, failure), decision, now)
-    saved = yield Save(seen, change, True, done.evidence)
+        change = _decided(plan, seen, described, decision, now)
+    change = change._replace(before=run, body={**change.body, **said}) if said else change
+    saved = yield Save(done.seen, change, True, done.evidence, also=also)
     if saved is None:
         return MOVED
     if decision.action == "quarantine" and decision.situation.verdict != "UNKNOWN":
@@ -530,7 +604,8 @@ def _decided(plan: Plan, seen: Seen, error: dict[str, Any], decision: Decision, 
     run = seen.run
     body = {"error": error, "proof": decision.proof(), "duration_s": round(now - run.began, 6)}
     if decision.action in ("retry", "defer"):
-        after = _over(run, "SOFT_FAIL", decision.reason, not_before=decision.not_before or 0.0)
+        reason = decision.situation.held_for if decision.reason == "held" else decision.reason
+        after = _over(run, "SOFT_FAIL", reason, not_before=decision.not_before or 0.0)
         return Change(("SOFT_FAIL", "DECISION"), run, after, body)
     if decision.action == "quarantine":
         why = MISMATCHED if decision.situation.failure.code == MISMATCH else decision.reason
@@ -543,14 +618,25 @@ def _decided(plan: Plan, seen: Seen, error: dict[str, Any], decision: Decision, 
 def _interrupted(plan: Plan, done: Done, now: float) -> Script:
     """Close one's own attempt that was cut off from outside; one that never began does not count."""
     run = done.seen.run
+    told = yield from passing.released(plan, done.seen, now)
     if done.begun:
-        return (yield from _close(plan, done.seen, "interrupted", now, ask=False, left=done.evidence))
+        return (
+            yield from _close(plan, done.seen, "interrupted", now, ask=False, left=done.evidence, told=told)
+        )
     after = _over(run, "SOFT_FAIL", "released", tried=run.tried - 1, not_before=now)
-    return (yield Save(done.seen, Change(("SOFT_FAIL",), run, after, {"error": endings.LOST["released"]})))
+    change = Change(("SOFT_FAIL",), run, after, {"error": endings.LOST["released"]})
+    return (yield Save(done.seen, change, also=told))
 
 
 def _close(
-    plan: Plan, seen: Seen, reason: str, now: float, *, ask: bool = True, left: tuple[Given, ...] = ()
+    plan: Plan,
+    seen: Seen,
+    reason: str,
+    now: float,
+    *,
+    ask: bool = True,
+    left: tuple[Given, ...] = (),
+    told: tuple[Any, ...] = (),
 ) -> Script:
     """Close an attempt that nobody brings to its end: what it did decides by the effect's class.
 
@@ -561,7 +647,7 @@ def _close(
     run, error = seen.run, endings.LOST[reason]
     if run.effect == "once":
         answer = (yield Ask(seen)) if plan.asks and ask else UNKNOWN
-        return (yield Save(seen, _settled(plan, seen, answer, reason, now, error), True, left))
+        return (yield Save(seen, _settled(plan, seen, answer, reason, now, error), True, left, also=told))
     if run.tried >= run.allowed and reason == "lease_expired":
         after = _over(run, "SOFT_FAIL", reason)._replace(held_for=POISON)
         marks: tuple[Any, ...] = ("SOFT_FAIL", "ESCALATION")
@@ -572,7 +658,7 @@ def _close(
     else:
         after = _over(run, "SOFT_FAIL", reason, not_before=now)
         change = Change(("SOFT_FAIL",), run, after, {"error": error})
-    return (yield Save(seen, change, True, left))
+    return (yield Save(seen, change, True, left, also=told))
 
 
 def _settled(

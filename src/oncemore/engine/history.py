@@ -16,8 +16,9 @@ from oncemore.codec.tagged import untag
 from oncemore.codec.wire import body_of, head_of, header_of, linked
 from oncemore.core import record
 from oncemore.core.control import Approval, Control
+from oncemore.core.cooldown import Resource
 from oncemore.core.key import seed_of
-from oncemore.core.record import NOWHERE, Chore, Kept, Mapped, Outgoing, Worker, fold
+from oncemore.core.record import NOWHERE, Chore, Circuit, Kept, Mapped, Outgoing, Quota, Worker, fold
 from oncemore.core.value import Value
 from oncemore.engine.clock import Clock
 from oncemore.errors import IllegalMove, KeyExpired, ResultUnavailable, StoreError, UsageError
@@ -44,6 +45,9 @@ KINDS: dict[str, Any] = {
     "job": Mapped,
     "control": Control,
     "approval": Approval,
+    "breaker": Circuit,
+    "quota": Quota,
+    "resource": Resource,
 }
 #: How a mark is called in an export (WAL-4).
 RECORDS = {
@@ -56,6 +60,8 @@ RECORDS = {
     "PRUNE": "PRUNE",
     "ERASE": "ERASE",
     "EVENT": "EVENT",
+    "BREAKER": "DECISION",
+    "QUOTA": "DECISION",
 }
 
 
@@ -296,6 +302,10 @@ def _told(run: Run, entries: list[tuple[Any, record.Run, dict[str, Any]]]) -> It
         elif "PRUNE" in header.marks or "ERASE" in header.marks:
             how = "erased" if "ERASE" in header.marks else "pruned"
             yield f"  its arguments, results and errors were {how}"
+        elif "BREAKER" in header.marks:
+            yield f"  not tried: the breaker of {body.get('breaker', 'its provider')} is open"
+        elif "QUOTA" in header.marks:
+            yield f"  not tried yet: {body.get('of', 'its provider')} takes {body.get('rate', 'no more now')}"
         elif after.reason == "imported":
             yield "  was done elsewhere, and marked as done here"
         elif after.state not in ("PENDING", "RUNNING"):  # what changes neither is told by its decision
@@ -337,7 +347,10 @@ def wal(entries: Iterable[Entry], seal: Seal | None = None) -> Iterator[dict[str
                 "cfg_hash": state.cfg_hash,
                 "idempotency_key": header.entity.removeprefix("run/"),
                 "checkpoint_ref": f"{header.entity}#{state.checkpoint}" if state.checkpoint else None,
-                "telemetry_snapshot": {"duration_s": body.get("duration_s")},
+                "telemetry_snapshot": {
+                    "duration_s": body.get("duration_s"),
+                    "circuit_open": bool(body.get("circuit_open")),
+                },
                 "decision_proof": body.get("proof"),
                 "correlation_id": state.correlation_id,
                 "reason": state.reason,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from oncemore.codec.artifact import as_artifact
 from oncemore.codec.wire import body_of, head_of
 from oncemore.core.control import CONTROL
 from oncemore.core.record import NOWHERE, Change, Kept, Outgoing, Run
@@ -26,10 +27,12 @@ from oncemore.engine.entry import (
 )
 from oncemore.engine.lease import RESERVED, Shield
 from oncemore.engine.marks import Mark, asked, asked_awaited, kept_as
+from oncemore.engine.meters import Meter
 from oncemore.engine.notices import entered
 from oncemore.engine.ops import (
     Begin,
     Check,
+    Consult,
     Done,
     Fetch,
     Finish,
@@ -43,6 +46,7 @@ from oncemore.engine.ops import (
     Read,
     Save,
     Seen,
+    Slot,
     Spill,
     Tell,
     Work,
@@ -109,6 +113,19 @@ class Job:
         """Read the head of an entity."""
         self.read_again = True
         return seen_in(self.store, op.entity, self.engine.seal, op.kind)
+
+    def consult(self, op: Consult) -> Seen:
+        """Return the circuit of a breaker."""
+        return self.engine.circuits.consult(self.engine, op.entity)
+
+    def slot(self, op: Slot) -> Generator[Any, Any, float]:
+        """Return the script that takes a moment for an attempt; all steps here take from one meter."""
+        engine = self.engine
+        meter = engine.meters.get(op.beat)
+        if meter is None:
+            made = Meter(op.beat.pulse, op.beat.name, lambda: engine)
+            meter = engine.meters.setdefault(op.beat, made)
+        return meter.wait()
 
     def begin(self, op: Begin) -> Terms:
         """Return who begins an attempt: this process, with a lease that is good for it."""
@@ -199,6 +216,10 @@ class Job:
             self.let_go()
         if isinstance(answer, Conflict) and answer.entity in op.guards:
             self.engine.controls.forget()  # what people have said has changed: it is read anew
+        if op.also and stored:
+            self.engine.circuits.wrote(self.engine, op.also)
+        if isinstance(answer, Conflict) and (op.also or op.guards):
+            self.engine.circuits.forget(answer.entity)  # if it is what has changed, it is read anew
         if stored and self.engine.notices is not None and entered(op.change):
             self.engine.notices.wake(self.engine)
         return after if stored else None
@@ -207,10 +228,12 @@ class Job:
         """Whether the attempt is still under way: it has begun, or its run was only asked to be cancelled."""
         if isinstance(answer, Stored):
             return after.state == "RUNNING"
-        if self.held is None or answer.head is None or answer.entity != self.held[0]:
+        if self.held is None:
             return False
-        now: Run = head_of(answer.head.head)
-        return now.state == "RUNNING" and now.fence == self.held[1]
+        # What was to be changed with it may have moved alone: then the attempt is what it was.
+        head = answer.head if answer.entity == self.held[0] else self.store.head(self.held[0])
+        now: Run | None = None if head is None else head_of(head.head)
+        return now is not None and now.state == "RUNNING" and now.fence == self.held[1]
 
     def let_go(self) -> None:
         """Have no attempt under way any more."""
@@ -347,6 +370,15 @@ class Job:
         if self.awaits:
             return self._put_awaited(attempt, content, label)
         return attempt.hold(self._put(attempt, content, label))
+
+    def leave_behind(self, attempt: Attempt, content: Any, label: Label) -> Any:
+        """Leave content for people; in async work the answer is to be awaited."""
+        if self.awaits:
+            return self._left_awaited(attempt, content, label)
+        return as_artifact(self.leave(attempt, content, label))
+
+    async def _left_awaited(self, attempt: Attempt, content: Any, label: Label) -> Artifact:
+        return as_artifact(await in_thread(self.leave, attempt, content, label))
 
     def leave(self, attempt: Attempt, content: Any, label: Label) -> Kept:
         """Put content away that is listed if the attempt fails: what it leaves for people to look at."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from oncemore.engine.runtime import Engine
 
 #: What an item can come to.
-WORDS = ("done", "failed", "held", "later", "refused")
+WORDS = ("done", "failed", "held", "later", "refused", "skipped")
 
 
 class ByProvider(Value):
@@ -27,7 +27,7 @@ class ByProvider(Value):
     errors       how many attempts failed, by class of error
     last_error   the neutral record of the last one
     concurrency  how many calls it was asked for at once, at the end
-    cooldown     until when it last asked to be left alone, in POSIX seconds; None if it did not
+    cooldown     until when it, or what was asked of it, is left alone, in POSIX seconds; None if it is not
     """
 
     done: int = 0
@@ -39,21 +39,27 @@ class ByProvider(Value):
     last_error: dict[str, Any] | None = None
     concurrency: int = 0
     cooldown: float | None = None
+    skipped: int = 0
 
 
 class JobItem(Value):
     """One item of a job.
 
     key      of its run; empty if there is none, because the call was refused
-    outcome  done, failed, held (nobody knows what became of it), later (it is due after the job's end) or
-             refused (it was not even tried)
+    outcome  done, failed, held (nobody knows what became of it), later (it is due after the job's end),
+             refused (it was not even tried) or skipped (what it asks for is left alone, which is no failure)
     error    why, in a sentence
+    result   SUCCESS, RETRYABLE_FAILURE, TERMINAL_FAILURE, QUARANTINE, or the word of a skip, SKIPPED_…; empty
+             where none of them fits
+    error_class  what the last failure is counted as: HTTP_429, CHECKSUM_MISMATCH
     """
 
     number: int
     key: str
     outcome: str
     error: str = ""
+    result: str = ""
+    error_class: str = ""
 
 
 class JobRun:

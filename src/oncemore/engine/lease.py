@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from oncemore.store.base import Presence, Store
 
-LEASE_S = 60.0
 #: How often a lease is renewed within its length.
 BEATS = 3
 

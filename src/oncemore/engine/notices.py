@@ -25,11 +25,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.wire import head_of
-from oncemore.core.key import digest
+from oncemore.core.key import digest, event_id_of
 from oncemore.core.record import Kept, Outgoing, Run
 from oncemore.core.value import Value
-from oncemore.engine.attempt import OURS, event_id_of
+from oncemore.engine.attempt import OURS
 from oncemore.errors import StoreError, UsageError
+from oncemore.settings import NOTIFY_EVERY_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
 
 #: Topics of notices: this, and the sink's name.
 TOPIC = f"{OURS}quarantine."
-EVERY_S = 300.0
-LONGEST_EVERY_S = 86_400.0
 LONGEST_NAME = 100
 #: How long an engine that is closed waits for what is being told.
 CLOSE_S = 5.0
@@ -102,7 +101,7 @@ class Notices:
         *,
         classify: Callable[[BaseException, float], Failure],
         describe: Callable[[BaseException, Failure | None], dict[str, Any]],
-        every_s: float = EVERY_S,
+        every_s: float = NOTIFY_EVERY_S,
     ) -> None:
         for name in sinks:
             if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME:

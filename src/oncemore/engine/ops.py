@@ -4,6 +4,8 @@ Load(entity, kind)        read the head                              ← Seen
 Begin()                   who begins an attempt, and with what       ← Terms
 Permit(step, tenant, …)   may an attempt begin? what people have said ← Permission
 Offer()                   what a run for somebody else begins with   ← Terms, nobody's
+Consult(entity)           a breaker's circuit, as far as it is known ← Seen
+Slot(pace)                a moment for an attempt, by a rate         ← seconds until then
 Now()                     the store's time                           ← seconds
 Holder(worker, …)         until when is that attempt held?           ← seconds; 0 when its worker is gone
 Save(seen, change, …)     append, if the entity is as it was seen    ← Seen after it, or None: it is not
@@ -32,14 +34,30 @@ if TYPE_CHECKING:
 
     from oncemore.codec.artifact import Artifact
     from oncemore.core.control import Approval
+    from oncemore.core.gate import Rules
     from oncemore.core.model import Effect, Failure
     from oncemore.core.policy import Policy
+    from oncemore.core.rate import Pulse
     from oncemore.core.record import Change, Kept, Outgoing
     from oncemore.engine.marks import Mark
     from oncemore.store.base import Joined
 
     Script = Generator[Any, Any, Any]
     Given = tuple[Outgoing | Kept, Any]
+
+
+class Barrier(NamedTuple):
+    """The breaker of a step's provider: what it is called in the log, and what opens it."""
+
+    entity: str
+    rules: Rules
+
+
+class Beat(NamedTuple):
+    """The rate of a step's provider: whose it is, and how many in which time."""
+
+    name: str
+    pulse: Pulse
 
 
 class Plan(Record):
@@ -58,17 +76,21 @@ class Plan(Record):
     quarantines        whether a failure that is not tried again waits for a person (CLASS-3)
     approval           whether an attempt begins only where somebody has approved it
     gated              whether a switch stops it; not so what people need to turn one
+    barrier            the breaker that has to let its attempts through, if there is one
+    beat               the rate that gives its attempts their moments, if there is one
     """
 
     __slots__ = (
-        "after_failure", "approval", "artifact", "asks", "classify", "covers", "decode", "describe", "effect",
-        "encode", "gated", "if_running", "inline_wait_s", "large", "name", "not_applied", "on_version_change",
-        "policy", "policy_name", "quarantines",
+        "after_failure", "approval", "artifact", "asks", "barrier", "beat", "classify", "covers", "decode",
+        "describe", "effect", "encode", "gated", "if_running", "inline_wait_s", "large", "name",
+        "not_applied", "on_version_change", "policy", "policy_name", "quarantines",
     )  # fmt: skip
     after_failure: str
     approval: bool
     artifact: str
     asks: bool
+    barrier: Barrier | None
+    beat: Beat | None
     classify: Callable[[BaseException, float], Failure]
     covers: Callable[[Exception, Failure], bool] | None
     decode: Callable[[Any], Any]
@@ -108,11 +130,13 @@ class Plan(Record):
         quarantines: bool = False,
         approval: bool = False,
         gated: bool = True,
+        barrier: Barrier | None = None,
+        beat: Beat | None = None,
     ) -> None:
         self.fill(
-            after_failure, approval, artifact, asks, classify, covers, decode, describe, effect, encode,
-            gated, if_running, inline_wait_s, large, name, not_applied, on_version_change, policy,
-            f"{policy.name}@{policy.version}:{policy.digest[:12]}", quarantines,
+            after_failure, approval, artifact, asks, barrier, beat, classify, covers, decode, describe,
+            effect, encode, gated, if_running, inline_wait_s, large, name, not_applied, on_version_change,
+            policy, f"{policy.name}@{policy.version}:{policy.digest[:12]}", quarantines,
         )  # fmt: skip
 
 
@@ -215,6 +239,18 @@ class Permission(NamedTuple):
     error: Exception | None = None
 
 
+class Consult(NamedTuple):
+    """Read the circuit of a breaker; while it is closed, it may be as it was some time ago."""
+
+    entity: str
+
+
+class Slot(NamedTuple):
+    """Take a moment for an attempt."""
+
+    beat: Beat
+
+
 class Now(NamedTuple):
     """Ask for the store's time."""
 
@@ -233,7 +269,7 @@ class Save(NamedTuple):
     events  what is given away with it, each an entity of its own: events, references to artifacts
     beside  what else is written in the same transaction; if it cannot be, the answer is `AlsoFailed`
     also    what else is changed with it or not at all, each if it is still as it was seen
-    guards  what must not have changed for it, by its version
+    guards  what was only read, and the version that it must still have
     """
 
     seen: Seen

@@ -19,6 +19,8 @@ from oncemore.core.value import make
 from oncemore.engine import clock as clocks
 from oncemore.engine.attempt import CURRENT, Attempt
 from oncemore.engine.context import CONTEXT, Context, earlier
+from oncemore.engine.gates import awaited as script_awaited
+from oncemore.engine.gates import waited_for
 from oncemore.engine.job import Job, in_thread, save, save_awaited
 from oncemore.engine.lease import Shield
 from oncemore.engine.limits import awaited
@@ -28,6 +30,7 @@ from oncemore.engine.ops import (
     Ask,
     Begin,
     Check,
+    Consult,
     Done,
     End,
     Fetch,
@@ -42,6 +45,7 @@ from oncemore.engine.ops import (
     Read,
     Save,
     Sleep,
+    Slot,
     Spill,
     Tell,
     Watch,
@@ -187,6 +191,10 @@ def _spill(job: Job, op: Spill) -> tuple[str, Kept] | None:
         return None
 
 
+def _slot(job: Job, op: Slot) -> float:
+    return waited_for(job.slot(op))
+
+
 def _sleep(job: Job, op: Sleep) -> None:
     if job.cut is not None:
         raise job.cut
@@ -297,6 +305,10 @@ async def _ask_awaited(job: Job, op: Ask) -> Answer:
         return job.last  # type: ignore[no-any-return]
 
 
+async def _slot_awaited(job: Job, op: Slot) -> float:
+    return await script_awaited(job.slot(op))
+
+
 async def _sleep_awaited(job: Job, op: Sleep) -> None:
     if job.cut is not None:
         raise job.cut
@@ -335,15 +347,15 @@ async def _fetch_awaited(job: Job, op: Fetch) -> Any:
 _REAL = clocks.Clock()
 
 _QUICK: dict[type, Callable[[Job, Any], Any]] = {
-    Load: Job.load,
+    Load: Job.load, Consult: Job.consult,
     Begin: Job.begin, Offer: Job.offer, Now: Job.now, Holder: Job.holder, Read: Job.read, Tell: Job.tell,
 }  # fmt: skip
 _BLOCKING: dict[type, Callable[[Job, Any], Any]] = {
-    Save: save, Work: _work, Ask: _ask, Sleep: _sleep, Watch: _watch, Finish: _finish,
+    Save: save, Work: _work, Ask: _ask, Sleep: _sleep, Watch: _watch, Finish: _finish, Slot: _slot,
     Check: Job.check, Spill: _spill, Fetch: Job.fetch, Permit: Job.permit,
 }  # fmt: skip
 _AWAITING: dict[type, Callable[[Job, Any], Coroutine[Any, Any, Any]]] = {
     Save: save_awaited, Work: _work_awaited, Ask: _ask_awaited, Sleep: _sleep_awaited, Watch: _watch_awaited,
     Check: _check_awaited, Spill: _spill_awaited, Fetch: _fetch_awaited, Finish: _finish_awaited,
-    Permit: _permit_awaited,
+    Slot: _slot_awaited, Permit: _permit_awaited,
 }  # fmt: skip

@@ -22,8 +22,10 @@ from oncemore.core.record import Kept, Outgoing, Run
 from oncemore.core.value import Value
 from oncemore.engine import flow, history
 from oncemore.engine.artifacts import Missing
-from oncemore.engine.entry import HELD, seen_in
+from oncemore.engine.cooldowns import resources_with
+from oncemore.engine.entry import seen_in
 from oncemore.engine.job import Job
+from oncemore.engine.listed import HELD
 from oncemore.engine.notices import DEAD_LETTER, told
 from oncemore.engine.ops import Answer, Call, Plan
 from oncemore.engine.perform import blocking
@@ -215,6 +217,8 @@ class Quarantine:
         where, made = self._aim(item, made)
         kind = KINDS[where.partition("/")[0]]
         also = self._with(where, made) if kind is Run and made.what == "release" else ()
+        if kind is Run and made.what in ("release", "rerun"):
+            also = (*also, *resources_with(self._engine, where, made.record))
         if kind is Kept and made.what == "release":
             self._check_whole(where)
         blocking(self._job(where), ruled(where, kind, made, also))

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from oncemore.codec.wire import head_bytes, head_of
 from oncemore.core.record import Worker
 from oncemore.core.value import Value
-from oncemore.engine.entry import index_of
 from oncemore.engine.history import KINDS, verify
+from oncemore.engine.listed import index_of
 from oncemore.store.base import Head, Index, Query
 
 if TYPE_CHECKING:
@@ -57,7 +57,9 @@ class Rebuilt(Value):
 def index(entity: str, state: Any) -> Index:
     """Return what the head of any entity is looked up by."""
     if type(state) is Worker:
-        return Index("worker", state.state, state.until, "", entity.removeprefix("worker/"))
+        # Nobody needs to look again for what one had that somebody has seen to be gone.
+        until = None if state.state == "GONE" else state.until
+        return Index("worker", state.state, until, "", entity.removeprefix("worker/"))
     return index_of(state)
 
 

@@ -19,10 +19,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncemore.codec.wire import body_of, head_of, header_of
+from oncemore.core.key import event_id_of
 from oncemore.core.record import Change, Kept, Outgoing, Run, Worker
 from oncemore.core.retain import LEAST_S, cannot_go, is_young
 from oncemore.core.value import Value
-from oncemore.engine.attempt import event_id_of
 from oncemore.engine.chores import Doing, chores, close, left_open, somebody, told
 from oncemore.engine.entry import write_of
 from oncemore.errors import StoreError, UsageError

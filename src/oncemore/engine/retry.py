@@ -5,6 +5,7 @@ The script is a generator. It yields what it wants done and is sent what happene
     Invoke(number, limit_s, ...)   call the work          ← (value, error), one of them None
     Wait(seconds)                  let time pass          ← None
     Tell(hear, what)               call a user's hook     ← what the hook returned
+    Put(send)                      store something        ← the store's answer (`engine.gates`)
     Outcome(value, error)          the end: return the one or raise the other
 
 Order lives here, waiting lives in the drivers (`engine.drive`): a blocking one, an awaiting one, and
@@ -21,7 +22,8 @@ from os import urandom
 
 from oncemore.core.decide import Decision, Situation, decide
 from oncemore.core.model import Failure
-from oncemore.core.proof import seconds, sentence
+from oncemore.core.proof import sentence
+from oncemore.core.spans import seconds
 from oncemore.core.value import Record, Value, make
 from oncemore.engine import clock as clocks
 from oncemore.errors import DeadlineExceeded, RetriesExhausted
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
     from oncemore.core.policy import Policy
     from oncemore.engine.budget import Budget
     from oncemore.engine.clock import Clock
+    from oncemore.engine.gates import Gate, Passage
+    from oncemore.engine.meters import Meter
+    from oncemore.errors import CircuitOpen
 
     class Witness(Protocol):
         """Hears what happens in a call; must not raise, whatever it does with it."""
@@ -63,12 +68,15 @@ class Plan(Record):
     heard     whether anybody but the log wants to hear of a failure
     light     whether a success needs nothing but to be returned
     witness   who is told of every failure and every end, if anybody
+    breaker   what has to let an attempt through, if anything
+    rate      what gives each attempt its moment, if anything
     """
 
     __slots__ = (
-        "budget", "classify", "covers", "cuts", "deadline", "fallback", "heard", "light", "name",
-        "on_give_up", "on_retry", "policy", "seed", "until", "witness",
+        "breaker", "budget", "classify", "covers", "cuts", "deadline", "fallback", "heard", "light", "name",
+        "on_give_up", "on_retry", "policy", "rate", "seed", "until", "witness",
     )  # fmt: skip
+    breaker: Gate | None
     budget: Budget | None
     classify: Callable[[BaseException, float], Failure]
     covers: Callable[[Exception, Failure], bool]
@@ -81,6 +89,7 @@ class Plan(Record):
     on_give_up: Callable[[Report], object] | None
     on_retry: Callable[[Report], object] | None
     policy: Policy
+    rate: Meter | None
     seed: str | None
     until: Callable[[Any], object] | None
     witness: Witness | None
@@ -101,13 +110,15 @@ class Plan(Record):
         on_give_up: Callable[[Report], object] | None = None,
         cuts: bool = False,
         witness: Witness | None = None,
+        breaker: Gate | None = None,
+        rate: Meter | None = None,
     ) -> None:
-        limits = (policy.timeout_s, policy.within_s, deadline, until, budget, witness)
+        limits = (policy.timeout_s, policy.within_s, deadline, until, budget, witness, rate)
         light = all(limit is None for limit in limits)
         heard = on_retry is not None or witness is not None
         self.fill(
-            budget, classify, covers, cuts, deadline, fallback, heard, light, name, on_give_up, on_retry,
-            policy, seed, until, witness,
+            breaker, budget, classify, covers, cuts, deadline, fallback, heard, light, name, on_give_up,
+            on_retry, policy, rate, seed, until, witness,
         )  # fmt: skip
 
 
@@ -164,17 +175,36 @@ class Tell(Value):
     what: object
 
 
+class Put(Value):
+    """Store something: `send()` returns a ticket to wait for; the answer is what that says."""
+
+    send: Callable[[], Any]
+
+
 #: The usual operation, made once: call the work, nothing limits it.
 FREE = tuple(Invoke(number) for number in range(16))
 
 if TYPE_CHECKING:
-    Op = Invoke | Wait | Tell | Outcome
+    Op = Invoke | Wait | Tell | Put | Outcome
     Flow = Generator[Op, Any, None]
 
 
 def again(plan: Plan) -> Flow:
     """Return the script of a call that is to begin."""
-    return loop(plan) if plan.witness is None else watched(plan, plan.witness)
+    return _started(plan) if plan.witness is None else watched(plan, plan.witness)
+
+
+def _started(plan: Plan) -> Flow:
+    return loop(plan) if plan.breaker is None else gated(plan, plan.breaker)
+
+
+def gated(plan: Plan, gate: Gate, outcome: tuple[Any, Exception | None] | None = None) -> Flow:
+    """Run the script behind a breaker; whatever ends it, a probe that it has is not left behind."""
+    passage = gate.passage(plan.policy.timeout_s)
+    try:
+        yield from loop(plan, outcome, passage)
+    finally:
+        passage.leave()
 
 
 def watched(plan: Plan, witness: Witness) -> Flow:
@@ -183,7 +213,7 @@ def watched(plan: Plan, witness: Witness) -> Flow:
     That is what a driver throws in (a cancellation, an interrupt, an error in a hook), or a script that
     is left before its last word.
     """
-    flow, number = loop(plan), 1
+    flow, number = _started(plan), 1
     try:
         op = next(flow)
         while type(op) is not Outcome:
@@ -196,11 +226,14 @@ def watched(plan: Plan, witness: Witness) -> Flow:
     yield op
 
 
-def loop(plan: Plan, outcome: tuple[Any, Exception | None] | None = None) -> Flow:
+def loop(
+    plan: Plan, outcome: tuple[Any, Exception | None] | None = None, passage: Passage | None = None
+) -> Flow:
     """Run attempts until one is good or the decision says stop.
 
-    `outcome` is that of the first attempt when the caller has made it already. `now` is the wall clock
-    as it stood at the beginning, moved on by the monotonic one, so that it cannot jump in between.
+    `passage` is the call's way through a breaker, which is asked before each attempt. `outcome` is that of
+    the first attempt when the caller has made it already. `now` is the wall clock as it stood at the
+    beginning, moved on by the monotonic one, so that it cannot jump in between.
     """
     clock = clocks.current
     policy = plan.policy if clock.most_attempts is None else _fewer(plan.policy, clock.most_attempts)
@@ -211,12 +244,19 @@ def loop(plan: Plan, outcome: tuple[Any, Exception | None] | None = None) -> Flo
     budget, seed, number, waited = plan.budget, plan.seed, 1, 0.0
     if outcome is None:
         late = ends is not None and ends <= start
-        outcome = _late(plan) if late else (yield _invoke(plan, policy, 1, ends, start))
+        if not late and (passage is not None or plan.rate is not None):
+            shut = yield from _ready(plan, passage, ends)
+            if shut is not None:
+                yield from _shut(plan, shut, 0, wall)
+                return
+        outcome = _late(plan) if late else (yield _invoke(plan, policy, 1, ends, clock.monotonic()))
     while True:
         value, error = outcome
+        if passage is not None and error is None:
+            yield from passage.passed()
         if error is None and (plan.until is None or plan.until(value)):
             if budget is not None:
-                budget.earn()
+                yield from budget.earning()
             if plan.witness is not None:
                 plan.witness.ended(number, wall + (clock.monotonic() - start), None)
             yield make(Outcome, outcome)
@@ -226,12 +266,14 @@ def loop(plan: Plan, outcome: tuple[Any, Exception | None] | None = None) -> Flo
         covered = error is None or plan.covers(error, failure) or _own_end(error, ends, clock)
         if seed is None:
             seed = urandom(16).hex() if policy.jitter.spread != "none" else ""
-        tokens = None if budget is None else budget.tokens
+        tokens = None if budget is None or budget.at_empty != "fail" else budget.tokens
         verdict = "RETRYABLE" if covered else "TERMINAL"
         known = (number, failure, verdict, now, seed, wall, deadline, None, tokens, None, "", None)
         decision = decide(policy, make(Situation, known))
+        if passage is not None and error is not None:
+            decision = yield from passage.decided(decision)
         if budget is not None and decision.action == "retry":
-            decision = _paid(budget, decision)
+            decision = yield from _paid(budget, decision, ends)
         if decision.action != "retry":
             yield from _give_up(plan, _report(plan, error, value, decision, waited), covered)
             return
@@ -244,6 +286,11 @@ def loop(plan: Plan, outcome: tuple[Any, Exception | None] | None = None) -> Flo
             waited += delay
             yield Wait(delay)
         number += 1
+        if passage is not None or plan.rate is not None:
+            shut = yield from _ready(plan, passage, ends)
+            if shut is not None:
+                yield from _shut(plan, shut, number - 1, wall + (clock.monotonic() - start))
+                return
         if free:
             outcome = yield FREE[number] if number < len(FREE) else Invoke(number)
         else:
@@ -301,10 +348,26 @@ def _announce(plan: Plan, report: Report) -> Generator[Op, object, None]:
         yield Tell(plan.on_retry, report)
 
 
-def _paid(budget: Budget, decision: Decision) -> Decision:
-    """Take the tokens that a retry costs; if another caller took the last, decide again without them."""
-    short = budget.take(decision.policy.retry_cost)
-    return decision if short is None else decide(decision.policy, decision.situation._replace(tokens=short))
+#: How often a call waits for a token at most.
+MOST_WAITS = 100
+
+
+def _paid(budget: Budget, decision: Decision, ends: float | None) -> Generator[Op, Any, Decision]:
+    """Take the tokens that a retry costs; if there are too few, decide again by what the budget says then."""
+    policy, at = decision.policy, decision.situation
+    pause = policy.max_delay_s or 1.0
+    for _ in range(MOST_WAITS):
+        short = yield from budget.paying(policy.retry_cost)
+        if short is None:
+            return decision
+        late = ends is not None and clocks.current.monotonic() + pause >= ends
+        if budget.at_empty != "wait" or late:
+            break
+        yield Wait(pause)
+    if budget.at_empty == "park":
+        hold = at._replace(hold_until=at.now + pause, held_for="retry_budget_empty")
+        return decide(policy, hold)
+    return decide(policy, at._replace(tokens=short))
 
 
 def _give_up(plan: Plan, report: Report, covered: bool) -> Flow:
@@ -326,6 +389,37 @@ def _give_up(plan: Plan, report: Report, covered: bool) -> Flow:
         annotate(error, report)
     mark(error, report.decision)
     yield Outcome(None, error)
+
+
+def _ready(
+    plan: Plan, passage: Passage | None, ends: float | None
+) -> Generator[Op, Any, CircuitOpen | DeadlineExceeded | None]:
+    """Wait for an attempt's moment, and ask its breaker; return None, or why there is none.
+
+    The breaker is asked first: who is not let through waits for nothing. And again after a wait.
+    """
+    if passage is not None and (shut := (yield from passage.admit())) is not None:
+        return shut
+    wait = 0.0 if plan.rate is None else (yield from plan.rate.wait())
+    if wait <= 0.0:
+        return None
+    if ends is not None and clocks.current.monotonic() + wait >= ends:
+        return DeadlineExceeded(f"{plan.name}: its rate has no room before the whole call's time is up")
+    yield Wait(wait)
+    return None if passage is None or passage.turn else (yield from passage.admit())
+
+
+def _shut(plan: Plan, error: CircuitOpen | DeadlineExceeded, made: int, now: float) -> Flow:
+    """End a call that is not let through, after as many attempts as were made."""
+    if plan.witness is not None:
+        plan.witness.ended(made, now, error)
+    if plan.fallback is NO_FALLBACK:
+        yield Outcome(None, error)
+        return
+    value = plan.fallback
+    if callable(value):
+        value = yield Tell(value, error)
+    yield Outcome(value, None)
 
 
 def mark(error: BaseException, decision: Decision) -> None:

@@ -22,12 +22,15 @@ from oncemore.core.record import Worker
 from oncemore.engine import clock as clocks
 from oncemore.engine import limits
 from oncemore.engine.artifacts import Artifacts, Shelf
+from oncemore.engine.circuits import Circuits
 from oncemore.engine.controls import Controls
 from oncemore.engine.ids import uuid7
-from oncemore.engine.lease import BEATS, LEASE_S, Heart, Identity, Shield
+from oncemore.engine.lease import BEATS, Heart, Identity, Shield
 from oncemore.engine.notices import CLOSE_S
+from oncemore.engine.resources import Paces
 from oncemore.engine.watch import LIMITS, Limits, Watch
 from oncemore.errors import RestoredCopy, StoreError, UsageError
+from oncemore.settings import COPIES, INLINE_WAIT_S, LEASE_S, LONGEST_LEASE_S, SHORTEST_LEASE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -38,13 +41,15 @@ if TYPE_CHECKING:
     from oncemore.engine.artifact_places import Place
     from oncemore.engine.attempt import Attempt
     from oncemore.engine.controls import Elsewhere
+    from oncemore.engine.cooldowns import Cooldowns
     from oncemore.engine.erasure import Erased
     from oncemore.engine.history import Run
     from oncemore.engine.house import Backup, Sizes, Verified
     from oncemore.engine.job import Job
     from oncemore.engine.jobs import JobRun
+    from oncemore.engine.meters import Meter
     from oncemore.engine.notices import Notices
-    from oncemore.engine.ops import Seen
+    from oncemore.engine.ops import Beat, Seen
     from oncemore.engine.quarantine import Quarantine
     from oncemore.engine.retention import Pruned
     from oncemore.engine.retry import Invoke
@@ -52,11 +57,8 @@ if TYPE_CHECKING:
     from oncemore.engine.watch import Passed
     from oncemore.store.base import Facts, Store
 
-INLINE_WAIT_S = 60.0
-COPIES = ("hold", "trust")
 #: Why a store is held that nobody has opened yet.
 UNSEEN = "it was not looked at yet"
-SHORTEST_LEASE_S, LONGEST_LEASE_S = 0.05, 86_400.0
 log = logging.getLogger("oncemore")
 
 
@@ -97,6 +99,8 @@ class Engine:
         if not 0 <= inline_wait_s <= LONGEST_LEASE_S:
             raise UsageError(f"inline_wait_s is {inline_wait_s!r}; it takes 0 to {LONGEST_LEASE_S:g} seconds")
         self.url = url
+        #: What `oncemore.open` makes the same engine of in another process; None if only this one has it.
+        self.opened: tuple[str, dict[str, Any]] | None = None
         self.lease_s = lease_s
         self.inline_wait_s = inline_wait_s
         self._opens = opens
@@ -125,6 +129,9 @@ class Engine:
         if self.notices is not None:
             self.notices.begin_anew()
         self.held = UNSEEN
+        self.circuits = Circuits()
+        self.paces = Paces(self)
+        self.meters: dict[Beat, Meter] = {}
 
     def __repr__(self) -> str:
         return f"<oncemore.Engine {self.url}>"
@@ -167,6 +174,13 @@ class Engine:
         from oncemore.engine.switches import Approvals
 
         return Approvals(self)
+
+    @property
+    def cooldowns(self) -> Cooldowns:
+        """What is left alone for a while, or until a person lets it go."""
+        from oncemore.engine.cooldowns import Cooldowns
+
+        return Cooldowns(self)
 
     def jobs(self, limit: int = 100) -> tuple[JobRun, ...]:
         """Return the jobs (`step.map`) that the log knows, those under way first."""
@@ -395,6 +409,7 @@ class Engine:
             store, self._store, self.held = self._store, None, UNSEEN
             quiet, self._quiet = self._quiet, False
             self._me = None
+            self.circuits = Circuits()
         self.controls.close()
         if heart is not None:
             heart.stop()

@@ -32,8 +32,9 @@ from oncemore.core.record import NOWHERE, Change, Run
 from oncemore.core.value import Value
 from oncemore.engine.chores import somebody
 from oncemore.engine.controls import approval_of
-from oncemore.engine.entry import HELD, seen_in, write_of
+from oncemore.engine.entry import seen_in, write_of
 from oncemore.engine.erasure import find
+from oncemore.engine.listed import HELD
 from oncemore.engine.review import LONGEST_REASON, Ruling, changed, goes_on, spoken
 from oncemore.errors import StaleDecision, UsageError
 from oncemore.store.base import Batch, Query, Stored

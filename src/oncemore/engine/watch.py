@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from oncemore.core.value import Value
 from oncemore.errors import Error
+from oncemore.settings import WARN_FILE_MB, WARN_LEFT_MB, WARN_WAL_MB
 
 if TYPE_CHECKING:
     from oncemore.engine.runtime import Engine
@@ -29,9 +30,9 @@ class Limits(Value):
     left  the disk has less than this left
     """
 
-    file: float = 10_240.0
-    wal: float = 256.0
-    left: float = 256.0
+    file: float = WARN_FILE_MB
+    wal: float = WARN_WAL_MB
+    left: float = WARN_LEFT_MB
 
 
 LIMITS = Limits()

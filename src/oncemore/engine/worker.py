@@ -34,6 +34,7 @@ from oncemore.engine.perform import awaiting, blocking
 from oncemore.engine.runtime import inside, log
 from oncemore.errors import (
     Blocked,
+    CoolingDown,
     Error,
     Failed,
     InProgress,
@@ -113,7 +114,7 @@ class Worked(Value):
 
 #: What an error says about a run that a worker has taken. The first that fits counts.
 _CAME_TO: tuple[tuple[Any, str], ...] = (
-    (Parked, "later"),
+    ((Parked, CoolingDown), "later"),
     ((InProgress, LeaseLost), "taken"),
     (ResultUnavailable, "done"),
     ((Uncertain, Quarantined), "held"),
@@ -142,10 +143,11 @@ class Worker:
         _check("poll_s", poll_s, 0.01, 3600)
         _check("grace_s", grace_s, 0, 86_400)
         self._engine, self._hands = engine, _by_name(hands)
+        engine.paces.most = max(engine.paces.most, int(concurrency))
         self._concurrency, self._poll_s, self._grace_s = concurrency, poll_s, grace_s
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._stopping = self._trouble = False
+        self._stopping = self._trouble = self._slowed = False
         self._busy: dict[str, str] = {}
         self._counts: dict[str, int] = {}
         self._turns: list[Turn] = []
@@ -232,7 +234,7 @@ class Worker:
                     self._engine.grumble(f"a worker could not look: {type(error).__name__}; it looks again")
                     time.sleep(min(self._poll_s, DEAF_S))
                     continue
-                if not started and not lasting and not self._busy:
+                if not started and not lasting and not self._busy and not self._slowed:
                     break
                 if not started:
                     self._rest(seen)
@@ -264,11 +266,14 @@ class Worker:
         if not self._turns or now - self._looked > STALE_S:
             self._look()
             self._looked = now
+        self._slowed = False
         while self._turns:
             turn = self._turns.pop(0)
             self._lost.pop(turn.entity, None)
             if turn.entity not in self._busy:
-                return turn
+                if self._engine.paces.begin(turn.provider):
+                    return turn
+                self._slowed = True  # its provider is asked less for now
         return None
 
     def _rest(self, seen: int) -> None:
@@ -278,6 +283,7 @@ class Worker:
                 self._changed.wait(DEAF_S)
                 return
         away = min(self._poll_s, max(0.0, self._next - self._engine.now()))
+        away = min(away, DEAF_S) if self._slowed else away
         if self._trouble:
             self._trouble, away, seen = False, self._poll_s, 1 << 62  # the store fails: it is left alone
         ends = time.monotonic() + away
@@ -427,6 +433,7 @@ class Worker:
                 self._remember(turn, error)
             self._tell(turn, came_to, error)
         finally:
+            self._engine.paces.end(turn.provider)
             with self._changed:
                 self._busy.pop(turn.entity, None)
                 self._counts[came_to] = self._counts.get(came_to, 0) + 1
@@ -474,7 +481,7 @@ def _noted(script: Script, wrote: list[bool]) -> Script:
 
 def _turn(head: Head) -> Turn:
     run: Run = head_of(head.head)
-    return Turn(run.priority, head.by.due or 0.0, head.by.step, head.entity, head.version)
+    return Turn(run.priority, head.by.due or 0.0, head.by.step, head.entity, head.version, run.provider)
 
 
 def _check(name: str, value: object, low: float, high: float) -> None:

@@ -22,7 +22,7 @@ from oncemore.core.policy import Policy
 from oncemore.core.value import Value
 from oncemore.engine.drive import wrap
 from oncemore.engine.retry import Plan
-from oncemore.errors import AttemptTimeout, UsageError
+from oncemore.errors import AttemptTimeout, CircuitOpen, UsageError
 from oncemore.evidence.events import (
     Event,
     RetryAttempt,
@@ -85,7 +85,8 @@ class Recorder:
         if error is None:
             self.tell(RetrySucceeded, now, number)
         else:
-            self.refused(number, now, _from_outside(error), error)
+            until = error.until if isinstance(error, CircuitOpen) else None
+            self.refused(number, now, _from_outside(error), error, until)
 
     def refused(
         self,
@@ -117,7 +118,8 @@ class Recorder:
         if decision.reason == "max_attempts_exceeded":
             return self._made(RetryExhausted, now, report.number, kind, text)
         then = None if decision.not_before is None else rfc3339(decision.not_before)
-        reason = "cancelled" if decision.situation.failure.code == "CANCELLED" else decision.reason
+        reason: str = "cancelled" if decision.situation.failure.code == "CANCELLED" else decision.reason
+        reason = decision.situation.held_for if reason == "held" else reason
         return self._made(RetryRefused, now, report.number, reason, then, kind, text)
 
 
@@ -135,6 +137,8 @@ def _type_of(error: BaseException | None) -> str:
 
 
 def _from_outside(error: BaseException) -> str:
+    if isinstance(error, CircuitOpen):
+        return "circuit_open"
     if isinstance(error, Exception):
         return "hook_failed"
     if isinstance(error, GeneratorExit):

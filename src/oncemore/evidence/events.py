@@ -8,6 +8,7 @@
     idempotency_cleared   a recorded result was thrown away                ours
     config_drift          a stored result of another version was used      ours
     store_size            a store has passed one of its sizes              ours
+    circuit               a breaker has opened, or closed, or tries        ours
 
 The fields of the first three are a contract that others parse: they are never removed, renamed or
 retyped, and nothing is added to them; whatever else is worth saying becomes a new type. Their JSON
@@ -134,8 +135,9 @@ class RetrySucceeded(Event):
 class RetryRefused(Event):
     """An operation ended without success before its attempts were used up.
 
-    `reason` is that of the decision (`not_retryable`, `retry_after_beyond_cap`, `deadline_passed`…), or
-    `cancelled`, `interrupted`, `abandoned`, `hook_failed` when it was ended from outside.
+    `reason` is that of the decision (`not_retryable`, `retry_after_beyond_cap`, `deadline_passed`…),
+    `circuit_open` when its provider is left alone, or `cancelled`, `interrupted`, `abandoned`, `hook_failed`
+    when it was ended from outside.
     `not_before` is when trying again makes sense, if anybody said so.
     """
 
@@ -198,6 +200,30 @@ class StoreSize(Event):
     timestamp: str
 
 
+@dataclass(frozen=True, slots=True)
+class CircuitChanged(Event):
+    """The breaker of a provider (`operation`) has opened, lets one call through, or has closed.
+
+    `what` is circuit_opened, circuit_half_open, circuit_probe_failed or circuit_closed; `until` is the end of
+    the cooldown, or of the probe's time.
+    """
+
+    event_type: ClassVar[str] = "circuit"
+    retry_category: str
+    operation: str
+    what: str
+    state: str
+    circuit_open: bool
+    failures: int
+    opens: int
+    error_class: str
+    until: str | None
+    tenant_id: str | None
+    correlation_id: str | None
+    trace_id: str | None
+    timestamp: str
+
+
 KINDS: dict[str, type[Event]] = {
     kind.event_type: kind
     for kind in (
@@ -209,6 +235,7 @@ KINDS: dict[str, type[Event]] = {
         IdempotencyCleared,
         ConfigDrift,
         StoreSize,
+        CircuitChanged,
     )
 }
 #: Events that end an operation; each carries `total_attempts`.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from oncemore.core.backoff import Schedule, planned
-from oncemore.core.value import Record, Value
-from oncemore.errors import PolicyError, UsageError
+from oncemore.core.cooldown import Rest
+from oncemore.core.value import Record
+from oncemore.errors import PolicyError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,20 +17,8 @@ if TYPE_CHECKING:
 
 VERIFIED: Final = "packaged, digest verified"
 UNSIGNED: Final = "unsigned"
-
-
-class Cooldown(Value):
-    """How long a provider is left alone after failures: a capped exponential without jitter."""
-
-    base_s: float = 300.0
-    multiplier: float = 2.0
-    cap_s: float = 86_400.0
-
-    def delay_s(self, failures: int) -> float:
-        """Return the cooldown after this many failures: base * multiplier ** (failures - 1), capped."""
-        if failures < 1:
-            raise UsageError(f"failures is {failures!r}; it must be 1 or more")
-        return min(self.cap_s, planned(Schedule("exponential", self.base_s, self.multiplier), failures))
+#: What a policy file calls a `cooldown`.
+Cooldown = Rest
 
 
 class Profile(Record):

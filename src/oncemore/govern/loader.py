@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from warnings import warn
 
+from oncemore.core.gate import Rules
 from oncemore.core.policy import STANDARD
 from oncemore.core.value import Value
 from oncemore.errors import PolicyError, PolicyWarning
@@ -28,10 +29,11 @@ from oncemore.govern.packaged import PACKAGED, is_packaged, path_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Final
+    from collections.abc import Iterable, Mapping
+    from typing import Any, Final
 
     from oncemore.core.policy import Policy
+    from oncemore.govern.loaded import Cooldown
 
 MOST_REMEMBERED: Final = 128
 
@@ -93,6 +95,42 @@ def quarantines(name: str | os.PathLike[str]) -> bool:
         return False
     made, _ = _load(address_of(name).path)
     return "quarantine" in made.sections.get("on_non_retryable", ())
+
+
+def breaker_rules(name: str | os.PathLike[str]) -> Rules | None:
+    """Return when a policy's profile cuts off calls to a provider; None if it does not."""
+    told = section_of(name, "circuit_breaker")
+    if told is None:
+        return None
+    given = {field: told[row] for row, field in _BREAKER.items() if row in told}
+    return Rules(**given)
+
+
+def section_of(name: str | os.PathLike[str], section: str) -> Mapping[str, Any] | None:
+    """Return what a policy's profile says in one of its sections; None if it says nothing."""
+    if name == STANDARD.name:
+        return None
+    made, _ = _load(address_of(name).path)
+    found: Mapping[str, Any] | None = made.sections.get(section)
+    return found
+
+
+_BREAKER: Final = {
+    "max_failures": "failures",
+    "cooldown_sec": "cooldown_s",
+    "count": "counts",
+    "failure_rate": "rate",
+    "window_sec": "window_s",
+    "min_calls": "least",
+}
+
+
+def cooldowns(name: str | os.PathLike[str]) -> Mapping[str, Cooldown]:
+    """Return how long a policy's profile leaves things alone: everybody (under ""), and each provider."""
+    if name == STANDARD.name:
+        return {}
+    made, _ = _load(address_of(name).path)
+    return made.cooldowns
 
 
 def names() -> list[str]:

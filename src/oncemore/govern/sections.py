@@ -6,6 +6,7 @@ whether or not the part that reads it is built. What they hold is kept as data i
 
 from __future__ import annotations
 
+from oncemore.core.gate import COUNTS
 from oncemore.core.model import STATES
 from oncemore.govern.fields import COOLDOWN, ENVELOPE, LONGEST_TEXT, NAME, POLICIES, Row
 
@@ -27,8 +28,25 @@ SECTIONS: Final = (
     Row("circuit_breaker", "section", "when calls to a provider are cut off", rows=(
         Row("max_failures", "count", "consecutive failures that open it", low=1, high=_COUNT),
         Row("cooldown_sec", "number", "how long it stays open", ("cooldown_s",), above=True),
-        Row("half_open_probes", "count", "calls let through to see whether it may close", low=1, high=_COUNT),
-        Row("count", "text", "what a failure is counted by", choices=("operations", "attempts")),
+        Row("half_open_probes", "count", "calls let through to see whether it may close: one, for all who "
+            "share it", low=1, high=1),
+        Row("count", "text", "what a failure is counted by: operations, each once, or all failed attempts",
+            choices=COUNTS),
+        Row("failure_rate", "number", "instead of max_failures: the part of calls whose failure opens it",
+            above=True, high=1.0),
+        Row("window_sec", "number", "the time over which that part is taken", ("window_s",), above=True),
+        Row("min_calls", "count", "how many calls there must be in it", low=1, high=_COUNT),
+    )),
+    Row("rate_limit", "section", "how many calls in a time: of each provider, or of the step", rows=(
+        Row("calls", "count", "how many", low=1, high=_COUNT),
+        Row("period_s", "number", "in how much time; 1 second unless given", ("period_sec",), above=True),
+        Row("burst", "count", "how many at once after a rest; 1 unless given", low=1, high=_COUNT),
+    )),
+    Row("retry_budget", "section", "what the retries of a process may cost together", rows=(
+        Row("capacity", "number", "tokens at the start and at most", above=True, high=1e6),
+        Row("per_success", "number", "tokens that a success earns back", high=1e6),
+        Row("at_empty", "text", "what a retry does for which no token is left",
+            choices=("fail", "wait", "park")),
     )),
     Row("cooldown", "section", "how long a provider is left alone: capped, growing, without jitter", rows=(
         *COOLDOWN,

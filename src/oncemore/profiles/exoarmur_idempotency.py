@@ -24,7 +24,7 @@ from contextvars import ContextVar
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from oncemore import opening
+from oncemore import configured, opening
 from oncemore.core.key import exoarmur_key
 from oncemore.engine import clock as clocks
 from oncemore.engine.runtime import Engine, innermost
@@ -105,7 +105,7 @@ class IdempotencyManager:
     def durable(self) -> bool:
         """Whether records outlive the process, by where a call here and now would keep them."""
         engine = self._engine()
-        return engine is not None and engine.url != opening.MEMORY
+        return engine is not None and engine.url != configured.MEMORY
 
     def compute_idempotency_key(
         self,
@@ -270,7 +270,7 @@ class IdempotencyManager:
 def _engine_of(store: Any) -> Callable[[], Engine | None]:
     """Return what says for each call which engine keeps its record; None is the memory of this process."""
     if store is None:
-        named = opening.names_a_store()
+        named = configured.names_a_store()
         return lambda: innermost() or (opening.chosen() if named else None)
     if isinstance(store, Engine):
         return lambda: store

@@ -17,7 +17,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import random
 import re
 import threading
 import time
@@ -117,7 +116,9 @@ class Door:
                     "is it stopped?"
                 )
             pause = 0.0005 if waited < PLAINLY_STUCK_S else 0.01
-            time.sleep(random.uniform(pause / 5, pause))  # noqa: S311 - only spreads the knocking
+            from random import uniform  # only who has to wait needs it
+
+            time.sleep(uniform(pause / 5, pause))  # noqa: S311 - only spreads the knocking
 
     def note(self, store: str, seq: int) -> None:
         """Keep how far a store had come, beside it; not synced: it may be behind, and never ahead."""

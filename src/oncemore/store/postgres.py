@@ -337,7 +337,7 @@ class PostgresStore:
         if found is None or found > FORMAT:
             raise StoreError(
                 f"{self._where.shown}: schema {self._schema} has format {found}, which a newer oncemore "
-                f"wrote; this one reads up to {FORMAT}"
+                f"wrote; this one reads up to {FORMAT}: install the newer one"
             )
 
     def _format(self, connection: Connection) -> int | None:

@@ -667,7 +667,8 @@ def _migrate(connection: apsw.Connection, path: Path) -> None:
     ((found,),) = _rows(connection, "SELECT value FROM meta WHERE name='format'")
     if found > FORMAT:
         raise StoreError(
-            f"{path} has format {found}, which a newer oncemore wrote; this one reads up to {FORMAT}"
+            f"{path} has format {found}, which a newer oncemore wrote; this one reads up to {FORMAT}: "
+            "install the newer one"
         )
     for step in range(found, FORMAT):
         if step not in MIGRATIONS:

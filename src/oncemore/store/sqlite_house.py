@@ -22,7 +22,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import secrets
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -61,7 +60,7 @@ def identify(connection: apsw.Connection, path: Path, door: Door) -> str:
         noted, here = door.noted(), path.stat().st_ino
         why = known.get("copied", "")
         if name is None:
-            name = secrets.token_hex(16)
+            name = os.urandom(16).hex()
         elif not why:
             why = _noticed(path, here != known["home"], noted[1] if noted[0] == name else 0, last)
         now = {"store": name, "home": here, "copied": why}
@@ -107,7 +106,7 @@ class SqliteHouse:
         self._store.aside(self._renamed)
 
     def _renamed(self, connection: apsw.Connection) -> None:
-        name = secrets.token_hex(16)
+        name = os.urandom(16).hex()
         with connection:
             connection.execute("UPDATE meta SET value='' WHERE name='copied'")
             connection.execute("UPDATE meta SET value=? WHERE name='store'", (name,))
@@ -138,7 +137,7 @@ class SqliteHouse:
         """Copy, mark, check and sync; then give the copy its name, which nobody may have had before."""
         if to.exists():
             raise UsageError(f"{to} exists; a backup never overwrites, give a new name")
-        part = to.with_name(f".{to.name}.{secrets.token_hex(4)}.part")
+        part = to.with_name(f".{to.name}.{os.urandom(4).hex()}.part")
         try:
             _sweep(to.parent)
             file = os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)

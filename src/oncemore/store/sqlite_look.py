@@ -41,7 +41,7 @@ class LookedAt(SqliteStore):
         if known["format"] > FORMAT:
             raise StoreError(
                 f"{self.path} has format {known['format']}, which a newer oncemore wrote; "
-                f"this one reads up to {FORMAT}"
+                f"this one reads up to {FORMAT}: install the newer one"
             )
         self.name = str(known.get("name", ""))
         here = place.boot_id() and known.get("boot") == place.boot_id()

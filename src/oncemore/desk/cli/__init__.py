@@ -8,7 +8,7 @@ How it ends is an interface (docs/reference/cli.md):
     0     done
     1     the answer is no: a policy is invalid, two policies differ and --exit-code was given, a decision
           came too late, a log is not whole, a copy is held, keys to be imported are something else, a
-          store cannot be used or is not healthy, a replay does not agree
+          store cannot be used or is not healthy, a replay does not agree, a policy cannot be exported
     2     the question was wrong: an unknown name, option, file or value
     130   interrupted
 
@@ -18,8 +18,10 @@ document there. When the reader of a pipe has seen enough, nothing is said.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import threading
 
 import click
 
@@ -43,10 +45,23 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if getattr(sys, name) is None:  # closed by whoever started us
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", closefd=False))
     code = run(sys.argv[1:] if arguments is None else arguments)
-    try:
-        sys.stdout.flush()
-    except OSError:  # told already, if there was something to tell
-        hush(sys.stdout)
+    _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process, and do not take the interpreter apart first: that is a sixth of a short command.
+
+    What wants to be done at the end is done; with other threads at work it ends as any program does.
+    """
+    if threading.active_count() == 1:
+        atexit._run_exitfuncs()  # noqa: SLF001 - as `multiprocessing` and `concurrent.futures` have it run
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # told already, if there was something to tell
+            hush(stream)
+    if threading.active_count() == 1:
+        os._exit(code)
     sys.exit(code)
 
 

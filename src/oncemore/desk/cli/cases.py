@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oncemore.desk.service.quarantine import ago, when
+from oncemore.desk.service.times import ago, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def print_case(paper: Paper, case: Case, now: float) -> None:
     paper.line(f"{item.kind} {item.id} of {item.step}: {item.reason}", "yellow")
     paper.line()
     facts = [
-        ("since", f"{when(item.since)} ({ago(item.since, now)})"), ("effect", case.effect),
+        ("since", f"{shown(item.since)} ({ago(item.since, now)})"), ("effect", case.effect),
         ("attempts", str(item.attempts)), ("error", _error(item.error)), ("code", item.error.get("code", "")),
         ("rule", case.rule), ("input", case.input_hash), ("dataset", item.dataset), ("tenant", item.tenant),
         ("correlation", item.correlation_id), ("entity", item.entity), ("version", str(item.version)),
@@ -93,16 +93,16 @@ def _bytes(artifact: dict[str, Any] | None) -> list[tuple[str, str]]:
 def _attempt(one: Any) -> str:
     took = "" if one.ended is None else f", {one.ended - one.began:.3f} s"
     why = f": {_error(one.error)}" if one.error else ""
-    return f"{one.number}  {when(one.began)}{took}  {one.outcome}{why}"
+    return f"{one.number}  {shown(one.began)}{took}  {one.outcome}{why}"
 
 
 def _told(one: Any, now: float) -> str:
     if one.state == "PENDING" and one.due > now:
-        return f"to be told at {when(one.due)}, with more of the same"
+        return f"to be told at {shown(one.due)}, with more of the same"
     return {"DELIVERED": "has arrived", "DEAD": "could not be delivered: it is in quarantine itself"}.get(
         one.state, "not yet"
     )
 
 
 def _decided(made: dict[str, Any]) -> str:
-    return f"{when(made['at'])}  {made['what']} by {made['actor'] or 'somebody'}: {made['reason']}"
+    return f"{shown(made['at'])}  {made['what']} by {made['actor'] or 'somebody'}: {made['reason']}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from oncemore.desk.cli.group import Branch, json_option, leaf
-from oncemore.desk.cli.house import by_option, reason_option, store_option
+from oncemore.desk.cli.group import Branch, json_option, leaf, store_option
+from oncemore.desk.cli.house import by_option, reason_option
 from oncemore.desk.cli.paper import Paper
 from oncemore.desk.cli.words import DURATION
 

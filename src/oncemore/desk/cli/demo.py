@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from oncemore.desk.cli import complete
 from oncemore.desk.cli.group import leaf
 from oncemore.desk.cli.paper import hush
 from oncemore.errors import UsageError
@@ -15,6 +16,9 @@ oncemore demo
 oncemore demo --careless
 oncemore demo --keep --seed 7
 oncemore demo kfm-loop
+oncemore demo kfm-loop --list
+oncemore demo kfm-loop --scenario deadline-catchup
+oncemore demo nova-cat
 oncemore demo retry --fast
 oncemore demo lit
 """
@@ -23,8 +27,9 @@ oncemore demo lit
 TAKES = {
     "pipeline": {"fast", "seed", "keep", "plain", "careless"},
     "retry": {"fast"},
-    "kfm-loop": {"plain"},
+    "kfm-loop": {"plain", "scenario", "list"},
     "lit": {"plain"},
+    "nova-cat": {"plain"},
 }
 
 
@@ -34,6 +39,10 @@ TAKES = {
 @click.option("--seed", metavar="TEXT", help="Tell the same story again: which order meets which fault.")
 @click.option("--keep", is_flag=True, help="Leave the folder there: the program, its log, the table.")
 @click.option("--plain", is_flag=True, help="Plain lines, as a file gets them.")
+@click.option(
+    "--scenario", metavar="NAME", shell_complete=complete.scenarios, help="Only this scenario of the story."
+)
+@click.option("--list", is_flag=True, help="Say which scenarios the story has, and play none.")
 @click.option("--careless", is_flag=True, help="Without keys and transactions: see what then happens.")
 def demo(story: str, **told: str | bool | None) -> int:
     """See it work, with real parts on this machine.
@@ -42,7 +51,9 @@ def demo(story: str, **told: str | bool | None) -> int:
     killed three times and finishes, and others count what happened. Exit code 1 if anything was
     duplicated or lost.
 
-    kfm-loop: the reference scenarios of the KFM loop, each replayed from its log.
+    kfm-loop: the reference scenarios of the KFM loop, each replayed from its log; or one of them.
+
+    nova-cat: spectra from an archive that throttles and sends broken files, left alone and released.
 
     retry: seven calls to a flaky server, the waits and the reasons.
 
@@ -79,9 +90,12 @@ def _retry(told: dict[str, str | bool | None]) -> int:
 
 
 def _kfm_loop(told: dict[str, str | bool | None]) -> int:
-    from oncemore.desk.demo.kfm_loop import main
+    from oncemore.desk.demo.kfm_loop import listed, main
 
-    return main(sys.stdout, plain=bool(told["plain"]))
+    if told["list"]:
+        return listed(sys.stdout)
+    scenario = told["scenario"]
+    return main(sys.stdout, plain=bool(told["plain"]), scenario=None if scenario is None else str(scenario))
 
 
 def _lit(told: dict[str, str | bool | None]) -> int:
@@ -90,4 +104,12 @@ def _lit(told: dict[str, str | bool | None]) -> int:
     return main(sys.stdout, plain=bool(told["plain"]))
 
 
-_STORIES = {"pipeline": _pipeline, "retry": _retry, "kfm-loop": _kfm_loop, "lit": _lit}
+def _nova_cat(told: dict[str, str | bool | None]) -> int:
+    from oncemore.desk.demo.nova_cat import main
+
+    return main(sys.stdout, plain=bool(told["plain"]))
+
+
+_STORIES = {
+    "pipeline": _pipeline, "retry": _retry, "kfm-loop": _kfm_loop, "lit": _lit, "nova-cat": _nova_cat,
+}  # fmt: skip

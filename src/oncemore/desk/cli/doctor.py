@@ -24,6 +24,7 @@ oncemore doctor --rebuild --write
 HEALTH = """
 oncemore health
 oncemore health --store postgresql://host/database --json
+oncemore health --store again.db --against undisturbed.db
 """
 TINTS: dict[str, Tint] = {"ok": "green", "warn": "yellow", "bad": "red"}
 
@@ -104,21 +105,27 @@ def _print_check(paper: Paper, check: Check, width: int) -> None:
 
 
 @leaf("health", HEALTH)
+@click.option("--against", metavar="URL", help="Another store: what is complete in both must be the same.")
 @store_option
 @json_option
-def health(store: str | None, in_json: bool) -> int:
+def health(against: str | None, store: str | None, in_json: bool) -> int:
     """Judge a store by four criteria.
 
     They are those of a pipeline that can be trusted. Work that is run again leaves the same; states follow
     from the log; nothing is computed twice; every decision is explained by its proof. Exit code 1 means
     that one of them does not hold.
     """
+    from contextlib import ExitStack
+
     from oncemore.desk.service.health import health as judged
     from oncemore.desk.service.stores import looked_at, shelf_of
 
     paper = Paper(in_json=in_json)
-    with looked_at(store) as opened, Progress("looking", quiet=in_json) as progress:
-        found = judged(opened, shelf_of(store), progress)
+    with ExitStack() as stack:
+        opened = stack.enter_context(looked_at(store))
+        other = stack.enter_context(looked_at(against)) if against else None
+        progress = stack.enter_context(Progress("looking", quiet=in_json))
+        found = judged(opened, shelf_of(store), progress, other)
     if in_json:
         paper.json(found)
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from oncemore.core.proof import seconds
+from oncemore.core.spans import seconds
 from oncemore.desk.cli.chart import LEGEND, chart
 from oncemore.desk.svg import picture
 

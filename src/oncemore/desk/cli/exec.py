@@ -7,7 +7,8 @@ import sys
 
 import click
 
-from oncemore.desk.cli.group import leaf
+from oncemore.desk.cli import complete
+from oncemore.desk.cli.group import Whole, leaf, store_option
 from oncemore.desk.cli.paper import Paper
 from oncemore.desk.cli.words import DURATION, PAIR, SIZE, duration
 
@@ -50,8 +51,9 @@ GROUPS = {
 @click.option("--correlation-id", metavar="ID", help="What ties records together.")
 @click.option("--effect", type=click.Choice(["once", "idempotent", "pure"]), default="once", metavar="WORD",
               help="once (unless given), idempotent or pure: may it run twice?")  # fmt: skip
-@click.option("--policy", metavar="ADDRESS", help="How often and when; standard unless given.")
-@click.option("--attempts", metavar="N", type=click.IntRange(1, 1000), help="Attempts in all.")
+@click.option("--policy", metavar="ADDRESS", shell_complete=complete.policies,
+              help="How often and when; standard unless given.")  # fmt: skip
+@click.option("--attempts", metavar="N", type=Whole(1, 1000), help="Attempts in all.")
 @click.option("--wait", metavar="TIME,...", help="Waits between attempts: 10s,1m,5m.")
 @click.option("--retry-on-exit", metavar="CODES", help="Exit codes that are tried again: 1,75,100-110; any.")
 @click.option("--retry-on-output", metavar="REGEX", multiple=True,
@@ -76,7 +78,7 @@ GROUPS = {
 @click.option("--quiet", is_flag=True, help="Print neither output nor remarks; errors are told.")
 @click.option("--json", "in_json", is_flag=True, help="End with one line of JSON on standard error.")
 @click.option("--report", metavar="FILE", help="Write that JSON into a file.")
-@click.option("--store", metavar="URL", help="Which log: a path, or postgresql://...")
+@store_option
 @click.option("--if-running", type=click.Choice(["wait", "fail"]), default="wait", metavar="WORD",
               help="While another process is at it: wait, or fail.")  # fmt: skip
 @click.option("--rerun", is_flag=True, help="Begin anew what failed for good; needs --reason.")
@@ -112,10 +114,11 @@ exec_.wrong = FAULT
 def _carried_out(paper: Paper, cuts: Any, command: tuple[str, ...], told: dict[str, Any]) -> int:
     from oncemore.desk.program.cuts import Interrupted
     from oncemore.desk.program.outcome import Outcome, carry_out
+    from oncemore.desk.service.stores import made
     from oncemore.engine.chores import somebody
     from oncemore.engine.context import context
 
-    order, decided, engine = _order(command, told), _decided(told), _engine(told["store"])
+    order, decided, engine = _order(command, told), _decided(told), made(told["store"])
 
     def say(text: str) -> None:
         if not told["quiet"] and not told["in_json"]:
@@ -131,14 +134,6 @@ def _carried_out(paper: Paper, cuts: Any, command: tuple[str, ...], told: dict[s
         outcome = Outcome(128 + cut.number, "oncemore", f"{cut}.")
         _tell(paper, outcome, None, told)
     return int(outcome.exit_code)
-
-
-def _engine(store: str | None) -> Engine:
-    """Return the engine of the settings, or of a store that was named; it is made if it is not there."""
-    from oncemore.opening import engine_of, settings
-
-    told = settings()
-    return engine_of(told if store is None else told._replace(store=store))
 
 
 def _order(command: tuple[str, ...], told: dict[str, Any]) -> Order:

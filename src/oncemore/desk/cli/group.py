@@ -14,7 +14,7 @@ from oncemore._version import __version__
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
 
@@ -36,6 +36,23 @@ class Finite(click.ParamType[float]):
             bound = "" if self.low == -math.inf else f" from {self.low:g} on"
             self.fail(f"{value!r} is not a number{bound}.", param, ctx)
         return number
+
+
+class Whole(click.IntRange):
+    """A whole number within bounds; what is none is told in words of people."""
+
+    name = "whole number"
+
+
+class OneOf(click.Choice[str]):
+    """One of some words, in capitals or not; they are told as they are written."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        super().__init__(words, case_sensitive=False)
+
+    def normalize_choice(self, choice: object, ctx: click.Context | None) -> str:
+        """Take a word in capitals."""
+        return str(choice).upper()
 
 
 class Leaf(click.Command):
@@ -123,6 +140,9 @@ def leaf(name: str, examples: str, groups: dict[str, str] | None = None) -> Call
 json_option = click.option(
     "--json", "in_json", is_flag=True, help="Print one JSON document, and nothing else."
 )
+ids_option = click.option(
+    "--ids", "only_ids", is_flag=True, help="Print ids alone, one on each line, for another command."
+)
 store_option = click.option(
     "--store",
     metavar="URL",
@@ -138,7 +158,10 @@ oncemore doctor
 oncemore policy list
 oncemore policy show kfm-loop
 oncemore key --operation kill_switch_update --tenant tenant-123
+oncemore export asl nova-cat --out nova-cat.asl.json
 oncemore quarantine list
+oncemore breakers
+oncemore cooldowns list
 oncemore worker shop.orders
 """
 
@@ -152,10 +175,13 @@ oncemore worker shop.orders
         "explain": "look:explain",
         "replay": "replay:replay",
         "tail": "tail:tail",
+        "audit": "audit:audit",
         "doctor": "doctor:doctor",
         "health": "doctor:health",
         "policy": "policy:policy",
         "key": "key:key",
+        "export": "export:export",
+        "asl": "export:asl_branch",
         "worker": "worker:worker",
         "submit": "orders:submit",
         "cancel": "orders:cancel",
@@ -163,6 +189,9 @@ oncemore worker shop.orders
         "quarantine": "quarantine:quarantine",
         "switch": "control:switch",
         "approve": "control:approve",
+        "breakers": "gates:breakers",
+        "resources": "gates:resources",
+        "cooldowns": "cooldowns:cooldowns",
         "import": "moving:bring_in",
         "prune": "house:prune",
         "erase": "house:erase",
@@ -181,6 +210,6 @@ def root() -> None:
     """Try it once more. Apply it once.
 
     Run programs once per key; look at what ran and why, replay it, check its store; look at policies
-    before they run, compute keys, do work that was handed in, decide about what waits for a person, keep
-    house, and see it work.
+    before they run, write them for Step Functions, compute keys, do work that was handed in, decide about
+    what waits for a person, keep house, and see it work.
     """

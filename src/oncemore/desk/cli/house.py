@@ -7,9 +7,11 @@ from itertools import islice
 
 import click
 
-from oncemore.desk.cli.group import json_option, leaf
+from oncemore.desk.cli import complete
+from oncemore.desk.cli.group import json_option, leaf, store_option
 from oncemore.desk.cli.paper import Paper
 from oncemore.desk.cli.words import DURATION
+from oncemore.errors import StoreError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,10 +19,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 MOST_IN_DOUBT = 50
+EVIDENCE = "Do not write to this store any more; restore a backup, and keep this file: it is evidence."
 
-store_option = click.option(
-    "--store", metavar="URL", help="Which store; else that of the settings (ONCEMORE_STORE)."
-)
 reason_option = click.option("--reason", metavar="TEXT", required=True, help="Why; it is recorded.")
 by_option = click.option("--by", metavar="NAME", help="Who; else the user of this process. It is recorded.")
 yes_option = click.option("--yes", is_flag=True, help="Do it without asking.")
@@ -49,7 +49,7 @@ def count_on_terminal(what: str) -> Callable[..., object]:
 @leaf("prune", "oncemore prune --older-than 90d --dry-run\noncemore prune\noncemore prune --step shop.pay")
 @store_option
 @click.option("--older-than", type=DURATION, metavar="TIME", help="Runs that ended this long ago: 90d, 12h.")
-@click.option("--step", metavar="NAME", help="Only runs of this step.")
+@click.option("--step", metavar="NAME", shell_complete=complete.steps, help="Only runs of this step.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @click.option(
     "--forget-keys-after",
@@ -251,7 +251,7 @@ def sizes(store: str | None, in_json: bool) -> None:
 @leaf("verify", "oncemore verify\noncemore verify --json")
 @store_option
 @json_option
-def verify(store: str | None, in_json: bool) -> None:
+def verify(store: str | None, in_json: bool) -> int:
     """Check every link of a log, and say what was erased.
 
     With by whom and why. Exit code 1 if the log was altered, or a body is gone that nobody
@@ -259,12 +259,16 @@ def verify(store: str | None, in_json: bool) -> None:
     """
     from oncemore.desk.service.stores import there
 
-    with there(store) as engine:
-        found = engine.verify()
     paper = Paper(in_json=in_json)
+    try:
+        with there(store) as engine:
+            found = engine.verify()
+    except StoreError as fault:
+        Paper(sys.stderr, in_json=in_json).error(f"{fault}.", EVIDENCE)
+        return 1
     if in_json:
         paper.json(found)
-        return
+        return 0
     pruned = sum(one.how == "pruned" for one in found.forgotten)
     paper.line(f"whole: {found.entries:,} entries of {found.entities:,} entities", "green")
     if pruned:
@@ -272,3 +276,4 @@ def verify(store: str | None, in_json: bool) -> None:
     for one in found.forgotten:
         if one.how == "erased":
             paper.line(f"erased {one.key[:12]} of {one.step}, by {one.actor or '?'}: {one.reason or '?'}")
+    return 0

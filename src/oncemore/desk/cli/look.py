@@ -5,21 +5,20 @@ from __future__ import annotations
 import click
 
 from oncemore.core.model import STATES
-from oncemore.desk.cli.group import json_option, leaf, store_option
+from oncemore.desk.cli import complete
+from oncemore.desk.cli.group import OneOf, Whole, ids_option, json_option, leaf, store_option
 from oncemore.desk.cli.paper import Paper
-from oncemore.errors import Error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-    from click.shell_completion import CompletionItem
 
 RUNS = """
 oncemore runs
 oncemore runs --state HARD_FAIL --since 1d
 oncemore runs --step flows.load --error HTTP_503 --limit 500
 oncemore runs --correlation corr-456 --json
+oncemore runs --error TIMEOUT --ids | xargs -n1 oncemore explain
 """
 SHOW = """
 oncemore show 0193a000-0000-7000-8000-000000000001
@@ -32,31 +31,18 @@ oncemore explain b4b6cd73 --attempt 3
 """
 
 
-def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the id of a run."""
-    from click.shell_completion import CompletionItem
-
-    from oncemore.desk.service.runs import names
-    from oncemore.desk.service.stores import looked_at
-
-    try:
-        with looked_at(ctx.params.get("store")) as store:
-            return [CompletionItem(name) for name in names(store, incomplete)]
-    except Error:  # nobody wants to read an error in the middle of a command
-        return []
-
-
 run_argument = click.argument(
-    "run", metavar="RUN", shell_complete=_complete, help="A run's id or its key, or how one of them begins."
+    "run",
+    metavar="RUN",
+    shell_complete=complete.runs,
+    help="A run's id or its key, or how one of them begins.",
 )
 
 
 @leaf("runs", RUNS, {"Which": "step state error dataset tenant correlation since until held limit"})
 @store_option
-@click.option("--step", metavar="NAME", help="Of this step.")
-@click.option(
-    "--state", type=click.Choice(STATES, case_sensitive=False), metavar="STATE", help=f"{', '.join(STATES)}."
-)
+@click.option("--step", metavar="NAME", shell_complete=complete.steps, help="Of this step.")
+@click.option("--state", type=OneOf(STATES), metavar="STATE", help=f"{', '.join(STATES)}.")
 @click.option(
     "--error", metavar="CLASS", help="Whose last attempt ended with this class of error, as HTTP_503."
 )
@@ -66,11 +52,12 @@ run_argument = click.argument(
 @click.option("--since", metavar="TIME", help="Last changed since then: 2h, 7d, 14:05, 2026-11-16T14:05Z.")
 @click.option("--until", metavar="TIME", help="Last changed until then.")
 @click.option("--held", is_flag=True, help="Only those that wait for a person.")
-@click.option(
-    "--limit", metavar="N", type=click.IntRange(1, 100_000), default=50, help="At most so many (50)."
-)
+@click.option("--limit", metavar="N", type=Whole(1, 100_000), default=50, help="At most so many (50).")
+@ids_option
 @json_option
-def runs(store: str | None, since: str | None, until: str | None, in_json: bool, **asked: Any) -> None:
+def runs(
+    store: str | None, since: str | None, until: str | None, only_ids: bool, in_json: bool, **asked: Any
+) -> None:
     """List runs, those first that changed last.
 
     A key has one line, for its last run.
@@ -86,7 +73,9 @@ def runs(store: str | None, since: str | None, until: str | None, in_json: bool,
         now = opened.now()
         begins, ends = (None if text is None else instant(text, now) for text in (since, until))
         rows = listed(opened, Asked(**asked, since=begins, until=ends))
-    if in_json:
+    if only_ids:
+        paper.ids([row.run_id for row in rows])
+    elif in_json:
         paper.json(rows)
     else:
         print_runs(paper, rows, asked["limit"], now)
@@ -117,9 +106,7 @@ def show(run: str, store: str | None, in_json: bool) -> None:
 
 @leaf("explain", EXPLAIN)
 @run_argument
-@click.option(
-    "--attempt", metavar="N", type=click.IntRange(1), help="Only why this attempt waited, and what came."
-)
+@click.option("--attempt", metavar="N", type=Whole(1), help="Only why this attempt waited, and what came.")
 @store_option
 @json_option
 def explain(run: str, attempt: int | None, store: str | None, in_json: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oncemore.core.proof import seconds
+from oncemore.core.spans import seconds
 from oncemore.desk.service.times import shown
 
 TYPE_CHECKING = False

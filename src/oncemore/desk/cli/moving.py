@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from oncemore.desk.cli.group import json_option, leaf
-from oncemore.desk.cli.house import by_option, count_on_terminal, store_option
+from oncemore.desk.cli.group import json_option, leaf, store_option
+from oncemore.desk.cli.house import by_option, count_on_terminal
 from oncemore.desk.cli.paper import Paper
 
 EXAMPLES = """
@@ -49,10 +49,9 @@ def bring_in(
     """
     from oncemore.desk.service.imports import Sheet, bring_in, would_bring_in
     from oncemore.desk.service.modules import step_of
-    from oncemore.opening import engine_of, settings
+    from oncemore.desk.service.stores import made
 
-    told = settings()
-    with engine_of(told if store is None else told._replace(store=store)) as engine:
+    with made(store) as engine:
         step = step_of(address).on(engine)
         sheet = Sheet(file, dict(_pair(pair) for pair in pairs), result_column, ignored)
         progress = count_on_terminal("lines")

@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
-from oncemore.desk.cli.group import json_option, leaf
-from oncemore.desk.cli.house import by_option, store_option
+from oncemore.desk.cli import complete
+from oncemore.desk.cli.group import json_option, leaf, store_option
+from oncemore.desk.cli.house import by_option, reason_option
 from oncemore.desk.cli.paper import Paper
 from oncemore.desk.cli.words import DURATION, PAIR
 
@@ -23,15 +24,22 @@ oncemore submit shop.orders:ship --args '{"order": "A-17", "lines": [1, 2]}' --i
 """
 CANCEL = """
 oncemore cancel shop.orders:ship order=A-17 --by operator --reason 'the order was withdrawn'
+oncemore cancel shop.orders --run 01a1e211 --reason 'the order was withdrawn'
 """
 RERUN = """
 oncemore rerun shop.orders:ship order=A-17 --by operator --reason 'the address is right now'
+oncemore rerun shop.orders --run 01a1e211 --reason 'the carrier is back'
 """
 
-step_argument = click.argument("address", metavar="MODULE:STEP")
+step_argument = click.argument("address", metavar="MODULE[:STEP]")
+run_option = click.option(
+    "--run",
+    metavar="RUN",
+    shell_complete=complete.runs,
+    help="A run's id or key instead of its arguments, which are then those on record.",
+)
 words_argument = click.argument("words", metavar="[NAME=VALUE]...", nargs=-1, type=PAIR)
 args_option = click.option("--args", "whole", metavar="JSON", help="Arguments as a JSON object.")
-reason_option = click.option("--reason", metavar="TEXT", required=True, help="Why; it is recorded.")
 
 
 def ordering(name: str, examples: str, *more: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -46,11 +54,15 @@ def ordering(name: str, examples: str, *more: Callable[[Any], Any]) -> Callable[
 
 
 def _give(what: str, address: str, words: Words, whole: str | None, store: str | None, **told: Any) -> Any:
-    from oncemore.desk.service.orders import order
-    from oncemore.opening import engine_of, settings
+    from oncemore.desk.service.orders import order, order_about
+    from oncemore.desk.service.stores import made
 
-    here = settings()
-    with engine_of(here if store is None else here._replace(store=store)) as engine:
+    run = told.pop("run", None)
+    if run is not None and (words or whole is not None):
+        raise click.UsageError("Give either --run or arguments.", click.get_current_context())
+    with made(store) as engine:
+        if run is not None:
+            return order_about(engine, what, address, run, **told)
         return order(engine, what, address, words, whole, **told)
 
 
@@ -89,35 +101,19 @@ def submit(
     return _tell(_give("submit", address, words, whole, store, at=at, by=by), in_json)
 
 
-@ordering("cancel", CANCEL, reason_option)
-def cancel(
-    address: str,
-    words: Words,
-    whole: str | None,
-    reason: str,
-    by: str | None,
-    store: str | None,
-    in_json: bool,
-) -> int:
+@ordering("cancel", CANCEL, run_option, reason_option)
+def cancel(in_json: bool, **told: Any) -> int:
     """Let no further attempt of some work begin.
 
     What waits ends as cancelled. What runs is not cut off: if it commits, that stands.
     """
-    return _tell(_give("cancel", address, words, whole, store, reason=reason, by=by), in_json)
+    return _tell(_give("cancel", **told), in_json)
 
 
-@ordering("rerun", RERUN, reason_option)
-def rerun(
-    address: str,
-    words: Words,
-    whole: str | None,
-    reason: str,
-    by: str | None,
-    store: str | None,
-    in_json: bool,
-) -> int:
+@ordering("rerun", RERUN, run_option, reason_option)
+def rerun(in_json: bool, **told: Any) -> int:
     """Run work that failed for good once more.
 
     Here and now, with a new budget of attempts.
     """
-    return _tell(_give("rerun", address, words, whole, store, reason=reason, by=by), in_json)
+    return _tell(_give("rerun", **told), in_json)

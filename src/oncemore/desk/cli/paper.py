@@ -64,13 +64,26 @@ class Paper:
         shown = text.rstrip().translate(_STEERING)
         self._write(f"\033[{_CODES[tint]}m{shown}\033[0m" if tint and self.coloured else shown)
 
+    def ids(self, names: Sequence[str]) -> None:
+        """Write names for another command: one on each line, or with --json a list of them."""
+        if self.in_json:
+            self.json(names)
+        else:
+            for name in names:
+                self.line(name)
+
     def say(self, text: str, tint: Tint = "", lead: str = "") -> None:
         """Write a paragraph, wrapped; its further lines stand below the first letter after the lead."""
         from textwrap import wrap
 
         width = min(self.width, WIDEST_PROSE)
         hang = " " * len(lead)
-        for line in wrap(text, width, initial_indent=lead, subsequent_indent=hang, break_on_hyphens=False):
+        # A path or a digest is never broken: it could not be copied any more.
+        lines = wrap(
+            text, width, initial_indent=lead, subsequent_indent=hang, break_on_hyphens=False,
+            break_long_words=False,
+        )  # fmt: skip
+        for line in lines:
             self.line(line, tint)
 
     def table(self, rows: Sequence[Sequence[str]], indent: str = "", *, right: Iterable[int] = ()) -> None:
@@ -95,7 +108,7 @@ class Paper:
         else:
             from textwrap import wrap
 
-            first, *others = wrap(last, room, break_on_hyphens=False)
+            first, *others = wrap(last, room, break_on_hyphens=False, break_long_words=False)
             for text, before in [(first, lead), *((other, " " * len(lead)) for other in others)]:
                 self.line(before + text, tint)
 

@@ -7,16 +7,14 @@ import sys
 import click
 
 from oncemore.core.model import EFFECTS
-from oncemore.desk.cli.group import Branch, Finite, json_option, leaf
+from oncemore.desk.cli import complete
+from oncemore.desk.cli.group import Branch, Finite, Whole, json_option, leaf
 from oncemore.desk.cli.paper import Paper
-from oncemore.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, TypeVar
-
-    from click.shell_completion import CompletionItem
 
     F = TypeVar("F", bound=Callable[..., Any])
 
@@ -44,21 +42,8 @@ def policy() -> None:
     """
 
 
-def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the name of a profile, or a path."""
-    from click.shell_completion import CompletionItem
-
-    from oncemore.desk.service.catalogue import rows
-
-    try:
-        names = [row.name for row in rows() if row.name.startswith(incomplete)]
-    except UsageError:  # nobody wants to read an error in the middle of a command
-        return []
-    return [*map(CompletionItem, names)] or [CompletionItem(incomplete, type="file")]
-
-
 def _address(name: str, text: str) -> Callable[[F], F]:
-    return click.argument(name, metavar=name.upper(), shell_complete=_complete, help=text)
+    return click.argument(name, metavar=name.upper(), shell_complete=complete.policies, help=text)
 
 
 provider_option = click.option(
@@ -104,7 +89,7 @@ oncemore policy show kfm-rules --attempt 1 --error HTTP_429 --proof
 @leaf("show", SHOW, {"What would it do": ASKED})
 @_address("policy", "A policy by its address or file.")
 @provider_option
-@click.option("--attempt", metavar="N", type=click.IntRange(1), help="Decide after this failed attempt.")
+@click.option("--attempt", metavar="N", type=Whole(1), help="Decide after this failed attempt.")
 @click.option("--error", metavar="CODE", default="", help="Its error, as HTTP_503; else one that is retried.")
 @click.option("--run-id", metavar="ID", default="", help="The run whose seed the draws come from.")
 @click.option("--seed", metavar="TEXT", default="", help="The seed itself.")
@@ -224,9 +209,7 @@ def diff(a: str, b: str, provider: str | None, exit_code: bool, in_json: bool) -
 @provider_option
 @click.option("--svg", metavar="FILE", help="Draw into this file instead; - is standard output.")
 @click.option("--seed", metavar="TEXT", default="", help="What sample runs are drawn from.")
-@click.option(
-    "--runs", type=click.IntRange(0, 200), help="How many sample runs to draw; 5 in SVG, else none."
-)
+@click.option("--runs", type=Whole(0, 200), help="How many sample runs to draw; 5 in SVG, else none.")
 @json_option
 def plot(
     policy: str, provider: str | None, svg: str | None, seed: str, runs: int | None, in_json: bool

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import click
 
-from oncemore.desk.cli.group import Branch, json_option, leaf
+from oncemore.desk.cli import complete
+from oncemore.desk.cli.group import Branch, Whole, ids_option, json_option, leaf, store_option
+from oncemore.desk.cli.house import reason_option
 from oncemore.desk.cli.paper import Paper
 
 TYPE_CHECKING = False
@@ -35,18 +37,16 @@ def quarantine() -> None:
     """
 
 
-store_option = click.option(
-    "--store", metavar="URL", help="The log: a path or an address; else that of the settings."
-)
-_id = click.argument("item", metavar="ID", help="What it is about: an id of the list, or its beginning.")
+_id = click.argument("item", metavar="ID", shell_complete=complete.held,
+                     help="What it is about: an id of the list, or its beginning.")  # fmt: skip
 
 
 def _decision(command: F) -> F:
     """Give a command what every decision needs."""
     for option in (
-        click.option("--version", metavar="N", type=click.IntRange(1), default=None,
+        click.option("--version", metavar="N", type=Whole(1), default=None,
                      help="Decide only if it still has this version."),
-        click.option("--reason", metavar="TEXT", required=True, help="Why; it is recorded."),
+        reason_option,
         click.option("--by", metavar="NAME", required=True, help="Who decides; it is recorded."),
         _id,
     ):  # fmt: skip
@@ -55,12 +55,13 @@ def _decision(command: F) -> F:
 
 
 @leaf("list", "oncemore quarantine list\noncemore quarantine list --step charge --since 2h --json")
-@click.option("--step", metavar="NAME", help="Only of this step, or topic.")
+@click.option("--step", metavar="NAME", shell_complete=complete.steps, help="Only of this step, or topic.")
 @click.option("--reason", metavar="WORD", type=click.Choice(REASONS), help=f"Only for {', '.join(REASONS)}.")
 @click.option("--kind", metavar="WORD", type=click.Choice(("run", "artifact", "event")),
               help="Only a run, an artifact or an event.")  # fmt: skip
 @click.option("--since", metavar="TIME", help="Only what came since: 30m, 2h, 3d, or 2026-11-16T08:00Z.")
 @store_option
+@ids_option
 @json_option
 def list_(
     step: str | None,
@@ -68,17 +69,22 @@ def list_(
     kind: str | None,
     since: str | None,
     store: str | None,
+    only_ids: bool,
     in_json: bool,
 ) -> None:
     """List what waits for a person, the longest first."""
     from oncemore.desk.cli.cases import print_items
-    from oncemore.desk.service import quarantine as service
+    from oncemore.desk.service.stores import there
+    from oncemore.desk.service.times import instant
 
-    with service.engine_on(store) as engine:
+    with there(store) as engine:
         now = engine.now()
-        found = engine.quarantine.list(step=step, reason=reason, kind=kind, since=service.since(since, now))
+        begins = None if since is None else instant(since, now)
+        found = engine.quarantine.list(step=step, reason=reason, kind=kind, since=begins)
     paper = Paper(in_json=in_json)
-    if in_json:
+    if only_ids:
+        paper.ids([item.id for item in found])
+    elif in_json:
         paper.json(found)
     else:
         print_items(paper, found, now)
@@ -95,9 +101,9 @@ def show(item: str, store: str | None, in_json: bool) -> None:
     decided before, and what can be decided now.
     """
     from oncemore.desk.cli.cases import print_case
-    from oncemore.desk.service import quarantine as service
+    from oncemore.desk.service.stores import there
 
-    with service.engine_on(store) as engine:
+    with there(store) as engine:
         now, case = engine.now(), engine.quarantine.show(item)
     paper = Paper(in_json=in_json)
     if in_json:
@@ -108,9 +114,9 @@ def show(item: str, store: str | None, in_json: bool) -> None:
 
 def _decide(what: str, item: str, store: str | None, in_json: bool, **told: Any) -> None:
     """Make a decision, and say what was decided."""
-    from oncemore.desk.service import quarantine as service
+    from oncemore.desk.service.stores import there
 
-    with service.engine_on(store) as engine:
+    with there(store) as engine:
         found = engine.quarantine.show(item).item
         version = told.pop("version") or found.version
         answer = told.pop("answer", None)
@@ -163,7 +169,7 @@ def reject(item: str, store: str | None, in_json: bool, **told: Any) -> None:
 
 @leaf("rerun", 'oncemore quarantine rerun 01a1e211 --extra-attempts 2 --by operator --reason "more memory"')
 @_decision
-@click.option("--extra-attempts", metavar="N", type=click.IntRange(1, 1000), default=1, show_default=True,
+@click.option("--extra-attempts", metavar="N", type=Whole(1, 1000), default=1, show_default=True,
               help="How many more attempts it may have; recorded.")  # fmt: skip
 @store_option
 @json_option
@@ -186,7 +192,7 @@ def settle(
     item: str, applied: str | None, not_applied: bool, store: str | None, in_json: bool, **told: Any
 ) -> None:
     """Say what became of a run whose outcome is unknown."""
-    from oncemore.desk.service import quarantine as service
+    from oncemore.desk.service.orders import value_of
     from oncemore.steps import applied as did
     from oncemore.steps import not_applied as did_not
 
@@ -194,7 +200,7 @@ def settle(
         raise click.UsageError(
             "Say either --applied with the value, or --not-applied.", click.get_current_context()
         )
-    answer = did_not() if applied is None else did(service.value_of(applied))
+    answer = did_not() if applied is None else did(value_of(applied))
     _decide("settle", item, store, in_json, answer=answer, **told)
 
 
@@ -207,10 +213,10 @@ def tell(store: str | None, in_json: bool) -> int:
     Processes with the same settings do so by themselves while they run; this is for a timetable. The sinks
     are those of the setting `notify`. Exit code 1 means that one was given up: it is in the list.
     """
-    from oncemore.desk.service import quarantine as service
+    from oncemore.desk.service.stores import there
     from oncemore.errors import UsageError
 
-    with service.engine_on(store) as engine:
+    with there(store) as engine:
         if engine.notices is None:
             raise UsageError(
                 "nobody is to be told: the setting notify is empty; see oncemore.toml or ONCEMORE_NOTIFY"

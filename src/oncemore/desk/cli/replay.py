@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
+from oncemore.desk.cli import complete
 from oncemore.desk.cli.group import json_option, leaf, store_option
-from oncemore.desk.cli.look import _complete
 from oncemore.desk.cli.paper import Paper
 from oncemore.desk.cli.progress import Progress
 
@@ -29,9 +29,9 @@ MOST_SHOWN = 20
 
 
 @leaf("replay", EXAMPLES, {"What": "run since until all"})
-@click.argument("name", metavar="[RUN]", required=False, shell_complete=_complete,
+@click.argument("name", metavar="[RUN]", required=False, shell_complete=complete.runs,
                 help="A run's id or its key, or how one of them begins.")  # fmt: skip
-@click.option("--run", metavar="RUN", help="The same, as an option.")
+@click.option("--run", metavar="RUN", shell_complete=complete.runs, help="The same, as an option.")
 @click.option("--since", metavar="TIME", help="All runs of which something was written since then.")
 @click.option("--until", metavar="TIME", help="… and until then; now unless given.")
 @click.option("--all", "all_", is_flag=True, help="The whole log.")
@@ -89,12 +89,13 @@ def _window(store: Store, since: str | None, until: str | None, current: bool, i
     from oncemore.desk.service.replays import whole, window
     from oncemore.desk.service.times import instant
 
+    now = store.now()
+    ends = now if until is None else instant(until, now)
+    begins = instant(since or "0000000000", now)
     with Progress("replaying", quiet=in_json) as progress:
         if since is None and until is None:
             return whole(store, current=current, progress=progress)
-        now = store.now()
-        ends = now if until is None else instant(until, now)
-        return window(store, instant(since or "0000000000", now), ends, current=current, progress=progress)
+        return window(store, begins, ends, current=current, progress=progress)
 
 
 def _verified(store: Store, keys: Sequence[str], modules: tuple[str, ...]) -> list[Verified]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from oncemore.core.proof import seconds
+from oncemore.core.spans import seconds
 from oncemore.desk.cli.listing import near
 from oncemore.desk.ticks import shown
 

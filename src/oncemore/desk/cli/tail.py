@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from oncemore.desk.cli.group import json_option, leaf, store_option
+from oncemore.desk.cli import complete
+from oncemore.desk.cli.group import Whole, json_option, leaf, store_option
 from oncemore.desk.cli.paper import Paper
 
 TYPE_CHECKING = False
@@ -24,7 +25,7 @@ TINTS: dict[str, Tint] = {"COMPLETE": "green", "HARD_FAIL": "red", "SOFT_FAIL": 
 
 
 @leaf("tail", EXAMPLES)
-@click.option("-n", "--lines", "count", metavar="N", type=click.IntRange(0, 1_000_000), default=20,
+@click.option("-n", "--lines", "count", metavar="N", type=Whole(0, 1_000_000), default=20,
               help="How many of the last entries (20).")  # fmt: skip
 @click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
 @click.option("--kind", "kinds", metavar="WORD", type=click.Choice(KINDS), multiple=True,
@@ -32,7 +33,7 @@ TINTS: dict[str, Tint] = {"COMPLETE": "green", "HARD_FAIL": "red", "SOFT_FAIL": 
 @click.option(
     "--mark", "marks", metavar="MARK", multiple=True, help="With this mark, as COMMIT or SOFT_FAIL."
 )
-@click.option("--step", metavar="NAME", help="Of this step.")
+@click.option("--step", metavar="NAME", shell_complete=complete.steps, help="Of this step.")
 @click.option("--tenant", metavar="NAME", help="Of this tenant.")
 @click.option("--correlation", metavar="ID", help="In this course of events.")
 @click.option("--error", metavar="CLASS", help="With this class of error.")

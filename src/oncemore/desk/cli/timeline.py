@@ -11,7 +11,7 @@ row that lasts still ends with ….
 
 from __future__ import annotations
 
-from oncemore.core.proof import seconds
+from oncemore.core.spans import seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

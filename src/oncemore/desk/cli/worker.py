@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from oncemore.desk.cli.group import Finite, leaf
+from oncemore.desk.cli.group import Finite, Whole, json_option, leaf, store_option
+from oncemore.desk.cli.paper import Paper
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,11 +24,11 @@ LEFT_BEHIND = 1
 
 @leaf("worker", EXAMPLES)
 @click.argument("modules", metavar="MODULE[:STEP]...", nargs=-1, required=True)
-@click.option("--store", metavar="URL", help="Whose runs; the store of the settings unless given.")
+@store_option
 @click.option(
     "--concurrency",
     metavar="N",
-    type=click.IntRange(1, 1000),
+    type=Whole(1, 1000),
     default=5,
     show_default=True,
     help="How many runs may be under way at once.",
@@ -44,6 +45,7 @@ LEFT_BEHIND = 1
     help="How long what is under way may take when it is told to stop.",
 )
 @click.option("--drain", is_flag=True, help="Do what is due now, and end.")
+@json_option
 def worker(
     modules: tuple[str, ...],
     store: str | None,
@@ -51,26 +53,28 @@ def worker(
     steps: tuple[str, ...],
     grace: float,
     drain: bool,
+    in_json: bool,
 ) -> int:
     """Do runs that are due, of the steps in modules.
 
     Runs are those handed in with step.submit(...), those that calls have left waiting, and
     those that dead workers had. Any number of workers may share a store. SIGTERM or Ctrl-C
-    lets what is under way come to its end; a second one ends at once.
+    lets what is under way come to its end; a second one ends at once. What it does is told on
+    standard error; --json prints at the end how many runs came to what.
     """
     import logging
     import sys
 
-    from oncemore.opening import chosen
-    from oncemore.opening import open as open_store
+    from oncemore.desk.service.stores import made
     from oncemore.workers import Worker, steps_in
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     known = _wanted(steps_in(modules), steps)
-    engine = chosen() if store is None else open_store(store)
-    with engine:
-        made = Worker(engine, known, concurrency=concurrency, grace_s=grace)
-        return _work(made, drain, f"{', '.join(sorted(step.name for step in known))} on {engine.url}")
+    with made(store) as engine:
+        hired = Worker(engine, known, concurrency=concurrency, grace_s=grace)
+        return _work(
+            hired, drain, in_json, f"{', '.join(sorted(step.name for step in known))} on {engine.url}"
+        )
 
 
 def _wanted(known: list[Any], names: tuple[str, ...]) -> list[Any]:
@@ -92,7 +96,7 @@ def _say_hello(worker: Worker, what: str) -> None:
         log.warning("oncemore: %d due runs of %s stay: that step is not known here", count, name)
 
 
-def _work(worker: Worker, drain: bool, what: str) -> int:
+def _work(worker: Worker, drain: bool, in_json: bool, what: str) -> int:
     """Work, and return how it ended; with work left behind, end here and now, without giving leases back."""
     import os
     import signal
@@ -116,6 +120,9 @@ def _work(worker: Worker, drain: bool, what: str) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
     left = worker.under_way
+    if in_json:
+        Paper(in_json=True).json({**worked._asdict(), "left": len(left)})
+        sys.stdout.flush()
     log.info(
         "oncemore: a worker ends: %s",
         ", ".join(f"{count} {name}" for name, count in worked._asdict().items() if count) or "nothing to do",

@@ -12,13 +12,11 @@ came is written down in order, with the attempt that the caller says it is.
 from __future__ import annotations
 
 import json
-import os
-import struct
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import SO_LINGER, SOL_SOCKET
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from oncemore.desk.demo.serving import QuietHandler, QuietServer
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -117,24 +115,19 @@ class Core:
         self._thread.join()
 
 
-class _Http(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
+class _Http(QuietServer):
     core: Core
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing when a caller hung up: being left is part of the story."""
 
-
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     server: _Http
     timeout = PATIENCE_S
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - the name that http.server asks for
         """Answer a question."""
         self._answer(None)
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802 - the name that http.server asks for
         """Take something in."""
         self._answer(json.loads(self.rfile.read(int(self.headers.get("Content-Length", "0"))) or "null"))
 
@@ -144,7 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
         if ending == STALLED:
             self.server.core.closing.wait(PATIENCE_S)
         if ending in (LOST, UNHEARD, STALLED):
-            self._drop()
+            self.drop()
             return
         data = json.dumps(answer).encode()
         self.send_response(int(ending))
@@ -152,12 +145,3 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
-
-    def _drop(self) -> None:
-        """Drop the connection so that the caller's system sees a reset, and not a goodbye."""
-        self.connection.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
-        self.close_connection = True
-        os.close(self.connection.detach())
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name that http.server uses
-        """Keep the standard log lines off the screen; the visits are kept in order elsewhere."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oncemore.core.key import canonical
-from oncemore.core.proof import seconds
+from oncemore.core.spans import seconds
 from oncemore.desk.demo.board import LEGEND, cut
 from oncemore.desk.demo.live import wrapped
 from oncemore.engine.replay import recomputed
@@ -92,8 +92,9 @@ def next_steps(plan: Plan, folder: Path | None, proved: Proved | None, width: in
         steps = [
             (f"{us} demo --keep --seed {plan.seed}", "the same again; program, log and table stay"),
             (f"{us} demo --careless", "without keys and transactions: duplicates"),
-            (f"{us} demo kfm-loop", "five scenarios, each replayed from its log"),
+            (f"{us} demo kfm-loop", "scenarios, each replayed from its log"),
             (f"{us} demo retry", "the light door: retry without a log"),
+            (f"{us} demo lit", "an HTTP client and a database under trouble"),
         ]
     else:
         store = f"--store {folder}/log.db"

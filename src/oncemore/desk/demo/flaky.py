@@ -11,14 +11,12 @@ Every wait here ends when the server is closed, so that closing never takes long
 from __future__ import annotations
 
 import math
-import os
-import struct
 import time
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import SO_LINGER, SOL_SOCKET
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Literal, NamedTuple, Self
+
+from oncemore.desk.demo.serving import QuietHandler, QuietServer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -143,38 +141,24 @@ def _is_over(fault: Fault, number: int, early: bool) -> bool:
     return number > fault.times
 
 
-class _Http(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
+class _Http(QuietServer):
     flaky: FlakyServer
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing when a caller hung up: being left is part of the story."""
 
-
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     server: _Http
     timeout = PATIENCE_S
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - the name that http.server asks for
         """Fail as the path's fault says."""
         caller, _, path = self.path.removeprefix("/").partition("/")
         status, headers, after_s = self.server.flaky.answer(caller, f"/{path}")
         self.server.flaky.closing.wait(after_s)
         if status == RESET:
-            self._reset()
+            self.drop()
             return
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
         self.send_header("Content-Length", "0")
         self.end_headers()
-
-    def _reset(self) -> None:
-        """Drop the connection so that the caller's system sees a reset, and not a goodbye."""
-        self.connection.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
-        self.close_connection = True
-        os.close(self.connection.detach())
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name that http.server uses
-        """Keep the standard log lines off the screen; the visits are kept in order elsewhere."""

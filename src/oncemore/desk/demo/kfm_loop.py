@@ -1,4 +1,4 @@
-"""`oncemore demo kfm-loop`: the reference scenarios of the KFM loop (WAL-4), each replayed from its log.
+"""`oncemore demo kfm-loop`: the scenarios of the KFM loop (WAL-4, SCEN-1), each replayed from its log.
 
 Real runs in a scratch store, under the profile's own numbers; only the waits (up to five minutes each) end
 at once, by the clock that `oncemore.testing` has for that. What is shown of a scenario is its log, entry by
@@ -14,15 +14,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import oncemore
+from oncemore import govern
 from oncemore.desk.demo.board import cut
 from oncemore.desk.demo.live import Terminal, hushed, wrapped
 from oncemore.desk.service import replays
+from oncemore.errors import UsageError
+from oncemore.opening import chosen
 from oncemore.profiles.kfm_loop import PROFILE, PermanentError, TransientError, last_run, retry_loop
 from oncemore.testing import instant
 
 if TYPE_CHECKING:
     from typing import TextIO
 
+    from oncemore.core.policy import Policy
     from oncemore.desk.demo.board import Line
 
 INPUTS, CFG = {"month": "2026-10"}, {"partition": "date=2026-10"}
@@ -66,35 +70,76 @@ class Filing:
 class Scenario(NamedTuple):
     """A run to be made.
 
-    states  what its transitions must read, with the attempt of each (WAL-4, WAL-5)
+    name      what it is asked for by; several runs may make one scenario
+    states    what its transitions must read, with the attempt of each (WAL-4, WAL-5)
+    within_s  how long there is until its deadline, if it has one
     """
 
+    name: str
     title: str
     node: Node | Filing
     computes: int
     states: str
+    policy: Policy | str = PROFILE
+    within_s: float | None = None
 
 
 def scenarios() -> tuple[Scenario, ...]:
-    """Return the five scenarios of WAL-4."""
+    """Return the five scenarios of WAL-4, and those of SCEN that need no signals from outside."""
     soft = [f"RUNNING({n}) SOFT_FAIL({n})" for n in range(1, 6)]
     return (
-        Scenario("success", Node("success", {"total": 10}), 1, "PENDING(1) RUNNING(1) COMPLETE(1)"),
         Scenario(
-            "two soft fails, then success",
+            "success", "success", Node("success", {"total": 10}), 1, "PENDING(1) RUNNING(1) COMPLETE(1)"
+        ),
+        Scenario(
+            "two-soft-fails", "two soft fails, then success",
             Node("two-soft-fails", BUSY, BUSY, {"total": 10}), 3,
             f"PENDING(1) {' '.join(soft[:2])} RUNNING(3) COMPLETE(3)",
         ),
-        Scenario("permanent", Node("permanent", WRONG), 1, "PENDING(1) RUNNING(1) HARD_FAIL(1)"),
+        Scenario("permanent", "permanent", Node("permanent", WRONG), 1, "PENDING(1) RUNNING(1) HARD_FAIL(1)"),
         Scenario(
-            "exhausted", Node("exhausted", BUSY), 6,
+            "exhausted", "exhausted", Node("exhausted", BUSY), 6,
             f"PENDING(1) {' '.join(soft)} RUNNING(6) HARD_FAIL(6)",
         ),
         Scenario(
-            "artifact exists", Filing("artifact-exists"), 1,
+            "artifact-exists", "artifact exists", Filing("artifact-exists"), 1,
             "PENDING(1) RUNNING(1) COMPLETE(1) PENDING(1) COMPLETE(1)",
         ),
+        *_deadline_catchup(soft),
     )  # fmt: skip
+
+
+#: What an outage of hours has left of the time to the deadline, far below the buffer that the policy wants.
+LEFT_S = 900.0
+CATCHUP = "deadline-catchup"
+
+
+def _deadline_catchup(soft: list[str]) -> tuple[Scenario, Scenario]:
+    """Return a report that is late, with the policy's deadline bias and without it (SCEN-1)."""
+    biased = govern.policy("p2-batch-reporting")
+    assert biased.tuning is not None
+    patient = biased.but(name="p2 without deadline bias", tuning=biased.tuning._replace(deadline_bias=False))
+    return (
+        Scenario(
+            CATCHUP, "late, with deadline bias",
+            Node(CATCHUP, *4 * [BUSY], {"total": 10}), 5,
+            f"PENDING(1) {' '.join(soft[:4])} RUNNING(5) COMPLETE(5)", biased, LEFT_S,
+        ),
+        Scenario(
+            CATCHUP, "late, without deadline bias",
+            Node(f"{CATCHUP}-unbiased", *4 * [BUSY], {"total": 10}), 4,
+            f"PENDING(1) {' '.join(soft[:3])} RUNNING(4) HARD_FAIL(4)", patient, LEFT_S,
+        ),
+    )  # fmt: skip
+
+
+def named(name: str | None) -> tuple[Scenario, ...]:
+    """Return the runs of one scenario, or all."""
+    found = tuple(one for one in scenarios() if name in (None, one.name))
+    if not found:
+        known = ", ".join(dict.fromkeys(one.name for one in scenarios()))
+        raise UsageError(f"there is no scenario {name!r}; there are {known}")
+    return found
 
 
 class Replay(NamedTuple):
@@ -114,7 +159,9 @@ def play(scenario: Scenario) -> oncemore.Run:
         node.step.rerun("2026-10", reason="the message came twice")
         run = node.step.last("2026-10")
     else:
-        retry_loop(node, INPUTS, CFG)
+        ends = None if scenario.within_s is None else chosen().now() + scenario.within_s
+        with oncemore.context(deadline=ends):
+            retry_loop(node, INPUTS, CFG, policy=scenario.policy)
         run = last_run(node, INPUTS, CFG)
     assert run is not None
     return run
@@ -184,13 +231,22 @@ def verdict(found: Replay, width: int) -> list[Line]:
     return wrapped(f"replayed: {', '.join(filter(None, said))}", width, "bold", "  ")
 
 
-def main(out: TextIO, *, plain: bool = False) -> int:
-    """Play, show and replay all scenarios; return 1 if any of them differs."""
+def listed(out: TextIO) -> int:
+    """Say which scenarios there are, and what happens in each."""
+    for name in dict.fromkeys(one.name for one in scenarios()):
+        titles = [one.title for one in scenarios() if one.name == name]
+        out.write(f"{name:<18}{'; '.join(titles)}\n")
+    return 0
+
+
+def main(out: TextIO, *, plain: bool = False, scenario: str | None = None) -> int:
+    """Play, show and replay scenarios, all or one; return 1 if any of them differs."""
+    chosen_ones = named(scenario)
     terminal, faults = Terminal(out, 0, plain=plain), 0
     width = terminal.size()[0]
     terminal.say(
-        "The reference scenarios of the KFM loop, under the policy kfm-loop, in a scratch store. Waits "
-        "are decided and kept as always, and end at once."
+        "The reference scenarios of the KFM loop, under its policies, in a scratch store. Waits are decided "
+        "and kept as always, and end at once."
     )
     with (
         hushed(),
@@ -198,11 +254,16 @@ def main(out: TextIO, *, plain: bool = False) -> int:
         instant(),
         oncemore.open(Path(folder) / "log.db") as engine,
     ):
-        for scenario in scenarios():
-            run = play(scenario)
-            found = replay(engine, scenario, run)
+        for one in chosen_ones:
+            run = play(one)
+            found = replay(engine, one, run)
             faults += len(found.faults)
-            terminal.lines([[], *shown(scenario, run, width), *verdict(found, width)])
+            terminal.lines([[], *shown(one, run, width), *verdict(found, width)])
     terminal.lines([[]])
-    terminal.say("All five agree with their logs." if not faults else f"{faults} differences.", "bold")
+    agree = (
+        f"All {len(chosen_ones)} agree with their logs."
+        if len(chosen_ones) > 1
+        else "It agrees with its log."
+    )
+    terminal.say(agree if not faults else f"{faults} differences.", "bold")
     return 1 if faults else 0

@@ -34,7 +34,11 @@ def said(body: bytes | None) -> dict[str, Any]:
 @cache
 def key() -> Seal | None:
     """Return what opens sealed bodies, if the settings name it."""
-    from oncemore.opening import engine_of, settings
+    from oncemore.configured import settings
 
     told = settings()
-    return engine_of(told).seal if told.codec else None
+    if not told.codec:
+        return None
+    from oncemore.opening import engine_of
+
+    return engine_of(told).seal

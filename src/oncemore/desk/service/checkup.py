@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from itertools import islice
 
-from oncemore.core.proof import seconds
+from oncemore.core.spans import seconds
 from oncemore.core.value import Value
 from oncemore.desk.service.runs import HELD
 from oncemore.errors import StoreError
@@ -129,12 +129,12 @@ def _place(store: Store) -> Iterator[Check]:
     if path is None:
         return
     import os
-    import shutil
 
     from oncemore.store import place
 
     kind = place.file_system(path.parent) or "unknown"
-    free = shutil.disk_usage(path.parent).free
+    disk = os.statvfs(path.parent)
+    free = disk.f_bavail * disk.f_frsize
     room = f"{kind}, {free / (1 << 30):.1f} GB free"
     if free < LOW_DISK:
         yield Check(
@@ -264,7 +264,7 @@ def _held(waiting: list[tuple[Head, Run]]) -> Check:
         return Check("held runs", OK, "nothing waits for a person")
     return Check(
         "held runs", WARN, f"{_plural(len(held), 'run waits', 'runs wait')} for a person",
-        "`oncemore explain RUN` says what is known; look whether it took effect, then settle it",
+        "`oncemore quarantine list` has them, `oncemore quarantine show ID` what is known and can be decided",
         _names(held),
     )  # fmt: skip
 

@@ -7,7 +7,8 @@ why there was a third one and what it waited for, what became of it, and what wa
 from __future__ import annotations
 
 from oncemore.core.control import NEEDED
-from oncemore.core.proof import explain, seconds
+from oncemore.core.proof import explain
+from oncemore.core.spans import seconds
 from oncemore.core.value import Value
 from oncemore.desk.service.times import shown
 from oncemore.errors import UsageError

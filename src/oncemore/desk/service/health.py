@@ -1,20 +1,20 @@
 """HEALTH: the four criteria of a pipeline that can be trusted (TEST-6), on any store.
 
-    1  work that is run again leaves the same artifacts and results
+    1  work that is run again leaves the same artifacts and results, under the same lineage ids
     2  states follow from the log alone, without anybody's edits
     3  no work that was complete is computed a second time
     4  every decision can be explained from its proof
 
-One pass over the log answers all four.
+One pass over the log answers all four. The first can also be asked between two stores: whether a window that
+failed and was run again elsewhere left what an undisturbed one has left.
 """
 
 from __future__ import annotations
 
-from hashlib import sha256
-
 from oncemore.core.value import Value
 from oncemore.desk.service.bodies import key
 from oncemore.desk.service.explained import LOST
+from oncemore.desk.service.lineages import lineages
 from oncemore.errors import StoreError
 
 TYPE_CHECKING = False
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
+    from oncemore.core.lineage import Lineage
+    from oncemore.core.record import Run
     from oncemore.engine.artifacts import Shelf
     from oncemore.engine.replay import Told
     from oncemore.store.base import Entry, Store
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 MOST_EXAMPLES = 5
 NAMES = (
-    "the same artifacts when run again",
+    "the same artifacts and lineage when run again",
     "replay without edits",
     "no double spikes",
     "decisions explained by their proofs",
@@ -61,7 +63,7 @@ class _Findings:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.commits = self.again = self.decisions = self.ends = self.sealed = 0
+        self.commits = self.again = self.ids = self.decisions = self.ends = self.sealed = 0
         self.differ: list[str] = []
         self.twice: list[str] = []
         self.unexplained: list[str] = []
@@ -88,31 +90,28 @@ class _Findings:
                 self.unexplained.append(f"{run.step} {run.run_id}, entry {told.seq} ({run.reason})")
 
     def _compare(self, told: Told) -> None:
-        """Compare what pure work left with what its earlier runs of the same configuration left."""
-        from oncemore.engine.history import told as states
-
-        left = set()
-        for header, run, body in states(self.store.entries(told.entity), key()):
-            if "COMMIT" in header.marks and run.cfg_hash == told.state.cfg_hash and body:
-                left.add(_left(body))
+        """Compare what pure work left, and under which ids, with what its earlier runs left."""
+        left = {
+            lineage
+            for run, lineage in lineages(self.store, told.entity)
+            if run.cfg_hash == told.state.cfg_hash
+        }
         self.again += 1
+        self.ids += len({one for each in left for one in each.ids})
         if len(left) > 1:
             self.differ.append(f"{told.state.step} {told.state.run_id}")
 
 
-def _left(body: dict[str, Any]) -> str:
-    """Return a digest of what a run left: its result and its artifacts."""
-    from msgspec.json import encode
-
-    spilled = (body.get("spilled") or {}).get("digest")
-    kept = [plain["$artifact"]["digest"] for plain in body.get("artifacts", ())]
-    return sha256(encode((body.get("result"), spilled, kept))).hexdigest()
-
-
-def health(store: Store, shelf: Shelf | None = None, progress: Progress = lambda done, whole: None) -> Health:
+def health(
+    store: Store,
+    shelf: Shelf | None = None,
+    progress: Progress = lambda done, whole: None,
+    against: Store | None = None,
+) -> Health:
     """Judge a store by the four criteria.
 
-    shelf  where its artifacts are, where that is known: every one is read and verified
+    shelf    where its artifacts are, where that is known: every one is read and verified
+    against  another store: pure work that is complete in both must have left the same
     """
     from oncemore.engine.rebuild import rebuild
     from oncemore.engine.replay import Replay
@@ -134,6 +133,9 @@ def health(store: Store, shelf: Shelf | None = None, progress: Progress = lambda
     except StoreError as error:
         fault = str(error)
     bad, checked = _artifacts(store, shelf)
+    if against is not None:
+        others, compared = _elsewhere(store, against)
+        bad, checked = [*others, *bad], "; ".join(filter(None, (compared, checked)))
     criteria = (
         _first(findings, bad, checked, fault),
         _second(entries, wrong, fault),
@@ -141,6 +143,29 @@ def health(store: Store, shelf: Shelf | None = None, progress: Progress = lambda
         _fourth(findings, fault),
     )
     return Health(store.facts().url, all(one.holds for one in criteria), criteria)
+
+
+def _elsewhere(store: Store, other: Store) -> tuple[list[str], str]:
+    """Compare the pure work that is complete in two stores, key by key, under the same configuration."""
+    from oncemore.store.base import Query
+
+    bad, both, ids = [], 0, 0
+    for head in list(store.heads(Query("run", state="COMPLETE", limit=1_000_000))):
+        here, there = _last(store, head.entity), _last(other, head.entity)
+        if here is None or there is None or here[0].cfg_hash != there[0].cfg_hash:
+            continue
+        both, ids = both + 1, ids + len(here[1].ids)
+        if here[1] != there[1]:
+            bad.append(f"{here[0].step} {here[0].run_id} and {there[0].run_id}")
+    return bad, f"{both:,} results compared with {other.facts().url}, {ids:,} lineage ids"
+
+
+def _last(store: Store, entity: str) -> tuple[Run, Lineage] | None:
+    """Return what the last COMMIT of pure work left, if it is the last word."""
+    found = None
+    for found in lineages(store, entity):  # noqa: B007 - the last one is wanted
+        pass
+    return found if found and found[0].effect == "pure" else None
 
 
 def _artifacts(store: Store, shelf: Shelf | None) -> tuple[list[str], str]:
@@ -164,6 +189,7 @@ def _artifacts(store: Store, shelf: Shelf | None) -> tuple[list[str], str]:
 
 def _first(findings: _Findings, bad: list[str], checked: str, fault: str) -> Criterion:
     seen = f"{findings.commits:,} results, {findings.again:,} of them of work run again"
+    seen += f" with {findings.ids:,} lineage ids" if findings.again else ""
     seen += f"; {checked}" if checked else ""
     faults = [*findings.differ, *bad]
     return Criterion(1, NAMES[0], not faults and not fault, fault or seen, tuple(faults[:MOST_EXAMPLES]))

@@ -48,6 +48,16 @@ def arguments(step: Step[Any, Any], words: Iterable[tuple[str, str]], whole: str
     return told
 
 
+def value_of(text: str) -> Any:
+    """Return the value that JSON on a command line stands for."""
+    try:
+        return json.loads(text)
+    except ValueError as fault:
+        raise UsageError(
+            f"the value is no JSON: {fault}; a text needs quotes of its own: '\"done\"'"
+        ) from None
+
+
 def order(
     engine: Engine, what: str, address: str, words: Iterable[tuple[str, str]], whole: str | None, **told: Any
 ) -> Run:
@@ -56,6 +66,29 @@ def order(
     named = arguments(found, words, whole)
     with context(actor=somebody(told.pop("by"))):
         return _given(found.on(engine), what, named, told)
+
+
+def order_about(engine: Engine, what: str, address: str, run: str, **told: Any) -> Run:
+    """Give one order about a run by its name, with the arguments, tenant and course that are on record."""
+    from oncemore.codec.tagged import untag
+    from oncemore.desk.service.modules import steps_of
+    from oncemore.desk.service.runs import find
+    from oncemore.desk.service.story import story
+
+    of = story(engine.store, find(engine.store, run))
+    row, steps = of.row, steps_of([address])
+    if row.step not in steps:
+        raise UsageError(f"{row.run_id} is a run of {row.step}; {address} has {', '.join(sorted(steps))}")
+    if not isinstance(of.arguments, dict):
+        raise UsageError(f"{row.run_id}: its arguments are not on record; give the step and its arguments")
+    named, step = {name: untag(value) for name, value in of.arguments.items()}, steps[row.step].on(engine)
+    who, course = somebody(told.pop("by")), row.correlation_id or None
+    with context(actor=who, tenant=row.tenant or None, correlation_id=course):
+        if step.key(**named) != row.key:
+            raise UsageError(
+                f"{row.run_id}: {row.step} makes another key of its arguments now; give them yourself"
+            )
+        return _given(step, what, named, told)
 
 
 def _given(step: Any, what: str, named: dict[str, Any], told: dict[str, Any]) -> Run:

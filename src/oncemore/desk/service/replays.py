@@ -66,10 +66,14 @@ class Totals(Value):
 
 
 class Window(Value):
-    """The verdicts of many runs, those that do not agree first, and their totals."""
+    """The verdicts of many runs, those that do not agree first, and their totals.
+
+    events  what the audit says of reading them (REPLAY-7)
+    """
 
     totals: Totals
     verdicts: tuple[Verdict, ...]
+    events: tuple[dict[str, Any], ...] = ()
 
     @property
     def agrees(self) -> bool:
@@ -131,12 +135,19 @@ def window(
     """Replay every run of which something was written between two times."""
     if until < since:
         raise UsageError("the window ends before it begins; give --since first.")
-    found = list(dict.fromkeys(entry.entity for entry in _between(store, since, until)))
+    from oncemore.desk.service.tried import PROCESSING, tried
+
+    events: list[dict[str, Any]] = []
+    found = tried(
+        PROCESSING,
+        lambda: list(dict.fromkeys(entry.entity for entry in _between(store, since, until))),
+        events,
+    )
     verdicts = []
     for at, entity in enumerate(found):
         verdicts.append(replay(store, entity, current=current)._replace(states=()))
         progress(at + 1, len(found))
-    return _window(verdicts)
+    return _window(verdicts)._replace(events=tuple(events))
 
 
 def _window(verdicts: list[Verdict]) -> Window:
@@ -161,10 +172,12 @@ def _between(store: Store, since: float, until: float) -> Iterator[Entry]:
 
 def whole(store: Store, *, current: bool = False, progress: Progress = lambda done, of: None) -> Window:
     """Replay the whole log in one go, in its order; only what does not agree is told one by one."""
+    from oncemore.desk.service.tried import PROCESSING, tried
     from oncemore.engine.rebuild import rebuild
     from oncemore.engine.replay import Replay
 
     again = Replay(_policy_now if current else None, key())
+    events: list[dict[str, Any]] = []
     runs = entries = decisions = 0
     bad: dict[str, list[Told]] = {}
 
@@ -180,7 +193,7 @@ def whole(store: Store, *, current: bool = False, progress: Progress = lambda do
     wrong: dict[str, str] = {}
     fault = ""
     try:
-        found = rebuild(store, progress, through, again.heads)
+        found = tried(PROCESSING, lambda: rebuild(store, progress, through, again.heads), events)
         wrong = {one.entity: f"its head is {one.what}" for one in found.wrong}
     except StoreError as error:
         fault = str(error)
@@ -189,7 +202,8 @@ def whole(store: Store, *, current: bool = False, progress: Progress = lambda do
         verdicts.append(_verdict("", [], fault))
     damaged, drift = (sum(one.verdict == name for one in verdicts) for name in (DAMAGED, DRIFT))
     runs = max(runs, damaged + drift)
-    return Window(Totals(runs, runs - damaged - drift, drift, damaged, entries, decisions), tuple(verdicts))
+    totals = Totals(runs, runs - damaged - drift, drift, damaged, entries, decisions)
+    return Window(totals, tuple(verdicts), tuple(events))
 
 
 def _policy_now(recorded: dict[str, Any]) -> Policy | None:

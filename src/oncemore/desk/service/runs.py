@@ -229,10 +229,20 @@ def _by_time(store: Store, name: str) -> Iterator[Found]:
 # Names for shells -----------------------------------------------------------------------------------
 
 
-def names(store: Store, begins: str, limit: int = 20) -> list[str]:
+def names(store: Store, begins: str, limit: int = 20, state: str | None = None) -> list[str]:
     """Return ids of the newest runs that begin so; for completion."""
     from oncemore.codec.wire import head_of
+
+    states: Iterator[Run] = (head_of(head.head) for head in _newest(store, state))
+    return [run.run_id for run in states if run.run_id.startswith(begins)][:limit]
+
+
+def step_names(store: Store, begins: str) -> list[str]:
+    """Return the steps of the newest runs that begin so; for completion."""
+    return sorted({head.by.step for head in _newest(store, None) if head.by.step.startswith(begins)})
+
+
+def _newest(store: Store, state: str | None) -> Iterator[Head]:
     from oncemore.store.base import Query
 
-    states: Iterator[Run] = (head_of(head.head) for head in store.heads(Query("run", newest=True, limit=500)))
-    return [run.run_id for run in states if run.run_id.startswith(begins)][:limit]
+    return iter(store.heads(Query("run", state=state, newest=True, limit=500)))

@@ -10,37 +10,48 @@ import os
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from oncemore.configured import SQLITE
 from oncemore.errors import StoreError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from oncemore.configured import Settings
     from oncemore.engine.artifacts import Shelf
     from oncemore.engine.runtime import Engine
-    from oncemore.opening import Settings
     from oncemore.store.base import Store
 
-SQLITE = "sqlite:///"
+
+def made(store: str | None) -> Engine:
+    """Return an engine on a store: as named, or as the settings have it; one that is not there is made.
+
+    Everything but its address is as the settings have it, also for one that was named: what seals bodies,
+    who is told, where artifacts are.
+    """
+    from oncemore.opening import chosen, engine_of
+
+    return chosen() if store is None else engine_of(told(store))
 
 
 def there(store: str | None) -> Engine:
     """Return an engine on a store that exists: as named, or as the settings have it."""
-    from oncemore.opening import engine_of
-
-    engine = engine_of(told(store))
+    engine = made(store)
     if engine.url.startswith(SQLITE) and not Path(engine.url.removeprefix(SQLITE)).exists():
         raise _no_store(engine.url.removeprefix(SQLITE))
     return engine
 
 
 def _no_store(where: object) -> UsageError:
-    return UsageError(f"there is no store at {where}; name one with --store or ONCEMORE_STORE")
+    return UsageError(
+        f"there is no store at {where}; name one with --store or ONCEMORE_STORE, or go to the folder of "
+        "the project"
+    )
 
 
 def told(url: str | None = None) -> Settings:
     """Return the settings that hold here, with the store that was named, if one was."""
-    from oncemore.opening import settings
+    from oncemore.configured import settings
 
     found = settings()
     return found if url is None else found._replace(store=url)

@@ -13,6 +13,7 @@ from itertools import islice
 from oncemore.core.value import Value
 from oncemore.desk.service.bodies import said
 from oncemore.desk.service.control import with_stops
+from oncemore.desk.service.lineages import lineage_of
 from oncemore.desk.service.runs import Row, error_class, row_of
 from oncemore.errors import UsageError
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from oncemore.core import record
+    from oncemore.core.lineage import Lineage
     from oncemore.desk.service.runs import Found
     from oncemore.store.base import Store
 
@@ -79,6 +81,7 @@ class Story(Value):
 
     now      the store's time when it was told
     lives    ids of all runs of the key, the first one first
+    lineage  what it used and left, under ids that another run of the same work has too; None unless complete
     """
 
     row: Row
@@ -89,6 +92,7 @@ class Story(Value):
     spans: tuple[Span, ...]
     given: tuple[Given, ...]
     steps: tuple[Step, ...]
+    lineage: Lineage | None = None
 
 
 def story(store: Store, found: Found) -> Story:
@@ -113,6 +117,7 @@ def story(store: Store, found: Found) -> Story:
     return Story(
         row, now, lives, arguments, result or None, (*spans, *_leases(store, spans, now)),
         tuple(islice(_given(store, found.entity, run, done), MOST_GIVEN)), steps,
+        lineage_of(row.key, run, arguments, done) if done and "sealed" not in done else None,
     )  # fmt: skip
 
 
@@ -202,9 +207,8 @@ def _leases(store: Store, spans: list[Span], now: float) -> Iterator[Span]:
 def _given(store: Store, entity: str, run: record.Run, done: dict[str, Any]) -> Iterator[Given]:
     """Return the events and artifacts of a finished run."""
     from oncemore.codec.wire import head_of
+    from oncemore.core.key import event_id_of, reference
     from oncemore.core.record import Kept, Outgoing
-    from oncemore.engine.artifacts import reference
-    from oncemore.engine.attempt import event_id_of
 
     for plain in done.get("artifacts", ()):
         told = plain["$artifact"]

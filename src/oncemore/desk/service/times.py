@@ -49,6 +49,15 @@ def shown(at: float, *, day: bool = True) -> str:
     return local.isoformat(sep=" ", timespec="milliseconds")[0 if day else 11 : 23]
 
 
+def ago(moment: float, now: float) -> str:
+    """Return how long ago a moment was, in one unit."""
+    left = max(0.0, now - moment)
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if left >= size:
+            return f"{int(left / size)} {unit}"
+    return f"{int(left)} s"
+
+
 def seq_at(store: Store, at: float) -> int:
     """Return the last seq before a time: entries come in the order of time, so that it is found by halving.
 

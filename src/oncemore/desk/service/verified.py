@@ -15,6 +15,8 @@ import tempfile
 import time
 
 from oncemore.core.value import Value
+from oncemore.desk.service.lineages import digests
+from oncemore.desk.service.tried import VALIDATION, NoAnswer, tried
 from oncemore.errors import UsageError
 
 TYPE_CHECKING = False
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 EQUAL, DIFFERS, FAILED, SKIPPED = "equal", "differs", "failed", "skipped"
 LIMIT_S = 300.0
+#: How long the process may take to start and to import; that is no fault of the work.
+START_S = 60.0
 MOST_ANSWER = 64 << 20
 
 
@@ -35,6 +39,7 @@ class Verified(Value):
 
     verdict   equal, differs, failed (it could not be computed to its end), or skipped
     what      which part differs first
+    events    what the audit says of it (REPLAY-7), where it was computed at all
     """
 
     run_id: str
@@ -43,6 +48,7 @@ class Verified(Value):
     what: str = ""
     recorded: Any = None
     computed: Any = None
+    events: tuple[dict[str, Any], ...] = ()
 
 
 class Scratch:
@@ -77,7 +83,11 @@ class Scratch:
         )
         self._read = b""
         path = ["", *(one for one in sys.path if one)]
-        told = self._ask({"path": path, "folder": self._folder.name, "modules": self._modules})
+        try:
+            asked = {"path": path, "folder": self._folder.name, "modules": self._modules}
+            told = self._ask(asked, max(START_S, self._limit_s))
+        except NoAnswer as error:
+            told = {"fault": str(error)}
         if "fault" in told:
             self._end()
             raise UsageError(told["fault"])
@@ -89,7 +99,7 @@ class Scratch:
             process.kill()
             process.communicate()
 
-    def _ask(self, what: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, what: dict[str, Any], limit_s: float) -> dict[str, Any]:
         """Send one line and wait for one, for so long; a process that does not answer is ended."""
         process = self._process
         assert process is not None
@@ -99,16 +109,16 @@ class Scratch:
             process.stdin.write(json.dumps(what).encode() + b"\n")
             process.stdin.flush()
         except BrokenPipeError:
-            return {"fault": "the process that computes it has ended"}
-        ends = time.monotonic() + self._limit_s
+            raise NoAnswer("the process that computes it has ended") from None
+        ends = time.monotonic() + limit_s
         with selectors.DefaultSelector() as ready:
             ready.register(process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._read:
                 if not ready.select(max(0.0, ends - time.monotonic())):
-                    return {"fault": f"it took longer than {self._limit_s:g} s"}
+                    raise NoAnswer(f"it took longer than {limit_s:g} s")
                 part = process.stdout.read1(1 << 16)  # type: ignore[attr-defined]
                 if not part or len(self._read) > MOST_ANSWER:
-                    return {"fault": "the process that computes it has ended"}
+                    raise NoAnswer("the process that computes it has ended")
                 self._read += part
         line, _, self._read = self._read.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
@@ -120,26 +130,29 @@ class Scratch:
         why = _not_computed(story, self.steps)
         if why:
             return Verified(row.run_id, SKIPPED, why)
-        if self._process is None:
-            self._begin()
-        run = story.steps[-1].state
-        answer = self._ask(
-            {
-                "step": row.step,
-                "arguments": story.arguments,
-                "key": row.key,
-                "cfg_hash": run.cfg_hash,
-                "tenant": run.tenant,
-                "correlation_id": run.correlation_id,
-            }
-        )
+        events: list[dict[str, Any]] = []
+        try:
+            answer = tried(VALIDATION, lambda: self._computed(story), events)
+        except NoAnswer as error:
+            answer = {"fault": str(error)}
         if "left" in answer:
-            return _compared(story, answer["left"])
+            return _compared(story, answer["left"])._replace(events=tuple(events))
         if "skipped" in answer:
             return Verified(row.run_id, SKIPPED, answer["skipped"])
-        if "took longer" in answer["fault"] or "has ended" in answer["fault"]:
-            self._end()  # the next one gets a new process
-        return Verified(row.run_id, FAILED, answer["fault"])
+        return Verified(row.run_id, FAILED, answer["fault"], events=tuple(events))
+
+    def _computed(self, story: Story) -> dict[str, Any]:
+        """Compute a run once more; after a process that did not answer, the next try has a new one."""
+        if self._process is None:
+            self._begin()
+        row, run = story.row, story.steps[-1].state
+        about = {"cfg_hash": run.cfg_hash, "tenant": run.tenant, "correlation_id": run.correlation_id}
+        try:
+            asked = {"step": row.step, "arguments": story.arguments, "key": row.key, **about}
+            return self._ask(asked, self._limit_s)
+        except NoAnswer:
+            self._end()
+            raise
 
 
 def _not_computed(story: Story, steps: frozenset[str]) -> str:
@@ -158,23 +171,8 @@ def _not_computed(story: Story, steps: frozenset[str]) -> str:
 
 def _compared(story: Story, left: dict[str, Any]) -> Verified:
     run_id = story.row.run_id
-    recorded, computed = _digests(story.steps[-1].body), _digests(left)
+    recorded, computed = digests(story.steps[-1].body), digests(left)
     for what in recorded.keys() | computed.keys():
         if recorded.get(what) != computed.get(what):
             return Verified(run_id, DIFFERS, "", what, recorded.get(what), computed.get(what))
     return Verified(run_id, EQUAL)
-
-
-def _digests(body: dict[str, Any]) -> dict[str, str]:
-    """Return the digests of what a COMMIT left: its result, and each artifact."""
-    from oncemore.core.key import fingerprint
-
-    found = {}
-    if "result" in body:
-        text = json.dumps(body["result"], sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        found["result"] = fingerprint(text.encode()).hex()
-    if "spilled" in body:
-        found["result"] = body["spilled"]["digest"]
-    for plain in body.get("artifacts", ()):
-        found[f"artifact {plain['$artifact']['name']}"] = plain["$artifact"]["digest"]
-    return found

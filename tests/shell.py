@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from subprocess import CompletedProcess
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = [sys.executable, "-W", "error", "-m", "oncemore"]
 LEFT_OUT = ("NO_COLOR", "COLUMNS", "PYTHONIOENCODING")
 
@@ -26,10 +26,10 @@ def environment(**changes: str) -> dict[str, str]:
     return {**kept, "TERM": "xterm", "PYTHONUTF8": "1", "TZ": "UTC", **changes}
 
 
-def run(*words: str, **changes: str) -> CompletedProcess[str]:
+def run(*words: str, given: str = "", **changes: str) -> CompletedProcess[str]:
     return subprocess.run(
-        [*PROGRAM, *words], capture_output=True, text=True, encoding="utf-8", timeout=100, check=False,
-        env=environment(**changes),
+        [*PROGRAM, *words], capture_output=True, text=True, encoding="utf-8", input=given, timeout=100,
+        check=False, env=environment(**changes),
     )  # fmt: skip
 
 

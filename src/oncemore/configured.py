@@ -1,0 +1,185 @@
+"""Which settings hold in a folder, and where each of them comes from.
+
+They come, in this order, from ONCEMORE_* in the environment, from `oncemore.toml` or `[tool.oncemore]` in
+`pyproject.toml` of the nearest folder upwards, and from the defaults:
+
+    store              ONCEMORE_STORE              .oncemore/log.db beside that file, or beside `.git`
+    lease_s            ONCEMORE_LEASE_S            60
+    max_inline_wait_s  ONCEMORE_MAX_INLINE_WAIT_S  60
+    policy             ONCEMORE_POLICY             standard; of steps that name none
+    artifacts          ONCEMORE_ARTIFACTS          artifacts/ beside the log's file
+    notify             ONCEMORE_NOTIFY             nobody; who is told of what comes into quarantine
+    notify_every_s     ONCEMORE_NOTIFY_EVERY_S     300
+    copies             ONCEMORE_COPIES             hold; what a copied or restored store may do
+    codec              ONCEMORE_CODEC              none; package.module:name of what seals bodies
+    warn_file_mb       ONCEMORE_WARN_FILE_MB       10240
+    warn_wal_mb        ONCEMORE_WARN_WAL_MB        256
+    warn_left_mb       ONCEMORE_WARN_LEFT_MB       256
+    control            ONCEMORE_CONTROL            none; where else switches and approvals are kept
+
+Only reading them is here, without an engine: whoever looks at a store needs no more than its address.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from oncemore.core.value import Value
+from oncemore.errors import UsageError
+from oncemore.settings import (
+    COPIES,
+    INLINE_WAIT_S,
+    LEASE_S,
+    LONGEST_LEASE_S,
+    LONGEST_NOTIFY_EVERY_S,
+    NOTIFY_EVERY_S,
+    SHORTEST_LEASE_S,
+    WARN_FILE_MB,
+    WARN_LEFT_MB,
+    WARN_WAL_MB,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+MARKS = ("oncemore.toml", "pyproject.toml", ".git")
+SQLITE, MEMORY = "sqlite:///", "memory:"
+#: How an address of something else than a file begins; SQLite's is one of them unless it has three slashes.
+NO_PATH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://|(?i:sqlite3?|memory|postgres(?:ql)?):/{0,2}")
+
+
+class Settings(Value):
+    """What durable steps go by unless they are told otherwise."""
+
+    store: str
+    lease_s: float = LEASE_S
+    max_inline_wait_s: float = INLINE_WAIT_S
+    policy: str = "standard"
+    artifacts: str = ""
+    notify: str = ""
+    notify_every_s: float = NOTIFY_EVERY_S
+    copies: str = "hold"
+    codec: str = ""
+    warn_file_mb: float = WARN_FILE_MB
+    warn_wal_mb: float = WARN_WAL_MB
+    warn_left_mb: float = WARN_LEFT_MB
+    control: str = ""
+
+
+#: What a number may be, by its setting.
+RANGES = {
+    "lease_s": (SHORTEST_LEASE_S, LONGEST_LEASE_S),
+    "max_inline_wait_s": (0.0, LONGEST_LEASE_S),
+    "notify_every_s": (0.0, LONGEST_NOTIFY_EVERY_S),
+    "warn_file_mb": (0.0, 1e9),
+    "warn_wal_mb": (0.0, 1e9),
+    "warn_left_mb": (0.0, 1e9),
+}
+NAMES = {field: f"ONCEMORE_{field.upper()}" for field in Settings._fields}
+
+
+def settings(start: Path | None = None) -> Settings:
+    """Return the settings that hold in a folder: environment, then file, then defaults."""
+    root, file = root_of((start or Path.cwd()).resolve())
+    told = _from_file(file) if file is not None else {}
+    values: dict[str, Any] = {"store": str(root / ".oncemore" / "log.db")}
+    for field, variable in NAMES.items():
+        if (text := os.environ.get(variable, "")) != "":
+            values[field] = _value(field, text, variable)
+        elif field in told and field == "notify":
+            values[field] = _notify(told[field], f"{file}: {field}", root)
+        elif field in told:
+            values[field] = _value(field, told[field], f"{file}: {field}")
+            if field in ("store", "artifacts"):
+                values[field] = _beside(root, values[field])
+    return Settings(**values)
+
+
+def _notify(told: Any, where: str, root: Path) -> str:
+    """Return a file's sinks as the environment has them: checked, and with paths that hold everywhere."""
+    import json
+
+    from oncemore.edges.notify import sinks_of
+
+    sinks_of(told, where, root)
+    if isinstance(told, str):
+        told = [told]
+    return json.dumps([_rooted(each, root) for each in told])
+
+
+def _rooted(each: Any, root: Path) -> Any:
+    if isinstance(each, str) and each.startswith("file:"):
+        each = {"file": each.removeprefix("file://").removeprefix("file:")}
+    if isinstance(each, dict) and "file" in each:
+        return {**each, "file": str(root / Path(each["file"]).expanduser())}
+    return each
+
+
+def names_a_store(start: Path | None = None) -> bool:
+    """Whether somebody chose a store: the environment or a file names one."""
+    if os.environ.get(NAMES["store"], "") != "":
+        return True
+    file = root_of((start or Path.cwd()).resolve())[1]
+    return file is not None and "store" in _from_file(file)
+
+
+def root_of(start: Path) -> tuple[Path, Path | None]:
+    """Return the nearest folder upwards that is a project's, and its file of settings."""
+    for folder in (start, *start.parents):
+        for mark in MARKS:
+            if (folder / mark).exists():
+                return folder, folder / mark if mark.endswith(".toml") else None
+    return start, None
+
+
+def _from_file(file: Path) -> dict[str, Any]:
+    import tomllib
+
+    try:
+        told: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from None
+    if file.name == "pyproject.toml":
+        told = told.get("tool", {}).get("oncemore", {})
+        if not isinstance(told, dict):
+            raise UsageError(f"{file}: tool.oncemore is {told!r}; it takes a table of settings")
+    for name in told:
+        if name not in Settings._fields:
+            raise UsageError(
+                f"{file}: oncemore has no setting {name!r}; it has {', '.join(Settings._fields)}"
+            )
+    return told
+
+
+def _beside(root: Path, url: str) -> str:
+    """Return an address as it is meant in a file: relative to the file's folder."""
+    if NO_PATH.match(url) is not None and not url.startswith(SQLITE):
+        return url
+    return str(root / Path(url.removeprefix(SQLITE)).expanduser())
+
+
+def _value(field: str, value: Any, where: str) -> Any:
+    if field not in RANGES:
+        if not isinstance(value, str):
+            raise UsageError(f"{where} is {value!r}; it takes a text")
+        if field == "copies" and value not in COPIES:
+            raise UsageError(f"{where} is {value!r}; the choices are {', '.join(COPIES)}")
+        return value
+    try:
+        told = float(value) if isinstance(value, str) else value
+    except ValueError:
+        told = value
+    return number(field, told, where)
+
+
+def number(field: str, value: Any, where: str) -> float:
+    """Return a number that a setting may be; any other is refused by where it stands."""
+    least, most = RANGES[field]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not least <= value <= most:
+        unit = "seconds" if field.endswith("_s") else "MiB"
+        raise UsageError(f"{where} is {value!r}; it takes {least:g} to {most:g} {unit}, as a number")
+    return float(value)

@@ -1,0 +1,208 @@
+"""The record of a resource, and what becomes of it: values in, values out."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+import oncemore
+from oncemore.core.cooldown import (
+    ACQUISITION,
+    OUTCOMES,
+    VALIDATION,
+    Attempted,
+    Resource,
+    Rest,
+    checked,
+    ended,
+    record_of,
+    released,
+    skip,
+    standing,
+)
+from oncemore.errors import UsageError
+
+REST = Rest()
+EIGHT = (
+    "acquisition_status", "validation_status", "attempt_count_total", "last_attempt_at",
+    "last_attempt_outcome", "last_error_fingerprint", "next_eligible_attempt_at",
+    "last_successful_fingerprint",
+)  # fmt: skip
+
+
+def after(outcome: str, before: Resource | None = None, now: float = 1000.0, **more: Any) -> Resource:
+    return ended(before, "p", Attempted(outcome, now, "A", "fetch", "run/k", 1, **more), REST)
+
+
+@pytest.mark.req("COOL-2")
+def test_the_record_has_all_eight_fields_and_refuses_any_other_value() -> None:
+    assert set(EIGHT) <= set(Resource._fields)
+    good = Resource(resource="p")
+    for field, allowed in (
+        ("acquisition_status", ACQUISITION),
+        ("validation_status", VALIDATION),
+        ("last_attempt_outcome", OUTCOMES),
+    ):
+        for value in allowed:
+            assert checked(good._replace(**{field: value}))
+        for value in ("RETRYABLE", "VALIDATED", "valid", None, 1):
+            with pytest.raises(UsageError, match=f"{field} is .*must be one of {allowed[0]}"):
+                checked(good._replace(**{field: value}))
+    for field, value in (
+        ("attempt_count_total", -1), ("attempt_count_total", 1.0), ("attempt_count_total", True),
+        ("last_attempt_at", -1.0), ("next_eligible_attempt_at", float("nan")),
+        ("next_eligible_attempt_at", True), ("last_error_fingerprint", None), ("resource", ""),
+        ("resource", "a\nb"), ("resource", "x" * 201),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=field):
+            checked(good._replace(**{field: value}))
+
+
+@pytest.mark.req("CLASS-20")
+def test_scientific_state_holds_no_word_of_retrying() -> None:
+    assert not [word for word in (*ACQUISITION, *VALIDATION) if "RETRY" in word or "TERMINAL" in word]
+
+
+@pytest.mark.req("X-17")
+def test_validated_is_read_as_valid() -> None:
+    made = record_of("p", {"validation_status": "VALIDATED", "acquisition_status": "ACQUIRED"})
+    assert (made.validation_status, made.state) == ("VALID", "DONE")
+    assert skip(made, 0.0) == "SKIPPED_DUPLICATE"
+    assert record_of("p", {"last_attempt_at": None}) == Resource(resource="p")
+    with pytest.raises(UsageError, match="retries is no field of a resource"):
+        record_of("p", {"retries": 3})
+
+
+# The checks -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("COOL-4")
+def test_a_millisecond_before_its_time_it_is_left_alone_and_at_its_time_it_is_not() -> None:
+    cooling = after("RETRYABLE_FAILURE")
+    at = cooling.next_eligible_attempt_at
+    assert skip(cooling, at - 0.001) == "SKIPPED_BACKOFF"
+    assert skip(cooling, at) == ""
+
+
+@pytest.mark.req("COOL-5")
+def test_the_checks_are_made_in_their_order() -> None:
+    late = {"next_eligible_attempt_at": 9e9}
+    valid = Resource(validation_status="VALID", last_attempt_outcome="QUARANTINE", **late)  # type: ignore[arg-type]
+    assert skip(valid, 0.0) == "SKIPPED_DUPLICATE"
+    assert skip(valid._replace(validation_status="QUARANTINED"), 0.0) == "SKIPPED_QUARANTINED"
+    terminal = Resource(last_attempt_outcome="TERMINAL_FAILURE", **late)  # type: ignore[arg-type]
+    assert skip(terminal, 0.0) == "SKIPPED_TERMINAL"
+    assert skip(Resource(**late), 0.0) == "SKIPPED_BACKOFF"  # type: ignore[arg-type]
+    assert skip(Resource(), 0.0) == skip(None, 0.0) == ""
+
+
+# What becomes of it ---------------------------------------------------------------------------------
+
+
+@pytest.mark.req("COOL-9")
+def test_the_four_outcomes_leave_their_values() -> None:
+    done = after("SUCCESS", after("RETRYABLE_FAILURE"), content="sha256:51ab")
+    assert done[2:5] == ("ACQUIRED", "VALID", 2)
+    assert (done.last_attempt_outcome, done.last_successful_fingerprint) == ("SUCCESS", "sha256:51ab")
+    assert (done.next_eligible_attempt_at, done.state) == (0.0, "DONE")
+    passing = after("RETRYABLE_FAILURE", error_fingerprint="f", error_class="HTTP_429")
+    assert passing[2:9] == ("FAILED", "UNVALIDATED", 1, 1000.0, "RETRYABLE_FAILURE", "f", 1300.0)
+    was = Resource(resource="p", validation_status="QUARANTINED", released_at=1.0)
+    assert after("RETRYABLE_FAILURE", was).validation_status == "QUARANTINED", "it stays as it was"
+    final = after("TERMINAL_FAILURE")
+    assert (final[2:5], final.state) == (("FAILED", "UNVALIDATED", 1), "HELD")
+    doubt = after("QUARANTINE", kept=True)
+    assert (doubt[2:5], doubt.state) == (("ACQUIRED", "QUARANTINED", 1), "HELD")
+    assert after("QUARANTINE")[2:4] == ("FAILED", "UNVALIDATED"), "there are no bytes to review"
+
+
+@pytest.mark.req("COOL-6", "COOL-7")
+def test_cooldowns_double_up_to_their_cap_and_stay_there() -> None:
+    record, waits = None, []
+    for number in range(1, 13):
+        record = after("RETRYABLE_FAILURE", record, now=1e6 * number)
+        assert record.attempt_count_total == number
+        waits.append(record.next_eligible_attempt_at - 1e6 * number)
+    assert waits == [300, 600, 1200, 2400, 4800, 9600, 19200, 38400, 76800, 86400, 86400, 86400]
+
+
+@pytest.mark.req("COOL-6")
+def test_the_longest_wish_wins() -> None:
+    assert after("RETRYABLE_FAILURE", retry_after=200.0).next_eligible_attempt_at == 1300.0
+    assert after("RETRYABLE_FAILURE", retry_after=900.0).next_eligible_attempt_at == 1900.0
+    longer = Resource(resource="p", next_eligible_attempt_at=5000.0)
+    assert after("RETRYABLE_FAILURE", longer).next_eligible_attempt_at == 5000.0
+
+
+@pytest.mark.req("COOL-10")
+def test_a_release_lets_it_be_asked_for_and_forgets_no_count() -> None:
+    for outcome in ("QUARANTINE", "TERMINAL_FAILURE", "RETRYABLE_FAILURE"):
+        held = after(outcome, kept=True)
+        free = released(held, 1001.0)
+        assert skip(held, 1000.5)
+        assert (skip(free, 1001.0), free.state, free.attempt_count_total) == ("", "READY", 1)
+        assert free.last_attempt_outcome == outcome, "what happened stays true"
+        assert skip(after(outcome, free, now=1002.0, kept=True), 1002.0), "and the next failure holds again"
+
+
+def test_the_state_follows_from_the_other_fields_whatever_happens() -> None:
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    for _ in range(300):
+        record, now, count = None, 1000.0, 0
+        for _ in range(chance.randrange(1, 8)):
+            now += chance.uniform(0.0, 5000.0)
+            if record is not None and chance.random() < 0.2 and record.state in ("HELD", "COOLING"):
+                record = released(record, now)
+            elif not skip(record, now):
+                record, count = (
+                    after(chance.choice(OUTCOMES), record, now, kept=chance.random() < 0.5),
+                    count + 1,
+                )
+            assert record is None or (record.state, record.attempt_count_total) == (standing(record), count)
+
+
+# What a user says -----------------------------------------------------------------------------------
+
+
+@pytest.mark.req("COOL-7")
+def test_a_provider_may_have_numbers_of_its_own() -> None:
+    made = oncemore.Cooldown("p", base_s=10, overrides={"eso": {"base_s": 900, "cap_s": 1000}})
+    assert made.rest("mast") == Rest(10.0, 2.0, 86_400.0)
+    assert made.rest("eso") == Rest(900.0, 2.0, 1000.0)
+    by_policy = {"": Rest(1.0, 3.0, 50.0), "cfa": Rest(7.0)}
+    plain = oncemore.Cooldown("p")
+    assert (plain.rest("x", by_policy), plain.rest("cfa", by_policy)) == (by_policy[""], by_policy["cfa"])
+    assert plain.rest() == Rest(300.0, 2.0, 86_400.0)
+    assert hash(made) == hash(oncemore.Cooldown("p", base_s=10, overrides={"eso": {}}))
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ({"resource": ""}, "resource is ''"),
+        ({"resource": 7}, "resource is 7"),
+        ({"resource": "p", "base_s": -1}, "base_s is -1"),
+        ({"resource": "p", "cap_s": float("inf")}, "cap_s is inf"),
+        ({"resource": "p", "multiplier": 0.5}, "multiplier is 0.5; it must be a number from 1"),
+        ({"resource": "p", "multiplier": True}, "multiplier is True"),
+        ({"resource": "p", "overrides": {"eso": 3}}, "overrides is .*by provider"),
+        ({"resource": "p", "overrides": {"": {}}}, "overrides is"),
+        ({"resource": "p", "overrides": {"eso": {"jitter": 1}}}, "overrides of eso: jitter is no number"),
+        ({"resource": "p", "overrides": {"eso": {"base_s": "x"}}}, "overrides of eso: base_s is 'x'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_at_birth(told: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        oncemore.Cooldown(**told)
+
+
+def test_what_a_call_asks_for_is_a_text_or_nothing() -> None:
+    by_call = oncemore.Cooldown(lambda product, **more: product)
+    assert (by_call.of(("p",), {"x": 1}), by_call.of((None,), {}), by_call.of(("",), {})) == ("p", "", "")
+    assert oncemore.Cooldown("the station").of((1, 2), {}) == "the station"
+    with pytest.raises(UsageError, match="failures is 0"):
+        REST.delay_s(0)

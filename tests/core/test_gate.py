@@ -1,0 +1,289 @@
+"""The breaker's table: what may follow what, who has the probe, and what counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from oncemore.core import gate
+from oncemore.core.gate import EVENTS, MOVES, PASS, PROBE, STATES, Holder, Refusal, Rules
+from oncemore.core.model import Failure
+from oncemore.core.record import Circuit
+from oncemore.errors import PolicyError
+
+RULES = Rules(failures=3, cooldown_s=300.0)
+NEW = Circuit(name="stac")
+DOWN = Failure("transient", "maybe", None, "HTTP_503", "test")
+SLOW = Failure("throttled", "no", 7.0, "HTTP_429", "test")
+WRONG = Failure("permanent", "maybe", None, "HTTP_404", "test")
+
+
+def after(*events: str, rules: Rules = RULES, circuit: Circuit = NEW, now: float = 1000.0) -> Circuit:
+    for event in events:
+        made = {"passed": gate.passed, "failed": gate.failed}[event]
+        circuit = made(rules, circuit, now)
+    return circuit
+
+
+def opened(now: float = 1000.0) -> Circuit:
+    return after("failed", "failed", "failed", now=now)
+
+
+def half_open(now: float = 1300.0) -> Circuit:
+    return gate.asked(RULES, opened(), now, Holder("w1", "run/a", 4, 60.0))
+
+
+# The table ------------------------------------------------------------------------------------------
+
+
+def test_every_move_of_the_table_can_be_made_and_no_other() -> None:
+    states = {"CLOSED": after("failed"), "OPEN": opened(), "HALF_OPEN": half_open()}
+    for state in STATES:
+        for event in EVENTS:
+            if (state, event) in MOVES:
+                assert gate.move(RULES, states[state], event, 2000.0).state == MOVES[state, event]  # type: ignore[arg-type]
+            else:
+                with pytest.raises(KeyError):
+                    gate.move(RULES, states[state], event, 2000.0)  # type: ignore[arg-type]
+
+
+def test_what_is_not_in_the_table_changes_nothing() -> None:
+    for circuit in (opened(), half_open()):
+        assert gate.passed(RULES, circuit, 2000.0) is circuit
+        assert gate.failed(RULES, circuit, 2000.0) is circuit
+        assert gate.released(RULES, circuit, 2000.0, 0) is circuit
+    assert gate.released(RULES, NEW, 2000.0, 0) is NEW
+    assert gate.passed(RULES, NEW, 2000.0) is NEW
+
+
+@pytest.mark.req("BREAK-2")
+def test_it_opens_after_three_failures_that_follow_each_other() -> None:
+    assert (Rules().failures, Rules().cooldown_s) == (3, 300.0)
+    assert after("failed", "failed", "passed", "failed", "failed").state == "CLOSED"
+    circuit = opened()
+    assert (circuit.state, circuit.until, circuit.opens, circuit.code) == ("OPEN", 1300.0, 1, "")
+    assert after("failed", "failed").failures == 2
+
+
+def test_an_open_one_lets_nobody_through_before_its_time_and_then_one() -> None:
+    circuit = opened()
+    assert gate.ask(circuit, 1299.999) == Refusal(1300.0)
+    assert gate.ask(circuit, 1300.0) is PROBE
+    probing = half_open()
+    assert (probing.state, probing.turn, probing.worker, probing.holder, probing.fence) == (
+        "HALF_OPEN", 1, "w1", "run/a", 4,
+    )  # fmt: skip
+    assert gate.ask(probing, 1301.0) == Refusal(1331.0, probing=True)
+    assert gate.ask(probing, 1359.0) == Refusal(1360.0, probing=True)  # no longer than its lease
+    assert gate.ask(NEW, 0.0) is PASS
+
+
+def test_a_probe_whose_holder_is_dead_or_late_is_taken_over() -> None:
+    probing = half_open()
+    assert gate.ask(probing, 1301.0, held=False) is PROBE
+    assert gate.ask(probing, 1360.0) is PROBE
+    second = gate.asked(RULES, probing, 1360.0, Holder("w2", "run/b", 1, 60.0))
+    assert (second.turn, second.worker) == (2, "w2")
+    assert gate.passed(RULES, second, 1361.0, 1) is second  # the first one comes back
+    assert gate.failed(RULES, second, 1361.0, 1) is second
+    assert gate.released(RULES, second, 1361.0, 1) is second
+    assert gate.passed(RULES, second, 1361.0, 2).state == "CLOSED"
+
+
+def test_what_a_probe_comes_to() -> None:
+    closed = gate.passed(RULES, half_open(), 1305.0, 1)
+    assert (closed.state, closed.failures, closed.until, closed.worker, closed.holder) == (
+        "CLOSED",
+        0,
+        0.0,
+        "",
+        "",
+    )
+    again = gate.failed(RULES, half_open(), 1305.0, 1, "HTTP_500")
+    assert (again.state, again.until, again.opens, again.code) == ("OPEN", 1605.0, 2, "HTTP_500")
+    given_back = gate.released(RULES, half_open(), 1305.0, 1)
+    assert (given_back.state, given_back.opens) == ("OPEN", 1)
+    assert gate.ask(given_back, 1305.0) is PROBE
+
+
+def test_a_person_closes_it_and_a_probe_under_way_has_nothing_to_say_any_more() -> None:
+    for circuit in (opened(), half_open(), after("failed")):
+        closed = gate.reset(RULES, circuit, 1310.0)
+        assert (closed.state, closed.failures) == ("CLOSED", 0)
+        assert gate.failed(RULES, closed, 1311.0, circuit.turn).failures == 1
+
+
+def test_a_clock_that_was_set_back_makes_no_cooldown_longer() -> None:
+    assert gate.ask(opened(now=10_000.0), 0.0) == Refusal(300.0)
+
+
+def test_what_records_say_of_it() -> None:
+    assert [gate.is_open(one) for one in (None, NEW, opened(), half_open())] == [False, False, True, True]
+    assert [gate.clean(one) for one in (None, NEW, after("failed"), opened())] == [True, True, False, False]
+
+
+# A rate ---------------------------------------------------------------------------------------------
+
+
+def test_a_rate_opens_it_from_enough_calls_on() -> None:
+    rules = Rules(rate=0.5, window_s=60.0, least=4)
+    circuit = NEW
+    for event in ("failed", "failed", "passed"):
+        circuit = after(event, rules=rules, circuit=circuit)
+    assert circuit.state == "CLOSED"
+    assert after("failed", rules=rules, circuit=circuit).state == "OPEN"
+    assert (
+        after("passed", rules=rules, circuit=circuit).state == "CLOSED"
+    )  # two of four only count at a failure
+    assert not gate.clean(after("passed", rules=rules))
+
+
+def test_what_is_older_than_the_window_is_forgotten() -> None:
+    rules = Rules(rate=0.5, window_s=60.0, least=4)
+    circuit = after("failed", "failed", "failed", rules=rules, now=1000.0)
+    assert sum(slot[0] for slot in circuit.slots.values()) == 3
+    later = after("failed", rules=rules, circuit=circuit, now=1061.0)
+    assert (later.state, sum(slot[0] for slot in later.slots.values())) == ("CLOSED", 1)
+    assert after("failed", rules=rules, circuit=circuit, now=1050.0).state == "OPEN"
+
+
+def test_calls_that_came_good_may_be_told_together() -> None:
+    rules = Rules(rate=0.5, window_s=60.0, least=4)
+    circuit = gate.passed(rules, NEW, 1000.0, calls=30)
+    for _ in range(5):
+        circuit = gate.failed(rules, circuit, 1001.0, calls=2)
+    assert circuit.state == "CLOSED"
+    assert sum(slot[0] for slot in circuit.slots.values()) == 45
+
+
+# What counts ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("failure", "verdict", "action", "already", "probe", "counts"),
+    [
+        (DOWN, "RETRYABLE", "retry", False, False, True),
+        (DOWN, "RETRYABLE", "retry", True, False, False),  # once for each operation
+        (DOWN, "RETRYABLE", "stop", True, False, False),
+        (DOWN, "UNKNOWN", "quarantine", False, False, True),
+        (DOWN, "TERMINAL", "stop", False, False, False),
+        (WRONG, "TERMINAL", "stop", False, False, False),
+        (WRONG, "UNKNOWN", "quarantine", False, False, False),
+        (SLOW, "RETRYABLE", "retry", False, False, False),  # asked less instead
+        (SLOW, "RETRYABLE", "defer", False, False, True),
+        (SLOW, "RETRYABLE", "stop", False, False, True),
+        (SLOW, "RETRYABLE", "retry", False, True, True),
+        (DOWN, "RETRYABLE", "retry", True, True, True),
+        (WRONG, "TERMINAL", "stop", False, True, False),
+    ],
+)
+def test_what_counts_as_a_failure(
+    failure: Failure, verdict: Any, action: Any, already: bool, probe: bool, counts: bool
+) -> None:
+    assert gate.counted(RULES, failure, verdict, action, already, probe) is counts
+
+
+def test_under_attempts_every_failed_call_counts() -> None:
+    rules = Rules(counts="attempts")
+    assert gate.counted(rules, DOWN, "RETRYABLE", "retry", True, False)
+    assert not gate.counted(rules, WRONG, "TERMINAL", "stop", True, False)
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ({"failures": 0}, "failures of a breaker is 0; it takes a whole number from 1"),
+        ({"failures": True}, "failures of a breaker is True"),
+        ({"least": 1.5}, "least of a breaker is 1.5"),
+        ({"cooldown_s": 0}, "cooldown_s of a breaker is 0; it takes seconds above 0"),
+        ({"cooldown_s": "5"}, "cooldown_s of a breaker is '5'"),
+        ({"window_s": float("inf")}, "window_s of a breaker is inf"),
+        ({"counts": "calls"}, "count of a breaker is 'calls'; the choices are operations, attempts"),
+        ({"rate": 0}, "rate of a breaker is 0; it takes a part of 1"),
+        ({"rate": True}, "rate of a breaker is True"),
+        ({"rate": 1.5}, "rate of a breaker is 1.5"),
+    ],
+)
+def test_rules_that_make_no_sense_are_refused(told: dict[str, Any], says: str) -> None:
+    with pytest.raises(PolicyError, match=says):
+        gate.check_rules(Rules(**told))
+
+
+# Anything, in any order -----------------------------------------------------------------------------
+
+
+class Anything(RuleBasedStateMachine):
+    """Callers ask, come back or die; whatever they do, there is one probe, and none before its time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rules = Rules(failures=2, cooldown_s=10.0)
+        self.circuit, self.now = NEW, 1000.0
+        self.through: list[int] = []  # calls under way, by the number of their probe; 0 for a usual one
+        self.alive = True
+        self.streak = 0
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 5.0, 10.0, 70.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def somebody_asks(self) -> None:
+        before = self.circuit
+        answer = gate.ask(before, self.now, held=self.alive)
+        if type(answer) is Refusal:
+            assert before.state != "CLOSED"
+            assert answer.until > self.now
+            return
+        if answer is PROBE:
+            assert before.until <= self.now or not self.alive
+            self.circuit = gate.asked(self.rules, before, self.now, Holder("w", "r", 1, 60.0))
+            self.alive = True
+            self.through.append(self.circuit.turn)
+        else:
+            assert before.state == "CLOSED"
+            self.through.append(0)
+
+    @precondition(lambda self: self.through)
+    @rule(at=st.integers(0, 99), how=st.sampled_from(["passed", "failed", "released"]))
+    def somebody_comes_back(self, at: int, how: str) -> None:
+        turn = self.through.pop(at % len(self.through))
+        before = self.circuit
+        if how == "released":
+            self.circuit = gate.released(self.rules, before, self.now, turn)
+        else:
+            self.circuit = {"passed": gate.passed, "failed": gate.failed}[how](
+                self.rules, before, self.now, turn
+            )
+        if before.state == "HALF_OPEN" and turn != before.turn:
+            assert self.circuit is before  # only its probe moves it
+        if before.state == "OPEN":
+            assert self.circuit is before
+        if before.state == "CLOSED" and how != "released":
+            self.streak = 0 if how == "passed" else self.streak + 1
+            assert (self.circuit.state == "OPEN") == (self.streak >= 2)
+        if self.circuit.state == "CLOSED" and before.state != "CLOSED":
+            self.streak = 0
+
+    @precondition(lambda self: self.circuit.state == "HALF_OPEN")
+    @rule()
+    def the_holder_dies(self) -> None:
+        self.alive = False
+
+    @rule()
+    def a_person_resets_it(self) -> None:
+        self.circuit, self.streak = gate.reset(self.rules, self.circuit, self.now), 0
+
+    @invariant()
+    def it_makes_sense(self) -> None:
+        circuit = self.circuit
+        assert circuit.state in STATES
+        assert (circuit.worker != "") == (circuit.state == "HALF_OPEN")
+        assert circuit.state != "CLOSED" or circuit.failures < 2
+        assert len([turn for turn in self.through if turn and turn == circuit.turn]) <= 1
+
+
+TestAnything = Anything.TestCase

@@ -1,0 +1,276 @@
+"""Policies in Amazon States Language: exact, or refused with the knob's name; and executed."""
+
+from __future__ import annotations
+
+import pickle
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from statelint.linter import Linter
+
+import oncemore
+from oncemore import govern
+from oncemore.core.backoff import NONE, Jitter, Schedule
+from oncemore.core.classify import Classes, verdict
+from oncemore.core.policy import Policy
+from oncemore.core.tune import Tuning
+from oncemore.edges import asl, asl_task
+from oncemore.edges.asl import Inexpressible, definition, solved, translated, waits
+from oncemore.edges.asl_check import faults
+from oncemore.edges.classify import classify
+from oncemore.govern.packaged import PACKAGED
+from tests.servers.step_functions import emulator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.servers.step_functions import Machine
+
+RETRYABLE, TERMINAL = asl_task.RetryableError("HTTP_503"), asl_task.TerminalError("HTTP_404")
+QUARANTINE = asl_task.QuarantineError("CHECKSUM_MISMATCH")
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[Machine]:
+    with emulator() as machine:
+        yield machine
+
+
+def listed(*delays: float, **told: Any) -> Policy:
+    """A policy that waits exactly so."""
+    told = {"jitter": NONE, "timeout_s": 60.0, **told}
+    schedule = Schedule("fixed", delays=tuple(map(float, delays))) if delays else Schedule("exponential", 1.0)
+    return Policy("mine", "1", max_attempts=len(delays) + 1, schedule=schedule, **told)
+
+
+# One retrier ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("SFN-2")
+@pytest.mark.parametrize(
+    ("delays", "numbers"),
+    [
+        ((2, 10, 30), {"IntervalSeconds": 2, "BackoffRate": 5.0, "MaxDelaySeconds": 30, "MaxAttempts": 3}),
+        ((10, 60, 180), {"IntervalSeconds": 10, "BackoffRate": 6.0, "MaxDelaySeconds": 180,
+                         "MaxAttempts": 3}),
+        ((5, 5, 5), {"IntervalSeconds": 5, "BackoffRate": 1.0, "MaxAttempts": 3}),
+        ((2, 3, 4), {"IntervalSeconds": 2, "BackoffRate": 1.5, "MaxDelaySeconds": 4, "MaxAttempts": 3}),
+        ((1, 2, 4, 8), {"IntervalSeconds": 1, "BackoffRate": 2.0, "MaxAttempts": 4}),
+        ((5, 6), {"IntervalSeconds": 5, "BackoffRate": 2.0, "MaxDelaySeconds": 6, "MaxAttempts": 2}),
+        ((7,), {"IntervalSeconds": 7, "BackoffRate": 1.0, "MaxAttempts": 1}),
+    ],
+)  # fmt: skip
+def test_delays_that_are_one_retrier_are_found(delays: tuple[int, ...], numbers: dict[str, Any]) -> None:
+    found = solved(delays)
+    assert found == numbers
+    assert waits(found) == list(delays)
+    assert translated(listed(*delays)).form == "retrier"
+
+
+@pytest.mark.parametrize(
+    "delays", [(1, 5, 30), (1, 3, 4, 5), (2, 10, 30, 120), (5, 3), (0, 1), (3, 4, 6), (0,)]
+)
+def test_delays_that_are_no_retrier_become_a_loop(delays: tuple[int, ...]) -> None:
+    assert solved(delays) is None
+    made = translated(listed(*delays))
+    assert (made.form, made.delays, made.retrier) == ("loop", delays, {})
+
+
+@given(st.lists(st.integers(0, 400), min_size=1, max_size=7))
+def test_whatever_is_solved_waits_exactly_so(delays: list[int]) -> None:
+    found = solved(delays)
+    if found is not None:
+        rate = Fraction(found["BackoffRate"])
+        plan = [found["IntervalSeconds"] * rate**at for at in range(found["MaxAttempts"])]
+        assert [min(one, found.get("MaxDelaySeconds", one)) for one in plan] == delays
+        assert waits(found) == delays
+
+
+@given(st.integers(1, 50), st.integers(1, 12), st.integers(1, 6), st.integers(1, 900))
+def test_every_capped_exponential_of_whole_seconds_is_solved(
+    first: int, rate: int, count: int, cap: int
+) -> None:
+    delays = [min(first * rate**at, max(cap, first)) for at in range(count)]
+    assert solved(delays) is not None
+
+
+def test_one_attempt_needs_no_retrier() -> None:
+    made = definition(listed())
+    assert "Retry" not in made["States"]["Work"]
+    assert translated(listed(jitter=Jitter("full"), tuning=Tuning())).form == "none"
+    assert Linter.validate(made) == faults(made) == []
+
+
+# What cannot be said --------------------------------------------------------------------------------
+
+
+@pytest.mark.req("SFN-8")
+def test_kfm_loop_with_tuning_is_refused_with_the_knob() -> None:
+    with pytest.raises(
+        Inexpressible, match=r"kfm-loop cannot be written .*: tuning \(telemetry_tuning"
+    ) as caught:
+        definition(govern.policy("kfm-loop"))
+    assert [knob.name for knob in caught.value.faults] == ["tuning", "jitter"]
+    assert isinstance(caught.value, oncemore.PolicyError)
+    again = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own
+    assert (str(again), again.faults) == (str(caught.value), caught.value.faults)
+
+
+@pytest.mark.req("SFN-8")
+@pytest.mark.parametrize(
+    ("policy", "knob", "why"),
+    [
+        (listed(2, 10, tuning=Tuning()), "tuning", "carbon"),
+        (listed(2, 10, jitter=Jitter("full")), "jitter", "full jitter from a seed"),
+        (listed(2, 10, jitter=Jitter("proportional", 0.1)), "jitter", "proportional jitter from a seed"),
+        (listed(2, 10, jitter=Jitter("decorrelated")), "jitter", "decorrelated"),
+        (listed(2, 10, within_s=60.0), "within_s", "whole call"),
+        (listed(2, 10, timeout_s=1.5), "timeout_s", "1.5 s"),
+        (listed(2, 10, timeout_s=1e9), "timeout_s", "1e\\+09 s"),
+        (listed(0.25, 0.5), "delays_s", "a wait of 0.25 s"),
+        (Policy(schedule=Schedule("linear", 0.25), jitter=NONE), "base_delay_s", "a wait of 0.25 s"),
+        (listed(1, 4e7), "max_delay_s", "366 days"),
+    ],
+)
+def test_a_knob_that_cannot_be_said_is_named(policy: Policy, knob: str, why: str) -> None:
+    with pytest.raises(Inexpressible, match=why) as caught:
+        definition(policy)
+    assert [one.name for one in caught.value.faults] == [knob]
+
+
+@pytest.mark.req("SFN-8")
+@pytest.mark.parametrize("name", PACKAGED)
+def test_every_packaged_policy_is_exact_or_refused(name: str) -> None:
+    for own, policy in govern.profile(name).policies.items():
+        knobs = [policy.jitter.spread != "none", policy.tuning is not None, policy.schedule.base % 1]
+        if any(knobs) and policy.max_attempts > 1:
+            with pytest.raises(Inexpressible, match="cannot be written"):
+                translated(policy)
+            continue
+        made = translated(policy)
+        assert made.notes == (), own
+        assert Linter.validate(definition(policy)) == faults(definition(policy)) == []
+
+
+def test_what_is_accepted_is_written_into_the_definition() -> None:
+    made = definition(govern.policy("kfm-rules"), accept=["jitter"])
+    (retrier,) = made["States"]["Work"]["Retry"]
+    assert retrier["JitterStrategy"] == "FULL"
+    assert waits(retrier) == [1, 2, 4, 8]
+    assert "delays are spread at random by Step Functions" in made["Comment"]
+    made = definition(govern.policy("kfm-loop"), accept=["jitter", "tuning"])
+    (retrier,) = made["States"]["Work"]["Retry"]
+    assert (retrier["JitterStrategy"], waits(retrier)) == ("NONE", [20, 40, 80, 160, 320])
+    assert "delays are not tuned" in made["Comment"]
+    assert "delays are not spread" in made["Comment"]
+    assert "Retry-After is not heard" in made["Comment"]
+    assert translated(listed(2, within_s=9.0), accept=["within_s"]).notes == (
+        "the limit of the whole call is left out",
+    )
+    with pytest.raises(Inexpressible, match="no single retrier"):
+        translated(listed(1, 5, 30, jitter=Jitter("full")), accept=["jitter"])
+
+
+@pytest.mark.req("SFN-3")
+def test_only_what_a_policy_retries_is_in_its_retrier() -> None:
+    made = translated(govern.policy("nova-cat"))
+    assert made.errors[:2] == ("RetryableError", "States.Timeout")
+    assert "Lambda.TooManyRequestsException" in made.errors
+    strict = listed(2, classes=Classes(("HTTP_503",)))
+    assert translated(strict).errors == ("RetryableError",)
+    assert translated(listed(2, classes=Classes(("THROTTLED",)))).errors == (
+        "RetryableError",
+        "Lambda.TooManyRequestsException",
+    )
+
+
+# Executed -------------------------------------------------------------------------------------------
+
+
+def run(machine: Machine, policy: Policy, *turns: Any) -> tuple[str, Any, list[float], int]:
+    left = list(turns)
+
+    def work(event: Any) -> Any:
+        assert event == {"order": 7}  # the input as it was given, in every attempt
+        turn = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(turn, Exception):
+            raise turn
+        return turn
+
+    machine.slept.clear()
+    machine.called.clear()
+    made = definition(policy, "work")
+    assert Linter.validate(made) == faults(made) == []
+    ended = machine.run(made, {"order": 7}, {"work": work})
+    return ended.error or ended.status, ended.output, list(machine.slept), len(machine.called)
+
+
+@pytest.mark.req("SFN-1", "SFN-3")
+@pytest.mark.parametrize("delays", [(2, 10, 30), (1, 5, 30)], ids=["retrier", "loop"])
+def test_a_definition_does_what_the_policy_says(delays: tuple[int, ...], machine: Machine) -> None:
+    policy = listed(*delays)
+    good = {"done": True}
+    assert run(machine, policy, good) == ("SUCCEEDED", good, [], 1)
+    assert run(machine, policy, RETRYABLE, RETRYABLE, good) == ("SUCCEEDED", good, list(delays[:2]), 3)
+    assert run(machine, policy, RETRYABLE) == ("RetryableError", None, list(delays), 4)
+    assert run(machine, policy, TERMINAL) == ("TerminalError", None, [], 1)
+    assert run(machine, policy, RETRYABLE, QUARANTINE) == ("QuarantineError", None, [delays[0]], 2)
+    assert run(machine, policy, ZeroDivisionError()) == ("TerminalError", None, [], 1)
+
+
+# The function of a task -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "name", "told"),
+    [
+        (TimeoutError(), "RetryableError", "TIMEOUT: TimeoutError"),
+        (ConnectionResetError("token=abc"), "RetryableError", "CONNECTION_RESET: ConnectionResetError"),
+        (KeyError("x"), "TerminalError", "EXC_KeyError: KeyError"),
+        (oncemore.NeedsReview("AMBIGUOUS_NAME"), "QuarantineError", "AMBIGUOUS_NAME: NeedsReview"),
+        (oncemore.Violation("CHECKSUM_MISMATCH"), "QuarantineError", "CHECKSUM_MISMATCH: Violation"),
+        (RETRYABLE, "RetryableError", "HTTP_503"),
+    ],
+)
+def test_a_task_fails_under_the_name_of_its_class(error: Exception, name: str, told: str) -> None:
+    @asl_task.task(govern.policy("nova-cat"))
+    def handler(event: Any, context: Any) -> Any:
+        """Do it."""
+        raise error
+
+    with pytest.raises(Exception, match=f"^{told}$") as caught:
+        handler({}, None)
+    assert type(caught.value).__name__ == name
+    assert caught.value is error or caught.value.__cause__ is error
+    assert handler.__doc__ == "Do it."
+
+
+def test_a_task_that_may_not_be_repeated_goes_to_a_person_when_it_is_lost() -> None:
+    @asl_task.task(govern.policy("nova-cat"), effect="once")
+    def pay(event: Any) -> Any:
+        if event == "lost":
+            raise ConnectionResetError
+        if event == "refused":
+            raise ConnectionRefusedError
+        return event
+
+    assert pay("good") == "good"
+    with pytest.raises(asl_task.QuarantineError):
+        pay("lost")
+    with pytest.raises(asl_task.RetryableError):
+        pay("refused")
+
+
+def test_an_error_of_a_task_means_the_same_wherever_it_goes() -> None:
+    for error, kind in ((RETRYABLE, "transient"), (TERMINAL, "permanent"), (QUARANTINE, "permanent")):
+        assert classify(error, 0.0).kind == kind
+        again = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
+        assert (type(again), again.code, str(again)) == (type(error), error.code, str(error))
+    assert verdict(classify(QUARANTINE, 0.0), govern.policy("standard"), "idempotent") == "QUARANTINE"
+
+
+def test_names_are_those_of_the_language() -> None:
+    assert asl.OF_THE_PLATFORM.keys() & {"States.ALL", "States.TaskFailed", "States.Runtime"} == set()

@@ -1,0 +1,79 @@
+"""Processes of an executor are killed by chance, and what they were to do is done once."""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import oncemore
+from oncemore.engine.history import verify
+from tests.engines import work
+from tests.engines.test_executors import processes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LONG = bool(os.environ.get("ONCEMORE_TORTURE"))
+ITEMS, ROUNDS = (60, 10) if LONG else (20, 1)
+
+
+def killed(step: Any, items: list[Any], pick: random.Random) -> Any:
+    """Carry out a job while processes of its pool are killed; those of its replacements too."""
+    over = threading.Event()
+
+    def kill() -> None:
+        me = os.getpid()
+        for _ in range(4 * ROUNDS):
+            if over.wait(pick.uniform(0.15, 0.5)):
+                return
+            pids = [pid for pid in _children() if pid != me]
+            if pids:
+                work.kill_some(pids, 1, pick, (0, 0))
+
+    with processes(3) as pool:
+        pool.submit(os.getpid).result(60)
+        killer = threading.Thread(target=kill, daemon=True)
+        killer.start()
+        try:
+            return step.map(items, each="args", on=pool)
+        finally:
+            over.set()
+            killer.join(10)
+
+
+def _children() -> list[int]:
+    """The processes of this process's pools: children of its fork server."""
+    from multiprocessing import active_children
+
+    return [child.pid for child in active_children() if child.pid is not None]
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("round_", range(ROUNDS))
+def test_rows_are_there_once_and_payments_at_most_once(tmp_path: Path, round_: int) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    print("seed", seed)
+    pick, ledger, path = random.Random(seed), str(tmp_path / "ledger.db"), tmp_path / "payments"
+    with sqlite3.connect(ledger) as rows:
+        rows.execute("CREATE TABLE orders(n INTEGER)")
+    with oncemore.open(tmp_path / "log.db") as engine:
+        booked = killed(work.book, [(n, ledger, 0.05) for n in range(ITEMS)], pick)
+        written = [row[0] for row in sqlite3.connect(ledger).execute("SELECT n FROM orders ORDER BY n")]
+        done = [item.number for item in booked.items if item.outcome == "done"]
+        assert len(written) == len(set(written)), "a row was written twice"
+        assert set(done) <= set(written)
+        left = [item for item in booked.items if item.outcome != "done"]
+        assert {item.outcome for item in left} <= {"held"}, left  # killed as often as it may be tried
+
+        paid = killed(work.pay, [(n, str(path), 0.02) for n in range(ITEMS)], pick)
+        lines = [int(line) for line in work.noted(path)]
+        assert len(lines) == len(set(lines)), "somebody was paid twice"
+        assert {item.outcome for item in paid.items} <= {"done", "held"}
+        assert {item.number for item in paid.items if item.outcome == "done"} <= set(lines)
+        verify(engine.store.entries())

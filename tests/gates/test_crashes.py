@@ -1,0 +1,192 @@
+"""A run at a breaker, killed before and after every operation, and again in what comes after.
+
+Whatever dies where: the work is never called while the breaker is open, or half-open for somebody else; the
+breaker never stays half-open for ever; each run counts once; run and breaker are what the log adds up to.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from oncemore.codec.wire import body_of, head_of, header_of
+from oncemore.core.gate import Rules
+from oncemore.core.record import NOWHERE, Circuit, Run, fold
+from oncemore.engine import flow, ops
+from oncemore.engine.entry import write_of
+from oncemore.errors import Failed, Parked
+from oncemore.store.base import Batch, Stored
+from tests.crash.world import ENTITY, POLICY, Crash, World
+
+BREAKER = "breaker/p"
+RULES = Rules(failures=1, cooldown_s=300.0)
+
+
+class Gated(World):
+    """A world whose one step passes a breaker that opens at the first failure."""
+
+    def __init__(self, turns: list[str], rules: Rules = RULES) -> None:
+        super().__init__("idempotent", turns)
+        self.rules = rules
+        self.moves: list[str] = []
+
+    def plan(self) -> ops.Plan:
+        return super().plan().replaced(barrier=ops.Barrier(BREAKER, self.rules))
+
+    def circuit(self) -> Circuit | None:
+        head = self.store.head(BREAKER)
+        return None if head is None else head_of(head.head, Circuit)
+
+    def _load(self, op: ops.Load) -> ops.Seen:
+        return self.seen_of(op.entity, Run)
+
+    def _consult(self, op: ops.Consult) -> ops.Seen:
+        return self.seen_of(op.entity, Circuit)
+
+    def seen_of(self, entity: str, kind: type[Any]) -> ops.Seen:
+        head = self.store.head(entity)
+        if head is None:
+            return ops.Seen(entity, 0, NOWHERE, None)
+        assert head.body is not None
+        return ops.Seen(entity, head.version, head.hash, head_of(head.head, kind), body_of(head.body))
+
+    def _save(self, op: ops.Save) -> ops.Seen | None:
+        pairs = [(op.seen, op.change), *op.also]
+        writes = [write_of(seen.entity, seen.version, seen.hash, change, self.now) for seen, change in pairs]
+        answer = self.store.append(Batch(tuple(writes), op.guards)).wait()
+        return self.seen() if isinstance(answer, Stored) else None
+
+    def _work(self, op: ops.Work) -> ops.Done:
+        circuit = self.circuit()
+        if circuit is not None:
+            mine = (circuit.worker, circuit.holder, circuit.fence) == (self.me, ENTITY, op.seen.run.fence)
+            assert circuit.state == "CLOSED" or (circuit.state == "HALF_OPEN" and mine)
+        return super()._work(op)
+
+    def check(self) -> Run | None:
+        run = super().check()
+        state: Circuit | None = None
+        for entry in self.store.entries(BREAKER):
+            header = header_of(entry.header)
+            before, state = state, fold(state, header.sets, Circuit)
+            if state.state == "HALF_OPEN" and before is not None and before.state == "HALF_OPEN":
+                assert state.turn == before.turn + 1
+        assert state == self.circuit()
+        return run
+
+    def to_the_end(self) -> ops.End:
+        """Call again and again, as somebody would, until it is over."""
+        for _ in range(30):
+            end, _ = self.drive()
+            self.check()
+            if not isinstance(end.error, Parked):
+                return end
+            assert end.error.until > self.now
+            self.now = end.error.until
+        raise AssertionError("it does not end")
+
+
+SCENARIOS = {
+    "well": (["ok"], "COMPLETE", "CLOSED"),
+    "fails once, the probe comes good": (["transient", "ok"], "COMPLETE", "CLOSED"),
+    "the probe fails too": (["transient", "transient", "ok"], "COMPLETE", "CLOSED"),
+    "it fails to the end": (["transient"], "HARD_FAIL", "OPEN"),
+    "the probe tells nothing": (["transient", "permanent"], "HARD_FAIL", "OPEN"),
+}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_crash_before_or_after_any_operation_leaves_nothing_behind(name: str) -> None:
+    turns, _, _ = SCENARIOS[name]
+    # How many operations there are when nobody dies, over all the calls that it takes.
+    worlds = 0
+    for first, when in itertools.product(range(1, 40), ("before", "after")):
+        for second in range(25):
+            world = Gated(list(turns))
+            reached = _dies(world, (first, when)) and (second == 0 or _dies(world, (second, "after")))
+            worlds += 1
+            end = world.to_the_end()
+            run, circuit = world.check(), world.circuit()
+            assert run is not None
+            assert run.state in ("COMPLETE", "HARD_FAIL") or run.held_for
+            assert end.value == "value" or isinstance(end.error, Failed) or run.held_for
+            assert circuit is None or circuit.state in ("CLOSED", "OPEN", "HALF_OPEN")
+            if run.state == "COMPLETE":
+                assert circuit is None or circuit.state == "CLOSED"
+            if not reached:
+                break
+    assert worlds > 20
+
+
+def _dies(world: Gated, at: tuple[int, str]) -> bool:
+    """Let calls be made, at the times that they are told, until one dies; say whether one did."""
+    left, when = at
+    for _ in range(10):
+        try:
+            end, count = world.drive((left, when))
+        except Crash:
+            return True
+        left -= count
+        if left <= 0 or not isinstance(end.error, Parked):
+            return False
+        world.now = end.error.until
+    return False
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_without_a_crash_it_ends_as_it_should(name: str) -> None:
+    turns, run_state, circuit_state = SCENARIOS[name]
+    world = Gated(turns)
+    world.to_the_end()
+    run, circuit = world.check(), world.circuit()
+    assert run is not None
+    assert (run.state, circuit.state if circuit else "CLOSED") == (run_state, circuit_state)
+    assert run.tried <= POLICY.max_attempts
+
+
+def test_who_is_second_at_the_breaker_reads_again() -> None:
+    """Two runs fail at once: both count, though one of the writes is refused at first."""
+    world = Gated(["transient"], Rules(failures=5, cooldown_s=300.0))
+    script = flow.run_step(world.plan(), world.call())
+    op = world.advance(script, next(script), ops.Save)  # the claim
+    op = script.send(world.do(op))
+    op = world.advance(script, op, ops.Save)  # the failure, with what it means for the breaker
+    assert op.also
+    other = world.seen_of(BREAKER, Circuit)
+    from oncemore.core import gate
+    from oncemore.engine.circuits import change_of, fresh
+
+    after = gate.failed(world.rules, fresh(BREAKER), world.now)
+    write = write_of(BREAKER, other.version, other.hash, change_of(None, after), world.now)
+    assert isinstance(world.store.append(Batch((write,))).wait(), Stored)
+    assert world.do(op) is None  # nothing of it is written
+    op = script.send(None)
+    op = world.advance(script, op, ops.Save)
+    assert world.do(op) is not None
+    found = world.circuit()
+    assert found is not None
+    assert found.failures == 2
+    run = world.check()
+    assert run is not None
+    assert (run.state, run.counted) == ("SOFT_FAIL", True)
+
+
+def test_a_claim_that_meets_an_opened_breaker_is_made_by_nobody() -> None:
+    world = Gated(["ok"])
+    script = flow.run_step(world.plan(), world.call())
+    claim = world.advance(script, next(script), ops.Save)
+    assert claim.guards == {BREAKER: 0}
+    from oncemore.core import gate
+    from oncemore.engine.circuits import change_of, fresh
+
+    after = gate.failed(world.rules, fresh(BREAKER), world.now)
+    write = write_of(BREAKER, 0, NOWHERE, change_of(None, after), world.now)
+    assert isinstance(world.store.append(Batch((write,))).wait(), Stored)
+    assert world.do(claim) is None
+    assert world.seen().run is None
+    op = script.send(None)
+    deferral = world.advance(script, op, ops.Save)
+    assert world.do(deferral).run.reason == "circuit_open"
+    assert world.executions == 0

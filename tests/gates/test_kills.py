@@ -1,0 +1,162 @@
+"""Real processes and a real server, whose own log says what reached it while a breaker was open."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import oncemore
+from oncemore.codec.wire import head_of, header_of
+from oncemore.core.record import Circuit, fold
+from oncemore.engine.history import verify
+from tests.gates.longer import lasting
+from tests.gates.server import Provider, provider
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def served() -> Iterator[Provider]:
+    with provider() as told:
+        yield told
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return str(tmp_path / "log.db")
+
+
+def start(*told: str, cooldown_s: float = 1.0) -> subprocess.Popen[str]:
+    quiet = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
+    quiet["GATES_COOLDOWN_S"] = str(cooldown_s)
+    command = [sys.executable, "-m", "tests.gates.victim", *told]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=quiet, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+
+
+def said(process: subprocess.Popen[str]) -> list[str]:
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    return out.splitlines()[1:]
+
+
+def circuit(store: str) -> Circuit:
+    with oncemore.open(store) as engine:
+        head = engine.store.head("breaker/provider")
+        assert head is not None
+        return head_of(head.head, Circuit)
+
+
+def opened(store: str, served: Provider, cooldown_s: float = 60.0) -> Circuit:
+    """Let a process of its own open the breaker, and end."""
+    served.status = 503
+    said(start("fail", store, served.url, cooldown_s=cooldown_s))
+    found = circuit(store)
+    assert found.state == "OPEN"
+    return found
+
+
+def over(store: str, found: Circuit) -> None:
+    """Let the cooldown be over, without waiting for it."""
+    with oncemore.open(store) as engine:
+        lasting(engine, found, 0.001)
+
+
+@pytest.mark.req("BREAK-4")
+@pytest.mark.parametrize("what", ["step", "retry"])
+def test_a_hundred_callers_in_four_processes_cause_one_request(
+    store: str, served: Provider, what: str
+) -> None:
+    over(store, opened(store, served))
+    before = len(served.requests)
+    served.delay_s = 0.6  # while it is tried, the others come; and who is late comes when it has failed
+    at = str(time.time() + 2.0)  # when all are there
+    processes = [start(what, store, served.url, str(1000 * n), at, cooldown_s=60.0) for n in range(1, 5)]
+    found = [said(one) for one in processes]
+    assert len(served.requests) == before + 1
+    outcomes: dict[str, int] = {}
+    for (line,) in found:
+        for name, count in eval(line).items():  # noqa: S307 - what our own process has printed
+            outcomes[name] = outcomes.get(name, 0) + count
+    assert sum(outcomes.values()) == 100
+    refusal = "Parked" if what == "step" else "CircuitOpen"
+    assert outcomes[refusal] >= 99
+    with oncemore.open(store) as engine:
+        verify(engine.store.entries())
+
+
+@pytest.mark.req("BREAK-8")
+def test_one_that_was_opened_in_one_process_is_open_in_the_next(store: str, served: Provider) -> None:
+    opened(store, served)
+    before = len(served.requests)
+    assert said(start("once", store, served.url, "5000")) == ["Parked"]
+    assert said(start("once", store, served.url, "5000")) == ["Parked"]  # and after a restart
+    assert len(served.requests) == before
+
+
+@pytest.mark.req("BREAK-3")
+def test_no_request_comes_while_it_is_open(store: str, served: Provider) -> None:
+    served.status = 503
+    at = str(time.time() + 30.0)
+    processes = [start("hammer", store, served.url, str(100_000 * n), at) for n in range(1, 5)]
+    for one in processes:
+        said(one)
+    with oncemore.open(store) as engine:
+        spans = list(open_spans(engine))
+        assert len(spans) >= 3
+        asked = [request.at for request in served.requests]
+        for began, until in spans:
+            # Who had begun before it opened may be on the way; nobody begins after it.
+            assert not [at for at in asked if began + 0.25 < at < until]
+            assert not [entry for entry in claims(engine) if began < entry < until], (
+                "an attempt began while it was open"
+            )
+        verify(engine.store.entries())
+
+
+def open_spans(engine: oncemore.Engine) -> Iterator[tuple[float, float]]:
+    """From when to when the breaker was open, as the log has it."""
+    state: Circuit | None = None
+    for entry in engine.store.entries("breaker/provider"):
+        state = fold(state, header_of(entry.header).sets, Circuit)
+        if state.state == "OPEN":
+            yield state.opened, state.until
+
+
+def claims(engine: oncemore.Engine) -> Iterator[float]:
+    """When each attempt began, as the log has it."""
+    for entry in engine.store.entries():
+        header = header_of(entry.header)
+        if "INTENT" in header.marks:
+            yield header.at
+
+
+def test_the_probe_of_a_process_that_was_killed_is_taken_over_at_once(store: str, served: Provider) -> None:
+    over(store, opened(store, served))
+    before = len(served.requests)
+    served.delay_s, served.status = 30.0, 200
+    holder = start("once", store, served.url, "5000")
+    served.wait_for(before + 1)
+    assert circuit(store).state == "HALF_OPEN"
+    assert said(start("once", store, served.url, "6000")) == ["Parked"]  # it is held
+    assert len(served.requests) == before + 1
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.communicate(timeout=20)
+    served.delay_s = 0.0
+    began = time.monotonic()
+    assert said(start("once", store, served.url, "7000")) == ["ok /7000"]
+    assert time.monotonic() - began < 50  # not after its lease of a minute
+    found = circuit(store)
+    assert (found.state, found.turn) == ("CLOSED", 2)
+    assert said(start("once", store, served.url, "5000")) == ["ok /5000"]  # what was killed is done again

@@ -1,0 +1,24 @@
+"""Rooms for the tests of the HTTP edge."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.edges.conftest import no_proxy
+from tests.http.world import CLIENTS
+from tests.rooms import _alone, clock, engine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.http.world import Answered
+
+__all__ = ["_alone", "clock", "engine", "no_proxy"]
+
+
+@pytest.fixture(params=CLIENTS)
+def call(request: pytest.FixtureRequest) -> Callable[..., Answered]:
+    """Sends a request with one of the clients, each in turn."""
+    return CLIENTS[request.param]

@@ -1,0 +1,458 @@
+"""The middleware without a server: what a server can do to it, and what it is told wrongly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+import oncemore
+import oncemore.http
+from oncemore.http.endpoint import Request, TurnedAway, _problem_of
+from oncemore.http.kept import Kept, Wire
+from oncemore.http.keys import read
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+KEYED = ((b"idempotency-key", b'"k1"'),)
+
+
+class World:
+    """An application, a client, and what each saw."""
+
+    def __init__(self, engine: oncemore.Engine, effect: str = "idempotent", **options: Any) -> None:
+        self.runs: list[dict[str, Any]] = []
+        self.work: Callable[..., Awaitable[None]] = self._answers
+        options.setdefault("principal", oncemore.http.everyone)
+        self.app = oncemore.http.Idempotency(self._app, effect=effect, engine=engine, **options)  # type: ignore[arg-type]
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        self.runs.append(scope)
+        await self.work(scope, receive, send)
+
+    async def _answers(self, scope: Any, receive: Any, send: Any) -> None:
+        body = b""
+        if scope["type"] == "http":
+            body = (await receive())["body"]
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 201,
+                "headers": [(b"Location", b"/1"), (b"X-Own", b"1")],
+            }
+        )
+        await send({"type": "http.response.body", "body": body[:1], "more_body": True})
+        await send({"type": "http.response.body", "body": body[1:]})
+
+    async def ask(
+        self, body: bytes = b"one", headers: Any = KEYED, send: Any = None, **scope: Any
+    ) -> list[Any]:
+        """Send a request in two parts; return the messages of its answer."""
+        told: list[Any] = []
+        parts = iter([(body[:1], True), (body[1:], False)])
+
+        async def receive() -> Any:
+            part, more = next(parts)
+            return {"type": "http.request", "body": part, "more_body": more}
+
+        async def keep(message: Any) -> None:
+            told.append(message)
+
+        whole = {"type": "http", "method": "POST", "path": "/orders", "query_string": b"", "headers": headers}
+        await self.app({**whole, **scope}, receive, send or keep)
+        return told
+
+
+def status(told: list[Any]) -> tuple[int, str]:
+    start, body = told
+    fields = dict(start["headers"])
+    if fields[b"content-type"] != b"application/problem+json":
+        return start["status"], ""
+    return start["status"], json.loads(body["body"])["type"].rpartition(":")[2]
+
+
+@pytest.fixture
+def engine() -> Iterator[oncemore.Engine]:
+    with oncemore.open("memory:") as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("run", [asyncio.run, trio.run], ids=["asyncio", "trio"])
+def test_it_runs_wherever_a_server_runs(engine: oncemore.Engine, run: Any) -> None:
+    world = World(engine)
+
+    async def main() -> None:
+        first, again = await world.ask(), await world.ask()
+        assert [part["body"] for part in (first[1], again[1])] == [b"one", b"one"]
+        assert again[0]["headers"] == [
+            (b"location", b"/1"),
+            (b"x-own", b"1"),
+            (b"idempotent-replayed", b"true"),
+        ]
+
+    run(main) if run is trio.run else run(main())
+    assert len(world.runs) == 1
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "trio"])
+def test_a_server_that_cancels_the_request_does_not_stop_the_work(engine: oncemore.Engine, kind: str) -> None:
+    world = World(engine, "once")
+
+    async def main_asyncio() -> None:
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slow(scope: Any, receive: Any, send: Any) -> None:
+            begun.set()
+            await go_on.wait()
+            await world._answers(scope, receive, send)
+
+        world.work = slow
+        task = asyncio.create_task(world.ask())
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert status(await world.ask()) == (409, "in-progress")
+        go_on.set()
+        for _ in range(1000):
+            told = await world.ask()
+            if told[0]["status"] != 409:
+                break
+            await asyncio.sleep(0.001)
+        assert told[0]["status"] == 201
+
+    async def main_trio() -> None:
+        async def slow(scope: Any, receive: Any, send: Any) -> None:
+            scopes[0].cancel()
+            await trio.sleep(0.01)
+            await world._answers(scope, receive, send)
+
+        world.work, scopes = slow, []
+        with trio.CancelScope() as scope:
+            scopes.append(scope)
+            await world.ask()
+        assert (await world.ask())[0]["status"] == 201
+
+    asyncio.run(main_asyncio()) if kind == "asyncio" else trio.run(main_trio)
+    assert len(world.runs) == 1
+
+
+def test_the_end_of_the_server_waits_for_what_is_under_way(engine: oncemore.Engine) -> None:
+    world = World(engine)
+
+    async def main() -> None:
+        begun, go_on, order = asyncio.Event(), asyncio.Event(), []
+
+        async def slow(scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] == "lifespan":
+                assert (await receive())["type"] == "lifespan.startup"
+                assert (await receive())["type"] == "lifespan.shutdown"
+                order.append("the application may close")
+                return
+            begun.set()
+            await go_on.wait()
+            order.append("work is over")
+            await world._answers(scope, receive, send)
+
+        world.work = slow
+        task = asyncio.create_task(world.ask())
+        await begun.wait()
+        task.cancel()
+        messages = iter(["lifespan.startup", "lifespan.shutdown"])
+
+        async def receive() -> Any:
+            return {"type": next(messages)}
+
+        closing = asyncio.create_task(world.app({"type": "lifespan"}, receive, receive))  # type: ignore[arg-type]
+        await asyncio.sleep(0.01)
+        assert order == []
+        go_on.set()
+        await closing
+        assert order == ["work is over", "the application may close"]
+
+    asyncio.run(main())
+
+
+def test_an_end_without_anything_under_way_is_not_held_up(engine: oncemore.Engine) -> None:
+    world = World(engine)
+
+    async def end(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+
+    world.work = end
+
+    async def receive() -> Any:
+        return {"type": "lifespan.shutdown"}
+
+    asyncio.run(world.app({"type": "lifespan"}, receive, receive))  # type: ignore[arg-type]
+
+
+def test_what_is_no_request_goes_through(engine: oncemore.Engine) -> None:
+    world = World(engine)
+    scope = {"type": "websocket", "path": "/orders"}
+    told: list[Any] = []
+
+    async def send(message: Any) -> None:
+        told.append(message)
+
+    asyncio.run(world.app(scope, send, send))  # type: ignore[arg-type]
+    assert world.runs == [scope]
+    assert len(told) == 3
+
+
+def test_the_application_is_not_told_that_the_client_has_gone(engine: oncemore.Engine) -> None:
+    world = World(engine)
+
+    async def listens(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(receive(), 0.02)
+        await world._answers({"type": "x"}, receive, send)
+
+    world.work = listens
+    assert len(asyncio.run(world.ask())) == 2
+
+
+def test_nor_on_trio(engine: oncemore.Engine) -> None:
+    world = World(engine)
+
+    async def listens(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        with trio.move_on_after(0.02) as waiting:
+            await receive()
+        assert waiting.cancelled_caught
+        await world._answers({"type": "x"}, receive, send)
+
+    world.work = listens
+    assert len(trio.run(world.ask)) == 2
+
+
+def test_one_request_is_one_attempt_whatever_else_is_decided_meanwhile(engine: oncemore.Engine) -> None:
+    world = World(engine, "once")
+    asked: list[Any] = []
+
+    async def turned_away(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope)
+        await send({"type": "http.response.start", "status": 429, "headers": []})
+        await send({"type": "http.response.body", "body": b"later"})
+
+    async def main() -> list[Any]:
+        told: list[Any] = []
+
+        async def send(message: Any) -> None:
+            told.append(message)
+
+        request = Request({"type": "http"}, Kept(Wire(send), b"", 9, frozenset()), "")
+        for _ in range(2):
+            with pytest.raises(TurnedAway):
+                await world.app._answer("k1", "POST /", "f", request)
+        await request.kept.deliver()
+        return told
+
+    world.work = turned_away
+    assert [message.get("body") for message in asyncio.run(main())] == [None, b"later"]
+    assert len(asked) == 1
+
+
+def test_a_mistake_of_the_program_is_no_answer() -> None:
+    with pytest.raises(oncemore.UsageError, match="mine"):
+        _problem_of(oncemore.UsageError("mine"))
+
+
+def test_a_client_that_cannot_be_written_to_changes_nothing(engine: oncemore.Engine) -> None:
+    world = World(engine, max_answer=2)
+    calls = []
+
+    async def broken(message: Any) -> None:
+        calls.append(message)
+        raise OSError("gone")
+
+    asyncio.run(world.ask(send=broken))
+    assert len(calls) == 1
+    assert status(asyncio.run(world.ask())) == (409, "answer-not-kept")
+    assert len(world.runs) == 1
+
+
+def test_extensions_are_not_offered_and_what_the_application_leaves_is_seen_outside(
+    engine: oncemore.Engine,
+) -> None:
+    world = World(engine)
+
+    async def leaves(scope: Any, receive: Any, send: Any) -> None:
+        assert scope["extensions"] == {}
+        scope["endpoint"] = "orders"
+        await send({"type": "http.response.pathsend", "path": "/etc/passwd"})
+        await world._answers(scope, receive, send)
+
+    world.work = leaves
+    scope = {
+        "type": "http", "method": "POST", "path": "/orders", "headers": KEYED,
+        "extensions": {"http.response.pathsend": {}},
+    }  # fmt: skip
+
+    async def receive() -> Any:
+        return {"type": "http.request"}
+
+    async def send(message: Any) -> None:
+        """Nobody reads it."""
+
+    asyncio.run(world.app(scope, receive, send))
+    assert scope["endpoint"] == "orders"
+    assert list(scope["extensions"]) == ["http.response.pathsend"]
+
+
+@pytest.mark.parametrize("effect", ["idempotent", "once"])
+def test_an_application_that_ends_without_an_answer_has_decided_nothing(
+    engine: oncemore.Engine, effect: str
+) -> None:
+    world = World(engine, effect)
+
+    async def half(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body", "body": b"ha", "more_body": True})
+
+    world.work = half
+    expected = (409, "outcome-unknown") if effect == "once" else (500, "no-answer")
+    assert status(asyncio.run(world.ask())) == expected
+    world.work = world._answers
+    again = asyncio.run(world.ask())
+    assert again[0]["status"] == (409 if effect == "once" else 201)
+
+
+def test_what_breaks_off_after_it_was_too_large_to_be_kept_is_not_answered_a_second_time(
+    engine: oncemore.Engine,
+) -> None:
+    world = World(engine, max_answer=1)
+
+    async def half(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"ha", "more_body": True})
+
+    world.work = half
+    told = asyncio.run(world.ask())
+    assert [message["type"] for message in told] == ["http.response.start", "http.response.body"]
+
+
+def test_a_store_that_cannot_be_reached_is_said_so(engine: oncemore.Engine, tmp_path: Any) -> None:
+    (tmp_path / "log.db").write_text("this is no database, and it is long enough to be looked at\n" * 99)
+    with oncemore.open(tmp_path / "log.db") as broken:
+        world = World(broken)
+        told = asyncio.run(world.ask())
+    assert status(told) == (503, "no-record")
+    assert dict(told[0]["headers"])[b"retry-after"] == b"1"
+    assert world.runs == []
+
+
+def test_who_asks_may_be_found_out_by_asking_somebody(engine: oncemore.Engine) -> None:
+    async def who(scope: Any) -> str:
+        await asyncio.sleep(0)
+        return scope["headers"][-1][1].decode()
+
+    world = World(engine, principal=who)
+    for user in (b"a", b"b", b"a"):
+        asyncio.run(world.ask(headers=(*KEYED, (b"x-user", user))))
+    assert len(world.runs) == 2
+    wrong = World(engine, principal=lambda scope: 7)
+    with pytest.raises(oncemore.UsageError, match="principal gave 7"):
+        asyncio.run(wrong.ask())
+
+
+def test_what_makes_two_requests_the_same_can_be_said(engine: oncemore.Engine) -> None:
+    world = World(engine, fingerprint=lambda scope, body: body[:1].hex())
+    asyncio.run(world.ask(b"one"))
+    assert asyncio.run(world.ask(b"other"))[1]["body"] == b"one"
+    assert status(asyncio.run(world.ask(b"two"))) == (422, "key-reused")
+
+
+def test_fields_can_be_left_out_of_what_is_kept(engine: oncemore.Engine) -> None:
+    world = World(engine, leave_out=("x-own",))
+    first, again = asyncio.run(world.ask()), asyncio.run(world.ask())
+    assert (b"X-Own", b"1") in first[0]["headers"]
+    assert [name for name, _ in again[0]["headers"]] == [b"location", b"idempotent-replayed"]
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "no effect there is": ({"effect": "maybe"}, "effect is 'maybe'; the choices are pure"),
+    "nobody who says who asks": ({"principal": "anna"}, "principal takes a function of the scope"),
+    "server_errors": ({"server_errors": True}, "server_errors is True; the choices are run-again, keep"),
+    "not_applied": ({"not_applied": (503,)}, "not_applied is for effect='once'"),
+    "reconcile": ({"effect": "once", "reconcile": 7}, "reconcile is 7; it takes a function"),
+    "max_request": ({"max_request": 0}, "max_request is 0; it takes 1 to"),
+    "max_answer": ({"max_answer": True}, "max_answer is True; it takes 1 to"),
+    "paths": ({"paths": (7,)}, "take patterns of paths"),
+    "expires_after": ({"expires_after": "1d"}, "expires_after is '1d'"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_mistake_is_named_at_once(engine: oncemore.Engine, case: str) -> None:
+    options, message = WRONG[case]
+    with pytest.raises(oncemore.UsageError, match=message):
+        World(engine, **options)
+
+
+def test_what_reconcile_gives_has_to_be_an_answer(engine: oncemore.Engine) -> None:
+    async def fails(scope: Any, receive: Any, send: Any) -> None:
+        raise RuntimeError("fire")
+
+    for given, left in (
+        (oncemore.applied("text"), 409),
+        (oncemore.unknown(), 409),
+        (oncemore.not_applied(), 201),
+    ):
+        world = World(engine, "once", reconcile=lambda key, who, given=given: given, name=f"n{given}")
+        world.work = fails
+        with pytest.raises(RuntimeError):
+            asyncio.run(world.ask())
+        world.work = world._answers
+        assert len(world.runs) == 1
+        assert asyncio.run(world.ask())[0]["status"] == left
+        assert len(world.runs) == (2 if left == 201 else 1)
+    with pytest.raises(oncemore.UsageError, match="status from 100 to 599"):
+        oncemore.http.Answer(99).stored()
+
+
+READ = {
+    '"abc"': "abc",
+    "abc": "abc",
+    '  "a b"  ': "a b",
+    '"a\\"b\\\\"': 'a"b\\',
+    '"a";x="1"': "a",
+    "8e03978e-40d5-43dd-bc93-6894a57f9324": "8e03978e-40d5-43dd-bc93-6894a57f9324",
+    "~" * 255: "~" * 255,
+}
+
+
+@pytest.mark.parametrize("text", READ)
+def test_a_key_is_read_quoted_and_bare(text: str) -> None:
+    assert read([text.encode()]) == READ[text]
+
+
+MALFORMED = [
+    "",
+    '"',
+    '""',
+    '"a',
+    '"a"b',
+    '"a" "b"',
+    '"a\\',
+    '"a\\n"',
+    "a b",
+    "a,b",
+    "a;b",
+    'a"',
+    "x" * 256,
+    "ä",
+    '"\t"',
+]
+
+
+@pytest.mark.parametrize("text", MALFORMED)
+def test_what_is_no_key_is_refused_with_a_sentence(text: str) -> None:
+    with pytest.raises(ValueError, match="Idempotency-Key"):
+        read([text.encode("latin-1")])
+    assert read([]) is None
