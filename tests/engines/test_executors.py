@@ -50,6 +50,8 @@ def processes(count: int, **told: Any) -> ProcessPoolExecutor:
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ProcessPoolExecutor]:
     with processes(2) as pool:
+        for started in [pool.submit(time.sleep, 0.3) for _ in range(2)]:  # with the path as it is now
+            started.result(60)
         yield pool
 
 
@@ -166,8 +168,9 @@ def test_in_threads_nothing_has_to_travel(store: str) -> None:
 def test_an_executor_of_ones_own_is_told_addresses_and_finds_the_engine_that_is_here(
     engine: oncemore.Engine,
 ) -> None:
+    before = dict(errands._opened)
     assert set(work.where.map(range(4), on=Elsewhere()).values) == {os.getpid()}
-    assert not errands._opened, "it opened no second engine"
+    assert errands._opened == before, "it opened no second engine"
 
 
 # What is refused ------------------------------------------------------------------------------------

@@ -16,31 +16,34 @@ from tests.engines import work
 from tests.engines.test_executors import processes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 LONG = bool(os.environ.get("ONCEMORE_TORTURE"))
-ITEMS, ROUNDS = (60, 10) if LONG else (20, 1)
+ITEMS, ROUNDS, MOST_KILLED = (60, 10, 12) if LONG else (16, 1, 3)
 
 
-def killed(step: Any, items: list[Any], pick: random.Random) -> Any:
-    """Carry out a job while processes of its pool are killed; those of its replacements too."""
-    over = threading.Event()
+def killed(step: Any, items: list[Any], pick: random.Random, effects: Callable[[], int]) -> Any:
+    """Carry out a job while processes of its pool are killed; those of its replacements too.
+
+    The next one is killed some time after something was done again: who kills faster than a process can start
+    has nobody left to show anything by.
+    """
+    over, deaths = threading.Event(), []
 
     def kill() -> None:
-        me = os.getpid()
-        for _ in range(4 * ROUNDS):
-            if over.wait(pick.uniform(0.15, 0.5)):
-                return
-            pids = [pid for pid in _children() if pid != me]
-            if pids:
-                work.kill_some(pids, 1, pick, (0, 0))
+        seen = 0
+        while len(deaths) < MOST_KILLED and not over.wait(0.01):
+            if effects() > seen and not over.wait(pick.uniform(0.0, 0.1)):
+                deaths.extend(work.kill_some(_children(), 1, pick, (0, 0)))
+                seen = effects()
 
     with processes(3) as pool:
         pool.submit(os.getpid).result(60)
         killer = threading.Thread(target=kill, daemon=True)
         killer.start()
         try:
-            return step.map(items, each="args", on=pool)
+            return step.map(items, each="args", on=pool), len(deaths)
         finally:
             over.set()
             killer.join(10)
@@ -53,6 +56,12 @@ def _children() -> list[int]:
     return [child.pid for child in active_children() if child.pid is not None]
 
 
+def written_in(ledger: str) -> list[int]:
+    """The rows of the ledger."""
+    with sqlite3.connect(ledger, timeout=30) as rows:
+        return [row[0] for row in rows.execute("SELECT n FROM orders ORDER BY n")]
+
+
 @pytest.mark.torture
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("round_", range(ROUNDS))
@@ -63,15 +72,21 @@ def test_rows_are_there_once_and_payments_at_most_once(tmp_path: Path, round_: i
     with sqlite3.connect(ledger) as rows:
         rows.execute("CREATE TABLE orders(n INTEGER)")
     with oncemore.open(tmp_path / "log.db") as engine:
-        booked = killed(work.book, [(n, ledger, 0.05) for n in range(ITEMS)], pick)
-        written = [row[0] for row in sqlite3.connect(ledger).execute("SELECT n FROM orders ORDER BY n")]
+        booked, deaths = killed(
+            work.book, [(n, ledger, 0.05) for n in range(ITEMS)], pick, lambda: len(written_in(ledger))
+        )
+        assert deaths, "nobody died"
+        written = written_in(ledger)
         done = [item.number for item in booked.items if item.outcome == "done"]
         assert len(written) == len(set(written)), "a row was written twice"
         assert set(done) <= set(written)
         left = [item for item in booked.items if item.outcome != "done"]
         assert {item.outcome for item in left} <= {"held"}, left  # killed as often as it may be tried
 
-        paid = killed(work.pay, [(n, str(path), 0.02) for n in range(ITEMS)], pick)
+        paid, deaths = killed(
+            work.pay, [(n, str(path), 0.02) for n in range(ITEMS)], pick, lambda: len(work.noted(path))
+        )
+        assert deaths, "nobody died"
         lines = [int(line) for line in work.noted(path)]
         assert len(lines) == len(set(lines)), "somebody was paid twice"
         assert {item.outcome for item in paid.items} <= {"done", "held"}

@@ -198,9 +198,9 @@ def bad_start() -> None:
 
 
 def kill_some(pids: list[int], how_many: int, pick: Any, between: tuple[float, float]) -> list[int]:
-    """Kill processes, one after another, chosen by chance."""
+    """Kill processes, one after another, chosen by chance; return those that were there to be killed."""
     killed = []
-    for _ in range(how_many):
+    for _ in range(how_many if pids else 0):
         time.sleep(pick.uniform(*between))
         pid = pick.choice(pids)
         with suppress(ProcessLookupError):
