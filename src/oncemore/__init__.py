@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from oncemore.engine.runtime import Engine
     from oncemore.errors import (
         AttemptTimeout,
+        Blocked,
         Cancelled,
         CircuitOpen,
         ConfigChanged,
@@ -95,8 +96,8 @@ _HOMES = {
     "oncemore.engine.limits": "Straggler remaining",
     "oncemore.engine.retry": "Report decision",
     "oncemore.engine.runtime": "Engine",
-    "oncemore.errors": "AttemptTimeout Cancelled CircuitOpen ConfigChanged CoolingDown DeadlineExceeded "
-    "Error Failed InProgress KeyConflict KeyExpired LeaseLost MissingExtra NeedsReview "
+    "oncemore.errors": "AttemptTimeout Blocked Cancelled CircuitOpen ConfigChanged CoolingDown "
+    "DeadlineExceeded Error Failed InProgress KeyConflict KeyExpired LeaseLost MissingExtra NeedsReview "
     "OutcomeUnknown Parked PermanentError PolicyError PolicyWarning Quarantined Refused "
     "RestoredCopy ResultUnavailable RetriesExhausted StaleDecision StoreError Terminal "
     "TransientError Uncertain UsageError Violation",
@@ -110,6 +111,7 @@ __all__ = [
     "Artifact",
     "Attempt",
     "AttemptTimeout",
+    "Blocked",
     "Breaker",
     "Budget",
     "Cancelled",

@@ -84,7 +84,7 @@ def test_a_switch_in_a_bucket_is_written_once_seen_at_once_and_means_no_when_it_
     bucket: Bucket, tmp_path: Any
 ) -> None:
     """Section 5.5: the switch is written under KV_PUT, with a key that has its value."""
-    with oncemore.open(tmp_path / "log.db", control=f"{bucket.url}/control") as engine:
+    with oncemore.open(tmp_path / "log.db", control=NatsControl(bucket.url, "control", 1.5)) as engine:
         manager = RetryManager()
         keys = manager.idempotency_manager
         puts: list[str] = []
