@@ -402,7 +402,7 @@ def test_the_command_copies_says_so_and_can_be_abandoned(
     assert cli.run(["copy", old, new, "--reason", "again", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["taken"] == 0
     cli.run(["doctor", "--store", old])
-    assert "this log has moved to sqlite:///" in capsys.readouterr().out
+    assert "this log has moved to sqlite:///" in " ".join(capsys.readouterr().out.split())
     cli.run(["runs", "--store", old])
     assert "stopped: moved" in capsys.readouterr().out
     assert cli.run(["copy", str(tmp_path / "nothing.db"), new, "--reason", "x"]) == 2
