@@ -244,7 +244,7 @@ def test_a_pure_result_that_cannot_be_kept_by_one_who_lost_the_lease_changes_not
 def test_a_run_keeps_the_budget_it_was_given() -> None:
     world = World("idempotent", ["transient"])
     with pytest.raises(Crash):
-        world.drive((5, "after"))
+        world.drive((6, "after"))
     generous = world.plan().replaced(policy=POLICY.but(max_attempts=9))
     script = flow.run_step(generous, world.call())
     assert isinstance(ended(world, script, next(script)).error, RetriesExhausted)

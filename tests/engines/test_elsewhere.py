@@ -134,6 +134,20 @@ def test_a_place_that_does_not_answer_at_all_ends_the_job_with_its_own_error() -
     assert met.came == Came("", "later", "whoever had it died: BrokenExecutor: a process died")
 
 
+def test_a_place_that_answers_others_meanwhile_is_asked_on() -> None:
+    place = Place(LOST, LOST, LOST, LOST, "", DONE)
+    met, away = Met(), Elsewhere(place, Trip(), 4, 60.0)  # type: ignore[arg-type]
+    script = away._carried(Item(0, "p", 5), met)  # type: ignore[arg-type]
+    for _ in range(3):
+        next(script)
+    another = Place(DONE)
+    away._place = another  # type: ignore[assignment]
+    away.once(Item(1, "p", 6), Met())  # type: ignore[arg-type]
+    away._place = place  # type: ignore[assignment]
+    assert list(script)
+    assert met.came == Came("k", "done")
+
+
 def test_a_place_that_answers_again_in_time_is_given_another_item() -> None:
     assert once(Place(LOST, LOST, LOST, "", DONE)).came == Came("k", "done")
 

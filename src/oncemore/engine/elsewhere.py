@@ -126,6 +126,7 @@ class Elsewhere:
 
     def __init__(self, place: Place, trip: Trip, tries: int, lease_s: float) -> None:
         self._place, self._trip, self._tries, self._lease_s = place, trip, tries, lease_s
+        self._answers = 0
 
     def once(self, item: Item, met: Met) -> None:
         """Make one attempt of an item there, blocking."""
@@ -197,14 +198,16 @@ class Elsewhere:
             if lost is not None:  # a thread of this process cannot die alone
                 raise lost
             return
-        asked, error = 0, lost
+        asked, error, answers = 0, lost, self._answers
         while asked < PROBES:
             says, error = yield from self._sent(*asks, again=lost is not None)
             if error is None:
                 if says:
                     raise UsageError(says)
                 return
-            asked += 1
+            # A place that has answered others meanwhile does work, however bad a time it has.
+            asked = asked + 1 if self._answers == answers else 1
+            answers = self._answers
         assert error is not None
         error.add_note(
             f"oncemore: {self._place.name} did not answer, {PROBES} times in a row, and the job was stopped; "
@@ -222,7 +225,9 @@ class Elsewhere:
         try:
             future = self._place.send(work, told, again=again)
             yield future
-            return future.result(0), None
+            answer = future.result(0)
+            self._answers += 1
+            return answer, None
         except BaseException as error:
             if not isinstance(error, Exception) and (future is None or not future.done()):
                 if future is not None:  # whoever waits for it has had enough
