@@ -172,13 +172,13 @@ def _open_engine() -> Engine:
 
 
 class Budget(Plain):
-    """A bucket of retry tokens, shared by every `retry` that is given it.
+    """A bucket of retry tokens, shared by every `retry` and `step` that is given it.
 
     capacity     tokens at the start and at most; the longest burst of retries
     per_success  tokens that a call which succeeded at once or in the end earns back
     at_empty     what a retry does for which no token is left: "fail" (the failure is raised at once), "wait"
                  (it waits until there is one, as long as the call may take), or "park" (it is raised at once,
-                 and says when to come back)
+                 and says when to come back; the run of a step goes on then, once there is one)
     name         whose budget it is: needed where it is shared
     shared       kept in the store of the engine that is open: all processes on that store have it together
     """
@@ -212,6 +212,15 @@ class Budget(Plain):
             return self._tokens
         return found.tokens if found.capacity else self.capacity
 
+    @property
+    def entity(self) -> str:
+        """Where it is in the log, where it is shared; empty where this process alone has it."""
+        if self._find is None:
+            return ""
+        from oncemore.engine.resources import PREFIX
+
+        return PREFIX + self.name
+
     def paying(self, cost: float) -> Script[float | None]:
         """Take tokens, of the store where it is shared; if that is down, of this process."""
         spend = lambda had: had - cost if had >= cost else None  # noqa: E731
@@ -222,7 +231,7 @@ class Budget(Plain):
         """Give back what a success earns; to a store, when it is worth a write."""
         if self._find is None:
             return self.earn()
-        self._earned += self.per_success
+        self._earned = round(self._earned + self.per_success, 9)
         if self._earned >= max(1.0, self.capacity / 10):
             yield from self._shared(lambda had: had, lambda cost: self.earn(), 0.0)
         return None
@@ -237,7 +246,7 @@ class Budget(Plain):
         earned, self._earned = self._earned, 0.0
 
         def turn(found: Quota, now: float) -> tuple[Quota, float | None]:
-            had = min(self.capacity, (found.tokens if found.capacity else self.capacity) + earned)
+            had = min(self.capacity, round((found.tokens if found.capacity else self.capacity) + earned, 9))
             left = spend(had)
             after = found._replace(capacity=self.capacity, tokens=had if left is None else left)
             return after, had if left is None else None

@@ -356,18 +356,34 @@ def told_rate(policy: object) -> Meter | None:
 
 
 def _budget(options: Options) -> Budget | None:
-    """Return the budget: as given, or that of the policy, which all in this process share who name it."""
-    given, policy = options.get("budget"), options.get("policy")
+    return budget_of(options.get("budget"), options.get("policy"))
+
+
+def budget_of(given: Any, policy: object) -> Budget | None:
+    """Return the budget: as given, or that of the policy, which all in this process share who name it.
+
+    One that the policy says is shared is that of all who share a store, by its name or the policy's.
+    """
     told = None if given is not None else _section(policy, "retry_budget")
-    if told is None:
-        return given
+    if given is None and told is None:
+        return None
     from oncemore.engine.budget import Budget
 
+    if given is not None and not isinstance(given, Budget):
+        raise UsageError(f"budget is {given!r}; it takes oncemore.Budget(...)")
+    if told is None:
+        return given
     key = (str(policy), *sorted(told.items()))
     if key not in _budgets:
         capacity = told.get("capacity", 10.0)
         earns, at_empty = told.get("per_success", min(0.1, capacity)), told.get("at_empty", "fail")
-        _budgets[key] = Budget(capacity, earns, at_empty=at_empty)
+        if told.get("shared", False):
+            from oncemore.breakers import Budget as Shared
+
+            name = told.get("name") or policy_of({"on": "transient", "policy": policy}).name  # type: ignore[typeddict-item]
+            _budgets[key] = Shared(capacity, earns, at_empty=at_empty, name=name, shared=True)
+        else:
+            _budgets[key] = Budget(capacity, earns, at_empty=at_empty)
     return _budgets[key]
 
 

@@ -26,10 +26,10 @@ from oncemore.core.cooldown import Cooldown
 from oncemore.core.model import EFFECTS, Failure
 from oncemore.engine.circuits import entity_of
 from oncemore.engine.cooling import Cooling
-from oncemore.engine.ops import Barrier, Beat
+from oncemore.engine.ops import Barrier, Beat, Purse
 from oncemore.engine.runtime import log
 from oncemore.errors import UsageError
-from oncemore.options import as_seconds, colour_of, policy_of, told_rate
+from oncemore.options import as_seconds, budget_of, colour_of, policy_of, told_rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -77,6 +77,7 @@ class Recipe:
         self._provider = told["provider"]
         self._breaker = gate_of(told["breaker"], rules)
         self._rate = told_rate(told["policy"]) if told["rate"] is None else meter_of(told["rate"])
+        self._budget = budget_of(told["budget"], told["policy"])
         self._guards = rules if self._breaker is None and self._provider is not None else None
         self.cooldown, self._rests = _cooldown(self.name, told, self.effect)
         if self.cooldown is not None:
@@ -168,6 +169,11 @@ class Recipe:
         """Return the rate of calls to a provider, or of the step where it names none."""
         rate = self._rate
         return None if rate is None else Beat(rate.name or provider or self.name, rate.pulse)
+
+    @property
+    def purse(self) -> Purse | None:
+        """The budget that its retries are paid from."""
+        return None if self._budget is None else Purse(self._budget.entity, self._budget)
 
     def barrier_of(self, provider: str) -> Barrier | None:
         """Return the breaker that the policy has for a provider."""

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from oncemore.core.model import Effect
     from oncemore.core.policy import Policy
     from oncemore.engine.artifacts import Shelf
+    from oncemore.engine.budget import Budget
     from oncemore.engine.came import Notes
     from oncemore.engine.context import When
     from oncemore.engine.course import Carrier
@@ -613,6 +614,7 @@ class Step(Generic[P, R]):
                 quarantines=recipe.quarantines,
                 approval=recipe.approval,
                 barrier=recipe.barrier,
+                purse=recipe.purse,
             )
             self._shelf = shelf
             self._plans = {}
@@ -791,8 +793,8 @@ _USUAL: dict[str, Any] = {
     "name": None, "aliases": (), "key": None, "ignore": (), "partition": None, "bucket": None, "tenant": None,
     "config": None, "version": "1", "on_version_change": None, "timeout": None, "isolate": None,
     "within": None, "if_running": "wait", "not_applied": (), "reconcile": None, "provider": None,
-    "breaker": None, "rate": None, "dataset": None, "priority": "P1", "retain_for": None, "artifact": None,
-    "cooldown": None, "approval": None,
+    "breaker": None, "rate": None, "budget": None, "dataset": None, "priority": "P1", "retain_for": None,
+    "artifact": None, "cooldown": None, "approval": None,
 }  # fmt: skip
 
 
@@ -826,6 +828,7 @@ def step(
     provider: str | Callable[..., str] | None = None,
     breaker: Gate | str | None = None,
     rate: Meter | str | None = None,
+    budget: Budget | None = None,
     dataset: str | Callable[..., str] | None = None,
     priority: str = "P1",
     retain_for: Seconds | None = None,
@@ -865,6 +868,8 @@ def step(
                        the store, and while it is open runs wait for the end of its cooldown (`Parked`)
     rate               how many attempts in a time, of all who share the store: "10/s", "100/min", a `Rate`;
                        for each provider, or for the step where it names none
+    budget             a `Budget` that retries take tokens from and successes earn for, in this process, or,
+                       where it is shared, in the store; else that of the policy's `retry_budget`
     priority           "P0", "P1" or "P2": what workers do first
     dataset, retain_for   recorded with the run
     artifact           the name of the one artifact that the step returns (`current().put`): where it is there
@@ -882,7 +887,7 @@ def step(
         tenant=tenant, config=config, version=version, on_version_change=on_version_change,
         policy=default_policy() if policy is None else policy, timeout=timeout, isolate=isolate,
         within=within, if_running=if_running, not_applied=not_applied, reconcile=reconcile, provider=provider,
-        breaker=breaker, rate=rate, dataset=dataset, priority=priority, retain_for=retain_for,
+        breaker=breaker, rate=rate, budget=budget, dataset=dataset, priority=priority, retain_for=retain_for,
         artifact=artifact, cooldown=cooldown, approval=approval,
     )  # fmt: skip
 

@@ -24,6 +24,15 @@ BREAKER = "breaker/p"
 RULES = Rules(failures=1, cooldown_s=300.0)
 
 
+def seen_of(world: World, entity: str, kind: type[Any]) -> ops.Seen:
+    """Read an entity of any kind."""
+    head = world.store.head(entity)
+    if head is None:
+        return ops.Seen(entity, 0, NOWHERE, None)
+    assert head.body is not None
+    return ops.Seen(entity, head.version, head.hash, head_of(head.head, kind), body_of(head.body))
+
+
 class Gated(World):
     """A world whose one step passes a breaker that opens at the first failure."""
 
@@ -46,11 +55,7 @@ class Gated(World):
         return self.seen_of(op.entity, Circuit)
 
     def seen_of(self, entity: str, kind: type[Any]) -> ops.Seen:
-        head = self.store.head(entity)
-        if head is None:
-            return ops.Seen(entity, 0, NOWHERE, None)
-        assert head.body is not None
-        return ops.Seen(entity, head.version, head.hash, head_of(head.head, kind), body_of(head.body))
+        return seen_of(self, entity, kind)
 
     def _save(self, op: ops.Save) -> ops.Seen | None:
         pairs = [(op.seen, op.change), *op.also]

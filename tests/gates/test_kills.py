@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from oncemore.codec.wire import head_of, header_of
-from oncemore.core.record import Circuit, fold
+from oncemore.codec.wire import body_of, head_of, header_of
+from oncemore.core.record import Circuit, Quota, fold
 from oncemore.engine.history import verify
 from tests.gates.longer import lasting
 from tests.gates.server import Provider, provider
@@ -160,3 +160,31 @@ def test_the_probe_of_a_process_that_was_killed_is_taken_over_at_once(store: str
     found = circuit(store)
     assert (found.state, found.turn) == ("CLOSED", 2)
     assert said(start("once", store, served.url, "5000")) == ["ok /5000"]  # what was killed is done again
+
+
+def test_processes_that_share_a_budget_take_each_token_once_though_one_is_killed(store: str) -> None:
+    with oncemore.open(store) as engine:  # it is there before they come
+        processes = [start("spend", store, "", str(1000 * n)) for n in (1, 2)]
+        ends = time.monotonic() + 30
+        while taken(engine) < 10 and time.monotonic() < ends:
+            time.sleep(0.005)
+        os.kill(processes[0].pid, signal.SIGKILL)
+        processes[0].communicate(timeout=20)
+        said(processes[1])
+        said(start("spend", store, "", "1000"))  # what was killed goes on
+        assert taken(engine) == 40
+        paid = [entry for entry in engine.store.entries() if decided_to_retry(entry.header)]
+        assert len(paid) == 40
+        whose = [body_of(entry.body)["run"] for entry in engine.store.entries("quota/provider") if entry.body]
+        assert sorted(whose) == sorted(entry.entity for entry in paid)
+        verify(engine.store.entries())
+
+
+def taken(engine: oncemore.Engine) -> float:
+    head = engine.store.head("quota/provider")
+    return 0.0 if head is None else 40 - head_of(head.head, Quota).tokens
+
+
+def decided_to_retry(raw: bytes) -> bool:
+    header = header_of(raw)
+    return "DECISION" in header.marks and header.sets.get("reason") == "retry"

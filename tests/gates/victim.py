@@ -4,6 +4,7 @@ fail N        call until the breaker is open, with keys from N on
 step N T      25 callers of a durable step, at the time T; prints what each came to
 retry N T     the same for `retry` with a shared breaker
 once N        one call; prints what it came to
+spend N       call 60 keys from N on, all of which fail, with a retry budget that is shared
 hammer N T    call as often as can be until the breaker has opened three times, or the time T
 """
 
@@ -35,6 +36,16 @@ def ask(n: int) -> str:
 @oncemore.step(effect="idempotent", name="gates.fetch", policy=POLICY, breaker=STEP)
 def fetch(n: int) -> str:
     return ask(n)
+
+
+@oncemore.step(
+    effect="idempotent",
+    name="gates.spend",
+    policy=POLICY,
+    budget=oncemore.Budget(40, 0, name="provider", shared=True),
+)
+def spend(n: int) -> str:
+    raise ConnectionResetError(n)
 
 
 light = oncemore.retrying(
@@ -78,6 +89,9 @@ def main(what: str, store: str, url: str, number: str = "0", until: str = "0") -
                     break
         elif what in ("step", "retry"):
             print(dict(together(fetch if what == "step" else light, first, at)), flush=True)
+        elif what == "spend":
+            for n in range(first, first + 60):
+                told(spend, n)
         elif what == "hammer":
             n, shared = first, oncemore.Breaker("provider", shared=True)
             while time.time() < at and shared.circuit.opens < 3:

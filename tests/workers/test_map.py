@@ -312,6 +312,34 @@ def test_a_job_tells_what_it_met_at_each_provider(engine: oncemore.Engine, clock
     assert [len(run.attempts) for run in job.runs if run] == [3, 1, 1, 1]
 
 
+@pytest.mark.req("CONC-7")
+def test_of_three_providers_each_has_its_own_summary(engine: oncemore.Engine, clock: FakeClock) -> None:
+    """One throttles, one is down until its breaker opens, one is well."""
+
+    @oncemore.step(effect="idempotent", name="fetch", policy="kfm-rules", provider=lambda x: x[0])
+    def fetch(x: str) -> str:
+        if x == "a1":
+            raise Throttled(5.0)
+        if x.startswith("b"):
+            raise TimeoutError(x)
+        return x
+
+    job = fetch.map(["a1", "a2", *(f"b{n}" for n in range(4)), "c1"], max_concurrency=1, patience=20)
+    (stored,) = engine.jobs()
+    for told in (job.providers, stored.providers):
+        a, b, c = (told[name] for name in "abc")
+        assert (a.throttled, a.failures, a.failed, a.done) == (5, 0, 1, 1)
+        assert a.last_error["code"] == "SLOW_DOWN"
+        assert a.cooldown is not None
+        assert (b.throttled, list(b.errors.values())) == (0, [b.failures])
+        assert b.failures > 0
+        assert b.last_error["type"] == "TimeoutError"
+        assert oncemore.Breaker("b", shared=True).state == "OPEN"
+        assert (b.later, b.failed) == (4, 0)
+        assert b.cooldown == fetch.last("b3").not_before
+        assert (c.throttled, c.failures, c.last_error, c.cooldown) == (0, 0, None, None)
+
+
 def test_a_given_correlation_id_is_kept(engine: oncemore.Engine) -> None:
     with oncemore.context(correlation_id="c-7", tenant="acme", actor="a clerk"):
         job = double.map([1])

@@ -84,6 +84,7 @@ class Run(Value):
     provider    whom it asks something of; empty if nobody is named
     cancelled   when somebody asked that no further attempt begin; 0: nobody did
     counted     whether its failure has counted against its provider (`core.gate`)
+    owes        tokens of a retry budget that its next attempt costs, which were not there; 0: none
     """
 
     state: State = "PENDING"
@@ -118,6 +119,7 @@ class Run(Value):
     provider: str = ""
     cancelled: float = 0.0
     counted: bool = False
+    owes: float = 0.0
 
 
 class Worker(Value):

@@ -21,7 +21,7 @@ AT_EMPTY = ("fail", "wait", "park")
 
 
 class Budget:
-    """A bucket of retry tokens, shared by every `retry` that is given it.
+    """A bucket of retry tokens, shared by every `retry` and `step` that is given it.
 
     capacity     tokens at the start and at most; the longest burst of retries
     per_success  tokens that a call which succeeded at once or in the end earns back
@@ -57,16 +57,30 @@ class Budget:
 
         Two callers never take the same token.
         """
+        had = self.draw(cost)
+        return None if had >= cost else had
+
+    def draw(self, cost: float) -> float:
+        """Take tokens if there are enough; return how many there were."""
         with self._lock:
-            if self._tokens < cost:
-                return self._tokens
-            self._tokens -= cost
-            return None
+            had = self._tokens
+            if had >= cost:
+                self._tokens = had - cost
+            return had
+
+    def give(self, tokens: float) -> None:
+        """Give tokens back, up to the capacity."""
+        with self._lock:  # rounded, so that ten tenths are one
+            self._tokens = min(self.capacity, round(self._tokens + tokens, 9))
 
     def earn(self) -> None:
         """Give back what a success earns, up to the capacity."""
-        with self._lock:
-            self._tokens = min(self.capacity, self._tokens + self.per_success)
+        self.give(self.per_success)
+
+    @property
+    def entity(self) -> str:
+        """Where it is in the log, where it is shared; empty where this process alone has it."""
+        return ""
 
     def paying(self, cost: float) -> Generator[Any, Any, float | None]:
         """Take tokens like `take`, as a script: one that is shared has to be stored."""

@@ -28,8 +28,9 @@ from oncemore.engine import clock as clocks
 from oncemore.engine.came import Came, Notes, came_of
 from oncemore.engine.context import CONTEXT
 from oncemore.engine.entry import seen_in, write_of
+from oncemore.engine.gates import CIRCUIT_OPEN
 from oncemore.engine.ids import uuid7
-from oncemore.engine.jobs import WORDS, ByProvider, JobItem, JobRun
+from oncemore.engine.jobs import THROTTLED, WORDS, ByProvider, JobItem, JobRun
 from oncemore.errors import (
     StoreError,
 )
@@ -231,7 +232,7 @@ class Course:
                 self._board.throttled(item, began, now)
                 if self._fleet:
                     self.engine.paces.throttled(item.provider, began, self._most)
-            name = "THROTTLED" if failure.kind == "throttled" else failure.code or failure.kind.upper()
+            name = THROTTLED if failure.kind == "throttled" else failure.code or failure.kind.upper()
             self._count(item.provider, name, error)
             if failure.retry_after is not None:
                 self._change(item.provider, cooldown=now + failure.retry_after)
@@ -284,6 +285,8 @@ class Course:
         finally:
             if came.word != "done":
                 self._rests(item.provider, met.resource)
+            if came.until is not None:
+                self._left_alone(item.provider, came.key)
             self._bring_back(item, came)
 
     def _rests(self, provider: str, resource: str) -> None:
@@ -293,6 +296,14 @@ class Course:
             if book is not None and book.next_eligible_attempt_at:
                 with self._changed:
                     self._change(provider, cooldown=book.next_eligible_attempt_at)
+
+    def _left_alone(self, provider: str, key: str) -> None:
+        """Note until when a provider is left alone whose breaker is open: its run waits for that."""
+        with suppress(StoreError):
+            run = seen_in(self.engine.store, f"run/{key}", self.engine.seal).run
+            if run is not None and run.reason == CIRCUIT_OPEN:
+                with self._changed:
+                    self._change(provider, cooldown=run.not_before)
 
     def stop(self, error: BaseException) -> None:
         """Take no more items: the store failed, or somebody has had enough."""

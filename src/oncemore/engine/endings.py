@@ -242,6 +242,7 @@ def failed(plan: Plan, seen: Seen, error: Exception | None, told: dict[str, Any]
 
 _KINDS: Final[dict[str, Any]] = {
     "max_attempts_exceeded": RetriesExhausted,
+    "retry_budget_empty": RetriesExhausted,
     "deadline_passed": DeadlineExceeded,
     "wait_beyond_deadline": DeadlineExceeded,
     "retry_after_beyond_deadline": DeadlineExceeded,

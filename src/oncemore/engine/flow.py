@@ -25,7 +25,7 @@ from oncemore.core.control import NEEDED, Wanted, objection
 from oncemore.core.decide import Situation, decide
 from oncemore.core.key import seed_of
 from oncemore.core.record import Change, Run
-from oncemore.engine import endings, passing
+from oncemore.engine import endings, passing, spending
 from oncemore.engine.gates import CIRCUIT_OPEN
 from oncemore.engine.ops import (
     Answer,
@@ -33,6 +33,7 @@ from oncemore.engine.ops import (
     Begin,
     Check,
     Done,
+    Earn,
     End,
     Fetch,
     Finish,
@@ -50,6 +51,7 @@ from oncemore.engine.ops import (
     Watch,
     Work,
 )
+from oncemore.engine.retry import EMPTY
 from oncemore.store.base import AlsoFailed
 
 if TYPE_CHECKING:
@@ -246,13 +248,30 @@ def _meets_waiting(plan: Plan, call: Call, seen: Seen, now: float) -> Script:
         after = _over(run, "HARD_FAIL", "deadline_passed", failed=seen.version + 1)
         yield Save(seen, Change(_FAILED, run, after, _escalated({"error": endings.TOO_LATE}, run, now)))
         return None
-    wait = run.not_before - now
+    wait, purse = run.not_before - now, plan.purse if run.owes else None
     if wait <= 0:
-        return seen
-    if wait > plan.inline_wait_s or (call.give_up and run.not_before > call.give_up):
+        return seen if purse is None else (yield from _pays(plan, seen, now))
+    parks = purse is not None and purse.budget.at_empty == "park"
+    if parks or wait > plan.inline_wait_s or (call.give_up and run.not_before > call.give_up):
         return End(None, endings.parked(plan, call, run, wait))
     yield Sleep(wait)
     return WAITED
+
+
+def _pays(plan: Plan, seen: Seen, now: float) -> Script:
+    """Pay for the attempt that comes next; without a token the run waits on, but not for ever."""
+    run = seen.run
+    last = yield from _body(seen, seen.version)
+    paid = yield from spending.owed(plan, seen, now)
+    body = spending.told(plan, last)
+    if paid.over:
+        after = _over(run, "HARD_FAIL", EMPTY, failed=seen.version + 1, owes=0.0)
+        change = Change(_FAILED, run, after, _escalated({"error": body["last_error"]}, run, now))
+    else:
+        after = run._replace(owes=paid.owes, not_before=paid.until)
+        change = Change(("QUOTA",), run, after, body)
+    if (yield Save(seen, change, also=paid.also)) is None:
+        yield from spending.back(paid)
 
 
 _MEETS = {
@@ -416,7 +435,7 @@ def _claim(plan: Plan, call: Call, terms: Terms, run: Run | None, now: float, pe
         at = new_run(plan, call, terms, run, now)
     after = at._replace(
         state="RUNNING", effect=plan.effect, fence=at.fence + 1, attempt=at.attempt + 1, tried=at.tried + 1,
-        worker=terms.worker, began=now, reason="", held_for="",
+        worker=terms.worker, began=now, reason="", held_for="", owes=0.0,
     )  # fmt: skip
     if permit.approval is not None:
         body = {**body, "approval": permit.approval._asdict()}
@@ -540,6 +559,8 @@ def _committed(
         return MOVED
     if type(saved) is AlsoFailed:
         return (yield from _written(plan, done._replace(error=saved.__cause__), now))
+    if plan.purse is not None:
+        yield Earn(plan.purse)
     return End(None, lost) if lost is not None else (yield from _stored_value(plan, saved))
 
 
@@ -563,14 +584,21 @@ def _fail(plan: Plan, done: Done, error: Exception, now: float) -> Script:
     if plan.barrier is not None:
         told = yield from passing.failed(plan, seen, decision, described, now)
         seen, decision, also, said = told
+    paid: spending.Paid | None = None
+    if plan.purse is not None:
+        paid = yield from spending.failed(plan, seen.entity, decision)
+        decision, also = paid.decision, (*also, *paid.also)
+        seen = seen._replace(run=seen.run._replace(owes=paid.owes)) if paid.owes else seen
     if decision.situation.verdict == "UNKNOWN":
         answer = (yield Ask(seen)) if plan.asks else UNKNOWN
         change = _settled(plan, seen, answer, DOUBTFUL, now, described)
     else:
         change = _decided(plan, seen, described, decision, now)
-    change = change._replace(before=run, body={**change.body, **said}) if said else change
+    if said or seen is not done.seen:
+        change = change._replace(before=run, body={**change.body, **said})
     saved = yield Save(done.seen, change, True, done.evidence, also=also)
     if saved is None:
+        yield from spending.back(paid)
         return MOVED
     if decision.action == "quarantine" and decision.situation.verdict != "UNKNOWN":
         return End(None, endings.held(plan, saved, error))

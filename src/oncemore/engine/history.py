@@ -304,6 +304,9 @@ def _told(run: Run, entries: list[tuple[Any, record.Run, dict[str, Any]]]) -> It
             yield f"  its arguments, results and errors were {how}"
         elif "BREAKER" in header.marks:
             yield f"  not tried: the breaker of {body.get('breaker', 'its provider')} is open"
+        elif "QUOTA" in header.marks and "budget" in body:
+            told = "waits for a token of" if after.owes else "the next attempt is paid for by"
+            yield f"  {told} the retry budget of {body['budget']}"
         elif "QUOTA" in header.marks:
             yield f"  not tried yet: {body.get('of', 'its provider')} takes {body.get('rate', 'no more now')}"
         elif after.reason == "imported":

@@ -14,7 +14,7 @@ from oncemore.codec.wire import body_of, head_of
 from oncemore.core.control import CONTROL
 from oncemore.core.record import NOWHERE, Change, Kept, Outgoing, Run
 from oncemore.core.value import make
-from oncemore.engine import artifacts
+from oncemore.engine import artifacts, spending
 from oncemore.engine import clock as clocks
 from oncemore.engine.attempt import CURRENT, Attempt
 from oncemore.engine.entry import (
@@ -34,6 +34,9 @@ from oncemore.engine.ops import (
     Check,
     Consult,
     Done,
+    Draw,
+    Drawn,
+    Earn,
     Fetch,
     Finish,
     Found,
@@ -44,6 +47,7 @@ from oncemore.engine.ops import (
     Permission,
     Permit,
     Read,
+    Refund,
     Save,
     Seen,
     Slot,
@@ -126,6 +130,18 @@ class Job:
             made = Meter(op.beat.pulse, op.beat.name, lambda: engine)
             meter = engine.meters.setdefault(op.beat, made)
         return meter.wait()
+
+    def draw(self, op: Draw) -> Drawn:
+        """Return what a retry budget holds."""
+        return spending.drawn(self.engine, op)
+
+    def refund(self, op: Refund) -> None:
+        """Give back what was taken from a retry budget."""
+        spending.refund(self.engine, op)
+
+    def earn(self, op: Earn) -> Generator[Any, Any, None]:
+        """Return the script that earns what a success earns."""
+        return spending.earned(self.engine, op.purse)
 
     def begin(self, op: Begin) -> Terms:
         """Return who begins an attempt: this process, with a lease that is good for it."""

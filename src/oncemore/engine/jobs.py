@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from oncemore.engine.runtime import Engine
 
+#: What attempts are counted as that were told to slow down.
+THROTTLED = "THROTTLED"
 #: What an item can come to.
 WORDS = ("done", "failed", "held", "later", "refused", "skipped")
 
@@ -24,10 +26,11 @@ WORDS = ("done", "failed", "held", "later", "refused", "skipped")
 class ByProvider(Value):
     """What a job met at one provider.
 
-    errors       how many attempts failed, by class of error
+    errors       how many attempts failed, by class of error; those that were told to slow down are THROTTLED
     last_error   the neutral record of the last one
     concurrency  how many calls it was asked for at once, at the end
-    cooldown     until when it, or what was asked of it, is left alone, in POSIX seconds; None if it is not
+    cooldown     until when it, or what was asked of it, is left alone, in POSIX seconds; None if it is not:
+                 because it asked for that, because its breaker is open, or by the cooldown of the step
     """
 
     done: int = 0
@@ -40,6 +43,16 @@ class ByProvider(Value):
     concurrency: int = 0
     cooldown: float | None = None
     skipped: int = 0
+
+    @property
+    def throttled(self) -> int:
+        """How many attempts were told to slow down: they tell of its limits, not of anything broken."""
+        return self.errors.get(THROTTLED, 0)
+
+    @property
+    def failures(self) -> int:
+        """How many attempts failed in any other way."""
+        return sum(self.errors.values()) - self.throttled
 
 
 class JobItem(Value):

@@ -6,6 +6,9 @@ Permit(step, tenant, …)   may an attempt begin? what people have said ← Perm
 Offer()                   what a run for somebody else begins with   ← Terms, nobody's
 Consult(entity)           a breaker's circuit, as far as it is known ← Seen
 Slot(pace)                a moment for an attempt, by a rate         ← seconds until then
+Draw(purse, cost)         what a retry budget holds                  ← Drawn
+Refund(purse, drawn, …)   give that back: nothing came of it         ← None
+Earn(purse)               earn what a success earns                  ← None
 Now()                     the store's time                           ← seconds
 Holder(worker, …)         until when is that attempt held?           ← seconds; 0 when its worker is gone
 Save(seen, change, …)     append, if the entity is as it was seen    ← Seen after it, or None: it is not
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from oncemore.core.policy import Policy
     from oncemore.core.rate import Pulse
     from oncemore.core.record import Change, Kept, Outgoing
+    from oncemore.engine.budget import Budget
     from oncemore.engine.marks import Mark
     from oncemore.store.base import Joined
 
@@ -60,6 +64,16 @@ class Beat(NamedTuple):
     pulse: Pulse
 
 
+class Purse(NamedTuple):
+    """The retry budget of a step: its numbers, and where it is in the log.
+
+    entity  empty where this process alone has it: then it is the budget itself that holds the tokens
+    """
+
+    entity: str
+    budget: Budget
+
+
 class Plan(Record):
     """What a step was told, checked and made ready.
 
@@ -78,12 +92,13 @@ class Plan(Record):
     gated              whether a switch stops it; not so what people need to turn one
     barrier            the breaker that has to let its attempts through, if there is one
     beat               the rate that gives its attempts their moments, if there is one
+    purse              the budget that its retries are paid from, if there is one
     """
 
     __slots__ = (
         "after_failure", "approval", "artifact", "asks", "barrier", "beat", "classify", "covers", "decode",
         "describe", "effect", "encode", "gated", "if_running", "inline_wait_s", "large", "name",
-        "not_applied", "on_version_change", "policy", "policy_name", "quarantines",
+        "not_applied", "on_version_change", "policy", "policy_name", "purse", "quarantines",
     )  # fmt: skip
     after_failure: str
     approval: bool
@@ -106,6 +121,7 @@ class Plan(Record):
     on_version_change: str | None
     policy: Policy
     policy_name: str
+    purse: Purse | None
     quarantines: bool
 
     def __init__(
@@ -132,11 +148,12 @@ class Plan(Record):
         gated: bool = True,
         barrier: Barrier | None = None,
         beat: Beat | None = None,
+        purse: Purse | None = None,
     ) -> None:
         self.fill(
             after_failure, approval, artifact, asks, barrier, beat, classify, covers, decode, describe,
             effect, encode, gated, if_running, inline_wait_s, large, name, not_applied, on_version_change,
-            policy, f"{policy.name}@{policy.version}:{policy.digest[:12]}", quarantines,
+            policy, f"{policy.name}@{policy.version}:{policy.digest[:12]}", purse, quarantines,
         )  # fmt: skip
 
 
@@ -249,6 +266,38 @@ class Slot(NamedTuple):
     """Take a moment for an attempt."""
 
     beat: Beat
+
+
+class Draw(NamedTuple):
+    """Look what a retry budget holds, and take the cost where it is this process's own."""
+
+    purse: Purse
+    cost: float
+
+
+class Drawn(NamedTuple):
+    """What a retry budget held: with what this process had earned, which is used up with it.
+
+    seen  the budget as it was read, if it is in the store: what is taken is written from that
+    """
+
+    tokens: float
+    seen: Seen | None = None
+    earned: float = 0.0
+
+
+class Refund(NamedTuple):
+    """Give back what was taken from a retry budget: what it was taken for was not written."""
+
+    purse: Purse
+    drawn: Drawn
+    cost: float
+
+
+class Earn(NamedTuple):
+    """Earn for a retry budget what a success earns."""
+
+    purse: Purse
 
 
 class Now(NamedTuple):

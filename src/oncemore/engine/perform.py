@@ -32,6 +32,8 @@ from oncemore.engine.ops import (
     Check,
     Consult,
     Done,
+    Draw,
+    Earn,
     End,
     Fetch,
     Finish,
@@ -43,6 +45,7 @@ from oncemore.engine.ops import (
     Offer,
     Permit,
     Read,
+    Refund,
     Save,
     Sleep,
     Slot,
@@ -195,6 +198,10 @@ def _slot(job: Job, op: Slot) -> float:
     return waited_for(job.slot(op))
 
 
+def _earn(job: Job, op: Earn) -> None:
+    waited_for(job.earn(op))
+
+
 def _sleep(job: Job, op: Sleep) -> None:
     if job.cut is not None:
         raise job.cut
@@ -309,6 +316,12 @@ async def _slot_awaited(job: Job, op: Slot) -> float:
     return await script_awaited(job.slot(op))
 
 
+async def _earn_awaited(job: Job, op: Earn) -> None:
+    if job.cut is not None:
+        return _earn(job, op)  # a task that was cancelled must not await
+    return await script_awaited(job.earn(op))
+
+
 async def _sleep_awaited(job: Job, op: Sleep) -> None:
     if job.cut is not None:
         raise job.cut
@@ -347,15 +360,15 @@ async def _fetch_awaited(job: Job, op: Fetch) -> Any:
 _REAL = clocks.Clock()
 
 _QUICK: dict[type, Callable[[Job, Any], Any]] = {
-    Load: Job.load, Consult: Job.consult,
+    Load: Job.load, Consult: Job.consult, Draw: Job.draw, Refund: Job.refund,
     Begin: Job.begin, Offer: Job.offer, Now: Job.now, Holder: Job.holder, Read: Job.read, Tell: Job.tell,
 }  # fmt: skip
 _BLOCKING: dict[type, Callable[[Job, Any], Any]] = {
     Save: save, Work: _work, Ask: _ask, Sleep: _sleep, Watch: _watch, Finish: _finish, Slot: _slot,
-    Check: Job.check, Spill: _spill, Fetch: Job.fetch, Permit: Job.permit,
+    Check: Job.check, Spill: _spill, Fetch: Job.fetch, Permit: Job.permit, Earn: _earn,
 }  # fmt: skip
 _AWAITING: dict[type, Callable[[Job, Any], Coroutine[Any, Any, Any]]] = {
     Save: save_awaited, Work: _work_awaited, Ask: _ask_awaited, Sleep: _sleep_awaited, Watch: _watch_awaited,
     Check: _check_awaited, Spill: _spill_awaited, Fetch: _fetch_awaited, Finish: _finish_awaited,
-    Slot: _slot_awaited, Permit: _permit_awaited,
+    Slot: _slot_awaited, Permit: _permit_awaited, Earn: _earn_awaited,
 }  # fmt: skip

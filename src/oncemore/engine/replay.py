@@ -193,7 +193,7 @@ def _of_entry(
         ("proof.inputs.started", given["started"], run.created),
         ("proof.inputs.deadline", given["deadline"], run.deadline or None),
         ("state", state.state, _AFTER.get(decision.action, state.state)),
-        ("reason", state.reason, decision.reason),
+        ("reason", state.reason, given["held_for"] if decision.reason == "held" else decision.reason),
     )
     for what, recorded, computed in rows:
         if recorded != computed:

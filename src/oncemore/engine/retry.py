@@ -348,8 +348,9 @@ def _announce(plan: Plan, report: Report) -> Generator[Op, object, None]:
         yield Tell(plan.on_retry, report)
 
 
-#: How often a call waits for a token at most.
+#: How often a call waits for a token at most, and what it waits for then.
 MOST_WAITS = 100
+EMPTY = "retry_budget_empty"
 
 
 def _paid(budget: Budget, decision: Decision, ends: float | None) -> Generator[Op, Any, Decision]:
@@ -365,7 +366,7 @@ def _paid(budget: Budget, decision: Decision, ends: float | None) -> Generator[O
             break
         yield Wait(pause)
     if budget.at_empty == "park":
-        hold = at._replace(hold_until=at.now + pause, held_for="retry_budget_empty")
+        hold = at._replace(hold_until=at.now + pause, held_for=EMPTY)
         return decide(policy, hold)
     return decide(policy, at._replace(tokens=short))
 

@@ -28,6 +28,7 @@ from oncemore.engine.ids import uuid7
 from oncemore.engine.lease import BEATS, Heart, Identity, Shield
 from oncemore.engine.notices import CLOSE_S
 from oncemore.engine.resources import Paces
+from oncemore.engine.spending import Pockets
 from oncemore.engine.watch import LIMITS, Limits, Watch
 from oncemore.errors import RestoredCopy, StoreError, UsageError
 from oncemore.settings import COPIES, INLINE_WAIT_S, LEASE_S, LONGEST_LEASE_S, SHORTEST_LEASE_S
@@ -132,6 +133,7 @@ class Engine:
         self.circuits = Circuits()
         self.paces = Paces(self)
         self.meters: dict[Beat, Meter] = {}
+        self.pockets = Pockets()
 
     def __repr__(self) -> str:
         return f"<oncemore.Engine {self.url}>"

@@ -42,11 +42,13 @@ SECTIONS: Final = (
         Row("period_s", "number", "in how much time; 1 second unless given", ("period_sec",), above=True),
         Row("burst", "count", "how many at once after a rest; 1 unless given", low=1, high=_COUNT),
     )),
-    Row("retry_budget", "section", "what the retries of a process may cost together", rows=(
+    Row("retry_budget", "section", "what retries may cost together", rows=(
         Row("capacity", "number", "tokens at the start and at most", above=True, high=1e6),
         Row("per_success", "number", "tokens that a success earns back", high=1e6),
         Row("at_empty", "text", "what a retry does for which no token is left",
             choices=("fail", "wait", "park")),
+        Row("shared", "flag", "whether all who share a store have it together, not each process its own"),
+        Row("name", "text", "whose budget it is then; the policy's own name unless given", pattern=NAME),
     )),
     Row("cooldown", "section", "how long a provider is left alone: capped, growing, without jitter", rows=(
         *COOLDOWN,

@@ -1,0 +1,185 @@
+"""A run that pays for its retries, killed before and after every operation, and again in what comes after.
+
+Whatever dies where: each decision to try again has taken its token, and no token was taken for anything else.
+"""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import oncemore
+from oncemore.codec.wire import body_of, head_of, header_of
+from oncemore.core.record import Quota, Run, fold
+from oncemore.engine import flow, ops, spending
+from oncemore.engine.entry import write_of
+from oncemore.engine.gates import waited_for
+from oncemore.engine.resources import changed
+from oncemore.engine.retry import EMPTY
+from oncemore.errors import Failed, Parked
+from oncemore.store.base import Batch, Stored
+from tests.crash.world import ENTITY, POLICY, Crash, World
+from tests.gates.test_crashes import seen_of
+
+BUDGET = "quota/p"
+
+
+class Paying(World):
+    """A world whose one step pays for its retries; somebody else earns a token now and then."""
+
+    def __init__(self, turns: list[str], capacity: float, at_empty: str) -> None:
+        super().__init__("idempotent", turns)
+        self.budget = oncemore.Budget(capacity, 0, at_empty=at_empty, name="p", shared=True)
+        self.given = self.waits = 0
+        self.pockets = spending.Pockets()
+
+    @property
+    def engine(self) -> Any:
+        return SimpleNamespace(store=self.store, seal=None, pockets=self.pockets, now=lambda: self.now)
+
+    def plan(self) -> ops.Plan:
+        return super().plan().replaced(purse=ops.Purse(BUDGET, self.budget))
+
+    def _load(self, op: ops.Load) -> ops.Seen:
+        return seen_of(self, op.entity, Run)
+
+    def _draw(self, op: ops.Draw) -> ops.Drawn:
+        return spending.drawn(self.engine, op)
+
+    def _refund(self, op: ops.Refund) -> None:
+        spending.refund(self.engine, op)
+
+    def _earn(self, op: ops.Earn) -> None:
+        waited_for(spending.earned(self.engine, op.purse))
+
+    def _save(self, op: ops.Save) -> ops.Seen | None:
+        pairs = [(op.seen, op.change), *op.also]
+        writes = [write_of(seen.entity, seen.version, seen.hash, change, self.now) for seen, change in pairs]
+        answer = self.store.append(Batch(tuple(writes), op.guards)).wait()
+        return self.seen() if isinstance(answer, Stored) else None
+
+    def _sleep(self, op: ops.Sleep) -> None:
+        super()._sleep(op)
+        self.somebody_earns()
+
+    def somebody_earns(self) -> None:
+        """Let every third wait bring a token."""
+        self.waits += 1
+        if self.waits % 3 == 0:
+
+            def turn(found: Quota, now: float) -> tuple[Quota, float]:
+                had = found.tokens if found.capacity else self.budget.capacity
+                tokens = min(self.budget.capacity, had + 1)
+                return found._replace(capacity=self.budget.capacity, tokens=tokens), tokens - had
+
+            self.given += waited_for(changed(self.engine, "p", turn))
+
+    def check(self) -> Run | None:
+        """Hold the budget to what the run says: a token for each decision to try again, none for else."""
+        run = super().check()
+        paid, last = 0, None
+        for entry in self.store.entries(ENTITY):
+            header, before = header_of(entry.header), last
+            last = fold(last, header.sets)
+            decided = "DECISION" in header.marks and last.reason == "retry"
+            settled = header.marks == ("QUOTA",) and before is not None and before.owes and not last.owes
+            paid += decided or bool(settled)
+            if "INTENT" in header.marks:
+                assert not last.owes
+                assert before is None or not before.owes, "an attempt began that was not paid for"
+            if "DECISION" in header.marks and entry.body is not None:
+                tokens = body_of(entry.body)["proof"]["inputs"]["tokens"]
+                assert tokens is None or decided == (tokens >= 1)
+        head = self.store.head(BUDGET)
+        taken = 0.0 if head is None else self.budget.capacity + self.given - head_of(head.head, Quota).tokens
+        assert taken == paid
+        return run
+
+    def to_the_end(self) -> ops.End:
+        for _ in range(30):
+            end, _ = self.drive()
+            self.check()
+            if not isinstance(end.error, Parked):
+                return end
+            self.now = end.error.until
+            self.somebody_earns()
+        raise AssertionError("it does not end")
+
+
+SCENARIOS = {
+    "well": (["ok"], 2, "fail", "COMPLETE", ""),
+    "one retry": (["transient", "ok"], 2, "fail", "COMPLETE", ""),
+    "fails to the end": (["transient"], 2, "fail", "HARD_FAIL", "max_attempts_exceeded"),
+    "runs out": (["transient"], 1, "fail", "HARD_FAIL", EMPTY),
+    "is parked": (["transient", "transient", "ok"], 1, "park", "COMPLETE", ""),
+    "waits": (["transient", "transient", "ok"], 1, "wait", "COMPLETE", ""),
+}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_token_is_taken_once_and_for_something_wherever_it_dies(name: str) -> None:
+    turns, capacity, at_empty, _, _ = SCENARIOS[name]
+    worlds = 0
+    for first, when in itertools.product(range(1, 60), ("before", "after")):
+        reached = False
+        for second in (0, 1, 2, 3, 5, 8, 13):
+            world = Paying(list(turns), capacity, at_empty)
+            reached = _dies(world, (first, when))
+            again = second == 0 or not reached or _dies(world, (second, "after"))
+            worlds += 1
+            world.check()
+            end = world.to_the_end()
+            run = world.check()
+            assert run is not None
+            assert run.state in ("COMPLETE", "HARD_FAIL") or run.held_for
+            assert end.value == "value" or isinstance(end.error, Failed) or run.held_for
+            if not reached or not again:
+                break
+        if not reached:
+            break
+    assert worlds > 10
+
+
+def _dies(world: Paying, at: tuple[int, str]) -> bool:
+    """Let calls be made, at the times that they are told, until one dies; say whether one did."""
+    left, when = at
+    for _ in range(10):
+        try:
+            end, count = world.drive((left, when))
+        except Crash:
+            return True
+        left -= count
+        if left <= 0 or not isinstance(end.error, Parked):
+            return False
+        world.now = end.error.until
+        world.somebody_earns()
+    return False
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_without_a_crash_it_ends_as_it_should(name: str) -> None:
+    turns, capacity, at_empty, state, reason = SCENARIOS[name]
+    world = Paying(list(turns), capacity, at_empty)
+    world.to_the_end()
+    run = world.check()
+    assert run is not None
+    assert (run.state, run.reason) == (state, reason)
+    assert run.tried <= POLICY.max_attempts
+
+
+def test_who_is_second_at_the_budget_reads_again_and_takes_its_own_token() -> None:
+    world = Paying(["transient"], 2, "fail")
+    script = flow.run_step(world.plan(), world.call())
+    op = world.advance(script, next(script), ops.Save)  # the claim
+    op = script.send(world.do(op))
+    op = world.advance(script, op, ops.Save)  # the failure, with its token
+    assert op.also
+    others = lambda found, now: (found._replace(capacity=2, tokens=1), 1)  # noqa: E731
+    assert waited_for(changed(world.engine, "p", others)) == 1
+    assert world.do(op) is None  # nothing of it is written
+    op = world.advance(script, script.send(None), ops.Save)
+    assert op.also[0][1].after.tokens == 0
+    assert world.do(op) is not None
