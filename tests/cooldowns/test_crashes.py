@@ -86,7 +86,7 @@ def test_a_record_that_changes_between_the_look_and_the_claim_is_looked_at_again
     script = room.script()
     op = room.advance(script, next(script), ops.Save)
     assert "INTENT" in op.change.marks
-    assert op.guards == {"resource/p": 0}
+    assert op.guards["resource/p"] == 0
     Room(["transient"], "run/other", beside=room).drive()
     assert room.book().run.attempt_count_total == 1
     op = script.send(room.do(op))

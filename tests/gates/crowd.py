@@ -16,6 +16,7 @@ from oncemore.codec.wire import head_of, header_of
 from oncemore.core.gate import Rules
 from oncemore.core.record import Circuit, Quota, Run, fold
 from oncemore.engine import flow, ops, spending
+from oncemore.engine.controls import Controls
 from oncemore.engine.entry import seen_in, write_of
 from oncemore.engine.gates import waited_for
 from oncemore.errors import Parked
@@ -55,6 +56,7 @@ class Crowd:
         self.now = 1000.0
         self.store = MemoryStore(lambda: self.now)
         self.pockets = spending.Pockets()
+        self.controls = Controls()
         self.alive: set[str] = set()
         self.died: dict[str, int] = {}
         self.workers = 0
@@ -138,6 +140,9 @@ class Crowd:
         lane.worker = f"worker-{self.workers}"
         self.alive.add(lane.worker)
         return ops.Terms(lane.worker, f"run-{self.workers}", {"x": 1}, "input")
+
+    def _permit(self, lane: Lane, op: ops.Permit) -> ops.Permission:
+        return self.controls.permit(self.engine, op)
 
     def _holder(self, lane: Lane, op: ops.Holder) -> float:
         return self.now + 60 if op.worker in self.alive else 0.0
