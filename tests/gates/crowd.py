@@ -123,6 +123,9 @@ class Crowd:
     def _consult(self, lane: Lane, op: ops.Consult) -> ops.Seen:
         return seen_in(self.store, op.entity, None, Circuit)
 
+    def _permit(self, lane: Lane, op: ops.Permit) -> ops.Permission:
+        return ops.Permission({})  # nobody stops anything here
+
     def _draw(self, lane: Lane, op: ops.Draw) -> ops.Drawn:
         return spending.drawn(self.engine, op)
 
