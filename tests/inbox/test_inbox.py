@@ -29,7 +29,7 @@ def test_a_letter_is_a_call_of_the_step_and_is_acknowledged_once_that_is_stored(
 ) -> None:
     shop, queue = Shop(), Queue(letter("m1", {"order": "A-1", "amount": 3}), letter("m2", {"order": "A-2"}))
     inbox = drain(queue, getattr(shop, colour))
-    assert shop.booked == [("A-1", 3), ("A-2", 1)]
+    assert sorted(shop.booked) == [("A-1", 3), ("A-2", 1)]
     assert sorted(queue.told) == [("ack", "m1"), ("ack", "m2")]
     assert inbox.taken == Taken(done=2)
     assert (queue.closed, inbox.under_way) == (1, ())
@@ -221,6 +221,28 @@ def test_an_answer_that_is_lost_is_made_up_for_when_the_letter_comes_again(
     assert (again.taken, queue.told, len(shop.booked)) == (Taken(seen=1), [("ack", "m1")], 1)
 
 
+def test_letters_of_one_lane_are_taken_in_their_order_and_wait_for_one_that_is_put_off(
+    engine: oncemore.Engine, clock: FakeClock
+) -> None:
+    shop = Shop()
+    letters = [letter(f"{lane}{n}", {"order": f"{lane}{n}"}) for lane in "ab" for n in range(1, 4)]
+    queue = Queue(*letters)
+    queue.lanes = True
+    shop.says = [ConnectionRefusedError()]  # a1, which is first
+    inbox = drain(queue, shop.step, concurrency=6)
+    first = next(told[1] for told in queue.told if told[0] == "nak")
+    stuck, free = ("a", "b") if first == "a1" else ("b", "a")
+    assert [order for order, _ in shop.booked] == [f"{free}{n}" for n in range(1, 4)]
+    assert [told for told in queue.told if told[0] == "nak"] == [
+        ("nak", f"{stuck}{n}", 90) for n in range(1, 4)
+    ]
+    assert inbox.taken == Taken(done=3, later=3)
+    clock.advance(91.0)
+    queue.due()
+    drain(queue, shop.step, concurrency=6)
+    assert [order for order, _ in shop.booked[3:]] == [f"{stuck}{n}" for n in range(1, 4)]
+
+
 def test_a_queue_that_cannot_be_asked_is_asked_again(
     engine: oncemore.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,7 +257,7 @@ def test_a_queue_that_cannot_be_asked_is_asked_again(
 
 def test_a_letter_under_way_is_told_to_the_queue_until_it_is_answered(engine: oncemore.Engine) -> None:
     queue = Queue(letter("m1", {}))
-    queue.deaf = [OSError("one beat is lost")]
+    queue.skips = [OSError("one beat is lost")]
 
     @oncemore.step(effect="pure", name="slow")
     def slow() -> int:

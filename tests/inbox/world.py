@@ -32,6 +32,8 @@ class Queue:
         self.deaf: list[Exception] = []
         self.opens: list[Exception] = []
         self.looks: list[Exception] = []
+        self.skips: list[Exception] = []
+        self.lanes = False
         self.beats = 0
         self.closed = 0
 
@@ -46,7 +48,7 @@ class Queue:
         got, self.waiting = self.waiting[:limit], self.waiting[limit:]
         if not got:
             await asyncio.sleep(0.002)
-        return [Delivery(letter, letter.id) for letter in got]
+        return [Delivery(letter, letter.id, letter.id[0] if self.lanes else "") for letter in got]
 
     def again(self, letter: Letter) -> None:
         self.later.append(letter._replace(delivery=letter.delivery + 1))
@@ -72,8 +74,8 @@ class Queue:
 
     async def beat(self, delivery: Delivery) -> None:
         self.beats += 1
-        if self.deaf and self.beats == 1:
-            raise self.deaf.pop(0)
+        if self.skips:
+            raise self.skips.pop(0)
 
     async def close(self) -> None:
         self.closed += 1

@@ -64,7 +64,14 @@ class Sqs:
         )
         now = time.monotonic()
         found = answer.get("Messages", ())
-        return [Delivery(self._letter(each), (each["ReceiptHandle"], now)) for each in found]
+        return [
+            Delivery(
+                self._letter(each),
+                (each["ReceiptHandle"], now),
+                each.get("Attributes", {}).get("MessageGroupId", "") if self.name.endswith(".fifo") else "",
+            )
+            for each in found
+        ]
 
     def _letter(self, message: dict[str, Any]) -> Letter:
         headers = {

@@ -44,10 +44,11 @@ CUT_S = 5.0
 
 
 class Delivery(NamedTuple):
-    """A letter, and what its queue knows it by."""
+    """A letter, what its queue knows it by, and the lane in which letters keep their order, if any."""
 
     letter: Letter
     token: Any
+    lane: str = ""
 
 
 class Source(Protocol):
@@ -244,14 +245,14 @@ class Inbox:
                 self._complain("got no answer from its queue", error)
                 await _pause(told, AWAY_S)
                 continue
-            for delivery in deliveries:
-                self._start(delivery)
+            for lane in _lanes(deliveries):
+                self._start(lane)
             if drains and not deliveries and not self._busy:
                 return
 
-    def _start(self, delivery: Delivery) -> None:
-        task = asyncio.create_task(self._handle(delivery))
-        self._busy[task] = delivery.letter.id
+    def _start(self, lane: list[Delivery]) -> None:
+        task = asyncio.create_task(self._handle_all(lane))
+        self._busy[task] = lane[0].letter.id
         task.add_done_callback(self._over)
 
     def _over(self, task: asyncio.Task[Any]) -> None:
@@ -275,42 +276,55 @@ class Inbox:
 
     # A letter ---------------------------------------------------------------------------------------
 
-    async def _handle(self, delivery: Delivery) -> None:
-        if self._stopping.is_set():  # it came while it was told to stop: somebody else may have it now
-            await self._reply(delivery, Reply("nak"))
-            return
-        beats = asyncio.create_task(self._beats(delivery))
+    async def _handle_all(self, lane: list[Delivery]) -> None:
+        """Take the letters of one lane in their order; behind one that is put off all others are, too."""
+        beats = [asyncio.create_task(self._beats(delivery)) for delivery in lane]
+        put_off: Reply | None = None
         try:
-            came_to = await self._driven(delivery, beats)
+            for delivery, beat in zip(lane, beats, strict=True):
+                if put_off is None and not self._stopping.is_set():
+                    put_off = await self._handle(delivery, beat)
+                    continue
+                await _ended(beat)  # it was not begun: somebody else may have it now
+                await self._reply(delivery, put_off or Reply("nak"))
+                self._count("later")
+        finally:
+            for beat in beats:
+                beat.cancel()
+
+    async def _handle(self, delivery: Delivery, beat: asyncio.Task[None]) -> Reply | None:
+        """Take one letter; return how it was put off, or None if it is over."""
+        try:
+            came_to, answer = await self._driven(delivery, beat)
         except Exception as error:  # noqa: BLE001 - the store, most likely: it comes again
             self._complain(f"could not take {delivery.letter.id[:80]!r}", error)
             came_to = CameTo("trouble")
-            await _ended(beats)
-            await self._reply(delivery, Reply("nak", away_s(came_to, 0.0)))
-        finally:
-            beats.cancel()
+            answer = Reply("nak", away_s(came_to, 0.0))
+            await _ended(beat)
+            await self._reply(delivery, answer)
         self._count(_COUNTED[came_to.what])
+        return answer if answer.verb == "nak" else None
 
-    async def _driven(self, delivery: Delivery, beats: asyncio.Task[None]) -> CameTo:
-        """Drive a letter's script to its end."""
+    async def _driven(self, delivery: Delivery, beat: asyncio.Task[None]) -> tuple[CameTo, Reply]:
+        """Drive a letter's script to its end; return what it came to, and how it was answered."""
         script = take(delivery.letter, self._taker.name)
         engine = self._taker.engine
         courier = Courier(engine, self._sinks(), MOST_BYTES, None, None)
-        op = next(script)
+        op, replied = next(script), Reply("nak")
         while True:
             answer: Any = None
             if type(op) is Perform:
                 answer = await self._performed(op.letter)
             elif type(op) is Reply:
-                await _ended(beats)  # what is answered is not under way any more
+                await _ended(beat)  # what is answered is not under way any more
                 await self._reply(delivery, op)
+                replied = op
             else:
                 answer = await awaiting(courier, _only(op))
             try:
                 op = script.send(answer)
             except StopIteration as end:
-                came_to: CameTo = end.value
-                return came_to
+                return end.value, replied
 
     async def _performed(self, letter: Letter, again: str = "") -> CameTo:
         called = self._taker.read(letter)
@@ -411,6 +425,14 @@ def _arrived(came_to: CameTo) -> None:
         raise PermanentError(str(came_to.error.get("message", came_to.what)))
     if word in ("later", "trouble"):
         raise TransientError("its work is not over yet")
+
+
+def _lanes(deliveries: Sequence[Delivery]) -> list[list[Delivery]]:
+    """Return letters by lane; one that is in none is alone."""
+    lanes: dict[Any, list[Delivery]] = {}
+    for at, delivery in enumerate(deliveries):
+        lanes.setdefault(delivery.lane or at, []).append(delivery)
+    return list(lanes.values())
 
 
 def _only(op: Any) -> Script:
