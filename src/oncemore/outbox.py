@@ -73,7 +73,18 @@ class Relay(relay.Relay):
             topic: sink_at(sink, f"the sink of {topic!r}") if isinstance(sink, str) else sink
             for topic, sink in routes.items()
         }
+        self._own = [sinks[topic] for topic, sink in routes.items() if isinstance(sink, str)]
         super().__init__(
             engine, sinks, classify=classify, describe=neutral, policy=policy, batch=batch,
             max_bytes=max_bytes, poll_s=poll_s,
         )  # fmt: skip
+
+    def close(self) -> None:
+        """Stop after the event under way, leave no thread behind, and close what was opened for addresses."""
+        super().close()
+        for sink in self._own:
+            getattr(sink, "close", _nothing)()
+
+
+def _nothing() -> None:
+    """Close nothing: most sinks have nothing open."""

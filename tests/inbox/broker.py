@@ -1,4 +1,4 @@
-"""A nats-server that can be killed and started again on its port and its files, and a wire that can be cut."""
+"""A nats-server that can be killed and started again on its port and files, and a wire that can be cut."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Real consumers on a real server, killed with SIGKILL around COMMIT and ack; and one that is told to stop."""
+"""Real consumers on a real server, killed with SIGKILL around COMMIT and ack, or told to stop."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from typing import Any
 
 import oncemore
 from oncemore.engine.history import Run, verify
-from oncemore.inbox import Taken, jetstream
+from oncemore.inbox import Taken, from_jetstream, jetstream
 from oncemore.store.base import Query
 from tests.inbox.broker import left, published
 from tests.inbox.victim import STEP
@@ -34,7 +35,6 @@ def test_a_consumer_killed_around_its_ack_gets_the_message_again_and_does_not_ru
     with nats.running(jetstream=True) as (url, _):
         for when, booked, taken in (
             ("committed", 1, Taken(seen=1)),
-            ("working", 2, Taken(done=1)),  # it may be repeated: it is idempotent, and says so
             ("acked", 1, Taken()),
         ):
             home = tmp_path / when
@@ -47,6 +47,7 @@ def test_a_consumer_killed_around_its_ack_gets_the_message_again_and_does_not_ru
                 lines = home / "booked"
                 book: Any = oncemore.step(effect="idempotent", name=STEP)(_booking(lines))
                 inbox = jetstream(book, url, stream="ORDERS", durable="shop")
+                from_jetstream.LOOK_S = 0.2
                 for _ in range(20):
                     inbox.drain()
                     if asyncio.run(left(url, "ORDERS")) == (0, 0):
@@ -68,14 +69,39 @@ def _booking(lines: Path) -> Any:
     return book
 
 
-def test_sigterm_ends_a_consumer_after_what_is_under_way(tmp_path: Path) -> None:
+MODULE = """
+import oncemore
+
+@oncemore.step(effect="idempotent")
+def book(order: str) -> str:
+    print(order, flush=True)
+    return order
+"""
+
+
+def test_the_command_takes_letters_until_sigterm_and_says_what_they_came_to(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(MODULE)
+    quiet = {
+        name: value for name, value in os.environ.items() if not name.startswith(("COVERAGE", "ONCEMORE"))
+    }
+    quiet["PYTHONPATH"] = str(ROOT / "src")
     with nats.running(jetstream=True) as (url, _):
-        asyncio.run(published(url, "ORDERS", ("orders.new", b'{"order": "A-1"}', {})))
-        with victim(tmp_path, url, "never") as process:
+        letters = [("orders.new", body, {}) for body in (b'{"order": "A-1"}', b"{", b'{"order": "A-2"}')]
+        asyncio.run(published(url, "ORDERS", *letters))
+        command = [sys.executable, "-m", "oncemore", "inbox", "shop:book", "--from", f"{url}/ORDERS/shop"]
+        with subprocess.Popen(
+            [*command, "--json"],
+            cwd=tmp_path,
+            env=quiet,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
             assert process.stdout is not None
-            assert process.stdout.readline() == "booked\n"
+            assert sorted(process.stdout.readline() for _ in range(2)) == ["A-1\n", "A-2\n"]
             process.terminate()
-            said, _ = process.communicate(timeout=60)
-        assert process.returncode == 0
-        assert "'done': 1" in said
+            said, told = process.communicate(timeout=60)
+        assert process.returncode == 0, told
+        assert "an inbox for shop.book on" in told
+        assert {"done": 2, "dead": 1, "left": 0}.items() <= json.loads(said).items()
         assert asyncio.run(left(url, "ORDERS")) == (0, 0)

@@ -115,7 +115,7 @@ def test_a_letter_under_way_stays_hidden(store: oncemore.Engine, client: Any, qu
         import asyncio
 
         async with asyncio.timeout(20):
-            while len(beats) < 2:
+            while len(beats) < 2:  # noqa: ASYNC110 - nobody tells when
                 await asyncio.sleep(0.005)
 
     send(client, queue, "A-1", "one")

@@ -1,7 +1,6 @@
 """A consumer that kills itself: python -m tests.inbox.victim STORE URL WHEN
 
-WHEN is `working` (inside the step), `committed` (after COMMIT, before the ack), `acked` (after it), or `never`:
-then it serves until it is told to stop.
+WHEN is `committed` (after COMMIT, before the ack) or `acked` (after it).
 """
 
 from __future__ import annotations
@@ -45,15 +44,12 @@ def main(store: str, url: str, when: str) -> None:
     def book(order: str) -> str:
         with open("booked", "a") as file:  # noqa: PTH123 - in the folder that it was started in
             file.write(f"{order}\n")
-        if when == "working":
-            die()
-        print("booked", flush=True)
         return order
 
     with oncemore.open(store):
         source = Fragile(url, stream="ORDERS", durable="shop", ack_wait_s=0.4)
         inbox = Inbox(source, book)
-        print(inbox.run()._asdict(), flush=True)
+        inbox.run()
 
 
 if __name__ == "__main__":

@@ -60,9 +60,11 @@ class JetStream:
         self._write = form_of(form, source)
         self._url, self._subject, self._stream, self._timeout = url, subject, stream, timeout
         self._options = {"connect_timeout": CONNECT_S, "max_reconnect_attempts": -1, **(options or {})}
+        self._options.setdefault("reconnect_time_wait", 0.25)
         self._shown = f"{parts.scheme}://{parts.hostname}:{parts.port or 4222}/{subject}"
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
         self._client: Any = None
 
     def __repr__(self) -> str:
@@ -74,8 +76,10 @@ class JetStream:
         fields, body = self._write(message)
         headers = {
             **fields, "Nats-Msg-Id": message.id, "Oncemore-Id": message.id,
-            "Oncemore-Attempt": str(message.attempt), "Correlation-Id": message.correlation_id,
+            "Oncemore-Attempt": str(message.attempt),
         }  # fmt: skip
+        if message.correlation_id.isprintable():  # the body has it in any case
+            headers["Correlation-Id"] = message.correlation_id
         self._await(self._publish(subject, body, headers))
 
     def close(self) -> None:
@@ -86,6 +90,8 @@ class JetStream:
             with suppress(Exception):
                 asyncio.run_coroutine_threadsafe(self._leave(), loop).result(CONNECT_S)
             loop.call_soon_threadsafe(loop.stop)
+            if self._thread is not None:
+                self._thread.join(CONNECT_S)
 
     async def _publish(self, subject: str, body: bytes, headers: dict[str, str]) -> None:
         if self._client is None or self._client.is_closed:
@@ -117,8 +123,10 @@ class JetStream:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                name = "oncemore-jetstream"
-                threading.Thread(target=_forever, args=(self._loop,), name=name, daemon=True).start()
+                self._thread = threading.Thread(
+                    target=_forever, args=(self._loop,), name="oncemore-jetstream", daemon=True
+                )
+                self._thread.start()
             loop = self._loop
         asyncio.run_coroutine_threadsafe(work, loop).result(self._timeout + 2 * CONNECT_S)
 
@@ -182,7 +190,13 @@ def _in_subject(topic: str) -> str:
 
 
 def _forever(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop until it is stopped, and leave nothing of it behind."""
     loop.run_forever()
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.wait(tasks, timeout=CONNECT_S))
     loop.close()
 
 

@@ -136,7 +136,7 @@ def take(letter: Letter, step: str) -> Script:
     if answer.verb == "nak":
         now = yield Now()
         delay = away_s(came_to, now)
-    yield Reply(answer.verb, delay, came_to.error.get("code", "") or came_to.what)
+    yield Reply(answer.verb, delay, came_to.what)
     return came_to
 
 

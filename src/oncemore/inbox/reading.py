@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import msgspec
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 LONGEST_ID = 200
 CLOUDEVENTS = "application/cloudevents+json"
 #: Where a correlation id may stand, the first that is there.
-CORRELATION = ("correlation-id", "x-correlation-id", "correlation_id", "correlationid", "ce-correlationid")
+CORRELATION = ("correlation-id", "x-correlation-id", "correlation_id", "correlationid")
 _SPREAD = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -77,6 +78,7 @@ def opened(letter: Letter) -> Opened:
     except (msgspec.DecodeError, UnicodeDecodeError) as fault:
         raise Unreadable(f"it is no JSON: {fault}") from None
     told = next((headers[name] for name in CORRELATION if headers.get(name)), "")
+    told = told or unquote(headers.get("ce-correlationid", ""))
     inner = _wrapped(headers, content)
     if inner:
         outer, content = content, content.get(inner)
@@ -86,7 +88,7 @@ def opened(letter: Letter) -> Opened:
 
 def _wrapped(headers: Mapping[str, str], content: Any) -> str:
     """Return under which name a letter's content is in it; empty if it is all of it."""
-    if not isinstance(content, dict):
+    if not isinstance(content, dict) or "ce-id" in headers:
         return ""
     if headers.get("content-type", "").partition(";")[0].strip().lower() == CLOUDEVENTS:
         return "data"

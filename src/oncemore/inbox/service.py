@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from oncemore.codec.message import Message
     from oncemore.engine.ops import Script
     from oncemore.engine.runtime import Engine
+    from oncemore.inbox.reading import Called
 
 #: After so many deliveries a letter that fails outside of its step is given up, too.
 MOST_DELIVERIES = 20
@@ -143,6 +144,7 @@ class Inbox:
         self._stopping = threading.Event()
         self._wake: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self._pool: ThreadPoolExecutor | None = None
+        self._at_work, self._lock = 0, threading.Lock()
         ready()
 
     def __repr__(self) -> str:
@@ -157,6 +159,11 @@ class Inbox:
     def under_way(self) -> tuple[str, ...]:
         """The ids of the letters that are under way."""
         return tuple(self._busy.values())
+
+    @property
+    def threads_left(self) -> int:
+        """How many plain steps are still at work in threads, after `run()` could not wait any longer."""
+        return self._at_work
 
     def dead(self) -> tuple[DeadLetter, ...]:
         """Return the dead letters of this step; `oncemore quarantine` lists and releases them."""
@@ -326,17 +333,26 @@ class Inbox:
             except StopIteration as end:
                 return end.value, replied
 
-    async def _performed(self, letter: Letter, again: str = "") -> CameTo:
+    def _worked(self, called: Called) -> CameTo:
+        with self._lock:
+            self._at_work += 1
+        try:
+            return self._taker.call(called)
+        finally:
+            with self._lock:
+                self._at_work -= 1
+
+    async def _performed(self, letter: Letter) -> CameTo:
         called = self._taker.read(letter)
         if isinstance(called, CameTo):
             return called
         try:
             if self._taker.awaits:
-                return await self._taker.call_awaited(called, again)
+                return await self._taker.call_awaited(called)
             assert self._pool is not None
             around = contextvars.copy_context()
             return await asyncio.get_running_loop().run_in_executor(
-                self._pool, lambda: around.run(self._taker.call, called, again)
+                self._pool, lambda: around.run(self._worked, called)
             )
         except Exception as error:  # noqa: BLE001 - no end that a step comes to: a mistake in it, or in us
             self._complain(f"could not take {letter.id[:80]!r}", error)
