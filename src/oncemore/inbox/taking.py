@@ -210,6 +210,8 @@ def _ended(error: Error) -> CameTo:
     if what is None:
         raise error
     run = error.run if isinstance(error.run, Run) else None
+    if what == "later" and run is not None and run.held_for:
+        what = "held"  # for an approval, say: it goes on from quarantine
     until = float(getattr(error, "until", 0.0)) if what == "later" else 0.0
     if run is None:
         return CameTo(what, until, _told(error))
