@@ -36,6 +36,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("recipe", "errands"),
     ("api", "steps", "outbox"),
     ("workers", "http"),
+    ("inbox",),
     (FRONT_DOOR,),
     ("profiles", "testing"),
     ("desk",),

@@ -18,6 +18,8 @@ from oncemore.codec.message import SCHEMA, Message
 from oncemore.edges.classify import classify, ready
 from oncemore.edges.command import Command
 from oncemore.edges.deliver import JsonLines, Webhook
+from oncemore.edges.notify import sink_at
+from oncemore.edges.queues import JetStream, Sqs
 from oncemore.engine import relay
 from oncemore.engine.deliver import Tally
 from oncemore.engine.relay import MOST_BYTES, POLICY, DeadLetter
@@ -29,14 +31,27 @@ if TYPE_CHECKING:
     from oncemore.core.policy import Policy
     from oncemore.engine.runtime import Engine
 
-__all__ = ["POLICY", "SCHEMA", "Command", "DeadLetter", "JsonLines", "Message", "Relay", "Tally", "Webhook"]
+__all__ = [
+    "POLICY",
+    "SCHEMA",
+    "Command",
+    "DeadLetter",
+    "JetStream",
+    "JsonLines",
+    "Message",
+    "Relay",
+    "Sqs",
+    "Tally",
+    "Webhook",
+]
 
 
 class Relay(relay.Relay):
     """Delivers the events of an engine's store, at least once, each under one id, in order per run's key.
 
     routes     which sink a topic has: a name, or a pattern with `*`; a name comes first, then the first
-               pattern that fits; a sink is a function of one `Message`
+               pattern that fits; a sink is a function of one `Message`, or where it leads as a text:
+               https://… (a webhook), file:path (JSON lines), nats://host:4222 (JetStream), sqs:https://…
     policy     how often and when a message is sent again, and how long a sink may take
     batch      how many events are looked at together
     max_bytes  the largest payload that is sent; a larger one is a dead letter
@@ -46,7 +61,7 @@ class Relay(relay.Relay):
     def __init__(
         self,
         engine: Engine,
-        routes: Mapping[str, Callable[[Message], Any]],
+        routes: Mapping[str, Callable[[Message], Any] | str],
         *,
         policy: Policy = POLICY,
         batch: int = 256,
@@ -54,7 +69,22 @@ class Relay(relay.Relay):
         poll_s: float = 1.0,
     ) -> None:
         ready()
+        sinks = {
+            topic: sink_at(sink, f"the sink of {topic!r}") if isinstance(sink, str) else sink
+            for topic, sink in routes.items()
+        }
+        self._own = [sinks[topic] for topic, sink in routes.items() if isinstance(sink, str)]
         super().__init__(
-            engine, routes, classify=classify, describe=neutral, policy=policy, batch=batch,
+            engine, sinks, classify=classify, describe=neutral, policy=policy, batch=batch,
             max_bytes=max_bytes, poll_s=poll_s,
         )  # fmt: skip
+
+    def close(self) -> None:
+        """Stop after the event under way, leave no thread behind, and close what was opened for addresses."""
+        super().close()
+        for sink in self._own:
+            getattr(sink, "close", _nothing)()
+
+
+def _nothing() -> None:
+    """Close nothing: most sinks have nothing open."""

@@ -20,6 +20,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
 from oncemore._version import __version__
+from oncemore.edges.cloudevents import form_of
 from oncemore.errors import PermanentError, UsageError
 
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ class Webhook:
     headers  sent along, an `Authorization` for example; never shown
     timeout  seconds for the whole exchange; connecting to each of a host's addresses may take as long
     tls      an `ssl.SSLContext` of one's own
+    form     "message": our own JSON; "cloudevents": one JSON document; "cloudevents-binary": the payload, and
+             attributes in header fields
+    source   who sends, as CloudEvents have it: a URI
     """
 
     def __init__(
@@ -54,6 +58,8 @@ class Webhook:
         headers: Mapping[str, str] | None = None,
         timeout: float = 10.0,
         tls: ssl.SSLContext | None = None,
+        form: str = "message",
+        source: str = "/oncemore",
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in _KINDS or not parts.hostname or parts.username or parts.password:
@@ -62,7 +68,8 @@ class Webhook:
             raise UsageError(
                 f"timeout is {timeout!r}; it takes more than 0 and up to {LONGEST_TIMEOUT_S:g} s"
             )
-        self._headers = {**_checked(headers or {}), "Content-Type": "application/json"}
+        self._write = form_of(form, source)
+        self._headers = _checked(headers or {})
         self._headers.setdefault("User-Agent", f"oncemore/{__version__}")
         self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self._where: dict[str, Any] = {"host": parts.hostname, "port": parts.port, "timeout": timeout}
@@ -77,10 +84,11 @@ class Webhook:
     def __call__(self, message: Message) -> None:
         """Post a message; raise `HTTPError` for an answer that is no 2xx."""
         ours = {"Oncemore-Id": message.id, "Oncemore-Attempt": str(message.attempt)}
+        fields, body = self._write(message)
         line = self._kind(**self._where)
         with _cut_off(line, self._timeout):
             try:
-                line.request("POST", self._target, message.json(), {**self._headers, **ours})
+                line.request("POST", self._target, body, {**self._headers, **fields, **ours})
                 answer = line.getresponse()
                 with suppress(OSError, HTTPException):  # the status has said it all
                     answer.read(MOST_ANSWER)
@@ -96,7 +104,7 @@ def _checked(headers: Mapping[str, str]) -> dict[str, str]:
         texts = isinstance(name, str) and isinstance(value, str)
         if not texts or any(end in name + value for end in _LINE_ENDS):
             raise UsageError(f"header {name!r} takes a text on one line")
-        if name.lower() in _OURS:
+        if name.lower() in _OURS or name.lower().startswith("ce-"):
             raise UsageError(f"header {name!r} is set by the webhook itself")
     return dict(headers)
 

@@ -6,6 +6,9 @@
         { webhook = "https://…", headers = { … }, timeout = 5, name = "pager" },
         { file = "quarantine.jsonl", name = "list" },
         { command = ["notify-operator", "--urgent"], timeout = 10 },
+        "nats://host:4222",                                  a subject of JetStream, that of the topic
+        { jetstream = "nats://host:4222", subject = "alerts", stream = "OPS" },
+        "sqs:https://sqs.eu-central-1.amazonaws.com/1234/alerts.fifo",
     ]
 
 A name is a part of the topic under which a sink's notices wait, so that any process with the same settings
@@ -22,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from oncemore.core.key import digest
 from oncemore.edges.command import Command
 from oncemore.edges.deliver import JsonLines, Webhook
+from oncemore.edges.queues import JetStream, Sqs
 from oncemore.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,7 +36,11 @@ if TYPE_CHECKING:
     Sink = Callable[[Message], Any]
 
 MOST_SINKS = 20
-_WORDS = {"webhook": ("headers", "timeout"), "file": (), "command": ("timeout",)}
+_WORDS = {
+    "webhook": ("headers", "timeout", "form", "source"), "file": (), "command": ("timeout",),
+    "jetstream": ("subject", "stream", "timeout", "form", "source"), "sqs": (),
+}  # fmt: skip
+_SCHEMES = {"http": "webhook", "https": "webhook", "nats": "jetstream", "tls": "jetstream"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -68,12 +76,16 @@ def sinks_of(told: Any, where: str = "notify", root: Path | None = None) -> dict
 def _sink(each: Any, where: str, root: Path | None) -> tuple[str, Sink]:
     if isinstance(each, str):
         scheme = each.partition(":")[0]
-        if scheme in ("http", "https"):
-            each = {"webhook": each}
+        if scheme in _SCHEMES:
+            each = {_SCHEMES[scheme]: each}
+        elif scheme == "sqs":  # sqs: and the URL of the queue, which is one of https
+            each = {"sqs": each.removeprefix("sqs:")}
         elif scheme == "file":
             each = {"file": each.removeprefix("file://").removeprefix("file:")}
         else:
-            raise UsageError(f"{where} is {each!r:.60}; it takes https://…, file:path, or a table")
+            raise UsageError(
+                f"{where} is {each!r:.60}; it takes https://…, file:path, nats://…, sqs:https://…, or a table"
+            )
     if isinstance(each, dict):
         return _from_table(each, where, root)
     if not callable(each):
@@ -105,12 +117,21 @@ def _made(kind: str, told: Any, options: dict[str, Any], root: Path | None) -> S
         raise UsageError(f"{kind} takes a text")
     if kind == "webhook":
         return Webhook(told, **options)
+    if kind == "jetstream":
+        return JetStream(told, **options)
+    if kind == "sqs":
+        return Sqs(told)
     return JsonLines((root or Path()) / Path(told).expanduser())
 
 
 def _of_function(sink: Any) -> str:
     """Return a name for a sink that was given in code: the same in every process that runs this code."""
-    if isinstance(sink, Webhook | JsonLines | Command):
+    if isinstance(sink, Webhook | JsonLines | Command | JetStream | Sqs):
         return f"{type(sink).__name__.lower()}-{digest({'shown': repr(sink)})[:8]}"
     name = getattr(sink, "__qualname__", type(sink).__name__)
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:100] or "sink"
+
+
+def sink_at(address: Any, where: str) -> Sink:
+    """Return the sink that an address or a table names; a function is its own."""
+    return _sink(address, where, None)[1]

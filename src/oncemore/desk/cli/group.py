@@ -163,6 +163,7 @@ oncemore quarantine list
 oncemore breakers
 oncemore cooldowns list
 oncemore worker shop.orders
+oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
 """
 
 
@@ -183,6 +184,7 @@ oncemore worker shop.orders
         "export": "export:export",
         "asl": "export:asl_branch",
         "worker": "worker:worker",
+        "inbox": "inbox:inbox",
         "submit": "orders:submit",
         "cancel": "orders:cancel",
         "rerun": "orders:rerun",

@@ -1,0 +1,203 @@
+"""Messages over HTTP: an ASGI application that calls a step, or hands it in, once for each message.
+
+    200   it is done, now or before; the body has the value
+    202   it is handed in (mode "submit")
+    400   it has no id, or its end is missing
+    405   it is no POST
+    409   somebody else is at it (with Retry-After), or it waits for a person
+    410   it was done so long ago that its record was pruned
+    413   it is too large
+    422   it cannot be read, its id belongs to another content, or it has failed for good
+    503   it is due later, or the store cannot be used; the same message may come again (with Retry-After)
+
+Whoever sends a message that cannot be read is told so, and it is not kept: it is still with its sender. One
+that has failed for good is a dead letter, as it is from a queue.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from oncemore.engine import clock as clocks
+from oncemore.engine.courier import Courier, Sinks, awaiting
+from oncemore.engine.intake import ANSWERS, CameTo, Letter, away_s, keep, topic_of
+from oncemore.errors import UsageError
+from oncemore.http import problems
+from oncemore.http.kept import CutOff, TooLarge, Wire, detached, drained, whole
+from oncemore.http.keys import FIELD, read
+from oncemore.http.problems import Problem, answer_of
+from oncemore.inbox.reading import Called, id_in
+from oncemore.inbox.taking import Taker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from oncemore.engine.runtime import Engine
+    from oncemore.http.kept import Receive, Scope, Send
+
+MOST_BYTES = 1024 * 1024
+DRAIN_S = 10.0
+_FIELD = FIELD.lower()
+
+NO_ID = Problem(
+    400,
+    "message-id-missing",
+    "The message has no id",
+    'Send Idempotency-Key: "…", or ce-id with ce-source; the same one each time that this message is sent.',
+)
+NO_POST = Problem(405, "not-a-post", "Messages are sent with POST", "")
+UNREADABLE = Problem(422, "unreadable", "The message cannot be read", "")
+FAILED = Problem(
+    422,
+    "failed",
+    "It has failed for good",
+    "It was tried, and is not tried again before somebody says so: ask whoever runs this service.",
+)
+HANDED_IN = frozenset(("later", "busy"))
+
+#: What a message is answered that came to no value, and whether it may come again.
+_PROBLEMS: dict[str, tuple[Problem, bool]] = {
+    "expired": (problems.EXPIRED, False),
+    "later": (problems.NOT_YET, True),
+    "busy": (problems.IN_PROGRESS, True),
+    "trouble": (problems.NO_RECORD, True),
+    "held": (problems.HELD, False),
+    "failed": (FAILED, False),
+    "unreadable": (UNREADABLE, False),
+    "conflict": (problems.OTHER_PAYLOAD, False),
+}
+
+
+class Endpoint:
+    """An ASGI application: POST a message, and a step is called with it."""
+
+    def __init__(
+        self,
+        step: Any,
+        *,
+        mode: str,
+        engine: Engine | None,
+        same: Callable[[Any], Any] | str | None,
+        arguments: Callable[[Any], Mapping[str, Any]] | None,
+        source: str | Callable[[Scope], str],
+        most: int,
+    ) -> None:
+        if mode not in ("run", "submit"):
+            raise UsageError(f"mode is {mode!r}; the choices are run, submit")
+        if not callable(source) and not isinstance(source, str):
+            raise UsageError(f"source is {source!r}; it takes a name, or a function of the scope")
+        self._taker, self._mode = Taker.of(step, engine, same, arguments), mode
+        self._needs_id, self._source, self._most = same is None, source, most
+        self._under_way: set[Any] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection, as ASGI has it."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+            return
+        if scope["type"] != "http":
+            raise UsageError(f"an inbox takes HTTP, not {scope['type']}")
+        wire = Wire(send)
+        if scope["method"] != "POST":
+            status, fields, body = answer_of(NO_POST)
+            await wire.answer(status, [*fields, (b"allow", b"POST")], body)
+            return
+        try:
+            letter = self._letter(scope, await whole(receive, self._most))
+        except TooLarge:
+            await wire.answer(*answer_of(problems.TOO_LARGE))
+        except CutOff:
+            return  # there is nobody to answer, and nothing was begun
+        except ValueError as fault:
+            await wire.answer(*answer_of(problems.MALFORMED, f"{str(fault).capitalize()}."))
+        else:
+            if letter is None:
+                await wire.answer(*answer_of(NO_ID))
+            else:
+                await wire.answer(*await detached(lambda: self._answer(letter), self._under_way))
+
+    def _letter(self, scope: Scope, body: bytes) -> Letter | None:
+        """Return a request as a letter; None if it has no id and needs one."""
+        pairs = [(name.decode("latin-1").lower(), value) for name, value in scope["headers"]]
+        headers = {name: value.decode("latin-1") for name, value in pairs}
+        own = read([value for name, value in pairs if name == _FIELD]) or id_in(headers)
+        if not own and not self._needs_id:
+            own = f"sha256:{sha256(body).hexdigest()}"
+        source = self._source if isinstance(self._source, str) else self._source(scope)
+        kept = {name: headers[name] for name in headers if name not in _SECRET}
+        return Letter(own, source, body, kept) if own else None
+
+    async def _answer(self, letter: Letter) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        came_to = await self._performed(letter)
+        if ANSWERS[came_to.what].kept and came_to.what == "failed" and self._mode == "run":
+            await self._kept(letter, came_to)
+        if came_to.what in ("done", "seen"):
+            return _value(came_to)
+        if self._mode == "submit" and came_to.what in HANDED_IN:
+            return _json(202, {"run": came_to.run, "state": "accepted"})
+        problem, again = _PROBLEMS[came_to.what]
+        away = away_s(came_to, self._taker.engine.now()) if again else None
+        detail = str(came_to.error.get("message", "")) if came_to.what == "unreadable" else ""
+        run = {"run": came_to.run} if came_to.run and came_to.what != "conflict" else {}
+        return answer_of(problem, detail, away, **run)
+
+    async def _performed(self, letter: Letter) -> CameTo:
+        called = self._taker.read(letter)
+        if isinstance(called, CameTo):
+            return called
+        if self._mode == "submit":
+            return await _threaded(self._taker.hand_in, called)
+        if self._taker.awaits:
+            return await self._taker.call_awaited(called)
+        return await _threaded(self._taker.call, called)
+
+    async def _kept(self, letter: Letter, came_to: CameTo) -> None:
+        """Keep a message that has failed for good."""
+        engine, name = self._taker.engine, self._taker.name
+        courier = Courier(engine, Sinks({topic_of(name): _nobody}), MOST_BYTES, None, None)
+        await awaiting(courier, keep(letter, name, came_to))
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        """Start and end with the server; what is under way then may come to its end."""
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                await send({"type": "lifespan.startup.complete"})
+            else:
+                await drained(self._under_way, DRAIN_S)
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+
+#: Header fields that are nobody's business later.
+_SECRET = frozenset(("authorization", "cookie", "proxy-authorization"))
+
+
+async def _nobody(_message: object) -> None:  # pragma: no cover - it only has to be async
+    """Send nothing: letters are kept here, not sent."""
+
+
+async def _threaded(work: Callable[[Called], CameTo], called: Called) -> CameTo:
+    trio = clocks.in_trio()
+    if trio is not None:
+        return await trio.to_thread.run_sync(work, called)  # type: ignore[no-any-return]
+    import asyncio
+
+    return await asyncio.to_thread(work, called)
+
+
+def _value(came_to: CameTo) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    """Return the answer with a value; one that JSON cannot hold is left out."""
+    told: dict[str, Any] = {"state": "done"}
+    try:
+        return _json(200, {**told, "value": came_to.value})
+    except TypeError:
+        return _json(200, told)
+
+
+def _json(status: int, told: dict[str, Any]) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    body = msgspec.json.encode(told)
+    return status, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))], body

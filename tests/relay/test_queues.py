@@ -1,0 +1,172 @@
+"""Relays to queues: a real nats-server whose answers are lost, and messages as CloudEvents."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import oncemore
+from oncemore.edges.cloudevents import binary, structured
+from oncemore.edges.notify import sinks_of
+from oncemore.outbox import JetStream, Message, Relay, Webhook
+from tests.inbox.broker import wire
+from tests.relay.world import events
+from tests.servers import nats
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MESSAGE = Message("e" * 32, "orders.new", {"order": "A-1"}, "c-1", "t", 1_700_000_000.25, "lane", 1001, 1)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with nats.running(jetstream=True) as (url, _):
+        yield url
+
+
+@pytest.fixture
+def url(server: str) -> Iterator[str]:
+    asyncio.run(_on(server, "add_stream", name="EVENTS", subjects=["orders.>", "alerts"]))
+    yield server
+    asyncio.run(_on(server, "delete_stream", "EVENTS"))
+
+
+async def _on(url: str, what: str, *told: Any, **named: Any) -> Any:
+    import nats as library
+
+    client = await library.connect(url)
+    try:
+        return await getattr(client.jetstream(), what)(*told, **named)
+    finally:
+        await client.close()
+
+
+def stored(url: str) -> list[Any]:
+    count = asyncio.run(_on(url, "stream_info", "EVENTS")).state.messages
+    return [asyncio.run(_on(url, "get_msg", "EVENTS", n)) for n in range(1, count + 1)]
+
+
+@oncemore.step(effect="outbox", name="gives")
+def give(order: str) -> None:
+    oncemore.current().emit("orders.new", {"order": order})
+
+
+@pytest.mark.req("MSG-6", "IDEM-15")
+def test_a_publish_repeated_after_a_lost_acknowledgement_is_stored_once(
+    engine: oncemore.Engine, clock: Any, url: str
+) -> None:
+    with oncemore.context(correlation_id="c-1"):
+        give("A-1")
+    with wire(url) as cable:
+        cable.cut_at = [("out", b'"stream":"EVENTS"')]
+        sink = JetStream(cable.url, timeout=0.5)
+        relay = Relay(engine, {"orders.*": sink})
+        assert relay.run_once().failed == 1
+        for _ in range(20):  # until it is connected again
+            clock.advance(3600)
+            if relay.run_once().delivered:
+                break
+        sink.close()
+    assert cable.cuts == 1
+    assert [event.state for event in events(engine).values()] == ["DELIVERED"]
+    (found,) = stored(url)
+    body = json.loads(found.data)
+    assert body["payload"] == {"order": "A-1"}
+    assert found.headers["Nats-Msg-Id"] == body["id"]
+    assert (found.headers["Correlation-Id"], found.headers["Oncemore-Attempt"]) == ("c-1", "1")
+    assert give.key("A-1") not in found.data.decode() + str(found.headers)
+
+
+def test_a_repeat_is_believed_only_if_the_stream_has_it_or_somebody_had_it(url: str) -> None:
+    sink = JetStream(url, subject="alerts")
+    sink(MESSAGE)
+    sink(MESSAGE._replace(attempt=2))
+    assert len(stored(url)) == 1
+    asyncio.run(_on(url, "delete_msg", "EVENTS", 1))
+    sink(MESSAGE)  # somebody has had it
+    sink.close()
+    with pytest.raises(oncemore.TransientError, match=r"calls e+ a repeat"):
+        asyncio.run(_other(sink))
+
+
+async def _other(sink: JetStream) -> None:
+    class Streams:
+        async def get_msg(self, stream: str, seq: int) -> Any:
+            return type("Found", (), {"headers": {"Nats-Msg-Id": "other"}})
+
+    told = type("Told", (), {"stream": "EVENTS", "seq": 1})
+    await sink._check_there(Streams(), told, MESSAGE.id)
+
+
+def test_a_relay_goes_where_an_address_says(engine: oncemore.Engine, url: str) -> None:
+    give("A-1")
+    relay = Relay(engine, {"orders.*": url, "rest": "file:rest.jsonl"})
+    assert relay.run_once().delivered == 1
+    relay.close()
+    assert len(stored(url)) == 1
+    with pytest.raises(oncemore.UsageError, match=r"the sink of 'x' is 'ftp://h'; it takes https"):
+        Relay(engine, {"x": "ftp://h"})
+
+
+def test_a_subject_holds_no_sign_that_means_something_there(url: str) -> None:
+    sink = JetStream(url, subject="orders.{topic}")
+    sink(MESSAGE._replace(topic="new *> order"))
+    sink.close()
+    (found,) = stored(url)
+    assert found.subject == "orders.new____order"
+
+
+def test_an_event_is_the_same_bytes_in_every_attempt_in_both_modes() -> None:
+    for form in (structured, binary):
+        assert form(MESSAGE, "/shop") == form(MESSAGE._replace(attempt=7), "/shop")
+    fields, body = structured(MESSAGE, "/shop")
+    assert fields == {"Content-Type": "application/cloudevents+json"}
+    told = json.loads(body)
+    assert told == {
+        "specversion": "1.0", "id": MESSAGE.id, "source": "/shop", "type": "orders.new",
+        "time": "2023-11-14T22:13:20.250000Z", "datacontenttype": "application/json",
+        "correlationid": "c-1", "partitionkey": "lane", "sequence": "00000000000000001001", "tenant": "t",
+        "data": {"order": "A-1"},
+    }  # fmt: skip
+    fields, body = binary(MESSAGE._replace(topic='a "b" %ü'), "/shop")
+    assert body == b'{"order":"A-1"}'
+    assert fields["Content-Type"] == "application/json"
+    assert fields["ce-type"] == "a%20%22b%22%20%25%C3%BC"
+    assert {name.removeprefix("ce-") for name in fields} - {"Content-Type"} == told.keys() - {
+        "data", "datacontenttype",
+    }  # fmt: skip
+
+
+def test_what_has_no_form_is_refused() -> None:
+    with pytest.raises(oncemore.PermanentError, match="no form in plain JSON"):
+        structured(MESSAGE._replace(payload={1j: 2}), "/shop")
+    for wrong, said in (({"form": "xml"}, "form is 'xml'"), ({"source": "a b"}, "source is 'a b'")):
+        with pytest.raises(oncemore.UsageError, match=said):
+            Webhook("https://example.org", **wrong)
+    with pytest.raises(oncemore.UsageError, match="header 'ce-id' is set"):
+        Webhook("https://example.org", headers={"ce-id": "1"})
+    for told, said in (({"url": "http://x"}, "url takes nats"), ({"timeout": 0}, "timeout is 0")):
+        with pytest.raises(oncemore.UsageError, match=said):
+            JetStream(**{"url": "nats://x", **told})
+
+
+def test_notices_can_go_to_queues() -> None:
+    found = sinks_of(
+        [
+            "nats://u:secret@host:4222",
+            {"jetstream": "nats://host:4222", "subject": "alerts", "name": "ops"},
+            "sqs:https://sqs.eu-central-1.amazonaws.com/1/alerts.fifo",
+            JetStream("nats://other"),
+        ]
+    )
+    assert [repr(sink) for sink in found.values()] == [
+        "<oncemore.JetStream nats://host:4222/{topic}>",
+        "<oncemore.JetStream nats://host:4222/alerts>",
+        "<oncemore.Sqs https://sqs.eu-central-1.amazonaws.com/1/alerts.fifo>",
+        "<oncemore.JetStream nats://other:4222/{topic}>",
+    ]
+    assert "ops" in found
