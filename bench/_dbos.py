@@ -1,6 +1,7 @@
-"""DBOS on SQLite, in a process of its own: it needs its own sqlite3, and its threads should disturb nobody.
+"""DBOS in a process of its own: on SQLite it needs its own sqlite3, and its threads should disturb nobody.
 
-    python bench/_dbos.py FOLDER      run by _durable.py
+    python bench/_dbos.py FOLDER      on SQLite; run by _durable.py
+    python bench/_dbos.py URL         on PostgreSQL; run by _scale_postgres.py
 
 Reads lines like `one 100` (which subject, how many) and answers each with `[wall ns, CPU ns]`.
 """
@@ -88,7 +89,7 @@ def served(name: str, n: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    url = f"sqlite:///{sys.argv[1]}/dbos.db"
+    url = sys.argv[1] if "://" in sys.argv[1] else f"sqlite:///{sys.argv[1]}/dbos.db"
     DBOS(config={"name": "bench", "system_database_url": url, "log_level": "CRITICAL"})
     DBOS.launch()
     with asyncio.Runner() as runner, ThreadPoolExecutor(AT_ONCE) as pool:

@@ -297,12 +297,14 @@ def has_dbos() -> bool:
 class Dbos:
     """DBOS in its own process; it is asked for n at a time and says what they took."""
 
-    def __init__(self, folder: Path, least: int) -> None:
-        folder.mkdir()
+    def __init__(self, where: Path | str, least: int) -> None:
+        if isinstance(where, Path):
+            where.mkdir()
+            where = str(where.absolute())
         script = Path(__file__).with_name("_dbos.py")
         self._least = least
         self._process = subprocess.Popen(
-            [sys.executable, str(script), str(folder.absolute())],
+            [sys.executable, str(script), where],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 

@@ -23,7 +23,7 @@ from oncemore.store import postgres as module
 from oncemore.store import postgres_write
 from oncemore.store.base import Batch, Conflict, Index, Query, Stored, Write
 from oncemore.store.postgres import PostgresStore
-from oncemore.store.postgres_wire import READERS
+from oncemore.store.postgres_wire import READERS, address
 from oncemore.testing.contract import put, stored, whole, write
 from tests.servers import postgres
 
@@ -90,12 +90,12 @@ def processes(source: str, *argss: tuple[object, ...]) -> Iterator[list[subproce
 
 def appended(boss: psycopg.Connection, schema: str, *writes: Write) -> list[int]:
     """Append within a transaction of one's own, which a test can leave open."""
-    for kind in postgres_write.Packed.__subclasses__():
-        boss.adapters.register_dumper(kind, postgres_write._PackedDumper)
-    call = f"select seqs from {schema}.append({','.join(['%b'] * 18)})"  # noqa: S608
-    row = boss.execute(call, postgres_write.arguments([Batch(writes)])).fetchone()
-    assert row is not None
-    return list(row[0])
+    writer = postgres_write.Writer(address("postgresql://"), schema)
+    boss.execute("deallocate all")
+    boss.execute(writer._prepare)
+    (answer,) = writer._call(boss, [Batch(writes)])
+    assert isinstance(answer, Stored)
+    return list(answer.seqs)
 
 
 # Order

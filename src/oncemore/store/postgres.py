@@ -35,16 +35,16 @@ import secrets
 import time
 import weakref
 from contextlib import suppress
-from hashlib import sha256
-from importlib import resources
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from oncemore.core.key import fingerprint
 from oncemore.core.record import NOWHERE
 from oncemore.errors import StoreError, UsageError
-from oncemore.store import postgres_list
-from oncemore.store.base import Entry, Facts, Room, Weight, check_batch
+from oncemore.store import postgres_format, postgres_list
+from oncemore.store.base import Entry, Facts, Room, Stored, Weight, check_batch
 from oncemore.store.combine import Combiner
+from oncemore.store.postgres_bell import Bell
+from oncemore.store.postgres_clock import ServerClock
 from oncemore.store.postgres_wire import Readers, address, check_text, connect, fault, hang_up, psycopg
 from oncemore.store.postgres_write import Writer, head_of
 
@@ -57,10 +57,9 @@ if TYPE_CHECKING:
     from oncemore.store.postgres_wire import Connection, Rows
 
 T = TypeVar("T")
-FORMAT = 1
 OLDEST_SERVER = 14
 PAGE = 500
-LOOK_S = 0.02  # how often `changed` looks; NOTIFY would make all commits of the database queue
+LOOK_S = 0.02  # how often `changed` looks while an append at work holds it back
 MOST_BYTES = 16_000_000  # of one statement, as long as it has more than one batch
 
 _ENTRY = "l.seq, l.entity, l.version, p.hash, l.hash, l.header, l.body, l.digest"
@@ -111,10 +110,12 @@ class PostgresStore:
         self._writer = Writer(self._where, self._schema)
         self._readers = Readers(self._where)
         self._combiner = Combiner(self._transact)
+        self._clock = ServerClock(self._asked_time)
+        self._bell = Bell(self._where, self._schema)
 
     def forked(self) -> None:
         """In a forked child: leave what was inherited alone, and make everything anew."""
-        _left_alone.append((self._writer, self._readers, self._combiner))
+        _left_alone.append((self._writer, self._readers, self._combiner, self._bell))
         self._fresh()
 
     def append(self, batch: Batch) -> Op:
@@ -137,6 +138,8 @@ class PostgresStore:
                     op.error = answer
                 else:
                     op.answer = answer
+            if any(isinstance(answer, Stored) for answer in answers):
+                self._bell.ring()
 
     def tell(self, sql: str, values: tuple[Any, ...] = ()) -> Rows:
         """Return the rows of a statement that may be repeated: one that reads, or one of ours."""
@@ -177,21 +180,28 @@ class PostgresStore:
             after = getattr(entry, by)
 
     def now(self) -> float:
-        """Return the server's time, which all processes share."""
+        """Return the server's time, which all processes share; see `postgres_clock`."""
+        self._check_open()
+        return self._clock.now()
+
+    def _asked_time(self) -> float:
         ((now,),) = self.tell("select extract(epoch from clock_timestamp())::float8")
         return float(now)
 
     def changed(self, after: int, timeout: float) -> int:
-        """Wait until the log has grown; other processes' writes are seen by looking."""
+        """Wait until the log has grown; other processes' writes are heard of, or seen by looking."""
         ends = time.monotonic() + timeout
         while True:
+            heard = self._bell.heard
             ((top,),) = self.tell("select coalesce(max(seq), 0) from {schema}.log")
             left = ends - time.monotonic()
             if top > after or left <= 0:
                 last = self._last_seq()
                 if last > after or left <= 0:
                     return last
-            time.sleep(min(LOOK_S, left))
+                time.sleep(min(LOOK_S, left))  # something is at work below it, and will be done soon
+            else:
+                self._bell.wait(heard, left)
 
     def _last_seq(self) -> int:
         ((last,),) = self.tell("select {schema}.last_seq()")
@@ -284,6 +294,7 @@ class PostgresStore:
 
     def _let_go(self) -> None:
         self._closed = True
+        self._bell.close()
         self._writer.close()
         self._readers.close()
         _open_stores.discard(self)
@@ -322,33 +333,8 @@ class PostgresStore:
             )
 
     def _set_up(self, connection: Connection) -> None:
-        """Make the schema, or check its format; of several processes that try at once, one makes it."""
-        if self._format(connection) is None:
-            with connection.transaction():
-                tag = int.from_bytes(sha256(self._schema.encode()).digest()[:4], "big") >> 13
-                connection.execute("select pg_advisory_xact_lock(%s, 0)", (tag,))
-                if self._format(connection) is None:
-                    source = resources.files("oncemore.store").joinpath("postgres.sql").read_text("utf-8")
-                    connection.execute(f"create schema if not exists {self._schema}".encode())
-                    connection.execute(source.format(schema=self._schema, tag=tag).encode(), prepare=False)
-                    made = f"insert into {self._schema}.meta values ('format', %s)"  # noqa: S608
-                    connection.execute(made.encode(), (str(FORMAT),))
-        found = self._format(connection)
-        if found is None or found > FORMAT:
-            raise StoreError(
-                f"{self._where.shown}: schema {self._schema} has format {found}, which a newer oncemore "
-                f"wrote; this one reads up to {FORMAT}: install the newer one"
-            )
-
-    def _format(self, connection: Connection) -> int | None:
-        """Return the format of the schema, or None when it is not there yet."""
-        # Not to_regclass: it may answer from a cache that is older than the lock we hold.
-        known = "select from pg_tables where schemaname = %s and tablename = 'meta'"
-        if connection.execute(known, (self._schema,)).fetchone() is None:
-            return None
-        sql = f"select value from {self._schema}.meta where name = 'format'"  # noqa: S608 - a checked name
-        row = connection.execute(sql.encode()).fetchone()
-        return None if row is None else int(row[0])
+        """Make the schema, or bring it to our format."""
+        postgres_format.bring_up(connection, self._where, self._schema)
 
 
 class PostgresHouse:

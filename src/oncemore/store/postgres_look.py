@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oncemore.errors import StoreError
-from oncemore.store.postgres import FORMAT, PostgresStore
+from oncemore.store import postgres_format
+from oncemore.store.postgres import PostgresStore
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,11 +24,10 @@ class LookedAt(PostgresStore):
 
     def _set_up(self, connection: Connection) -> None:
         """Check that there is a store; none is made."""
-        found = self._format(connection)
+        found = postgres_format.found(connection, self._schema)
         if found is None:
             raise StoreError(f"{self._where.shown}: there is no store in the schema {self._schema}")
-        if found > FORMAT:
-            super()._set_up(connection)  # which refuses it
+        postgres_format.check(self._where, self._schema, found)
 
     def append(self, batch: Batch) -> NoReturn:
         """Refuse."""

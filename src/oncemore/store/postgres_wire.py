@@ -20,9 +20,11 @@ from oncemore.errors import MissingExtra, StoreError, UsageError
 
 try:
     import psycopg
+    from psycopg import generators
     from psycopg.adapt import Dumper
     from psycopg.conninfo import conninfo_to_dict
-    from psycopg.pq import Format
+    from psycopg.errors import error_from_result
+    from psycopg.pq import ExecStatus, Format
 except ImportError as missing:
     raise MissingExtra("a store in PostgreSQL needs psycopg: pip install 'oncemore[postgres]'") from missing
 
@@ -35,12 +37,15 @@ if TYPE_CHECKING:
 __all__ = [
     "Address",
     "Dumper",
+    "ExecStatus",
     "Format",
     "Readers",
     "address",
     "check_text",
     "connect",
+    "error_from_result",
     "fault",
+    "generators",
     "hang_up",
     "lost",
     "psycopg",

@@ -21,10 +21,23 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from oncemore.store.base import AlsoFailed, Conflict, Head, Index, Stored
 from oncemore.store.postgres_joined import join
-from oncemore.store.postgres_wire import Dumper, Format, connect, fault, hang_up, lost, psycopg
+from oncemore.store.postgres_wire import (
+    Dumper,
+    ExecStatus,
+    Format,
+    connect,
+    error_from_result,
+    fault,
+    generators,
+    hang_up,
+    lost,
+    psycopg,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+
+    from psycopg.pq.abc import PGresult
 
     from oncemore.errors import StoreError
     from oncemore.store.base import Batch, Write
@@ -36,6 +49,15 @@ if TYPE_CHECKING:
 RESOLVE_S = 30.0
 #: How often a lone batch that others got in the way of is sent before that counts as a fault.
 TRIES = 20
+#: The statement that is prepared on each line, the types that it takes, and that all of them are binary.
+APPEND = b"oncemore_append"
+TYPES = (
+    *("int", "int[]", "text[]", "bigint[]", "bytea[]", "bytea[]", "bytea[]", "bytea[]"),
+    *("text[]", "text[]", "float8[]", "text[]", "text[]", "text[]", "int[]", "text[]", "bigint[]", "bool"),
+)
+BINARY = [1] * len(TYPES)
+#: How long the binary form of an array is before its first element.
+ARRAY = 20
 #: Others were in the way, or one batch of the group cannot be stored: each is sent for itself.
 SINGLY = ("22", "23", "40", "54")
 
@@ -98,23 +120,31 @@ _float = struct.Struct(">d").pack
 def pack(kind: type[Packed], items: Sequence[bytes | None]) -> Packed:
     """Return an array of elements that are in binary form already; None is NULL."""
     if not items:
-        return kind(struct.pack(">iii", 0, 0, kind.element))
-    parts = [struct.pack(">iiiii", 1, 1, kind.element, len(items), 1)]
+        return kind(EMPTY[kind])
+    parts = [FEW[kind], _length(len(items)), FIRST]
     for item in items:
         if item is None:
-            parts.append(b"\xff\xff\xff\xff")
+            parts.append(NULL)
         else:
             parts += (_length(len(item)), item)
     return kind(b"".join(parts))
 
 
-def arguments(batches: Sequence[Batch]) -> tuple[object, ...]:
+NULL, FIRST = b"\xff\xff\xff\xff", _length(1)
+_KINDS = (Ints, Longs, Floats, Texts, Blobs)
+EMPTY = {kind: struct.pack(">iii", 0, 0, kind.element) for kind in _KINDS}
+FEW = {kind: struct.pack(">iii", 1, 1, kind.element) for kind in _KINDS}
+
+
+def arguments(batches: Sequence[Batch]) -> list[bytes]:
     """Return what `append` is called with: its arrays are parallel, a row for each write or guard."""
+    if len(batches) == 1 and len(batches[0].writes) == 1 and not batches[0].guards:
+        return _lone(batches[0])
     writes = [(at, write) for at, batch in enumerate(batches, 1) for write in batch.writes]
     guards = [(at, *guard) for at, batch in enumerate(batches, 1) for guard in batch.guards.items()]
     plain = [write for _, write in writes]
-    return (
-        len(batches),
+    return [
+        _length(len(batches)),
         pack(Ints, [_length(at) for at, _ in writes]),
         pack(Texts, [write.entity.encode() for write in plain]),
         pack(Longs, [_long(write.expect) for write in plain]),
@@ -131,8 +161,53 @@ def arguments(batches: Sequence[Batch]) -> tuple[object, ...]:
         pack(Ints, [_length(at) for at, _, _ in guards]),
         pack(Texts, [entity.encode() for _, entity, _ in guards]),
         pack(Longs, [_long(version) for _, _, version in guards]),
-        any(batch.sync for batch in batches),
-    )
+        b"\1" if any(batch.sync for batch in batches) else b"\0",
+    ]
+
+
+_LONE = {kind: FEW[kind] + FIRST + FIRST for kind in _KINDS}
+_ONE = _LONE[Ints] + _length(4) + FIRST
+_NO_GUARDS = [EMPTY[Ints], EMPTY[Texts], EMPTY[Longs]]
+
+
+def _lone(batch: Batch) -> list[bytes]:
+    """The same for what most calls write: one batch of one write, without a guard."""
+    entity, expect, header, body, digest, head, (kind, state, due, step, worker, dataset) = batch.writes[0]
+    texts, blobs = _LONE[Texts], _LONE[Blobs]
+    encoded = [text.encode() for text in (entity, kind, state, step, worker, dataset)]
+    named = [texts + _length(len(one)) + one for one in encoded]
+    return [
+        FIRST,
+        _ONE,
+        named[0],
+        _LONE[Longs] + _length(8) + _long(expect),
+        *(blobs + (NULL if one is None else _length(len(one)) + one) for one in (digest, header, body, head)),
+        named[1],
+        named[2],
+        _LONE[Floats] + (NULL if due is None else _length(8) + _float(due)),
+        *named[3:],
+        *_NO_GUARDS,
+        b"\1" if batch.sync else b"\0",
+    ]
+
+
+def _int(value: bytes) -> int:
+    return int.from_bytes(value, "big", signed=True)
+
+
+def _due(value: bytes | None) -> float | None:
+    return None if value is None else float(struct.unpack(">d", value)[0])
+
+
+def _same(value: bytes | None) -> bytes | None:
+    return value
+
+
+#: How the columns of a head are read from the server's binary form, from its entity to its body.
+READ: tuple[Callable[[Any], Any], ...] = (
+    *(bytes.decode, _int, _same, _same, bytes.decode, bytes.decode, _due),
+    *(bytes.decode, bytes.decode, bytes.decode, _int, _same),
+)
 
 
 def head_of(row: Sequence[Any]) -> Head:
@@ -141,11 +216,19 @@ def head_of(row: Sequence[Any]) -> Head:
     return Head(entity, version, digest, head, Index(kind, state, due, step, worker, dataset), seq, *body)
 
 
-def _answer(row: Sequence[Any]) -> Answer:
-    missed, seqs, *head = row
+def _answer(result: PGresult, row: int) -> Answer:
+    """Read what became of a batch: the entity that was in the way and its head, or the numbers it got."""
+    value = result.get_value
+    missed = value(row, 0)
     if missed is None:
-        return Stored(tuple(seqs))
-    return Conflict(missed, None if head[0] is None else head_of(head))
+        seqs = value(row, 1)
+        assert seqs is not None
+        count = (len(seqs) - ARRAY) // 12 if len(seqs) > ARRAY else 0
+        return Stored(struct.unpack(">" + "4xq" * count, seqs[ARRAY:] if count else b""))
+    found = [value(row, column) for column in range(2, 14)]
+    if found[0] is None:
+        return Conflict(missed.decode(), None)
+    return Conflict(missed.decode(), head_of([read(it) for read, it in zip(READ, found, strict=True)]))
 
 
 class Writer:
@@ -154,8 +237,11 @@ class Writer:
     def __init__(self, where: Address, schema: str) -> None:
         self._where = where
         self._connection: Connection | None = None
-        holes = ",".join(["%b"] * 18)
-        self._append = f"select * from {schema}.append({holes})".encode()  # noqa: S608 - a checked name
+        holes = ",".join(f"${at}" for at in range(1, len(TYPES) + 1))
+        self._prepare = (
+            f"prepare {APPEND.decode()}({','.join(TYPES)}) as "  # noqa: S608 - a checked name
+            f"select * from {schema}.append({holes})"
+        ).encode()
         self._standing = (
             f"select entity, hash, seq from {schema}.log "  # noqa: S608 - a checked name
             "where (entity, version) in (select * from unnest(%b::text[], %b::bigint[]))"
@@ -196,6 +282,11 @@ class Writer:
             connection = connect(self._where)
             for kind in (Ints, Longs, Floats, Texts, Blobs):
                 connection.adapters.register_dumper(kind, _PackedDumper)
+            try:
+                connection.execute(self._prepare)
+            except BaseException:
+                hang_up(connection)
+                raise
             self._connection = connection
         return self._connection
 
@@ -210,8 +301,12 @@ class Writer:
         return answers
 
     def _call(self, connection: Connection, batches: list[Batch]) -> list[Answer]:
-        cursor = connection.execute(self._append, arguments(batches), prepare=True, binary=True)
-        return [_answer(row) for row in cursor.fetchall()]
+        """Send the statement and read its answer; a cursor would cost more than all the rest of it."""
+        connection.pgconn.send_query_prepared(APPEND, arguments(batches), BINARY, Format.BINARY)
+        (result,) = connection.wait(generators.execute(connection.pgconn))
+        if result.status != ExecStatus.TUPLES_OK:
+            raise error_from_result(result)
+        return [_answer(result, row) for row in range(result.ntuples)]
 
     def _recognise(self, batches: list[Batch], answers: Iterable[Answer]) -> list[Answer]:
         """Turn refusals of what an earlier sending stored into the answer that was lost."""
