@@ -112,6 +112,19 @@ class Worked(Value):
     refused: int = 0
 
 
+class Pulse(Value):
+    """Whether a worker works, for whoever watches it.
+
+    turned_s  how long ago its loop went round; None before it has begun and after it has ended
+    looked_s  how long ago it last saw in the store what is due; None if it never has
+    stopping  it was told to stop, and takes nothing more
+    """
+
+    turned_s: float | None
+    looked_s: float | None
+    stopping: bool
+
+
 #: What an error says about a run that a worker has taken. The first that fits counts.
 _CAME_TO: tuple[tuple[Any, str], ...] = (
     ((Parked, CoolingDown), "later"),
@@ -152,6 +165,8 @@ class Worker:
         self._counts: dict[str, int] = {}
         self._turns: list[Turn] = []
         self._looked = self._swept = 0.0
+        self._turned: float | None = None
+        self._saw: float | None = None
         self._next = EVER
         self._last, self._crowded = "", 0
         self._lost: dict[str, Turn] = {}
@@ -172,6 +187,13 @@ class Worker:
         """The keys of the runs that it has at this moment."""
         with self._changed:
             return tuple(sorted(entity.removeprefix("run/") for entity in self._busy))
+
+    @property
+    def pulse(self) -> Pulse:
+        """Whether its loop goes round, and sees the store."""
+        now = time.monotonic()
+        turned, saw = self._turned, self._saw
+        return Pulse(turned and now - turned, saw and now - saw, self._stopping)
 
     def run(self) -> Worked:
         """Work until `stop()`, whatever the store does; then let what is under way end, within `grace_s`."""
@@ -225,9 +247,11 @@ class Worker:
         self._looked = self._swept = 0.0
         try:
             while not self._stopping:
+                self._turned = time.monotonic()
                 try:
                     seen = self._engine.store.changed(0, 0.0)
                     started = self._start_due(crew)
+                    self._saw = time.monotonic()
                 except Exception as error:
                     if not lasting:
                         raise
@@ -240,6 +264,7 @@ class Worker:
                     self._rest(seen)
         finally:
             self._drain(crew)
+            self._turned = None
             self._stopping = False  # only here: it may have been told to stop before it had begun
         return self.worked
 

@@ -52,6 +52,9 @@ __all__ = [
 ]
 
 READERS = 8
+#: How many connections a store has at most: those who read, one that appends, one that notifies, one that
+#: listens, and one for what is done now and then (opening, mending).
+MOST_CONNECTIONS = READERS + 4
 LONGEST_NAME = 2000  # bytes; an index row of PostgreSQL holds 2,704
 
 #: What a connection is opened with where the address does not say otherwise.

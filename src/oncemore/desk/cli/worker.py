@@ -18,6 +18,7 @@ oncemore worker shop.orders
 oncemore worker shop.orders shop.mail:send --concurrency 10
 oncemore worker shop.orders --store postgresql://db/shop --steps 'shop.orders.*'
 oncemore worker shop.orders --drain
+oncemore worker shop.orders --health 0.0.0.0:8080
 """
 LEFT_BEHIND = 1
 
@@ -44,6 +45,11 @@ LEFT_BEHIND = 1
     show_default=True,
     help="How long what is under way may take when it is told to stop.",
 )
+@click.option(
+    "--health",
+    metavar="[HOST:]PORT",
+    help="Answer GET /healthz and /readyz there; without a host, on this machine only.",
+)
 @click.option("--drain", is_flag=True, help="Do what is due now, and end.")
 @json_option
 def worker(
@@ -52,6 +58,7 @@ def worker(
     concurrency: int,
     steps: tuple[str, ...],
     grace: float,
+    health: str | None,
     drain: bool,
     in_json: bool,
 ) -> int:
@@ -61,20 +68,25 @@ def worker(
     those that dead workers had. Any number of workers may share a store. SIGTERM or Ctrl-C
     lets what is under way come to its end; a second one ends at once. What it does is told on
     standard error; --json prints at the end how many runs came to what.
+
+    With --health, /healthz answers 200 as long as the worker's loop goes round, and /readyz as long
+    as it also sees the store and was not told to stop; else 503. Both tell why, as JSON.
     """
     import logging
     import sys
 
+    from oncemore.desk.cli.health import answering, place_of
     from oncemore.desk.service.stores import made
     from oncemore.workers import Worker, steps_in
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     known = _wanted(steps_in(modules), steps)
+    place = None if health is None else place_of(health)
     with made(store) as engine:
         hired = Worker(engine, known, concurrency=concurrency, grace_s=grace)
-        return _work(
-            hired, drain, in_json, f"{', '.join(sorted(step.name for step in known))} on {engine.url}"
-        )
+        what = f"{', '.join(sorted(step.name for step in known))} on {engine.url}"
+        with answering(hired, place):
+            return _work(hired, drain, in_json, what)
 
 
 def _wanted(known: list[Any], names: tuple[str, ...]) -> list[Any]:

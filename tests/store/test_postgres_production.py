@@ -1,0 +1,418 @@
+"""The store in PostgreSQL as it is run: formats, roles, TLS, how many connections, who is woken, whose time."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+import trustme
+
+from oncemore.errors import StoreError
+from oncemore.store import place, postgres_bell, postgres_format
+from oncemore.store.postgres import PostgresStore
+from oncemore.store.postgres_clock import ASK_S, ServerClock
+from oncemore.store.postgres_wire import MOST_CONNECTIONS
+from oncemore.testing.contract import put, stored, whole, write
+from tests.servers import postgres
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+names = itertools.count()
+
+OURS = pytest.mark.skipif(postgres.ADDRESS in os.environ, reason="changes the server, so it must be our own")
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    try:
+        with postgres.running(wal_writer_delay="10000ms") as address:
+            yield address
+    except postgres.NoPostgres as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture
+def schema() -> str:
+    return f"made_{next(names)}"
+
+
+@pytest.fixture
+def boss(url: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        yield connection
+
+
+# Formats
+
+
+def in_format_1(url: str, schema: str) -> PostgresStore:
+    """A store as the first version made it, and as that version has it open."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(postgres_format, "FORMAT", 1)
+        return PostgresStore(url, schema)
+
+
+def functions(boss: psycopg.Connection, schema: str) -> dict[str, str]:
+    rows = boss.execute(
+        "select proname, pg_get_functiondef(oid) from pg_proc where pronamespace = %s::regnamespace", (schema,)
+    ).fetchall()
+    tag = str(postgres_format.tag_of(schema))
+    return {name: made.replace(schema, "schema").replace(tag, "tag") for name, made in rows}
+
+
+def test_an_older_format_is_brought_up_once_while_others_wait_and_go_on_working(
+    url: str, schema: str, boss: psycopg.Connection
+) -> None:
+    old = in_format_1(url, schema)
+    assert postgres_format.found(boss, schema) == 1
+    assert "take_log" in functions(boss, schema)
+    stored(put(old, write("run/a", None)))
+    opened: list[PostgresStore] = []
+    faults: list[BaseException] = []
+
+    def open_it() -> None:
+        try:
+            opened.append(PostgresStore(url, schema))
+        except BaseException as fault:
+            faults.append(fault)
+
+    with psycopg.connect(url) as holder:  # somebody is at it: the others wait, and nothing has changed
+        holder.execute("select pg_advisory_xact_lock(%s, 0)", (postgres_format.tag_of(schema),))
+        threads = [threading.Thread(target=open_it) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        waiting = "select count(*) from pg_locks where not granted and classid = %s and objid = 0"
+        ends = time.monotonic() + 20
+        while boss.execute(waiting, (postgres_format.tag_of(schema),)).fetchone() != (4,):
+            assert time.monotonic() < ends
+            time.sleep(0.01)
+        assert postgres_format.found(boss, schema) == 1
+        stored(put(old, write("run/a", old.head("run/a"))))
+    for thread in threads:
+        thread.join(30)
+    assert not faults, faults
+    assert postgres_format.found(boss, schema) == postgres_format.FORMAT
+    stored(put(old, write("run/a", old.head("run/a"))))  # what the first version has open goes on
+    stored(put(opened[0], write("run/a", opened[0].head("run/a"))))
+    assert len(whole(opened[0], "run/a")) == 4
+    PostgresStore(url, f"{schema}_new").close()
+    assert functions(boss, schema) == functions(boss, f"{schema}_new"), "brought up is not the same as made anew"
+    for store in (old, *opened):
+        store.close()
+
+
+def test_a_change_of_format_that_fails_half_way_leaves_what_was_there(
+    url: str, schema: str, boss: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = in_format_1(url, schema)
+    monkeypatch.setattr(postgres_format, "SOURCES", {**postgres_format.SOURCES, 3: "__init__.py"})
+    monkeypatch.setattr(postgres_format, "FORMAT", 3)
+    with pytest.raises(StoreError, match="42601"):
+        PostgresStore(url, schema)
+    assert postgres_format.found(boss, schema) == 1
+    assert "take_log" in functions(boss, schema), "the first half of it stayed"
+    stored(put(old, write("run/a", None)))
+    old.close()
+
+
+def test_a_role_that_does_not_own_an_older_schema_is_told_who_may_bring_it_up(
+    url: str, schema: str, boss: psycopg.Connection
+) -> None:
+    in_format_1(url, schema).close()
+    role = f"app_{schema}"
+    boss.execute(f"create role {role} login")
+    boss.execute(f"grant usage on schema {schema} to {role}")
+    boss.execute(f"grant select on all tables in schema {schema} to {role}")
+    boss.execute(f"grant execute on all functions in schema {schema} to {role}")
+    limited = url.replace("oncemore@", f"{role}@")
+    with pytest.raises(StoreError, match="has format 1, and this oncemore needs 2; open the store once as the"):
+        PostgresStore(limited, schema)
+    PostgresStore(url, schema).close()
+    app = PostgresStore(limited, schema)  # the grants that it had are enough afterwards
+    stored(put(app, write("run/a", None)))
+    app.close()
+
+
+# Disk
+
+
+@OURS
+@pytest.mark.parametrize("setting", ["off", "local"])
+def test_what_asks_for_the_disk_gets_it_though_the_role_is_set_otherwise(
+    url: str, schema: str, boss: psycopg.Connection, setting: str
+) -> None:
+    role = f"lax_{schema}"
+    boss.execute(f"create role {role} login superuser")
+    boss.execute(f"alter role {role} set synchronous_commit = {setting}")
+    store = PostgresStore(url.replace("oncemore@", f"{role}@"), schema)
+    assert store.tell("show synchronous_commit") == [(setting,)]
+    for n in range(5):
+        before = boss.execute("select pg_current_wal_insert_lsn()").fetchone()
+        assert before is not None
+        stored(put(store, write(f"run/{n}", None)))
+        flushed = boss.execute("select pg_current_wal_flush_lsn() > %s::pg_lsn", before).fetchone()
+        assert flushed == (True,)
+    store.close()
+
+
+# Connections
+
+
+def test_a_store_has_no_more_connections_than_it_says(
+    url: str, schema: str, boss: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"counted_{schema}"
+    store = PostgresStore(f"{url}?application_name={name}", schema)
+    most, stop = 0, threading.Event()
+
+    def work(mine: int) -> None:
+        while not stop.is_set():
+            stored(put(store, write(f"run/{mine}", store.head(f"run/{mine}")), sync=False))
+            store.changed(1 << 40, 0.05)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(3 * MOST_CONNECTIONS)]
+    for thread in threads:
+        thread.start()
+    ends = time.monotonic() + 3
+    while time.monotonic() < ends:
+        row = boss.execute("select count(*) from pg_stat_activity where application_name = %s", (name,))
+        most = max(most, (row.fetchone() or (0,))[0])
+    stop.set()
+    for thread in threads:
+        thread.join(30)
+    assert MOST_CONNECTIONS - 2 <= most <= MOST_CONNECTIONS
+    store.close()
+    ends = time.monotonic() + 10
+    while boss.execute("select from pg_stat_activity where application_name = %s", (name,)).fetchone():
+        assert time.monotonic() < ends, "a closed store keeps a connection"
+        time.sleep(0.02)
+
+
+# TLS
+
+
+@OURS
+def test_with_verify_full_the_server_must_be_who_it_says(tmp_path: Path, schema: str) -> None:
+    authority, other = trustme.CA(), trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    other.cert_pem.write_to_path(tmp_path / "other.pem")
+    issued = authority.issue_cert("localhost")
+    owner = postgres._unprivileged()
+    with postgres.tempfile.TemporaryDirectory(prefix="tls-") as folder:
+        key, chain = postgres.Path(folder) / "key.pem", postgres.Path(folder) / "cert.pem"
+        issued.private_key_pem.write_to_path(key)
+        issued.cert_chain_pems[0].write_to_path(chain)
+        key.chmod(0o600)
+        if owner is not None:
+            for path in (postgres.Path(folder), key, chain):
+                os.chown(path, owner, -1)
+        try:
+            server = postgres.running(ssl="on", ssl_cert_file=str(chain), ssl_key_file=str(key))
+            with server as url:
+                sure = url.replace("127.0.0.1", "localhost") + "?sslmode=verify-full&hostaddr=127.0.0.1&sslrootcert="
+                store = PostgresStore(f"{sure}{tmp_path / 'ca.pem'}", schema)
+                stored(put(store, write("run/a", None)))
+                assert store.tell("select ssl from pg_stat_ssl where pid = pg_backend_pid()") == [(True,)]
+                store.close()
+                with pytest.raises(StoreError, match="certificate verify failed"):
+                    PostgresStore(f"{sure}{tmp_path / 'other.pem'}", schema)
+                wrong = sure.replace("localhost", "elsewhere.example")
+                with pytest.raises(StoreError, match="does not match host name"):
+                    PostgresStore(f"{wrong}{tmp_path / 'ca.pem'}", schema)
+        except postgres.NoPostgres as reason:
+            pytest.skip(f"this build of the server has no TLS: {reason}")
+
+
+# Notices
+
+
+def woken(store: PostgresStore, after: int, within: float) -> tuple[threading.Thread, list[float]]:
+    told: list[float] = []
+
+    def wait() -> None:
+        if store.changed(after, within) > after:
+            told.append(time.monotonic())
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread, told
+
+
+def test_who_waits_is_woken_by_another_process_and_looks_by_itself_where_no_notice_comes(
+    url: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_bell, "LOOK_S", 0.05)
+    monkeypatch.setattr(postgres_bell, "SURE_S", 60.0)
+    waiter, writer = PostgresStore(url, schema), PostgresStore(url, schema)
+    last = stored(put(writer, write("run/0", None))).seqs[0]
+    waiter.changed(last, 0.5)  # it listens by now, and everybody knows
+    assert waiter._bell._since is not None
+    thread, told = woken(waiter, last, 30.0)
+    time.sleep(0.3)
+    assert not told
+    last = stored(put(writer, write("run/1", None))).seqs[0]
+    thread.join(15)
+    assert told, "no notice came"
+    monkeypatch.setattr(postgres_bell, "SURE_S", 0.2)
+    monkeypatch.setattr(writer._bell, "ring", lambda: None)  # as of one that died after its commit
+    thread, told = woken(waiter, last, 30.0)
+    stored(put(writer, write("run/2", None)))
+    thread.join(15)
+    assert told, "it only listened"
+    waiter.close()
+    writer.close()
+
+
+def test_one_notice_stands_for_many_appends_and_none_is_sent_while_nobody_listens(
+    url: str, schema: str, boss: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_bell, "LOOK_S", 0.02)
+    monkeypatch.setattr(postgres_bell, "EVERY_S", 0.1)
+    tag = postgres_format.tag_of(schema)
+    store = PostgresStore(url, schema)
+    boss.execute(f"listen oncemore_{tag}")
+    for n in range(20):
+        stored(put(store, write(f"run/{n}", None), sync=False))
+    assert list(boss.notifies(timeout=0.3)) == []
+    boss.execute("select pg_advisory_lock_shared(%s, 2)", (tag,))
+    began = time.monotonic()
+    for n in range(20, 220):
+        stored(put(store, write(f"run/{n}", None), sync=False))
+    heard = list(boss.notifies(timeout=0.5))
+    assert 1 <= len(heard) <= (time.monotonic() - began) / 0.1 + 1 < 100
+    store.close()
+
+
+def test_a_listener_whose_line_is_cut_listens_again(
+    url: str, schema: str, boss: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_bell, "AGAIN_S", 0.02)
+    store = PostgresStore(url, schema)
+    store.changed(0, 0.3)
+    assert store._bell._since is not None
+    first = store._bell._since
+    boss.execute("select pg_terminate_backend(pid, 5000) from pg_stat_activity where query like 'listen%'")
+    ends = time.monotonic() + 20
+    while store._bell._since in (None, first):
+        store.changed(1 << 40, 0.05)
+        assert time.monotonic() < ends
+    stored(put(store, write("run/a", None)))
+    assert store.changed(0, 5.0) > 0
+    store.close()
+
+
+def test_threads_and_lines_that_nobody_needs_end(
+    url: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_bell, "IDLE_S", 0.05)
+    store = PostgresStore(url, schema)
+    stored(put(store, write("run/a", None)))
+    store.changed(1 << 40, 0.1)
+    ends = time.monotonic() + 20
+    while store._bell._ringing or store._bell._listening:
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+    monkeypatch.setattr(postgres_bell, "IDLE_S", 10.0)
+    thread, told = woken(store, 1, 20.0)
+    stored(put(store, write("run/b", None)))
+    thread.join(20)
+    assert told
+    store.close()
+
+
+# Time
+
+
+class Ticking:
+    """A server whose clock and whose network do as they are told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.mine, self.theirs, self.there, self.back = 100.0, 5000.0, 0.0, 0.0
+        self.asked = 0
+        monkeypatch.setattr(place, "since_boot", lambda: self.mine)
+
+    def ask(self) -> float:
+        self.asked += 1
+        self.pass_(self.there)
+        told = self.theirs
+        self.pass_(self.back)
+        return told
+
+    def pass_(self, seconds: float) -> None:
+        self.mine += seconds
+        self.theirs += seconds
+
+
+def test_the_servers_time_is_asked_for_once_a_second_and_reckoned_in_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = Ticking(monkeypatch)
+    clock = ServerClock(world.ask)
+    for _ in range(100):
+        assert clock.now() == pytest.approx(world.theirs)
+        world.pass_(ASK_S / 50)
+    assert 2 <= world.asked <= 4
+
+
+def test_a_slow_answer_does_not_turn_time_back_and_a_clock_that_was_set_back_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = Ticking(monkeypatch)
+    clock = ServerClock(world.ask)
+    clock.now()
+    world.pass_(2 * ASK_S)
+    world.back = 3.0  # the answer takes three seconds: what it says is old when it comes
+    before = clock.now()
+    assert before == pytest.approx(world.theirs)
+    world.back = 0.0
+    world.theirs -= 1000.0
+    world.pass_(2 * ASK_S)
+    assert clock.now() == pytest.approx(world.theirs)
+    world.theirs += 5000.0
+    world.pass_(2 * ASK_S)
+    assert clock.now() == pytest.approx(world.theirs)
+
+
+def test_while_one_asks_for_the_time_others_go_on_with_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Ticking(monkeypatch)
+    asking, go_on = threading.Event(), threading.Event()
+
+    def ask() -> float:
+        if world.asked:
+            asking.set()
+            assert go_on.wait(10)
+        return world.ask()
+
+    clock = ServerClock(ask)
+    clock.now()
+    world.pass_(2 * ASK_S)
+    slow = threading.Thread(target=clock.now)
+    slow.start()
+    assert asking.wait(10)
+    assert clock.now() == pytest.approx(world.theirs)
+    go_on.set()
+    slow.join(10)
+
+
+def test_a_time_that_cannot_be_asked_for_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Ticking(monkeypatch)
+    answers: Any = iter([StoreError("away"), 7.0])
+
+    def ask() -> float:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return float(answer)
+
+    clock = ServerClock(ask)
+    with pytest.raises(StoreError, match="away"):
+        clock.now()
+    assert clock.now() == 7.0
+    assert world.asked == 0

@@ -1,0 +1,222 @@
+"""A fleet as an operator has it: probes, orderly ends, two versions side by side; on each store."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from click.exceptions import BadParameter
+
+import oncemore
+from oncemore.desk.cli.health import ROUND_S, SEEN_S, ailing, answering, place_of
+from oncemore.engine.worker import Pulse
+from oncemore.errors import StoreError
+from oncemore.workers import Worked
+from tests.servers import postgres
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HERE = Path(__file__).parent
+STORES = ("sqlite", "postgresql")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    try:
+        with postgres.running() as url:
+            yield url
+    except postgres.NoPostgres as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of an empty store."""
+    if request.param == "sqlite":
+        return str(tmp_path / "log.db")
+    url: str = request.getfixturevalue("server")
+    name = f"fleet_{request.node.callspec.id}_{abs(hash(request.node.nodeid))}"[:60].replace("-", "_")
+    with psycopg.connect(url, autocommit=True) as boss:
+        boss.execute(f'create database "{name}"'.encode())
+    return f"{url.rpartition('/')[0]}/{name}"
+
+
+def asked(port: int, path: str) -> tuple[int, dict[str, Any]]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def until(holds: Any, within_s: float = 30.0) -> None:
+    ends = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+
+
+def step(name: str, work: Any = None, **told: Any) -> Any:
+    return oncemore.step(**{"effect": "idempotent", "name": name, **told})(work or (lambda x: x))
+
+
+# Versions
+
+
+def test_an_old_worker_leaves_what_it_does_not_know_and_a_new_one_does_it(store: str) -> None:
+    def grown(x: int, currency: str = "EUR") -> str:
+        return f"{x} {currency}"
+
+    old, new = [step("pay", version="1")], [step("pay", grown, version="2"), step("refund")]
+    with oncemore.open(store) as engine:
+        new[0].submit(1)
+        new[0].submit(2, "NOK")  # an argument that the old one has never heard of
+        new[1].submit(3)
+        old[0].submit(4)
+        first = oncemore.Worker(engine, old)
+        assert first.unknown() == {"refund": 1}
+        worked = first.run_until_idle()
+        assert worked.refused >= 1, "it took what does not fit"
+        assert worked.failed == 0, "a version that does not know it must not fail it"
+        second = oncemore.Worker(engine, new)
+        second.run_until_idle()
+        assert new[0].last(2, "NOK").value == "2 NOK"
+        assert new[1].last(3).value == 3
+        assert {run.status for run in (new[0].last(1), old[0].last(4))} == {"COMPLETE"}
+        assert oncemore.Worker(engine, [*new]).run_until_idle() == Worked()
+
+
+# Probes
+
+
+def test_probes_follow_a_worker_from_its_start_to_its_end(store: str) -> None:
+    touch = step("touch")
+    with oncemore.open(store) as engine:
+        worker = oncemore.Worker(engine, [touch], poll_s=0.05)
+        with answering(worker, ("127.0.0.1", 0)) as port:
+            assert asked(port, "/readyz")[0] == 503
+            assert asked(port, "/healthz")[0] == 200
+            with worker:
+                until(lambda: asked(port, "/readyz")[0] == 200)
+                touch.submit(1).wait(timeout=20)
+                until(lambda: asked(port, "/readyz?probe=1")[1]["done"] == 1)
+                assert asked(port, "/healthz") == (
+                    200,
+                    {"status": "ok", "under_way": 0, **Worked(done=1)._asdict()},
+                )
+                worker.stop()
+                until(lambda: asked(port, "/readyz")[0] == 503)
+                assert asked(port, "/healthz")[0] == 200
+            assert asked(port, "/secret")[0] == 404
+            request = urllib.request.Request(f"http://127.0.0.1:{port}/healthz", method="HEAD")
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                assert answer.read() == b""
+                assert answer.headers["Server"].strip() == "oncemore"
+
+
+def test_a_worker_that_cannot_see_its_store_is_not_ready_but_not_dead_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with oncemore.open(tmp_path / "log.db") as engine:
+        worker = oncemore.Worker(engine, [step("touch")], poll_s=0.05)
+        real = engine.store.changed
+
+        def away(after: int, timeout: float) -> int:
+            raise StoreError("away")
+
+        monkeypatch.setattr(engine.store, "changed", away)
+        with answering(worker, ("127.0.0.1", 0)) as port, worker:
+            until(lambda: worker.pulse.turned_s is not None)
+            assert asked(port, "/readyz") == (503, asked(port, "/readyz")[1])
+            assert asked(port, "/readyz")[1]["status"] == "it has not seen the store yet"
+            assert asked(port, "/healthz")[0] == 200
+            monkeypatch.setattr(engine.store, "changed", real)
+            until(lambda: asked(port, "/readyz")[0] == 200)
+
+
+@pytest.mark.parametrize(
+    ("pulse", "alive", "ready"),
+    [
+        (Pulse(None, None, False), True, False),
+        (Pulse(0.0, None, False), True, False),
+        (Pulse(0.0, 0.0, False), True, True),
+        (Pulse(0.0, SEEN_S + 1, False), True, False),
+        (Pulse(ROUND_S + 1, 0.0, False), False, False),
+        (Pulse(ROUND_S + 1, 0.0, True), True, False),
+    ],
+)
+def test_what_a_pulse_means(pulse: Pulse, alive: bool, ready: bool) -> None:
+    assert (not ailing(pulse, "/healthz"), not ailing(pulse, "/readyz")) == (alive, ready)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [("8080", ("127.0.0.1", 8080)), ("0.0.0.0:1", ("0.0.0.0", 1)), ("[::1]:80", ("::1", 80))],
+)
+def test_a_place_for_probes_is_a_port_or_a_host_with_one(text: str, place: tuple[str, int]) -> None:
+    assert place_of(text) == place
+
+
+@pytest.mark.parametrize("text", ["", "http", "x:y", "65536", "-1", "²"])
+def test_what_is_no_port_is_refused(text: str) -> None:
+    with pytest.raises(BadParameter, match="is no port; write 8080"):
+        place_of(text)
+
+
+def test_a_port_that_is_taken_is_said_to_be(tmp_path: Path) -> None:
+    with oncemore.open(tmp_path / "log.db") as engine:
+        worker = oncemore.Worker(engine, [step("touch")])
+        with (
+            answering(worker, ("127.0.0.1", 0)) as port,
+            pytest.raises(BadParameter, match=f"nothing can listen on 127.0.0.1:{port}: "),
+            answering(worker, ("127.0.0.1", port)),
+        ):
+            pass
+
+
+# The program
+
+
+def test_the_program_answers_probes_and_drains_when_it_is_told_to_stop(store: str, tmp_path: Path) -> None:
+    shutil.copy(HERE / "handed.py", tmp_path / "handed_steps.py")
+    with postgres.socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    quick = step("quick")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "oncemore", "worker", "handed_steps", "--health", str(port), "--json"],
+        cwd=tmp_path, env={**os.environ, "ONCEMORE_STORE": store}, stdout=subprocess.PIPE, text=True,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+
+        def ready() -> bool:
+            assert process.poll() is None, process.communicate()
+            try:
+                return asked(port, "/readyz")[0] == 200
+            except OSError:
+                return False
+
+        until(ready, 60.0)
+        del quick
+        process.send_signal(signal.SIGTERM)
+        out, errors = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert process.returncode == 0, errors
+    assert json.loads(out)["left"] == 0
+    assert "oncemore@" not in out
