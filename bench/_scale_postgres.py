@@ -11,7 +11,6 @@ all of the server's processes: work that is only moved to the other side is not 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -20,10 +19,10 @@ from contextlib import closing
 from itertools import count
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import psycopg
-from _durable import AT_ONCE, OURS, TASKS, THREADS, Dbos, has_dbos, in_tasks, in_threads, ours, timed, wall
+from _durable import AT_ONCE, OURS, TASKS, Dbos, has_dbos, in_tasks, in_threads, ours, timed, wall
 from _durable import DBOS_TASKS as DBOS_IN_TASKS
 from _durable import DBOS_THREADS as DBOS_IN_THREADS
 from _measure import Effort, Goal, Group, Row, Spread, Subject, interleaved, ratios, spread
@@ -40,7 +39,7 @@ RAW = "two commits by hand, psycopg, prepared"
 ALONE, MANY = "PostgreSQL, a step at a time", f"PostgreSQL, {AT_ONCE} steps at once"
 WORKERS = "PostgreSQL, workers"
 ONE, TWO = "one worker process", "two worker processes"
-RUNS, CONCURRENCY = 1_500, 8
+RUNS, CONCURRENCY = 3_000, 8
 MICRO = 1e3
 
 TABLE = "create table run(key bytea primary key, arguments bytea not null, result bytea)"
@@ -155,12 +154,12 @@ class Drained(NamedTuple):
 
 def workers(server: Server, effort: Effort) -> Iterator[Group]:
     """Drain a queue with one worker process and with two, in turns."""
-    runs = RUNS if effort.rounds > 3 else 200
+    runs = RUNS if effort.rounds > 3 else 300
     costs: dict[str, list[Drained]] = {ONE: [], TWO: []}
     url = server.database()
     with oncemore.open(url) as engine:
         numbers = count(1)
-        for _ in range(max(3, effort.rounds // 2)):
+        for _ in range(max(3, effort.rounds // 3)):
             for name, processes in ((ONE, 1), (TWO, 2)):
                 _hand_in(engine, [next(numbers) for _ in range(runs)])
                 costs[name].append(_drained(server, url, runs, processes))
@@ -171,7 +170,7 @@ def workers(server: Server, effort: Effort) -> Iterator[Group]:
     rates = ", ".join(
         f"{name} {1e6 / median([one.wall_us for one in own]):,.0f}" for name, own in costs.items()
     )
-    note = f"{CONCURRENCY} runs at once in each process; of that the workers' own: {mine}; runs a second: {rates}"
+    note = f"{CONCURRENCY} runs at once in each process; the workers' own: {mine}; runs a second: {rates}"
     yield Group(WORKERS, "µs CPU of a run, workers and server", ONE, rows, note)
 
 

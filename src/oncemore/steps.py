@@ -473,7 +473,7 @@ class Step(Generic[P, R]):
             plan = plan.replaced(describe=_slowing(engine, run.provider, plan.describe))
         call = Call(seen.entity, "", run.cfg_hash, run.deadline, 0.0, run.tenant)
         look = Look(engine, plan, call, seen, args, kwargs, {}, b"", run.tenant)
-        script = self._minded(look, flow.run_step(plan, call))
+        script = self._minded(look, flow.run_step(plan, call, seen))
         return Resumed(self._job(look), script, opening.get("actor", ""))
 
     def _attach(self, error: Error, look: Look) -> None:

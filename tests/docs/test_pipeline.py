@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers import postgres
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial" / "03-a-pipeline.md"
 
 
@@ -41,9 +43,23 @@ def desk(tmp_path: Path) -> Iterator[dict[str, str]]:
         process.wait()
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
+    """The one variable that changes, and a lease short enough for a test; a new store is a branch here."""
+    if request.param == "sqlite":
+        yield {}
+        return
+    try:
+        with postgres.running() as url:
+            yield {"ONCEMORE_STORE": url, "ONCEMORE_LEASE_S": "1.5"}
+    except postgres.NoPostgres as reason:
+        pytest.skip(str(reason))
+
+
 def test_a_pipeline_that_is_killed_at_every_line_leaves_everything_once(
-    tmp_path: Path, desk: dict[str, str]
+    tmp_path: Path, desk: dict[str, str], store: dict[str, str]
 ) -> None:
+    desk = {**desk, **store}
     _, pipeline, look = blocks("python")
     (tmp_path / "pipeline.py").write_text(pipeline, encoding="utf-8")
     (tmp_path / "look.py").write_text(look, encoding="utf-8")

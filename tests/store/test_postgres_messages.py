@@ -1,4 +1,4 @@
-"""The line to PostgreSQL is cut at every message of an append, there and back; each answer is what the log says.
+"""The line to PostgreSQL is cut at every message of an append, there and back; each answer is true.
 
 A proxy reads the protocol: it passes on so many whole messages of the one request that it is armed for, or of
 the server's answer to it, and then ends the line, as a network does.
@@ -34,7 +34,7 @@ ROUNDS = 12 if os.environ.get("ONCEMORE_TORTURE") else 2
 
 
 class Cut(NamedTuple):
-    """After how many whole messages of which side the line ends, and how much of the next one still passes."""
+    """After how many whole messages of which side the line ends, and how much of the next still passes."""
 
     side: str
     after: int
@@ -158,9 +158,7 @@ def proxy(url: str) -> Iterator[Proxy]:
 
 @pytest.mark.torture
 @pytest.mark.timeout(600)
-def test_a_commit_that_is_cut_at_any_message_is_answered_as_the_log_has_it(
-    proxy: Proxy, url: str
-) -> None:
+def test_a_commit_that_is_cut_at_any_message_is_answered_as_the_log_has_it(proxy: Proxy, url: str) -> None:
     schema = f"messages_{next(names)}"
     cut = PostgresStore(url.replace(str(urlsplit(url).port), str(proxy.port)), schema)
     straight = PostgresStore(url, schema)

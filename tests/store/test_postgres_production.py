@@ -1,4 +1,4 @@
-"""The store in PostgreSQL as it is run: formats, roles, TLS, how many connections, who is woken, whose time."""
+"""The store in PostgreSQL as it is run: formats, roles, TLS, connections, who is woken, whose time."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def in_format_1(url: str, schema: str) -> PostgresStore:
 
 def functions(boss: psycopg.Connection, schema: str) -> dict[str, str]:
     rows = boss.execute(
-        "select proname, pg_get_functiondef(oid) from pg_proc where pronamespace = %s::regnamespace", (schema,)
+        "select proname, pg_get_functiondef(oid) from pg_proc where pronamespace = %s::regnamespace",
+        (schema,),
     ).fetchall()
     tag = str(postgres_format.tag_of(schema))
     return {name: made.replace(schema, "schema").replace(tag, "tag") for name, made in rows}
@@ -103,7 +104,9 @@ def test_an_older_format_is_brought_up_once_while_others_wait_and_go_on_working(
     stored(put(opened[0], write("run/a", opened[0].head("run/a"))))
     assert len(whole(opened[0], "run/a")) == 4
     PostgresStore(url, f"{schema}_new").close()
-    assert functions(boss, schema) == functions(boss, f"{schema}_new"), "brought up is not the same as made anew"
+    assert functions(boss, schema) == functions(boss, f"{schema}_new"), (
+        "brought up is not the same as made anew"
+    )
     for store in (old, *opened):
         store.close()
 
@@ -132,7 +135,9 @@ def test_a_role_that_does_not_own_an_older_schema_is_told_who_may_bring_it_up(
     boss.execute(f"grant select on all tables in schema {schema} to {role}")
     boss.execute(f"grant execute on all functions in schema {schema} to {role}")
     limited = url.replace("oncemore@", f"{role}@")
-    with pytest.raises(StoreError, match="has format 1, and this oncemore needs 2; open the store once as the"):
+    with pytest.raises(
+        StoreError, match="has format 1, and this oncemore needs 2; open the store once as the"
+    ):
         PostgresStore(limited, schema)
     PostgresStore(url, schema).close()
     app = PostgresStore(limited, schema)  # the grants that it had are enough afterwards
@@ -216,7 +221,10 @@ def test_with_verify_full_the_server_must_be_who_it_says(tmp_path: Path, schema:
         try:
             server = postgres.running(ssl="on", ssl_cert_file=str(chain), ssl_key_file=str(key))
             with server as url:
-                sure = url.replace("127.0.0.1", "localhost") + "?sslmode=verify-full&hostaddr=127.0.0.1&sslrootcert="
+                sure = (
+                    url.replace("127.0.0.1", "localhost")
+                    + "?sslmode=verify-full&hostaddr=127.0.0.1&sslrootcert="
+                )
                 store = PostgresStore(f"{sure}{tmp_path / 'ca.pem'}", schema)
                 stored(put(store, write("run/a", None)))
                 assert store.tell("select ssl from pg_stat_ssl where pid = pg_backend_pid()") == [(True,)]

@@ -112,6 +112,7 @@ def test_probes_follow_a_worker_from_its_start_to_its_end(store: str) -> None:
                 until(lambda: asked(port, "/readyz")[0] == 200)
                 touch.submit(1).wait(timeout=20)
                 until(lambda: asked(port, "/readyz?probe=1")[1]["done"] == 1)
+                until(lambda: asked(port, "/healthz")[1]["under_way"] == 0)
                 assert asked(port, "/healthz") == (
                     200,
                     {"status": "ok", "under_way": 0, **Worked(done=1)._asdict()},
@@ -121,7 +122,7 @@ def test_probes_follow_a_worker_from_its_start_to_its_end(store: str) -> None:
                 assert asked(port, "/healthz")[0] == 200
             assert asked(port, "/secret")[0] == 404
             request = urllib.request.Request(f"http://127.0.0.1:{port}/healthz", method="HEAD")
-            with urllib.request.urlopen(request, timeout=10) as answer:
+            with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - ours
                 assert answer.read() == b""
                 assert answer.headers["Server"].strip() == "oncemore"
 
@@ -194,7 +195,7 @@ def test_the_program_answers_probes_and_drains_when_it_is_told_to_stop(store: st
     with postgres.socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    quick = step("quick")
+    quick = step("handed.quick")
     process = subprocess.Popen(
         [sys.executable, "-m", "oncemore", "worker", "handed_steps", "--health", str(port), "--json"],
         cwd=tmp_path, env={**os.environ, "ONCEMORE_STORE": store}, stdout=subprocess.PIPE, text=True,
@@ -210,7 +211,8 @@ def test_the_program_answers_probes_and_drains_when_it_is_told_to_stop(store: st
                 return False
 
         until(ready, 60.0)
-        del quick
+        with oncemore.open(store):  # handed in from elsewhere
+            assert quick.submit(7).wait(timeout=30).value == 7
         process.send_signal(signal.SIGTERM)
         out, errors = process.communicate(timeout=60)
     finally:
@@ -218,5 +220,5 @@ def test_the_program_answers_probes_and_drains_when_it_is_told_to_stop(store: st
             process.kill()
             process.communicate()
     assert process.returncode == 0, errors
-    assert json.loads(out)["left"] == 0
+    assert {name: count for name, count in json.loads(out).items() if count} == {"done": 1}
     assert "oncemore@" not in out

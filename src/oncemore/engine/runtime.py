@@ -215,6 +215,12 @@ class Engine:
                 self._me.renew()
             return self._me
 
+    @property
+    def worker(self) -> str:
+        """The name of the worker that this process is; empty before its first attempt."""
+        me = self._me
+        return "" if me is None else me.name
+
     def held_until(self, worker: str, entity: str, fence: int) -> float:
         """Return until when a worker holds an attempt; 0 when it is gone, or no longer at it."""
         mine = self._mine.get(worker)

@@ -17,6 +17,7 @@ import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
 
 from oncemore.codec.wire import head_of, written
 from oncemore.core.control import CLEAR, NEEDED, SWITCHED, Control, stops
@@ -71,6 +72,8 @@ CUT_S = 5.0
 MOST_REFUSED = 10_000
 #: How long a worker leaves a run alone that it could not find out about whether it may begin.
 ASK_AGAIN_S = 1.0
+#: A list is longer the more processes share it, up to so many times.
+MOST_SHARES = 16
 #: For how many looks a worker that met another takes runs out of their order.
 CROWDED = 50
 
@@ -169,6 +172,7 @@ class Worker:
         self._saw: float | None = None
         self._next = EVER
         self._last, self._crowded = "", 0
+        self._share, self._shares = 0, 1
         self._lost: dict[str, Turn] = {}
         self._refused: dict[str, dict[str, int]] = {name: {} for name in self._hands}
         self._sifted: dict[str, tuple[int, float]] = {}
@@ -245,12 +249,17 @@ class Worker:
         self._engine.check_original()  # what a copy knows nothing of may have been done since
         crew = Crew(self._concurrency)
         self._looked = self._swept = 0.0
+        seen: int | None = None
         try:
             while not self._stopping:
                 self._turned = time.monotonic()
                 try:
-                    seen = self._engine.store.changed(0, 0.0)
                     started = self._start_due(crew)
+                    if started or len(self._busy) >= self._concurrency:
+                        seen = None
+                    elif seen is None and (lasting or self._busy or self._slowed):
+                        # Before it rests it looks once more, knowing how long the log was before that look.
+                        seen, self._looked, started = self._engine.store.changed(0, 0.0), 0.0, True
                     self._saw = time.monotonic()
                 except Exception as error:
                     if not lasting:
@@ -261,7 +270,8 @@ class Worker:
                 if not started and not lasting and not self._busy and not self._slowed:
                     break
                 if not started:
-                    self._rest(seen)
+                    self._rest(seen or 0)
+                    seen = None
         finally:
             self._drain(crew)
             self._turned = None
@@ -333,7 +343,8 @@ class Worker:
 
     def _look(self) -> None:
         """List what is due, in the order in which it is to be taken."""
-        if time.monotonic() - self._swept > SWEEP_S:
+        soon = self._crowded and self._shares == 1  # somebody else is here, and it is not known who
+        if time.monotonic() - self._swept > (SWEEP_S / 10 if soon else SWEEP_S):
             self._sweep()
             self._swept = time.monotonic()
         now, self._next = self._engine.now(), EVER
@@ -346,7 +357,7 @@ class Worker:
 
     def _due(self, name: str, now: float) -> list[Turn]:
         """Return runs of a step that are due; note when the next one is."""
-        limit = max(PAGE, 2 * self._concurrency)
+        limit = max(PAGE, 2 * self._concurrency) * min(self._shares, MOST_SHARES)
         while True:
             heads = list(self._engine.store.heads(Query("run", step=name, due_by=EVER, limit=limit)))
             turns = [_turn(head) for head in heads if self._mine(head)]
@@ -358,7 +369,12 @@ class Worker:
             limit = min(4 * limit, MOST_LISTED)  # none of them can go on here: look further
         if self._crowded:
             self._chance.shuffle(due)
+        if self._shares > 1:
+            due.sort(key=self._is_others)  # which keeps the order within each part
         return due
+
+    def _is_others(self, turn: Turn) -> bool:
+        return crc32(turn.entity.encode()) % self._shares != self._share
 
     def _mine(self, head: Head) -> bool:
         """Whether a run may go on here: nobody here has it, or has found that it cannot."""
@@ -384,7 +400,9 @@ class Worker:
 
     def _sweep(self) -> None:
         """Find what dead workers had; mark those that have nothing left, so that nobody looks again."""
-        dead = {head.by.worker: head for head in self._listed("worker") if self._is_dead(head)}
+        known = self._listed("worker")
+        self._find_share(known)
+        dead = {head.by.worker: head for head in known if self._is_dead(head)}
         if not dead:
             return
         left: dict[str, int] = {}
@@ -403,6 +421,13 @@ class Worker:
                 lease = head_of(head.head, Lease)
                 self._note(head, lease, lease._replace(state="GONE"), "LEASE")
             self._sifted[name] = head.version, time.monotonic()
+
+    def _find_share(self, known: list[Head]) -> None:
+        """Have a share of what is due, beside all other processes that are alive; or all of it."""
+        now, me = self._engine.now(), self._engine.worker
+        alive = [head.by.worker for head in known if head.by.state == "ALIVE" and (head.by.due or 0.0) > now]
+        alive += [] if me in alive else [me]  # which has no name yet: it will have the youngest
+        self._share, self._shares = sorted(alive, key=lambda name: name or "~").index(me), len(alive)
 
     def _listed(self, kind: str) -> list[Head]:
         return list(self._engine.store.heads(Query(kind, due_by=EVER, limit=MOST_LISTED)))

@@ -1,12 +1,12 @@
 """Waking those who wait for the log to grow, without making commits wait for each other.
 
 A NOTIFY inside an append would do that: transactions that notify commit one after the other, through one lock
-of the whole cluster. So who appends notifies in a transaction of its own, from a thread and a connection of its
-own, after the group commit has returned; its commit waits for no disk. One notice stands for all that was
-stored meanwhile (at most one in `EVERY_S`), and none is sent while nobody listens.
+of the whole cluster. So who appends notifies in a transaction of its own, from a thread and a connection that
+do nothing else, after the group commit has returned; its commit waits for no disk. One notice stands for all
+that was stored meanwhile (at most one in `EVERY_S`), and none is sent while nobody listens.
 
 Who listens holds a lock that says so; notifiers look for it once in `LOOK_S`. Until they all must have seen
-it, and whenever the line is down, a listener is *deaf*: then the log is looked at as often as if there were no
+it, and whenever the line is down, a listener is *deaf*: then the log is looked at as often as without any
 notices. One that hears looks once in `SURE_S` all the same, because a notice is a courtesy, never a proof: a
 notifier may die between its commit and its notice.
 
@@ -106,7 +106,8 @@ class Bell:
     def _anybody(self, connection: Connection) -> bool:
         row = connection.execute(
             "select exists (select from pg_locks where locktype = 'advisory' and classid = %s and objid = 2 "
-            "and objsubid = 2 and database = (select oid from pg_database where datname = current_database()))",
+            "and objsubid = 2 "
+            "and database = (select oid from pg_database where datname = current_database()))",
             (self._tag,),
             prepare=True,
         ).fetchone()

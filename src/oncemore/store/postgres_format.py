@@ -2,8 +2,8 @@
 
 Format 1 is `postgres.sql`; each later one is a file of its own that is run on top, so that a schema which was
 made yesterday and brought up to date is the same as one that is made today. All of it happens in one
-transaction, under a lock that is the schema's own: of several processes that come at once, one does it and the
-others wait, then find it done. A process that dies in the middle leaves what was there before.
+transaction, under a lock that is the schema's own: of several processes that come at once, one does it and
+the others wait, then find it done. A process that dies in the middle leaves what was there before.
 
 Processes of an earlier version that have the store open go on meanwhile: a later format keeps the functions
 that they call. One that opens it afterwards is refused, because it cannot know what it would be writing to.
@@ -65,8 +65,8 @@ def bring_up(connection: Connection, where: Address, schema: str) -> None:
         if has is None:
             raise
         raise StoreError(
-            f"{where.shown}: schema {schema} has format {has}, and this oncemore needs {FORMAT}; open the store "
-            "once as the role that owns the schema (oncemore doctor --store …), which brings it up to date"
+            f"{where.shown}: schema {schema} has format {has}, and this oncemore needs {FORMAT}; open the "
+            "store once as the role that owns the schema, which brings it up to date"
         ) from error
 
 

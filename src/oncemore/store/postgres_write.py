@@ -131,7 +131,7 @@ def pack(kind: type[Packed], items: Sequence[bytes | None]) -> Packed:
 
 
 NULL, FIRST = b"\xff\xff\xff\xff", _length(1)
-_KINDS = (Ints, Longs, Floats, Texts, Blobs)
+_KINDS: tuple[type[Packed], ...] = (Ints, Longs, Floats, Texts, Blobs)
 EMPTY = {kind: struct.pack(">iii", 0, 0, kind.element) for kind in _KINDS}
 FEW = {kind: struct.pack(">iii", 1, 1, kind.element) for kind in _KINDS}
 

@@ -1,6 +1,6 @@
 """Answering those who watch a worker: a supervisor, a load balancer, a cluster's probes.
 
-`/healthz` says whether the process is any good: its loop goes round. It does not ask about the store, since to
+`/healthz` says whether the process is any good: its loop goes round. It does not ask about the store: to
 restart every worker because the database is away helps nobody. `/readyz` says whether it takes work: it has
 also seen the store lately, and was not told to stop. Nothing here asks the store anything: a probe that waits
 for a database that does not answer would look like a dead worker, and many probes would be load.
@@ -47,8 +47,10 @@ def ailing(pulse: Pulse, path: str) -> str:
     if pulse.turned_s > ROUND_S:
         return f"its loop has not gone round for {pulse.turned_s:.0f} s"
     if path == "/readyz" and (pulse.looked_s is None or pulse.looked_s > SEEN_S):
-        return "it has not seen the store yet" if pulse.looked_s is None else (
-            f"it has not seen the store for {pulse.looked_s:.0f} s"
+        return (
+            "it has not seen the store yet"
+            if pulse.looked_s is None
+            else (f"it has not seen the store for {pulse.looked_s:.0f} s")
         )
     return ""
 
@@ -73,7 +75,8 @@ def answering(worker: Worker, place: tuple[str, int] | None) -> Iterator[int]:
             told = {"status": wrong or "ok", "under_way": len(worker.under_way), **worker.worked._asdict()}
             self._say(503 if wrong else 200, told)
 
-        do_HEAD = do_GET
+        def do_HEAD(self) -> None:
+            self.do_GET()
 
         def _say(self, status: int, told: dict[str, object]) -> None:
             body = json.dumps(told).encode() + b"\n"
@@ -92,7 +95,8 @@ def answering(worker: Worker, place: tuple[str, int] | None) -> Iterator[int]:
         server = ThreadingHTTPServer(place, Answer)
     except OSError as error:
         raise click.BadParameter(
-            f"nothing can listen on {place[0]}:{place[1]}: {error.strerror or error}.", param_hint="'--health'"
+            f"nothing can listen on {place[0]}:{place[1]}: {error.strerror or error}.",
+            param_hint="'--health'",
         ) from error
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="oncemore-health", daemon=True)
