@@ -8,11 +8,15 @@ listed without their bodies. There are three kinds:
 
 * *entry*: one entry of the log: its header, the hash before it, its body;
 * *husk*: nothing new; a head that was put right, or whose last entry was purged. It moves no version;
-* *stone*: the entity was dropped. It is as if it had never been, and the stone is purged later.
+* *stone*: the entity was dropped. It is as if it had never been. The stone tells by which appends the entries
+  were written that went with it, for who still waits for an answer, and is purged later.
 
 The server's sequence of an entity's last frame is what the next one must expect; its version counts entries.
 
-What is left of entries whose bodies were forgotten, and whose messages were purged, is in the last message of
+A body that is too large for a message is in *parts*, messages on `{namespace}.b.{token}`, which are stored in
+the same atomic batch as their frame and stand a known number of messages before it.
+
+What is left of entries whose bodies were forgotten, and whose messages were purged, is in the messages of
 `{namespace}.h.{token}`.
 """
 
@@ -30,10 +34,12 @@ from oncemore.errors import StoreError, UsageError
 from oncemore.store.base import Entry, Head, Index
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from oncemore.store.base import Write
+    from oncemore.store.base import Batch, Write
     from oncemore.store.nats_wire import Message
+
+    Sent = tuple[str, bytes, dict[str, str]]
 
 EXPECT = "Nats-Expected-Last-Subject-Sequence"
 EXPECT_OF = "Nats-Expected-Last-Subject-Sequence-Subject"
@@ -42,6 +48,36 @@ BATCH, NUMBER, COMMIT = "Nats-Batch-Id", "Nats-Batch-Sequence", "Nats-Batch-Comm
 HEAD, APPEND = "Om-Head", "Om-Append"
 
 ENTRY, HUSK, STONE = 0, 1, 2
+
+#: How large a body may be: a result that is larger belongs into an artifact.
+LARGEST_BODY = 64 * 1024 * 1024
+#: How large the header with a head may be; a server takes 64 KiB for all headers of a message.
+LARGEST_HEAD = 60_000
+#: How many messages a server takes as one.
+MOST_TOGETHER = 1000
+#: How many bytes of what is left of entries go into one message, about.
+OLDS_TOGETHER = 200_000
+
+
+class Subjects(Value):
+    """The subjects of a namespace; `parts`, `olds` and `entities` are completed by a token."""
+
+    stream: str
+    entities: str
+    parts: str
+    olds: str
+    guard: str
+
+    def entity(self, name: str) -> str:
+        """Return where the frames of an entity are."""
+        return self.entities + token(name)
+
+
+def subjects(namespace: str) -> Subjects:
+    """Return the subjects of a namespace."""
+    return Subjects(
+        f"{namespace}_LOG", f"{namespace}.e.", f"{namespace}.b.", f"{namespace}.h.", f"{namespace}.g"
+    )
 
 
 class Old(Value):
@@ -64,6 +100,8 @@ class Frame(Value):
     head    what stands from then on, with its body if the message has it
     entry   the entry that it holds, if it does
     append  by which append it was written
+    first   the sequence of the first part of its body; 0: the body is in the message
+    parts   how many parts there are
     """
 
     at: int
@@ -71,6 +109,8 @@ class Frame(Value):
     head: Head
     entry: Entry | None
     append: str
+    first: int = 0
+    parts: int = 0
 
 
 def token(entity: str) -> str:
@@ -85,6 +125,9 @@ def _utf8(text: str) -> bytes:
         raise UsageError(f"{text!r} is not text: it has half a character in it") from None
 
 
+# Writing.
+
+
 def headers(head: Head, kind: int, append: str) -> dict[str, str]:
     """Return the headers that tell the head from then on; an entry's seq is that of its message."""
     seq = 0 if kind == ENTRY else head.seq
@@ -92,13 +135,77 @@ def headers(head: Head, kind: int, append: str) -> dict[str, str]:
         if isinstance(text, str):
             _utf8(text)
     told = msgspec.msgpack.encode([kind, head.entity, head.version, head.hash, head.head, list(head.by), seq])
-    return {HEAD: base64.b64encode(told).decode(), APPEND: append}
+    packed = base64.b64encode(told).decode()
+    if len(packed) > LARGEST_HEAD:
+        raise UsageError(
+            f"{head.entity[:80]}: its state takes {len(head.head):,} bytes, more than the headers of "
+            "a NATS message may have; names, tenants and reasons must be shorter"
+        )
+    return {HEAD: packed, APPEND: append}
 
 
-def entry(write: Write, prev: bytes, append: str) -> tuple[bytes, dict[str, str]]:
-    """Return content and headers of the frame that appends an entry."""
-    head = Head(write.entity, write.expect + 1, write.hash, write.head, write.by, 0)
-    return msgspec.msgpack.encode([write.header, prev, write.body]), headers(head, ENTRY, append)
+def check(batch: Batch) -> None:
+    """Refuse what no server can take, before anything is sent."""
+    for name in batch.guards:
+        _utf8(name)
+    for write in batch.writes:
+        headers(Head(write.entity, 0, write.hash, write.head, write.by, 0), ENTRY, "")
+        if len(write.body) > LARGEST_BODY:
+            raise UsageError(
+                f"{write.entity[:80]}: {len(write.body):,} bytes are more than a store in NATS takes in one "
+                f"entry, {LARGEST_BODY:,}; keep them as an artifact (current().put)"
+            )
+
+
+def frames(batch: Batch, known: Mapping[str, Any], mine: str, where: Subjects, room: int) -> list[Sent]:
+    """Return the messages of a batch: guards, parts of large bodies, and last the frames, in their order."""
+    sent: list[Sent] = []
+    for entity in batch.guards:
+        expects = {EXPECT: str(known[entity].seq), EXPECT_OF: where.entity(entity)}
+        sent.append((where.guard, b"", {**expects, APPEND: mine}))
+    begins: list[tuple[int, int]] = []
+    for write in batch.writes:
+        pieces = _pieces(write, room)
+        begins.append((len(sent), len(pieces)))
+        subject = where.parts + token(write.entity) if pieces else ""
+        sent += [(subject, piece, {APPEND: mine}) for piece in pieces]
+    for write, (first, many) in zip(batch.writes, begins, strict=True):
+        at = known[write.entity]
+        head = Head(write.entity, write.expect + 1, write.hash, write.head, write.by, 0)
+        told: list[Any] = [write.header, at.hash, write.body]
+        if many:
+            told = [write.header, at.hash, None, len(sent) - first, many, len(write.body)]
+        expects = {**headers(head, ENTRY, mine), EXPECT: str(at.seq)}
+        sent.append((where.entity(write.entity), msgspec.msgpack.encode(told), expects))
+    if len(sent) > MOST_TOGETHER:
+        raise UsageError(f"a batch of {len(sent)} messages is more than NATS takes as one, {MOST_TOGETHER}")
+    return sent
+
+
+def _pieces(write: Write, room: int) -> list[bytes]:
+    if len(write.body) + len(write.header) + 200 <= room:
+        return []
+    return [write.body[at : at + room] for at in range(0, len(write.body), room)]
+
+
+def together(sent: list[Sent], stream: str, name: str) -> list[Sent]:
+    """Return messages as what a server stores as one, or not at all."""
+    for number, (_, _, given) in enumerate(sent, 1):
+        given[STREAM] = stream
+        if len(sent) > 1:
+            given |= {BATCH: name, NUMBER: str(number)}
+    if len(sent) > 1:
+        sent[-1][2][COMMIT] = "1"
+    return sent
+
+
+def stone(entity: str, kind: str, gone: Iterable[tuple[int, str]], mine: str) -> tuple[bytes, dict[str, str]]:
+    """Return the frame that says that an entity is no more, with the appends that went with it."""
+    head = Head(entity, 0, b"", b"", Index(kind), 0)
+    return msgspec.msgpack.encode([list(pair) for pair in gone]), headers(head, STONE, mine)
+
+
+# Reading.
 
 
 def told(message: Message) -> tuple[int, Head, str]:
@@ -113,18 +220,41 @@ def told(message: Message) -> tuple[int, Head, str]:
 
 
 def read(message: Message) -> Frame:
-    """Read a whole message."""
+    """Read a whole message; a body that is in parts is missing, and must be filled in (`with_body`)."""
     kind, head, append = told(message)
     if kind != ENTRY:
         return Frame(message.seq, kind, head, None, append)
-    header, prev, body = _content(message)
-    found = Entry(message.seq, head.entity, head.version, prev, head.hash, header, body, fingerprint(body))
-    return Frame(message.seq, kind, head._replace(body=body), found, append)
+    header, prev, body, *parts = _content(message)
+    back, many, _ = parts or (0, 0, 0)
+    digest = b"" if body is None else fingerprint(body)
+    found = Entry(message.seq, head.entity, head.version, prev, head.hash, header, body, digest)
+    first = message.seq - back if many else 0
+    return Frame(message.seq, kind, head._replace(body=body), found, append, first, many)
 
 
-def olds(entity: str, kept: Sequence[Old]) -> bytes:
-    """Return the content of a message that keeps what is left of entries."""
-    return msgspec.msgpack.encode([entity, [list(old) for old in kept]])
+def with_body(frame: Frame, body: bytes) -> Frame:
+    """Return a frame with the body that was put together from its parts."""
+    assert frame.entry is not None
+    entry = frame.entry._replace(body=body, body_digest=fingerprint(body))
+    return frame._replace(head=frame.head._replace(body=body), entry=entry)
+
+
+def gone_with(message: Message) -> dict[str, int]:
+    """Return which appends wrote what a stone stands for, with the sequences of their entries."""
+    return {mark: seq for seq, mark in _content(message)}
+
+
+def olds(entity: str, kept: Sequence[Old]) -> list[bytes]:
+    """Return the contents of messages that keep what is left of entries."""
+    parts: list[list[list[Any]]] = []
+    room = 0
+    for old in kept:
+        if room <= 0:
+            parts.append([])
+            room = OLDS_TOGETHER
+        parts[-1].append(list(old))
+        room -= len(old.header) + 150
+    return [msgspec.msgpack.encode([entity, part]) for part in parts]
 
 
 def read_olds(message: Message) -> tuple[str, tuple[Old, ...]]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from oncemore.store.nats_wire import Line, Message
 
 STALE_S = 600.0  # a table that nobody asked for so long is filled anew: what was dropped may leave no trace
+BEHIND_S = 10.0  # how long a consumer is waited for that gives less than the leader has
 IDLE_S = 60.0  # the server forgets a consumer that nobody used for so long
 
 _TABLES = """
@@ -38,7 +39,7 @@ CREATE INDEX head_step ON head(kind, step, due, entity) WHERE due IS NOT NULL;
 CREATE UNIQUE INDEX head_at ON head(at);
 CREATE INDEX head_seq ON head(seq);
 CREATE VIEW log AS SELECT seq, entity, NULL AS body FROM head;
-CREATE TABLE stone(subject TEXT PRIMARY KEY, at INT, seen REAL);
+CREATE TABLE stone(subject TEXT PRIMARY KEY, at INT, stored REAL);
 """
 
 
@@ -72,9 +73,9 @@ class Projection:
                     break
         return found
 
-    async def stones(self) -> dict[str, tuple[int, float]]:
-        """Return the subjects of dropped entities: where their stone is, and when it was first seen."""
-        return {subject: (at, seen) for subject, at, seen in self._read("SELECT * FROM stone", ())}
+    def stones(self) -> dict[str, tuple[int, float]]:
+        """Return the subjects of dropped entities: where their stone is, and when it was put there."""
+        return {subject: (at, stored) for subject, at, stored in self._read("SELECT * FROM stone", ())}
 
     def _read(self, sql: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         return self._table.execute(sql, values).fetchall()
@@ -86,18 +87,17 @@ class Projection:
         async with self._lock:
             if time.monotonic() - self._asked > STALE_S:
                 self._empty()
-            ends = time.monotonic() + 10.0
+            ends = time.monotonic() + BEHIND_S
             while True:
                 try:
                     await self._pull()
                 except Unanswered:
                     self._consumer = ""
-                    if time.monotonic() > ends:
-                        raise
-                    await asyncio.sleep(0.1)
-                    continue
-                if self._place >= least or await self._passed(least) or time.monotonic() > ends:
+                    raise
+                if self._place >= least or await self._passed(least):
                     break
+                if time.monotonic() > ends:
+                    raise Unanswered("a server is behind")
                 await asyncio.sleep(0.01)
             self._asked = time.monotonic()
 
@@ -110,13 +110,13 @@ class Projection:
         if not self._consumer:
             self._consumer, self._number = await self._subscribe(), 0
         while True:
-            found, left = await self._line.fetch(self._stream, self._consumer)
-            for number, message in found:
-                if number != self._number + 1:
+            found = await self._line.fetch(self._stream, self._consumer)
+            for given in found:
+                if given.number != self._number + 1:
                     raise Unanswered("messages were lost on the way")
-                self._number = number
-                self._take(message)
-            if not left:
+                self._number = given.number
+                self._take(given.message, given.stored)
+            if not found or not found[-1].left:
                 return
 
     async def _subscribe(self) -> str:
@@ -141,15 +141,17 @@ class Projection:
             raise Unanswered(str(said["error"].get("description")))
         return str(said["name"])
 
-    def _take(self, message: Message) -> None:
+    def _take(self, message: Message, stored: float) -> None:
         self._place = message.seq
         kind, head, _ = told(message)
         if kind == STONE:
             self._table.execute("DELETE FROM head WHERE entity=?", (head.entity,))
-            values = (message.subject, message.seq, time.time())
+            values = (message.subject, message.seq, stored)
             self._table.execute("INSERT OR REPLACE INTO stone VALUES (?, ?, ?)", values)
             return
-        self._table.execute("DELETE FROM stone WHERE subject=?", (message.subject,))
+        self._table.execute(
+            "DELETE FROM stone WHERE subject=?", (message.subject,)
+        )  # what it left is cleared
         row = (head.entity, head.version, head.hash, head.head, *head.by, head.seq, message.seq)
         self._table.execute(
             "INSERT OR REPLACE INTO head VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row

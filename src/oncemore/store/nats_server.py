@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from http.client import HTTPException
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
@@ -10,12 +11,14 @@ from urllib.request import urlopen
 import msgspec
 
 from oncemore.core.value import Value
-from oncemore.errors import StoreError
+from oncemore.errors import StoreError, UsageError
 from oncemore.store.base import Facts
 from oncemore.store.nats_wire import Unanswered
 
 if TYPE_CHECKING:
-    from oncemore.store.nats_wire import Address, Answer, Line
+    from oncemore.store.nats_address import Address
+    from oncemore.store.nats_frames import Subjects
+    from oncemore.store.nats_wire import Answer, Line
 
 OLDEST = (2, 15)
 MADE_S = 20.0
@@ -29,6 +32,7 @@ MUST: dict[str, Any] = {
     "max_bytes": -1,
     "max_age": 0,
     "max_msgs_per_subject": -1,
+    "max_msg_size": -1,
     "allow_direct": True,
     "allow_atomic": True,
     "deny_delete": True,
@@ -39,6 +43,8 @@ NEVER = {
     "allow_msg_ttl": "an entry that expires would let its predecessor be the last again",
     "allow_msg_schedules": "it switches on what removes messages",
     "mirror": "a copy takes no writes",
+    "sealed": "it takes no writes",
+    "subject_transform": "messages would be found elsewhere than where they were sent",
     "sources": "others would write into it",
 }
 ADVICE = {
@@ -57,12 +63,14 @@ ADVICE = {
 class Server(Value):
     """What a server said of itself.
 
-    sync  "always", "sometimes" or, if nobody could ask, "unknown"
+    sync   "always", "sometimes" or, if nobody could ask, "unknown"
+    asked  how many servers were asked how they sync
     """
 
     version: str
     replicas: int
     sync: str
+    asked: int = 0
 
     def facts(self, url: str) -> Facts:
         """Say what survives what."""
@@ -72,18 +80,28 @@ class Server(Value):
         told = {
             "always": f"{crash}, and power loss, if its disk honours flushes (sync_interval: always)",
             "sometimes": f"{crash}; power loss can take away what was acknowledged in the last two minutes",
-            "unknown": f"{crash}; whether it survives power loss nobody has checked",
+            "unknown": f"{crash}; whether it survives power loss is unverified: nobody has asked the server",
         }
         advice = {
             "always": (),
             "sometimes": ("set sync_interval: always in the server's jetstream section",),
             "unknown": ("name the server's monitoring port, ?monitor=http://host:8222, to have it checked",),
         }
-        alone = ("one replica: the log is lost with the disk of its server",) if self.replicas == 1 else ()
-        return Facts(url, engine, told[self.sync], (*advice[self.sync], *alone))
+        notes = [*advice[self.sync]]
+        if self.replicas == 1:
+            notes.append(
+                "one replica: the log is lost with the disk of its server, and waits while it is down"
+            )
+        if 0 < self.asked < self.replicas:
+            notes.append(
+                f"{self.asked} of {self.replicas} servers were asked how they sync; name the monitoring port "
+                "of each, with commas between them"
+            )
+        notes.append("time is that of whichever server leads: it can step when another takes over")
+        return Facts(url, engine, told[self.sync], tuple(notes))
 
 
-async def prepare(line: Line, stream: str) -> Server:
+async def prepare(line: Line, where: Subjects) -> Server:
     """Check the server, make the stream or check it, and return what the server gives."""
     client = await line.client()
     said: dict[str, Any] = client._server_info  # noqa: SLF001 - the client shows less of it
@@ -92,32 +110,50 @@ async def prepare(line: Line, stream: str) -> Server:
         raise StoreError(f"{line.where.shown} is NATS {version}; {'.'.join(map(str, OLDEST))} is needed")
     if not said.get("jetstream"):
         raise StoreError(f"{line.where.shown} has no JetStream; start it with -js and a store_dir")
-    config = await _stream(line, stream)
-    wrong = [
-        f"{name} is {config.get(name)!r} and must be {value!r}"
-        for name, value in MUST.items()
-        if config.get(name, type(value)()) != value
-    ] + [f"{name} is set: {why}" for name, why in NEVER.items() if config.get(name)]
-    if config.get("persist_mode") == "async":
-        wrong.append("persist_mode is async: it would acknowledge what it has not written")
-    if wrong:
-        raise StoreError(f"{line.where.shown}: the stream {stream} is not safe for a log: {'; '.join(wrong)}")
+    config = await _stream(line, where)
+    _check(line.where, where, config)
     sync = await asyncio.get_running_loop().run_in_executor(None, _sync, line.where)
     if sync == "sometimes" and not line.where.unsafe_ok:
         raise StoreError(
             f"{line.where.shown} acknowledges before it syncs: a power cut could take away two minutes of "
             "what it says is stored. Set sync_interval: always in its jetstream section or say unsafe_ok=true"
         )
-    return Server(version, int(config.get("num_replicas", 1)), sync)
+    return Server(version, int(config.get("num_replicas", 1)), sync, len(_monitors(line.where)))
 
 
-async def _stream(line: Line, stream: str) -> dict[str, Any]:
+def _check(address: Address, where: Subjects, config: dict[str, Any]) -> None:
+    """Refuse a stream on which something would not hold."""
+    wrong = [
+        f"{name} is {config.get(name)!r} and must be {value!r}"
+        for name, value in {**MUST, "subjects": _subjects(where)}.items()
+        if config.get(name, type(value)()) != value
+    ]
+    wrong += [f"{name} is set: {why}" for name, why in NEVER.items() if config.get(name)]
+    if config.get("persist_mode") == "async":
+        wrong.append("persist_mode is async: it would acknowledge what it has not written")
+    if wrong:
+        raise StoreError(
+            f"{address.shown}: the stream {where.stream} is not safe for a log: {'; '.join(wrong)}"
+        )
+    replicas = int(config.get("num_replicas", 1))
+    if replicas < address.replicas:
+        raise StoreError(
+            f"{address.shown}: the stream {where.stream} has {replicas} replicas and the address asks for "
+            f"{address.replicas}; change it (nats stream edit --replicas {address.replicas}) or the address"
+        )
+
+
+def _subjects(where: Subjects) -> list[str]:
+    return [*(f"{part}*" for part in (where.entities, where.parts, where.olds)), where.guard]
+
+
+async def _stream(line: Line, where: Subjects) -> dict[str, Any]:
     """Return the stream's configuration; of several processes that make it at once, one does."""
-    name = line.where.namespace
+    stream = where.stream
     made = {
         **MUST,
         "name": stream,
-        "subjects": [f"{name}.e.*", f"{name}.h.*", f"{name}.g"],
+        "subjects": _subjects(where),
         "num_replicas": line.where.replicas,
         "max_consumers": -1,
         "duplicate_window": 100_000_000,
@@ -153,17 +189,29 @@ def _of_ours(line: Line, stream: str, config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
+def _monitors(where: Address) -> list[str]:
+    return [one.rstrip("/") for one in where.monitor.split(",") if one]
+
+
 def _sync(where: Address) -> str:
-    """Ask the monitoring port how the server syncs."""
-    if not where.monitor:
-        return "unknown"
+    """Ask the monitoring ports how the servers sync: as well as the one that does it worst."""
+    told = [_asked(one) for one in _monitors(where)]
+    return "unknown" if not told else "always" if all(told) else "sometimes"
+
+
+def _asked(monitor: str) -> bool:
+    """Whether a server syncs before it acknowledges; its interval says two minutes either way."""
+    shown = f"{monitor.partition('://')[0]}://{monitor.rpartition('@')[2].rpartition('//')[2]}"
+    if not monitor.startswith(("http://", "https://")):
+        raise UsageError("monitor is no address of a monitoring port; it looks like http://host:8222")
     try:
-        with urlopen(f"{where.monitor.rstrip('/')}/varz", timeout=5) as answer:  # noqa: S310 - the user's address
+        with urlopen(f"{monitor}/varz", timeout=5) as answer:  # noqa: S310 - the user's address
             said = msgspec.json.decode(answer.read())
-    except (OSError, ValueError) as error:
-        raise StoreError(f"{where.monitor} does not tell how the server syncs ({error})") from error
-    config = (said.get("jetstream") or {}).get("config") or {}
-    return "always" if config.get("sync_always") else "sometimes"
+        return bool(said["jetstream"]["config"]["sync_always"]) if "jetstream" in said else False
+    except (OSError, ValueError, HTTPException, KeyError, TypeError) as error:
+        raise StoreError(
+            f"{shown} does not tell how the server syncs ({type(error).__name__}); is it a monitoring port?"
+        ) from None
 
 
 def refused(where: Address, answer: Answer) -> StoreError:

@@ -1,10 +1,10 @@
-"""The line to NATS JetStream: its address, one connection in a thread of its own, and its requests.
+"""The line to NATS JetStream: one connection in a thread of its own, and its requests.
 
 The client is made for asyncio, our callers block or run in loops of their own; so one thread has one loop
 with one connection, and all that is asked goes through it. What must be stored is not grouped but sent at
-once, each message with the sequence that it expects (`spikes`: pipeline, do not group).
+once, each message with the sequence that it expects: the server is quickest so.
 
-Nothing here decides anything by what was read: see `store.nats`.
+Nothing here decides anything by what was read: see `store.nats_append`.
 """
 
 from __future__ import annotations
@@ -12,63 +12,42 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-import re
 import threading
+from _thread import allocate_lock
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+
+import msgspec
 
 from oncemore.core.value import Value
 from oncemore.errors import MissingExtra, StoreError, UsageError
 
 try:
-    import nats
     from nats import errors as nats_errors
     from nats.aio.client import Client as Connection
 except ImportError as missing:
     raise MissingExtra("a store in NATS needs nats-py: pip install 'oncemore[nats]'") from missing
 
-import msgspec
-
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 
+    from oncemore.store.nats_address import Address
 
-__all__ = ["Address", "Answer", "Line", "Message", "Unanswered", "address", "nats"]
+    Work = Callable[[], Coroutine[Any, Any, Any]]
+
 
 ANSWER_S = 2.0  # how long one request waits; what has no answer by then is unknown, and asked again
-CONNECT_S = 10.0
+SLOWEST = 5_000_000  # bytes a second that a server takes at least, for messages that are large
+CONNECT_S = 5.0
+HANG_UP_S = 5.0
 PAGE = 500
 PAGE_BYTES = 8_000_000
-
-_NAME = re.compile(r"[a-z0-9_]{1,32}")
-_PARAMETERS = {"replicas", "monitor", "unsafe_ok", "creds"}
+ENVELOPE = 4096  # room that is left for the headers and the address of a message
 
 
 class Unanswered(Exception):
     """Nobody said how it ended: a timeout, no responder, a lost connection. It may still be done."""
-
-
-class Address(Value):
-    """Where a store is.
-
-    servers    addresses of servers, with names and passwords
-    namespace  what streams and subjects begin with
-    replicas   on how many servers each message is kept, for a stream that is made
-    monitor    the address of a server's monitoring port, which alone tells how it syncs; or empty
-    """
-
-    servers: tuple[str, ...]
-    shown: str
-    namespace: str = "oncemore"
-    replicas: int = 1
-    monitor: str = ""
-    creds: str = ""
-    unsafe_ok: bool = False
-
-    def __repr__(self) -> str:
-        return f"Address({self.shown})"
 
 
 class Message(Value):
@@ -80,6 +59,15 @@ class Message(Value):
     data: bytes
 
 
+class Given(Value):
+    """A message that a consumer gave: its number among all it gave, when it was stored, how many follow."""
+
+    message: Message
+    number: int
+    stored: float
+    left: int
+
+
 class Answer(Value):
     """What the server said to a publish: the sequence, or the number of its error."""
 
@@ -88,42 +76,30 @@ class Answer(Value):
     text: str = ""
 
 
-def address(url: str) -> Address:
-    """Read nats://[user[:password]@]host[:port][,host…][/namespace][?replicas=3&monitor=http://host:8222]."""
-    scheme, _, rest = url.partition("://")
-    if scheme not in ("nats", "tls"):
-        raise UsageError("the address of a store in NATS begins with nats:// or tls://")
-    split = urlsplit(f"//{rest}")
-    who, at, hosts = split.netloc.rpartition("@")
-    namespace = unquote(split.path.strip("/")) or "oncemore"
-    shown = f"{scheme}://{who.partition(':')[0]}{at}{hosts}/{namespace}"
-    if not hosts or any(not host for host in hosts.split(",")):
-        raise UsageError(f"{shown} names no server; it looks like nats://host:4222/namespace")
-    if not _NAME.fullmatch(namespace):
-        raise UsageError(
-            f"{shown}: {namespace!r} is no namespace: lower-case letters, digits and _, up to 32"
-        )
-    given = dict(parse_qsl(split.query, keep_blank_values=True))
-    if unknown := sorted(given.keys() - _PARAMETERS):
-        raise UsageError(
-            f"{shown} has no parameter {unknown[0]!r}; there are {', '.join(sorted(_PARAMETERS))}"
-        )
-    replicas = given.get("replicas", "1")
-    if replicas not in ("1", "3", "5"):
-        raise UsageError(f"{shown}: replicas is {replicas!r}; it can be 1, 3 or 5")
-    unsafe = given.get("unsafe_ok", "false")
-    if unsafe not in ("true", "false"):
-        raise UsageError(f"{shown}: unsafe_ok is {unsafe!r}; it can be true or false")
-    servers = tuple(f"{scheme}://{who}{at}{host}" for host in hosts.split(","))
-    return Address(
-        servers,
-        shown,
-        namespace,
-        int(replicas),
-        given.get("monitor", ""),
-        given.get("creds", ""),
-        unsafe == "true",
-    )
+class Asked:
+    """Something a thread waits for, which is done in the line's loop."""
+
+    def __init__(self, work: Work) -> None:
+        self._work, self._gate = work, allocate_lock()
+        self._gate.acquire()
+        self._answer: Any = None
+        self._error: BaseException | None = None
+
+    async def __call__(self) -> None:
+        """Do it, and let the thread go on."""
+        try:
+            self._answer = await self._work()
+        except BaseException as error:  # noqa: BLE001 - raised where it was asked for
+            self._error = error
+        finally:
+            self._gate.release()
+
+    def wait(self) -> Any:
+        """Return what came of it."""
+        self._gate.acquire()
+        if self._error is not None:
+            raise self._error
+        return self._answer
 
 
 class Line:
@@ -131,76 +107,81 @@ class Line:
 
     def __init__(self, where: Address) -> None:
         self.where = where
-        self._starting = threading.Lock()
+        self._door = allocate_lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._client: Connection | None = None
         self._connecting: asyncio.Lock | None = None
-        self._coming: deque[Callable[[], Coroutine[Any, Any, None]]] = deque()
+        self._coming: deque[Work] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ringing = False
         self._closed = False
 
     # From any thread.
 
-    def do(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    def do(self, work: Work) -> Any:
         """Do something in the line's loop, and block until it is done."""
-        loop = self._running()
         if threading.current_thread() is self._thread:
             raise UsageError("the thread that serves a store in NATS cannot wait for itself")
-        return asyncio.run_coroutine_threadsafe(work(), loop).result()
+        asked = Asked(work)
+        self.begin(asked)
+        return asked.wait()
 
-    def begin(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Have something done in the line's loop; nobody waits here. The loop is woken once for many."""
-        loop = self._running()
-        self._coming.append(work)
-        if not self._ringing:
-            self._ringing = True
-            loop.call_soon_threadsafe(self._take)
+    def begin(self, work: Work) -> None:
+        """Have something done in the line's loop; nobody waits here. The loop is woken once for many.
+
+        What has begun when the line is closed is done; after that, nothing begins.
+        """
+        with self._door:
+            if self._closed:
+                raise StoreError(f"{self.where.shown}: the store is closed")
+            loop = self._loop or self._start()
+            self._coming.append(work)
+            if not self._ringing:
+                self._ringing = True
+                try:
+                    loop.call_soon_threadsafe(self._take)
+                except BaseException:  # interrupted: whoever comes next must ring
+                    self._ringing = False
+                    raise
+
+    def _start(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=loop.run_forever, name="oncemore-nats", daemon=True)
+        self._thread.start()
+        self._loop = loop
+        return loop
 
     def _take(self) -> None:
         self._ringing = False
+        loop = asyncio.get_running_loop()
         with suppress(IndexError):
             while True:
-                task = asyncio.ensure_future(self._coming.popleft()())
+                task = loop.create_task(self._coming.popleft()())
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
         """Hang up, when all that was begun is done."""
-        with self._starting:
+        with self._door:
+            if self._closed:
+                return
             self._closed = True
             loop, thread = self._loop, self._thread
         if loop is not None and thread is not None and thread.is_alive():
-            with suppress(RuntimeError):
-                asyncio.run_coroutine_threadsafe(self._hang_up(), loop).result()
+            asyncio.run_coroutine_threadsafe(self._hang_up(), loop).result()
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
             loop.close()
 
-    def _running(self) -> asyncio.AbstractEventLoop:
-        loop = self._loop
-        if loop is None or self._closed:
-            with self._starting:
-                if self._closed:
-                    raise StoreError(f"{self.where.shown}: the store is closed")
-                loop = self._loop
-                if loop is None:
-                    loop = asyncio.new_event_loop()
-                    self._thread = threading.Thread(
-                        target=loop.run_forever, name="oncemore-nats", daemon=True
-                    )
-                    self._thread.start()
-                    self._loop = loop
-        return loop
-
     async def _hang_up(self) -> None:
+        self._take()
         if self._tasks:
             await asyncio.wait(list(self._tasks))
         client, self._client = self._client, None
         if client is not None:
-            with suppress(nats_errors.Error, OSError):
-                await client.close()
+            with suppress(TimeoutError, nats_errors.Error, OSError):
+                await asyncio.wait_for(client.close(), HANG_UP_S)
 
     # In the line's loop.
 
@@ -217,35 +198,67 @@ class Line:
             return self._client
 
     async def _connected(self) -> Connection:
-        made = Connection()
-        try:
-            await made.connect(
-                servers=list(self.where.servers),
+        """Connect, or give up after a while: by itself, the client would try for ever."""
+        made, where = Connection(), self.where
+        complaint: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        last: list[Exception] = []
+
+        async def hear(error: Exception) -> None:
+            last[:] = [error]
+            if _is_final(error) and not complaint.done():
+                complaint.set_result(error)
+
+        token = where.user if where.user and not where.password else None
+        trying = asyncio.ensure_future(
+            made.connect(
+                servers=list(where.servers),
                 name=f"oncemore {os.getpid()}",
                 connect_timeout=CONNECT_S,  # type: ignore[arg-type]
                 reconnect_time_wait=0.2,  # type: ignore[arg-type]
                 max_reconnect_attempts=-1,
                 ping_interval=10,
-                error_cb=_quietly,
-                user_credentials=self.where.creds or None,
-                pending_size=64 * 1024 * 1024,
+                error_cb=hear,
+                user=where.user if token is None and where.user else None,
+                password=where.password or None,
+                token=token,
+                user_credentials=where.creds or None,
+                tls=where.trust(),
+                pending_size=128 * 1024 * 1024,
             )
-        except (TimeoutError, nats_errors.Error, OSError) as error:
-            said = str(error).strip() or type(error).__name__
-            raise StoreError(
-                f"{self.where.shown}: there is no connection to the server ({said}); is it running?"
-            ) from error
-        return made
+        )
+        both: set[asyncio.Future[Any]] = {trying, complaint}
+        done, _ = await asyncio.wait(both, timeout=CONNECT_S, return_when="FIRST_COMPLETED")
+        if trying in done and trying.exception() is None:
+            return made
+        trying.cancel()
+        with suppress(BaseException):
+            await asyncio.wait_for(made.close(), HANG_UP_S)
+        error = trying.exception() if trying in done else (last[0] if last else None)
+        said = f" ({_said(error)})" if error is not None else ""
+        advice = (
+            "are name and password right?" if error is not None and _is_final(error) else "is it running?"
+        )
+        raise Unanswered(f"there is no connection to the server{said}; {advice}") from None
 
-    async def ask(self, subject: str, payload: bytes = b"", headers: dict[str, str] | None = None) -> Any:
+    @property
+    def largest(self) -> int:
+        """How many bytes a message may have, its headers aside."""
+        client = self._client
+        return (1024 * 1024 if client is None else int(client.max_payload)) - ENVELOPE
+
+    async def ask(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        headers: dict[str, str] | None = None,
+        wait: float = ANSWER_S,
+    ) -> Any:
         """Send a request and return the answer; what has none is `Unanswered`."""
         client = await self.client()
         try:
-            return await client.request(subject, payload, timeout=ANSWER_S, headers=headers)
-        except nats_errors.MaxPayloadError:
-            raise
+            return await client.request(subject, payload, timeout=wait, headers=headers)
         except (TimeoutError, nats_errors.Error, OSError) as error:
-            raise Unanswered(f"{type(error).__name__}: {error}") from error
+            raise Unanswered(_said(error)) from error
 
     async def api(self, what: str, /, **asked: Any) -> dict[str, Any]:
         """Call the JetStream API; errors come as they are, under "error"."""
@@ -256,15 +269,17 @@ class Line:
     async def publish(self, messages: list[tuple[str, bytes, dict[str, str]]]) -> Answer:
         """Send messages that are one: all but the last without asking, the last with the answer for all."""
         client = await self.client()
+        if not client.is_connected:  # what the client keeps for later would come when nobody expects it
+            await asyncio.sleep(0.05)
+            raise Unanswered("the connection is lost")
         *first, (subject, data, headers) = messages
         try:
             for before in first:
                 await client.publish(before[0], before[1], headers=before[2])
-        except (nats_errors.Error, OSError) as error:
-            if isinstance(error, nats_errors.MaxPayloadError):
-                raise
-            raise Unanswered(f"{type(error).__name__}: {error}") from error
-        said = msgspec.json.decode((await self.ask(subject, data, headers)).data)
+        except (TimeoutError, nats_errors.Error, OSError) as error:
+            raise Unanswered(_said(error)) from error
+        wait = ANSWER_S + sum(len(message[1]) for message in messages) / SLOWEST
+        said = msgspec.json.decode((await self.ask(subject, data, headers, wait)).data)
         refusal = said.get("error")
         if refusal is not None:
             return Answer(0, int(refusal.get("err_code", 0)), str(refusal.get("description", "")))
@@ -294,7 +309,10 @@ class Line:
         return Message(found["subject"], found["seq"], headers, base64.b64decode(found.get("data", "")))
 
     async def page(self, stream: str, subject: str, seq: int) -> list[Message]:
-        """Return some messages of a subject, which may be a wildcard, from a sequence on; [] for none."""
+        """Return some messages of a subject, which may be a wildcard, from a sequence on; [] for none.
+
+        Any replica answers, and one that lags behind has less: who must know asks the leader (`next`).
+        """
         asked = {"seq": seq, "next_by_subj": subject, "batch": PAGE, "max_bytes": PAGE_BYTES}
         found: list[Message] = []
         async for headers, data, _ in self._replies(
@@ -308,43 +326,53 @@ class Line:
             found.append(Message(headers["Nats-Subject"], int(headers["Nats-Sequence"]), headers, data))
         raise Unanswered("a page has no end")
 
-    async def fetch(self, stream: str, consumer: str) -> tuple[list[tuple[int, Message]], int]:
-        """Return what a consumer has now, each with its number among all it gave; and how many remain."""
+    async def fetch(self, stream: str, consumer: str) -> list[Given]:
+        """Return what a consumer has now, or a part of it."""
         asked = {"batch": PAGE * 4, "no_wait": True}
-        found: list[tuple[int, Message]] = []
-        left = 0
+        found: list[Given] = []
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         async for headers, data, (name, reply) in self._replies(subject, msgspec.json.encode(asked)):
             status = headers.get("Status")
             if status in ("404", "408"):
-                return found, 0
+                return found
             if status:
                 raise Unanswered(f"{status} {headers.get('Description', '')}")
-            *_, seq, number, _, pending = reply.split(".")
-            left = int(pending)
-            found.append((int(number), Message(name, int(seq), headers, data)))
-            if len(found) == PAGE * 4 or left == 0:
-                return found, left
+            found.append(given(name, reply, headers, data))
+            if len(found) == PAGE * 4 or found[-1].left == 0:
+                return found
         raise Unanswered("a fetch has no end")
 
     async def _replies(
         self, subject: str, payload: bytes
     ) -> AsyncIterator[tuple[Mapping[str, str], bytes, tuple[str, str]]]:
-        """Ask, and yield what comes back, message by message: headers, content, subject and reply."""
+        """Ask, and yield what comes back, message by message: headers, content, subject and reply.
+
+        What a connection that was lost meanwhile had on its way is missing in the middle of it all, so
+        nothing counts then.
+        """
         client = await self.client()
-        inbox = client.new_inbox()
+        inbox, before = client.new_inbox(), client.stats["reconnects"]
         try:
             listening = await client.subscribe(inbox)
             try:
                 await client.publish(subject, payload, reply=inbox)
                 while True:
                     message = await listening.next_msg(timeout=ANSWER_S)
+                    if client.stats["reconnects"] != before:
+                        raise Unanswered("the connection was lost in the middle of a page")
                     yield message.headers or {}, message.data or b"", (message.subject, message.reply)
             finally:
                 with suppress(nats_errors.Error, OSError):
                     await listening.unsubscribe()
         except (TimeoutError, nats_errors.Error, OSError) as error:
-            raise Unanswered(f"{type(error).__name__}: {error}") from error
+            raise Unanswered(_said(error)) from error
+
+
+def given(subject: str, reply: str, headers: Mapping[str, str], data: bytes) -> Given:
+    """Read what a consumer gave; the address of its acknowledgement tells the rest, in one of two forms."""
+    parts = reply.split(".")
+    seq, number, stored, left = parts[5:9] if len(parts) == 9 else parts[7:11]
+    return Given(Message(subject, int(seq), headers, data), int(number), int(stored) / 1e9, int(left))
 
 
 def _headers(raw: bytes) -> dict[str, str]:
@@ -352,5 +380,10 @@ def _headers(raw: bytes) -> dict[str, str]:
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines[1:]) if name}
 
 
-async def _quietly(error: Exception) -> None:
-    """Say nothing: whoever asked is told, and asks again."""
+def _said(error: BaseException) -> str:
+    return str(error).strip() or type(error).__name__
+
+
+def _is_final(error: BaseException) -> bool:
+    """Whether asking again cannot help."""
+    return isinstance(error, nats_errors.AuthorizationError) or "authorization" in str(error).lower()
