@@ -41,6 +41,7 @@ ANSWER_S = 2.0  # how long one request waits; what has no answer by then is unkn
 SLOWEST = 5_000_000  # bytes a second that a server takes at least, for messages that are large
 CONNECT_S = 5.0
 HANG_UP_S = 5.0
+AWAY_S = 0.05  # how long who finds the connection lost waits before it says so
 PAGE = 500
 PAGE_BYTES = 8_000_000
 ENVELOPE = 4096  # room that is left for the headers and the address of a message
@@ -102,6 +103,59 @@ class Asked:
         return self._answer
 
 
+class Ear:
+    """Where answers come in: one subject with a place for each request, in the line's loop.
+
+    It stands where the client expects a future for a single answer, and hands each to whoever waits for it
+    without a queue and a task in between.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self._waiting: dict[str, asyncio.Future[Any]] = {}
+        self._count = 0
+
+    def place(self, within: float) -> tuple[str, asyncio.Future[Any]]:
+        """Return a subject for one answer, and the answer to come."""
+        loop = asyncio.get_running_loop()
+        self._count += 1
+        name = f"{self.prefix}{self._count}"
+        answer: asyncio.Future[Any] = loop.create_future()
+        self._waiting[name] = answer
+        bell = loop.call_later(within, _fail, answer, "no answer in time")
+
+        def over(_: object) -> None:
+            bell.cancel()
+            self._waiting.pop(name, None)
+
+        answer.add_done_callback(over)
+        return name, answer
+
+    def cancelled(self) -> bool:
+        """Say that somebody listens, as the client asks."""
+        return False
+
+    def set_result(self, message: Any) -> None:
+        """Hand an answer to who waits for it; one that comes late comes to nobody."""
+        answer = self._waiting.get(message.subject)
+        if answer is None or answer.done():
+            return
+        if message.headers and message.headers.get("Status") == "503":
+            _fail(answer, "nobody is there who would answer")
+        else:
+            answer.set_result(message)
+
+    def hang_up(self) -> None:
+        """Tell all who wait that their answers are lost."""
+        for answer in list(self._waiting.values()):
+            _fail(answer, "the connection was lost")
+
+
+def _fail(answer: asyncio.Future[Any], why: str) -> None:
+    if not answer.done():
+        answer.set_exception(Unanswered(why))
+
+
 class Line:
     """One connection in a thread of its own; made when first needed, and anew in a forked child."""
 
@@ -111,6 +165,7 @@ class Line:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._client: Connection | None = None
+        self._ear = Ear("")
         self._connecting: asyncio.Lock | None = None
         self._coming: deque[Work] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -195,6 +250,9 @@ class Line:
         async with self._connecting:
             if self._client is None or self._client.is_closed:
                 self._client = await self._connected()
+                self._ear.hang_up()
+                self._ear = Ear(f"{self._client.new_inbox()}.")
+                await self._client.subscribe(f"{self._ear.prefix}*", future=self._ear)  # type: ignore[arg-type]
             return self._client
 
     async def _connected(self) -> Connection:
@@ -208,16 +266,19 @@ class Line:
             if _is_final(error) and not complaint.done():
                 complaint.set_result(error)
 
+        if where.creds:
+            _need_keys()
         token = where.user if where.user and not where.password else None
         trying = asyncio.ensure_future(
             made.connect(
                 servers=list(where.servers),
                 name=f"oncemore {os.getpid()}",
                 connect_timeout=CONNECT_S,  # type: ignore[arg-type]
-                reconnect_time_wait=0.2,  # type: ignore[arg-type]
+                reconnect_time_wait=0.1,  # type: ignore[arg-type]
                 max_reconnect_attempts=-1,
                 ping_interval=10,
                 error_cb=hear,
+                disconnected_cb=self._lost,
                 user=where.user if token is None and where.user else None,
                 password=where.password or None,
                 token=token,
@@ -240,6 +301,17 @@ class Line:
         )
         raise Unanswered(f"there is no connection to the server{said}; {advice}") from None
 
+    async def _there(self) -> Connection:
+        """Return the connection if it stands: what the client keeps for later would come unexpected."""
+        client = await self.client()
+        if not client.is_connected:
+            await asyncio.sleep(AWAY_S)
+            raise Unanswered("the connection is lost")
+        return client
+
+    async def _lost(self) -> None:
+        self._ear.hang_up()
+
     @property
     def largest(self) -> int:
         """How many bytes a message may have, its headers aside."""
@@ -254,10 +326,13 @@ class Line:
         wait: float = ANSWER_S,
     ) -> Any:
         """Send a request and return the answer; what has none is `Unanswered`."""
-        client = await self.client()
+        client = await self._there()
+        place, answer = self._ear.place(wait)
         try:
-            return await client.request(subject, payload, timeout=wait, headers=headers)
+            await client.publish(subject, payload, place, headers)
+            return await answer
         except (TimeoutError, nats_errors.Error, OSError) as error:
+            answer.cancel()
             raise Unanswered(_said(error)) from error
 
     async def api(self, what: str, /, **asked: Any) -> dict[str, Any]:
@@ -268,10 +343,7 @@ class Line:
 
     async def publish(self, messages: list[tuple[str, bytes, dict[str, str]]]) -> Answer:
         """Send messages that are one: all but the last without asking, the last with the answer for all."""
-        client = await self.client()
-        if not client.is_connected:  # what the client keeps for later would come when nobody expects it
-            await asyncio.sleep(0.05)
-            raise Unanswered("the connection is lost")
+        client = await self._there()
         *first, (subject, data, headers) = messages
         try:
             for before in first:
@@ -350,7 +422,7 @@ class Line:
         What a connection that was lost meanwhile had on its way is missing in the middle of it all, so
         nothing counts then.
         """
-        client = await self.client()
+        client = await self._there()
         inbox, before = client.new_inbox(), client.stats["reconnects"]
         try:
             listening = await client.subscribe(inbox)
@@ -378,6 +450,13 @@ def given(subject: str, reply: str, headers: Mapping[str, str], data: bytes) -> 
 def _headers(raw: bytes) -> dict[str, str]:
     lines = raw.decode("utf-8", "replace").split("\r\n")
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines[1:]) if name}
+
+
+def _need_keys() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("nkeys") is None:
+        raise MissingExtra("a store in NATS with creds= needs nkeys: pip install 'nats-py[nkeys]'")
 
 
 def _said(error: BaseException) -> str:
