@@ -124,6 +124,9 @@ class Node:
     def freeze(self) -> None:
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
+        until, stat = time.monotonic() + PATIENCE, Path(f"/proc/{self.process.pid}/stat")
+        while stat.read_text().rpartition(")")[2].split()[0] != "T":
+            assert time.monotonic() < until
 
     def thaw(self) -> None:
         assert self.process is not None

@@ -131,7 +131,7 @@ def _utf8(text: str) -> bytes:
 def headers(head: Head, kind: int, append: str) -> dict[str, str]:
     """Return the headers that tell the head from then on; an entry's seq is that of its message."""
     seq = 0 if kind == ENTRY else head.seq
-    for text in head.by:
+    for text in (head.entity, *head.by):
         if isinstance(text, str):
             _utf8(text)
     told = msgspec.msgpack.encode([kind, head.entity, head.version, head.hash, head.head, list(head.by), seq])

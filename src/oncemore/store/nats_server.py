@@ -207,7 +207,7 @@ def _asked(monitor: str) -> bool:
     try:
         with urlopen(f"{monitor}/varz", timeout=5) as answer:  # noqa: S310 - the user's address
             said = msgspec.json.decode(answer.read())
-        return bool(said["jetstream"]["config"]["sync_always"]) if "jetstream" in said else False
+        return bool(said["jetstream"]["config"].get("sync_always"))
     except (OSError, ValueError, HTTPException, KeyError, TypeError) as error:
         raise StoreError(
             f"{shown} does not tell how the server syncs ({type(error).__name__}); is it a monitoring port?"
