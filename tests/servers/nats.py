@@ -167,13 +167,13 @@ class Cluster:
     def monitors(self) -> str:
         return ",".join(one.monitor for one in self.nodes)
 
-    def leader(self, stream: str) -> Node:
-        """Return who leads a stream now, by what most of those that answer say."""
+    def leader(self, stream: str, former: Node | None = None) -> Node:
+        """Return who leads a stream now, by what most of those that answer say; not a former one."""
         until = time.monotonic() + PATIENCE
         while time.monotonic() < until:
             told = [name for one in self.nodes if (name := _leader(one, stream))]
             for name in set(told):
-                if told.count(name) >= 2:
+                if told.count(name) >= 2 and (former is None or name != former.name):
                     return next(one for one in self.nodes if one.name == name)
             time.sleep(0.05)
         raise NoNats(f"nobody leads {stream}")

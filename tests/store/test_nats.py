@@ -736,6 +736,13 @@ def test_a_list_goes_on_when_the_server_forgot_who_reads(store: NatsStore, url: 
     store._projection._number += 5  # as if messages had been lost on the way
     stored(put(store, write("run/c", None)))
     assert len(list(store.heads(Query("run")))) == 3
+    stored(put(store, write("run/d", None)))
+    reader = f"{namespace}_LOG.{store._projection._consumer}"
+    stolen = store._line.do(lambda: store._line.fetch(*reader.split(".")))
+    assert [given.message.subject for given in stolen] == [store._log.where.entity("run/d")]
+    began = time.monotonic()
+    assert len(list(store.heads(Query("run")))) == 4, "what was given to nobody is had from another reader"
+    assert time.monotonic() - began < 5
 
 
 def test_a_list_that_nobody_asked_for_long_is_made_anew(

@@ -13,11 +13,9 @@ import random
 import secrets
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import msgspec
-import nats as client
 import pytest
 
 from oncemore.errors import StoreError
@@ -27,11 +25,11 @@ from oncemore.store.nats import NatsStore
 from oncemore.testing.contract import put, stored, whole, write
 from tests.servers import nats
 from tests.servers.cutting import BODY, WAYS, Proxy
+from tests.store.nats_judge import Answered, nonced, raw, work, wrong
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oncemore.store.base import Write
 
 names = itertools.count()
 TORTURE = os.environ.get("ONCEMORE_TORTURE") == "1"
@@ -54,68 +52,6 @@ def proxy(url: str) -> Iterator[Proxy]:
     made = Proxy((where.hostname, where.port))
     yield made
     made.close()
-
-
-class Answered(NamedTuple):
-    """What a caller was told about its writes."""
-
-    writes: tuple[Write, ...]
-    answer: Stored | Conflict
-
-
-def nonced(store: NatsStore, entity: str) -> Write:
-    return write(entity, store.head(entity), secrets.token_bytes(8) + BODY)
-
-
-def work(store: NatsStore, mine: int, rounds: int, told: list[Answered], faults: list[object]) -> None:
-    """Write alone, against others, and two at once; on the strength of a guard now and then."""
-    try:
-        for n in range(rounds):
-            entities = [(f"run/{mine}",), ("run/hot",), (f"run/{mine}-{n}", f"worker/{mine}")][n % 3]
-            writes = tuple(nonced(store, entity) for entity in entities)
-            guards = {"switch/off": 0} if n % 2 else {}
-            told.append(Answered(writes, store.append(Batch(writes, guards)).wait()))
-    except BaseException as fault:
-        faults.append(fault)
-
-
-def raw(url: str, namespace: str) -> list[tuple[int, str, bytes]]:
-    """Return the sequence, mark and body of every frame, read by the client alone."""
-
-    async def read() -> list[tuple[int, str, bytes]]:
-        connection = await client.connect(url)
-        stream = connection.jetstream()
-        found: list[tuple[int, str, bytes]] = []
-        subject = f"{namespace}.e.*"
-        subscription = await stream.subscribe(subject, ordered_consumer=True, stream=f"{namespace}_LOG")
-        last = (await stream.stream_info(f"{namespace}_LOG", subjects_filter=subject)).state
-        left = sum((last.subjects or {}).values())
-        for _ in range(left):
-            message = await subscription.next_msg(timeout=5)
-            content: list[Any] = msgspec.msgpack.decode(message.data) if message.data else []
-            mark = (message.headers or {})["Om-Append"]
-            found.append((message.metadata.sequence.stream, mark, content[2] if content else b""))
-        await connection.close()
-        return found
-
-    return asyncio.run(read())
-
-
-def wrong(told: list[Answered], frames: list[tuple[int, str, bytes]]) -> tuple[int, int, int, int]:
-    """Return how many writes stand twice, are missing, stand though refused, or stand without their pair."""
-    standing: dict[bytes, list[int]] = {}
-    for seq, _, body in frames:
-        standing.setdefault(body, []).append(seq)
-    double = sum(len(seqs) > 1 for seqs in standing.values())
-    missing = surplus = half = 0
-    for writes, answer in told:
-        there = [standing.get(one.body, []) for one in writes]
-        half += len({bool(seqs) for seqs in there}) > 1
-        if isinstance(answer, Stored):
-            missing += there != [[seq] for seq in answer.seqs]
-        else:
-            surplus += sum(map(len, there))
-    return double, missing, surplus, half
 
 
 def test_after_a_cut_every_answer_is_what_the_log_says(proxy: Proxy, url: str) -> None:

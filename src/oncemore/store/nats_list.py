@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from oncemore.store.nats_wire import Line, Message
 
 STALE_S = 600.0  # a table that nobody asked for so long is filled anew: what was dropped may leave no trace
+LOST_S = 0.05  # how long a consumer may have nothing where the leader has something
 BEHIND_S = 10.0  # how long a consumer is waited for that gives less than the leader has
 IDLE_S = 60.0  # the server forgets a consumer that nobody used for so long
 
@@ -87,7 +88,7 @@ class Projection:
         async with self._lock:
             if time.monotonic() - self._asked > STALE_S:
                 self._empty()
-            ends = time.monotonic() + BEHIND_S
+            began = time.monotonic()
             while True:
                 try:
                     await self._pull()
@@ -96,8 +97,11 @@ class Projection:
                     raise
                 if self._place >= least or await self._passed(least):
                     break
-                if time.monotonic() > ends:
+                waited = time.monotonic() - began
+                if waited > BEHIND_S:
                     raise Unanswered("a server is behind")
+                if waited > LOST_S:  # what it gave to nobody does not come again: have it from another
+                    self._consumer = ""
                 await asyncio.sleep(0.01)
             self._asked = time.monotonic()
 
