@@ -151,7 +151,9 @@ def _store(url: str) -> tuple[Callable[[], Store], str]:
     if url.startswith(("postgresql://", "postgres://")):
         return lambda: _postgres(url), _shown(url)
     if url.startswith(("nats://", "tls://")):
-        return lambda: _nats(url), _shown(url)
+        from oncemore.store.nats_address import address
+
+        return lambda: _nats(url), address(url).shown
     scheme = NO_PATH.match(url)
     if scheme is not None and not url.startswith(SQLITE):
         raise UsageError(

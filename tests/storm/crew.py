@@ -114,10 +114,11 @@ class Child:
 class Crew:
     """The place of one storm, and the workers in it."""
 
-    def __init__(self, warm: Warm, folder: Path) -> None:
+    def __init__(self, warm: Warm, folder: Path, store: str = "", lease_s: float = 60.0) -> None:
         self._warm, self.folder = warm, folder
         self.place = {
-            "store": str(folder / "log.db"),
+            "store": store or str(folder / "log.db"),
+            "lease_s": f"{lease_s}",
             "recorder": str(folder / "r"),
             "acks": str(folder / "acks"),
         }

@@ -153,10 +153,13 @@ STEPS: dict[str, Any] = {
 
 
 @contextmanager
-def ready(place: dict[str, str], point: list[Any] | None = None, lease_s: float = 60.0) -> Iterator[Engine]:
+def ready(
+    place: dict[str, str], point: list[Any] | None = None, lease_s: float | None = None
+) -> Iterator[Engine]:
     """Have an engine on the storm's store, and a moment to wait for."""
     RECORDER["address"] = place["recorder"]
     points.arm(None if point is None else points.Point(*point))
+    lease_s = float(place["lease_s"]) if lease_s is None else lease_s
     with oncemore.open(place["store"], lease_s=lease_s) as engine:
         if point is not None:
             points.watch(engine.store)
@@ -185,7 +188,7 @@ def do(place: dict[str, str], step: str, order: str, fails: int = 0) -> str:
 
 def call(place: dict[str, str], step: str, order: str, **told: Any) -> None:
     """Call one step once."""
-    with ready(place, told.get("point"), told.get("lease_s", 60.0)) as engine:
+    with ready(place, told.get("point"), told.get("lease_s")) as engine:
         _together(engine, told.get("at", 0.0))
         if told.get("blind"):
             engine.store.gone = lambda worker: False  # type: ignore[method-assign]

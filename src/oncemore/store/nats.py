@@ -63,13 +63,17 @@ class NatsStore:
     """A store in a JetStream server or cluster."""
 
     joins = False
+    #: Whether a stream is made where there is none; who does not make one does not write either.
+    makes = True
 
     def __init__(self, url: str) -> None:
         self._where = address(url)
+        if not self.makes:
+            self._where = self._where._replace(unsafe_ok=True)
         self._closed = False
         self._fresh()
         try:
-            self._server: Server = self._line.do(partial(prepare, self._line, self._log.where))
+            self._server: Server = self._line.do(partial(prepare, self._line, self._log.where, self.makes))
         except Unanswered as error:
             self._line.close()
             raise StoreError(f"{self._where.shown}: {error}") from None

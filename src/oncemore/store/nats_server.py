@@ -101,7 +101,7 @@ class Server(Value):
         return Facts(url, engine, told[self.sync], tuple(notes))
 
 
-async def prepare(line: Line, where: Subjects) -> Server:
+async def prepare(line: Line, where: Subjects, make: bool) -> Server:
     """Check the server, make the stream or check it, and return what the server gives."""
     client = await line.client()
     said: dict[str, Any] = client._server_info  # noqa: SLF001 - the client shows less of it
@@ -110,7 +110,7 @@ async def prepare(line: Line, where: Subjects) -> Server:
         raise StoreError(f"{line.where.shown} is NATS {version}; {'.'.join(map(str, OLDEST))} is needed")
     if not said.get("jetstream"):
         raise StoreError(f"{line.where.shown} has no JetStream; start it with -js and a store_dir")
-    config = await _stream(line, where)
+    config = await _stream(line, where, make)
     _check(line.where, where, config)
     sync = await asyncio.get_running_loop().run_in_executor(None, _sync, line.where)
     if sync == "sometimes" and not line.where.unsafe_ok:
@@ -147,7 +147,7 @@ def _subjects(where: Subjects) -> list[str]:
     return [*(f"{part}*" for part in (where.entities, where.parts, where.olds)), where.guard]
 
 
-async def _stream(line: Line, where: Subjects) -> dict[str, Any]:
+async def _stream(line: Line, where: Subjects, make: bool) -> dict[str, Any]:
     """Return the stream's configuration; of several processes that make it at once, one does."""
     stream = where.stream
     made = {
@@ -164,6 +164,8 @@ async def _stream(line: Line, where: Subjects) -> dict[str, Any]:
         try:
             said = await line.api(f"STREAM.INFO.{stream}")
             if said.get("error", {}).get("err_code") == 10059:
+                if not make:
+                    raise StoreError(f"{line.where.shown}: there is no store in the stream {stream}")
                 said = await line.api(f"STREAM.CREATE.{stream}", **made)
             error = said.get("error")
             if error is None:
