@@ -45,8 +45,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from oncemore.store.base import Batch, Checked, Entry, Facts, Head, Query
+    from oncemore.store.base import Batch, Checked, Conflict, Entry, Facts, Head, Query, Stored
+    from oncemore.store.nats_append import Try
     from oncemore.store.nats_log import Chain
+    from oncemore.store.nats_wire import Answer
 
 LOOK_S = 0.03  # how often `changed` looks
 CLOCK_S = 10.0  # how long the server's time is reckoned with our own clock before it is asked again
@@ -121,9 +123,28 @@ class NatsStore:
     def _begin(self, op: Op) -> None:
         self._line.begin(partial(self._serve, op))
 
-    async def _serve(self, op: Op) -> None:
+    def _serve(self, op: Op) -> Coroutine[Any, Any, None] | None:
+        """Send it at once if all is known that must be; else in a task."""
         try:
-            op.answer = await self._appender.append(op.batch)
+            if self._appender.at_once(op.batch, partial(self._heard, op)) is not None:
+                return None
+        except Exception as error:  # noqa: BLE001 - told to who asked
+            op.error = error
+            release([op])
+            return None
+        return self._slowly(op, self._appender.append(op.batch))
+
+    def _heard(self, op: Op, one: Try, answer: Answer) -> None:
+        """Tell who waits; or find out, if the answer does not say that it is stored."""
+        if answer.seq:
+            op.answer = self._appender.stored(op.batch, answer.seq)
+            release([op])
+        else:
+            self._line.go_on(self._slowly(op, self._appender.finish(one, answer)))
+
+    async def _slowly(self, op: Op, appending: Coroutine[Any, Any, Stored | Conflict]) -> None:
+        try:
+            op.answer = await appending
         except asyncio.CancelledError:
             op.error = StoreError(f"{self._where.shown}: interrupted; what was stored must be read again")
         except Exception as error:  # noqa: BLE001 - told to who asked

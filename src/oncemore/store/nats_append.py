@@ -16,7 +16,7 @@ import secrets
 import time
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from oncemore.errors import StoreError
 from oncemore.store import nats_frames as frames
@@ -24,9 +24,11 @@ from oncemore.store.base import Conflict, Stored
 from oncemore.store.nats_frames import HUSK, STONE
 from oncemore.store.nats_log import At
 from oncemore.store.nats_server import refused
-from oncemore.store.nats_wire import Answer, Unanswered
+from oncemore.store.nats_wire import Answer, Unanswered, answered
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from oncemore.store.base import Batch, Write
     from oncemore.store.nats_frames import Sent
     from oncemore.store.nats_log import Log
@@ -60,6 +62,34 @@ class Appender:
     def __init__(self, log: Log) -> None:
         self._log = log
 
+    def at_once(self, batch: Batch, hear: Callable[[Try, Answer], object]) -> Try | None:
+        """Send a batch whose entities are all known, which takes no task; None: it must be appended slowly.
+
+        `hear` is told of the answer, which may be none, once; what it means is for `finish` to find out.
+        """
+        log, one = self._log, Try(batch)
+        for entity, version in ((write.entity, write.expect) for write in batch.writes):
+            at = log.known(entity, version)
+            if at is None or (at.seq and not version):
+                return None
+            one.known[entity] = at
+        for entity, version in batch.guards.items():
+            at = log.known(entity, version)
+            if at is None:
+                return None
+            one.known[entity] = at
+        sent = frames.frames(batch, one.known, one.mine, log.where, log.line.largest)
+        sent = frames.together(sent, log.where.stream, one.mine)
+
+        def heard(message: Any, why: str) -> None:
+            hear(one, Answer(text=why) if message is None else answered(message))
+
+        return one if log.line.publish_now(sent, heard) else None
+
+    async def finish(self, one: Try, answer: Answer) -> Stored | Conflict:
+        """Go on after the first answer to a try, which was not that it is stored."""
+        return await self._until_known(one, answer)
+
     async def append(self, batch: Batch) -> Stored | Conflict:
         """Store a batch or find out why not; a `StoreError` says that neither is known."""
         log, one = self._log, Try(batch)
@@ -75,14 +105,16 @@ class Appender:
                 return await self._conflict(write.entity)
         return await self._until_known(one)
 
-    async def _until_known(self, one: Try) -> Stored | Conflict:
+    async def _until_known(self, one: Try, first: Answer | None = None) -> Stored | Conflict:
         pause, said = 0.001, ""
         while True:
-            answer = Answer()
-            with suppress(Unanswered):
-                answer = await self._send(one)
-                if answer.seq:
-                    return self._stored(one.batch, answer.seq)
+            answer, first = first or Answer(), None
+            if answer == Answer():
+                with suppress(Unanswered):
+                    answer = await self._send(one)
+            if answer.seq:
+                return self.stored(one.batch, answer.seq)
+            if answer.error:
                 said = f" ({answer.error}: {answer.text})"
             with suppress(Unanswered):
                 outcome = await self._look(one)
@@ -107,7 +139,7 @@ class Appender:
         sent = frames.frames(one.batch, one.known, one.mine, log.where, log.line.largest)
         return await publish(log, sent)
 
-    def _stored(self, batch: Batch, last: int) -> Stored:
+    def stored(self, batch: Batch, last: int) -> Stored:
         """Remember what is stored; the frames of a batch are its last messages, one after the other."""
         log = self._log
         seqs = tuple(range(last - len(batch.writes) + 1, last + 1))
@@ -143,7 +175,7 @@ class Appender:
         for number, write in enumerate(writes):
             seq, at = await self._after(one, write)
             if seq:
-                return self._stored(one.batch, seq - number + len(writes) - 1)
+                return self.stored(one.batch, seq - number + len(writes) - 1)
             if at is None:
                 return await self._conflict(write.entity)
             one.known[write.entity] = at

@@ -132,7 +132,7 @@ def headers(head: Head, kind: int, append: str) -> dict[str, str]:
     """Return the headers that tell the head from then on; an entry's seq is that of its message."""
     seq = 0 if kind == ENTRY else head.seq
     for text in (head.entity, *head.by):
-        if isinstance(text, str):
+        if isinstance(text, str) and not text.isascii():
             _utf8(text)
     told = msgspec.msgpack.encode([kind, head.entity, head.version, head.hash, head.head, list(head.by), seq])
     packed = base64.b64encode(told).decode()
@@ -149,7 +149,9 @@ def check(batch: Batch) -> None:
     for name in batch.guards:
         _utf8(name)
     for write in batch.writes:
-        headers(Head(write.entity, 0, write.hash, write.head, write.by, 0), ENTRY, "")
+        texts = (write.entity, *write.by)
+        if len(write.head) > LARGEST_HEAD // 4 or any(type(t) is str and not t.isascii() for t in texts):
+            headers(Head(write.entity, 0, write.hash, write.head, write.by, 0), ENTRY, "")
         if len(write.body) > LARGEST_BODY:
             raise UsageError(
                 f"{write.entity[:80]}: {len(write.body):,} bytes are more than a store in NATS takes in one "

@@ -78,14 +78,16 @@ class Log:
 
     # Where entities stand.
 
+    def known(self, entity: str, version: int) -> At | None:
+        """Return where an entity at a version stands, as remembered; None: the leader must be asked."""
+        known = self._known.get(entity)
+        if known is None:
+            return At() if version == 0 else None
+        return known if known.version == version else None
+
     async def stands(self, entity: str, version: int) -> At:
         """Return where an entity stands: as remembered if that fits, else as the leader says."""
-        known = self._known.get(entity)
-        if known is None and version == 0:
-            return At()
-        if known is not None and known.version == version:
-            return known
-        return self.note(entity, await self.last(entity))
+        return self.known(entity, version) or self.note(entity, await self.last(entity))
 
     async def last(self, entity: str) -> Message | None:
         """Return the last message of an entity."""

@@ -1,0 +1,62 @@
+"""What our appends and steps reach on servers, beside what a client alone reaches there.
+
+    python bench/scale.py          the tables, and a verdict for each floor
+    python bench/scale.py --quick  the same in a few seconds, too noisy to believe
+    python bench/scale.py --json   the same for a machine
+
+Each part starts a server of its own on the loopback address, with the settings that make it durable; a part
+whose server is not there is left out and said to be. Method: `_measure.py`; a ratio is of rates: 1 is as
+quick as the client alone, and both wait for the same disk in the same minute.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import _nats
+from _measure import Effort, Goal, Group, command
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.servers import nats
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+
+def on_nats(effort: Effort) -> Iterator[Group]:
+    """One server of NATS JetStream that syncs before it acknowledges."""
+    with ExitStack() as opened:
+        try:
+            node = opened.enter_context(nats.node())
+        except nats.NoNats as reason:
+            print(f"NATS is left out: {reason}", file=sys.stderr)
+            return
+        yield from _nats.groups(node.url, effort, opened)
+
+
+#: What is measured, server by server, and how it is judged.
+PARTS = ((on_nats, _nats.goals),)
+
+
+def measured(options: argparse.Namespace) -> Iterator[Group]:
+    """Measure part by part."""
+    effort = Effort(3, 20_000_000) if options.quick else Effort(15, 200_000_000, 90.0)
+    for part, _ in PARTS:
+        yield from part(effort)
+
+
+def judged(groups: list[Group]) -> list[Goal]:
+    """Judge the parts that were measured."""
+    found = {group.name: group for group in groups}
+    return [
+        goal for _, goals in PARTS if any(name.startswith("NATS") for name in found) for goal in goals(found)
+    ]
+
+
+if __name__ == "__main__":
+    command(__doc__, ("oncemore", "nats-py"), measured, judged)
