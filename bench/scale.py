@@ -39,23 +39,22 @@ def on_nats(effort: Effort) -> Iterator[Group]:
         yield from _nats.groups(node.url, effort, opened)
 
 
-#: What is measured, server by server, and how it is judged.
-PARTS = ((on_nats, _nats.goals),)
+#: What is measured, server by server: the name that its tables begin with, and how it is judged.
+PARTS = (("NATS", on_nats, _nats.goals),)
 
 
 def measured(options: argparse.Namespace) -> Iterator[Group]:
     """Measure part by part."""
     effort = Effort(3, 20_000_000) if options.quick else Effort(15, 200_000_000, 90.0)
-    for part, _ in PARTS:
+    for _, part, _ in PARTS:
         yield from part(effort)
 
 
 def judged(groups: list[Group]) -> list[Goal]:
     """Judge the parts that were measured."""
     found = {group.name: group for group in groups}
-    return [
-        goal for _, goals in PARTS if any(name.startswith("NATS") for name in found) for goal in goals(found)
-    ]
+    there = [goals for name, _, goals in PARTS if any(group.startswith(name) for group in found)]
+    return [goal for goals in there for goal in goals(found)]
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ from oncemore.errors import StoreError
 from oncemore.store.nats import NatsStore
 from oncemore.store.nats_look import LookedAt
 from oncemore.testing import contract
-from tests.looking.shell import run
 from tests.looking.work import everything
 from tests.servers import nats
+from tests.shell import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

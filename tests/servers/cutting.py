@@ -53,6 +53,8 @@ class Proxy:
     def _requests(self, client: socket.socket, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := client.recv(1 << 20):
+                if self._armed:
+                    data += _rest(client)
                 way = self._armed.pop() if len(data) > len(BODY) and self._armed else None
                 if len(data) > len(BODY):
                     self._row = 0 if way is None else self._row + 1
@@ -90,6 +92,14 @@ class Proxy:
             _end(line)
         for thread in self._threads:
             thread.join(PATIENCE)
+
+
+def _rest(line: socket.socket) -> bytes:
+    """Return what is on its way of a request that may have come in pieces."""
+    time.sleep(0.003)
+    with contextlib.suppress(BlockingIOError):
+        return line.recv(1 << 20, socket.MSG_DONTWAIT)
+    return b""
 
 
 def _end(line: socket.socket) -> None:

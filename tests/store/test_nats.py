@@ -114,12 +114,12 @@ def test_who_follows_writers_by_seq_misses_nothing_and_nothing_acknowledged_is_l
         followed.extend(store.entries(after=last))
 
     acknowledged: set[int] = set()
-    with processes(WRITER, *((url, n) for n in range(3))) as writers:
+    with processes(WRITER, *((url, n) for n in range(2))) as writers:
         for one in writers:
             assert one.stdin is not None
             one.stdin.write("\n")
             one.stdin.flush()
-        until = time.monotonic() + 1.5
+        until = time.monotonic() + 1.0
         while time.monotonic() < until:
             follow()
         for one in writers:
@@ -134,7 +134,7 @@ def test_who_follows_writers_by_seq_misses_nothing_and_nothing_acknowledged_is_l
     there = [entry.seq for entry in store.entries()]
     assert [entry.seq for entry in followed] == there == sorted(set(there))
     assert acknowledged <= set(there)
-    assert len(acknowledged) > 100, len(acknowledged)
+    assert len(acknowledged) > 20, len(acknowledged)
     for entity in {entry.entity for entry in followed if entry.entity.startswith("run/")}:
         whole(store, entity)
 
@@ -152,14 +152,14 @@ OPENER = """
 
 
 def test_several_processes_may_make_the_stream_at_once(url: str) -> None:
-    with processes(OPENER, *((url, n) for n in range(4))) as openers:
+    with processes(OPENER, *((url, n) for n in range(3))) as openers:
         for one in openers:
             assert one.stdin is not None
             one.stdin.write("\n")
             one.stdin.flush()
-        assert [one.communicate(timeout=30)[0] for one in openers] == ["Stored\n"] * 4
+        assert [one.communicate(timeout=30)[0] for one in openers] == ["Stored\n"] * 3
     store = NatsStore(url)
-    assert len(list(store.entries())) == 4
+    assert len(list(store.entries())) == 3
     store.close()
 
 
@@ -684,6 +684,24 @@ def test_a_drop_that_dies_leaves_nothing_that_comes_back(
     other.close()
 
 
+def test_what_others_only_forgot_or_put_right_refuses_nobody(store: NatsStore, url: str) -> None:
+    """It moves no version, though the server has another sequence now than whoever wrote last remembers."""
+    other = NatsStore(url)
+    stored(put(store, write("run/a", None)))
+    for n in range(1, 4):
+        head = store.head("run/a")
+        assert head is not None
+        other.prune({"run/a": 99})
+        stored(put(store, write("run/a", head)))
+        head = other.head("run/a")
+        assert head is not None
+        assert other.mend([head], other.changed(0, 0.0)) == 1
+        guarded = store.append(Batch((write(f"run/{n}", None),), {"run/a": head.version})).wait()
+        assert isinstance(guarded, Stored)
+    whole(store, "run/a", pruned=4)
+    other.close()
+
+
 def test_tidying_up_takes_old_stones_and_what_guards_left(store: NatsStore, url: str, namespace: str) -> None:
     for entity in ("run/a", "run/b"):
         stored(store.append(Batch((write(entity, None),), {"switch/off": 0})).wait())  # type: ignore[arg-type]
@@ -785,3 +803,11 @@ def test_a_message_that_is_not_ours_is_said_to_be_so(store: NatsStore, url: str,
     asyncio.run(intrude())
     with pytest.raises(StoreError, match="is not one of ours"):
         store.head("run/a")
+
+
+@pytest.mark.parametrize(
+    "reply", ["$JS.ACK.S.C.1.42.7.1500000000.3", "$JS.ACK.hub.HASH.S.C.1.42.7.1500000000.3.random"]
+)
+def test_what_a_consumer_says_is_read_in_both_of_its_forms(reply: str) -> None:
+    found = nats_wire.given("s", reply, {}, b"")
+    assert (found.message.seq, found.number, found.stored, found.left) == (42, 7, 1.5, 3)

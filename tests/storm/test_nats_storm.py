@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.storm.crew import Warm
 
 TORTURE = os.environ.get("ONCEMORE_TORTURE") == "1"
-KILLS = int(os.environ.get("ONCEMORE_KILLS", "500" if TORTURE else "25"))
+KILLS = int(os.environ.get("ONCEMORE_KILLS", "500" if TORTURE else "12"))
 LEASE_S = 0.5
 MOMENTS = (
     *(Point(mark, when) for mark in ("INTENT", "COMMIT") for when in ("before", "after")),
