@@ -13,6 +13,7 @@ import asyncio
 import base64
 import os
 import threading
+import time
 from _thread import allocate_lock
 from collections import deque
 from contextlib import suppress
@@ -261,17 +262,32 @@ class Line:
 
     async def _connected(self) -> Connection:
         """Connect, or give up after a while: by itself, the client would try for ever."""
-        made, where = Connection(), self.where
-        complaint: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
-        last: list[Exception] = []
+        if self.where.creds:
+            _need_keys()
+        ends = time.monotonic() + CONNECT_S
+        while True:
+            made = Connection()
+            error = await self._connect(made, ends - time.monotonic())
+            if error is None:
+                return made
+            with suppress(TimeoutError, nats_errors.Error, OSError):
+                await asyncio.wait_for(made.close(), HANG_UP_S)
+            if _is_final(error) or time.monotonic() > ends:
+                advice = "are name and password right?" if _is_final(error) else "is it running?"
+                raise Unanswered(f"there is no connection to the server ({_said(error)}); {advice}")
+            await asyncio.sleep(AWAY_S)
+
+    async def _connect(self, made: Connection, within: float) -> BaseException | None:
+        """Connect; return why not. A server that lets nobody in may hang up before it has said so."""
+        where = self.where
+        last: list[BaseException] = [TimeoutError("no answer in time")]
+        final = asyncio.Event()
 
         async def hear(error: Exception) -> None:
-            last[:] = [error]
-            if _is_final(error) and not complaint.done():
-                complaint.set_result(error)
+            last.append(error)
+            if _is_final(error):
+                final.set()
 
-        if where.creds:
-            _need_keys()
         token = where.user if where.user and not where.password else None
         trying = asyncio.ensure_future(
             made.connect(
@@ -291,19 +307,15 @@ class Line:
                 pending_size=128 * 1024 * 1024,
             )
         )
-        both: set[asyncio.Future[Any]] = {trying, complaint}
-        done, _ = await asyncio.wait(both, timeout=CONNECT_S, return_when="FIRST_COMPLETED")
-        if trying in done and trying.exception() is None:
-            return made
+        refused = asyncio.ensure_future(final.wait())
+        both: set[asyncio.Future[Any]] = {trying, refused}
+        await asyncio.wait(both, timeout=max(0.05, within), return_when="FIRST_COMPLETED")
+        refused.cancel()
+        if trying.done() and not trying.cancelled():
+            return trying.exception()
         trying.cancel()
-        with suppress(BaseException):
-            await asyncio.wait_for(made.close(), HANG_UP_S)
-        error = trying.exception() if trying in done else (last[0] if last else None)
-        said = f" ({_said(error)})" if error is not None else ""
-        advice = (
-            "are name and password right?" if error is not None and _is_final(error) else "is it running?"
-        )
-        raise Unanswered(f"there is no connection to the server{said}; {advice}") from None
+        await asyncio.wait({trying}, timeout=HANG_UP_S)
+        return last[-1]
 
     async def _there(self) -> Connection:
         """Return the connection if it stands: what the client keeps for later would come unexpected."""
