@@ -95,6 +95,7 @@ def test_what_would_write_is_refused(url: str) -> None:
         lambda: store.prune({"run/a": 1}),
         lambda: store.drop({"run/a": 1}),
         lambda: store.mend([], 1),
+        lambda: store.adopt([], []),
         lambda: store.enter("me"),
         store.tidy,
     ):

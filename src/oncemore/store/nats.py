@@ -8,6 +8,7 @@ read, by a window of duplicates, by an acknowledgement of a consumer or by a clo
     nats_wire     the connection and its requests       nats_log      reading
     nats_server   what a server must be                 nats_list     lists of heads
     nats_address  where it is                           nats_forget   prune, drop, mend, tidy
+    nats_adopt    taking over another log's entries
 
 **Durability** is what the server gives, and by default it gives little: it acknowledges before it syncs, up
 to two minutes before. Set `sync_interval: always`. No client can see that setting; only the monitoring port
@@ -30,7 +31,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from oncemore.errors import StoreError, UsageError
-from oncemore.store import nats_forget, nats_frames
+from oncemore.store import nats_adopt, nats_forget, nats_frames
 from oncemore.store.base import Room, Weight, check_batch
 from oncemore.store.combine import Op, asleep, release
 from oncemore.store.nats_address import address
@@ -235,6 +236,11 @@ class NatsStore:
         """Put heads in the place of what is there; up to 300 at once, all or none."""
         groups = [heads[at : at + nats_forget.MOST] for at in range(0, len(heads), nats_forget.MOST)]
         return sum(self._ask(partial(self._forgetter.mend, group, upto)) for group in groups)
+
+    def adopt(self, entries: Sequence[Entry], heads: Sequence[Head]) -> None:
+        """Take over entries of another log, as one atomic batch of at most 1,000 messages."""
+        self._check_open()
+        self._line.do(partial(nats_adopt.adopt, self._log, entries, heads))
 
     # The rest.
 

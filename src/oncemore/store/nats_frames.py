@@ -29,14 +29,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from oncemore.core.key import fingerprint
-from oncemore.core.value import Value
+from oncemore.core.value import Value, make
 from oncemore.errors import StoreError, UsageError
 from oncemore.store.base import Entry, Head, Index
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from oncemore.store.base import Batch, Write
+    from oncemore.store.base import Batch
     from oncemore.store.nats_wire import Message
 
     Sent = tuple[str, bytes, dict[str, str]]
@@ -159,35 +159,64 @@ def check(batch: Batch) -> None:
             )
 
 
+class Put(Value):
+    """An entry on its way into the log: the head that then stands, and what the frame holds.
+
+    body    None: it was pruned where the entry comes from, and `digest` is what is left of it
+    expect  the sequence that the subject's last message must have; None: it follows one in the same batch
+    """
+
+    head: Head
+    header: bytes
+    prev: bytes
+    body: bytes | None
+    expect: int | None
+    digest: bytes = b""
+
+
 def frames(batch: Batch, known: Mapping[str, Any], mine: str, where: Subjects, room: int) -> list[Sent]:
     """Return the messages of a batch: guards, parts of large bodies, and last the frames, in their order."""
     sent: list[Sent] = []
     for entity in batch.guards:
         expects = {EXPECT: str(known[entity].seq), EXPECT_OF: where.entity(entity)}
         sent.append((where.guard, b"", {**expects, APPEND: mine}))
-    begins: list[tuple[int, int]] = []
+    puts: list[Put] = []
     for write in batch.writes:
-        pieces = _pieces(write, room)
-        begins.append((len(sent), len(pieces)))
-        subject = where.parts + token(write.entity) if pieces else ""
-        sent += [(subject, piece, {APPEND: mine}) for piece in pieces]
-    for write, (first, many) in zip(batch.writes, begins, strict=True):
         at = known[write.entity]
         head = Head(write.entity, write.expect + 1, write.hash, write.head, write.by, 0)
-        told: list[Any] = [write.header, at.hash, write.body]
+        puts.append(make(Put, (head, write.header, at.hash, write.body, at.seq, b"")))
+    return put(puts, mine, where, room, sent)
+
+
+def put(puts: Sequence[Put], mine: str, where: Subjects, room: int, sent: list[Sent]) -> list[Sent]:
+    """Add the messages of entries to others: parts of large bodies, and last the frames, in their order."""
+    begins: list[tuple[int, int]] = []
+    for one in puts:
+        pieces = _pieces(one, room)
+        begins.append((len(sent), len(pieces)))
+        if pieces:
+            subject = where.parts + token(one.head.entity)
+            sent += [(subject, piece, {APPEND: mine}) for piece in pieces]
+    for one, (first, many) in zip(puts, begins, strict=True):
+        told: list[Any] = [one.header, one.prev, one.body]
         if many:
-            told = [write.header, at.hash, None, len(sent) - first, many, len(write.body)]
-        expects = {**headers(head, ENTRY, mine), EXPECT: str(at.seq)}
-        sent.append((where.entity(write.entity), msgspec.msgpack.encode(told), expects))
+            told = [one.header, one.prev, None, len(sent) - first, many, b""]
+        elif one.body is None:
+            told += [0, 0, one.digest]
+        given = headers(one.head, ENTRY, mine)
+        if one.expect is not None:
+            given[EXPECT] = str(one.expect)
+        sent.append((where.entity(one.head.entity), msgspec.msgpack.encode(told), given))
     if len(sent) > MOST_TOGETHER:
         raise UsageError(f"a batch of {len(sent)} messages is more than NATS takes as one, {MOST_TOGETHER}")
     return sent
 
 
-def _pieces(write: Write, room: int) -> list[bytes]:
-    if len(write.body) + len(write.header) + 200 <= room:
+def _pieces(one: Put, room: int) -> list[bytes]:
+    body = one.body or b""
+    if len(body) + len(one.header) + 200 <= room:
         return []
-    return [write.body[at : at + room] for at in range(0, len(write.body), room)]
+    return [body[at : at + room] for at in range(0, len(body), room)]
 
 
 def together(sent: list[Sent], stream: str, name: str) -> list[Sent]:
@@ -227,8 +256,9 @@ def read(message: Message) -> Frame:
     if kind != ENTRY:
         return Frame(message.seq, kind, head, None, append)
     header, prev, body, *parts = _content(message)
-    back, many, _ = parts or (0, 0, 0)
-    digest = b"" if body is None else fingerprint(body)
+    back, many, digest = parts or (0, 0, b"")
+    if body is not None:
+        digest = fingerprint(body)
     found = Entry(message.seq, head.entity, head.version, prev, head.hash, header, body, digest)
     first = message.seq - back if many else 0
     return Frame(message.seq, kind, head._replace(body=body), found, append, first, many)

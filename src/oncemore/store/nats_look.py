@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import NoReturn
 
-    from oncemore.store.base import Batch, Head
+    from oncemore.store.base import Batch, Entry, Head
 
 
 class LookedAt(NatsStore):
@@ -32,6 +32,10 @@ class LookedAt(NatsStore):
         self._only_looked_at()
 
     def mend(self, heads: Sequence[Head], upto: int) -> NoReturn:
+        """Refuse."""
+        self._only_looked_at()
+
+    def adopt(self, entries: Sequence[Entry], heads: Sequence[Head]) -> NoReturn:
         """Refuse."""
         self._only_looked_at()
 
