@@ -1,13 +1,15 @@
 """The subjects of scale.py on NATS JetStream: our appends and steps, and publishes by hand.
 
 By hand means: the client's own publish to a subject of its own, with the sequence that its last message must
-have, and nothing else: no head, no hash, no record of what ran. Bodies have 600 bytes. The server syncs
-before it acknowledges (`sync_interval: always`), for all of them alike.
+have, and nothing else: no head, no hash, no record of what ran. What a step does by hand is an atomic batch
+with a guard, because every attempt is guarded by the switches of its log, and a publish. Bodies have 600
+bytes. The server syncs before it acknowledges (`sync_interval: always`), for all of them alike.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
 AT_ONCE = 32
 BODY = b"x" * 600
 EXPECT = "Nats-Expected-Last-Subject-Sequence"
-RAW, RAW_TWO = "publish by hand", "two publishes by hand, one after the other"
+RAW, RAW_TWO = "publish by hand", "two publishes by hand, no guard"
+GUARDED = "guarded batch and publish by hand"
 APPEND, STEP = "our append", "our step"
 THREADS = f"our append, {AT_ONCE} threads"
 
@@ -56,20 +59,31 @@ class ByHand:
         for _ in range(messages):
             last = (await self._stream.publish(subject, BODY, headers={EXPECT: str(last)})).seq
 
+    async def _guarded(self) -> None:
+        """Publish to a new subject only if another has not moved, and once more to the same."""
+        number = next(self._numbers)
+        subject, batch = f"hand.{number}", {"Nats-Batch-Id": f"b{number}"}
+        guard = {EXPECT: "0", f"{EXPECT}-Subject": "hand.switches", "Nats-Batch-Sequence": "1"}
+        await self._client.publish("hand.guard", b"", headers={**batch, **guard})
+        last = {EXPECT: "0", "Nats-Batch-Sequence": "2", "Nats-Batch-Commit": "1"}
+        answer = await self._client.request(subject, BODY, headers={**batch, **last}, timeout=10)
+        await self._stream.publish(subject, BODY, headers={EXPECT: str(json.loads(answer.data)["seq"])})
+
     def alone(self, messages: int) -> Callable[[int], int]:
-        """Return what publishes one after the other."""
+        """Return what publishes one after the other; 0 messages: a guarded batch and one more."""
 
         async def go(n: int) -> int:
             begin = time.perf_counter_ns()
             for _ in range(n):
-                await self._one(messages)
+                await (self._one(messages) if messages else self._guarded())
             return time.perf_counter_ns() - begin
 
         return lambda n: self._runner.run(go(n))
 
     def together(self, messages: int) -> Callable[[int], int]:
         """Return what publishes with many under way."""
-        return lambda n: self._runner.run(at_once(lambda: self._one(messages), n))
+        make = (lambda: self._one(messages)) if messages else self._guarded
+        return lambda n: self._runner.run(at_once(make, n))
 
     def close(self) -> None:
         self._runner.run(self._client.close())
@@ -87,6 +101,12 @@ async def at_once(make: Callable[[], Any], n: int) -> int:
     begin = time.perf_counter_ns()
     await asyncio.gather(*[one() for _ in range(min(n, AT_ONCE))])
     return time.perf_counter_ns() - begin
+
+
+def many(run: Callable[[int], int]) -> Callable[[int], int]:
+    """Return what does 64 at least, so that there are 32 at once; the cost is that of as many as asked."""
+    least = 2 * AT_ONCE
+    return lambda n: run(max(n, least)) * n // max(n, least)
 
 
 class Ours:
@@ -161,13 +181,33 @@ def groups(url: str, effort: Effort, opened: ExitStack) -> Iterator[Group]:
     opened.callback(ours.close)
     for name, over, subjects in (
         (ALONE, RAW, [Subject(RAW, hand.alone(1)), Subject(APPEND, ours.append)]),
-        (STEPS, RAW_TWO, [Subject(RAW_TWO, hand.alone(2)), Subject(STEP, ours.step)]),
+        (
+            STEPS,
+            GUARDED,
+            [
+                Subject(GUARDED, hand.alone(0)),
+                Subject(RAW_TWO, hand.alone(2)),
+                Subject(STEP, ours.step),
+            ],
+        ),
         (
             MANY,
             RAW,
-            [Subject(RAW, hand.together(1)), Subject(APPEND, ours.appends), Subject(THREADS, ours.threads)],
+            [
+                Subject(RAW, many(hand.together(1))),
+                Subject(APPEND, many(ours.appends)),
+                Subject(THREADS, many(ours.threads)),
+            ],
         ),
-        (MANY_STEPS, RAW_TWO, [Subject(RAW_TWO, hand.together(2)), Subject(STEP, ours.steps)]),
+        (
+            MANY_STEPS,
+            GUARDED,
+            [
+                Subject(GUARDED, many(hand.together(0))),
+                Subject(RAW_TWO, many(hand.together(2))),
+                Subject(STEP, many(ours.steps)),
+            ],
+        ),
     ):
         costs = interleaved(subjects, effort)
         against = ratios({key: [1 / one for one in own] for key, own in costs.items()}, over)
@@ -181,7 +221,7 @@ def goals(found: dict[str, Group]) -> list[Goal]:
     """Judge: at least half the rate of what the client alone can do."""
     asked = [
         (ALONE, APPEND, "an append beside a publish by hand"),
-        (STEPS, STEP, "a step beside two publishes by hand"),
+        (STEPS, STEP, "a step beside a guarded batch and a publish by hand"),
         (MANY, APPEND, f"… {AT_ONCE} at once"),
         (MANY_STEPS, STEP, f"… {AT_ONCE} steps at once"),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "bench" / "scale.py"
 
 
+@pytest.mark.torture
+@pytest.mark.skipif(os.environ.get("ONCEMORE_TORTURE") != "1", reason="takes long: make torture runs it")
 def test_the_benchmark_measures_and_judges_what_there_is_a_server_for(tmp_path: Path) -> None:
     try:
         nats._binary()

@@ -16,8 +16,8 @@ import pytest
 import trustme
 
 from oncemore.errors import MissingExtra, StoreError, UsageError
-from oncemore.store import nats_forget, nats_frames, nats_list, nats_server, nats_wire
-from oncemore.store.base import Batch, Index, Query, Stored
+from oncemore.store import nats_crowd, nats_forget, nats_frames, nats_list, nats_server, nats_wire
+from oncemore.store.base import Batch, Conflict, Index, Query, Stored
 from oncemore.store.nats import NatsStore
 from oncemore.store.nats_address import address
 from oncemore.testing.contract import put, stored, whole, write
@@ -812,3 +812,40 @@ def test_a_message_that_is_not_ours_is_said_to_be_so(store: NatsStore, url: str,
 def test_what_a_consumer_says_is_read_in_both_of_its_forms(reply: str) -> None:
     found = nats_wire.given("s", reply, {}, b"")
     assert (found.message.seq, found.number, found.stored, found.left) == (42, 7, 1.5, 3)
+
+
+def test_those_who_rely_on_the_same_go_together_and_one_that_is_stale_hurts_nobody_else(
+    store: NatsStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    original = nats_crowd.Crowd._heard
+
+    def heard(self: nats_crowd.Crowd, group: Any, message: Any, why: str) -> None:
+        sizes.append(len(group))
+        original(self, group, message, why)
+
+    monkeypatch.setattr(nats_crowd.Crowd, "_heard", heard)
+    stored(put(store, write("switch/s", None)))
+    stored(put(store, write("run/7", None)))
+    store._log.forget()
+    assert store.head("switch/s") is not None
+
+    async def all_of(first: int, version: int) -> list[Any]:
+        batches = [
+            Batch((write(f"run/{n}", None, b"%d" % n), write(f"event/{n}", None)), {"switch/s": version})
+            for n in range(first, first + 20)
+        ]
+        return await asyncio.gather(*[_awaited(store, store.append(batch)) for batch in batches])
+
+    answers = asyncio.run(all_of(0, 1))
+    assert [n for n, answer in enumerate(answers) if not isinstance(answer, Stored)] == [7]
+    assert answers[7] == Conflict("run/7", store.head("run/7"))
+    assert store.head("event/7") is None
+    assert max(sizes) > 10
+    for n, answer in enumerate(answers):
+        if n != 7:
+            assert answer.seqs == (whole(store, f"run/{n}")[0].seq, whole(store, f"event/{n}")[0].seq)
+    stored(put(store, write("switch/s", store.head("switch/s"))))
+    refused = asyncio.run(all_of(100, 1))
+    assert refused == [Conflict("switch/s", store.head("switch/s"))] * 20
+    assert store.head("run/100") is None

@@ -8,7 +8,7 @@ read, by a window of duplicates, by an acknowledgement of a consumer or by a clo
     nats_wire     the connection and its requests       nats_log      reading
     nats_server   what a server must be                 nats_list     lists of heads
     nats_address  where it is                           nats_forget   prune, drop, mend, tidy
-    nats_adopt    taking over another log's entries
+    nats_adopt    taking over another log's entries     nats_crowd    batches with guards, together
 
 **Durability** is what the server gives, and by default it gives little: it acknowledges before it syncs, up
 to two minutes before. Set `sync_interval: always`. No client can see that setting; only the monitoring port

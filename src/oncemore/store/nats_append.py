@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from oncemore.errors import StoreError
 from oncemore.store import nats_frames as frames
 from oncemore.store.base import Conflict, Stored
+from oncemore.store.nats_crowd import Crowd
 from oncemore.store.nats_frames import HUSK, STONE
 from oncemore.store.nats_log import At
 from oncemore.store.nats_server import refused
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 GIVE_UP_S = 30.0
 EMPTIED_S = 5.0  # for how long a subject must be found empty to believe that an entity was dropped long ago
 LONGEST_PAUSE_S = 0.25
+SMALL = 20_000  # bytes of a body that goes together with others'
 
 WRONG_SEQUENCE, IN_FLIGHT, ABANDONED, TOO_MANY, NO_ANSWER = 10071, 10164, 10176, 10210, 0
 #: What a server says when the same may be sent again, once one has looked.
@@ -61,6 +63,7 @@ class Appender:
 
     def __init__(self, log: Log) -> None:
         self._log = log
+        self._crowd = Crowd(log)
 
     def at_once(self, batch: Batch, hear: Callable[[Try, Answer], object]) -> Try | None:
         """Send a batch whose entities are all known, which takes no task; None: it must be appended slowly.
@@ -78,6 +81,11 @@ class Appender:
             if at is None:
                 return None
             one.known[entity] = at
+        if batch.guards and batch.writes and all(len(w.body) < SMALL for w in batch.writes):
+            if not log.line.stands:
+                return None
+            self._crowd.add(one, partial(hear, one))
+            return one
         sent = frames.frames(batch, one.known, one.mine, log.where, log.line.largest)
         sent = frames.together(sent, log.where.stream, one.mine)
 

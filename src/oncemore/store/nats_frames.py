@@ -176,16 +176,25 @@ class Put(Value):
 
 def frames(batch: Batch, known: Mapping[str, Any], mine: str, where: Subjects, room: int) -> list[Sent]:
     """Return the messages of a batch: guards, parts of large bodies, and last the frames, in their order."""
-    sent: list[Sent] = []
-    for entity in batch.guards:
-        expects = {EXPECT: str(known[entity].seq), EXPECT_OF: where.entity(entity)}
-        sent.append((where.guard, b"", {**expects, APPEND: mine}))
+    sent = guards(batch, known, mine, where)
     puts: list[Put] = []
     for write in batch.writes:
         at = known[write.entity]
         head = Head(write.entity, write.expect + 1, write.hash, write.head, write.by, 0)
         puts.append(make(Put, (head, write.header, at.hash, write.body, at.seq, b"")))
     return put(puts, mine, where, room, sent)
+
+
+def guards(batch: Batch, known: Mapping[str, Any], mine: str, where: Subjects) -> list[Sent]:
+    """Return the messages that hold only if the guards of a batch do."""
+    return [
+        (
+            where.guard,
+            b"",
+            {EXPECT: str(known[entity].seq), EXPECT_OF: where.entity(entity), APPEND: mine},
+        )
+        for entity in batch.guards
+    ]
 
 
 def put(puts: Sequence[Put], mine: str, where: Subjects, room: int, sent: list[Sent]) -> list[Sent]:

@@ -373,10 +373,15 @@ class Line:
     def publish_now(self, messages: list[Sent], hear: Hear) -> bool:
         """Send messages that are one, if the connection stands; `hear` is told of what `answered` reads."""
         client = self._client
-        if client is None or not client.is_connected:
+        if client is None or not self.stands:
             return False
         self._publish(client, messages, hear)
         return True
+
+    @property
+    def stands(self) -> bool:
+        """Whether there is a connection at this moment."""
+        return self._client is not None and self._client.is_connected
 
     def _publish(self, client: Connection, messages: list[Sent], hear: Hear) -> None:
         wait = ANSWER_S + sum([len(message[1]) for message in messages]) / SLOWEST
