@@ -16,13 +16,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import _scale_nats
 import _scale_postgres
 from _durable import has_dbos
 from _measure import Effort, Goal, Group, command
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.servers import postgres
+from tests.servers import nats, postgres
 
 if TYPE_CHECKING:
     import argparse
@@ -40,8 +41,23 @@ def on_postgres(effort: Effort) -> Iterator[Group]:
         yield from _scale_postgres.groups(url, effort, opened)
 
 
+def on_nats(effort: Effort) -> Iterator[Group]:
+    """One server of NATS JetStream that syncs before it acknowledges."""
+    with ExitStack() as opened:
+        try:
+            node = opened.enter_context(nats.node())
+        except nats.NoNats as reason:
+            print(f"NATS is left out: {reason}", file=sys.stderr)
+            return
+        yield from _scale_nats.groups(node.url, effort, opened)
+
+
 #: What is measured, server by server: the word that its tables begin with, and how it is judged.
-PARTS = (("PostgreSQL", on_postgres, _scale_postgres.goals),)
+PARTS = (
+    ("PostgreSQL", on_postgres, _scale_postgres.goals),
+    ("NATS", on_nats, _scale_nats.goals),
+)
+PACKAGES = ("oncemore", "psycopg", "nats-py", *(["dbos"] if has_dbos() else []))
 
 
 def measured(options: argparse.Namespace) -> Iterator[Group]:
@@ -54,13 +70,9 @@ def measured(options: argparse.Namespace) -> Iterator[Group]:
 def judged(groups: list[Group]) -> list[Goal]:
     """Judge the parts that were measured."""
     found = {group.name: group for group in groups}
-    return [
-        goal
-        for word, _, goals in PARTS
-        if any(name.startswith(word) for name in found)
-        for goal in goals(found)
-    ]
+    there = [goals for word, _, goals in PARTS if any(name.startswith(word) for name in found)]
+    return [goal for goals in there for goal in goals(found)]
 
 
 if __name__ == "__main__":
-    command(__doc__, ("oncemore", "psycopg", *(["dbos"] if has_dbos() else [])), measured, judged)
+    command(__doc__, PACKAGES, measured, judged)

@@ -2,6 +2,7 @@
 
     oncemore.open("sqlite:///state/log.db")     a file of this machine; four slashes for an absolute path
     oncemore.open("postgresql://host/database") a server, for several machines
+    oncemore.open("nats://host/namespace")      a JetStream server or cluster, likewise
     oncemore.open("memory:")                    forgotten with the process; for tests
 
 Without an engine of its own (`work.on(engine)`, `with engine:`) a step uses the engine of the settings.
@@ -149,10 +150,15 @@ def _store(url: str) -> tuple[Callable[[], Store], str]:
         return lambda: memory, MEMORY
     if url.startswith(("postgresql://", "postgres://")):
         return lambda: _postgres(url), _shown(url)
+    if url.startswith(("nats://", "tls://")):
+        from oncemore.store.nats_address import address
+
+        return lambda: _nats(url), address(url).shown
     scheme = NO_PATH.match(url)
     if scheme is not None and not url.startswith(SQLITE):
         raise UsageError(
-            f"{scheme.group()} is no store; take sqlite:///path, postgresql://host/database or memory:"
+            f"{scheme.group()} is no store; take sqlite:///path, postgresql://host/database, "
+            "nats://host/namespace or memory:"
         )
     name = url.removeprefix(SQLITE)
     if name == ":memory:":
@@ -207,6 +213,12 @@ def _postgres(url: str) -> Store:
     from oncemore.store.postgres import PostgresStore
 
     return PostgresStore(url)
+
+
+def _nats(url: str) -> Store:
+    from oncemore.store.nats import NatsStore
+
+    return NatsStore(url)
 
 
 def _listener(on_event: Callable[[Event], object]) -> Callable[[str, Any], object]:

@@ -28,7 +28,7 @@ from oncemore.profiles.exoarmur_record import MOST_CHARACTERS, NOBODY
 from oncemore.store.postgres import PostgresStore
 from tests.engine.colours import Script
 from tests.profiles.test_exoarmur import run, told, work_of
-from tests.servers import postgres
+from tests.servers import nats, postgres
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -58,7 +58,22 @@ def server() -> Iterator[str]:
         pytest.skip(str(reason))
 
 
-@pytest.fixture(autouse=True, params=["memory", "log in memory", "sqlite", "postgresql"])
+@pytest.fixture(scope="module")
+def jetstream() -> Iterator[str]:
+    try:
+        with nats.running(jetstream=True) as (address, _):
+            yield address
+    except nats.NoNats as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture(
+    autouse=True,
+    params=[
+        *("memory", "log in memory", "sqlite", "postgresql"),
+        pytest.param("jetstream", marks=pytest.mark.req("IDEM-10")),
+    ],
+)
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine | None]:
     """Where records are kept: all tests here hold for every place (IDEM-10)."""
     if request.param == "memory":
@@ -67,6 +82,8 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine | 
     if request.param == "postgresql":
         url, schema = request.getfixturevalue("server"), f"results_{next(names)}"
         made = oncemore.Engine(lambda: PostgresStore(url, schema), url)
+    elif request.param == "jetstream":
+        made = oncemore.open(f"{request.getfixturevalue('jetstream')}/results_{next(names)}")
     else:
         made = oncemore.open("memory:" if request.param == "log in memory" else tmp_path / "log.db")
     with made:

@@ -225,7 +225,7 @@ def test_whether_somebody_chose_a_store_is_known(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("nats://host", "nats:// is no store; take sqlite:///path, postgresql://host/database or memory:"),
+        ("mysql://host", "mysql:// is no store; take sqlite:///path, postgresql://host/database, nats://"),
         ("mysql://ada:hunter2@host/db", "mysql:// is no store"),
         ("sqlite://log.db", "sqlite:// is no store; take sqlite:///path"),
         ("sqlite:log.db", "sqlite: is no store; take sqlite:///path"),

@@ -8,11 +8,10 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 import traceback
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -26,6 +25,7 @@ from oncemore.store.postgres import PostgresStore
 from oncemore.store.postgres_wire import READERS, address
 from oncemore.testing.contract import put, stored, whole, write
 from tests.servers import postgres
+from tests.servers.processes import processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,29 +63,6 @@ def store(url: str, schema: str) -> Iterator[PostgresStore]:
 def boss(url: str) -> Iterator[psycopg.Connection]:
     with psycopg.connect(url, autocommit=True) as connection:
         yield connection
-
-
-@contextmanager
-def processes(source: str, *argss: tuple[object, ...]) -> Iterator[list[subprocess.Popen[str]]]:
-    """Run a script once per tuple of arguments; all have said "open" when the block begins."""
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(source), *map(str, args)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for args in argss
-    ]
-    try:
-        for one in started:
-            assert one.stdout is not None
-            assert one.stdout.readline() == "open\n"
-        yield started
-    finally:
-        for one in started:
-            one.kill()
-            one.communicate()
 
 
 def appended(boss: psycopg.Connection, schema: str, *writes: Write) -> list[int]:

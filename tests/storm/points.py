@@ -79,10 +79,10 @@ def here(mark: str) -> None:
 
 
 def watch(store: Any) -> None:
-    """Have the moments around appends in a SQLite store."""
+    """Have the moments around appends; those inside a commit, only in a SQLite store."""
     global _watched
     _watched = store
-    append, cursor_of = store.append, store._cursor
+    append, cursor_of = store.append, getattr(store, "_cursor", None)
     inside: list[str] = []
 
     def appending(batch: Any) -> Any:
@@ -107,7 +107,9 @@ def watch(store: Any) -> None:
         cursor.connection.set_wal_hook(_struck_after if "synced" in now else None)
         return cursor
 
-    store.append, store._cursor = appending, hooked
+    store.append = appending
+    if cursor_of is not None:
+        store._cursor = hooked
 
 
 def _struck() -> bool:

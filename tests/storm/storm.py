@@ -24,7 +24,7 @@ LONGEST_LIFE_S = 0.06
 RECENT = 30
 
 
-def rage(crew: Crew, kills: int, seed: str) -> list[list[Any]]:
+def rage(crew: Crew, kills: int, seed: str, longest_life_s: float = LONGEST_LIFE_S) -> list[list[Any]]:
     """Kill workers until there were enough kills; return the orders they worked on.
 
     Half of them are killed at any moment after they were forked, half after they have opened the store.
@@ -39,7 +39,7 @@ def rage(crew: Crew, kills: int, seed: str) -> list[list[Any]]:
                 [step, f"{len(orders)}", chance.choice((0, 0, 1))] for step in chance.sample(list(STEPS), 3)
             ]
             child = crew.start("hammer", orders=orders[-RECENT:], seed=f"{seed}/{len(orders)}")
-            life = chance.uniform(0.001, LONGEST_LIFE_S)
+            life = chance.uniform(0.001, longest_life_s)
             soon = chance.random() < 0.5
             alive.append((child, life, time.monotonic() + life if soon else None))
         now = time.monotonic()

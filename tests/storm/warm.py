@@ -27,6 +27,7 @@ from contextlib import suppress
 from typing import Any
 
 import oncemore
+import oncemore.store.nats
 import oncemore.store.sqlite
 import tests.storm.work
 

@@ -25,7 +25,7 @@ from _thread import allocate_lock
 from collections import deque
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from oncemore.errors import StoreError, UsageError
 
@@ -45,6 +45,16 @@ LONGEST_WAIT_S = 0.005
 MOST = 512
 
 
+class Serves(Protocol):
+    """Whoever stores batches for others."""
+
+    def wait(self, op: Op) -> None:
+        """Block until an op has its answer or its error."""
+
+    async def wait_in_loop(self, op: Op) -> None:
+        """Wait for it in a task."""
+
+
 class Op:
     """A batch on its way: the ticket that its caller holds.
 
@@ -57,7 +67,7 @@ class Op:
 
     __slots__ = ("_combiner", "answer", "batch", "error", "gate", "gone", "lead", "soon", "wake")
 
-    def __init__(self, combiner: Combiner, batch: Batch) -> None:
+    def __init__(self, combiner: Serves, batch: Batch) -> None:
         self._combiner = combiner
         self.batch = batch
         self.answer: Stored | Conflict | None = None
@@ -141,7 +151,7 @@ class Combiner:
         if self._owed:
             owed, self._owed = self._owed, []
             self._told = time.perf_counter()
-            _release(owed)
+            release(owed)
 
     def _queue_up(self, op: Op) -> None:
         """Wait to be served or to be given the turn; one that is interrupted must not keep the turn."""
@@ -162,18 +172,7 @@ class Combiner:
 
     async def wait_in_loop(self, op: Op) -> None:
         """Let the writer thread commit it; a task that is cancelled meanwhile leaves it committed."""
-        trio = sys.modules.get("trio")
-        if trio is not None and trio.lowlevel.in_trio_run():
-            event = trio.Event()
-            op.soon, op.wake = trio.lowlevel.current_trio_token().run_sync_soon, event.set
-            self._serve_in_thread(op)
-            await event.wait()
-        else:
-            loop = sys.modules["asyncio"].get_running_loop()  # those who block need no event loop
-            future = loop.create_future()
-            op.soon, op.wake = loop.call_soon_threadsafe, partial(_settle, future)
-            self._serve_in_thread(op)
-            await future
+        await asleep(op, self._serve_in_thread)
 
     def _serve_in_thread(self, op: Op) -> None:
         """Queue what a task waits for, for the writer thread, which lives by now."""
@@ -297,12 +296,28 @@ class Combiner:
                 self._pass_on()
 
 
+async def asleep(op: Op, hand_over: Callable[[Op], object]) -> None:
+    """Hand an op to another thread and wait in this task, of asyncio or trio, until it is told."""
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_run():
+        event = trio.Event()
+        op.soon, op.wake = trio.lowlevel.current_trio_token().run_sync_soon, event.set
+        hand_over(op)
+        await event.wait()
+    else:
+        loop = sys.modules["asyncio"].get_running_loop()  # those who block need no event loop
+        future = loop.create_future()
+        op.soon, op.wake = loop.call_soon_threadsafe, partial(_settle, future)
+        hand_over(op)
+        await future
+
+
 def _fail(ops: list[Op], error: BaseException) -> None:
     for op in ops:
         op.error = error
 
 
-def _release(ops: list[Op]) -> None:
+def release(ops: list[Op]) -> None:
     """Wake everybody whose batch was in a commit: threads by their gate, loops once each."""
     loops: dict[Soon, list[Wake]] = {}
     for op in ops:

@@ -146,7 +146,7 @@ ids_option = click.option(
 store_option = click.option(
     "--store",
     metavar="URL",
-    help="The store: sqlite:///path, a path, or postgresql://…; else as steps find it.",
+    help="The store: sqlite:///path, a path, postgresql://… or nats://…; else as steps find it.",
 )
 
 ROOT = """

@@ -104,6 +104,14 @@ def _names(runs: Iterable[tuple[Head, Run]]) -> tuple[str, ...]:
 # Where it is ----------------------------------------------------------------------------------------
 
 
+#: What a store says of itself that is worth a warning: by words in it, what it is about and what to do.
+_NOTES = {
+    "synchronous standby": ("standby", "set synchronous_standby_names, if you fail over to replicas"),
+    "one replica": ("replicas", "keep the log on three servers: ?replicas=3, in a cluster of three or more"),
+    "were asked how they sync": ("monitoring", "?monitor=http://a:8222,http://b:8222,http://c:8222"),
+}
+
+
 def _durability(store: Store) -> Iterator[Check]:
     facts = store.facts()
     pragma = getattr(store, "pragma", None)
@@ -117,11 +125,15 @@ def _durability(store: Store) -> Iterator[Check]:
                 "let a program that uses oncemore open it once: it sets the mode, or says why it cannot",
             )  # fmt: skip
         return
-    weak = "power loss can take away" in facts.durable
-    yield Check("sync mode", BAD if weak else OK, facts.durable, "set it right on the server" if weak else "")
+    weak, unknown = "power loss can take away" in facts.durable, "unverified" in facts.durable
+    advice = "set it right on the server" if weak else ""
+    if unknown:
+        advice = "name the server's monitoring port: ?monitor=http://host:8222"
+    yield Check("sync mode", BAD if weak else WARN if unknown else OK, facts.durable, advice)
     for note in facts.notes:
-        if "synchronous standby" in note:
-            yield Check("standby", WARN, note, "set synchronous_standby_names, if you fail over to replicas")
+        for words, (name, do) in _NOTES.items():
+            if words in note:
+                yield Check(name, WARN, note, do)
 
 
 def _place(store: Store) -> Iterator[Check]:

@@ -57,9 +57,28 @@ def told(url: str | None = None) -> Settings:
     return found if url is None else found._replace(store=url)
 
 
-def is_server(url: str) -> bool:
-    """Whether an address is that of PostgreSQL."""
-    return url.startswith(("postgresql://", "postgres://"))
+def _postgres(url: str, *, look: bool) -> Store:
+    if look:
+        from oncemore.store.postgres_look import LookedAt
+
+        return LookedAt(url)
+    from oncemore.store.postgres import PostgresStore
+
+    return PostgresStore(url)
+
+
+def _nats(url: str, *, look: bool) -> Store:
+    if look:
+        from oncemore.store.nats_look import LookedAt
+
+        return LookedAt(url)
+    from oncemore.store.nats import NatsStore
+
+    return NatsStore(url)
+
+
+#: Stores that are servers, by how their addresses begin.
+SERVERS = {"postgresql": _postgres, "postgres": _postgres, "nats": _nats, "tls": _nats}
 
 
 def address(url: str | None = None) -> str:
@@ -80,10 +99,9 @@ def written_to(url: str | None = None) -> Iterator[Store]:
     """Open a store that is there, to put something right in it."""
     where = address(url)
     _look(where).close()  # which makes none
-    if is_server(where):
-        from oncemore.store.postgres import PostgresStore
-
-        opened: Store = PostgresStore(where)
+    server = SERVERS.get(where.partition("://")[0])
+    if server is not None:
+        opened = server(where, look=False)
     else:
         from oncemore.store.sqlite import SqliteStore
 
@@ -98,15 +116,16 @@ def path_of(url: str) -> Path:
         raise UsageError("memory: is a store that ends with its process; nothing of it can be seen from here")
     if "://" in url and not url.startswith(SQLITE):
         scheme = url.partition("://")[0]
-        raise UsageError(f"{scheme}:// is no store; take sqlite:///path or postgresql://host/database")
+        raise UsageError(
+            f"{scheme}:// is no store; take sqlite:///path, postgresql://host/database or nats://host/namespace"
+        )
     return Path(url.removeprefix(SQLITE)).expanduser().absolute()
 
 
 def _look(url: str) -> Store:
-    if is_server(url):
-        from oncemore.store.postgres_look import LookedAt as LookedAtServer
-
-        return LookedAtServer(url)
+    server = SERVERS.get(url.partition("://")[0])
+    if server is not None:
+        return server(url, look=True)
     path = path_of(url)
     if not path.is_file():
         raise _no_store(path)

@@ -1,0 +1,87 @@
+"""Guarded batches of one process go to NATS together, one crowd at a time.
+
+A guard must be a message of its own, so whoever has one is an atomic batch, and that is dear: a server with
+one replica stages each on its disk, and servers with three refuse what guards the same at the same moment.
+Every attempt of a step is guarded by the switches of its log. So while one batch with guards is under way,
+others wait, and those that rely on the same go together when it is answered: the guard once, each entity with
+what it expects. If one of them cannot be stored none is, and each is sent again by itself.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from oncemore.store import nats_frames as frames
+from oncemore.store.nats_wire import Answer, answered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oncemore.store.nats_append import Try
+    from oncemore.store.nats_log import Log
+
+    Waiting = tuple[Try, Callable[[Answer], object]]
+
+MOST = 300  # entries that go together
+
+
+class Crowd:
+    """Those who wait, and whether somebody is under way; used in the line's loop only."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._waiting: list[Waiting] = []
+        self._under_way = False
+
+    def add(self, one: Try, hear: Callable[[Answer], object]) -> None:
+        """Send a try with others; `hear` is told once how it ended."""
+        self._waiting.append((one, hear))
+        if not self._under_way:
+            self._send()
+
+    def _send(self) -> None:
+        group = self._next()
+        log, (first, _) = self._log, group[0]
+        sent = frames.guards(first.batch, first.known, first.mine, log.where)
+        for one, _ in group:
+            alone = one.batch._replace(guards={})
+            sent += frames.frames(alone, one.known, one.mine, log.where, log.line.largest)
+        self._under_way = True
+        sent = frames.together(sent, log.where.stream, secrets.token_hex(16))
+        if not log.line.publish_now(sent, lambda message, why: self._heard(group, message, why)):
+            self._heard(group, None, "the connection is lost")
+
+    def _next(self) -> list[Waiting]:
+        """Take those who rely on what the first relies on, and write nothing that another of them does."""
+        guards = self._waiting[0][0].batch.guards
+        group: list[Waiting] = []
+        later: list[Waiting] = []
+        taken: set[str] = set(guards)
+        for waiting in self._waiting:
+            batch = waiting[0].batch
+            names = {write.entity for write in batch.writes}
+            fits = batch.guards == guards and not names & taken and len(taken) + len(names) <= MOST
+            if fits or not group:
+                group.append(waiting)
+                taken |= names
+            else:
+                later.append(waiting)
+        self._waiting = later
+        return group
+
+    def _heard(self, group: list[Waiting], message: Any, why: str) -> None:
+        """Let the next go, and tell these: the frames of each stand one after the other."""
+        self._under_way = False
+        if self._waiting:
+            self._send()
+        answer = Answer(text=why) if message is None else answered(message)
+        if not answer.seq:
+            told = answer if len(group) == 1 else Answer(text=f"not together ({answer.error})")
+            for _, hear in group:
+                hear(told)
+            return
+        last = answer.seq
+        for one, hear in reversed(group):
+            hear(Answer(last))
+            last -= len(one.batch.writes)

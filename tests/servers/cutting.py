@@ -1,0 +1,108 @@
+"""A proxy on the loopback address that cuts the line to a real server, in five ways.
+
+before             nothing of a request arrives
+in the middle      half of it does
+just after         all of it does, and the line is gone before or after the answer
+answer swallowed   it is carried out, and nobody hears of it
+delivered late     the client hears that the line is gone, and the request arrives after that
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import threading
+import time
+
+#: Only requests with a body are worth cutting, and only they are this long.
+BODY = b"." * 3000
+WAYS = ("before", "in the middle", "just after", "answer swallowed", "delivered late")
+PATIENCE = 5.0
+
+
+class Proxy:
+    """Passes bytes on until it is armed; then cuts the next long request, and counts it."""
+
+    def __init__(self, server: tuple[str, int]) -> None:
+        self._server = server
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._armed: list[str] = []
+        self._row = 0
+        self._lines: list[socket.socket] = []
+        self.cuts = dict.fromkeys(WAYS, 0)
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def arm(self, way: str) -> None:
+        """Cut the next long request, but not a fourth in a row, or nothing would ever get through."""
+        if not self._armed and self._row < 3:
+            self._armed.append(way)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(self._server)
+                self._lines += (client, server)
+                for work in (self._requests, self._answers):
+                    self._threads.append(threading.Thread(target=work, args=(client, server), daemon=True))
+                    self._threads[-1].start()
+
+    def _requests(self, client: socket.socket, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := client.recv(1 << 20):
+                if self._armed:
+                    data += _rest(client)
+                way = self._armed.pop() if len(data) > len(BODY) and self._armed else None
+                if len(data) > len(BODY):
+                    self._row = 0 if way is None else self._row + 1
+                if way is None:
+                    server.sendall(data)
+                    continue
+                self._cut(way, data, client, server)
+                return
+        _end(client)
+        _end(server)
+
+    def _answers(self, client: socket.socket, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := server.recv(1 << 20):
+                client.sendall(data)
+        _end(client)
+
+    def _cut(self, way: str, data: bytes, client: socket.socket, server: socket.socket) -> None:
+        sent = {"before": 0, "in the middle": len(data) // 2, "delivered late": 0}.get(way, len(data))
+        client.shutdown(socket.SHUT_RD)
+        if way in ("answer swallowed", "delivered late"):
+            _end(client)  # first: what the server says from now on reaches nobody
+        server.sendall(data[:sent])
+        if way == "delivered late":
+            time.sleep(random.uniform(0.0, 0.06))
+            server.sendall(data)
+        if way in ("answer swallowed", "delivered late"):
+            time.sleep(0.02)
+        _end(client)
+        _end(server)
+        self.cuts[way] += 1
+
+    def close(self) -> None:
+        for line in (self._listener, *self._lines):
+            _end(line)
+        for thread in self._threads:
+            thread.join(PATIENCE)
+
+
+def _rest(line: socket.socket) -> bytes:
+    """Return what is on its way of a request that may have come in pieces."""
+    time.sleep(0.003)
+    with contextlib.suppress(BlockingIOError):
+        return line.recv(1 << 20, socket.MSG_DONTWAIT)
+    return b""
+
+
+def _end(line: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        line.shutdown(socket.SHUT_RDWR)
+    line.close()
