@@ -14,7 +14,9 @@ from oncemore.inbox.taking import Taker, _ended
 from tests.inbox.world import Shop, letter
 
 
-def work(order: str, price: Decimal = Decimal(1), rest: list[int] | set[int] | None = None, **more: int) -> None: ...
+def work(
+    order: str, price: Decimal = Decimal(1), rest: list[int] | set[int] | None = None, **more: int
+) -> None: ...
 
 
 def read(content: Any, same: Any = None, arguments: Any = None, **headers: str) -> Any:
