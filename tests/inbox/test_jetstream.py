@@ -14,6 +14,7 @@ from oncemore.inbox import Inbox, Taken, inbox_at, jetstream
 from oncemore.inbox.from_jetstream import JetStream
 from tests.inbox.broker import Broker, left, published, wire
 from tests.inbox.world import Shop
+from tests.servers.faults import refusing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -237,3 +238,13 @@ def test_options_are_checked_before_anything_is_asked(options: dict[str, Any], s
 def test_an_address_that_names_no_queue_is_refused(address: str) -> None:
     with pytest.raises(oncemore.UsageError, match="the address takes nats://"):
         inbox_at(Shop().step, address)
+
+
+def test_an_inbox_whose_server_is_not_there_can_still_be_stopped(store: oncemore.Engine) -> None:
+    shop = Shop()
+    with refusing() as nobody:
+        inbox = jetstream(shop.step, f"nats://127.0.0.1:{nobody.port}", stream="S", durable="d")
+        began = time.monotonic()
+        serve(inbox, lambda: time.monotonic() - began > 0.1)
+    assert time.monotonic() - began < 4
+    assert inbox.taken == Taken()

@@ -96,7 +96,8 @@ class JetStream:
     async def _publish(self, subject: str, body: bytes, headers: dict[str, str]) -> None:
         if self._client is None or self._client.is_closed:
             nats = _library("nats", "JetStream needs nats-py: pip install 'oncemore[nats]'")
-            self._client = await nats.connect(self._url, error_cb=_quiet, **self._options)
+            made = nats.connect(self._url, error_cb=_quiet, **self._options)
+            self._client = await asyncio.wait_for(made, CONNECT_S)  # or it would never give up
         streams = self._client.jetstream(timeout=self._timeout)
         told = await streams.publish(subject, body, headers=headers, stream=self._stream)
         if told.duplicate:

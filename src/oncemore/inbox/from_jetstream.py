@@ -11,6 +11,7 @@ found in the log. What the letter's id is, the first that is there:
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -71,15 +72,10 @@ class JetStream:
                 "an inbox on JetStream needs nats-py: pip install 'oncemore[nats]'"
             ) from missing
         await self.close()  # what an earlier try has left
-        self._client = await nats.connect(
-            self._url,
-            **{
-                "max_reconnect_attempts": -1,
-                "reconnect_time_wait": 0.25,
-                "error_cb": _quiet,
-                **self._options,
-            },
-        )
+        told = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.25, "error_cb": _quiet}
+        # With any number of attempts allowed the first connection has them, too: it would never give up.
+        made = nats.connect(self._url, **{**told, **self._options})
+        self._client = await asyncio.wait_for(made, ANSWER_S)
         streams = self._client.jetstream(timeout=ANSWER_S)
         try:
             await streams.stream_info(self._stream)

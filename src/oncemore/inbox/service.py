@@ -230,7 +230,14 @@ class Inbox:
         """Connect, however long that takes; return whether it came to that before it was to stop."""
         while not self._stopping.is_set():
             try:
-                await self._source.open()
+                opening = asyncio.ensure_future(self._source.open())
+                waits = asyncio.ensure_future(told.wait())
+                await asyncio.wait({opening, waits}, return_when=asyncio.FIRST_COMPLETED)
+                waits.cancel()
+                if not opening.done():  # it was told to stop
+                    await _ended(opening)
+                    return False
+                opening.result()
             except UsageError:
                 raise
             except Exception as error:  # noqa: BLE001 - a queue may come up later than those who ask it
