@@ -270,8 +270,7 @@ class Worker:
                 if not started and not lasting and not self._busy and not self._slowed:
                     break
                 if not started:
-                    self._rest(seen or 0)
-                    seen = None
+                    seen = self._rest(seen)
         finally:
             self._drain(crew)
             self._turned = None
@@ -311,21 +310,23 @@ class Worker:
                 self._slowed = True  # its provider is asked less for now
         return None
 
-    def _rest(self, seen: int) -> None:
-        """Wait for room, or for the log to grow, or for the next run to be due."""
+    def _rest(self, seen: int | None) -> int | None:
+        """Wait for room, or for the log to grow, or for the next run; return how long the log is then."""
         with self._changed:
             if len(self._busy) >= self._concurrency:
                 self._changed.wait(DEAF_S)
-                return
+                return None
         away = min(self._poll_s, max(0.0, self._next - self._engine.now()))
         away = min(away, DEAF_S) if self._slowed else away
-        if self._trouble:
-            self._trouble, away, seen = False, self._poll_s, 1 << 62  # the store fails: it is left alone
-        ends = time.monotonic() + away
+        if self._trouble:  # the store fails: it is left alone
+            self._trouble, away, seen = False, self._poll_s, 1 << 62
+        ends, last = time.monotonic() + away, seen or 0
         time.sleep(min(REST_S, away))
         while not self._stopping and (left := ends - time.monotonic()) > 0:
-            if self._engine.store.changed(seen, min(left, DEAF_S)) > seen:
-                return
+            last = self._engine.store.changed(seen or 0, min(left, DEAF_S))
+            if last > (seen or 0):
+                break
+        return last if last < 1 << 62 else None
 
     def _drain(self, crew: Crew) -> None:
         """Let what is under way come to its end; what does not in time is cut off, or left to its lease."""
