@@ -270,7 +270,7 @@ class Job:
             self.let_go()
         self.release()
 
-    def send_again(self, batch: Batch, error: BaseException) -> Generator[float, None, Answered]:
+    def send_again(self, batch: Batch, error: BaseException) -> Generator[float, None, Answered | AlsoFailed]:
         """Find out whether a write whose answer was lost is stored, by sending the same one again."""
         if not isinstance(error, StoreError):
             if isinstance(error, Exception):
@@ -284,6 +284,8 @@ class Job:
             except StoreError as again:
                 last = again
                 continue
+            except AlsoFailed as failed:
+                return failed  # the versions fitted, so that nothing was stored before
             return answer if isinstance(answer, Stored) or not self._stands(batch) else Stored(())
         if self.cut is not None and last is not self.cut:
             raise self.cut from last
@@ -508,7 +510,7 @@ def _moved(attempt: Attempt, saved: Seen | None) -> None:
 def save(job: Job, op: Save) -> Seen | AlsoFailed | None:
     """Store a change, waiting for the disk; return the entity as it is then, or None if it had moved."""
     batch, after = job.begin_save(op)
-    answer: Answered | None = None
+    answer: Answered | AlsoFailed | None = None
     shield = Shield(job.cut is not None)
     try:
         with shield:
@@ -522,10 +524,12 @@ def save(job: Job, op: Save) -> Seen | AlsoFailed | None:
             answer = drained(job.send_again(batch, error))
         else:
             job.cut = error  # kept, and raised when the run is in order
+    if isinstance(answer, AlsoFailed):
+        return answer
     return save(job, op) if told_already(op, batch, answer) else job.end_save(op, after, answer)
 
 
-def drained(sending: Generator[float, None, Answered]) -> Answered:
+def drained(sending: Generator[float, None, Answered | AlsoFailed]) -> Answered | AlsoFailed:
     """Wait as long as sending again asks for, and return the answer."""
     try:
         while True:
@@ -540,19 +544,21 @@ async def save_awaited(job: Job, op: Save) -> Seen | AlsoFailed | None:
         return save(job, op)  # a task that was cancelled must not await; the disk is worth the moment
     batch, after = job.begin_save(op)
     try:
-        answer: Answered = await job.store.append(batch)
+        answer: Answered | AlsoFailed = await job.store.append(batch)
     except AlsoFailed as failed:
         return failed
     except BaseException as error:  # noqa: BLE001 - a cut is kept and raised when the run is in order
         sending = job.send_again(batch, error)
         answer = await drained_awaited(sending) if isinstance(error, Exception) else drained(sending)
+    if isinstance(answer, AlsoFailed):
+        return answer
     if told_already(op, batch, answer):
         return await save_awaited(job, op)
     job.last = job.end_save(op, after, answer)
     return job.last  # type: ignore[no-any-return]
 
 
-async def drained_awaited(sending: Generator[float, None, Answered]) -> Answered:
+async def drained_awaited(sending: Generator[float, None, Answered | AlsoFailed]) -> Answered | AlsoFailed:
     """Wait as long as sending again asks for, while others go on."""
     try:
         while True:

@@ -303,9 +303,10 @@ class Writer:
     def _call(self, connection: Connection, batches: list[Batch]) -> list[Answer]:
         """Send the statement and read its answer; a cursor would cost more than all the rest of it."""
         connection.pgconn.send_query_prepared(APPEND, arguments(batches), BINARY, Format.BINARY)
-        (result,) = connection.wait(generators.execute(connection.pgconn))
-        if result.status != ExecStatus.TUPLES_OK:
-            raise error_from_result(result)
+        result, *more = connection.wait(generators.execute(connection.pgconn))
+        for one in (result, *more):  # a session that the server ends may say so after its answer
+            if one.status != ExecStatus.TUPLES_OK:
+                raise error_from_result(one)
         return [_answer(result, row) for row in range(result.ntuples)]
 
     def _recognise(self, batches: list[Batch], answers: Iterable[Answer]) -> list[Answer]:
@@ -333,12 +334,17 @@ class Writer:
         hang_up(connection)
 
 
+#: Errors after which the same may be sent again at once: others were in the way, or the driver has let go of
+#: our prepared statement, as it does after every rollback.
+AGAIN = ("40", "26000")
+
+
 def _move(error: psycopg.Error, *, many: bool, tries: int, sent: bool) -> Literal["again", "singly", "fail"]:
     """Say what follows an error; `sent` that something is on its way and there is time to ask after it."""
     state = error.sqlstate or ""
     if many and state.startswith(SINGLY):
         return "singly"
-    if (sent and lost(error)) or (state.startswith("40") and tries < TRIES):
+    if (sent and lost(error)) or (state.startswith(AGAIN) and tries < TRIES):
         return "again"
     return "fail"
 
