@@ -150,6 +150,7 @@ def test_a_step_without_aliases_looks_up_nothing_more() -> None:
     store = Counting()
     with oncemore.Engine(lambda: store, "memory:"):
         counts = []
+        named("first.pay")("x")  # which also asks whether anybody has thrown a switch
         for step in (named("a.pay"), named("b.pay", "a2.pay"), named("c.pay", "a3.pay", "b3.pay")):
             before = store.reads
             step("x")

@@ -322,11 +322,11 @@ def test_a_server_that_is_not_there_is_said_to_be_so_in_bounded_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(nats_wire, "CONNECT_S", 0.5)
-    began = time.monotonic()
+    began, threads = time.monotonic(), threading.active_count()
     with refusing() as nobody, pytest.raises(StoreError, match=r"no connection to the server.*is it running"):
         NatsStore(f"nats://127.0.0.1:{nobody.port}/x")
     assert time.monotonic() - began < 5
-    assert threading.active_count() < 20
+    assert threading.active_count() <= threads + 1  # the server that refuses may be on its way out
 
 
 def test_a_server_without_jetstream_or_an_old_one_is_refused(

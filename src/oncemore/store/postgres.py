@@ -296,7 +296,7 @@ class PostgresStore:
         self._closed = True
         self._bell.close()
         self._writer.close()
-        self._readers.close()
+        self._readers.end()
         _open_stores.discard(self)
 
     def _check_open(self) -> None:

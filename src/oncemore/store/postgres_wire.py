@@ -167,6 +167,7 @@ class Readers:
         self._where = where
         self._idle: deque[Connection] = deque()
         self._room = threading.Semaphore(READERS)
+        self._over = False
 
     def read(self, sql: str, values: tuple[Any, ...] = ()) -> Rows:
         """Return all rows; a connection that was lost is replaced once, since reading changes nothing."""
@@ -190,12 +191,19 @@ class Readers:
             hang_up(connection)
             raise
         self._idle.append(connection)
+        if self._over:  # the store was closed meanwhile, and nobody would close this one
+            self.close()
         return rows
 
     def _pick(self) -> Connection:
         with suppress(IndexError):
             return self._idle.pop()
         return connect(self._where)
+
+    def end(self) -> None:
+        """Close those that nobody uses, and from now on every one that comes back."""
+        self._over = True
+        self.close()
 
     def close(self) -> None:
         """Close those that nobody uses."""
