@@ -708,3 +708,34 @@ def test_a_write_that_fails_in_a_block_leaves_local_memory(
         asyncio.run(inside())
     with pytest.raises(ConnectionResetError), oncemore.Breaker("plain", failures=1, shared=True):
         raise ConnectionResetError
+
+
+def test_a_call_that_comes_good_while_others_fail_is_told_to_the_breaker() -> None:
+    other = oncemore.Breaker("odd.example", failures=5)
+
+    @oncemore.retry(on="transient", attempts=1, breaker=other)
+    def fails() -> None:
+        raise ConnectionResetError
+
+    @oncemore.retry(on="transient", breaker=other)
+    def good() -> str:
+        with pytest.raises(ConnectionResetError):
+            fails()
+        assert other.circuit.failures == 1
+        return "good"
+
+    @oncemore.retry(on="transient", breaker=other)
+    async def good_awaited() -> str:
+        with pytest.raises(ConnectionResetError):
+            fails()
+        assert other.circuit.failures == 1
+        return "good"
+
+    assert good() == "good"
+    assert other.circuit.failures == 0
+    assert asyncio.run(good_awaited()) == "good"
+    assert other.circuit.failures == 0
+
+
+def test_a_budget_says_what_is_left() -> None:
+    assert repr(oncemore.Budget(10, 0.1)) == "Budget(10 of 10 tokens, 0.1 per success)"

@@ -303,3 +303,10 @@ def test_a_folder_that_is_missing_ends_in_the_dead_list(engine: oncemore.Engine,
     assert relay.run_once() == Tally(dead=1)
     (letter,) = relay.dead()
     assert letter.error["type"] == "FileNotFoundError"
+
+
+def test_a_sink_that_cannot_be_called_is_refused() -> None:
+    from oncemore.engine.courier import Sinks
+
+    with pytest.raises(oncemore.UsageError, match="the sink of 'orders' is 5"):
+        Sinks({"orders": 5})  # type: ignore[dict-item]
