@@ -91,6 +91,3 @@ class Budget:
         """Give back like `earn`, as a script."""
         yield from ()
         self.earn()
-
-    def __repr__(self) -> str:
-        return f"Budget({self._tokens:g} of {self.capacity:g} tokens, {self.per_success:g} per success)"
