@@ -15,7 +15,8 @@ from oncemore.core.control import CONTROL
 from oncemore.engine import copying, worker
 from oncemore.engine.runtime import Engine
 from oncemore.errors import Blocked, UsageError
-from oncemore.store.memory import MemoryStore
+from oncemore.store.base import Conflict
+from oncemore.store.memory import MemoryStore, Settled
 from oncemore.workers import Worker
 
 if TYPE_CHECKING:
@@ -135,9 +136,28 @@ def test_a_worker_remembers_only_so_many_that_may_not_begin(
 ) -> None:
     monkeypatch.setattr(worker, "MOST_REFUSED", 2)
     for n in range(5):
-        ship.submit(f"{n}")
-    engine.switch.on(reason="a test", by="operator")
-    Worker(engine, [ship], poll_s=0.05).run_until_idle()
-    engine.switch.off(reason="over", by="operator")
-    Worker(engine, [ship], poll_s=0.05).run_until_idle()
-    assert {ship.last(f"{n}").status for n in range(5)} == {"COMPLETE"}
+        wipe.submit(f"{n}")
+    assert Worker(engine, [wipe], poll_s=0.05).run_until_idle().done == 0
+    assert len(engine.approvals.waiting()) == 5
+
+
+def test_a_run_that_moves_while_it_is_begun_anew_is_looked_at_again(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @oncemore.step(effect="idempotent", name="broken", policy=oncemore.Policy("short", max_attempts=1))
+    def broken(n: int) -> None:
+        raise ValueError(n)
+
+    broken.run(1)
+    append, once = engine.store.append, iter([True])
+
+    def moved(batch: Any) -> Any:
+        entity = batch.writes[0].entity if batch.writes else ""
+        if entity.startswith("run/") and next(once, False):
+            return Settled(Conflict(entity, engine.store.head(entity)))
+        return append(batch)
+
+    monkeypatch.setattr(engine.store, "append", moved)
+    with pytest.raises(oncemore.Error, match="ValueError: 1"):
+        broken.rerun(1, reason="again")
+    assert next(once, None) is None

@@ -739,3 +739,15 @@ def test_a_call_that_comes_good_while_others_fail_is_told_to_the_breaker() -> No
 
 def test_a_budget_says_what_is_left() -> None:
     assert repr(oncemore.Budget(10, 0.1)) == "Budget(10 of 10 tokens, 0.1 per success)"
+
+
+def test_a_clean_breaker_lets_values_through_as_they_are() -> None:
+    clean = oncemore.Breaker("clean.example")
+
+    @oncemore.retry(on="transient", breaker=clean)
+    async def awaited() -> str:
+        return "good"
+
+    assert oncemore.retrying(lambda: "good", on="transient", breaker=clean)() == "good"
+    assert asyncio.run(awaited()) == "good"
+    assert clean.circuit.opens == 0

@@ -809,13 +809,13 @@ def submit(plan: Plan, call: Call, at: float) -> Script:
         ready: Any = End(None, _others(plan, call, run))
         if run is None or (ready.error is None and _outdated(plan, call, run)):
             ready = _anew(plan, call, seen, now)
+        if type(ready) is not End:
+            terms = yield OFFER
+            permit = yield Permit(_names(plan, run), call.tenant, begins=False)
+            if permit.stop == ELSEWHERE:
+                ready = End(None, endings.stopped(plan, call, permit))
         if type(ready) is End:
             yield ready
-            return
-        terms = yield OFFER
-        permit = yield Permit(_names(plan, run), call.tenant, begins=False)
-        if permit.stop == ELSEWHERE:
-            yield End(None, endings.stopped(plan, call, permit))
             return
         after = new_run(plan, call, terms, run, now)._replace(not_before=at or now)
         change = Change(("PENDING",), run, after, _opening(terms))
