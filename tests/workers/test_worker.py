@@ -345,6 +345,48 @@ def test_inner_steps_run_on_the_worker_s_engine(engine: oncemore.Engine, tmp_pat
     assert not (tmp_path / ".oncemore").exists()
 
 
+def test_what_ends_while_a_worker_looks_is_not_taken_as_it_was_before(
+    engine: oncemore.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list was read while the run waited to be done; it ends before the list is looked through."""
+    one = step("one")
+    one.submit(1)
+    worker = alone(engine, one)
+    entity = f"run/{one.key(1)}"
+    worker._busy[entity] = "one"
+    heads = engine.store.heads
+
+    def slow(query: Any) -> Any:
+        found = list(heads(query))
+        worker._busy.pop(entity, None)
+        return iter(found)
+
+    monkeypatch.setattr(engine.store, "heads", slow)
+    worker._look()
+    assert worker._turns == []
+    worker._look()
+    assert [turn.entity for turn in worker._turns] == [entity]
+
+
+def test_what_ends_beside_a_full_worker_does_not_make_it_think_that_nothing_is_left(
+    engine: oncemore.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With no room it does not look; if its work ends in that moment it is idle, and has not looked."""
+    one = step("one")
+    one.submit(1)
+    worker = alone(engine, one)
+    worker._busy["run/other"] = "one"
+    start = worker._start_due
+
+    def full(crew: Any) -> bool:
+        started = start(crew)
+        worker._busy.pop("run/other", None)
+        return started
+
+    monkeypatch.setattr(worker, "_start_due", full)
+    assert worker.run_until_idle().done == 1
+
+
 def test_a_run_that_somebody_else_did_meanwhile_is_not_counted(
     engine: oncemore.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,6 +165,7 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._stopping = self._trouble = self._slowed = False
         self._busy: dict[str, str] = {}
+        self._had: frozenset[str] = frozenset()
         self._counts: dict[str, int] = {}
         self._turns: list[Turn] = []
         self._looked = self._swept = 0.0
@@ -254,10 +255,11 @@ class Worker:
             while not self._stopping:
                 self._turned = time.monotonic()
                 try:
+                    idle = not self._busy  # before the look: what ends meanwhile may be due again
                     started = self._start_due(crew)
                     if started or len(self._busy) >= self._concurrency:
                         seen = None
-                    elif seen is None and (lasting or self._busy or self._slowed):
+                    elif seen is None and (lasting or not idle or self._slowed):
                         # Before it rests it looks once more, knowing how long the log was before that look.
                         seen, self._looked, started = self._engine.store.changed(0, 0.0), 0.0, True
                     self._saw = time.monotonic()
@@ -267,7 +269,7 @@ class Worker:
                     self._engine.grumble(f"a worker could not look: {type(error).__name__}; it looks again")
                     time.sleep(min(self._poll_s, DEAF_S))
                     continue
-                if not started and not lasting and not self._busy and not self._slowed:
+                if not started and not lasting and idle and not self._slowed:
                     break
                 if not started:
                     seen = self._rest(seen)
@@ -316,6 +318,8 @@ class Worker:
             if len(self._busy) >= self._concurrency:
                 self._changed.wait(DEAF_S)
                 return None
+            if not self._had <= self._busy.keys():
+                return None  # what has ended since the look may be due again
         away = min(self._poll_s, max(0.0, self._next - self._engine.now()))
         away = min(away, DEAF_S) if self._slowed else away
         if self._trouble:  # the store fails: it is left alone
@@ -344,6 +348,8 @@ class Worker:
 
     def _look(self) -> None:
         """List what is due, in the order in which it is to be taken."""
+        with self._changed:
+            self._had = frozenset(self._busy)  # what ends while the store is read may be seen as it was before
         soon = self._crowded and self._shares == 1  # somebody else is here, and it is not known who
         if time.monotonic() - self._swept > (SWEEP_S / 10 if soon else SWEEP_S):
             self._sweep()
@@ -381,7 +387,7 @@ class Worker:
         """Whether a run may go on here: nobody here has it, or has found that it cannot."""
         refused = self._refused[head.by.step].get(head.entity)
         return (
-            head.entity not in self._busy
+            head.entity not in self._had
             and refused != head.version
             and (not self._blocked or not self._is_blocked(head))
         )
