@@ -349,7 +349,7 @@ class Worker:
     def _look(self) -> None:
         """List what is due, in the order in which it is to be taken."""
         with self._changed:
-            self._had = frozenset(self._busy)  # what ends while the store is read may be seen as it was before
+            self._had = frozenset(self._busy)  # what ends while the store is read may be seen as before
         soon = self._crowded and self._shares == 1  # somebody else is here, and it is not known who
         if time.monotonic() - self._swept > (SWEEP_S / 10 if soon else SWEEP_S):
             self._sweep()
