@@ -177,4 +177,5 @@ class Crew:
 def _lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    # A line that is being written at this moment is not there yet: it has no end.
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]

@@ -19,7 +19,7 @@ import pytest
 import oncemore
 from oncemore.codec.wire import head_of
 from oncemore.store.base import Query
-from tests.servers import postgres
+from tests.servers import nats, postgres
 from tests.storm import storm
 from tests.storm.crew import Crew
 from tests.storm.work import STEPS
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from tests.storm.crew import Child, Warm
 
 LONG = bool(os.environ.get("ONCEMORE_TORTURE"))
-KEYS = int(os.environ.get("ONCEMORE_FLEET_KEYS", "1000" if LONG else "150"))
+KEYS = int(os.environ.get("ONCEMORE_FLEET_KEYS", "1000" if LONG else "100"))
 WORKERS, KILLS = 4, max(8, KEYS // 10)
-STORES = ("sqlite", "postgresql")
+STORES = ("sqlite", "postgresql", "nats")
 #: What is applied once per key whatever dies: by its key, by asking the outside, by its COMMIT.
 WORK = ("charge", "wire", "announce")
 #: Elsewhere than on SQLite a dead worker is known by its lease alone.
-LEASE_S = 2.0
+LEASE_S = 2.0 if LONG else 1.0
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +49,21 @@ def server() -> Iterator[str]:
         pytest.skip(str(reason))
 
 
+@pytest.fixture(scope="module")
+def node() -> Iterator[str]:
+    try:
+        with nats.node() as made:
+            yield made.url
+    except nats.NoNats as reason:
+        pytest.skip(str(reason))
+
+
 def address(name: str, request: pytest.FixtureRequest) -> str:
     """Return where a store of this kind is; empty for a file beside everything else."""
     if name == "sqlite":
         return ""
+    if name == "nats":
+        return f"{request.getfixturevalue('node')}/fleet"
     url: str = request.getfixturevalue("server")
     with psycopg.connect(url, autocommit=True) as boss:
         boss.execute("drop database if exists fleet with (force)")
