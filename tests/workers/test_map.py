@@ -26,6 +26,7 @@ from oncemore.engine import course
 from oncemore.engine.history import verify
 from oncemore.engine.jobs import ByProvider
 from oncemore.engine.progress import Bar
+from oncemore.engine.sweeping import note
 from oncemore.errors import StoreError
 from oncemore.store.base import Query
 
@@ -466,15 +467,13 @@ def test_a_job_that_was_killed_is_finished_by_calling_it_again(tmp_path: Path) -
 
 
 def test_a_job_that_was_taken_for_lost_says_that_it_is_not(
-    engine: oncemore.Engine, monkeypatch: pytest.MonkeyPatch
+    engine: oncemore.Engine,
 ) -> None:
-    worker = oncemore.Worker(engine, [double])
-
     def lost() -> Any:
         yield 1
-        (head,) = worker._listed("job")
+        (head,) = engine.store.heads(Query("job"))
         job = head_of(head.head, Mapped)
-        worker._note(head, job, job._replace(state="LOST"), "JOB")
+        note(engine, head, job, job._replace(state="LOST"), "JOB")
         assert engine.jobs()[0].state == "LOST"
         yield 2
 

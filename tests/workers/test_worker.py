@@ -18,13 +18,13 @@ from oncemore.core.policy import Policy
 from oncemore.core.record import NOWHERE, Change, Mapped
 from oncemore.core.record import Worker as Lease
 from oncemore.engine import worker as workers
-from oncemore.engine.entry import seen_in, write_of
+from oncemore.engine.entry import write_of
 from oncemore.engine.history import verify
-from oncemore.engine.ops import Work
-from oncemore.engine.perform import _BLOCKING, _QUICK
+from oncemore.engine.sweeping import note
 from oncemore.errors import StoreError
 from oncemore.store.base import Batch, Query
 from oncemore.workers import Worked
+from tests.workers.dying import begin_and_fall_silent
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -431,15 +431,7 @@ def test_many_workers_do_everything_once(engine: oncemore.Engine) -> None:
 
 def _die(path: Any, work: Any, x: int) -> oncemore.Engine:
     """Claim a run in a process that is then gone: its lock is free, its lease is not over."""
-    dead = oncemore.open(path)
-    job, script, _ = work.hand.resume(dead, seen_in(dead.store, f"run/{work.on(dead).key(x)}"))
-    op = next(script)
-    while type(op) is not Work:
-        op = script.send((_QUICK.get(type(op)) or _BLOCKING[type(op)])(job, op))
-    script.close()
-    assert dead._heart is not None
-    dead._heart.stop()
-    return dead
+    return begin_and_fall_silent(oncemore.open(path), work, x)
 
 
 def _states(engine: oncemore.Engine) -> list[str]:
@@ -482,7 +474,7 @@ def test_what_a_dead_worker_had_is_taken_over_and_the_dead_is_marked(tmp_path: P
         assert {job.job_id: job.state for job in engine.jobs()} == {lives: "RUNNING", lost: "LOST"}
         assert alone(engine, other).run_until_idle() == Worked(done=1)
         worker.run_until_idle()
-        assert worker._sifted, "the other is not looked for again at once"
+        assert worker._others._sifted, "the other is not looked for again at once"
         alive.close()
         verify(engine.store.entries())
 
@@ -519,12 +511,13 @@ def test_one_who_moved_meanwhile_is_not_marked(tmp_path: Path, clock: FakeClock)
         one.on(sleeper)(1)
         clock.advance(100.0)
         worker = alone(engine, one)
-        (head,) = worker._listed("worker")
+        (head,) = engine.store.heads(Query("worker"))
         sleeper.beat()
         lease = head_of(head.head, Lease)
-        worker._note(head, lease, lease._replace(state="GONE"), "LEASE")
+        note(engine, head, lease, lease._replace(state="GONE"), "LEASE")
         assert _states(engine) == ["ALIVE"]
-        assert worker._is_dead(worker._listed("worker")[0]) is False
+        worker.run_until_idle()
+        assert _states(engine) == ["ALIVE"], "it is not dead"
         sleeper.close()
 
 

@@ -4,9 +4,8 @@ Any number of workers, in threads, processes or on machines, may share a store. 
 advance: a run is claimed by the same script as that of any call (`flow.run_step`), so that two that reach for
 one run cannot both have it. Between looks a worker sleeps until the log grows or the next run is due.
 
-What is due is found by an index of step and time, and costs the same however much else waits. What a dead
-worker had is found when its lease is over, or at once where its death can be known: all runs under way are
-looked through once, and the dead worker is then marked so that nobody does it again.
+What is due is found by an index of step and time, and costs the same however much else waits. How a worker
+knows of others, of what the dead had and of which share of the work is its own, is told in `sweeping`.
 """
 
 from __future__ import annotations
@@ -19,20 +18,17 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
-from oncemore.codec.wire import head_of, written
 from oncemore.core.control import CLEAR, NEEDED, SWITCHED, Control, stops
-from oncemore.core.record import Change, Mapped, Run
-from oncemore.core.record import Worker as Lease
 from oncemore.core.turns import Turn, in_turn
 from oncemore.core.value import Value
 from oncemore.engine import controls
 from oncemore.engine.context import CONTEXT, Context
 from oncemore.engine.crew import Crew
 from oncemore.engine.entry import seen_in
-from oncemore.engine.ids import nonce
 from oncemore.engine.ops import Save
 from oncemore.engine.perform import awaiting, blocking
 from oncemore.engine.runtime import inside, log
+from oncemore.engine.sweeping import EVER, MOST_LISTED, Sweep, turn_of
 from oncemore.errors import (
     Blocked,
     CoolingDown,
@@ -47,7 +43,7 @@ from oncemore.errors import (
     Uncertain,
     UsageError,
 )
-from oncemore.store.base import Batch, Index, Query, Write
+from oncemore.store.base import Query
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -58,14 +54,10 @@ if TYPE_CHECKING:
     from oncemore.engine.runtime import Engine
     from oncemore.store.base import Head
 
-#: Later than any run is due.
-EVER = 1e15
-#: How many runs one look lists of a step at first and at most, how many under way, how many are counted.
-PAGE, MOST_LISTED, MOST_RUNNING, MOST_COUNTED = 16, 20_000, 100_000, 100_000
+#: How many runs one look lists of a step at first, how many are counted.
+PAGE, MOST_COUNTED = 16, 100_000
 #: How old a list may be before it is made anew, how long a worker rests between looks, how long it is deaf.
 STALE_S, REST_S, DEAF_S = 0.05, 0.01, 0.2
-#: How often to look for dead workers, and again for what one has left that nobody here knows.
-SWEEP_S, SWEEP_AGAIN_S = 1.0, 30.0
 #: How long cancelled work has to write down that it was.
 CUT_S = 5.0
 #: How many runs of a step are remembered that cannot go on here; with more, the step is set aside.
@@ -168,18 +160,16 @@ class Worker:
         self._had: frozenset[str] = frozenset()
         self._counts: dict[str, int] = {}
         self._turns: list[Turn] = []
-        self._looked = self._swept = 0.0
+        self._looked = 0.0
         self._turned: float | None = None
         self._saw: float | None = None
         self._next = EVER
         self._last, self._crowded = "", 0
-        self._share, self._shares = 0, 1
-        self._lost: dict[str, Turn] = {}
         self._refused: dict[str, dict[str, int]] = {name: {} for name in self._hands}
-        self._sifted: dict[str, tuple[int, float]] = {}
         self._blocked: dict[str, tuple[int, int, float]] = {}
         self._control: tuple[int, Control] = 0, Control()
         self._chance = random.Random()  # noqa: S311 - so that workers do not reach for the same run
+        self._others = Sweep(engine, self._known, self._chance)
 
     @property
     def worked(self) -> Worked:
@@ -249,7 +239,8 @@ class Worker:
     def _work(self, *, lasting: bool) -> Worked:
         self._engine.check_original()  # what a copy knows nothing of may have been done since
         crew = Crew(self._concurrency)
-        self._looked = self._swept = 0.0
+        self._looked = 0.0
+        self._others.anew()
         seen: int | None = None
         try:
             while not self._stopping:
@@ -305,7 +296,7 @@ class Worker:
         self._slowed = False
         while self._turns:
             turn = self._turns.pop(0)
-            self._lost.pop(turn.entity, None)
+            self._others.lost.pop(turn.entity, None)
             if turn.entity not in self._busy:
                 if self._engine.paces.begin(turn.provider):
                     return turn
@@ -350,24 +341,21 @@ class Worker:
         """List what is due, in the order in which it is to be taken."""
         with self._changed:
             self._had = frozenset(self._busy)  # what ends while the store is read may be seen as before
-        soon = self._crowded and self._shares == 1  # somebody else is here, and it is not known who
-        if time.monotonic() - self._swept > (SWEEP_S / 10 if soon else SWEEP_S):
-            self._sweep()
-            self._swept = time.monotonic()
+        self._others.look(crowded=self._crowded > 0)
         now, self._next = self._engine.now(), EVER
         self._control = controls.read(self._engine)
         waiting = {name: self._due(name, now) for name in self._hands if self._fits(name)}
-        for turn in self._lost.values():  # which are closed, also while no attempt begins
+        for turn in self._others.lost.values():  # which are closed, also while no attempt begins
             waiting.setdefault(turn.step, []).insert(0, turn)
         self._turns = in_turn(waiting, self._last)
         self._crowded = max(0, self._crowded - 1)
 
     def _due(self, name: str, now: float) -> list[Turn]:
         """Return runs of a step that are due; note when the next one is."""
-        limit = max(PAGE, 2 * self._concurrency) * min(self._shares, MOST_SHARES)
+        limit = max(PAGE, 2 * self._concurrency) * min(self._others.shares, MOST_SHARES)
         while True:
             heads = list(self._engine.store.heads(Query("run", step=name, due_by=EVER, limit=limit)))
-            turns = [_turn(head) for head in heads if self._mine(head)]
+            turns = [turn_of(head) for head in heads if self._mine(head)]
             due = [turn for turn in turns if turn.due <= now]
             if len(due) < len(turns):
                 self._next = min(self._next, turns[len(due)].due)
@@ -376,12 +364,16 @@ class Worker:
             limit = min(4 * limit, MOST_LISTED)  # none of them can go on here: look further
         if self._crowded:
             self._chance.shuffle(due)
-        if self._shares > 1:
+        if self._others.shares > 1:
             due.sort(key=self._is_others)  # which keeps the order within each part
         return due
 
     def _is_others(self, turn: Turn) -> bool:
-        return crc32(turn.entity.encode()) % self._shares != self._share
+        return crc32(turn.entity.encode()) % self._others.shares != self._others.share
+
+    def _known(self, head: Head) -> bool:
+        """Whether a run is of a step that this worker knows, and may go on here."""
+        return head.by.step in self._hands and self._mine(head)
 
     def _mine(self, head: Head) -> bool:
         """Whether a run may go on here: nobody here has it, or has found that it cannot."""
@@ -402,56 +394,6 @@ class Worker:
         control = self._control[1]
         stopped = control.state != CLEAR and (control.moved or stops(control, (name,), ""))
         return not stopped and len(self._refused[name]) < MOST_REFUSED
-
-    # Dead workers -----------------------------------------------------------------------------------
-
-    def _sweep(self) -> None:
-        """Find what dead workers had; mark those that have nothing left, so that nobody looks again."""
-        known = self._listed("worker")
-        self._find_share(known)
-        dead = {head.by.worker: head for head in known if self._is_dead(head)}
-        if not dead:
-            return
-        left: dict[str, int] = {}
-        running = list(self._engine.store.heads(Query("run", state="RUNNING", limit=MOST_RUNNING)))
-        for head in running:
-            if head.by.worker in dead:
-                left[head.by.worker] = left.get(head.by.worker, 0) + 1
-                if head.by.step in self._hands and self._mine(head):
-                    self._lost[head.entity] = _turn(head)
-        for head in self._listed("job"):
-            if head.by.worker in dead:
-                job = head_of(head.head, Mapped)
-                self._note(head, job, job._replace(state="LOST"), "JOB")
-        for name, head in dead.items():
-            if name not in left and len(running) < MOST_RUNNING:
-                lease = head_of(head.head, Lease)
-                self._note(head, lease, lease._replace(state="GONE"), "LEASE")
-            self._sifted[name] = head.version, time.monotonic()
-
-    def _find_share(self, known: list[Head]) -> None:
-        """Have a share of what is due, beside all other processes that are alive; or all of it."""
-        now, me = self._engine.now(), self._engine.worker
-        alive = [head.by.worker for head in known if head.by.state == "ALIVE" and (head.by.due or 0.0) > now]
-        alive += [] if me in alive else [me]  # which has no name yet: it will have the youngest
-        self._share, self._shares = sorted(alive, key=lambda name: name or "~").index(me), len(alive)
-
-    def _listed(self, kind: str) -> list[Head]:
-        return list(self._engine.store.heads(Query(kind, due_by=EVER, limit=MOST_LISTED)))
-
-    def _is_dead(self, head: Head) -> bool:
-        """Whether a worker is dead, and what it had was not looked for a moment ago."""
-        version, at = self._sifted.get(head.by.worker, (0, 0.0))
-        if version == head.version and time.monotonic() - at < SWEEP_AGAIN_S:
-            return False
-        return not self._engine.lives(head.by.worker, head_of(head.head, Lease))
-
-    def _note(self, head: Head, before: Any, after: Any, mark: Any) -> None:
-        """Write down what became of a worker or a job; if it has moved meanwhile, it is looked at again."""
-        change = Change((mark,), before, after)
-        made = written(change, head.entity, head.version + 1, head.hash, self._engine.now(), nonce())
-        by = Index(head.by.kind, after.state, None, head.by.step, head.by.worker)
-        self._engine.store.append(Batch((Write(head.entity, head.version, *made, by),), {}, False)).wait()
 
     # A run ------------------------------------------------------------------------------------------
 
@@ -534,11 +476,6 @@ def _noted(script: Script, wrote: list[bool]) -> Script:
         if type(op) is Save and answer is not None:
             wrote.append(True)
         op = script.send(answer)
-
-
-def _turn(head: Head) -> Turn:
-    run: Run = head_of(head.head)
-    return Turn(run.priority, head.by.due or 0.0, head.by.step, head.entity, head.version, run.provider)
 
 
 def _check(name: str, value: object, low: float, high: float) -> None:

@@ -292,6 +292,8 @@ class Store(Protocol):
 
     #: Whether a batch may bring what else is written in its transaction.
     joins: bool
+    #: Whether `gone` knows at once that a process has died, because all of them are on one machine.
+    sees_deaths: bool
 
     def append(self, batch: Batch) -> Ticket:
         """Ask for a batch to be stored."""

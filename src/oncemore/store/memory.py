@@ -57,6 +57,7 @@ class MemoryStore:
     """Entries in a list, heads in a dictionary, one lock."""
 
     joins = False
+    sees_deaths = True
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now

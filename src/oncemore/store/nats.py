@@ -66,6 +66,7 @@ class NatsStore:
     """A store in a JetStream server or cluster."""
 
     joins = False
+    sees_deaths = False
     #: Whether a stream is made where there is none; who does not make one does not write either.
     makes = True
 

@@ -88,6 +88,7 @@ class PostgresStore:
     """A store in a server that processes on many machines share."""
 
     joins = True
+    sees_deaths = False
 
     def __init__(self, url: str, schema: str = "oncemore", *, unsafe_ok: bool = False) -> None:
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema) or schema.startswith("pg_"):

@@ -138,6 +138,7 @@ class SqliteStore:
     """A store in a file of this machine."""
 
     joins = True
+    sees_deaths = True
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         _check_engine(apsw.sqlite_lib_version())
