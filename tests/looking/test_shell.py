@@ -290,6 +290,45 @@ def test_doctor_and_health_end_with_1_when_something_is_bad(path: Path) -> None:
     assert "every open run belongs to a step that is known" in " ".join(module.stdout.split())
 
 
+def test_health_tells_of_switches_that_are_on_and_is_as_healthy_as_before(path: Path) -> None:
+    store = ("--store", str(path))
+    calm = told("health", *store)
+    assert (calm["healthy"], calm["switches"], calm["moved"]) == (True, [], "")
+    before = run("health", *store)
+    assert "stopped" not in before.stdout
+    with oncemore.open(path) as engine:
+        engine.switch.on(reason="the ledger is wrong", by="operator")
+        engine.switch.on(step="squared", reason="the bank is down", by="another")
+    shown = run("health", *store)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    lines = [line for line in shown.stdout.splitlines() if line.startswith("stopped")]
+    assert len(lines) == 2
+    assert re.fullmatch(r"stopped   all_execution is on since .+, by operator: the ledger is wrong", lines[0])
+    assert lines[1].endswith("by another: the bank is down")
+    assert shown.stdout.splitlines()[-1] == "healthy"
+    found = told("health", *store)
+    assert [(one["name"], one["by"], one["reason"]) for one in found["switches"]] == [
+        ("all_execution", "operator", "the ledger is wrong"),
+        ("step:squared", "another", "the bank is down"),
+    ]
+    change(path, "DELETE FROM head WHERE step='flaky'")
+    assert told("health", *store, code=1)["switches"] == found["switches"], "they hide nothing"
+
+
+def test_health_tells_of_a_log_that_has_moved(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.db", tmp_path / "new.db"
+    with oncemore.open(old):
+        squared(7)
+    done = run("copy", str(old), str(new), "--reason", "outgrown")
+    assert done.returncode == 0, done.stderr
+    shown = run("health", "--store", str(old))
+    assert shown.returncode == 0
+    line = f"moved     this log has moved to sqlite:///{new}; nothing begins here any more"
+    assert line in shown.stdout.splitlines()
+    assert told("health", "--store", str(old))["moved"] == f"sqlite:///{new}"
+    assert told("health", "--store", str(new))["moved"] == ""
+
+
 @pytest.mark.parametrize(
     "words",
     [

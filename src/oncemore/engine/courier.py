@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 from oncemore.codec.message import message_of
 from oncemore.codec.seal import opened
 from oncemore.codec.wire import body_of, head_of
+from oncemore.core.control import CONTROL
 from oncemore.core.record import NOWHERE, Outgoing
 from oncemore.engine.attempt import OURS
 from oncemore.engine.deliver import Given, Listed, Lives, Send, Stopping
 from oncemore.engine.entry import notice_write, told_already, write_of
+from oncemore.engine.job import in_thread
 from oncemore.engine.limits import awaited
-from oncemore.engine.ops import Begin, Holder, Load, Now, Save, Seen, Tell
+from oncemore.engine.ops import Begin, Holder, Load, Now, Permit, Save, Seen, Tell
 from oncemore.engine.retry import Invoke
 from oncemore.errors import PermanentError, UsageError
 from oncemore.store.base import Batch, Query, Stored
@@ -29,8 +31,9 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from oncemore.codec.message import Message
+    from oncemore.core.record import Run
     from oncemore.engine.lease import Identity
-    from oncemore.engine.ops import Script
+    from oncemore.engine.ops import Permission, Script
     from oncemore.engine.runtime import Engine
     from oncemore.store.base import Conflict, Head
 
@@ -61,6 +64,7 @@ class Sinks:
         if len(colours) > 1:
             raise UsageError("some sinks are async and some are not; make a relay for each kind")
         self.awaits = True in colours
+        self.ours = any(topic.startswith(OURS) for topic in self._routes)
 
     def of(self, topic: str) -> Any:
         """Return the sink of a topic, or None."""
@@ -102,10 +106,17 @@ class Courier:
         heads = self.engine.store.heads(Query("event", due_by=EVER, limit=op.limit))
         return tuple(_seen(head) for head in heads)
 
-    def lives(self, op: Lives) -> int:
-        """Return how many runs an entity has had."""
+    def lives(self, op: Lives) -> tuple[int, str]:
+        """Return how many runs an entity has had, and of which step."""
         head = self.engine.store.head(op.entity)
-        return 0 if head is None else head_of(head.head).runs
+        if head is None:
+            return 0, ""
+        run: Run = head_of(head.head)
+        return run.runs, run.step
+
+    def permit(self, op: Permit) -> Permission:
+        """Say whether an event may be sent, as far as people have to say so."""
+        return self.engine.controls.permit(self.engine, op)
 
     def stopping(self, op: Stopping) -> bool:
         """Return whether to stop."""
@@ -181,17 +192,20 @@ class Courier:
         if type(event) is Outgoing and event.state == "SENDING":
             # Before it is written: nobody in this process may take it for lost.
             assert self._me is not None
+            assert CONTROL in op.guards, "an event was to be sent that nobody has let be sent"
             held = (seen.entity, event.attempt)
             self._me.take(held)
             self._held = held  # after it: what was not taken must not be left, it may be somebody else's
         writes = (write, *(notice_write(each, now, self.engine.seal) for each in given))
-        return Batch(writes, {}, op.sync), Seen(seen.entity, seen.version + 1, write.hash, event)
+        return Batch(writes, op.guards, op.sync), Seen(seen.entity, seen.version + 1, write.hash, event)
 
     def end_save(self, after: Seen, answer: Stored | Conflict) -> Seen | None:
         """Return the event as it is now, or None if it was not as it had been seen."""
         stored = isinstance(answer, Stored)
         if not (stored and after.run.state == "SENDING"):
             self._let_go()
+        if not stored:
+            self.engine.controls.forget()  # what people have said may be what has changed: it is read anew
         if stored and after.run.state == "DEAD" and self.engine.notices is not None:
             self.engine.notices.wake(self.engine)
         if self.cut is not None:
@@ -261,7 +275,11 @@ def _send(courier: Courier, op: Send) -> BaseException | None:
     return None
 
 
-_BLOCKING: dict[type, Callable[[Courier, Any], Any]] = {Save: _save, Send: _send}
+_BLOCKING: dict[type, Callable[[Courier, Any], Any]] = {
+    Save: _save,
+    Send: _send,
+    Permit: Courier.permit,
+}
 
 
 # Awaiting -------------------------------------------------------------------------------------------
@@ -301,7 +319,14 @@ async def _send_awaited(courier: Courier, op: Send) -> BaseException | None:
     return None
 
 
+async def _permit_awaited(courier: Courier, op: Permit) -> Permission:
+    if not courier.engine.controls.waits:
+        return courier.permit(op)
+    return await in_thread(courier.permit, op)  # type: ignore[no-any-return]
+
+
 _AWAITING: dict[type, Callable[[Courier, Any], Coroutine[Any, Any, Any]]] = {
     Save: _save_awaited,
     Send: _send_awaited,
+    Permit: _permit_awaited,
 }

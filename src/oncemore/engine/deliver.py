@@ -14,6 +14,11 @@ A crash can only fall on a `yield`, and means, by the line of `_deliver` it fall
 
 The claim counts the attempt before it is sent, so that a message that kills its relay ends as DEAD too.
 
+**Switches.** A delivery is an effect. While a switch is on that stops everything, the event's tenant or the
+step that gave it away, none is claimed: the event waits as it is, has lost no attempt, and is due again when
+that is released. The claim has what was read of the switches as its guard, like an INTENT. What we ourselves
+tell people of the quarantine goes out all the same, but not from a log that has moved.
+
 **Order.** All events of one run's entity are a *lane*. An event is sent when its elder, the one before it in
 its lane, is over: DELIVERED or DEAD. So no event is ever sent before an elder that may still come, whatever
 their topics; one that is DEAD holds up nobody. The elder is found by its id, which follows from the entity,
@@ -25,12 +30,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncemore.core.classify import verdict
+from oncemore.core.control import SWITCHED
 from oncemore.core.decide import Situation, decide
 from oncemore.core.key import event_id_of, seed_of
 from oncemore.core.record import Change, Outgoing
 from oncemore.core.value import Value
-from oncemore.engine.endings import LOST
-from oncemore.engine.ops import Begin, Holder, Load, Now, Save, Seen, Tell
+from oncemore.engine.endings import LOST, not_begun
+from oncemore.engine.notices import TOPIC as NOTICES
+from oncemore.engine.ops import Begin, Holder, Load, Now, Permit, Save, Seen, Tell
 from oncemore.errors import IllegalMove, UsageError
 
 if TYPE_CHECKING:
@@ -38,10 +45,12 @@ if TYPE_CHECKING:
 
     from oncemore.core.model import Failure
     from oncemore.core.policy import Policy
-    from oncemore.engine.ops import Script
+    from oncemore.engine.ops import Permission, Script
 
 #: The most events that one look lists, and the most looks of one pass: a pass ends, whatever comes in.
 MOST_LISTED, MOST_LOOKS = 20_000, 1_000
+#: How often an event is reached for in one pass, where people turn switches meanwhile.
+TRIES = 3
 
 #: The legal moves of an event. A pair that is not here is refused.
 MOVES: dict[str, frozenset[str]] = {
@@ -57,8 +66,9 @@ OVER = frozenset({"DELIVERED", "DEAD", "REJECTED"})
 class Rules(NamedTuple):
     """What a relay was told.
 
-    takes  whether an event of that topic is this relay's to send
-    batch  how many events one look lists
+    takes    whether an event of that topic is this relay's to send
+    batch    how many events one look lists
+    notices  whether what we ourselves tell may be among them
     """
 
     policy: Policy
@@ -66,6 +76,7 @@ class Rules(NamedTuple):
     describe: Callable[[BaseException, Failure | None], dict[str, Any]]
     takes: Callable[[str], bool]
     batch: int
+    notices: bool = False
 
 
 class Tally(Value):
@@ -74,7 +85,7 @@ class Tally(Value):
     delivered  accepted by their sinks
     failed     not accepted, to be tried again
     dead       given up in this pass: refused for good, or out of attempts
-    waiting    seen and left: not due, behind an elder, or with another relay
+    waiting    seen and left: not due, behind an elder, with another relay, or stopped by a switch
     unrouted   of topics that this relay has no sink for
     """
 
@@ -92,7 +103,7 @@ class Listed(NamedTuple):
 
 
 class Lives(NamedTuple):
-    """Ask how many runs an entity has had. ← a number"""
+    """Ask how many runs an entity has had, and of which step. ← a number and a name, empty if it is none"""
 
     entity: str
 
@@ -127,17 +138,34 @@ def deliver_due(rules: Rules) -> Script:
     for _ in range(MOST_LOOKS):
         listed: tuple[Seen, ...] = yield Listed(limit)
         mine = [seen for seen in listed if rules.takes(seen.run.topic)]
-        told = told._replace(waiting=0, unrouted=len(listed) - len(mine))
+        free = yield from _free(mine)
+        told = told._replace(waiting=len(mine) - len(free), unrouted=len(listed) - len(mine))
         before = told
-        for lane in _lanes(mine):
+        for lane in _lanes(free):
             told = yield from _lane(rules, lane, told)
-        if (yield Stopping()):
+        if (yield Stopping()) or (len(free) < len(mine) and not rules.notices):
             break
         if told[:3] == before[:3]:
             if len(listed) < limit or limit >= MOST_LISTED:
                 break
             limit = min(4 * limit, MOST_LISTED)
     return told
+
+
+def _free(mine: list[Seen]) -> Script:
+    """Return the events that nothing holds which holds everything; refuse if nobody can tell."""
+    permit = (yield Permit((), "")) if mine else None
+    if permit is None or not permit.stop:
+        return mine
+    free = [seen for seen in mine if _is_notice(seen.run)]
+    if permit.stop != SWITCHED and len(free) < len(mine):
+        raise not_begun("the delivery of events", permit)
+    return free
+
+
+def _is_notice(event: Outgoing) -> bool:
+    """Whether an event is what we ourselves tell people, which they need the more while all is stopped."""
+    return event.topic.startswith(NOTICES)
 
 
 def _lanes(listed: list[Seen]) -> list[list[Seen]]:
@@ -150,12 +178,12 @@ def _lanes(listed: list[Seen]) -> list[list[Seen]]:
 
 def _lane(rules: Rules, lane: list[Seen], told: Tally) -> Script:
     """Send the events of one lane in their order, as far as it goes; return the tally."""
-    lives = yield Lives(lane[0].run.run)
+    lives, step = yield Lives(lane[0].run.run)
     places = sorted((_life(seen.run, lives), seen.run.ordinal, seen.entity) for seen in lane)
     for at, (life, _, entity) in enumerate(places):
         if (yield Stopping()):
             break
-        came_to = yield from _deliver(rules, entity, life)
+        came_to = yield from _deliver(rules, entity, life, step)
         if came_to != "over":
             told = told._replace(**{came_to: getattr(told, came_to) + 1})
         if came_to in ("failed", "waiting"):  # its younger siblings wait with it
@@ -172,20 +200,38 @@ def _life(event: Outgoing, lives: int) -> int:
 # One event ------------------------------------------------------------------------------------------
 
 
-def _deliver(rules: Rules, entity: str, life: int) -> Script:
+def _deliver(rules: Rules, entity: str, life: int, step: str) -> Script:
     """Send one event, if it is free; return what that came to: a field of the tally, or "over"."""
-    seen = yield Load(entity)
-    now = yield Now()
-    stays = yield from _stays(seen, life, now)
-    if stays:
-        return stays
-    if seen.run.tried >= rules.policy.max_attempts:
-        return (yield from _outlived(seen))
-    given = yield Given(entity)
-    worker = yield Begin()
-    claimed = yield Save(seen, _claim(seen.run, worker), False)
-    if claimed is None:
-        return "waiting"  # another relay was first
+    for _ in range(TRIES):
+        seen = yield Load(entity)
+        now = yield Now()
+        stays = yield from _stays(seen, life, now)
+        if stays:
+            return stays
+        if seen.run.tried >= rules.policy.max_attempts:
+            return (yield from _outlived(seen))
+        permit = yield from _permitted(seen.run, step)
+        if permit.stop:
+            return "waiting"
+        given = yield Given(entity)
+        worker = yield Begin()
+        claimed = yield Save(seen, _claim(seen.run, worker), False, guards=permit.guards)
+        if claimed is not None:
+            return (yield from _sent(rules, claimed, life, given))
+    return "waiting"  # another relay was first, or people turn switches all the time
+
+
+def _permitted(event: Outgoing, step: str) -> Script:
+    """Return whether an event may be sent now; refuse if nobody can tell, or from a log that has moved."""
+    steps = (step,) if step else ()
+    permit: Permission = yield Permit(steps, event.tenant, begins=not _is_notice(event))
+    if permit.stop and permit.stop != SWITCHED:
+        raise not_begun(f"the delivery of event {event.event_id}", permit)
+    return permit
+
+
+def _sent(rules: Rules, claimed: Seen, life: int, given: bytes | None) -> Script:
+    """Give an event to its sink; return what that came to."""
     error = yield Send(claimed, life, given)
     now = yield Now()
     came_to, change = _outcome(rules, claimed.run, error, now)

@@ -113,7 +113,11 @@ def parked(plan: Plan, call: Call, run: Run, wait: float) -> Exception:
 
 def stopped(plan: Plan, call: Call, permit: Permission) -> Exception:
     """Nothing was begun: somebody has stopped it, or nobody can tell whether they have."""
-    which = _which(plan, call.entity)
+    return not_begun(_which(plan, call.entity), permit)
+
+
+def not_begun(which: str, permit: Permission) -> Exception:
+    """Say of anything that was not begun who has stopped it, or that nobody can tell."""
     if permit.stop == UNKNOWN:
         error = permit.error
         made = Blocked(

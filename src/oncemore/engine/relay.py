@@ -85,7 +85,7 @@ class Relay:
         _check("max_bytes", max_bytes, 1, 64 * MOST_BYTES)
         _check("poll_s", poll_s, 0.01, 3600)
         self._engine, self._sinks = engine, Sinks(routes)
-        self._rules = Rules(policy, classify, describe, self._sinks.takes, batch)
+        self._rules = Rules(policy, classify, describe, self._sinks.takes, batch, self._sinks.ours)
         self._max_bytes, self._poll_s = max_bytes, poll_s
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None

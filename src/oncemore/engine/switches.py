@@ -123,10 +123,7 @@ class Switches:
     def status(self) -> tuple[Thrown, ...]:
         """Return the switches that are on, the oldest first."""
         head = self._engine.store.head(CONTROL)
-        control = Control() if head is None else head_of(head.head, Control)
-        return tuple(
-            sorted((_thrown(name, told) for name, told in control.on.items()), key=lambda one: one.at)
-        )
+        return thrown(Control() if head is None else head_of(head.head, Control))
 
     def history(self) -> tuple[Said, ...]:
         """Return what was said about switches, the oldest first."""
@@ -149,6 +146,11 @@ def _named(step: str, tenant: str) -> str:
 def _check_here(control: Control) -> None:
     if control.moved:
         raise UsageError(f"this log has moved to {control.moved}; turn switches there")
+
+
+def thrown(control: Control) -> tuple[Thrown, ...]:
+    """Return the switches that are on, the oldest first."""
+    return tuple(sorted((_thrown(name, told) for name, told in control.on.items()), key=lambda one: one.at))
 
 
 def _thrown(name: str, told: dict[str, Any]) -> Thrown:

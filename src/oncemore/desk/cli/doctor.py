@@ -113,7 +113,7 @@ def health(against: str | None, store: str | None, in_json: bool) -> int:
 
     They are those of a pipeline that can be trusted. Work that is run again leaves the same; states follow
     from the log; nothing is computed twice; every decision is explained by its proof. Exit code 1 means
-    that one of them does not hold.
+    that one of them does not hold. Switches that are on are told, and change nothing about that.
     """
     from contextlib import ExitStack
 
@@ -142,4 +142,15 @@ def print_health(paper: Paper, found: Health) -> None:
         paper.say(f"{one.name}: {one.seen}", tint, lead)
         for example in one.examples:
             paper.line(f"{' ' * len(lead)}{example}", "dim")
+    _print_stops(paper, found)
     paper.line("healthy" if found.healthy else "not healthy", "green" if found.healthy else "red")
+
+
+def _print_stops(paper: Paper, found: Health) -> None:
+    """Print what people have stopped, a line each."""
+    from oncemore.desk.service.times import shown
+
+    if found.moved:
+        paper.line(f"moved     this log has moved to {found.moved}; nothing begins here any more", "yellow")
+    for one in found.switches:
+        paper.line(f"stopped   {one.name} is on since {shown(one.at)}, by {one.by}: {one.reason}", "yellow")

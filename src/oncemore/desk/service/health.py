@@ -7,12 +7,16 @@
 
 One pass over the log answers all four. The first can also be asked between two stores: whether a window that
 failed and was run again elsewhere left what an undisturbed one has left.
+
+Beside them it tells what people have stopped. That is no criterion: a store in which nothing begins because
+somebody wants it so is as healthy as before.
 """
 
 from __future__ import annotations
 
 from oncemore.core.value import Value
 from oncemore.desk.service.bodies import key
+from oncemore.desk.service.control import control_of
 from oncemore.desk.service.explained import LOST
 from oncemore.desk.service.lineages import lineages
 from oncemore.errors import StoreError
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from oncemore.core.record import Run
     from oncemore.engine.artifacts import Shelf
     from oncemore.engine.replay import Told
+    from oncemore.engine.switches import Thrown
     from oncemore.store.base import Entry, Store
 
     Progress = Callable[[int, int], object]
@@ -51,11 +56,17 @@ class Criterion(Value):
 
 
 class Health(Value):
-    """The verdict."""
+    """The verdict.
+
+    switches  those that are on, the oldest first; they say nothing against it
+    moved     where the log has gone; empty while it is here
+    """
 
     url: str
     healthy: bool
     criteria: tuple[Criterion, ...]
+    switches: tuple[Thrown, ...] = ()
+    moved: str = ""
 
 
 class _Findings:
@@ -115,6 +126,7 @@ def health(
     """
     from oncemore.engine.rebuild import rebuild
     from oncemore.engine.replay import Replay
+    from oncemore.engine.switches import thrown
 
     again, findings = Replay(seal=key()), _Findings(store)
 
@@ -142,7 +154,9 @@ def health(
         _third(findings, fault),
         _fourth(findings, fault),
     )
-    return Health(store.facts().url, all(one.holds for one in criteria), criteria)
+    control = control_of(store)
+    healthy = all(one.holds for one in criteria)
+    return Health(store.facts().url, healthy, criteria, thrown(control), control.moved)
 
 
 def _elsewhere(store: Store, other: Store) -> tuple[list[str], str]:

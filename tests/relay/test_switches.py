@@ -1,0 +1,345 @@
+"""While a switch is on nothing is delivered; when it is released everything is, and no attempt was lost."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import oncemore
+from oncemore import outbox
+from oncemore.codec.wire import header_of
+from oncemore.core.control import CONTROL, Approval, Control
+from oncemore.edges.classify import classify
+from oncemore.engine import copying
+from oncemore.engine.deliver import Listed, Send
+from oncemore.engine.notices import TOPIC
+from oncemore.errors import Blocked
+from oncemore.evidence.neutral import neutral
+from oncemore.outbox import Tally
+from tests.quarantine.world import Quiet
+from tests.relay.world import POLICY, Consumer, Crash, Shared, World, events, give, states
+
+if TYPE_CHECKING:
+    from oncemore.outbox import Message
+
+SOON = oncemore.TransientError("not yet")
+
+
+def two() -> World:
+    return World(("a", ["slow", "x"]), ("b", ["x"]), fails={("slow", 1): SOON})
+
+
+def stop(world: World, **which: Any) -> None:
+    world.engine().switch.on(reason="the ledger is wrong", by="operator", **which)
+
+
+def go(world: World, **which: Any) -> None:
+    assert world.engine().switch.off(reason="it is right again", by="operator", **which)
+
+
+def begun_while_on(world: World) -> int:
+    """Return how many deliveries were begun between a switch's on and its off, by the log alone."""
+    on, begun = False, 0
+    for entry in world.store.entries():
+        if entry.entity == CONTROL:
+            on = not on
+        begun += on and entry.entity.startswith("event/") and "SENDING" in header_of(entry.header).marks
+    return begun
+
+
+@pytest.mark.req("AUTO-7")
+def test_nothing_is_delivered_while_everything_is_stopped_and_all_of_it_afterwards() -> None:
+    world = two()
+    stop(world)
+    relay = world.relay()
+    for _ in range(3):
+        assert relay.run_once() == Tally(waiting=3)
+        world.now += 100.0
+    assert world.consumer.got == []
+    assert {event.attempt for event in events(world.engine()).values()} == {0}, "no attempt is lost"
+    go(world)
+    assert relay.run_once() == Tally(delivered=1, failed=1, waiting=2)
+    world.finish()
+    assert world.consumer.payloads == ["b0", "a0", "a1"]
+    world.check()
+    world.close()
+
+
+@pytest.mark.parametrize("also", ["", "before", "after"])
+def test_a_switch_thrown_at_any_point_of_a_pass_lets_no_further_delivery_begin(also: str) -> None:
+    """And so though the relay dies at that point, and another comes while the switch is on."""
+    length = two()
+    most = length.script(length.relay()).run()
+    length.close()
+    held = late = 0
+    for at in range(most):
+        world = two()
+        script = world.script(world.relay())
+        script.run(most=at)
+        sent = len(world.consumer.got)
+        stop(world)
+        with suppress(Crash):
+            script.run((at + 1, also) if also else None)
+        world.now += 100.0
+        world.relay().run_once()
+        assert begun_while_on(world) == 0, at
+        # What was under way may end; it began before the throw.
+        assert len(world.consumer.got) - sent <= 1
+        late += len(world.consumer.got) > sent
+        held += len(world.consumer.effects) < 3
+        go(world)
+        world.finish()
+        world.check()
+        assert states(world.engine()) == {"DELIVERED": 3}
+        world.close()
+    assert held > most // 2
+    assert late or also == "before", "no throw fell between a claim and its send"
+
+
+def test_a_relay_that_dies_while_it_sends_leaves_what_waits_for_the_release() -> None:
+    world = World(("a", ["x"]))
+    script = world.script(world.relay())
+    while type(script.op) is not Send:
+        script.step()
+    stop(world)
+    world.die(script.courier.engine)
+    assert world.relay().run_once() == Tally(waiting=1)
+    assert states(world.engine()) == {"SENDING": 1}, "it may have been sent; it is not sent again yet"
+    go(world)
+    assert world.relay().run_once() == Tally(delivered=1)
+    world.close()
+
+
+def test_an_event_whose_last_attempt_died_is_given_up_whatever_is_stopped() -> None:
+    world = World(("a", ["x"]))
+    for _ in range(POLICY.max_attempts):
+        script = world.script(world.relay())
+        while type(script.op) is not Send:
+            script.step()
+        world.die(script.courier.engine)
+    stop(world, step="give")
+    assert world.relay().run_once() == Tally(dead=1), "nothing is sent by that"
+    assert world.consumer.got == []
+    world.close()
+
+
+@pytest.mark.parametrize(("which", "held"), [({"step": "give"}, 2), ({"step": "other"}, 0)])
+def test_the_switch_of_a_step_holds_what_that_step_gave_away(which: dict[str, str], held: int) -> None:
+    world = World(("a", ["x"]), ("b", ["y"]))
+    stop(world, **which)
+    assert world.relay().run_once() == Tally(delivered=2 - held, waiting=held)
+    go(world, **which)
+    world.finish()
+    assert sorted(world.consumer.payloads) == ["a0", "b0"]
+    world.close()
+
+
+def test_the_switch_of_a_tenant_holds_that_tenants_events_only() -> None:
+    world = World()
+    home = world.engine()
+    with oncemore.context(tenant="shop-7"):
+        give.on(home)("a", ["x"])
+    give.on(home)("b", ["x"])
+    stop(world, tenant="shop-7")
+    assert world.relay().run_once() == Tally(delivered=1, waiting=1)
+    assert world.consumer.payloads == ["b0"]
+    go(world, tenant="shop-7")
+    assert world.relay().run_once() == Tally(delivered=1)
+    world.close()
+
+
+def test_a_switch_that_has_nothing_to_do_with_it_costs_a_look_and_no_delivery() -> None:
+    world = World(("a", ["x", "y"]))
+    script = world.script(world.relay())
+    while type(script.op) is not Send:
+        script.step()
+    script.step()
+    stop(world, step="other")  # what the relay knows of switches is old now
+    script.run()
+    assert script.tally == Tally(delivered=2)
+    world.close()
+
+
+def test_people_who_turn_switches_all_the_time_do_not_keep_a_relay_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(("a", ["x"]))
+    script = world.script(world.relay())
+    append, n = world.store.append, 0
+
+    def meddled(batch: Any) -> Any:
+        nonlocal n
+        if any(write.entity.startswith("event/") for write in batch.writes):
+            n += 1
+            with monkeypatch.context() as calm:
+                calm.setattr(world.store, "append", append)
+                stop(world, step=f"other-{n}")
+        return append(batch)
+
+    monkeypatch.setattr(world.store, "append", meddled)
+    script.run()
+    assert (n, script.tally) == (3, Tally(waiting=1))
+    monkeypatch.undo()
+    assert world.relay().run_once() == Tally(delivered=1)
+    world.close()
+
+
+def test_while_all_is_stopped_a_pass_looks_once_however_much_waits() -> None:
+    world = World(*((f"{n}", ["x"] * 50) for n in range(8)))
+    stop(world)
+    script = world.script(outbox.Relay(world.engine(), {"*": world.consumer}, batch=100))
+    looks = []
+    while script.op is not None:
+        looks += [script.op.limit] if type(script.op) is Listed else []
+        script.step()
+    assert looks == [100]
+    assert script.tally == Tally(waiting=100)
+    assert script.count < 10
+    world.close()
+
+
+# What people are told
+
+
+def held_payment(world: World, *sinks: Any) -> None:
+    """Have something in quarantine, and nobody told of it yet."""
+    engine = world.engine()
+    engine.notices = Quiet({"desk": sinks[0]}, classify=classify, describe=neutral)
+
+    @oncemore.step(effect="once", name="pay", policy=POLICY)
+    def pay(order: str) -> str:
+        raise ConnectionResetError
+
+    with pytest.raises(oncemore.OutcomeUnknown):
+        pay.on(engine)("A-1")
+    engine.close()
+
+
+def test_what_we_tell_people_of_the_quarantine_goes_out_while_all_is_stopped() -> None:
+    told: list[Message] = []
+    world = World(*((f"{n}", ["x"] * 20) for n in range(3)))
+    held_payment(world, told.append)
+    stop(world)
+    routes = {"*": world.consumer, f"{TOPIC}*": told.append}
+    both = outbox.Relay(world.engine(), routes, batch=10, policy=POLICY)
+    assert both.run_once() == Tally(delivered=1, waiting=60)
+    assert [message.topic for message in told] == [f"{TOPIC}desk"]
+    assert world.consumer.got == []
+    world.close()
+
+
+def test_it_is_not_told_from_a_log_that_has_moved() -> None:
+    told: list[Message] = []
+    world, new = World(), Shared()
+    held_payment(world, told.append)
+    here, there = world.engine(), oncemore.Engine(lambda: new, "memory:new")
+    copying.copy(here, there, reason="outgrown", by="operator")
+    routes = {f"{TOPIC}*": told.append}
+    with pytest.raises(Blocked, match=r"the delivery of event \S+ was not begun: this log has moved"):
+        outbox.Relay(here, routes).run_once()
+    assert outbox.Relay(there, routes).run_once() == Tally(delivered=1)
+    assert len(told) == 1
+    there.close()
+    world.close()
+
+
+# Who cannot tell, and where it is not any more
+
+
+class Away:
+    """A place where others keep switches; it does not answer, or stops everything."""
+
+    def __init__(self) -> None:
+        self.answers: Control | None = None
+
+    def switches(self, steps: tuple[str, ...], tenant: str) -> Control:
+        if self.answers is None:
+            raise ConnectionRefusedError("down")
+        return self.answers
+
+    def approval(self, key: str) -> Approval | None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.req("AUTO-8")
+@pytest.mark.parametrize("colour", ["plain", "async"])
+def test_where_it_cannot_be_known_whether_a_switch_is_on_nothing_is_delivered(colour: str) -> None:
+    world, away = World(("a", ["x"])), Away()
+    engine = oncemore.Engine(lambda: world.store, "memory:", control=away)
+
+    async def sink(message: Message) -> None:
+        world.consumer(message)
+
+    relay = world.relay(engine, sink if colour == "async" else None)
+
+    def once() -> Tally:
+        made = relay.run_once()
+        return asyncio.run(made) if colour == "async" else made
+
+    with pytest.raises(Blocked, match=r"the delivery of events was not begun.*cannot be read") as refused:
+        once()
+    assert refused.value.reason == "control_state_unknown"
+    assert isinstance(refused.value.__cause__, ConnectionRefusedError)
+    away.answers = Control("STOPPED", {"all_execution": {"by": "another", "reason": "theirs"}})
+    assert once() == Tally(waiting=1)
+    away.answers = Control()
+    assert once() == Tally(delivered=1)
+    assert world.consumer.payloads == ["a0"]
+    engine.close()
+    world.close()
+
+
+def test_a_place_that_goes_away_between_two_events_stops_the_second() -> None:
+    world, away = World(("a", ["x", "y"])), Away()
+    away.answers = Control()
+    engine = oncemore.Engine(lambda: world.store, "memory:", control=away)
+    script = world.script(world.relay(engine))
+    while type(script.op) is not Send:
+        script.step()
+    away.answers = None
+    with pytest.raises(Blocked, match=r"the delivery of event \S+ was not begun.*cannot be read"):
+        script.run()
+    assert world.consumer.payloads == ["a0"]
+    engine.close()
+    world.close()
+
+
+def test_a_log_that_has_moved_delivers_nothing_here_and_everything_there() -> None:
+    world, new = World(("a", ["x", "y"])), Shared()
+    for engine in world._engines:
+        engine.close()
+    here, there = world.engine(), oncemore.Engine(lambda: new, "memory:new")
+    copying.copy(here, there, reason="outgrown", by="operator")
+    with pytest.raises(Blocked, match="of events was not begun: this log has moved to memory:new"):
+        world.relay(here).run_once()
+    assert world.relay(there).run_once() == Tally(delivered=2)
+    assert world.consumer.payloads == ["a0", "a1"]
+    there.close()
+    world.close()
+
+
+# For real
+
+
+def test_a_relay_in_a_thread_delivers_at_once_when_the_switch_is_released(tmp_path: Any) -> None:
+    consumer = Consumer()
+    with oncemore.open(tmp_path / "log.db") as engine:
+        give("a", ["x"])
+        engine.switch.on(reason="wrong", by="operator")
+        with outbox.Relay(engine, {"*": consumer}, poll_s=30.0):
+            time.sleep(0.2)
+            assert consumer.got == []
+            engine.switch.off(reason="right", by="operator")
+            ends = time.monotonic() + 10
+            while not consumer.got:
+                assert time.monotonic() < ends
+                threading.Event().wait(0.01)
+    assert consumer.payloads == ["a0"]
