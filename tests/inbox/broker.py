@@ -72,6 +72,7 @@ class Wire:
         self.url = f"nats://127.0.0.1:{self._listening.getsockname()[1]}"
         self.cut_at: list[tuple[str, bytes]] = []
         self.cuts = 0
+        self.sent = bytearray()  # all that went to the server, in its order
         self._open: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -91,6 +92,8 @@ class Wire:
                     self.cut_at.pop(0)
                     self.cuts += 1
                     break
+                if way == "in":
+                    self.sent += data
                 other.sendall(data)
         for end in (one, other):
             with contextlib.suppress(OSError):
