@@ -26,6 +26,7 @@ from oncemore.engine.attempt import CURRENT
 from oncemore.engine.context import CONTEXT, moment
 from oncemore.engine.cooling import cooled, reopened
 from oncemore.engine.entry import seen_in
+from oncemore.engine.here import only_here
 from oncemore.engine.history import Run, opening_of
 from oncemore.engine.ids import uuid7
 from oncemore.engine.job import Job
@@ -190,7 +191,7 @@ class Step(Generic[P, R]):
             raise UsageError("settle takes oncemore.applied(value) or oncemore.not_applied()")
         told = answer._replace(decided=_decision("settle", reason))
         look = self._look(args, kwargs)
-        return self._ordered_now(look, flow.settle(look.plan, look.call, told))
+        return self._ordered_now(look, only_here(self.name, flow.settle(look.plan, look.call, told)))
 
     def approve(
         self, *args: Any, reason: str, by: str | None = None, expires: Seconds | None = None, **kwargs: Any
@@ -240,7 +241,7 @@ class Step(Generic[P, R]):
         _check_reason(reason)
         look = self._look(args, kwargs)
         script = flow.cancel(look.plan, look.call, reason, CONTEXT.get().actor)
-        return self._ordered(look, self._minded(look, script))
+        return self._ordered(look, only_here(self.name, self._minded(look, script)))
 
     def map(
         self,
@@ -387,7 +388,7 @@ class Step(Generic[P, R]):
         job = self._job(look)
         try:
             if before is not None:
-                blocking(job, self._minded(look, before(look.plan, look.call), reopened))
+                blocking(job, self._again(look, before))
             script = flow.run_step(look.plan, look.call, None if before else look.seen)
             return blocking(job, self._minded(look, script))
         except Error as error:
@@ -409,7 +410,7 @@ class Step(Generic[P, R]):
         job = self._job(look)
         try:
             if before is not None:
-                await awaiting(job, self._minded(look, before(look.plan, look.call), reopened))
+                await awaiting(job, self._again(look, before))
             script = flow.run_step(look.plan, look.call, None if before else look.seen)
             return await awaiting(job, self._minded(look, script))
         except Error as error:
@@ -427,6 +428,10 @@ class Step(Generic[P, R]):
             return script
         cooling = self._recipe.cooling(look.args, look.kwargs)
         return script if cooling is None else around(cooling, look.call, script)
+
+    def _again(self, look: Look, before: Callable[..., Script]) -> Script:
+        """Return the script of somebody who has work run again, before it is."""
+        return only_here(self.name, self._minded(look, before(look.plan, look.call), reopened))
 
     def _count(self, job: Job) -> None:
         """Count calls of new work: one that had to be read again was none, or failed."""

@@ -384,3 +384,16 @@ def test_a_decision_that_its_proof_does_not_explain_is_unhealthy(store: Store) -
     assert "wrong" in found.criteria[3].examples[0]
     missing = health(forged(store, entity, lambda h, b: b.pop("proof", None)))
     assert not missing.criteria[3].holds
+
+
+def test_work_that_was_put_into_quarantine_is_explained_by_its_proof(tmp_path: Path) -> None:
+    @oncemore.step(effect="idempotent", name="judge")
+    def judge(order: str) -> str:
+        raise oncemore.NeedsReview("AMBIGUOUS_NAME")
+
+    with oncemore.open(tmp_path / "log.db") as engine:
+        with pytest.raises(oncemore.Quarantined):
+            judge("A-1")
+        found = health(engine.store)
+    assert found.healthy, found
+    assert "1 decisions computed again" in found.criteria[3].seen

@@ -210,12 +210,14 @@ def circuits_of(engine: Engine) -> tuple[Circuit, ...]:
 def reset(engine: Engine, name: str, reason: str, by: str) -> Circuit:
     """Close a breaker because somebody says so; who and why is recorded."""
     from oncemore.engine.gates import waited_for
+    from oncemore.engine.here import check_here
 
     if not isinstance(reason, str) or not reason.strip():
         raise UsageError("a breaker is reset for a reason: reason='…', which is recorded")
     seen = seen_in(engine.store, entity_of(name), engine.seal, Circuit)
     if seen.run is None:
         raise UsageError(f"there is no breaker {name!r} in this store; oncemore breakers lists them")
+    check_here(engine, f"breaker {name}")
     told = {"decision": {"what": "reset", "reason": reason, "actor": by}}
 
     def turn(circuit: Circuit, now: float, held: bool) -> tuple[Circuit, Circuit]:

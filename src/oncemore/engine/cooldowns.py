@@ -17,11 +17,12 @@ from oncemore.engine.chores import somebody
 from oncemore.engine.cooling import DECIDED, entity_of, letting_go
 from oncemore.engine.entry import seen_in, write_of
 from oncemore.engine.flow import over
+from oncemore.engine.here import only_here, write_here
 from oncemore.engine.job import Job
 from oncemore.engine.ops import End, Load, Now, Save
 from oncemore.engine.perform import blocking
 from oncemore.errors import StaleDecision, UsageError
-from oncemore.store.base import Batch, Conflict, Query
+from oncemore.store.base import Conflict, Query
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -120,7 +121,7 @@ class Cooldowns:
         ruling = review.ruling("release", somebody(by), reason)
         seen = self._known(resource)
         job = Job(self._engine, _nobody, resource, _nobody, (), {}, tagged=_nobody, untagged=_nobody)
-        saved: Resource = blocking(job, _released(seen.entity, ruling.record)).run
+        saved: Resource = blocking(job, only_here(resource, _released(seen.entity, ruling.record))).run
         return saved
 
     def bring_in(
@@ -136,7 +137,7 @@ class Cooldowns:
         if seen.run is None:
             change = Change(DECIDED, None, made, told)
             write = write_of(seen.entity, 0, seen.hash, change, engine.now(), engine.seal)
-            if not isinstance(engine.store.append(Batch((write,))).wait(), Conflict):
+            if not isinstance(write_here(engine, resource, (write,)), Conflict):
                 return made
         raise UsageError(f"{resource} is known here already; what is known stays")
 

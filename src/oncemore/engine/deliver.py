@@ -330,8 +330,12 @@ def redeliver(event_id: str, reason: str, actor: str) -> Script:
         raise UsageError(
             f"event {event_id} is {seen.run.state}; only what is DEAD, REJECTED or DELIVERED is sent again"
         )
+    permit: Permission = yield Permit((), "", begins=False)
+    if permit.stop:  # nobody would hear of it in a log that has moved
+        raise not_begun(f"the delivery of event {event_id}", permit)
     after = moved(seen.run, "PENDING", reason="redelivered", tried=0, not_before=0.0)
     told = {"decision": {"what": "redeliver", "reason": reason, "actor": actor}}
-    if (yield Save(seen, Change(("PENDING", "DECISION"), seen.run, after, told))) is None:
+    change = Change(("PENDING", "DECISION"), seen.run, after, told)
+    if (yield Save(seen, change, guards=permit.guards)) is None:
         raise UsageError(f"event {event_id} was changed by somebody else just now; look again")
     return None

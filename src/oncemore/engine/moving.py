@@ -13,8 +13,9 @@ from oncemore.codec.wire import head_of
 from oncemore.core.record import NOWHERE, Change, Run
 from oncemore.engine.entry import write_of
 from oncemore.engine.flow import new_run
+from oncemore.engine.here import write_here
 from oncemore.errors import UsageError
-from oncemore.store.base import Batch, Stored
+from oncemore.store.base import Stored
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,7 +59,7 @@ def mark(engine: Engine, group: Sequence[Moved]) -> list[str]:
     while new:
         now = engine.now()
         writes = tuple(_written(engine, group[at], now) for at in new.values())
-        answer = engine.store.append(Batch(writes)).wait()
+        answer = write_here(engine, "what was done elsewhere", writes)
         if isinstance(answer, Stored):
             break
         assert answer.head is not None

@@ -24,6 +24,7 @@ from oncemore.engine import flow, history
 from oncemore.engine.artifacts import Missing
 from oncemore.engine.cooldowns import resources_with
 from oncemore.engine.entry import seen_in
+from oncemore.engine.here import only_here
 from oncemore.engine.job import Job
 from oncemore.engine.listed import HELD
 from oncemore.engine.notices import DEAD_LETTER, told
@@ -197,7 +198,7 @@ class Quarantine:
             encode(answer.value)  # refuses what has no form, before anything is decided
         script = flow.settle(plan, Call(where, "", run.cfg_hash), told_, seen)
         try:
-            blocking(self._job(run.step), script)
+            blocking(self._job(run.step), only_here(run.step, script))
         except UsageError:
             raise changed(where, "it was changed in this very moment") from None
 
@@ -221,7 +222,7 @@ class Quarantine:
             also = (*also, *resources_with(self._engine, where, made.record))
         if kind is Kept and made.what == "release":
             self._check_whole(where)
-        blocking(self._job(where), ruled(where, kind, made, also))
+        blocking(self._job(where), only_here(where, ruled(where, kind, made, also)))
         if kind is Outgoing and made.what == "release" and self._engine.notices is not None:
             self._engine.notices.wake(self._engine)
 

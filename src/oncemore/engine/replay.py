@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 MOST_DIFFERENCES = 100
 #: What a run is after a decision, by its action.
-_AFTER = {"retry": "SOFT_FAIL", "defer": "SOFT_FAIL", "stop": "HARD_FAIL", "quarantine": "HARD_FAIL"}
+_AFTER = {"retry": "SOFT_FAIL", "defer": "SOFT_FAIL", "stop": "HARD_FAIL", "quarantine": "SOFT_FAIL"}
 
 
 class Difference(Value):

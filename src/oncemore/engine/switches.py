@@ -34,6 +34,7 @@ from oncemore.engine.chores import somebody
 from oncemore.engine.controls import approval_of
 from oncemore.engine.entry import seen_in, write_of
 from oncemore.engine.erasure import find
+from oncemore.engine.here import write_here
 from oncemore.engine.listed import HELD
 from oncemore.engine.review import LONGEST_REASON, Ruling, changed, goes_on, spoken
 from oncemore.errors import StaleDecision, UsageError
@@ -326,7 +327,7 @@ def _write(engine: Engine, seen: Seen, change: Change, *also: tuple[Seen, Change
         write_of(each.entity, each.version, each.hash or NOWHERE, to, now, engine.seal)
         for each, to in ((seen, change), *also)
     ]
-    if not isinstance(engine.store.append(Batch(tuple(writes))).wait(), Stored):
+    if not isinstance(write_here(engine, seen.entity, writes), Stored):
         raise changed(seen.entity, "it was changed in this very moment")
 
 

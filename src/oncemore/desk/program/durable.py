@@ -23,6 +23,7 @@ from oncemore.desk.program.spool import Spool
 from oncemore.desk.program.watched import NotStarted, Start, StillThere, alone, run
 from oncemore.edges.classify import classify
 from oncemore.engine import flow
+from oncemore.engine.here import only_here
 from oncemore.engine.limits import too_late
 from oncemore.engine.ops import Save, Seen, Sleep, Watch, Work
 from oncemore.engine.perform import blocking
@@ -95,7 +96,7 @@ class Program(Step[Any, Any]):
         try:
             with self._cuts.patient():
                 if before is not None:
-                    blocking(job, before(look.plan, look.call))
+                    blocking(job, only_here(self.name, before(look.plan, look.call)))
                 return blocking(job, self._told(job, flow.run_step(look.plan, look.call)))
         except Error as error:
             self._attach(error, look)
