@@ -428,7 +428,7 @@ def test_of_two_people_who_decide_at_once_one_is_told_to_look_again() -> None:
     first = relay._courier(None)
     script = relays.redeliver(only(world.engine()).event_id, "mine", "")
     seen = first.load(next(script))
-    save = script.send(seen)
+    save = script.send(first.permit(script.send(seen)))
     relay.redeliver(seen.run.event_id, reason="theirs")
     with pytest.raises(oncemore.UsageError, match="look again"):
         script.send(relays_save(first, save))
