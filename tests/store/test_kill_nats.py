@@ -1,6 +1,7 @@
 """Three servers of NATS, killed, frozen and told to step down while others write: nothing is lost or doubled.
 
-`make test` kills the leader; `make torture` does the rest too, three times each.
+Nor where what is written arrives at them twice, or late. `make test` kills the leader, stops it for a moment
+and has it step down; `make torture` does the rest too, three times each.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import random
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -21,6 +23,7 @@ from oncemore.store.nats import NatsStore
 from oncemore.testing import contract
 from oncemore.testing.contract import whole
 from tests.servers import nats
+from tests.servers.repeating import Repeater
 from tests.store.nats_judge import Answered, nonced, raw, wrong
 
 if TYPE_CHECKING:
@@ -41,7 +44,12 @@ RACES = (
 )
 ROUNDS = 3 if TORTURE else 1
 #: What is done to the servers; each leaves all three running.
-WOES = ("leader", *(("all", "follower", "frozen leader", "step down") if TORTURE else ()))
+MORE = ("all", "follower", "frozen leader", "frozen follower", "paused follower")
+WOES = ("leader", "paused leader", "step down", *(MORE if TORTURE else ()))
+#: How long a server is stopped: for a moment, or until the others have chosen another leader.
+PAUSED_S, FROZEN_S = 1.0, 12.0
+#: How many requests arrive twice.
+REPEATS = 1000 if TORTURE else 40
 
 
 @pytest.fixture(scope="module")
@@ -121,12 +129,16 @@ def hurt(cluster: nats.Cluster, stream: str, woe: str) -> None:
     if woe == "step down":
         asyncio.run(_step_down(cluster.url, stream))
         return
-    if woe == "frozen leader":
-        leader.freeze()
-        time.sleep(12)
-        leader.thaw()
-        return
     followers = [one for one in cluster.nodes if one is not leader]
+    how, _, who = woe.partition(" ")
+    if how in ("frozen", "paused"):
+        victim = leader if who == "leader" else followers[0]
+        victim.freeze()
+        try:
+            time.sleep(FROZEN_S if how == "frozen" else PAUSED_S)
+        finally:
+            victim.thaw()
+        return
     victims = {"leader": [leader], "follower": followers[:1], "all": cluster.nodes}[woe]
     for one in victims:
         one.kill()
@@ -145,7 +157,9 @@ async def _step_down(url: str, stream: str) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_what_three_servers_acknowledged_is_there_once_whatever_befalls_them(cluster: nats.Cluster) -> None:
+def test_what_three_servers_acknowledged_is_there_once_whatever_befalls_them(
+    cluster: nats.Cluster, record_property: Callable[[str, object], None]
+) -> None:
     namespace = f"trio_{next(names)}"
     address = f"{cluster.url}/{namespace}?replicas=3&monitor={cluster.monitors}"
     stores = [NatsStore(address) for _ in range(3)]
@@ -159,11 +173,52 @@ def test_what_three_servers_acknowledged_is_there_once_whatever_befalls_them(clu
         writers.go_on(10)
         pauses.setdefault(woe, []).append(round(time.monotonic() - began, 1))
     writers.stop()
+    told = judged(cluster, namespace, address, writers)
+    record_property("NATS cluster", f"{told}; seconds until they went on: {pauses}")
+    for store in stores:
+        store.close()
+
+
+@pytest.mark.timeout(900)
+def test_what_arrives_twice_or_late_at_three_servers_is_stored_once(
+    cluster: nats.Cluster, record_property: Callable[[str, object], None]
+) -> None:
+    seed = os.environ.get("ONCEMORE_SEED", f"{random.SystemRandom().getrandbits(32):08x}")
+    print(f"ONCEMORE_SEED={seed}")
+    namespace = f"trio_{next(names)}"
+    straight = f"{cluster.url}/{namespace}?replicas=3"
+    ways = [Repeater(one.port, random.Random(f"{seed}/{one.name}")) for one in cluster.nodes]
+    hosts = [f"127.0.0.1:{way.port}" for way in ways]
+    # Each by a way of its own: servers tell clients of each other, who may then go straight.
+    stores = [NatsStore(f"nats://{host}/{namespace}?replicas=3") for host in hosts]
+    writers = Writers(stores, 8)
+    until, woes = time.monotonic() + (600 if TORTURE else 60), 0
+    while sum(len(way.repeated) for way in ways) < REPEATS:
+        assert time.monotonic() < until, "hardly anything arrives twice"
+        writers.go_on(20)
+        if TORTURE and woes < 10:
+            woes += 1
+            asyncio.run(_step_down(cluster.url, f"{namespace}_LOG"))
+    writers.stop()
+    for way in ways:
+        way.close()
+    repeated = [after for way in ways for after in way.repeated]
+    told = judged(cluster, namespace, straight, writers)
+    late = sum(after > 0.05 for after in repeated)
+    record_property("NATS repeats", f"{len(repeated)} requests arrived twice, {late} of them late; {told}")
+    assert late
+    for store in stores:
+        store.close()
+
+
+def judged(cluster: nats.Cluster, namespace: str, address: str, writers: Writers) -> str:
+    """Compare what writers were told with what the servers have; return it in words."""
     frames = raw(cluster.url.split(",")[0], namespace)
     kinds: dict[str, int] = {}
     for _, answer in writers.told:
         kinds[type(answer).__name__] = kinds.get(type(answer).__name__, 0) + 1
-    print(f"{kinds}; seconds until they went on: {pauses}; {len(frames)} frames")
+    told = f"{kinds}, {len(frames)} frames"
+    print(told)
     assert wrong(writers.told, frames) == (0, 0, 0, 0)
     unknown = [str(answer) for _, answer in writers.told if isinstance(answer, StoreError)]
     assert all("is not known" in text for text in unknown), unknown
@@ -176,5 +231,5 @@ def test_what_three_servers_acknowledged_is_there_once_whatever_befalls_them(clu
     last = {entry.entity: entry.version for entry in log}
     listed = {head.entity: head.version for head in straight.heads(Query("run", limit=len(last)))}
     assert listed == last
-    for store in (*stores, straight):
-        store.close()
+    straight.close()
+    return told

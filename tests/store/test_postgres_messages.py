@@ -23,7 +23,7 @@ from oncemore.testing.contract import put, stored, whole, write
 from tests.servers import postgres
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 names = itertools.count()
 BODY = b"." * 3000
@@ -158,7 +158,9 @@ def proxy(url: str) -> Iterator[Proxy]:
 
 @pytest.mark.torture
 @pytest.mark.timeout(600)
-def test_a_commit_that_is_cut_at_any_message_is_answered_as_the_log_has_it(proxy: Proxy, url: str) -> None:
+def test_a_commit_that_is_cut_at_any_message_is_answered_as_the_log_has_it(
+    proxy: Proxy, url: str, record_property: Callable[[str, object], None]
+) -> None:
     schema = f"messages_{next(names)}"
     cut = PostgresStore(url.replace(str(urlsplit(url).port), str(proxy.port)), schema)
     straight = PostgresStore(url, schema)
@@ -184,7 +186,8 @@ def test_a_commit_that_is_cut_at_any_message_is_answered_as_the_log_has_it(proxy
     for number in range(7):
         whole(straight, f"run/{number}")
     assert proxy.cuts == len(told)
-    assert len(told) >= (200 if ROUNDS > 2 else 60), len(told)
+    assert len(told) >= (400 if ROUNDS > 2 else 60), len(told)
+    record_property("COMMITs cut and resolved", len(told))
     assert any(set(THERE) <= set(one) for one in seen), f"what we send is not what is cut: {seen}"
     assert any(set(BACK) <= set(one) for one in seen), seen
     cut.close()
