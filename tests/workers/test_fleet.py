@@ -23,13 +23,13 @@ from oncemore.desk.cli.health import ROUND_S, SEEN_S, ailing, answering, place_o
 from oncemore.engine.worker import Pulse
 from oncemore.errors import StoreError
 from oncemore.workers import Worked
-from tests.servers import postgres
+from tests.servers import nats, postgres
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HERE = Path(__file__).parent
-STORES = ("sqlite", "postgresql")
+STORES = ("sqlite", "postgresql", "nats")
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +41,24 @@ def server() -> Iterator[str]:
         pytest.skip(str(reason))
 
 
+@pytest.fixture(scope="module")
+def node() -> Iterator[str]:
+    try:
+        with nats.node(sync="") as made:
+            yield made.url
+    except nats.NoNats as reason:
+        pytest.skip(str(reason))
+
+
 @pytest.fixture(params=STORES)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The address of an empty store."""
     if request.param == "sqlite":
         return str(tmp_path / "log.db")
-    url: str = request.getfixturevalue("server")
     name = f"fleet_{request.node.callspec.id}_{abs(hash(request.node.nodeid))}"[:60].replace("-", "_")
+    if request.param == "nats":
+        return f"{request.getfixturevalue('node')}/{name}"
+    url: str = request.getfixturevalue("server")
     with psycopg.connect(url, autocommit=True) as boss:
         boss.execute(f'create database "{name}"'.encode())
     return f"{url.rpartition('/')[0]}/{name}"
