@@ -24,9 +24,9 @@ def hand_in(place: dict[str, str], orders: list[list[Any]], seed: str) -> None:
             os.write(file, json.dumps({"step": step, "key": run.key}).encode() + b"\n")
 
 
-def serve(place: dict[str, str], concurrency: int) -> None:
-    """Be a worker until somebody kills this process."""
-    with ready(place) as engine:
+def serve(place: dict[str, str], concurrency: int, point: list[Any] | None = None) -> None:
+    """Be a worker until somebody kills this process, or it comes to a moment to die at."""
+    with ready(place, point) as engine:
         os.close(os.open(f"{place['acks']}-{os.getpid()}", os.O_CREAT | os.O_WRONLY, 0o600))
         oncemore.Worker(engine, STEPS.values(), concurrency=concurrency).run()
 
