@@ -10,6 +10,7 @@ that a person or a machine that looks at nothing else still sees whether tests r
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -43,6 +44,31 @@ CAMPAIGNS = (
     "tests/desk/test_demo.py",
 )
 
+#: What mostly starts programs and looks at what they print: measuring every start of one would make it take
+#: twice as long, and what decides is walked through elsewhere.
+PROGRAMS = (
+    "tests/bench",
+    "tests/desk",
+    "tests/docs",
+    "tests/exec",
+    "tests/looking/test_nats.py",
+    "tests/looking/test_postgres.py",
+    "tests/looking/test_shell.py",
+    "tests/test_docs.py",
+    "tests/test_requirements_plugin.py",
+    "tests/tools",
+    "tests/torture",
+)
+
+#: Many tests wait for servers, programs and clocks: twice as many at once as there are processors.
+AT_ONCE = str(min(8, 2 * (os.cpu_count() or 1)))
+
+
+def without(*folders: str) -> tuple[str, ...]:
+    """Return what tells pytest to leave these out."""
+    return tuple(f"--ignore={folder}" for folder in folders)
+
+
 PARTS = (
     Part(
         "lint",
@@ -59,8 +85,24 @@ PARTS = (
         (
             (PYTHON, "-m", "coverage", "erase"),
             (
-                *(PYTHON, "-m", "coverage", "run", "-m", "pytest", "-n", "2", "--junit-xml", "{results}"),
-                *(f"--ignore={folder}" for folder in CAMPAIGNS),
+                *(PYTHON, "-m", "coverage", "run", "-m", "pytest", "-n", AT_ONCE, "--junit-xml", "{results}"),
+                *without(*CAMPAIGNS, *PROGRAMS),
+            ),
+        ),
+    ),
+    Part(
+        "programs",
+        (
+            (
+                PYTHON,
+                "-m",
+                "pytest",
+                "-n",
+                AT_ONCE,
+                "--junit-xml",
+                "{results}",
+                *without(*CAMPAIGNS),
+                *PROGRAMS,
             ),
         ),
     ),
@@ -68,7 +110,7 @@ PARTS = (
     # passed: measuring them would make them take several times as long.
     Part(
         "campaigns",
-        ((PYTHON, "-m", "pytest", "-n", "2", "--junit-xml", "{results}", *CAMPAIGNS),),
+        ((PYTHON, "-m", "pytest", "-n", AT_ONCE, "--junit-xml", "{results}", *CAMPAIGNS),),
     ),
     Part(
         "coverage",
