@@ -20,7 +20,7 @@ SCRIPT = ROOT / "bench" / "scale.py"
 @pytest.mark.skipif(os.environ.get("ONCEMORE_TORTURE") != "1", reason="takes long: make torture runs it")
 def test_the_benchmark_measures_and_judges_what_there_is_a_server_for(tmp_path: Path) -> None:
     try:
-        nats._binary()
+        nats.binary()
     except nats.NoNats as reason:
         pytest.skip(str(reason))
     command = [sys.executable, str(SCRIPT), "--quick", "--json"]

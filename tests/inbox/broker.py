@@ -35,9 +35,9 @@ class Broker:
         )
         with (self._home / "log").open("ab") as log:
             self._server = subprocess.Popen(
-                [servers._binary(), "-c", self._home / "nats.conf"], stdout=log, stderr=log
+                [servers.binary(), "-c", self._home / "nats.conf"], stdout=log, stderr=log
             )
-        url = servers._address(self._server, self._home)
+        url = servers.address_of(self._server, self._home)
         self._port = urlsplit(url).port or -1
         return url
 
@@ -49,7 +49,7 @@ class Broker:
 
     def stop(self) -> None:
         if self._server is not None and self._server.poll() is None:
-            servers._stop(self._server)
+            servers.stop(self._server)
 
 
 @contextlib.contextmanager
