@@ -167,8 +167,10 @@ def test_switches_of_steps_and_tenants_and_what_makes_no_sense(bucket: Bucket, t
             intent("b")
         assert intent.submit("handed in").status == "PENDING"
         engine.switch.off(reason="x")
-        with pytest.raises(Blocked, match="plain name"):
-            intent("b", "a tenant with spaces")
+        bucket.put_all({"tenant.a=20tenant=C3=BC=2E": "on", "tenant.=2Edots=2E.and=2E.more": "on"})
+        for odd in ("a tenantü.", ".dots..and..more"):
+            with pytest.raises(Blocked, match="tenant:"):
+                intent("b", odd)
         from oncemore.workers import Worker
 
         bucket.put(all_execution="on")

@@ -1,11 +1,13 @@
 """Switches and approvals that people keep in a NATS key-value bucket, read before every attempt.
 
-    oncemore.open("log.db", control="nats://127.0.0.1:4222/control")
+    oncemore.open("log.db", control="nats://127.0.0.1:4222/control")     a cluster's servers with commas
 
     all_execution      a switch: "on" stops every step
     step.NAME          … that step
     tenant.NAME        … that tenant's work
     approval.KEY       what was approved of a key: a JSON object with the fields of `core.control.Approval`
+
+What no key of a bucket can hold is written as =XX, as in step.Contain=20host (`key_of`).
 
 A switch is `on`, `true` or `1`, or `off`, `false` or `0`, or a JSON object that says `{"on": true, "by": …,
 "reason": …}`; one that is not there is off. Anything else cannot be read, and what cannot be read means no:
@@ -23,6 +25,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from oncemore.core.control import ALL, STOPPED, Approval, Control, switch_name
+from oncemore.edges.nats_servers import connected, servers_of, shown
 from oncemore.errors import MissingExtra, UsageError
 
 if TYPE_CHECKING:
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
 PATIENCE_S = 5.0
 NO_MESSAGE = 10037
 _ADDRESS = re.compile(r"(?P<server>(?:nats|tls)://[^/]+)/(?P<bucket>[A-Za-z0-9_-]+)")
-_PLAIN = re.compile(r"[-/_=.A-Za-z0-9]+")
+_ODD = re.compile(rb"[^-/_=.A-Za-z0-9]|^\.|\.$|\.(?=\.)")
 _WORDS = {b"on": True, b"true": True, b"1": True, b"off": False, b"false": False, b"0": False}
 
 
@@ -59,8 +62,8 @@ class NatsControl:
             import nats  # noqa: F401
         except ImportError as error:  # pragma: no cover - the extra is there in tests
             raise MissingExtra("control=nats://… needs nats-py; install oncemore[nats]") from error
-        self._server, self._bucket, self._patience_s = server, bucket, patience_s
-        self.url = f"{server.rpartition('@')[2]}/{bucket}"
+        self._servers, self._bucket, self._patience_s = servers_of(server), bucket, patience_s
+        self.url = f"{shown(self._servers)}/{bucket}"
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -71,13 +74,13 @@ class NatsControl:
         names = [ALL, *(switch_name(step) for step in steps)]
         if tenant:
             names.append(switch_name("", tenant))
-        found = self._asked(self._values([name.replace(":", ".", 1) for name in names]))
+        found = self._asked(self._values([key_of(*name.split(":", 1)) for name in names]))
         on = {name: told for name, data in zip(names, found, strict=True) if (told := _on(name, data))}
         return Control(STOPPED, on) if on else Control()
 
     def approval(self, key: str) -> Approval | None:
         """Return what was approved of a key."""
-        (data,) = self._asked(self._values([f"approval.{key}"]))
+        (data,) = self._asked(self._values([key_of("approval", key)]))
         return None if data is None else Approval(**json.loads(data))
 
     def close(self) -> None:
@@ -122,10 +125,6 @@ class NatsControl:
     async def _value(self, key: str) -> bytes | None:
         from nats.js.errors import NotFoundError
 
-        if not _PLAIN.fullmatch(key):
-            raise UsageError(
-                f"{key!r} cannot be a key of a NATS bucket; give the step or tenant a plain name"
-            )
         try:
             found = (
                 await (await self._connected())
@@ -140,17 +139,21 @@ class NatsControl:
         return None if gone else found.data or b""
 
     async def _connected(self) -> Any:
-        import nats
-
-        if self._line is None:
-            self._line = await nats.connect(
-                self._server, connect_timeout=self._patience_s, allow_reconnect=False, error_cb=_quiet
-            )
+        if self._line is None or self._line.is_closed:
+            self._line = await connected(self._servers, self._patience_s)
         return self._line
 
 
-async def _quiet(error: Exception) -> None:
-    """Say nothing: who asks is told."""
+def key_of(kind: str, name: str = "") -> str:
+    """Return the key of a switch or an approval: a bucket's keys hold plain signs, others are =XX there.
+
+    Two names that are one key in this way share a switch, which stops more than it need; an approval names
+    the run that it is for.
+    """
+    if not name:
+        return kind
+    plain = _ODD.sub(lambda odd: b"".join(b"=%02X" % sign for sign in odd[0]), name.encode())
+    return f"{kind}.{plain.decode()}"
 
 
 def _on(name: str, data: bytes | None) -> dict[str, Any] | None:

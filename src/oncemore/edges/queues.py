@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from oncemore.edges.cloudevents import form_of
+from oncemore.edges.nats_servers import quiet, servers_of, shown
 from oncemore.errors import MissingExtra, TransientError, UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _IN_SUBJECTS = frozenset("._-:/$")
 class JetStream:
     """Publishes each message to a subject of a stream; delivered means that the stream has it.
 
-    url      nats://host:4222; `tls://`, `ws://`, `wss://`
+    url      nats://host:4222; `tls://`, `ws://`, `wss://`; the servers of a cluster with commas between
     subject  where to: a text in which `{topic}` stands for the message's topic
     stream   the stream that must have it; unless given, whichever has the subject
     form     "message", "cloudevents" or "cloudevents-binary"; `source` is who sends
@@ -52,16 +53,14 @@ class JetStream:
         timeout: float = ANSWER_S,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("nats", "tls", "ws", "wss") or not parts.hostname:
-            raise UsageError("url takes nats://host:port, or tls://, ws://, wss://")
+        self._servers = servers_of(url)
         if isinstance(timeout, bool) or not 0 < timeout <= 600:
             raise UsageError(f"timeout is {timeout!r}; it takes more than 0 and up to 600 s")
         self._write = form_of(form, source)
-        self._url, self._subject, self._stream, self._timeout = url, subject, stream, timeout
+        self._subject, self._stream, self._timeout = subject, stream, timeout
         self._options = {"connect_timeout": CONNECT_S, "max_reconnect_attempts": -1, **(options or {})}
         self._options.setdefault("reconnect_time_wait", 0.25)
-        self._shown = f"{parts.scheme}://{parts.hostname}:{parts.port or 4222}/{subject}"
+        self._shown = f"{shown(self._servers)}/{subject}"
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -96,7 +95,7 @@ class JetStream:
     async def _publish(self, subject: str, body: bytes, headers: dict[str, str]) -> None:
         if self._client is None or self._client.is_closed:
             nats = _library("nats", "JetStream needs nats-py: pip install 'oncemore[nats]'")
-            made = nats.connect(self._url, error_cb=_quiet, **self._options)
+            made = nats.connect(self._servers, error_cb=quiet, **self._options)
             self._client = await asyncio.wait_for(made, CONNECT_S)  # or it would never give up
         streams = self._client.jetstream(timeout=self._timeout)
         told = await streams.publish(subject, body, headers=headers, stream=self._stream)
@@ -199,7 +198,3 @@ def _forever(loop: asyncio.AbstractEventLoop) -> None:
     if tasks:
         loop.run_until_complete(asyncio.wait(tasks, timeout=CONNECT_S))
     loop.close()
-
-
-async def _quiet(error: Exception) -> None:
-    """Say nothing: what matters of it is raised by what was asked."""

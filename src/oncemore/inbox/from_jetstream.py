@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
+from oncemore.edges.nats_servers import quiet, servers_of
 from oncemore.engine.intake import Letter
 from oncemore.errors import MissingExtra, UsageError
 from oncemore.inbox.reading import id_in
@@ -48,15 +48,14 @@ class JetStream:
         max_out: int = 256,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        if urlsplit(url).scheme not in ("nats", "tls", "ws", "wss"):
-            raise UsageError("url takes nats://host:port, or tls://, ws://, wss://")
+        self._servers = servers_of(url)
         for name, value in (("stream", stream), ("durable", durable)):
             if not isinstance(value, str) or not value or any(sign in value for sign in " .*>/\\\t\r\n"):
                 raise UsageError(f"{name} is {value!r}; it takes a name without spaces and . * > / \\")
         if isinstance(ack_wait_s, bool) or not 0.1 <= ack_wait_s <= 86_400:
             raise UsageError(f"ack_wait is {ack_wait_s!r}; it takes 0.1 to 86400 s")
         self.name, self.beat_s = f"nats:{stream}", ack_wait_s / 3
-        self._url, self._stream, self._durable = url, stream, durable
+        self._stream, self._durable = stream, durable
         self._subjects, self._filter = list(subjects), filter_subject
         self._ack_wait_s, self._max_out, self._options = ack_wait_s, max_out, dict(options or {})
         self._client: Any = None
@@ -72,9 +71,9 @@ class JetStream:
                 "an inbox on JetStream needs nats-py: pip install 'oncemore[nats]'"
             ) from missing
         await self.close()  # what an earlier try has left
-        told = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.25, "error_cb": _quiet}
+        told = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.25, "error_cb": quiet}
         # With any number of attempts allowed the first connection has them, too: it would never give up.
-        made = nats.connect(self._url, **{**told, **self._options})
+        made = nats.connect(self._servers, **{**told, **self._options})
         self._client = await asyncio.wait_for(made, ANSWER_S)
         streams = self._client.jetstream(timeout=ANSWER_S)
         try:
@@ -161,7 +160,3 @@ class JetStream:
         client, self._client, self._pull = self._client, None, None
         if client is not None:
             await client.close()
-
-
-async def _quiet(error: Exception) -> None:
-    """Say nothing: what matters of it is raised by what was asked."""
