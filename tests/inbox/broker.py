@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import subprocess
-import threading
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from oncemore.testing import wire as wires
 from tests.servers import nats as servers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -52,56 +50,21 @@ class Broker:
             servers.stop(self._server)
 
 
-@contextlib.contextmanager
-def wire(url: str) -> Iterator[Wire]:
-    """Put a wire before a server."""
-    made = Wire(urlsplit(url).port or 0)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-class Wire:
-    """Forwards every connection, until something goes by that it is told to cut at: that is lost, and both
-    sides see the connection end."""
+class Wire(wires.Wire):
+    """A wire that keeps what goes to the server."""
 
     def __init__(self, port: int) -> None:
-        self._to = port
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.url = f"nats://127.0.0.1:{self._listening.getsockname()[1]}"
-        self.cut_at: list[tuple[str, bytes]] = []
-        self.cuts = 0
-        self.sent = bytearray()  # all that went to the server, in its order
-        self._open: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
+        self.sent = bytearray()  # all of it, in its order
+        super().__init__(("127.0.0.1", port))
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                near, _ = self._listening.accept()
-                far = socket.create_connection(("127.0.0.1", self._to))
-                self._open += [near, far]
-                for one, other, way in ((near, far, "in"), (far, near, "out")):
-                    threading.Thread(target=self._forward, args=(one, other, way), daemon=True).start()
+    def passed(self, way: str, data: bytes) -> None:
+        if way == "in":
+            self.sent += data
 
-    def _forward(self, one: socket.socket, other: socket.socket, way: str) -> None:
-        with contextlib.suppress(OSError):
-            while data := one.recv(65536):
-                if self.cut_at and self.cut_at[0][0] == way and self.cut_at[0][1] in data:
-                    self.cut_at.pop(0)
-                    self.cuts += 1
-                    break
-                if way == "in":
-                    self.sent += data
-                other.sendall(data)
-        for end in (one, other):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
 
-    def close(self) -> None:
-        for each in (self._listening, *self._open):
-            each.close()
+def wire(url: str) -> contextlib.AbstractContextManager[Wire]:
+    """Put a wire before a server."""
+    return contextlib.closing(Wire(urlsplit(url).port or 0))
 
 
 async def published(url: str, stream: str, *letters: tuple[str, bytes, dict[str, str]]) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     )
     from oncemore.evidence.redact import masked
     from oncemore.evidence.sinks import JsonLines, to_logging
+    from oncemore.evidence.spool import Spool
     from oncemore.evidence.stream import AuditStream, Summary
 
 _HOMES = {
@@ -27,6 +28,7 @@ _HOMES = {
     "event_from schema",
     "redact": "masked",
     "sinks": "JsonLines to_logging",
+    "spool": "Spool",
     "stream": "AuditStream Summary",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
@@ -41,6 +43,7 @@ __all__ = [
     "RetryExhausted",
     "RetryRefused",
     "RetrySucceeded",
+    "Spool",
     "Summary",
     "event_from",
     "masked",

@@ -57,7 +57,7 @@ from oncemore.settings import retries_on
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
-    from typing import TypeVar
+    from typing import Literal, TypeVar
 
     from oncemore.evidence.events import Event
     from oncemore.profiles.exoarmur_idempotency import IfRunning
@@ -165,6 +165,7 @@ class RetryManager:
         timeout_s: float | None = None,
         if_running: IfRunning = "wait",
         run_id: str | None = None,
+        approval: Literal["required"] | None = None,
     ) -> T:
         """Return what the work returns, trying it again as the category's policy says.
 
@@ -174,6 +175,7 @@ class RetryManager:
         timeout_s        the limit of each attempt, before the policy's and the category's
         if_running       when somebody does the work of the key now: "wait" for it or "raise" InProgress
         run_id           what the delays' draws are seeded with; a new one for each operation unless given
+        approval         "required": no attempt begins before somebody has approved this very work
 
         Raises RetryError when all attempts failed, and the work's own exception when it is not tried again.
         """
@@ -191,7 +193,7 @@ class RetryManager:
         seed = check_seed(rules.jitter_seed) or seed_of(run_id)
         plan = Plan(masked(operation), rules, covers, classify, seed=seed, cuts=True, witness=it)
         # An id that a caller gives may come twice; the runs of a log need ids that do not.
-        doing = Doing(it, plan, make, run_id if own_id is None else "")
+        doing = Doing(it, plan, make, run_id if own_id is None else "", _approved(approval, key, it))
         if key is None:
             return await doing.alone()  # type: ignore[no-any-return]
         return await self._once(doing, key, if_running)  # type: ignore[no-any-return]
@@ -263,6 +265,17 @@ class RetryManager:
         self.audit(event)
         for outlet in tuple(self._outlets):
             outlet(event)
+
+
+def _approved(told: object, key: str | None, it: Operation) -> bool:
+    """Whether somebody has to approve an operation first; that is kept with its key."""
+    if told not in (None, "required"):
+        raise UsageError(f"approval is {told!r:.80}; it takes required, or nothing")
+    if told is None or key is not None:
+        return told is not None
+    refusal = UsageError(f"{it.name} ({it.category}) needs an approval, which is of a key: give it one")
+    it.refused("key_refused", refusal)
+    raise refusal
 
 
 def _why(error: Exception) -> str:

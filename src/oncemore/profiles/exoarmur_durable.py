@@ -236,6 +236,7 @@ def _plan(engine: Engine, doing: Doing, if_running: str) -> Plan:
         after_failure="new_run",
         on_version_change="new",  # of a cleared run: no call fits it
         covers=doing.plan.covers,
+        approval=doing.approval,
         gated=not doing.operation.category.startswith(CONTROL_PLANE),
     )
 

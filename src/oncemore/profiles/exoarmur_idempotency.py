@@ -219,6 +219,8 @@ class IdempotencyManager:
     ) -> Settled | Shared:
         if engine is not None:
             return await log.perform(engine, key, about, doing, if_running)
+        if doing.approval:
+            raise UsageError(f"the work of key {key} needs an approval, which is kept in a log: give a store")
         value = await doing.alone()
         return Settled("record", record_of(key, *encoded(value), None, about), value)
 

@@ -136,13 +136,15 @@ class Operation:
 class Doing(Value):
     """An operation that is to be done: its record, its rules, and what makes each attempt.
 
-    run_id  what its run is called in a log; empty where it gets one there
+    run_id    what its run is called in a log; empty where it gets one there
+    approval  whether somebody has to approve it first
     """
 
     operation: Operation
     plan: Plan
     make: Callable[[], Any]
     run_id: str = ""
+    approval: bool = False
 
     async def alone(self) -> Any:
         """Make the attempts, in the memory of this process; when they are used up, say so."""
