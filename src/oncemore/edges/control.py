@@ -75,7 +75,7 @@ class NatsControl:
         if tenant:
             names.append(switch_name("", tenant))
         found = self._asked(self._values([key_of(*name.split(":", 1)) for name in names]))
-        on = {name: told for name, data in zip(names, found, strict=True) if (told := _on(name, data))}
+        on = {name: told for name, data in zip(names, found, strict=True) if (told := switched(name, data))}
         return Control(STOPPED, on) if on else Control()
 
     def approval(self, key: str) -> Approval | None:
@@ -156,7 +156,7 @@ def key_of(kind: str, name: str = "") -> str:
     return f"{kind}.{plain.decode()}"
 
 
-def _on(name: str, data: bytes | None) -> dict[str, Any] | None:
+def switched(name: str, data: bytes | None) -> dict[str, Any] | None:
     """Return who threw a switch and why, None if it is off; refuse what says neither."""
     if data is None:
         return None

@@ -248,16 +248,28 @@ class Approvals:
         run      a `Run`, its id, its key, or the beginning of one
         expires  for how many seconds it holds (a day)
         """
-        entity = self._entity(run)
-        seen = seen_in(self._engine.store, entity, self._engine.seal)
+        seen, wanted = self._waits(run)
+        left = seen.run.allowed - seen.run.tried
+        return grant(self._engine, wanted, seen, left, reason, by, expires)
+
+    def draft(
+        self, run: Any, *, reason: str, by: str | None = None, expires: float | None = None
+    ) -> Approval:
+        """Return the approval that would let a run begin, and write nothing: others may keep it."""
+        seen, wanted = self._waits(run)
+        return approval_for(
+            wanted, seen.run.allowed - seen.run.tried, self._engine.now(), reason, by, expires
+        )
+
+    def _waits(self, run: Any) -> tuple[Seen, Wanted]:
+        """Return a run that waits for an approval, and what it must be given for."""
+        seen = seen_in(self._engine.store, self._entity(run), self._engine.seal)
         if seen.run is None or seen.run.held_for != NEEDED or "wanted" not in (seen.body or {}):
             which = f"{seen.run.step} {seen.run.run_id}" if seen.run is not None else str(run)
             raise StaleDecision(
                 f"{which} does not wait for an approval; oncemore approve --list shows what does"
             )
-        wanted = Wanted(**(seen.body or {})["wanted"])
-        left = seen.run.allowed - seen.run.tried
-        return grant(self._engine, wanted, seen, left, reason, by, expires)
+        return seen, Wanted(**(seen.body or {})["wanted"])
 
     def revoke(self, run: Any, *, reason: str, by: str | None = None) -> Given:
         """Let an approval count no more; an attempt that has begun under it may end."""
@@ -302,23 +314,30 @@ def grant(
     expires: float | None,
 ) -> Given:
     """Write an approval of so many attempts down, and let its run go on if it waits for one; as one."""
-    why, who, now = spoken("reason", reason, LONGEST_REASON, "say why"), somebody(by), engine.now()
-    holds = EXPIRES_S if expires is None else expires
-    if isinstance(holds, bool) or not isinstance(holds, int | float) or not 0 < holds <= LONGEST_S:
-        raise UsageError(f"expires is {expires!r}; it takes more than 0 and up to {LONGEST_S:g} seconds")
-    run: Run | None = seen.run
-    made = Approval(
-        GRANTED, wanted.run, wanted.step, wanted.effect, wanted.input_hash, wanted.cfg_hash, wanted.policy,
-        wanted.attempt + attempts - 1, now + holds, who, why, now,
-    )  # fmt: skip
+    now, run = engine.now(), seen.run
+    made = approval_for(wanted, attempts, now, reason, by, expires)
     before = seen_in(engine.store, approval_of(wanted.run), engine.seal, Approval)
-    told = {"decision": {"what": "approve", "reason": why, "actor": who}}
+    told = {"decision": {"what": "approve", "reason": made.reason, "actor": made.by}}
     change = Change(("APPROVAL", "DECISION"), before.run, made, told)
     also: tuple[tuple[Seen, Change], ...] = ()
     if run is not None and run.held_for == NEEDED:
-        also = ((seen, goes_on(seen, Ruling("approve", who, why), now, run.allowed)),)
+        also = ((seen, goes_on(seen, Ruling("approve", made.by, made.reason), now, run.allowed)),)
     _write(engine, before, change, *also)
     return _given(made, now)
+
+
+def approval_for(
+    wanted: Wanted, attempts: int, now: float, reason: str, by: str | None, expires: float | None
+) -> Approval:
+    """Return an approval of so many attempts, from the wanted one on, for so many seconds."""
+    why, who = spoken("reason", reason, LONGEST_REASON, "say why"), somebody(by)
+    holds = EXPIRES_S if expires is None else expires
+    if isinstance(holds, bool) or not isinstance(holds, int | float) or not 0 < holds <= LONGEST_S:
+        raise UsageError(f"expires is {expires!r}; it takes more than 0 and up to {LONGEST_S:g} seconds")
+    return Approval(
+        GRANTED, wanted.run, wanted.step, wanted.effect, wanted.input_hash, wanted.cfg_hash, wanted.policy,
+        wanted.attempt + attempts - 1, now + holds, who, why, now,
+    )  # fmt: skip
 
 
 def _write(engine: Engine, seen: Seen, change: Change, *also: tuple[Seen, Change]) -> None:

@@ -104,7 +104,7 @@ def _whole(script: Script) -> Script:
     yield (yield from script)
 
 
-def _job(engine: Engine, name: str, work: Callable[[], Any], terms: Callable[[Identity], Terms]) -> Job:
+def _job(engine: Engine, name: str, work: Callable[[], Any], terms: Callable[[Any], Terms]) -> Job:
     return Job(engine, terms, name, work, (), {}, tagged=_tagged, untagged=untag, awaits=True)
 
 
@@ -241,12 +241,12 @@ def _plan(engine: Engine, doing: Doing, if_running: str) -> Plan:
     )
 
 
-def _terms(engine: Engine, me: Identity, key: str, about: About, doing: Doing) -> Terms:
+def _terms(engine: Engine, me: Identity | None, key: str, about: About, doing: Doing) -> Terms:
     ids = about.ids.cleaned()
     run_id = doing.run_id or uuid7(engine.now())
     told = {"category": about.category, "operation": about.operation, "ids": [*ids], "run_id": run_id}
     return Terms(
-        me.name, run_id, told, _inputs(key), doing.plan.seed or "", ids.tenant_id or "",
+        "" if me is None else me.name, run_id, told, _inputs(key), doing.plan.seed or "", ids.tenant_id or "",
         ids.correlation_id or CONTEXT.get().correlation_id or run_id,
     )  # fmt: skip
 

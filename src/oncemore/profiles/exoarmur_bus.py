@@ -1,0 +1,346 @@
+"""The message bus of the exoarmur document: NATS JetStream, each operation under its category.
+
+    bus = Bus(manager, "nats://10.0.0.1:4222,10.0.0.2:4222,10.0.0.3:4222", replicas=3)
+    await bus.connect()                                                     NATS_CONNECT
+    await bus.create_stream("INTENTS", ["exoarmur.intents.>"])              NATS_STREAM_CREATE
+    await bus.publish("exoarmur.intents.v1", {"intent": "i-9"})             NATS_PUBLISH
+    letters = await bus.subscribe("INTENTS", "executor")                    NATS_SUBSCRIBE
+    await bus.create_bucket("control")                                      KV_CREATE
+    await bus.turn("on", reason="the ledger is wrong", by="operator")       KV_PUT, of the kill switch
+    await bus.switch()                                                      KV_GET
+    await bus.grant(engine.approvals.draft(key, reason=…))                  APPROVAL_GRANT
+    await bus.approval(key)                                                 APPROVAL_CHECK
+    await bus.delete("control", key_of("approval", key))                    KV_DELETE
+
+What acts is done once per idempotency key, as everything of a manager is; a call without one is an operation
+of its own. What is written carries a `Nats-Msg-Id` that follows one way from the key, so that a repeat after
+a lost acknowledgement is stored once, also in a bucket: the same write, not a newer one. What a server
+remembers of ids is a matter of minutes (`duplicate_window`); consumers drop repeats by id as well.
+
+Reads ask the stream's leader, never a replica that may be behind, and are never answered from a record. An
+attempt ends as soon as its line is lost, and the next one asks whichever server answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+from oncemore.core.control import ALL, Approval
+from oncemore.core.key import digest
+from oncemore.edges.control import NO_MESSAGE, key_of, switched
+from oncemore.edges.nats_servers import connected, servers_of, shown
+from oncemore.engine import clock as clocks
+from oncemore.engine.ids import uuid7
+from oncemore.errors import MissingExtra, UsageError
+from oncemore.profiles.exoarmur_policy import RetryCategory
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from types import TracebackType
+    from typing import Literal, Self
+
+    from oncemore.profiles.exoarmur import RetryManager
+
+#: How long one answer may take: less than the five seconds that an attempt has.
+ANSWER_S = 4.0
+#: The bucket that switches and approvals are in, and how long a stream made here remembers ids.
+CONTROL, REMEMBERS_S = "control", 120.0
+
+
+class Bus:
+    """A line to the bus; every call is an operation of the manager's.
+
+    url        the servers, with commas between
+    replicas   on how many servers streams and buckets made here are kept
+    tenant_id  whose operations they are
+    control    the bucket of switches and approvals
+    options    for `nats.connect`: credentials, TLS, …
+    """
+
+    def __init__(
+        self,
+        manager: RetryManager,
+        url: str,
+        *,
+        replicas: int = 1,
+        tenant_id: str | None = None,
+        control: str = CONTROL,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        try:
+            import nats  # noqa: F401
+        except ImportError as missing:
+            raise MissingExtra("a bus needs nats-py: pip install 'oncemore[nats]'") from missing
+        self._manager, self._servers, self._options = manager, servers_of(url), dict(options or {})
+        self._replicas, self._tenant_id, self._control = replicas, tenant_id, control
+        self._line: Any = None
+        self._lost: asyncio.Future[None] | None = None
+        self._connecting = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<oncemore.Bus {shown(self._servers)}>"
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def connect(self) -> None:
+        """Connect to whichever server answers, and see that JetStream does."""
+        await self._looked("NATS_CONNECT", "Connect", lambda streams: streams.account_info())
+
+    async def close(self) -> None:
+        """Leave; the next call connects anew."""
+        line, self._line = self._line, None
+        if line is not None:
+            await line.close()
+
+    # Streams ------------------------------------------------------------------------------------------
+
+    async def create_stream(
+        self, name: str, subjects: Sequence[str], *, correlation_id: str | None = None
+    ) -> dict[str, Any]:
+        """Make a stream, unless it is there and the same; return its name and on how many servers it is."""
+        from nats.js.api import StreamConfig
+
+        config = StreamConfig(
+            name=name, subjects=list(subjects), num_replicas=self._replicas, duplicate_window=REMEMBERS_S
+        )
+
+        async def create(streams: Any) -> dict[str, Any]:
+            made = (await streams.add_stream(config)).config
+            return {"stream": made.name, "replicas": made.num_replicas}
+
+        told = {"stream": name, "subjects": list(subjects)}
+        return await self._acted(
+            "NATS_STREAM_CREATE", f"Create stream {name}", create, told, None, correlation_id
+        )  # fmt: skip
+
+    async def publish(
+        self,
+        subject: str,
+        payload: Mapping[str, Any],
+        *,
+        idempotency_key: str | None = None,
+        correlation_id: str | None = None,
+    ) -> dict[str, Any]:
+        """Publish JSON; return the stream that has it, and its place there."""
+        body = json.dumps(payload, allow_nan=False).encode()
+        told = {"subject": subject, "payload": dict(payload)}
+        return await self._written(
+            "NATS_PUBLISH", f"Publish to {subject}", subject, body, told, idempotency_key, correlation_id
+        )
+
+    async def subscribe(self, stream: str, durable: str, subject: str | None = None) -> Letters:
+        """Return the letters of a stream from where a consumer is; it is made if it is not there."""
+        from nats.js.api import AckPolicy, ConsumerConfig
+
+        config = ConsumerConfig(
+            durable_name=durable, ack_policy=AckPolicy.EXPLICIT, filter_subject=subject, ack_wait=30.0
+        )
+
+        async def bind(streams: Any) -> Any:
+            await streams.add_consumer(stream, config)
+            return await streams.pull_subscribe_bind(durable=durable, stream=stream)
+
+        return Letters(await self._looked("NATS_SUBSCRIBE", f"Subscribe to {stream}", bind))
+
+    # Buckets ------------------------------------------------------------------------------------------
+
+    async def create_bucket(self, bucket: str, *, correlation_id: str | None = None) -> dict[str, Any]:
+        """Make a bucket, unless it is there and the same."""
+
+        async def create(streams: Any) -> dict[str, Any]:
+            await streams.create_key_value(bucket=bucket, replicas=self._replicas)
+            return {"bucket": bucket}
+
+        told = {"bucket": bucket}
+        return await self._acted("KV_CREATE", f"Create bucket {bucket}", create, told, None, correlation_id)
+
+    async def get(self, bucket: str, key: str, *, operation: str | None = None) -> bytes | None:
+        """Return what stands under a key now, or None."""
+        return await self._read("KV_GET", operation or f"Get {key}", bucket, key)
+
+    async def put(
+        self,
+        bucket: str,
+        key: str,
+        value: bytes,
+        *,
+        operation: str | None = None,
+        idempotency_key: str | None = None,
+        correlation_id: str | None = None,
+    ) -> dict[str, Any]:
+        """Write a value; return its revision."""
+        told = {"bucket": bucket, "key": key, "value": digest({"value": value.hex()})}
+        return await self._written(
+            "KV_PUT", operation or f"Put {key}", f"$KV.{bucket}.{key}", value, told, idempotency_key,
+            correlation_id,
+        )  # fmt: skip
+
+    async def delete(
+        self, bucket: str, key: str, *, idempotency_key: str | None = None, correlation_id: str | None = None
+    ) -> dict[str, Any]:
+        """Delete a value; what is not there is deleted too."""
+        told = {"bucket": bucket, "key": key}
+        return await self._written(
+            "KV_DELETE", f"Delete {key}", f"$KV.{bucket}.{key}", b"", told, idempotency_key, correlation_id,
+            headers={"KV-Operation": "DEL"},
+        )  # fmt: skip
+
+    # Switches and approvals -----------------------------------------------------------------------------
+
+    async def switch(self, name: str = ALL) -> bool:
+        """Return whether a switch is on now; raises for a value that says neither."""
+        found = await self.get(self._control, _key(name), operation="Get kill switch status")
+        return switched(name, found) is not None
+
+    async def turn(
+        self,
+        to: Literal["on", "off"],
+        name: str = ALL,
+        *,
+        reason: str,
+        by: str,
+        correlation_id: str | None = None,
+    ) -> dict[str, Any]:
+        """Turn a switch. The same request, by its correlation id and value, is done once."""
+        if to not in ("on", "off"):
+            raise UsageError(f"to is {to!r:.80}; a switch is turned on or off")
+        operation, value = "Store kill switch state", {"on": to == "on", "by": by, "reason": reason}
+        key = None
+        if correlation_id is not None:
+            key = self._manager.idempotency_manager.compute_idempotency_key(
+                "kill_switch_update", self._tenant_id, correlation_id, {"switch_name": name, "value": to}
+            )
+        return await self.put(
+            self._control, _key(name), json.dumps(value).encode(), operation=operation, idempotency_key=key,
+            correlation_id=correlation_id,
+        )  # fmt: skip
+
+    async def approval(self, key: str) -> Approval | None:
+        """Return what was approved of a key, or None."""
+        data = await self._read("APPROVAL_CHECK", "Check approval", self._control, key_of("approval", key))
+        return None if data is None else Approval(**json.loads(data))
+
+    async def grant(
+        self, approval: Approval, *, idempotency_key: str | None = None, correlation_id: str | None = None
+    ) -> dict[str, Any]:
+        """Write an approval into the bucket, where every attempt of its run is compared with it."""
+        name = key_of("approval", approval.run.removeprefix("run/"))
+        plain = dict(approval._asdict())
+        return await self._written(
+            "APPROVAL_GRANT", "Grant approval", f"$KV.{self._control}.{name}", json.dumps(plain).encode(),
+            plain, idempotency_key, correlation_id,
+        )  # fmt: skip
+
+    # One question ---------------------------------------------------------------------------------------
+
+    async def _read(self, category: str, operation: str, bucket: str, key: str) -> bytes | None:
+        from nats.js.errors import NotFoundError
+
+        async def last(streams: Any) -> bytes | None:
+            try:
+                found = await streams.get_last_msg(f"KV_{bucket}", f"$KV.{bucket}.{key}")
+            except NotFoundError as error:
+                if error.err_code != NO_MESSAGE:
+                    raise  # it is the bucket that is not there
+                return None
+            gone = (found.headers or {}).get("KV-Operation") in ("DEL", "PURGE")
+            return None if gone else found.data or b""
+
+        return await self._looked(category, operation, last)  # type: ignore[no-any-return]
+
+    async def _written(
+        self, category: str, operation: str, subject: str, body: bytes, told: Mapping[str, Any],
+        key: str | None, correlation_id: str | None, headers: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Store a message once per key, whatever becomes of its acknowledgements."""
+        key = key or self._own_key(operation, correlation_id, told)
+        sent = {**(headers or {}), "Nats-Msg-Id": digest({"message": key})[:32]}
+        if correlation_id is not None and correlation_id.isprintable():
+            sent["Correlation-Id"] = correlation_id
+
+        async def publish(streams: Any) -> dict[str, Any]:
+            found = await streams.publish(subject, body, headers=sent)
+            return {"stream": found.stream, "seq": found.seq, "duplicate": bool(found.duplicate)}
+
+        return await self._acted(category, operation, publish, told, key, correlation_id)
+
+    async def _acted(
+        self, category: str, operation: str, ask: Callable[[Any], Awaitable[dict[str, Any]]],
+        told: Mapping[str, Any], key: str | None, correlation_id: str | None,
+    ) -> dict[str, Any]:  # fmt: skip
+        return await self._manager.execute_with_retry(
+            RetryCategory[category],
+            operation,
+            lambda: self._asked(ask),
+            idempotency_key=key or self._own_key(operation, correlation_id, told),
+            tenant_id=self._tenant_id,
+            correlation_id=correlation_id,
+        )
+
+    async def _looked(self, category: str, operation: str, ask: Callable[[Any], Awaitable[Any]]) -> Any:
+        return await self._manager.execute_with_retry(
+            RetryCategory[category], operation, lambda: self._asked(ask), tenant_id=self._tenant_id
+        )
+
+    def _own_key(self, operation: str, correlation_id: str | None, told: Mapping[str, Any]) -> str:
+        """Return the key of a call that was given none: this call is an operation of its own."""
+        own = {**told, "call": uuid7(clocks.current.wall())}
+        compute = self._manager.idempotency_manager.compute_idempotency_key
+        return compute(operation, self._tenant_id, correlation_id, own)
+
+    async def _asked(self, ask: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Ask one thing; a line that is lost is an answer, too."""
+        line, lost = await self._connected()
+        question = asyncio.ensure_future(ask(line.jetstream(timeout=ANSWER_S)))
+        try:
+            await asyncio.wait({question, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if question.done():
+                return question.result()
+            raise ConnectionResetError("the line to the bus was lost before it answered")
+        finally:
+            question.cancel()
+
+    async def _connected(self) -> tuple[Any, asyncio.Future[None]]:
+        async with self._connecting:
+            if self._line is None or self._line.is_closed or self._lost is None or self._lost.done():
+                lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+                async def gone() -> None:
+                    if not lost.done():
+                        lost.set_result(None)
+
+                self._line = await connected(
+                    self._servers, ANSWER_S, closed_cb=gone, disconnected_cb=gone, **self._options
+                )
+                self._lost = lost
+            return self._line, self._lost
+
+
+def _key(switch: str) -> str:
+    """Return the key of a switch by its name: all_execution, step:NAME or tenant:NAME."""
+    return key_of(*switch.split(":", 1))
+
+
+class Letters:
+    """What a subscription brings; a letter that is not acknowledged comes again."""
+
+    def __init__(self, pull: Any) -> None:
+        self._pull = pull
+
+    async def fetch(self, most: int, within_s: float) -> list[Any]:
+        """Return up to so many letters, as nats-py has them; none if none came in time."""
+        from nats.errors import TimeoutError as NoneYet
+
+        try:
+            return await self._pull.fetch(most, timeout=within_s)  # type: ignore[no-any-return]
+        except NoneYet:
+            return []

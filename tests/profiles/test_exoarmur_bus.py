@@ -1,0 +1,266 @@
+"""The bus under its categories, on a real server behind a wire that is cut at the worst moments."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import nats as client
+import pytest
+
+import oncemore
+from oncemore.edges.control import NatsControl, key_of
+from oncemore.errors import Blocked, MissingExtra, StaleDecision, UsageError
+from oncemore.evidence import Idempotency
+from oncemore.profiles.exoarmur import IdempotencyManager, RetryCategory, RetryError, RetryManager
+from oncemore.profiles.exoarmur_bus import Bus
+from oncemore.testing import instant
+from oncemore.testing.wire import wire
+from tests.servers import nats
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+    from pathlib import Path
+
+    from oncemore.testing.wire import Wire
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    try:
+        with nats.running(jetstream=True) as (url, _):
+            yield url
+    except nats.NoNats as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture
+def cable(url: str) -> Iterator[Wire]:
+    with wire(("127.0.0.1", int(url.rpartition(":")[2]))) as made, instant():
+        yield made
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[oncemore.Engine]:
+    with oncemore.open(tmp_path / "log.db") as made:
+        yield made
+
+
+@pytest.fixture
+def manager(engine: oncemore.Engine) -> RetryManager:
+    return RetryManager(IdempotencyManager(engine))
+
+
+def on(bus: Callable[[], Bus], work: Callable[[Bus], Awaitable[Any]]) -> Any:
+    """Do work on a bus in an event loop of its own."""
+
+    async def do() -> Any:
+        async with bus() as made:
+            return await work(made)
+
+    return asyncio.run(do())
+
+
+def attempts(manager: RetryManager) -> dict[str, tuple[int, float | None]]:
+    """How many attempts the operations of each category took, and how many of them came good."""
+    found = manager.audit.per_category()
+    return {code: (one.total_attempts, one.success_rate) for code, one in found.items()}
+
+
+async def raw(url: str, stream: str) -> list[Any]:
+    """All messages of a stream, by the client alone."""
+    line = await client.connect(url)
+    streams = line.jetstream()
+    last = (await streams.stream_info(stream)).state.last_seq
+    found = []
+    for seq in range(1, last + 1):
+        try:
+            found.append(await streams.get_msg(stream, seq))
+        except client.js.errors.NotFoundError:
+            continue
+    await line.close()
+    return found
+
+
+@pytest.mark.req("MSG-6")
+def test_a_publish_repeated_after_a_lost_acknowledgement_is_stored_once_under_its_categories(
+    url: str, cable: Wire, manager: RetryManager
+) -> None:
+    async def work(bus: Bus) -> dict[str, Any]:
+        cable.cut("out", b'"name":"BELIEFS"')  # the stream is made, and nobody hears of it
+        assert await bus.create_stream("BELIEFS", ["beliefs.>"]) == {"stream": "BELIEFS", "replicas": 1}
+        cable.cut("out", b'"stream":"BELIEFS"')  # the message is stored, and nobody hears of it
+        told = await bus.publish("beliefs.v1", {"host": "h-1"}, idempotency_key="b-1", correlation_id="c-1")
+        again = await bus.publish("beliefs.v1", {"host": "h-1"}, idempotency_key="b-1", correlation_id="c-1")
+        assert again == told
+        await bus.publish("beliefs.v1", {"host": "h-2"})
+        await bus.publish("beliefs.v1", {"host": "h-2"})
+        cable.cut("in", b"CONSUMER.DURABLE.CREATE")
+        letters = await bus.subscribe("BELIEFS", "executor", "beliefs.v1")
+        got = await letters.fetch(10, 5.0)
+        for letter in got:
+            await letter.ack_sync()
+        assert await letters.fetch(1, 0.1) == []
+        assert [json.loads(letter.data)["host"] for letter in got] == ["h-1", "h-2", "h-2"]
+        return told
+
+    told = on(lambda: Bus(manager, cable.url, tenant_id="t"), work)
+    assert told == {"stream": "BELIEFS", "seq": 1, "duplicate": True}
+    assert cable.cuts == 3
+    stored = asyncio.run(raw(url, "BELIEFS"))
+    assert len(stored) == 3, "the repeat was dropped; calls without a key are operations of their own"
+    assert stored[0].headers["Correlation-Id"] == "c-1"
+    assert "b-1" not in str(stored[0].headers), "the key never leaves"
+    assert attempts(manager) == {
+        "RETRY_NATS_CONNECT": (1, 1.0),
+        "RETRY_NATS_PUBLISH": (4, 1.0),
+        "RETRY_NATS_STREAM_CREATE": (2, 1.0),
+        "RETRY_NATS_SUBSCRIBE": (2, 1.0),
+    }
+
+
+def test_a_bucket_is_written_once_though_answers_are_lost_and_read_as_it_is(
+    url: str, cable: Wire, manager: RetryManager
+) -> None:
+    async def work(bus: Bus) -> None:
+        cable.cut("out", b'"name":"KV_box"')
+        assert await bus.create_bucket("box") == {"bucket": "box"}
+        assert await bus.get("box", "a") is None
+        cable.cut("out", b'"stream":"KV_box"')
+        assert (await bus.put("box", "a", b"1"))["duplicate"]
+        cable.cut("in", b"MSG.GET")
+        assert await bus.get("box", "a") == b"1"
+        await bus.put("box", "a", b"")
+        assert await bus.get("box", "a") == b""
+        cable.cut("out", b'"stream":"KV_box"')
+        assert (await bus.delete("box", "a"))["duplicate"]
+        assert await bus.get("box", "a") is None
+        with pytest.raises(RetryError) as gone:
+            await bus.get("nowhere", "a")
+        assert gone.value.category == RetryCategory.KV_GET
+
+    on(lambda: Bus(manager, cable.url), work)
+    assert [one.seq for one in asyncio.run(raw(url, "KV_box"))] == [3], "put, put, delete: each once"
+    found = attempts(manager)
+    assert found["RETRY_KV_CREATE"] == (2, 1.0)
+    assert found["RETRY_KV_PUT"] == (3, 1.0)
+    assert found["RETRY_KV_DELETE"] == (2, 1.0)
+    assert found["RETRY_KV_GET"] == (8, 0.8), (
+        "once more after a cut, three times for the bucket that is not there"
+    )
+
+
+async def execute(manager: RetryManager, name: str, done: list[str], **more: Any) -> str:
+    async def work() -> str:
+        done.append(name)
+        return f"executed {name}"
+
+    key = manager.idempotency_manager.compute_idempotency_key("execute", additional_params={"intent": name})
+    return await manager.execute_with_retry(
+        RetryCategory.EXECUTION_INTENT, f"Execute intent {name}", work, idempotency_key=key, **more
+    )
+
+
+@pytest.mark.req("AUTO-7", "AUTO-8", "AUTO-9", "IDEM-20")
+def test_a_switch_and_an_approval_on_the_bus_decide_what_is_executed(
+    url: str, cable: Wire, tmp_path: Path
+) -> None:
+    """Section 5.5, step 4 and 5: intents run once, and not at all when people say no or cannot be heard."""
+    done: list[str] = []
+    with oncemore.open(tmp_path / "log.db", control=NatsControl(cable.url, "control", 2.0)) as engine:
+        manager = RetryManager(IdempotencyManager(engine))
+
+        async def work(bus: Bus) -> None:
+            await bus.create_bucket("control")
+            assert await bus.switch() is False
+            assert await execute(manager, "i-1", done) == "executed i-1"
+            for _ in range(2):
+                await bus.turn("on", reason="the ledger is wrong", by="operator", correlation_id="r-1")
+            assert await bus.switch() is True
+            with pytest.raises(Blocked, match="all_execution was thrown by operator: the ledger is wrong"):
+                await execute(manager, "i-2", done)
+            await bus.turn("off", reason="it is right again", by="operator", correlation_id="r-2")
+            await bus.turn("on", "step:Execute intent i-2", reason="not this one", by="operator")
+            with pytest.raises(Blocked, match="not this one"):
+                await execute(manager, "i-2", done)
+            await bus.turn("off", "step:Execute intent i-2", reason="this one too", by="operator")
+            assert await execute(manager, "i-2", done) == "executed i-2"
+            await approvals(bus)
+
+        async def approvals(bus: Bus) -> None:
+            with pytest.raises(Blocked, match="nobody has approved it") as held:
+                await execute(manager, "i-3", done, approval="required")
+            assert held.value.reason == "approval_needed"
+            (waiting,) = engine.approvals.waiting()
+            assert await bus.approval(waiting.key) is None
+            draft = engine.approvals.draft(waiting.key, reason="seen", by="reviewer", expires=600)
+            assert (draft.run, draft.upto) == (f"run/{waiting.key}", 2)
+            assert draft.policy == manager._category("EXECUTION_INTENT").rules.digest
+            await bus.grant(draft._replace(input_hash="of something else"))
+            with pytest.raises(Blocked, match="another arguments"):
+                await execute(manager, "i-3", done, approval="required")
+            await bus.grant(draft._replace(expires=engine.now() - 1))
+            with pytest.raises(Blocked, match="has expired"):
+                await execute(manager, "i-3", done, approval="required")
+            cable.cut("out", b'"stream":"KV_control"')
+            await bus.grant(draft, idempotency_key="g-1", correlation_id="c-3")
+            assert await bus.approval(waiting.key) == draft
+            for _ in range(2):
+                assert await execute(manager, "i-3", done, approval="required") == "executed i-3"
+            await bus.delete("control", key_of("approval", waiting.key))
+            assert await bus.approval(waiting.key) is None
+            with pytest.raises(StaleDecision):
+                engine.approvals.draft(waiting.key, reason="again")
+            cable.dark = True
+            with pytest.raises(RetryError) as unknown:
+                await bus.switch()
+            assert (unknown.value.category, unknown.value.attempts) == ("RETRY_KV_GET", 3)
+            with pytest.raises(Blocked) as refused:
+                await execute(manager, "i-9", done)
+            assert refused.value.reason == "control_state_unknown"
+            cable.dark = False
+
+        on(lambda: Bus(manager, cable.url), work)
+    assert done == ["i-1", "i-2", "i-3"]
+    found = attempts(manager)
+    assert found["RETRY_APPROVAL_GRANT"][0] == 4
+    assert found["RETRY_APPROVAL_CHECK"][0] == 3
+    told = [one.action for one in manager.audit if isinstance(one, Idempotency) and "kill" in one.operation]
+    assert told == ["record", "hit", "record", "record", "record"], "the same request is done once"
+
+
+def test_an_approval_is_kept_with_a_key_in_a_log(manager: RetryManager) -> None:
+    alone = RetryManager(IdempotencyManager(lambda: None))  # type: ignore[arg-type,return-value]
+    done: list[str] = []
+    with pytest.raises(UsageError, match="which is kept in a log: give a store"):
+        asyncio.run(execute(alone, "i-1", done, approval="required"))
+    with pytest.raises(UsageError, match="approval is 'perhaps'; it takes required"):
+        asyncio.run(execute(manager, "i-1", done, approval="perhaps"))
+    with pytest.raises(UsageError, match="which is of a key: give it one"):
+        asyncio.run(
+            manager.execute_with_retry("KV_GET", "Look", lambda: None, approval="required")  # type: ignore[arg-type,return-value]
+        )
+    assert [event.plain()["reason"] for event in manager.audit] == ["key_refused"]
+    assert done == []
+
+
+def test_a_bus_says_what_it_needs_and_shows_no_password(
+    manager: RetryManager, cable: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(bus: Bus) -> None:
+        with pytest.raises(UsageError, match="a switch is turned on or off"):
+            await bus.turn("up", reason="x", by="y")  # type: ignore[arg-type]
+        await bus.close()
+        await bus.close()
+        await bus.connect()
+        await asyncio.gather(*(bus.connect() for _ in range(3)))
+
+    on(lambda: Bus(manager, cable.url), work)
+    assert repr(Bus(manager, "nats://agent:secret@a:1,b")) == "<oncemore.Bus nats://a:1,b:4222>"
+    monkeypatch.setitem(sys.modules, "nats", None)
+    with pytest.raises(MissingExtra, match=r"oncemore\[nats\]"):
+        Bus(manager, "nats://a")
