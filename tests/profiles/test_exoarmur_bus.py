@@ -15,7 +15,7 @@ from oncemore.edges.control import NatsControl, key_of
 from oncemore.errors import Blocked, MissingExtra, StaleDecision, UsageError
 from oncemore.evidence import Idempotency
 from oncemore.profiles.exoarmur import IdempotencyManager, RetryCategory, RetryError, RetryManager
-from oncemore.profiles.exoarmur_bus import Bus
+from oncemore.profiles.exoarmur_bus import Bus, Letters
 from oncemore.testing import instant
 from oncemore.testing.wire import wire
 from tests.servers import nats
@@ -246,6 +246,22 @@ def test_an_approval_is_kept_with_a_key_in_a_log(manager: RetryManager) -> None:
         )
     assert [event.plain()["reason"] for event in manager.audit] == ["key_refused"]
     assert done == []
+
+
+def test_a_consumer_that_nobody_leads_has_nothing_for_the_moment() -> None:
+    class Pull:
+        def __init__(self, *answers: Any) -> None:
+            self.answers = list(answers)
+
+        async def fetch(self, most: int, timeout: float) -> list[str]:  # noqa: ASYNC109 - as nats-py has it
+            answer = self.answers.pop(0) if self.answers else client.js.errors.ServiceUnavailableError()
+            if isinstance(answer, Exception):
+                raise answer
+            return [answer]
+
+    gone = client.js.errors.ServiceUnavailableError()
+    assert asyncio.run(Letters(Pull(gone, "a letter")).fetch(1, 5.0)) == ["a letter"]
+    assert asyncio.run(Letters(Pull(gone)).fetch(1, 0.15)) == []
 
 
 def test_a_bus_says_what_it_needs_and_shows_no_password(

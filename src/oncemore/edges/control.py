@@ -25,7 +25,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from oncemore.core.control import ALL, STOPPED, Approval, Control, switch_name
-from oncemore.edges.nats_servers import connected, servers_of, shown
+from oncemore.edges.nats_servers import connected, forever, servers_of, shown
 from oncemore.errors import MissingExtra, UsageError
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class NatsControl:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._line: Any = None
+        self._connecting = asyncio.Lock()
 
     def switches(self, steps: tuple[str, ...], tenant: str) -> Control:
         """Return those that are on, of everything, of these steps and of this tenant."""
@@ -92,8 +93,6 @@ class NatsControl:
                 asyncio.run_coroutine_threadsafe(self._hang_up(), loop).result(self._patience_s)
             loop.call_soon_threadsafe(loop.stop)
             thread.join(self._patience_s)
-            if not loop.is_running():
-                loop.close()
 
     # ------------------------------------------------------------------------------------------------
 
@@ -101,9 +100,9 @@ class NatsControl:
         """Ask from any thread, also one that has an event loop of its own; never for longer than that."""
         with self._lock:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
+                self._loop, self._connecting = asyncio.new_event_loop(), asyncio.Lock()
                 self._thread = threading.Thread(
-                    target=self._loop.run_forever, name="oncemore-control", daemon=True
+                    target=forever, args=(self._loop,), name="oncemore-control", daemon=True
                 )
                 self._thread.start()
             loop = self._loop
@@ -111,10 +110,12 @@ class NatsControl:
         return asyncio.run_coroutine_threadsafe(limited, loop).result(self._patience_s + 1.0)
 
     async def _values(self, keys: list[str]) -> list[bytes | None]:
+        line = await self._connected()
         try:
-            return [await self._value(key) for key in keys]
+            return [await self._value(line, key) for key in keys]
         except BaseException:
-            await self._hang_up()  # the next question begins with a new line
+            if line is self._line:  # the next question begins with a new one
+                await self._hang_up()
             raise
 
     async def _hang_up(self) -> None:
@@ -122,15 +123,11 @@ class NatsControl:
         if line is not None:
             await line.close()
 
-    async def _value(self, key: str) -> bytes | None:
+    async def _value(self, line: Any, key: str) -> bytes | None:
         from nats.js.errors import NotFoundError
 
         try:
-            found = (
-                await (await self._connected())
-                .jetstream()
-                .get_last_msg(f"KV_{self._bucket}", f"$KV.{self._bucket}.{key}")
-            )
+            found = await line.jetstream().get_last_msg(f"KV_{self._bucket}", f"$KV.{self._bucket}.{key}")
         except NotFoundError as error:
             if error.err_code != NO_MESSAGE:
                 raise  # it is the bucket that is not there
@@ -139,9 +136,10 @@ class NatsControl:
         return None if gone else found.data or b""
 
     async def _connected(self) -> Any:
-        if self._line is None or self._line.is_closed:
-            self._line = await connected(self._servers, self._patience_s)
-        return self._line
+        async with self._connecting:  # or those who ask at once would have a line each
+            if self._line is None or self._line.is_closed:
+                self._line = await connected(self._servers, self._patience_s)
+            return self._line
 
 
 def key_of(kind: str, name: str = "") -> str:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 SCHEMES = ("nats", "tls", "ws", "wss")
 USUAL_PORT = 4222
+#: How long what is under way may take to end.
+LEAVE_S = 5.0
 
 
 def servers_of(url: str) -> list[str]:
@@ -79,6 +81,17 @@ async def _connected(server: str, patience_s: float, options: dict[str, Any]) ->
 
 async def quiet(error: Exception) -> None:
     """Say nothing: what matters of it is raised by what was asked."""
+
+
+def forever(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop until it is stopped, and leave nothing of it behind."""
+    loop.run_forever()
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.wait(tasks, timeout=LEAVE_S))
+    loop.close()
 
 
 def _named(server: str) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from oncemore.edges.cloudevents import form_of
-from oncemore.edges.nats_servers import quiet, servers_of, shown
+from oncemore.edges.nats_servers import forever, quiet, servers_of, shown
 from oncemore.errors import MissingExtra, TransientError, UsageError
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class JetStream:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(
-                    target=_forever, args=(self._loop,), name="oncemore-jetstream", daemon=True
+                    target=forever, args=(self._loop,), name="oncemore-jetstream", daemon=True
                 )
                 self._thread.start()
             loop = self._loop
@@ -187,14 +187,3 @@ def _in_subject(topic: str) -> str:
     return (
         "".join(sign if sign.isalnum() or sign in _IN_SUBJECTS else "_" for sign in topic).strip(".") or "_"
     )
-
-
-def _forever(loop: asyncio.AbstractEventLoop) -> None:
-    """Run a loop until it is stopped, and leave nothing of it behind."""
-    loop.run_forever()
-    tasks = asyncio.all_tasks(loop)
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        loop.run_until_complete(asyncio.wait(tasks, timeout=CONNECT_S))
-    loop.close()

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 from oncemore.core.control import ALL, Approval
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 ANSWER_S = 4.0
 #: The bucket that switches and approvals are in, and how long a stream made here remembers ids.
 CONTROL, REMEMBERS_S = "control", 120.0
+#: How long to leave a consumer alone that nobody leads.
+LEADERLESS_S = 0.1
 
 
 class Bus:
@@ -185,13 +188,19 @@ class Bus:
         )  # fmt: skip
 
     async def delete(
-        self, bucket: str, key: str, *, idempotency_key: str | None = None, correlation_id: str | None = None
+        self,
+        bucket: str,
+        key: str,
+        *,
+        operation: str | None = None,
+        idempotency_key: str | None = None,
+        correlation_id: str | None = None,
     ) -> dict[str, Any]:
         """Delete a value; what is not there is deleted too."""
         told = {"bucket": bucket, "key": key}
         return await self._written(
-            "KV_DELETE", f"Delete {key}", f"$KV.{bucket}.{key}", b"", told, idempotency_key, correlation_id,
-            headers={"KV-Operation": "DEL"},
+            "KV_DELETE", operation or f"Delete {key}", f"$KV.{bucket}.{key}", b"", told, idempotency_key,
+            correlation_id, headers={"KV-Operation": "DEL"},
         )  # fmt: skip
 
     # Switches and approvals -----------------------------------------------------------------------------
@@ -280,7 +289,7 @@ class Bus:
         return await self._manager.execute_with_retry(
             RetryCategory[category],
             operation,
-            lambda: self._asked(ask),
+            lambda: self.ask(ask),
             idempotency_key=key or self._own_key(operation, correlation_id, told),
             tenant_id=self._tenant_id,
             correlation_id=correlation_id,
@@ -288,7 +297,7 @@ class Bus:
 
     async def _looked(self, category: str, operation: str, ask: Callable[[Any], Awaitable[Any]]) -> Any:
         return await self._manager.execute_with_retry(
-            RetryCategory[category], operation, lambda: self._asked(ask), tenant_id=self._tenant_id
+            RetryCategory[category], operation, lambda: self.ask(ask), tenant_id=self._tenant_id
         )
 
     def _own_key(self, operation: str, correlation_id: str | None, told: Mapping[str, Any]) -> str:
@@ -297,8 +306,8 @@ class Bus:
         compute = self._manager.idempotency_manager.compute_idempotency_key
         return compute(operation, self._tenant_id, correlation_id, own)
 
-    async def _asked(self, ask: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Ask one thing; a line that is lost is an answer, too."""
+    async def ask(self, ask: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Ask JetStream for something, in the work of an operation of one's own; a lost line ends it."""
         line, lost = await self._connected()
         question = asyncio.ensure_future(ask(line.jetstream(timeout=ANSWER_S)))
         try:
@@ -337,10 +346,19 @@ class Letters:
         self._pull = pull
 
     async def fetch(self, most: int, within_s: float) -> list[Any]:
-        """Return up to so many letters, as nats-py has them; none if none came in time."""
-        from nats.errors import TimeoutError as NoneYet
+        """Return up to so many letters, as nats-py has them; none if none came in time.
 
-        try:
-            return await self._pull.fetch(most, timeout=within_s)  # type: ignore[no-any-return]
-        except NoneYet:
-            return []
+        A consumer that nobody leads, because it is new or its server was lost, has none for the moment.
+        """
+        from nats.errors import TimeoutError as NoneYet
+        from nats.js.errors import ServiceUnavailableError
+
+        ends = time.monotonic() + within_s
+        while (left := ends - time.monotonic()) > 0:
+            try:
+                return await self._pull.fetch(most, timeout=left)  # type: ignore[no-any-return]
+            except NoneYet:
+                break
+            except ServiceUnavailableError:
+                await asyncio.sleep(min(LEADERLESS_S, left))
+        return []

@@ -21,6 +21,8 @@ oncemore demo kfm-loop --scenario deadline-catchup
 oncemore demo nova-cat
 oncemore demo retry --fast
 oncemore demo lit
+oncemore demo exoarmur
+oncemore demo exoarmur --keep --seed 7
 """
 
 #: Which options a story takes.
@@ -30,6 +32,7 @@ TAKES = {
     "kfm-loop": {"plain", "scenario", "list"},
     "lit": {"plain"},
     "nova-cat": {"plain"},
+    "exoarmur": {"seed", "keep", "plain", "careless"},
 }
 
 
@@ -58,6 +61,9 @@ def demo(story: str, **told: str | bool | None) -> int:
     retry: seven calls to a flaky server, the waits and the reasons.
 
     lit: a review platform whose Core fails and whose database is locked.
+
+    exoarmur: an agent on a bus of three servers, one of which is killed; others count what it did.
+    Exit code 1 if anything was duplicated or lost.
     """
     for name, value in told.items():
         if value and name not in TAKES[story]:
@@ -110,6 +116,17 @@ def _nova_cat(told: dict[str, str | bool | None]) -> int:
     return main(sys.stdout, plain=bool(told["plain"]))
 
 
+def _exoarmur(told: dict[str, str | bool | None]) -> int:
+    from oncemore.desk.demo.exoarmur import main
+
+    seed = told["seed"]
+    return main(
+        sys.stdout, seed=None if seed is None else str(seed), keep=bool(told["keep"]),
+        plain=bool(told["plain"]), careless=bool(told["careless"]),
+    )  # fmt: skip
+
+
 _STORIES = {
     "pipeline": _pipeline, "retry": _retry, "kfm-loop": _kfm_loop, "lit": _lit, "nova-cat": _nova_cat,
+    "exoarmur": _exoarmur,
 }  # fmt: skip

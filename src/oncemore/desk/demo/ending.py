@@ -15,19 +15,26 @@ from oncemore.engine.replay import recomputed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
+    from typing import Any, Protocol
 
     from oncemore.core.policy import Policy
     from oncemore.desk.demo.board import Board, Line
     from oncemore.desk.demo.plan import Plan
-    from oncemore.desk.demo.tally import Tally
+    from oncemore.desk.demo.tally import Count, Tally
+
+    class HasCounts(Protocol):
+        """What has counts of effects."""
+
+        @property
+        def counts(self) -> tuple[Count, ...]:
+            """The counts."""
 
     Proved = tuple[str, str, str, dict[str, Any]]
 
 FIELDS = ("asked", "tried", "applied", "duplicated", "lost")
 
 
-def counted(tally: Tally, width: int) -> list[Line]:
+def counted(tally: HasCounts, width: int) -> list[Line]:
     """Return the table of effects."""
     row = "{:<18}{:>7}{:>7}{:>9}{:>12}{:>6}".format
     lines: list[Line] = [[(row("effect", *FIELDS), "bold")]]

@@ -56,10 +56,10 @@ def tally(folder: Path, asked: Iterable[str]) -> Tally:
     runs = Counter(line["what"] for line in tried)
     return Tally(
         (
-            _count("HTTP charges", wanted, visits["charges"], _orders(seen, "charged")),
-            _count("table rows", wanted, runs["book"], _rows(folder / "shop.db")),
-            _count("files", wanted, runs["file"], _files(folder / "artifacts" / "sha256")),
-            _count("webhook messages", wanted, visits["told"], _orders(seen, "taken")),
+            count_of("HTTP charges", wanted, visits["charges"], _orders(seen, "charged")),
+            count_of("table rows", wanted, runs["book"], _rows(folder / "shop.db")),
+            count_of("files", wanted, runs["file"], _files(folder / "artifacts" / "sha256")),
+            count_of("webhook messages", wanted, visits["told"], _orders(seen, "taken")),
         ),
         sum(line["what"] == "asked" and line["early"] for line in seen),
     )
@@ -73,7 +73,8 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
-def _count(effect: str, wanted: frozenset[str], tried: int, there: Counter[str]) -> Count:
+def count_of(effect: str, wanted: frozenset[str], tried: int, there: Counter[str]) -> Count:
+    """Return how many of what is wanted are there, more than once, or not at all."""
     more = sum(number - (order in wanted) for order, number in there.items())
     return Count(effect, len(wanted), tried, there.total(), more, sum(not there[order] for order in wanted))
 
