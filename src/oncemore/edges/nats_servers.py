@@ -65,9 +65,7 @@ async def _connected(server: str, patience_s: float, options: dict[str, Any]) ->
         if trying:
             raise error
 
-    asked = line.connect(
-        server, connect_timeout=patience_s, allow_reconnect=False, error_cb=heard, **options
-    )  # fmt: skip
+    asked = line.connect(server, allow_reconnect=False, error_cb=heard, **options)
     try:
         await asyncio.wait_for(asked, patience_s)
     except BaseException:

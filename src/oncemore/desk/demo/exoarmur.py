@@ -14,14 +14,16 @@ import json
 import secrets
 import shutil
 import tempfile
+import threading
 import time
 from contextlib import ExitStack, suppress
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oncemore.desk.demo import exoarmur_count as count
-from oncemore.desk.demo.exoarmur_agent import AUDIT, NAMESPACE, TENANT, Agent, opened, turn
+from oncemore.desk.demo.exoarmur_agent import AUDIT, NAMESPACE, TENANT, Agent, aside, opened, turn
 from oncemore.desk.demo.exoarmur_cast import Cast, planned, said
 from oncemore.desk.demo.exoarmur_ending import closing, shown
 from oncemore.desk.demo.live import Terminal, hushed
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
 
 #: The longest that all of it may take, and how long a containment lasts.
 LIMIT_S, CONTAINED_S = 75.0, 1.0
+#: How long letting go of anything may take: a server that is gone does not say goodbye.
+CLOSE_S = 2.0
 BELIEFS = 6
 #: How often work that people cannot be asked about is asked for again, and how often at most.
 AGAIN_S, MOST_AGAIN = 0.5, 60
@@ -92,7 +96,7 @@ class Story:
         self.tried = {"BELIEFS": 0, "INTENTS": 0}
         self._control = self.cast.wire()
         self._engine = opened(self.cast.store, self._control.url)
-        things.callback(self.close)
+        things.callback(within, CLOSE_S, self.close)
 
     def close(self) -> None:
         """Let go of the log: from then on nobody works on it."""
@@ -105,7 +109,7 @@ class Story:
 
     async def play(self) -> count.Counted:
         """Play all scenes, in groups that run at the same time, and count."""
-        hosts = await asyncio.to_thread(self.cast.world)
+        hosts = await aside(self.cast.world)
         self.agent = Agent(self._engine, hosts, careless=self.plan.careless)
         self._attach(self.agent.manager)
         await self._group(self.connects())
@@ -114,15 +118,16 @@ class Story:
         await self._group(self.publishes(), self.asks(), self.approves())
         await self._group(self.switches())
         await self._group(self.survives())
-        await self._group(self.expires(), self.forgets(), self.returns())
+        await self._group(self.expires(), self.forgets())
         await self._group(self.replays())
-        self.check(await asyncio.to_thread(self._spool.flush, 10.0), "audit events wait on disk")
+        self.check(await aside(self._spool.flush, 10.0), "audit events wait on disk")
         return await count.counted(self.folder, self.cast.cluster.url, self.plan, self.sent, self.tried)
 
     def _attach(self, manager: RetryManager) -> None:
         to = JetStream(self.cast.cluster.url, form="cloudevents-binary", timeout=2.0)
-        self._things.callback(to.close)
-        self._spool = self._things.enter_context(Spool(self.folder / "audit.jsonl", to, topic=AUDIT))
+        self._spool = Spool(self.folder / "audit.jsonl", to, topic=AUDIT).__enter__()
+        self._things.callback(within, CLOSE_S, to.close)
+        self._things.callback(within, CLOSE_S, self._spool.close)
         manager.attach(self._spool)
         manager.attach(_heard)
 
@@ -160,8 +165,8 @@ class Story:
         asking = asyncio.create_task(bus.connect())
         await scene.heard(2)
         self.cast.servers()
-        await asyncio.to_thread(self.cast.cluster.found_each_other)
-        await asyncio.gather(asking, asyncio.to_thread(lambda: self._engine.store.head("control/switches")))
+        await aside(self.cast.cluster.found_each_other)
+        await asyncio.gather(asking, aside(lambda: self._engine.store.head("control/switches")))
         await bus.close()
         scene.fact("red, green and blue are one cluster; the log is on all three", "green")
 
@@ -252,7 +257,7 @@ class Story:
         key = self.agent.key("contain", host=host)
         cable.cut("in", b"MSG.GET")
         self.check(await bus.approval(key) is None, "somebody approved it")
-        draft = await asyncio.to_thread(
+        draft = await aside(
             lambda: self._engine.approvals.draft(key, reason="known to be bad", by="reviewer", expires=600)
         )
         cable.cut("out", b'"stream":"KV_control"')
@@ -271,7 +276,7 @@ class Story:
             "nothing is written again. While the switch is on, and while nobody can read it, nobody acts."
         )
         intent = {"name": "i-9", "action": "rotate_token"}
-        told = await asyncio.to_thread(self._turned_by_other)
+        told = await aside(self._turned_by_other)
         self.check(told == "record", f"the other process said {told!r}")
         scene.fact(f"the other process: {told}; exit by signal {-(self._other.returncode or 0)}")
         await turn(self.bus)
@@ -310,22 +315,24 @@ class Story:
     async def survives(self) -> None:
         """The server that leads the log is killed while hosts are being contained."""
         scene = self._say(
-            "Hosts are contained, and in the middle of it the server that leads the log gets kill -9."
+            "Hosts are contained, and in the middle of it the server that leads the log gets kill -9. "
+            "Another one takes over; the killed one comes back and catches up."
         )
-        victim = await asyncio.to_thread(self.cast.cluster.leader, LOG)
-        self.agent.arrived.clear()
+        victim = await aside(self.cast.cluster.leader, LOG)
+        arrived = self.agent.arrived = asyncio.Semaphore(0)
         began = time.monotonic()
-        work = [
-            asyncio.create_task(self._surely(lambda host=host: self.agent.contain(host)))
-            for host in self.plan.hosts
-        ]
-        await self.agent.arrived.wait()
+        asked = [partial(self.agent.contain, host) for host in self.plan.hosts]
+        work = [asyncio.create_task(self._surely(ask)) for ask in asked]
+        for _ in work:  # all have begun, and the last one has not heard how it went
+            await arrived.acquire()
         victim.kill()
         killed = time.monotonic()
-        heir = await asyncio.to_thread(self.cast.cluster.leader, LOG, victim)
+        heir = await aside(self.cast.cluster.leader, LOG, victim)
         moved = time.monotonic() - killed
+        self.cast.cluster.start(victim)
         refused = sum([often for _, often in await asyncio.gather(*work)])
-        self.contained, self.victim = time.monotonic(), victim
+        self.contained = time.monotonic()
+        await aside(victim.ready)
         scene.fact(
             f"{victim.name} led the log and was killed; {heir.name} leads it {moved:.1f} s later", "red"
         )
@@ -333,8 +340,8 @@ class Story:
             scene.fact(
                 f"{refused} times an attempt was denied meanwhile: nobody could read the switch", "yellow"
             )
-        took = time.monotonic() - began
-        scene.fact(f"{len(work)} hosts are contained, all of it in {took:.1f} s", "green")
+        took = self.contained - began
+        scene.fact(f"{len(work)} hosts are contained after {took:.1f} s; {victim.name} is back", "green")
 
     async def _surely(self, ask: Callable[[], Awaitable[Any]]) -> tuple[Any, int]:
         """Ask for work again while nobody can say whether it may begin; return what came, and how often."""
@@ -370,19 +377,12 @@ class Story:
         await bus.delete("control", name, operation="Delete approval")
         await bus.close()
 
-    async def returns(self) -> None:
-        """The server that was killed comes back."""
-        scene = self._say("The server that was killed comes back, and catches up.")
-        self.cast.cluster.start(self.victim)
-        await asyncio.to_thread(self.victim.ready)
-        scene.fact(f"{self.victim.name} is up to date", "green")
-
     async def replays(self) -> None:
         """The audit stream is gone through again, and compared with the log."""
         scene = self._say(
             "The audit stream is gone through again, and every wait in it compared with the log's own."
         )
-        self.check(await asyncio.to_thread(self._spool.flush, 10.0), "audit events wait on disk")
+        self.check(await aside(self._spool.flush, 10.0), "audit events wait on disk")
         bus, cable = self._bus()
 
         async def read() -> dict[str, Any]:
@@ -391,7 +391,7 @@ class Story:
         async def look() -> bool:
             data = await bus.ask(lambda streams: count.all_of(streams, "AUDIT"))
             events = [event_from(json.loads(one)) for one in data]
-            in_stream, in_log = await asyncio.to_thread(count.decisions, events, self._engine)
+            in_stream, in_log = await aside(count.decisions, events, self._engine)
             self.waits = in_log.total()
             return in_stream == in_log
 
@@ -402,12 +402,19 @@ class Story:
         except RetryError:
             told = await self.agent.replay(read)
         cable.cut("in", b"MSG.GET")
-        await asyncio.to_thread(self._spool.flush, 10.0)
+        await aside(self._spool.flush, 10.0)
         same = await self.agent.compare(look)
         self.check(same, "the audit stream and the log differ")
         same_in = f"{self.waits} waits were decided, the same in stream and log"
         scene.fact(f"{told['events']} events; {same_in if same else 'stream and log differ'}", "green")
         await bus.close()
+
+
+def within(seconds: float, close: Callable[[], None]) -> None:
+    """Let go of something, and do not wait for it longer than that."""
+    closing = threading.Thread(target=close, daemon=True)
+    closing.start()
+    closing.join(seconds)
 
 
 def _heard(event: Event) -> None:

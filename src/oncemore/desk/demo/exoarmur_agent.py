@@ -11,6 +11,9 @@ import json
 import os
 import signal
 import sys
+import threading
+from contextlib import suppress
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 from urllib.request import Request, urlopen
 
@@ -38,12 +41,13 @@ class Agent:
     """An agent with its log in the bus, a manager, and the hosts that it acts on.
 
     careless  keep the keys to oneself, to see what then happens
+    arrived   grows by one with each visit to a host
     """
 
     def __init__(self, engine: oncemore.Engine, hosts: str, *, careless: bool = False) -> None:
         self.engine, self._hosts, self._careless = engine, hosts, careless
         self.manager = RetryManager(IdempotencyManager(engine))
-        self.arrived = asyncio.Event()
+        self.arrived = asyncio.Semaphore(0)
 
     def key(self, operation: str, **params: Any) -> str:
         """Return the key of an operation."""
@@ -118,8 +122,29 @@ class Agent:
         """Ask a host for something, under the key of the operation that this is a part of."""
         at = oncemore.current() if path in ("execute", "contain", "release") else None
         key = None if at is None or self._careless else f"{at.key}{part and ':'}{part}"
-        self.arrived.set()
-        return await asyncio.to_thread(_posted, f"{self._hosts}/{path}", body, key)
+        self.arrived.release()
+        return await aside(_posted, f"{self._hosts}/{path}", body, key)
+
+
+async def aside(work: Callable[..., Any], *args: Any) -> Any:
+    """Do what blocks in a thread of its own, which nobody waits for when the story is stopped."""
+    loop, context = asyncio.get_running_loop(), copy_context()
+    done: asyncio.Future[Any] = loop.create_future()
+
+    def settle(how: Callable[[Any], None], what: Any) -> None:
+        if not done.done():
+            how(what)
+
+    def run() -> None:
+        try:
+            told = done.set_result, context.run(work, *args)
+        except BaseException as error:  # noqa: BLE001 - it is for whoever waits
+            told = done.set_exception, error
+        with suppress(RuntimeError):  # the story was stopped
+            loop.call_soon_threadsafe(settle, *told)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await done
 
 
 def _posted(url: str, body: dict[str, str], key: str | None) -> Any:
