@@ -42,6 +42,7 @@ CAMPAIGNS = (
         if "storm" not in path.parts
     ),
     "tests/desk/test_demo.py",
+    "tests/desk/test_demo_exoarmur.py",
 )
 
 #: What mostly starts programs and looks at what they print: measuring every start of one would make it take

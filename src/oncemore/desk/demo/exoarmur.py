@@ -393,7 +393,7 @@ class Story:
             events = [event_from(json.loads(one)) for one in data]
             in_stream, in_log = await aside(count.decisions, events, self._engine)
             self.waits = in_log.total()
-            return in_stream == in_log
+            return bool(in_stream == in_log)
 
         cable.cut("in", b"MSG.GET")
         try:
