@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from oncemore.edges.control import NatsControl, control_of
 from oncemore.engine import flow
 from oncemore.errors import Blocked, TransientError, UsageError
 from oncemore.profiles.exoarmur import RetryCategory, RetryManager
+from oncemore.testing.wire import wire
 from tests.servers import nats as servers
 
 if TYPE_CHECKING:
@@ -207,6 +209,19 @@ async def test_an_approval_in_a_bucket_counts_for_what_it_was_given_for(
         assert calls == ["host-1"]
         assert Approval(**told).by == "reviewer"
         assert flow.NEEDED == "approval_needed"
+
+
+def test_those_who_ask_at_the_same_time_share_a_line_and_a_lost_one_is_replaced(bucket: Bucket) -> None:
+    with wire(("127.0.0.1", int(bucket.url.rpartition(":")[2]))) as cable, ThreadPoolExecutor(8) as many:
+        control = NatsControl(cable.url, "control")
+        asked = [many.submit(control.switches, ("intent",), "") for _ in range(8)]
+        assert [one.result(10).state for one in asked] == ["CLEAR"] * 8
+        assert len(cable._open) == 2, "the two ends of one connection"
+        cable.cut("in", b"MSG.GET")
+        with pytest.raises(Exception, match=r".*"):
+            control.switches(("intent",), "")
+        assert control.switches(("intent",), "").state == "CLEAR"
+        control.close()
 
 
 def test_a_bucket_that_is_not_there_means_no(bucket: Bucket, tmp_path: Any) -> None:
