@@ -625,7 +625,7 @@ def test_the_module_is_the_command(tmp_path: Path) -> None:
         [sys.executable, "-m", "oncemore.desk.demo", "--help"], capture_output=True, text=True, check=False
     )
     assert run.returncode == 0
-    assert "oncemore demo [OPTIONS] [pipeline|retry|kfm-loop|lit|nova-cat]" in run.stdout
+    assert "oncemore demo [OPTIONS] [pipeline|retry|kfm-loop|lit|nova-cat|exoarmur]" in run.stdout
 
 
 # The pictures.
