@@ -171,7 +171,7 @@ def test_a_switch_and_an_approval_on_the_bus_decide_what_is_executed(
 ) -> None:
     """Section 5.5, step 4 and 5: intents run once, and not at all when people say no or cannot be heard."""
     done: list[str] = []
-    with oncemore.open(tmp_path / "log.db", control=NatsControl(cable.url, "control", 2.0)) as engine:
+    with oncemore.open(tmp_path / "log.db", control=NatsControl(cable.url, "control", 20.0)) as engine:
         manager = RetryManager(IdempotencyManager(engine))
 
         async def work(bus: Bus) -> None:

@@ -252,7 +252,7 @@ class Story:
         scene = self._say(
             f"Containing {host} needs an approval: of this key, this input and this policy, for ten minutes."
         )
-        await self._refused(self.agent.contain(host, approval="required"), "approval_needed")
+        await self._refused(lambda: self.agent.contain(host, approval="required"), "approval_needed")
         bus, cable = self._bus()
         key = self.agent.key("contain", host=host)
         cable.cut("in", b"MSG.GET")
@@ -284,14 +284,14 @@ class Story:
         self.check(last == "hit", f"the same request was a {last}")
         self.cable.cut("in", b"MSG.GET")
         self.check(await self.bus.switch(), "the switch is off")
-        await self._refused(self.agent.execute(intent), "switch")
+        await self._refused(lambda: self.agent.execute(intent), "switch")
         self.cable.cut("out", b'"stream":"KV_control"')
         await self.bus.turn("off", reason="it is right again", by="operator", correlation_id="req-2")
         self.cable.dark = self._control.dark = True
         with suppress(RetryError):
             await self.bus.switch()
             self.check(False, "a switch was read over a wire that is cut")
-        await self._refused(self.agent.execute(intent), "control_state_unknown")
+        await self._refused(lambda: self.agent.execute(intent), "control_state_unknown")
         self.cable.dark = self._control.dark = False
 
     def _turned_by_other(self) -> str:
@@ -303,10 +303,10 @@ class Story:
         self._other.wait(10)
         return told
 
-    async def _refused(self, work: Coroutine[Any, Any, Any], reason: str) -> None:
+    async def _refused(self, ask: Callable[[], Awaitable[Any]], reason: str) -> None:
         """Have work refused, for this reason and no other."""
         try:
-            await work
+            await (ask() if reason == "control_state_unknown" else self._surely(ask))
         except Blocked as refused:
             self.check(refused.reason == reason, f"refused for {refused.reason}, not for {reason}")
         else:
