@@ -43,14 +43,14 @@ def release(stage: Stage) -> None:
     turn(stage, lambda control: turned_off(control, ALL))
 
 
-def begun_while_stopped(stage: Stage) -> list[int]:
-    """Return the INTENTs that stand in the log after a switch was thrown and before its release."""
-    stopped, found = False, []
+def begun(stage: Stage, *, stopped: bool = False) -> list[int]:
+    """Return the INTENTs in the log; those after a switch was thrown and before its release, if asked."""
+    on, found = False, []
     for entry in stage.store.entries():
         header = header_of(entry.header)
         if entry.entity == CONTROL:
-            stopped = header.sets["state"] == "STOPPED"
-        elif stopped and "INTENT" in header.marks:
+            on = header.sets["state"] == "STOPPED"
+        elif "INTENT" in header.marks and (on or not stopped):
             found.append(entry.seq)
     return found
 
@@ -75,27 +75,29 @@ def played(stage: Stage, throw_at: int, dies_at: int) -> tuple[str, Any, int]:
 
 
 @pytest.mark.req("AUTO-7")
+@pytest.mark.parametrize("looks_late", [False, True], ids=["guarded", "looked at late"])
 @pytest.mark.parametrize("effect", ["idempotent", "once", "outbox"])
 def test_a_switch_and_a_death_at_every_operation(
-    effect: str, record_property: Callable[[str, object], None]
+    effect: str, looks_late: bool, record_property: Callable[[str, object], None]
 ) -> None:
     turns = ["refused", "effect ok"] if effect == "once" else ["transient", "event effect ok"]
-    ways = 0
+    ways = voided = 0
     for throw_at in itertools.count(1):
-        whole = Stage(effect, turns)
+        whole = Stage(effect, turns, looks_late=looks_late)
         *_, length = played(whole, throw_at, 0)
         if throw_at > length:
             break
         for dies_at in range(length + 1):
-            stage = Stage(effect, turns)
+            stage = Stage(effect, turns, looks_late=looks_late)
             how, ended, _ = played(stage, throw_at, dies_at)
-            ways += 1
+            ways, voided = ways + 1, voided + stage.voided
             executed = stage.executions
+            assert executed <= len(begun(stage)) - stage.voided, "nothing is called by a claim that is void"
             if how == "died" and stage.store.head(CONTROL) is None:
                 throw(stage)  # it died before the switch was thrown
             again = stage.play(stage.calling)  # somebody else comes while it is on
             assert stage.executions == executed, "nothing is called while the switch is on"
-            assert begun_while_stopped(stage) == []
+            assert len(begun(stage, stopped=True)) == stage.voided, "where there is one, it was not taken up"
             if again not in ("value 1", "value 2"):
                 assert isinstance(again, Blocked | OutcomeUnknown), again
             release(stage)
@@ -106,10 +108,35 @@ def test_a_switch_and_a_death_at_every_operation(
             assert end in ("value 1", "value 2", "value 3") or isinstance(end, OutcomeUnknown), end
             stage.judge.closing(stage.store)
             assert isinstance(ended, Blocked | OutcomeUnknown | str) or ended is None
+            lost = 1 if how == "died" else 0
+            assert stage.seen().run.tried <= stage.executions + lost, "what did not begin is no try"
             if effect == "once":
                 assert len(stage.happened) <= 1
     record_property("gate crashes", ways)
     assert ways > 50
+    assert bool(voided) == looks_late
+
+
+def test_a_void_claim_that_somebody_else_has_taken_over_is_theirs() -> None:
+    """Its worker was taken for dead before it came to give the claim back."""
+    stage = Stage("idempotent", ["effect ok"], looks_late=True)
+    script = stage.calling()
+    for op in script:
+        if type(op) is ops.Save and "INTENT" in op.change.marks and not stage.voided:
+            throw(stage)
+        if stage.voided:
+            break
+    assert type(op) is ops.Save
+    assert op.change.after.reason == "released"
+    release(stage)
+    stage.alive.clear()
+    assert stage.play(stage.calling) == "value 2"
+    with pytest.raises(StopIteration) as end:
+        while True:
+            next(script)
+    assert end.value.value == "value 2"
+    assert stage.executions == 1
+    stage.judge.closing(stage.store)
 
 
 def approve(stage: Stage) -> None:

@@ -13,7 +13,7 @@ from oncemore.codec.wire import written
 from oncemore.core.record import NOWHERE, Change, Outgoing, due
 from oncemore.engine import flow, ops
 from oncemore.errors import LeaseLost
-from oncemore.store.base import Batch, Index, Stored, Write
+from oncemore.store.base import Batch, Conflict, Index, Stored, Write
 from tests.crash.world import ENTITY, Crash, Permanent, Refused, Transient, World
 from tests.sim.judge import Book, Judge
 
@@ -39,8 +39,11 @@ class Stage(World):
     `begin` begins a transaction in the user's own database, `beside` writes in the store's.
     """
 
-    def __init__(self, effect: str, turns: list[str], *, asks: bool = False, **plan: Any) -> None:
-        super().__init__(effect, turns, asks=asks)
+    def __init__(
+        self, effect: str, turns: list[str], *, asks: bool = False, looks_late: bool = False, **plan: Any
+    ) -> None:
+        super().__init__(effect, turns, asks=asks, looks_late=looks_late)
+        self.voided = 0  # claims that stood in the log while nothing might begin by them
         self.judge = Judge()
         self.book = self.judge.books[ENTITY] = Book(ENTITY, effect, fencing=False)
         self.changes = plan
@@ -137,14 +140,20 @@ class Stage(World):
     def _tell(self, op: ops.Tell) -> None:
         self.given[op.what] = op.seen.version
 
-    def _save(self, op: ops.Save) -> ops.Seen | None:
+    def _save(self, op: ops.Save) -> Any:
         writes = [self._write(op.seen.entity, op.seen.version, op.seen.hash, op.change)]
         for event, payload in op.events:
             sent = Change(("EVENT",), None, event, {"payload": payload})
             writes.append(self._write(f"event/{event.event_id}", 0, NOWHERE, sent))
-        batch = Batch(tuple(writes), op.guards)
+        batch = Batch(tuple(writes), op.guards, late=op.late and self.store.looks_late)
         self.controls.forget()
-        if not isinstance(self.store.append(batch).wait(), Stored):
+        answer = self.store.append(batch).wait()
+        if isinstance(answer, Conflict) and answer.stands:
+            self.judge.stored(self.lane, op, batch)
+            self.judge.clear(self.book, op.change.after)
+            self.voided += 1
+            return ops.Void(self.seen())
+        if not isinstance(answer, Stored):
             return None
         if op.beside is not None:
             op.beside(None)  # type: ignore[arg-type] # in one transaction with the rest

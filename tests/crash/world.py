@@ -50,8 +50,10 @@ KINDS = {
 class World:
     """What outlives a crash: the store, the time, and what has happened outside."""
 
-    def __init__(self, effect: str, turns: list[str], *, asks: bool = False) -> None:
-        self.store = MemoryStore(lambda: self.now)
+    def __init__(
+        self, effect: str, turns: list[str], *, asks: bool = False, looks_late: bool = False
+    ) -> None:
+        self.store = MemoryStore(lambda: self.now, looks_late=looks_late)
         self.now = 1000.0
         self.alive: set[str] = set()
         self.effect = effect
@@ -145,7 +147,7 @@ class World:
     def _holder(self, op: ops.Holder) -> float:
         return self.now + 60 if op.worker in self.alive else 0.0
 
-    def _save(self, op: ops.Save) -> ops.Seen | None:
+    def _save(self, op: ops.Save) -> ops.Seen | ops.Void | None:
         seen, run = op.seen, op.change.after
         self.nonce += 1
         data = written(op.change, ENTITY, seen.version + 1, seen.hash, self.now, self.nonce)

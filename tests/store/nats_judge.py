@@ -24,20 +24,31 @@ class Answered(NamedTuple):
 
     writes: tuple[Write, ...]
     answer: Stored | Conflict | StoreError
+    relied: int = -1  # the version of the switch that moves, if it was relied on
 
 
 def nonced(store: NatsStore, entity: str) -> Write:
     return write(entity, store.head(entity), secrets.token_bytes(8) + BODY)
 
 
+#: A guard that somebody moves while others rely on it, and may be told so late.
+MOVES = "switch/moves"
+
+
 def work(store: NatsStore, mine: int, rounds: int, told: list[Answered], faults: list[object]) -> None:
     """Write alone, against others, and two at once; on the strength of a guard now and then."""
     try:
         for n in range(rounds):
-            entities = [(f"run/{mine}",), ("run/hot",), (f"run/{mine}-{n}", f"worker/{mine}")][n % 3]
+            own = MOVES if mine == 0 else f"run/{mine}"
+            entities = [(own,), ("run/hot",), (f"run/{mine}-{n}", f"worker/{mine}")][n % 3]
             writes = tuple(nonced(store, entity) for entity in entities)
-            guards = {"switch/off": 0} if n % 2 else {}
-            told.append(Answered(writes, store.append(Batch(writes, guards)).wait()))
+            guards, relied = {"switch/off": 0} if n % 2 else {}, -1
+            if n % 3 == 0 and mine:
+                head = store.head(MOVES)
+                relied = 0 if head is None else head.version
+                guards = {MOVES: relied}
+            batch = Batch(writes, guards, late=relied >= 0)
+            told.append(Answered(writes, store.append(batch).wait(), relied))
     except BaseException as fault:
         faults.append(fault)
 
@@ -71,11 +82,22 @@ def wrong(told: list[Answered], frames: list[tuple[int, str, bytes]]) -> tuple[i
         standing.setdefault(body, []).append(seq)
     double = sum(len(seqs) > 1 for body, seqs in standing.items() if body)
     missing = surplus = half = 0
-    for writes, answer in told:
+    for writes, answer, _ in told:
         there = [standing.get(one.body, []) for one in writes]
         half += len({bool(seqs) for seqs in there}) > 1
         if isinstance(answer, Stored):
             missing += there != [[seq] for seq in answer.seqs]
+        elif isinstance(answer, Conflict) and answer.stands:
+            missing += there != [[seq] for seq in answer.stands]
         elif isinstance(answer, Conflict):
             surplus += sum(map(len, there))
     return double, missing, surplus, half
+
+
+def misled(told: list[Answered], moves: list[int]) -> int:
+    """Return how many were told "stored" though the switch had moved before; `moves` are the seqs of that."""
+    return sum(
+        sum(seq < answer.seqs[0] for seq in moves) != relied
+        for _, answer, relied in told
+        if relied >= 0 and isinstance(answer, Stored)
+    )

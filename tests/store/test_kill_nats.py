@@ -24,7 +24,7 @@ from oncemore.testing import contract
 from oncemore.testing.contract import whole
 from tests.servers import nats
 from tests.servers.repeating import Repeater
-from tests.store.nats_judge import Answered, nonced, raw, wrong
+from tests.store.nats_judge import MOVES, Answered, misled, nonced, raw, wrong
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,6 +37,7 @@ TORTURE = os.environ.get("ONCEMORE_TORTURE") == "1"
 RACES = (
     contract.what_is_written_can_be_read_back,
     contract.a_guard_that_has_moved_refuses_the_batch,
+    contract.a_guard_that_may_be_looked_at_late_is_told_of_all_the_same,
     contract.heads_that_were_rebuilt_can_be_put_in_their_places,
     contract.of_many_that_expect_the_same_version_one_wins,
     contract.pruned_bodies_are_gone_and_the_chain_still_verifies,
@@ -80,7 +81,10 @@ def test_three_replicas_keep_the_contract(
 
 
 class Writers:
-    """Threads that write until they are told to stop: half of them one entry at a time, half three."""
+    """Threads that write until they are told to stop: half of them one entry at a time, half three.
+
+    The first moves a switch, and those with one entry rely on it, to be looked at late.
+    """
 
     def __init__(self, stores: list[NatsStore], many: int) -> None:
         self.told: list[Answered] = []
@@ -95,14 +99,19 @@ class Writers:
     def _work(self, store: NatsStore, mine: int) -> None:
         try:
             for n in itertools.count():
-                entities = (f"run/{mine}", f"once/{mine}-{n}", "run/hot")[: 3 if mine % 2 else 1]
-                writes = tuple(nonced(store, entity) for entity in entities)
+                own = MOVES if not mine and n % 4 == 0 else f"run/{mine}"
+                entities = (own, f"once/{mine}-{n}", "run/hot")[: 3 if mine % 2 else 1]
+                writes, relied = tuple(nonced(store, entity) for entity in entities), -1
+                if mine and len(writes) == 1:
+                    head = store.head(MOVES)
+                    relied = 0 if head is None else head.version
+                batch = Batch(writes, {MOVES: relied} if relied >= 0 else {}, late=relied >= 0)
                 answer: Stored | Conflict | StoreError
                 try:
-                    answer = store.append(Batch(writes)).wait()
+                    answer = store.append(batch).wait()
                 except StoreError as error:
                     answer = error
-                self.told.append(Answered(writes, answer))
+                self.told.append(Answered(writes, answer, relied))
                 if self._over.is_set():
                     return
         except BaseException as fault:
@@ -215,15 +224,17 @@ def judged(cluster: nats.Cluster, namespace: str, address: str, writers: Writers
     """Compare what writers were told with what the servers have; return it in words."""
     frames = raw(cluster.url.split(",")[0], namespace)
     kinds: dict[str, int] = {}
-    for _, answer in writers.told:
+    for _, answer, _ in writers.told:
         kinds[type(answer).__name__] = kinds.get(type(answer).__name__, 0) + 1
     told = f"{kinds}, {len(frames)} frames"
     print(told)
     assert wrong(writers.told, frames) == (0, 0, 0, 0)
-    unknown = [str(answer) for _, answer in writers.told if isinstance(answer, StoreError)]
-    assert all("is not known" in text for text in unknown), unknown
+    unknown = [str(answer) for _, answer, _ in writers.told if isinstance(answer, StoreError)]
+    assert all("is not known" in text or "taken back" in text for text in unknown), unknown
     assert kinds["Stored"] > 30
     straight = NatsStore(address)
+    assert misled(writers.told, [entry.seq for entry in whole(straight, MOVES)]) == 0
+    assert any(isinstance(answer, Stored) for _, answer, relied in writers.told if relied >= 0)
     for n in range(8):
         whole(straight, f"run/{n}")
     log = list(straight.entries())

@@ -25,7 +25,7 @@ from oncemore.store.nats import NatsStore
 from oncemore.testing.contract import put, stored, whole, write
 from tests.servers import nats
 from tests.servers.cutting import BODY, WAYS, Proxy
-from tests.store.nats_judge import Answered, nonced, raw, work, wrong
+from tests.store.nats_judge import MOVES, Answered, misled, nonced, raw, work, wrong
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,9 +73,11 @@ def test_after_a_cut_every_answer_is_what_the_log_says(proxy: Proxy, url: str) -
     assert sum(proxy.cuts.values()) >= 100, proxy.cuts
     assert min(proxy.cuts.values()) >= 5, proxy.cuts
     assert wrong(told, raw(url, namespace)) == (0, 0, 0, 0)
+    assert misled(told, [entry.seq for entry in whole(straight, MOVES)]) == 0
+    assert any(isinstance(answer, Stored) for _, answer, relied in told if relied >= 0)
     assert len(told) == len(stores) * rounds
-    assert any(isinstance(answer, Conflict) for _, answer in told), "nobody was ever refused"
-    for entity in {one.entity for writes, _ in told for one in writes}:
+    assert any(isinstance(answer, Conflict) for _, answer, _ in told), "nobody was ever refused"
+    for entity in {one.entity for writes, _, _ in told for one in writes}:
         whole(straight, entity)
     for store in stores:
         store.close()

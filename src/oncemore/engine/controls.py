@@ -8,7 +8,8 @@ the store itself refuses the INTENT, and it is asked again. So what is known may
     a switch is off, as far as is known    the INTENT's guard makes sure that it still is
     a switch is on, as far as is known     nothing is written, so it is read anew before anybody is refused
 
-and a log that has no switch costs no reading at all.
+and a log that has no switch costs no reading at all. A store that `looks_late` writes the INTENT first and
+looks at its guards then: where one has moved, the claim is given back before anything has begun (ADR 0021).
 
 What cannot be read means no. Where other systems keep switches too (`Elsewhere`, see `edges.control`), they
 are asked every time, and whatever stops an attempt there or here stops it.

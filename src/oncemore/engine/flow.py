@@ -48,6 +48,7 @@ from oncemore.engine.ops import (
     Slot,
     Spill,
     Tell,
+    Void,
     Watch,
     Work,
 )
@@ -109,10 +110,13 @@ def run_step(plan: Plan, call: Call, seen: Seen | None = None) -> Script:
             continue
         claim = _claim(plan, call, terms, ready.run, now, permit)
         claimed = yield (
-            Save(ready, claim, plan.effect != "pure", guards=permit.guards)
+            Save(ready, claim, plan.effect != "pure", guards=permit.guards, late=not approved)
             if way is None
-            else way.claim(ready, claim, now, permit.guards)
+            else way.claim(ready, claim, now, permit.guards, late=not approved)
         )
+        if type(claimed) is Void:
+            yield from _given_back(plan, claimed.seen, now)
+            continue
         if claimed is None:
             continue
         done = yield Work(claimed, *_limit(plan, claimed.run, now))
@@ -470,6 +474,18 @@ def new_run(plan: Plan, call: Call, terms: Terms, last: Run | None, now: float) 
 
 
 _NONE = Run()
+
+
+def _given_back(plan: Plan, seen: Seen, now: float) -> Script:
+    """Give a claim back by which nothing may begin; its number is used up, and it does not count as a try.
+
+    If somebody asked meanwhile that it be cancelled, it is given back with that.
+    """
+    fence = seen.run.fence
+    while seen.run.state == "RUNNING" and seen.run.fence == fence:
+        if (yield from _interrupted(plan, Done(seen, begun=False), now)) is not None:
+            return
+        seen = yield Load(seen.entity)
 
 
 def _limit(plan: Plan, run: Run, now: float) -> tuple[float | None, bool]:

@@ -53,6 +53,7 @@ from oncemore.engine.ops import (
     Slot,
     Spill,
     Tell,
+    Void,
     Work,
 )
 from oncemore.engine.retry import ENDS, Invoke
@@ -219,9 +220,10 @@ class Job:
             self.held = held  # after it: what was not taken must not be left, it may be somebody else's
             self.release()
         after = Seen(seen.entity, seen.version + 1, writes[0].hash, run, change.body)
-        return make(Batch, (tuple(writes), op.guards, op.sync, op.beside)), after
+        late = op.late and self.store.looks_late
+        return make(Batch, (tuple(writes), op.guards, op.sync, op.beside, late)), after
 
-    def end_save(self, op: Save, after: Seen, answer: Answered) -> Seen | None:
+    def end_save(self, op: Save, after: Seen, answer: Answered) -> Seen | Void | None:
         """Return the entity as it is now, or None if it was not as it had been seen.
 
         A checkpoint changes nothing about whose attempt it is, even if it is refused: it may be that of an
@@ -238,7 +240,10 @@ class Job:
             self.engine.circuits.forget(answer.entity)  # if it is what has changed, it is read anew
         if stored and self.engine.notices is not None and entered(op.change):
             self.engine.notices.wake(self.engine)
-        return after if stored else None
+        if stored:
+            return after
+        assert isinstance(answer, Conflict)
+        return Void(after) if answer.stands else None
 
     def _goes_on(self, after: Run, answer: Answered) -> bool:
         """Whether the attempt is still under way: it has begun, or its run was only asked to be cancelled."""
@@ -286,17 +291,20 @@ class Job:
                 continue
             except AlsoFailed as failed:
                 return failed  # the versions fitted, so that nothing was stored before
-            return answer if isinstance(answer, Stored) or not self._stands(batch) else Stored(())
+            if isinstance(answer, Stored) or answer.stands or not (at := self._stands(batch)):
+                return answer
+            # Whether its guards had moved, a store that looks late did not say: what is not known means no.
+            return Conflict(next(iter(batch.guards)), None, (at,)) if batch.late else Stored((at,))
         if self.cut is not None and last is not self.cut:
             raise self.cut from last
         raise last
 
-    def _stands(self, batch: Batch) -> bool:
-        """Whether the entry that stands where ours should is ours."""
+    def _stands(self, batch: Batch) -> int:
+        """Return the number of our entry where it stands; 0: it is not ours that does."""
         first = batch.writes[0]
         for entry in self.store.entries(first.entity, first.expect):
-            return entry.hash == first.hash
-        return False
+            return entry.seq if entry.hash == first.hash else 0
+        return 0
 
     # The work ---------------------------------------------------------------------------------------
 
@@ -507,7 +515,7 @@ def _moved(attempt: Attempt, saved: Seen | None) -> None:
 # Writing, blocking and awaiting -------------------------------------------------------------------
 
 
-def save(job: Job, op: Save) -> Seen | AlsoFailed | None:
+def save(job: Job, op: Save) -> Seen | Void | AlsoFailed | None:
     """Store a change, waiting for the disk; return the entity as it is then, or None if it had moved."""
     batch, after = job.begin_save(op)
     answer: Answered | AlsoFailed | None = None
@@ -538,7 +546,7 @@ def drained(sending: Generator[float, None, Answered | AlsoFailed]) -> Answered 
         return end.value  # type: ignore[no-any-return]
 
 
-async def save_awaited(job: Job, op: Save) -> Seen | AlsoFailed | None:
+async def save_awaited(job: Job, op: Save) -> Seen | Void | AlsoFailed | None:
     """Store a change while others of this loop go on."""
     if job.cut is not None:
         return save(job, op)  # a task that was cancelled must not await; the disk is worth the moment

@@ -319,6 +319,8 @@ class Save(NamedTuple):
     beside  what else is written in the same transaction; if it cannot be, the answer is `AlsoFailed`
     also    what else is changed with it or not at all, each if it is still as it was seen
     guards  what was only read, and the version that it must still have
+    late    whether that may be found out right after it is stored, where a store `looks_late`; then the
+            answer may be `Void`
     """
 
     seen: Seen
@@ -328,6 +330,16 @@ class Save(NamedTuple):
     beside: Callable[[Joined], object] | None = None
     also: tuple[tuple[Seen, Change], ...] = ()
     guards: Mapping[str, int] = {}
+    late: bool = False
+
+
+class Void(NamedTuple):
+    """A claim that stands in the log while what it relied on had changed: nothing may begin by it.
+
+    seen  the run, which it has to be given back
+    """
+
+    seen: Seen
 
 
 class Read(NamedTuple):

@@ -41,11 +41,11 @@ class Way(NamedTuple):
     seen: Seen
     probe: bool = False
 
-    def claim(self, seen: Seen, change: Change, now: float, guards: Mapping[str, int]) -> Save:
+    def claim(self, seen: Seen, change: Change, now: float, guards: Mapping[str, int], *, late: bool) -> Save:
         """Return the claim of the attempt: it holds if the circuit is as it was seen."""
         barrier, sync = _barrier(self.plan), self.plan.effect != "pure"
         if not self.probe:
-            return Save(seen, change, sync, guards={**guards, barrier.entity: self.seen.version})
+            return Save(seen, change, sync, guards={**guards, barrier.entity: self.seen.version}, late=late)
         run: Any = change.after
         limit = self.plan.policy.timeout_s
         lease_s = max(barrier.rules.cooldown_s, PROBE_S) if limit is None else limit + PROBE_S / 10

@@ -14,6 +14,9 @@ every store to:
   and, if it asked for `sync`, the loss of power as far as `facts()` says.
 * **A failed store stops.** After a storage error nobody is told that something is stored; the error goes
   to all that waited for it, and the state is read anew.
+* **A late look is told.** A store that `looks_late` may store a batch that allows it (`Batch.late`) before it
+  compares its guards. If one of them has moved by then, the answer is a `Conflict` that says that the batch
+  `stands`: whoever asked for it takes it back, before anything follows from it.
 * **Order.** `seq` rises in the order in which batches became visible, without ever being reused; an
   entity's entries have versions 1, 2, 3, …
 
@@ -70,12 +73,14 @@ class Batch(Value):
     also    what else is written in the same transaction, in the user's own tables beside ours; it is called
             with a `Joined` once all versions fit, and if it raises, nothing is stored. Only where a store
             `joins`; it may be called again if the store has to send the whole again
+    late    whether guards may be compared right after it is stored, where a store `looks_late`
     """
 
     writes: tuple[Write, ...]
     guards: Mapping[str, int] = {}
     sync: bool = True
     also: Callable[[Joined], object] | None = None
+    late: bool = False
 
 
 class Head(Value):
@@ -114,10 +119,14 @@ class Stored(Value):
 
 
 class Conflict(Value):
-    """The batch is not stored: `entity` has another version than expected; `head` is what is there."""
+    """The batch is not stored: `entity` has another version than expected; `head` is what is there.
+
+    stands  of a batch that was `late`, where that was seen too late: the numbers of its entries, which stand
+    """
 
     entity: str
     head: Head | None
+    stands: tuple[int, ...] = ()
 
 
 class Query(Value):
@@ -294,6 +303,8 @@ class Store(Protocol):
     joins: bool
     #: Whether `gone` knows at once that a process has died, because all of them are on one machine.
     sees_deaths: bool
+    #: Whether the guards of a batch that is `late` are compared after it is stored, which is cheaper here.
+    looks_late: bool
 
     def append(self, batch: Batch) -> Ticket:
         """Ask for a batch to be stored."""

@@ -59,8 +59,9 @@ class MemoryStore:
     joins = False
     sees_deaths = True
 
-    def __init__(self, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, now: Callable[[], float] = time.time, *, looks_late: bool = False) -> None:
         self._now = now
+        self.looks_late = looks_late
         self._log: list[Entry | None] = []  # by seq, from 1; None for what was dropped: no number comes twice
         self._heads: dict[str, Head] = {}
         self._changed = Condition()
@@ -74,16 +75,18 @@ class MemoryStore:
             raise UsageError("a store in memory has no tables; on_commit() needs SQLite or PostgreSQL")
         with self._changed:
             self._check_open()
-            conflict = self._conflict(batch)
+            late = batch.late and self.looks_late
+            expected = {write.entity: write.expect for write in batch.writes}
+            conflict = self._conflict(expected if late else {**batch.guards, **expected})
             if conflict is not None:
                 return Settled(conflict)
             seqs = tuple(self._write(write) for write in batch.writes)
             self._changed.notify_all()
-            return Settled(Stored(seqs))
+            moved = self._conflict(batch.guards) if late else None
+            return Settled(Stored(seqs) if moved is None else moved._replace(stands=seqs))
 
-    def _conflict(self, batch: Batch) -> Conflict | None:
-        expected = {write.entity: write.expect for write in batch.writes}
-        for entity, version in {**batch.guards, **expected}.items():
+    def _conflict(self, expected: Mapping[str, int]) -> Conflict | None:
+        for entity, version in expected.items():
             head = self._heads.get(entity)
             if (0 if head is None else head.version) != version:
                 return Conflict(entity, self._whole(head))

@@ -9,6 +9,7 @@ read, by a window of duplicates, by an acknowledgement of a consumer or by a clo
     nats_server   what a server must be                 nats_list     lists of heads
     nats_address  where it is                           nats_forget   prune, drop, mend, tidy
     nats_adopt    taking over another log's entries     nats_crowd    batches with guards, together
+    nats_late     guards that are looked at afterwards
 
 **Durability** is what the server gives, and by default it gives little: it acknowledges before it syncs, up
 to two minutes before. Set `sync_interval: always`. No client can see that setting; only the monitoring port
@@ -67,6 +68,7 @@ class NatsStore:
 
     joins = False
     sees_deaths = False
+    looks_late = True
     #: Whether a stream is made where there is none; who does not make one does not write either.
     makes = True
 
@@ -138,7 +140,17 @@ class NatsStore:
 
     def _heard(self, op: Op, one: Try, answer: Answer) -> None:
         """Tell who waits; or find out, if the answer does not say that it is stored."""
-        if answer.seq:
+        if answer.seq and one.late:
+            self._appender.look(one, answer.seq, partial(self._looked, op, one, answer))
+        elif answer.seq:
+            op.answer = self._appender.stored(op.batch, answer.seq)
+            release([op])
+        else:
+            self._line.go_on(self._slowly(op, self._appender.finish(one, answer)))
+
+    def _looked(self, op: Op, one: Try, answer: Answer, held: bool | None) -> None:
+        """Tell who waits, if what it relied on was as it had been seen; else find out."""
+        if held:
             op.answer = self._appender.stored(op.batch, answer.seq)
             release([op])
         else:

@@ -23,12 +23,13 @@ from oncemore.store import nats_frames as frames
 from oncemore.store.base import Conflict, Stored
 from oncemore.store.nats_crowd import Crowd
 from oncemore.store.nats_frames import HUSK, STONE
+from oncemore.store.nats_late import Looks, same
 from oncemore.store.nats_log import At
 from oncemore.store.nats_server import refused
 from oncemore.store.nats_wire import Answer, Unanswered, answered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from oncemore.store.base import Batch, Write
     from oncemore.store.nats_frames import Sent
@@ -49,10 +50,14 @@ class Emptied(Unanswered):
 
 
 class Try:
-    """A batch that is being appended: its mark, what it expects of whom, and how long it may take."""
+    """A batch that is being appended: its mark, what it expects of whom, and how long it may take.
+
+    late  guards that are no part of it any more, and are looked at when it is stored (`nats_late`)
+    """
 
     def __init__(self, batch: Batch) -> None:
         self.batch, self.mine = batch, secrets.token_hex(16)
+        self.late: Mapping[str, At] = {}
         self.known: dict[str, At] = {}
         self.ends = time.monotonic() + GIVE_UP_S
         self.emptied = 0.0
@@ -64,6 +69,7 @@ class Appender:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._crowd = Crowd(log)
+        self._looks = Looks(log)
 
     def at_once(self, batch: Batch, hear: Callable[[Try, Answer], object]) -> Try | None:
         """Send a batch whose entities are all known, which takes no task; None: it must be appended slowly.
@@ -94,9 +100,34 @@ class Appender:
 
         return one if log.line.publish_now(sent, heard) else None
 
+    def look(self, one: Try, seq: int, hear: Callable[[bool | None], object]) -> None:
+        """Look whether what a stored try relied on is as it was; `hear` is told, with None: nobody knows."""
+        self._looks.add(one, seq, hear)
+
     async def finish(self, one: Try, answer: Answer) -> Stored | Conflict:
-        """Go on after the first answer to a try, which was not that it is stored."""
-        return await self._until_known(one, answer)
+        """Go on after the first answer to a try: its end is not known, or what it relied on has moved."""
+        ended = await self._until_known(one, answer)
+        return await self._late(one, ended) if one.late and isinstance(ended, Stored) else ended
+
+    async def _late(self, one: Try, stored: Stored) -> Stored | Conflict:
+        """Find out whether what a stored try relied on is as it was; it stands, whatever that is."""
+        pause = 0.001
+        while True:
+            held: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
+            self.look(one, stored.seqs[-1], held.set_result)
+            if await held:
+                return stored
+            with suppress(Unanswered):
+                for entity, relied in one.late.items():
+                    if not same(self._log.note(entity, await self._log.last(entity)), relied):
+                        return (await self._conflict(entity))._replace(stands=stored.seqs)
+            if time.monotonic() > one.ends:
+                raise StoreError(
+                    f"{self._log.line.where.shown}: it is stored, but for {GIVE_UP_S:g} s nobody could tell "
+                    "whether what it relies on had changed before; it must be taken back"
+                )
+            await asyncio.sleep(random.uniform(pause / 2, pause))  # noqa: S311 - as above
+            pause = min(2 * pause, LONGEST_PAUSE_S)
 
     async def append(self, batch: Batch) -> Stored | Conflict:
         """Store a batch or find out why not; a `StoreError` says that neither is known."""

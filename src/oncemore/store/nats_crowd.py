@@ -1,10 +1,13 @@
-"""Guarded batches of one process go to NATS together, one crowd at a time.
+"""Guarded batches of one process go to NATS together, one crowd at a time; or each by itself, unguarded.
 
 A guard must be a message of its own, so whoever has one is an atomic batch, and that is dear: a server with
 one replica stages each on its disk, and servers with three refuse what guards the same at the same moment.
-Every attempt of a step is guarded by the switches of its log. So while one batch with guards is under way,
-others wait, and those that rely on the same go together when it is answered: the guard once, each entity with
-what it expects. If one of them cannot be stored none is, and each is sent again by itself.
+Every attempt of a step is guarded by the switches of its log.
+
+So those who come together and rely on the same go as one batch: the guard once, each entity with what it
+expects. If one of them cannot be stored none is, and each is sent again by itself. While a batch is under
+way, others wait for the next. Where they are too few for that to be worth it, and each allows it, they go out
+by themselves without any guard, which is looked at when they are stored (`nats_late`).
 """
 
 from __future__ import annotations
@@ -18,12 +21,14 @@ from oncemore.store.nats_wire import Answer, answered
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from oncemore.store.base import Batch
     from oncemore.store.nats_append import Try
     from oncemore.store.nats_log import Log
 
     Waiting = tuple[Try, Callable[[Answer], object]]
 
 MOST = 300  # entries that go together
+WORTH = 16  # claims that a batch is worth it for: with one replica that syncs, about where it is cheaper
 
 
 class Crowd:
@@ -32,16 +37,40 @@ class Crowd:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._waiting: list[Waiting] = []
-        self._under_way = False
+        self._under_way = self._called = False
 
     def add(self, one: Try, hear: Callable[[Answer], object]) -> None:
-        """Send a try with others; `hear` is told once how it ended."""
+        """Send a try, with those that come together with it; `hear` is told once how it ended."""
         self._waiting.append((one, hear))
-        if not self._under_way:
-            self._send()
+        if not self._called:
+            self._called = True
+            self._log.line.at_last(self._go)
 
-    def _send(self) -> None:
-        group = self._next()
+    def _go(self) -> None:
+        self._called = False
+        while self._waiting and not self._under_way:
+            group = self._next()
+            if len(group) < WORTH and all(_may_be_late(one.batch) for one, _ in group):
+                for waiting in group:
+                    self._send_alone(*waiting)
+            else:
+                self._send(group)
+
+    def _send_alone(self, one: Try, hear: Callable[[Answer], object]) -> None:
+        """Send a try without its guards; that they are no part of it holds for whatever becomes of it."""
+        log = self._log
+        one.late = {entity: one.known[entity] for entity in one.batch.guards}
+        one.batch = one.batch._replace(guards={})
+        sent = frames.frames(one.batch, one.known, one.mine, log.where, log.line.largest)
+        sent = frames.together(sent, log.where.stream, one.mine)
+
+        def heard(message: Any, why: str) -> None:
+            hear(Answer(text=why) if message is None else answered(message))
+
+        if not log.line.publish_now(sent, heard):
+            hear(Answer(text="the connection is lost"))
+
+    def _send(self, group: list[Waiting]) -> None:
         log, (first, _) = self._log, group[0]
         sent = frames.guards(first.batch, first.known, first.mine, log.where)
         for one, _ in group:
@@ -73,8 +102,7 @@ class Crowd:
     def _heard(self, group: list[Waiting], message: Any, why: str) -> None:
         """Let the next go, and tell these: the frames of each stand one after the other."""
         self._under_way = False
-        if self._waiting:
-            self._send()
+        self._go()
         answer = Answer(text=why) if message is None else answered(message)
         if not answer.seq:
             told = answer if len(group) == 1 else Answer(text=f"not together ({answer.error})")
@@ -85,3 +113,8 @@ class Crowd:
         for one, hear in reversed(group):
             hear(Answer(last))
             last -= len(one.batch.writes)
+
+
+def _may_be_late(batch: Batch) -> bool:
+    """Whether a batch can go without its guards: one entry, that is, and by its caller's leave."""
+    return batch.late and len(batch.writes) == 1

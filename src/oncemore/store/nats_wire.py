@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     Work = Callable[[], Coroutine[Any, Any, Any]]
     Begin = Callable[[], Coroutine[Any, Any, Any] | None]
     Hear = Callable[[Any, str], object]
+    HearAll = Callable[[list[Any] | None, str], object]
     Sent = tuple[str, bytes, dict[str, str]]
 
 
@@ -124,12 +125,28 @@ class Ear:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def place(self, within: float, hear: Hear) -> str:
-        """Return a subject for one answer, which is heard once."""
-        self._count += 1
-        name = f"{self.prefix}{self._count}"
+    def place(self, within: float, hear: Hear, name: str = "") -> str:
+        """Return a subject for one answer, which is heard once; or for one more on the subject given."""
+        if not name:
+            self._count += 1
+            name = f"{self.prefix}{self._count}"
         bell = asyncio.get_running_loop().call_later(within, self._tell, name, None, "no answer in time")
         self._waiting[name] = (hear, bell)
+        return name
+
+    def place_for_all(self, within: float, hear: HearAll) -> str:
+        """Return a subject for several answers, which are heard together when the server says that's all."""
+        parts: list[Any] = []
+
+        def part(message: Any, why: str) -> None:
+            status = message is not None and message.headers and message.headers.get("Status")
+            if message is None or status:
+                hear(parts if status == "204" else None, why or f"the server says {status}")
+            else:
+                parts.append(message)
+                self.place(within, part, name)
+
+        name = self.place(within, part)
         return name
 
     def _tell(self, name: str, answer: Any, why: str) -> None:
@@ -167,6 +184,7 @@ class Line:
         self._ear = Ear("")
         self._connecting: asyncio.Lock | None = None
         self._coming: deque[Begin] = deque()
+        self._at_last: list[Callable[[], object]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._ringing = False
         self._closed = False
@@ -214,6 +232,12 @@ class Line:
                 work = self._coming.popleft()()
                 if work is not None:
                     self.go_on(work)
+        while self._at_last:
+            self._at_last.pop()()
+
+    def at_last(self, then: Callable[[], object]) -> None:
+        """Do something when all that came together has begun, which what is beginning calls."""
+        self._at_last.append(then)
 
     def go_on(self, work: Coroutine[Any, Any, Any]) -> None:
         """Go on with something as a task of the loop, which this is called in."""
@@ -376,6 +400,19 @@ class Line:
         if client is None or not self.stands:
             return False
         self._publish(client, messages, hear)
+        return True
+
+    def last_now(self, stream: str, subjects: list[str], hear: HearAll) -> bool:
+        """Ask for the last messages of subjects at one moment, if the connection stands.
+
+        Any replica answers, as far as it has come: what shows how far that is must be among the subjects.
+        """
+        client = self._client
+        if client is None or not self.stands:
+            return False
+        place = self._ear.place_for_all(ANSWER_S, hear)
+        asked = msgspec.json.encode({"multi_last": subjects})
+        self._write(client, [_command((f"$JS.API.DIRECT.GET.{stream}", asked, {}), place)])
         return True
 
     @property

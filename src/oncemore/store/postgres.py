@@ -89,6 +89,7 @@ class PostgresStore:
 
     joins = True
     sees_deaths = False
+    looks_late = False
 
     def __init__(self, url: str, schema: str = "oncemore", *, unsafe_ok: bool = False) -> None:
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema) or schema.startswith("pg_"):

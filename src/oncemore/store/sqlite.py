@@ -139,6 +139,7 @@ class SqliteStore:
 
     joins = True
     sees_deaths = True
+    looks_late = False
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         _check_engine(apsw.sqlite_lib_version())

@@ -177,9 +177,38 @@ def a_guard_that_has_moved_refuses_the_batch(open_store: Opener) -> None:
     assert len(list(store.heads(Query("run")))) == len(relied)
 
 
-def _relying(store: Store, seen: Head, entity: str) -> list[tuple[int, int]]:
+def a_guard_that_may_be_looked_at_late_is_told_of_all_the_same(open_store: Opener) -> None:
+    """Who allows a late look is never told "stored" where a guard had moved; what stands then is named."""
+    store = open_store()
+    stored(put(store, write("dataset/d", None, kind="dataset")))
+    fits = store.append(Batch((write("run/fits", None),), {"dataset/d": 1}, late=True)).wait()
+    assert fits == Stored((whole(store, "run/fits")[0].seq,))
+    stored(put(store, write("dataset/d", store.head("dataset/d"), kind="dataset")))
+    moved = store.append(Batch((write("run/moved", None),), {"dataset/d": 1}, late=True)).wait()
+    assert isinstance(moved, Conflict)
+    assert (moved.entity, moved.head) == ("dataset/d", store.head("dataset/d"))
+    assert moved.stands == tuple(entry.seq for entry in whole(store, "run/moved"))
+    assert store.looks_late or not moved.stands
+    moves: list[Stored] = []
+    relied: list[tuple[int, int]] = []
+
+    def act(mine: int, turn: int) -> Callable[[], None]:
+        seen = store.head("dataset/d")
+        assert seen is not None
+        if turn % 4 == mine:
+            change = write("dataset/d", seen, b"%d" % turn, kind="dataset")
+            return lambda: moves.append(stored(put(store, change)))
+        return lambda: relied.extend(_relying(store, seen, f"run/{mine}-{turn}", late=True))
+
+    _at_once(act, 4, 20)
+    at = {entry.version: entry.seq for entry in whole(store, "dataset/d")}
+    for version, seq in relied:
+        assert at[version] < seq < at.get(version + 1, seq + 1)
+
+
+def _relying(store: Store, seen: Head, entity: str, *, late: bool = False) -> list[tuple[int, int]]:
     """Write an entity on the strength of another; return the version of that and the seq, if it holds."""
-    answer = store.append(Batch((write(entity, None),), {seen.entity: seen.version})).wait()
+    answer = store.append(Batch((write(entity, None),), {seen.entity: seen.version}, late=late)).wait()
     if isinstance(answer, Stored):
         return [(seen.version, answer.seqs[0])]
     assert answer.entity == seen.entity
@@ -639,6 +668,7 @@ CHECKS = (
     several_entities_are_stored_together_or_not_at_all,
     a_guard_holds_without_being_written,
     a_guard_that_has_moved_refuses_the_batch,
+    a_guard_that_may_be_looked_at_late_is_told_of_all_the_same,
     a_batch_that_contradicts_itself_is_refused,
     seqs_rise_and_the_whole_log_is_in_their_order,
     heads_are_found_by_what_they_are_indexed_by,
