@@ -69,7 +69,7 @@ def appended(boss: psycopg.Connection, schema: str, *writes: Write) -> list[int]
     """Append within a transaction of one's own, which a test can leave open."""
     writer = postgres_write.Writer(address("postgresql://"), schema)
     boss.execute("deallocate all")
-    boss.execute(writer._prepare)
+    boss.execute(writer._prepare[0])
     (answer,) = writer._call(boss, [Batch(writes)])
     assert isinstance(answer, Stored)
     return list(answer.seqs)

@@ -13,7 +13,8 @@ import pytest
 import trustme
 
 from oncemore.errors import StoreError
-from oncemore.store import place, postgres_bell, postgres_format
+from oncemore.store import place, postgres_bell, postgres_format, postgres_put
+from oncemore.store.base import Batch, Stored
 from oncemore.store.postgres import PostgresStore
 from oncemore.store.postgres_clock import ASK_S, ServerClock
 from oncemore.store.postgres_wire import MOST_CONNECTIONS
@@ -52,11 +53,22 @@ def boss(url: str) -> Iterator[psycopg.Connection]:
 # Formats
 
 
-def in_format_1(url: str, schema: str) -> PostgresStore:
-    """A store as the first version made it, and as that version has it open."""
+def in_format(number: int, url: str, schema: str) -> PostgresStore:
+    """A store as an earlier version made it and has it open: with `append`, and no short way."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(postgres_format, "FORMAT", 1)
-        return PostgresStore(url, schema)
+        patch.setattr(postgres_format, "FORMAT", number)
+        patch.setattr(postgres_put, "prepared", lambda schema: ())
+        made = PostgresStore(url, schema)
+    writer = made._writer
+    ends = time.monotonic() + 60
+    writer.store = lambda batches: writer._resolve(  # type: ignore[method-assign]
+        list(batches), ends, sent=False, short=False
+    )
+    return made
+
+
+def in_format_1(url: str, schema: str) -> PostgresStore:
+    return in_format(1, url, schema)
 
 
 def functions(boss: psycopg.Connection, schema: str) -> dict[str, str]:
@@ -115,8 +127,8 @@ def test_a_change_of_format_that_fails_half_way_leaves_what_was_there(
     url: str, schema: str, boss: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = in_format_1(url, schema)
-    monkeypatch.setattr(postgres_format, "SOURCES", {**postgres_format.SOURCES, 3: "__init__.py"})
-    monkeypatch.setattr(postgres_format, "FORMAT", 3)
+    monkeypatch.setattr(postgres_format, "SOURCES", {**postgres_format.SOURCES, 4: "__init__.py"})
+    monkeypatch.setattr(postgres_format, "FORMAT", 4)
     with pytest.raises(StoreError, match="42601"):
         PostgresStore(url, schema)
     assert postgres_format.found(boss, schema) == 1
@@ -136,13 +148,18 @@ def test_a_role_that_does_not_own_an_older_schema_is_told_who_may_bring_it_up(
     boss.execute(f"grant execute on all functions in schema {schema} to {role}")
     limited = url.replace("oncemore@", f"{role}@")
     with pytest.raises(
-        StoreError, match="has format 1, and this oncemore needs 2; open the store once as the"
+        StoreError, match="has format 1, and this oncemore needs 3; open the store once as the"
     ):
         PostgresStore(limited, schema)
     PostgresStore(url, schema).close()
     app = PostgresStore(limited, schema)  # the grants that it had are enough afterwards
     stored(put(app, write("run/a", None)))
+    batches = [Batch((write(f"run/{n}", None),)) for n in range(3)]
+    assert all(isinstance(answer, Stored) for answer in app._writer.store(batches))
     app.close()
+    boss.execute(f"create role other_{schema} login")
+    may = "select has_function_privilege(%s, oid, 'execute') from pg_proc where proname like 'put%%'"
+    assert boss.execute(may, (f"other_{schema}",)).fetchall().count((True,)) == 0
 
 
 # Disk

@@ -1,8 +1,9 @@
 """The shared store: a schema in a PostgreSQL server, written through psycopg.
 
 Writes go through one connection per process, in group commits (`store.combine`): each is one call of the
-server's `append` (`postgres.sql`), in which every batch stands alone. `postgres_write` says how a lost
-answer is found again, `postgres_wire` how the server is reached. Reads share a few connections.
+server, in which every batch stands alone. `postgres_put` has the call that most groups are, `postgres_write`
+the one for all others, and how a lost answer is found again; `postgres_wire` says how the server is reached.
+Reads share a few connections.
 
 **Order.** Numbers are drawn when an entry is written and become visible when it is committed, and other
 processes' commits may overtake. One lock for all appends would set this right and make commits wait for each

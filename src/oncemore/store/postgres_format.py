@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from oncemore.store.postgres_wire import Address, Connection
 
 #: What brings a schema to a format from the one before it.
-SOURCES = {1: "postgres.sql", 2: "postgres_2.sql"}
+SOURCES = {1: "postgres.sql", 2: "postgres_2.sql", 3: "postgres_3.sql"}
 FORMAT = max(SOURCES)
 
 

@@ -1,8 +1,9 @@
-"""Writing to PostgreSQL: batches as arrays of one statement, and what to do when its answer is lost.
+"""Writing to PostgreSQL: a group of batches as one call, and what to do when its answer is lost.
 
-One call of the server's `append` carries a group of batches: one round trip, one commit, one answer per
-batch. Arrays are packed here in the server's binary form; the driver's own way costs up to three times the
-processor time of the whole call.
+One call of the server carries a group of batches: one round trip, one commit, one answer per batch. Most
+groups are batches of one write, of which some have the same guard, and go by a short way (`postgres_put`):
+what it did not store, and all other groups, go by the server's `append`, which can say why. Arrays are packed
+here in the server's binary form; the driver's own way costs up to three times the processor time of the call.
 
 **The answer is lost** when the connection ends before it came: the statement may have been stored, may
 still be on its way, or may never have arrived. Reading the head would be guessing, because a commit that
@@ -19,10 +20,25 @@ import struct
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
+from oncemore.core.value import make
+from oncemore.store import postgres_put
 from oncemore.store.base import AlsoFailed, Conflict, Head, Index, Stored
 from oncemore.store.postgres_joined import join
+from oncemore.store.postgres_pack import (
+    KINDS,
+    Blobs,
+    Floats,
+    Ints,
+    Longs,
+    PackedDumper,
+    Texts,
+    length,
+    long,
+    longs_of,
+    pack,
+    real,
+)
 from oncemore.store.postgres_wire import (
-    Dumper,
     ExecStatus,
     Format,
     connect,
@@ -49,145 +65,40 @@ if TYPE_CHECKING:
 RESOLVE_S = 30.0
 #: How often a lone batch that others got in the way of is sent before that counts as a fault.
 TRIES = 20
-#: The statement that is prepared on each line, the types that it takes, and that all of them are binary.
+#: The statement that is prepared on each line, and the types that it takes, all of them binary.
 APPEND = b"oncemore_append"
 TYPES = (
     *("int", "int[]", "text[]", "bigint[]", "bytea[]", "bytea[]", "bytea[]", "bytea[]"),
     *("text[]", "text[]", "float8[]", "text[]", "text[]", "text[]", "int[]", "text[]", "bigint[]", "bool"),
 )
-BINARY = [1] * len(TYPES)
-#: How long the binary form of an array is before its first element.
-ARRAY = 20
 #: Others were in the way, or one batch of the group cannot be stored: each is sent for itself.
 SINGLY = ("22", "23", "40", "54")
 
 
-class Packed(bytes):
-    """An array in the server's binary form."""
-
-    __slots__ = ()
-    oid = element = 0
-
-
-class Ints(Packed):
-    """An int4[]."""
-
-    oid, element = 1007, 23
-
-
-class Longs(Packed):
-    """An int8[]."""
-
-    oid, element = 1016, 20
-
-
-class Floats(Packed):
-    """A float8[]."""
-
-    oid, element = 1022, 701
-
-
-class Texts(Packed):
-    """A text[]."""
-
-    oid, element = 1009, 25
-
-
-class Blobs(Packed):
-    """A bytea[]."""
-
-    oid, element = 1001, 17
-
-
-class _PackedDumper(Dumper):
-    """Hands the bytes over as they are."""
-
-    format = Format.BINARY
-
-    def __init__(self, cls: type[Packed], context: Any = None) -> None:
-        super().__init__(cls, context)
-        self.oid = cls.oid
-
-    def dump(self, obj: Packed) -> bytes:
-        return obj
-
-
-_length = struct.Struct(">i").pack
-_long = struct.Struct(">q").pack
-_float = struct.Struct(">d").pack
-
-
-def pack(kind: type[Packed], items: Sequence[bytes | None]) -> Packed:
-    """Return an array of elements that are in binary form already; None is NULL."""
-    if not items:
-        return kind(EMPTY[kind])
-    parts = [FEW[kind], _length(len(items)), FIRST]
-    for item in items:
-        if item is None:
-            parts.append(NULL)
-        else:
-            parts += (_length(len(item)), item)
-    return kind(b"".join(parts))
-
-
-NULL, FIRST = b"\xff\xff\xff\xff", _length(1)
-_KINDS: tuple[type[Packed], ...] = (Ints, Longs, Floats, Texts, Blobs)
-EMPTY = {kind: struct.pack(">iii", 0, 0, kind.element) for kind in _KINDS}
-FEW = {kind: struct.pack(">iii", 1, 1, kind.element) for kind in _KINDS}
-
-
 def arguments(batches: Sequence[Batch]) -> list[bytes]:
     """Return what `append` is called with: its arrays are parallel, a row for each write or guard."""
-    if len(batches) == 1 and len(batches[0].writes) == 1 and not batches[0].guards:
-        return _lone(batches[0])
     writes = [(at, write) for at, batch in enumerate(batches, 1) for write in batch.writes]
     guards = [(at, *guard) for at, batch in enumerate(batches, 1) for guard in batch.guards.items()]
     plain = [write for _, write in writes]
     return [
-        _length(len(batches)),
-        pack(Ints, [_length(at) for at, _ in writes]),
+        length(len(batches)),
+        pack(Ints, [length(at) for at, _ in writes]),
         pack(Texts, [write.entity.encode() for write in plain]),
-        pack(Longs, [_long(write.expect) for write in plain]),
+        pack(Longs, [long(write.expect) for write in plain]),
         pack(Blobs, [write.hash for write in plain]),
         pack(Blobs, [write.header for write in plain]),
         pack(Blobs, [write.body for write in plain]),
         pack(Blobs, [write.head for write in plain]),
         pack(Texts, [write.by.kind.encode() for write in plain]),
         pack(Texts, [write.by.state.encode() for write in plain]),
-        pack(Floats, [None if write.by.due is None else _float(write.by.due) for write in plain]),
+        pack(Floats, [None if write.by.due is None else real(write.by.due) for write in plain]),
         pack(Texts, [write.by.step.encode() for write in plain]),
         pack(Texts, [write.by.worker.encode() for write in plain]),
         pack(Texts, [write.by.dataset.encode() for write in plain]),
-        pack(Ints, [_length(at) for at, _, _ in guards]),
+        pack(Ints, [length(at) for at, _, _ in guards]),
         pack(Texts, [entity.encode() for _, entity, _ in guards]),
-        pack(Longs, [_long(version) for _, _, version in guards]),
+        pack(Longs, [long(version) for _, _, version in guards]),
         b"\1" if any(batch.sync for batch in batches) else b"\0",
-    ]
-
-
-_LONE = {kind: FEW[kind] + FIRST + FIRST for kind in _KINDS}
-_ONE = _LONE[Ints] + _length(4) + FIRST
-_NO_GUARDS = [EMPTY[Ints], EMPTY[Texts], EMPTY[Longs]]
-
-
-def _lone(batch: Batch) -> list[bytes]:
-    """The same for what most calls write: one batch of one write, without a guard."""
-    entity, expect, header, body, digest, head, (kind, state, due, step, worker, dataset) = batch.writes[0]
-    texts, blobs = _LONE[Texts], _LONE[Blobs]
-    encoded = [text.encode() for text in (entity, kind, state, step, worker, dataset)]
-    named = [texts + _length(len(one)) + one for one in encoded]
-    return [
-        FIRST,
-        _ONE,
-        named[0],
-        _LONE[Longs] + _length(8) + _long(expect),
-        *(blobs + (NULL if one is None else _length(len(one)) + one) for one in (digest, header, body, head)),
-        named[1],
-        named[2],
-        _LONE[Floats] + (NULL if due is None else _length(8) + _float(due)),
-        *named[3:],
-        *_NO_GUARDS,
-        b"\1" if batch.sync else b"\0",
     ]
 
 
@@ -223,8 +134,7 @@ def _answer(result: PGresult, row: int) -> Answer:
     if missed is None:
         seqs = value(row, 1)
         assert seqs is not None
-        count = (len(seqs) - ARRAY) // 12 if len(seqs) > ARRAY else 0
-        return Stored(struct.unpack(">" + "4xq" * count, seqs[ARRAY:] if count else b""))
+        return Stored(longs_of(seqs))
     found = [value(row, column) for column in range(2, 14)]
     if found[0] is None:
         return Conflict(missed.decode(), None)
@@ -238,10 +148,11 @@ class Writer:
         self._where = where
         self._connection: Connection | None = None
         holes = ",".join(f"${at}" for at in range(1, len(TYPES) + 1))
-        self._prepare = (
+        append = (
             f"prepare {APPEND.decode()}({','.join(TYPES)}) as "  # noqa: S608 - a checked name
             f"select * from {schema}.append({holes})"
-        ).encode()
+        )
+        self._prepare = (append.encode(), *postgres_put.prepared(schema))
         self._standing = (
             f"select entity, hash, seq from {schema}.log "  # noqa: S608 - a checked name
             "where (entity, version) in (select * from unnest(%b::text[], %b::bigint[]))"
@@ -250,19 +161,26 @@ class Writer:
     def store(self, batches: Sequence[Batch]) -> list[Answer | StoreError | AlsoFailed]:
         """Store batches; return what became of each. One that cannot be stored hurts nobody else."""
         try:
-            return self._resolve(list(batches), time.monotonic() + RESOLVE_S, sent=False)
+            return self._resolve(list(batches), time.monotonic() + RESOLVE_S, sent=False, short=True)
         except BaseException:
             self.close()
             raise
 
     def _resolve(
-        self, batches: list[Batch], ends: float, *, sent: bool
+        self, batches: list[Batch], ends: float, *, sent: bool, short: bool
     ) -> list[Answer | StoreError | AlsoFailed]:
-        """Send until there is an answer; `sent` says that they were before, with an unknown end."""
+        """Send until there is an answer, by the short way if that is asked for and there is one.
+
+        sent  whether they were sent before, with an unknown end
+        """
         tries = 0
+        way = postgres_put.way(batches) if short else None
         while True:
             tries += 1
             try:
+                if way is not None:
+                    numbers = postgres_put.numbers(self._exec(self._line(), *way))
+                    return self._rest(batches, numbers, ends, sent=sent)
                 answers = self._ask(self._line(), batches)
                 return [*(self._recognise(batches, answers) if sent else answers)]
             except AlsoFailed as error:
@@ -274,16 +192,27 @@ class Writer:
                 if move == "fail":
                     return [fault(self._where, error, _known(sent=sent))] * len(batches)
             if move == "singly":
-                return [self._resolve([batch], ends, sent=sent)[0] for batch in batches]
+                return [self._resolve([batch], ends, sent=sent, short=False)[0] for batch in batches]
             _pause(tries)
+
+    def _rest(
+        self, batches: list[Batch], numbers: tuple[int, ...], ends: float, *, sent: bool
+    ) -> list[Answer | StoreError | AlsoFailed]:
+        """Return what became of batches by their numbers; those that have none are sent by `append`."""
+        left = [batch for batch, number in zip(batches, numbers, strict=True) if not number]
+        others = iter(self._resolve(left, ends, sent=sent, short=False) if left else ())
+        return [make(Stored, ((number,),)) if number else next(others) for number in numbers]
 
     def _line(self) -> Connection:
         if self._connection is None:
             connection = connect(self._where)
-            for kind in (Ints, Longs, Floats, Texts, Blobs):
-                connection.adapters.register_dumper(kind, _PackedDumper)
+            for kind in KINDS:
+                connection.adapters.register_dumper(kind, PackedDumper)
             try:
-                connection.execute(self._prepare)
+                connection.execute("set jit = off")  # for the short way, as `append` has it for itself
+                connection.execute("set lock_timeout = '30s'")
+                for statement in self._prepare:
+                    connection.execute(statement)
             except BaseException:
                 hang_up(connection)
                 raise
@@ -301,13 +230,17 @@ class Writer:
         return answers
 
     def _call(self, connection: Connection, batches: list[Batch]) -> list[Answer]:
-        """Send the statement and read its answer; a cursor would cost more than all the rest of it."""
-        connection.pgconn.send_query_prepared(APPEND, arguments(batches), BINARY, Format.BINARY)
-        result, *more = connection.wait(generators.execute(connection.pgconn))
-        for one in (result, *more):  # a session that the server ends may say so after its answer
+        result = self._exec(connection, APPEND, arguments(batches))
+        return [_answer(result, row) for row in range(result.ntuples)]
+
+    def _exec(self, connection: Connection, name: bytes, values: Sequence[bytes | None]) -> PGresult:
+        """Send a statement and read its answer; a cursor would cost more than all the rest of it."""
+        connection.pgconn.send_query_prepared(name, values, [1] * len(values), Format.BINARY)
+        results: list[PGresult] = connection.wait(generators.execute(connection.pgconn))
+        for one in results:  # a session that the server ends may say so after its answer
             if one.status != ExecStatus.TUPLES_OK:
                 raise error_from_result(one)
-        return [_answer(result, row) for row in range(result.ntuples)]
+        return results[0]
 
     def _recognise(self, batches: list[Batch], answers: Iterable[Answer]) -> list[Answer]:
         """Turn refusals of what an earlier sending stored into the answer that was lost."""
@@ -319,7 +252,7 @@ class Writer:
     def _stored_before(self, writes: tuple[Write, ...]) -> Stored | None:
         keys = (
             pack(Texts, [write.entity.encode() for write in writes]),
-            pack(Longs, [_long(write.expect + 1) for write in writes]),
+            pack(Longs, [long(write.expect + 1) for write in writes]),
         )
         rows = self._line().execute(self._standing, keys, binary=True).fetchall()
         standing = {entity: (digest, seq) for entity, digest, seq in rows}

@@ -1,0 +1,285 @@
+"""The short way into PostgreSQL: it stores and refuses what `append` would, and keeps the order."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from oncemore.store import postgres_put, postgres_write
+from oncemore.store.base import Batch, Conflict, Stored
+from oncemore.store.postgres import PostgresStore
+from oncemore.store.postgres_wire import address
+from oncemore.testing.contract import put, stored, whole, write
+from tests.servers import postgres
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from oncemore.store.base import Head, Write
+
+names = itertools.count()
+SWITCH = "switch/s"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    try:
+        with postgres.running() as made:
+            yield made
+    except postgres.NoPostgres as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture
+def schema() -> str:
+    return f"put_{next(names)}"
+
+
+@pytest.fixture
+def store(url: str, schema: str) -> Iterator[PostgresStore]:
+    made = PostgresStore(url, schema)
+    yield made
+    made.close()
+
+
+def next_of(store: PostgresStore, entity: str, body: bytes = b"") -> Write:
+    return write(entity, store.head(entity), body)
+
+
+def ways(patch: pytest.MonkeyPatch) -> list[bytes]:
+    """Return the names of the statements that are sent from now on."""
+    sent: list[bytes] = []
+    original = postgres_write.Writer._exec
+
+    def _exec(self: Any, connection: Any, name: bytes, values: Sequence[Any]) -> Any:
+        sent.append(name)
+        return original(self, connection, name, values)
+
+    patch.setattr(postgres_write.Writer, "_exec", _exec)
+    return sent
+
+
+def test_one_goes_alone_and_many_together_and_what_is_refused_is_asked_about(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = ways(monkeypatch)
+    stored(put(store, write("run/a", None)))
+    a = store.head("run/a")
+    stored(put(store, next_of(store, "run/a", b"second")))
+    assert sent == [postgres_put.ONE] * 2
+    assert put(store, write("run/a", a)) == Conflict("run/a", store.head("run/a"))
+    assert put(store, write("run/a", None)) == Conflict("run/a", store.head("run/a"))
+    assert sent[2:] == [postgres_put.ONE, postgres_write.APPEND] * 2
+    del sent[:]
+    fresh = store.head("run/a")
+    answers = store._writer.store(
+        [
+            Batch((write("run/a", a, b"stale"),)),
+            Batch((write("run/a", fresh, b"first"),)),
+            Batch((write("run/a", fresh, b"second of two that want the same"),)),
+            Batch((write("run/b", None, b"made"),)),
+            Batch((write("run/b", None, b"made twice"),)),
+            Batch((write("run/c", None),), sync=False),
+            Batch((write("run/d", _elsewhere("run/d")),)),
+        ]
+    )
+    assert sent == [postgres_put.MANY, postgres_write.APPEND]
+    kinds = [type(answer).__name__ for answer in answers]
+    assert kinds[0] == "Conflict"
+    assert sorted(kinds[1:3]) == sorted(kinds[3:5]) == ["Conflict", "Stored"]
+    assert kinds[5:] == ["Stored", "Conflict"]
+    assert answers[6] == Conflict("run/d", None)
+    for entity in ("run/a", "run/b", "run/c"):
+        log = whole(store, entity)
+        head = store.head(entity)
+        assert head is not None
+        assert (head.version, head.hash, head.seq) == (len(log), log[-1].hash, log[-1].seq)
+        given = [answer.seqs for answer in answers if isinstance(answer, Stored)]
+        assert (log[-1].seq,) in given
+    bodies = {entry.body for entry in whole(store, "run/b")}
+    which = b"made" if kinds[3] == "Stored" else b"made twice"
+    assert bodies == {which}, "who was told so is who stands there"
+
+
+def _elsewhere(entity: str) -> Head:
+    """A head of something that is not there."""
+    from oncemore.store.memory import MemoryStore
+
+    other = MemoryStore()
+    put(other, write(entity, None))
+    head = other.head(entity)
+    assert head is not None
+    return head
+
+
+def test_a_guard_refuses_those_who_have_it_and_nobody_else(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored(put(store, write(SWITCH, None)))
+    first = Batch((write("run/first", None),), {SWITCH: 1})
+    sent = ways(monkeypatch)
+    assert isinstance(store.append(first).wait(), Stored)
+    assert sent == [postgres_put.ONE, postgres_write.APPEND], "a guard that nobody has named is made one"
+    assert isinstance(store.append(Batch((write("run/second", None),), {SWITCH: 1})).wait(), Stored)
+    assert sent[2:] == [postgres_put.ONE]
+    stored(put(store, next_of(store, SWITCH)))
+    assert sent[3:] == [postgres_put.ONE, postgres_write.APPEND], "who moves a guard has the log for itself"
+    late = store.append(Batch((write("run/late", None),), {SWITCH: 1})).wait()
+    assert late == Conflict(SWITCH, store.head(SWITCH))
+    del sent[:]
+    mixed = [Batch((write(f"run/{n}", None),), {SWITCH: 1} if n % 2 else {}) for n in range(6)]
+    answers = store._writer.store(mixed)
+    assert [type(answer).__name__ for answer in answers] == ["Stored", "Conflict"] * 3
+    assert sent == [postgres_put.MANY, postgres_write.APPEND]
+    assert store.head("run/1") is None
+    fits = [Batch((write(f"fits/{n}", None),), {SWITCH: 2} if n % 2 else {}) for n in range(6)]
+    assert all(isinstance(answer, Stored) for answer in store._writer.store(fits))
+    unseen = [Batch((write(f"unseen/{n}", None),), {"switch/unseen": 0}) for n in range(3)]
+    assert all(isinstance(answer, Stored) for answer in store._writer.store(unseen))
+    moving = [Batch((next_of(store, SWITCH),)), Batch((write("run/beside", None),))]
+    assert all(isinstance(answer, Stored) for answer in store._writer.store(moving))
+
+
+def test_what_has_no_short_way() -> None:
+    one = Batch((write("run/a", None),))
+    assert postgres_put.way([one]) is not None
+    for other in (
+        Batch((write("run/b", None), write("run/c", None))),
+        Batch((), {SWITCH: 1}),
+        Batch((write("run/b", None),), {SWITCH: 1, "switch/t": 1}),
+        Batch((write("run/b", None),), also=lambda joined: None),
+    ):
+        assert postgres_put.way([other]) is None
+        assert postgres_put.way([one, other]) is None
+    guarded = [Batch((write(f"run/{n}", None),), {SWITCH: n}) for n in (1, 2)]
+    assert postgres_put.way([one, guarded[0]]) is not None
+    assert postgres_put.way(guarded) is None, "they do not rely on the same"
+
+
+@pytest.mark.parametrize("many", [1, 3])
+def test_who_follows_does_not_pass_what_is_at_work(
+    store: PostgresStore, url: str, schema: str, many: int
+) -> None:
+    """Numbers are published before they are drawn, or a follower would pass them and never come back."""
+    stored(put(store, write("run/before", None)))
+    at = store.changed(0, 0.0)
+    batches = [Batch((write(f"run/slow{n}", None),)) for n in range(many)]
+    way = postgres_put.way(batches)
+    assert way is not None
+    with psycopg.connect(url) as slow:
+        for statement in postgres_put.prepared(schema):
+            slow.execute(statement)
+        writer = postgres_write.Writer(address(url), schema)
+        numbers = postgres_put.numbers(writer._exec(slow, *way))
+        assert all(numbers)
+        stored(put(store, write("run/quick", None)))
+        assert store.changed(at, 0.05) == at, "what came later is not shown before it"
+        assert [entry.entity for entry in store.entries(after=at)] == []
+        slow.commit()
+    shown = [entry.entity for entry in store.entries(after=at)]
+    assert shown == [*(f"run/slow{n}" for n in range(many)), "run/quick"]
+
+
+def test_after_a_crash_of_the_server_the_short_way_waits_until_numbers_are_safe(
+    store: PostgresStore, url: str, schema: str
+) -> None:
+    stored(put(store, write("run/a", None)))
+    before = store.changed(0, 0.0)
+    with psycopg.connect(url, autocommit=True) as boss:
+        boss.execute(f"delete from {schema}.alive")  # noqa: S608 - what recovery does
+    answers = store._writer.store([Batch((write(f"run/{n}", None),)) for n in range(3)])
+    assert all(isinstance(answer, Stored) and answer.seqs[0] > before + 100_000 for answer in answers)
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_what_was_stored_is_told_though_asking_about_the_rest_was_cut(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    stored(put(store, write("run/taken", None)))
+    original = postgres_write.Writer._ask
+    cuts: list[bool] = []
+
+    def _ask(self: Any, connection: Any, batches: list[Batch]) -> Any:
+        if not cuts:
+            cuts.append(True)
+            if where == "after":
+                original(self, connection, batches)
+            raise psycopg.OperationalError("cut")
+        return original(self, connection, batches)
+
+    monkeypatch.setattr(postgres_write.Writer, "_ask", _ask)
+    batches = [Batch((write(entity, None, b"ours"),)) for entity in ("run/a", "run/taken", "run/z")]
+    answers = store._writer.store(batches)
+    assert cuts
+    assert [type(answer).__name__ for answer in answers] == ["Stored", "Conflict", "Stored"]
+    assert [len(whole(store, entity)) for entity in ("run/a", "run/taken", "run/z")] == [1, 1, 1]
+
+
+def test_groups_that_cross_wait_for_nobody_for_long(url: str, schema: str) -> None:
+    """Makers and movers of the same entities in several sessions: one winner each, and no deadlock."""
+    seed = random.randrange(1_000_000)
+    print(f"seed {seed}")
+    stores = [PostgresStore(url, schema) for _ in range(4)]
+    faults: list[BaseException] = []
+    told: list[tuple[Batch, object]] = []
+
+    def work(store: PostgresStore, mine: int) -> None:
+        dice = random.Random(seed + mine)
+        try:
+            for turn in range(40):
+                picked = dice.sample(range(12), 6)
+                batches = [Batch((next_of(store, f"run/{n:02}", b"%d-%d" % (mine, turn)),)) for n in picked]
+                batches.sort(key=lambda batch: batch.writes[0].entity)
+                told.extend(zip(batches, store._writer.store(batches), strict=True))
+        except BaseException as fault:
+            faults.append(fault)
+
+    threads = [threading.Thread(target=work, args=(store, n)) for n, store in enumerate(stores)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "somebody waits for ever"
+    assert not faults, faults
+    kept = {entry.hash: entry.seq for n in range(12) for entry in whole(stores[0], f"run/{n:02}")}
+    for batch, answer in told:
+        assert isinstance(answer, Stored | Conflict), answer
+        at = kept.get(batch.writes[0].hash)
+        assert at == (answer.seqs[0] if isinstance(answer, Stored) else None)
+    assert len(kept) == sum(isinstance(answer, Stored) for _, answer in told)
+    with psycopg.connect(url) as boss:
+        row = boss.execute(
+            "select deadlocks from pg_stat_database where datname = current_database()"
+        ).fetchone()
+        assert row == (0,)
+    for store in stores:
+        store.close()
+
+
+def test_no_table_is_read_whole_however_it_grows(store: PostgresStore, url: str, schema: str) -> None:
+    """A plan that was made while a table was small is kept when it is large."""
+    for n in range(12):  # plans are kept for all values after some
+        assert isinstance(store._writer.store([Batch((write(f"few/{n}", None),))])[0], Stored)
+        store._writer.store([Batch((write(f"few/{n}-{m}", None),)) for m in range(5)])
+    with psycopg.connect(url, autocommit=True) as boss:
+        scans = "select sum(seq_tup_read) from pg_stat_user_tables where schemaname = %s"
+
+        def read() -> int:
+            boss.execute("select pg_stat_clear_snapshot()")
+            row = boss.execute(scans, (schema,)).fetchone()
+            assert row is not None
+            return int(row[0])
+
+        for n in range(40):
+            store._writer.store([Batch((write(f"many/{n}-{m}", None),)) for m in range(50)])
+        before = read()
+        moved = [Batch((next_of(store, f"many/1-{m}"),)) for m in range(20)]
+        assert all(isinstance(answer, Stored) for answer in store._writer.store(moved))
+        assert isinstance(store._writer.store([Batch((write("many/one", None),))])[0], Stored)
+        store._writer.close()  # a session tells what it has read when it ends, at the latest
+        assert read() - before < 500, "of 2,000 rows"
