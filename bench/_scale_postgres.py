@@ -97,7 +97,7 @@ def _ticks(pid: int, *, ended: bool) -> list[int]:
     """Return user and system time of a process, and of its children that have ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except FileNotFoundError:  # it has ended since it was listed: its parent has it
+    except (FileNotFoundError, ProcessLookupError):  # it has ended since it was listed: its parent has it
         return [0]
     return [int(field) for field in fields[11 : 15 if ended else 13]]
 

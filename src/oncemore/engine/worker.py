@@ -28,6 +28,7 @@ from oncemore.engine.entry import seen_in
 from oncemore.engine.ops import Save
 from oncemore.engine.perform import awaiting, blocking
 from oncemore.engine.runtime import inside, log
+from oncemore.engine.sharing import Sharing
 from oncemore.engine.sweeping import EVER, MOST_LISTED, Sweep, turn_of
 from oncemore.errors import (
     Blocked,
@@ -66,6 +67,8 @@ MOST_REFUSED = 10_000
 ASK_AGAIN_S = 1.0
 #: A list is longer the more processes share it, up to so many times.
 MOST_SHARES = 16
+#: How many times further a worker looks for what is in its own share, before it takes what is in others'.
+FAR = 16
 #: For how many looks a worker that met another takes runs out of their order.
 CROWDED = 50
 
@@ -165,6 +168,7 @@ class Worker:
         self._saw: float | None = None
         self._next = EVER
         self._last, self._crowded = "", 0
+        self._sharing = Sharing()
         self._refused: dict[str, dict[str, int]] = {name: {} for name in self._hands}
         self._blocked: dict[str, tuple[int, int, float]] = {}
         self._control: tuple[int, Control] = 0, Control()
@@ -292,6 +296,11 @@ class Worker:
         now = time.monotonic()
         if not self._turns or now - self._looked > STALE_S:
             self._look()
+            if self._turns and not self._engine.worker:
+                # It is about to begin: others must know of it, and it of them, or all reach for the same.
+                self._engine.identity()
+                self._others.anew()
+                self._look()
             self._looked = now
         self._slowed = False
         while self._turns:
@@ -353,20 +362,25 @@ class Worker:
     def _due(self, name: str, now: float) -> list[Turn]:
         """Return runs of a step that are due; note when the next one is."""
         limit = max(PAGE, 2 * self._concurrency) * min(self._others.shares, MOST_SHARES)
+        far = FAR * limit
         while True:
             heads = list(self._engine.store.heads(Query("run", step=name, due_by=EVER, limit=limit)))
             turns = [turn_of(head) for head in heads if self._mine(head)]
             due = [turn for turn in turns if turn.due <= now]
+            more = len(heads) == limit < MOST_LISTED
             if len(due) < len(turns):
                 self._next = min(self._next, turns[len(due)].due)
-            if turns or len(heads) < limit or limit >= MOST_LISTED:
+                more = False
+            taken = self._part(name, due, more=more and limit < far) if self._others.shares > 1 else due
+            if taken or not more or (turns and limit >= far):
                 break
-            limit = min(4 * limit, MOST_LISTED)  # none of them can go on here: look further
-        if self._crowded:
-            self._chance.shuffle(due)
-        if self._others.shares > 1:
-            due.sort(key=self._is_others)  # which keeps the order within each part
-        return due
+            limit = min(4 * limit, MOST_LISTED)  # none of them can go on or is to be taken here: look further
+        if self._crowded and self._others.shares == 1:
+            self._chance.shuffle(taken)
+        return taken
+
+    def _part(self, name: str, due: list[Turn], *, more: bool) -> list[Turn]:
+        return self._sharing.of(name, due, self._is_others, time.monotonic(), more=more)
 
     def _is_others(self, turn: Turn) -> bool:
         return crc32(turn.entity.encode()) % self._others.shares != self._others.share
