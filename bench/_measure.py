@@ -100,6 +100,19 @@ class Subject(NamedTuple):
     run: Callable[[int], int]
 
 
+def at_least(subject: Subject, least: int) -> Subject:
+    """Return a subject that does so many at a time; the cost is that of as many as asked.
+
+    For what is done by many at once: a turn that is too short has them all begin, and end, and little else.
+    """
+
+    def run(n: int) -> int:
+        many = max(n, least)
+        return subject.run(many) * n // many
+
+    return Subject(subject.name, run)
+
+
 class Effort(NamedTuple):
     """How much is spent on a measurement: rounds, about how long each turn in them, and how long in all.
 

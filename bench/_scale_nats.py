@@ -16,7 +16,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import nats
-from _measure import Effort, Goal, Group, Row, Subject, interleaved, ratios, spread
+from _measure import Effort, Goal, Group, Row, Subject, at_least, interleaved, ratios, spread
 
 import oncemore
 from oncemore.core.key import fingerprint
@@ -101,12 +101,6 @@ async def at_once(make: Callable[[], Any], n: int) -> int:
     begin = time.perf_counter_ns()
     await asyncio.gather(*[one() for _ in range(min(n, AT_ONCE))])
     return time.perf_counter_ns() - begin
-
-
-def many(run: Callable[[int], int]) -> Callable[[int], int]:
-    """Return what does 64 at least, so that there are 32 at once; the cost is that of as many as asked."""
-    least = 2 * AT_ONCE
-    return lambda n: run(max(n, least)) * n // max(n, least)
 
 
 class Ours:
@@ -194,18 +188,18 @@ def groups(url: str, effort: Effort, opened: ExitStack) -> Iterator[Group]:
             MANY,
             RAW,
             [
-                Subject(RAW, many(hand.together(1))),
-                Subject(APPEND, many(ours.appends)),
-                Subject(THREADS, many(ours.threads)),
+                at_least(Subject(RAW, hand.together(1)), 2 * AT_ONCE),
+                at_least(Subject(APPEND, ours.appends), 2 * AT_ONCE),
+                at_least(Subject(THREADS, ours.threads), 2 * AT_ONCE),
             ],
         ),
         (
             MANY_STEPS,
             RAW_TWO,
             [
-                Subject(GUARDED, many(hand.together(0))),
-                Subject(RAW_TWO, many(hand.together(2))),
-                Subject(STEP, many(ours.steps)),
+                at_least(Subject(GUARDED, hand.together(0)), 2 * AT_ONCE),
+                at_least(Subject(RAW_TWO, hand.together(2)), 2 * AT_ONCE),
+                at_least(Subject(STEP, ours.steps), 2 * AT_ONCE),
             ],
         ),
     ):

@@ -25,7 +25,7 @@ import psycopg
 from _durable import AT_ONCE, OURS, TASKS, Dbos, has_dbos, in_tasks, in_threads, ours, timed, wall
 from _durable import DBOS_TASKS as DBOS_IN_TASKS
 from _durable import DBOS_THREADS as DBOS_IN_THREADS
-from _measure import Effort, Goal, Group, Row, Spread, Subject, interleaved, ratios, spread
+from _measure import Effort, Goal, Group, Row, Spread, Subject, at_least, interleaved, ratios, spread
 
 import oncemore
 
@@ -40,6 +40,7 @@ ALONE, MANY = "PostgreSQL, a step at a time", f"PostgreSQL, {AT_ONCE} steps at o
 WORKERS = "PostgreSQL, workers"
 ONE, TWO = "one worker process", "two worker processes"
 RUNS, CONCURRENCY = 3_000, 8
+LONG = 10  # steps of each of those who work at once, in one turn
 MICRO = 1e3
 
 TABLE = "create table run(key bytea primary key, arguments bytea not null, result bytea)"
@@ -124,13 +125,14 @@ def steps(server: Server, effort: Effort, opened: ExitStack) -> Iterator[Group]:
     alone = ours(server.engine())
     yield _table(ALONE, RAW, interleaved([alone, by_hand(server.database(), opened)], effort))
     runner, pool = opened.enter_context(asyncio.Runner()), opened.enter_context(ThreadPoolExecutor(AT_ONCE))
-    subjects = [alone, in_tasks(server.engine(), runner), in_threads(server.engine(), pool)]
+    together = [in_tasks(server.engine(), runner), in_threads(server.engine(), pool)]
     if has_dbos():
         process = opened.enter_context(Dbos(server.database(), 2 * AT_ONCE))
-        subjects += [
+        together += [
             process.subject(DBOS_IN_TASKS, "tasks"),
             process.subject(DBOS_IN_THREADS, "threads"),
         ]
+    subjects = [alone, *(at_least(one, LONG * AT_ONCE if effort.rounds > 3 else 1) for one in together)]
     yield _table(MANY, OURS, interleaved(subjects, effort))
 
 

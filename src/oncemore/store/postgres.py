@@ -47,7 +47,7 @@ from oncemore.store.combine import Combiner
 from oncemore.store.postgres_bell import Bell
 from oncemore.store.postgres_clock import ServerClock
 from oncemore.store.postgres_wire import Readers, address, check_text, connect, fault, hang_up, psycopg
-from oncemore.store.postgres_write import Writer, head_of
+from oncemore.store.postgres_write import Writer, head_of, read_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -98,6 +98,12 @@ class PostgresStore:
         self._where = address(url)
         self._schema = schema
         self._closed = False
+        columns = ", c.".join(postgres_list.HEAD)
+        head = (
+            f"prepare oncemore_head(text) as select c.{columns}, l.body from {schema}.head c "  # noqa: S608
+            f"join {schema}.log l on l.entity = c.entity and l.version = c.version where c.entity = $1"
+        )
+        self._head = b"oncemore_head", head.encode()
         self._here: weakref.WeakSet[Presence] = weakref.WeakSet()
         self._fresh()
         self._version, self._weak, self._alone = self._prepare()
@@ -152,13 +158,9 @@ class PostgresStore:
     def head(self, entity: str) -> Head | None:
         """Return the current state of an entity."""
         check_text(entity)
-        columns = ", c.".join(postgres_list.HEAD)
-        rows = self.tell(
-            f"select c.{columns}, l.body from {{schema}}.head c join {{schema}}.log l "  # noqa: S608
-            "on l.entity = c.entity and l.version = c.version where c.entity = %s",
-            (entity,),
-        )
-        return head_of(rows[0]) if rows else None
+        self._check_open()
+        result = self._readers.result(*self._head, [entity.encode()])
+        return read_head(result, 0) if result.ntuples else None
 
     def heads(self, query: Query) -> Iterator[Head]:
         """Return the heads that a query asks for."""

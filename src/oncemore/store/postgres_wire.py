@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from oncemore.core.value import Value
@@ -29,23 +29,25 @@ except ImportError as missing:
     raise MissingExtra("a store in PostgreSQL needs psycopg: pip install 'oncemore[postgres]'") from missing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
+
+    from psycopg.pq.abc import PGresult
 
     Rows = list[tuple[Any, ...]]
     Connection = psycopg.Connection[tuple[Any, ...]]
 
+T = TypeVar("T")
+
 __all__ = [
     "Address",
     "Dumper",
-    "ExecStatus",
     "Format",
     "Readers",
     "address",
+    "called",
     "check_text",
     "connect",
-    "error_from_result",
     "fault",
-    "generators",
     "hang_up",
     "lost",
     "psycopg",
@@ -160,6 +162,26 @@ def check_text(*texts: str) -> None:
             raise UsageError(f"{text[:40]!r}… is {size} bytes long; PostgreSQL indexes up to {LONGEST_NAME}")
 
 
+def called(connection: Connection, name: bytes, values: Sequence[bytes | None]) -> PGresult:
+    """Send a prepared statement and read its answer; a cursor would cost more than all the rest of it."""
+    connection.pgconn.send_query_prepared(name, values, [1] * len(values), Format.BINARY)
+    results: list[PGresult] = connection.wait(generators.execute(connection.pgconn))
+    for one in results:  # a session that the server ends may say so after its answer
+        if one.status != ExecStatus.TUPLES_OK:
+            raise error_from_result(one)
+    return results[0]
+
+
+def _prepared(
+    connection: Connection, name: bytes, statement: bytes, values: Sequence[bytes | None]
+) -> PGresult:
+    try:
+        return called(connection, name, values)
+    except psycopg.errors.InvalidSqlStatementName:  # not prepared on this line, or let go by the driver
+        connection.execute(statement)
+        return called(connection, name, values)
+
+
 class Readers:
     """A few connections that threads share for reading; each is used by one at a time."""
 
@@ -170,30 +192,41 @@ class Readers:
         self._over = False
 
     def read(self, sql: str, values: tuple[Any, ...] = ()) -> Rows:
-        """Return all rows; a connection that was lost is replaced once, since reading changes nothing."""
+        """Return all rows."""
+        return self._do(lambda line: line.execute(sql.encode(), values, prepare=True, binary=True).fetchall())
+
+    def result(self, name: bytes, statement: bytes, values: list[bytes | None]) -> PGresult:
+        """Return what a statement of ours answers, in binary; it is prepared where it is not yet.
+
+        For what is read all the time: a cursor costs more than the whole question.
+        """
+        return self._do(lambda line: _prepared(line, name, statement, values))
+
+    def _do(self, ask: Callable[[Connection], T]) -> T:
+        """Ask on a connection; one that was lost is replaced once, since reading changes nothing."""
         with self._room:
             try:
-                return self._try(sql, values)
+                return self._try(ask)
             except psycopg.Error as error:
                 if not lost(error):
                     raise fault(self._where, error) from error
             self.close()  # what one lost, the others most likely lost too
             try:
-                return self._try(sql, values)
+                return self._try(ask)
             except psycopg.Error as error:
                 raise fault(self._where, error) from error
 
-    def _try(self, sql: str, values: tuple[Any, ...]) -> Rows:
+    def _try(self, ask: Callable[[Connection], T]) -> T:
         connection = self._pick()
         try:
-            rows = connection.execute(sql.encode(), values, prepare=True, binary=True).fetchall()
+            answer = ask(connection)
         except BaseException:
             hang_up(connection)
             raise
         self._idle.append(connection)
         if self._over:  # the store was closed meanwhile, and nobody would close this one
             self.close()
-        return rows
+        return answer
 
     def _pick(self) -> Connection:
         with suppress(IndexError):

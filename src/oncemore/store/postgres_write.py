@@ -39,12 +39,9 @@ from oncemore.store.postgres_pack import (
     real,
 )
 from oncemore.store.postgres_wire import (
-    ExecStatus,
-    Format,
+    called,
     connect,
-    error_from_result,
     fault,
-    generators,
     hang_up,
     lost,
     psycopg,
@@ -127,6 +124,12 @@ def head_of(row: Sequence[Any]) -> Head:
     return Head(entity, version, digest, head, Index(kind, state, due, step, worker, dataset), seq, *body)
 
 
+def read_head(result: PGresult, row: int, first: int = 0) -> Head:
+    """Read a head with its body, whose columns begin at one of a result's."""
+    found = [result.get_value(row, column) for column in range(first, first + len(READ))]
+    return head_of([read(it) for read, it in zip(READ, found, strict=True)])
+
+
 def _answer(result: PGresult, row: int) -> Answer:
     """Read what became of a batch: the entity that was in the way and its head, or the numbers it got."""
     value = result.get_value
@@ -135,10 +138,9 @@ def _answer(result: PGresult, row: int) -> Answer:
         seqs = value(row, 1)
         assert seqs is not None
         return Stored(longs_of(seqs))
-    found = [value(row, column) for column in range(2, 14)]
-    if found[0] is None:
+    if value(row, 2) is None:
         return Conflict(missed.decode(), None)
-    return Conflict(missed.decode(), head_of([read(it) for read, it in zip(READ, found, strict=True)]))
+    return Conflict(missed.decode(), read_head(result, row, 2))
 
 
 class Writer:
@@ -234,13 +236,7 @@ class Writer:
         return [_answer(result, row) for row in range(result.ntuples)]
 
     def _exec(self, connection: Connection, name: bytes, values: Sequence[bytes | None]) -> PGresult:
-        """Send a statement and read its answer; a cursor would cost more than all the rest of it."""
-        connection.pgconn.send_query_prepared(name, values, [1] * len(values), Format.BINARY)
-        results: list[PGresult] = connection.wait(generators.execute(connection.pgconn))
-        for one in results:  # a session that the server ends may say so after its answer
-            if one.status != ExecStatus.TUPLES_OK:
-                raise error_from_result(one)
-        return results[0]
+        return called(connection, name, values)
 
     def _recognise(self, batches: list[Batch], answers: Iterable[Answer]) -> list[Answer]:
         """Turn refusals of what an earlier sending stored into the answer that was lost."""
