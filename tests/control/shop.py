@@ -16,7 +16,8 @@ def ship(order: str) -> str:
 
 if __name__ == "__main__":
     with oncemore.open(sys.argv[1]):
-        number = 0
+        ship(f"{sys.argv[2]}-0")
+        number = 1
         print("ready", flush=True)
         while True:
             try:
