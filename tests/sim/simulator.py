@@ -209,7 +209,7 @@ class Link:
         self.times = 0
         store = sim.store
         self.head, self.entries, self.gone, self.enter = store.head, store.entries, store.gone, store.enter
-        self.house = store.house
+        self.house, self.looks_late = store.house, store.looks_late
 
     def now(self) -> float:
         return self.sim.now + self.skew
