@@ -16,14 +16,11 @@ One transition writes one entry with several marks; `WAL` exports show each mark
 
 from __future__ import annotations
 
-from itertools import compress
-from operator import ne
-
 from oncemore.core.control import Approval, Control
 from oncemore.core.cooldown import Resource
 from oncemore.core.key import fingerprint
 from oncemore.core.model import move
-from oncemore.core.value import Value
+from oncemore.core.value import Value, make
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -320,7 +317,9 @@ class Change(Value):
         """The fields that differ from the state before, or from a new one's, for the first entry."""
         after = self.after
         before = NEW[type(after)] if self.before is None else self.before
-        return dict(compress(zip(after._fields, after, strict=True), map(ne, after, before)))
+        # Most fields are the very objects that they were, which is seen at less cost than that they are equal.
+        parts = zip(after._fields, after, before, strict=True)
+        return {name: new for name, new, old in parts if new is not old and new != old}
 
 
 def fold(before: State_ | None, sets: dict[str, Any], kind: type[State_] = Run) -> State_:  # type: ignore[assignment]
@@ -331,6 +330,34 @@ def fold(before: State_ | None, sets: dict[str, Any], kind: type[State_] = Run) 
     if after.state != before.state and type(before) is Run and after.run_id == before.run_id:  # type: ignore[union-attr]
         move(before.state, after.state)  # type: ignore[arg-type]
     return after  # type: ignore[return-value]
+
+
+# The two moves that every attempt makes, without the names of `_replace`: they are half of what it costs.
+_AT: Final = {name: at for at, name in enumerate(Run._fields)}
+_STATE, _EFFECT, _FENCE, _ATTEMPT, _TRIED, _WORKER, _BEGAN, _HELD_FOR, _REASON, _OWES = map(
+    Run._fields.index,
+    ("state", "effect", "fence", "attempt", "tried", "worker", "began", "held_for", "reason", "owes"),
+)
+
+
+def begun(run: Run, effect: Effect, worker: str, now: float) -> Run:
+    """Return a run whose next attempt is under way: counted, under a new fence, and held for nothing."""
+    values: list[Any] = list(run)
+    values[_STATE], values[_EFFECT], values[_WORKER], values[_BEGAN] = "RUNNING", effect, worker, now
+    values[_FENCE] += 1
+    values[_ATTEMPT] += 1
+    values[_TRIED] += 1
+    values[_HELD_FOR], values[_REASON], values[_OWES] = "", "", 0.0
+    return make(Run, values)
+
+
+def over(run: Run, state: State, reason: str, **changes: Any) -> Run:
+    """Return a run whose attempt is over: nobody's any more, held by nobody."""
+    values: list[Any] = list(run)
+    values[_STATE], values[_REASON], values[_WORKER], values[_HELD_FOR] = state, reason, "", ""
+    for name in changes:
+        values[_AT[name]] = changes[name]
+    return make(Run, values)
 
 
 def rebuilt(headers: Iterable[dict[str, Any]]) -> Run | None:

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.wire import head_of
 from oncemore.core.cooldown import Resource, held, name_of, record_of, skip
-from oncemore.core.record import Change
+from oncemore.core.record import Change, over
 from oncemore.core.value import Value
 from oncemore.engine import history, review
 from oncemore.engine.chores import somebody
 from oncemore.engine.cooling import DECIDED, entity_of, letting_go
 from oncemore.engine.entry import seen_in, write_of
-from oncemore.engine.flow import over
 from oncemore.engine.here import only_here, write_here
 from oncemore.engine.job import Job
 from oncemore.engine.ops import End, Load, Now, Save

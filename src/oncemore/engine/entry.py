@@ -31,8 +31,8 @@ def write_of(
     entity: str, version: int, prev: bytes, change: Change, now: float, seal: Seal | None = None
 ) -> Write:
     """Return the bytes of an entity's next entry, ready to be appended."""
-    made = written(change, entity, version + 1, prev, now, nonce(), seal)
-    return make(Write, (entity, version, *made, index_of(change.after)))
+    header, body, own, head = written(change, entity, version + 1, prev, now, nonce(), seal)
+    return make(Write, (entity, version, header, body, own, head, index_of(change.after)))
 
 
 def notice_write(given: Any, now: float, seal: Seal | None = None) -> Write:

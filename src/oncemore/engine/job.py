@@ -20,7 +20,7 @@ from oncemore.engine.attempt import CURRENT, Attempt
 from oncemore.engine.entry import (
     ARTIFACT,
     CHECKPOINT,
-    EVENT,
+    notice_write,
     seen_in,
     told_already,
     write_of,
@@ -60,13 +60,15 @@ from oncemore.errors import Cancelled, LeaseLost, StoreError, UsageError
 from oncemore.store.base import AlsoFailed, Batch, Conflict, Stored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterator
 
     from oncemore.codec.artifact import Artifact, Label
+    from oncemore.codec.seal import Seal
     from oncemore.engine.lease import Identity
     from oncemore.engine.marks import Asking, Line
-    from oncemore.engine.ops import Terms
+    from oncemore.engine.ops import Given, Terms
     from oncemore.engine.runtime import Engine
+    from oncemore.store.base import Write
 
     Answered = Stored | Conflict
 
@@ -191,35 +193,27 @@ class Job:
 
     def begin_save(self, op: Save) -> tuple[Batch, Seen]:
         """Return the bytes of a change, and the entity as it will be once they are stored."""
-        seen, change, now = op.seen, op.change, self.engine.now()
-        events = op.events
-        if self.engine.notices is not None:
-            change, notices = self.engine.notices.of(self.engine, seen.entity, seen.version, change, now)
+        seen, change, sync, events, beside, also, guards = op
+        entity, version, prev, _, _ = seen
+        engine = self.engine
+        now, seal = engine.now(), engine.seal
+        if engine.notices is not None:
+            change, notices = engine.notices.of(engine, entity, version, change, now)
             events = (*events, *notices)
-        seal = self.engine.seal
-        writes = [write_of(seen.entity, seen.version, seen.hash, change, now, seal)]
-        if op.also:
-            also = op.also
-            writes += [write_of(each.entity, each.version, each.hash, to, now, seal) for each, to in also]
-        for given, payload in events:
-            if type(given) is Kept:
-                entity, sent = artifacts.ref_of(given), Change(ARTIFACT, None, given)
-            else:
-                assert type(given) is Outgoing
-                entity, sent = f"event/{given.event_id}", Change(EVENT, None, given, {"payload": payload})
-            writes.append(write_of(entity, 0, NOWHERE, sent, now, seal))
-        run = change.after
-        if "INTENT" in change.marks:
+        write = write_of(entity, version, prev, change, now, seal)
+        marks, _, run, body = change
+        if "INTENT" in marks:
             # Before it is written: nobody in this process may take it for lost.
             assert self.me is not None
             assert type(run) is Run
-            assert CONTROL in op.guards, "an attempt was to begin that nobody has let begin"
-            held = (seen.entity, run.fence)
-            self.me.take(held)
+            assert CONTROL in guards, "an attempt was to begin that nobody has let begin"
+            held = (entity, run.fence)
+            reserved, self.reserved = self.reserved, False
+            self.me.take(held, reserved=reserved)
             self.held = held  # after it: what was not taken must not be left, it may be somebody else's
-            self.release()
-        after = Seen(seen.entity, seen.version + 1, writes[0].hash, run, change.body)
-        return make(Batch, (tuple(writes), op.guards, op.sync, op.beside)), after
+        writes = (write,) if not (also or events) else (write, *_with_it(also, events, now, seal))
+        after = make(Seen, (entity, version + 1, write.hash, run, body))
+        return make(Batch, (writes, guards, sync, beside)), after
 
     def end_save(self, op: Save, after: Seen, answer: Answered) -> Seen | None:
         """Return the entity as it is now, or None if it was not as it had been seen.
@@ -227,23 +221,25 @@ class Job:
         A checkpoint changes nothing about whose attempt it is, even if it is refused: it may be that of an
         attempt which was given up, while this job has the next one.
         """
-        stored = isinstance(answer, Stored)
-        if op.change.marks != CHECKPOINT and not self._goes_on(after.run, answer):
+        engine = self.engine
+        if isinstance(answer, Conflict):
+            if op.change.marks != CHECKPOINT and not self._goes_on(answer):
+                self.let_go()
+            if answer.entity in op.guards:
+                engine.controls.forget()  # what people have said has changed: it is read anew
+            if op.also or op.guards:
+                engine.circuits.forget(answer.entity)  # if it is what has changed, it is read anew
+            return None
+        if after.run.state != "RUNNING":  # or it was only asked to be cancelled
             self.let_go()
-        if isinstance(answer, Conflict) and answer.entity in op.guards:
-            self.engine.controls.forget()  # what people have said has changed: it is read anew
-        if op.also and stored:
-            self.engine.circuits.wrote(self.engine, op.also)
-        if isinstance(answer, Conflict) and (op.also or op.guards):
-            self.engine.circuits.forget(answer.entity)  # if it is what has changed, it is read anew
-        if stored and self.engine.notices is not None and entered(op.change):
-            self.engine.notices.wake(self.engine)
-        return after if stored else None
+        if op.also:
+            engine.circuits.wrote(engine, op.also)
+        if engine.notices is not None and entered(op.change):
+            engine.notices.wake(engine)
+        return after
 
-    def _goes_on(self, after: Run, answer: Answered) -> bool:
-        """Whether the attempt is still under way: it has begun, or its run was only asked to be cancelled."""
-        if isinstance(answer, Stored):
-            return after.state == "RUNNING"
+    def _goes_on(self, answer: Conflict) -> bool:
+        """Whether the attempt is still under way though a write of it was refused."""
         if self.held is None:
             return False
         # What was to be changed with it may have moved alone: then the attempt is what it was.
@@ -504,6 +500,20 @@ def _moved(attempt: Attempt, saved: Seen | None) -> None:
     attempt.seen = saved
 
 
+def _with_it(
+    also: tuple[tuple[Seen, Change], ...], events: tuple[Given, ...], now: float, seal: Seal | None
+) -> Iterator[Write]:
+    """Tell what else is written with a change: other entities, and each thing that is given away."""
+    for seen, change in also:
+        yield write_of(seen.entity, seen.version, seen.hash, change, now, seal)
+    for given, payload in events:
+        if type(given) is Kept:
+            yield write_of(artifacts.ref_of(given), 0, NOWHERE, Change(ARTIFACT, None, given), now, seal)
+        else:
+            assert type(given) is Outgoing
+            yield notice_write((given, payload), now, seal)
+
+
 # Writing, blocking and awaiting -------------------------------------------------------------------
 
 
@@ -524,6 +534,8 @@ def save(job: Job, op: Save) -> Seen | AlsoFailed | None:
             answer = drained(job.send_again(batch, error))
         else:
             job.cut = error  # kept, and raised when the run is in order
+    if type(answer) is Stored:
+        return job.end_save(op, after, answer)
     if isinstance(answer, AlsoFailed):
         return answer
     return save(job, op) if told_already(op, batch, answer) else job.end_save(op, after, answer)
@@ -550,10 +562,11 @@ async def save_awaited(job: Job, op: Save) -> Seen | AlsoFailed | None:
     except BaseException as error:  # noqa: BLE001 - a cut is kept and raised when the run is in order
         sending = job.send_again(batch, error)
         answer = await drained_awaited(sending) if isinstance(error, Exception) else drained(sending)
-    if isinstance(answer, AlsoFailed):
-        return answer
-    if told_already(op, batch, answer):
-        return await save_awaited(job, op)
+    if type(answer) is not Stored:
+        if isinstance(answer, AlsoFailed):
+            return answer
+        if told_already(op, batch, answer):
+            return await save_awaited(job, op)
     job.last = job.end_save(op, after, answer)
     return job.last  # type: ignore[no-any-return]
 

@@ -85,19 +85,27 @@ class Identity:
             self._over = self._over or not self._under_way
             return self._over
 
-    def take(self, attempt: tuple[str, int]) -> None:
-        """Have an attempt under way, or try to: several callers may try the same, and one will get it."""
+    def take(self, attempt: tuple[str, int], *, reserved: bool = False) -> None:
+        """Have an attempt under way, or try to: several callers may try the same, and one will get it.
+
+        reserved  whether this worker was kept for it (`reserve`), which it need not be any longer
+        """
         with self._counting:
             self._under_way[attempt] = self._under_way.get(attempt, 0) + 1
+            if reserved:
+                self._leave(RESERVED)
 
     def leave(self, attempt: tuple[str, int]) -> None:
         """Be done with an attempt, or have failed to get it; whoever else has it still has it."""
         with self._counting:
-            left = self._under_way[attempt] - 1
-            if left:
-                self._under_way[attempt] = left  # never absent in between: others look without the lock
-            else:
-                del self._under_way[attempt]
+            self._leave(attempt)
+
+    def _leave(self, attempt: tuple[str, int]) -> None:
+        left = self._under_way[attempt] - 1
+        if left:
+            self._under_way[attempt] = left  # never absent in between: others look without the lock
+        else:
+            del self._under_way[attempt]
 
     def renew(self) -> None:
         """Write a new end of the lease; what it was before does not matter, runs have fences.
