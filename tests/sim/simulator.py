@@ -536,8 +536,8 @@ class Sim:
         process.lanes.append(lane)
         return lane
 
-    def _terms(self, call: Call) -> Callable[[Any], Terms]:
-        def terms(me: Any) -> Terms:
+    def _terms(self, call: Call) -> Callable[[Any, float], Terms]:
+        def terms(me: Any, now: float) -> Terms:
             self.ids += 1
             return Terms(me.name, f"r{self.ids}", {"x": 1}, call.input_hash)
 

@@ -88,7 +88,7 @@ class Job:
     def __init__(
         self,
         engine: Engine,
-        terms: Callable[[Any], Terms],
+        terms: Callable[[Any, float], Terms],
         name: str,
         work: Callable[..., Any],
         args: tuple[Any, ...],
@@ -147,15 +147,18 @@ class Job:
 
     def begin(self, op: Begin) -> Terms:
         """Return who begins an attempt: this process, with a lease that is good for it."""
-        self.release()
-        while not (me := self.engine.identity()).reserve():
+        if self.reserved:
+            self.release()
+        engine = self.engine
+        now = engine.now()
+        while not (me := engine.identity(now)).reserve():
             continue  # it was retired in this very moment: the next one is another
         self.me, self.reserved = me, True
-        return self._terms(me)
+        return self._terms(me, now)
 
     def offer(self, op: Offer) -> Terms:
         """Return what a run begins with that somebody else is to do."""
-        return self._terms(None)
+        return self._terms(None, self.engine.now())
 
     def permit(self, op: Permit) -> Permission:
         """Say whether an attempt may begin, as far as people have to say so."""
@@ -397,7 +400,7 @@ class Job:
     def leave(self, attempt: Attempt, content: Any, label: Label) -> Kept:
         """Put content away that is listed if the attempt fails: what it leaves for people to look at."""
         kept = self._put(attempt, content, label)
-        attempt.evidence.append(kept)
+        attempt.evidence = (*attempt.evidence, kept)
         return kept
 
     def _put(self, attempt: Attempt, content: Any, label: Label) -> Kept:

@@ -62,10 +62,9 @@ class Identity:
         """When the lease ends, by the store's time, unless it is renewed."""
         return self._state.until if self._state else 0.0
 
-    @property
-    def fresh(self) -> bool:
+    def fresh(self, now: float) -> bool:
         """Whether most of the lease is left: a new attempt may begin under it."""
-        return self.until - self._now() > self._lease_s / BEATS
+        return self.until - now > self._lease_s / BEATS
 
     def at(self, entity: str, fence: int) -> bool:
         """Whether an attempt is under way here."""

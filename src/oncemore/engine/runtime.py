@@ -200,10 +200,13 @@ class Engine:
 
     # Leases -----------------------------------------------------------------------------------------
 
-    def identity(self) -> Identity:
-        """Return the worker that this process is, with a lease that an attempt may begin under."""
+    def identity(self, now: float | None = None) -> Identity:
+        """Return the worker that this process is, with a lease that an attempt may begin under.
+
+        now  the store's time, for who has just asked
+        """
         me = self._me
-        if me is not None and me.fresh:
+        if me is not None and me.fresh(self.now() if now is None else now):
             return me
         with self._lock:
             if self._me is None:
@@ -211,7 +214,7 @@ class Engine:
                 self._me = self._mine[me.name] = me
                 if self._heart is None:
                     self._heart = Heart(self.lease_s / BEATS, _beat_of(self))
-            elif not self._me.fresh:
+            elif not self._me.fresh(self.now()):
                 self._me.renew()
             return self._me
 
@@ -286,7 +289,7 @@ class Engine:
 
             return isolate.run(job, attempt, invoke)
         if invoke.limit_s is None:
-            return job.call_work()
+            return job.work(*job.args, **job.kwargs)
         if attempt.seen.run.effect == "transactional":
             return limits.waited_for(attempt.step, invoke, job.call_work)
         from oncemore.engine import helpers

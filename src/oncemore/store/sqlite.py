@@ -177,7 +177,8 @@ class SqliteStore:
 
     def _transact(self, ops: list[Op]) -> None:
         """Store what queued batches ask for in one transaction; answer each when the disk has it."""
-        self._check_open()
+        if self._closed:
+            self._check_open()
         if self._reserve.given and not self._reserve.make():
             ops = self._refuse(ops, [op for op in ops if begins(op.batch) and not ends(op.batch)])
         try:
@@ -211,9 +212,7 @@ class SqliteStore:
             self._door.enter(self._combiner.tell)
             try:
                 if len(ops) == 1 and _is_alone(ops[0].batch) and place.since_boot() <= self._mark:
-                    cursor = self._cursor(sync=ops[0].batch.sync)
-                    self._combiner.tell()
-                    answers = [_store(cursor, ops[0].batch, _ALONE)]
+                    answers = [self._alone(ops[0].batch)]
                 elif ops:
                     answers = self._together([op.batch for op in ops])
             finally:
@@ -229,6 +228,14 @@ class SqliteStore:
                 op.error = answer
             else:
                 op.answer = answer
+
+    def _alone(self, batch: Batch) -> Answer:
+        """Store a batch that is one write, in a transaction of its own."""
+        cursor = self._cursor(sync=batch.sync)
+        self._combiner.tell()
+        guards = batch.guards
+        seq = (_set_guarded if guards else _set)(cursor, batch.writes[0], guards, _ALONE)
+        return make(Stored, ((seq,),)) if seq else _refused(cursor, batch)
 
     def _together(self, batches: list[Batch]) -> list[Answer]:
         """Store batches in one transaction, and the time with them where it is due."""
@@ -521,16 +528,19 @@ def _store(cursor: apsw.Cursor, batch: Batch, sql: _Sql) -> Stored | Conflict:
     """Store a batch, or say what stands in its way; a lone write finds that out by itself."""
     writes, guards = batch.writes, batch.guards
     if len(writes) == 1 and len(guards) < 2:
-        seq = _set_guarded(cursor, writes[0], guards, sql) if guards else _set(cursor, writes[0], sql)
-        if seq:
-            return make(Stored, ((seq,),))
-        return (_missed(cursor, batch) if guards else None) or _conflict(cursor, writes[0].entity)
+        seq = (_set_guarded if guards else _set)(cursor, writes[0], guards, sql)
+        return make(Stored, ((seq,),)) if seq else _refused(cursor, batch)
     missed = _missed(cursor, batch)
     if missed is not None:
         return missed
-    seqs = tuple([_set(cursor, write, sql) for write in writes])
+    seqs = tuple([_set(cursor, write, guards, sql) for write in writes])
     assert 0 not in seqs, "a head moved inside the transaction that compared it"
     return make(Stored, (seqs,))
+
+
+def _refused(cursor: apsw.Cursor, batch: Batch) -> Conflict:
+    """Return what stands in the way of a lone write that was not stored."""
+    return (_missed(cursor, batch) if batch.guards else None) or _conflict(cursor, batch.writes[0].entity)
 
 
 def _missed(cursor: apsw.Cursor, batch: Batch) -> Conflict | None:
@@ -569,8 +579,11 @@ def _set_guarded(cursor: apsw.Cursor, write: Write, guards: Mapping[str, int], s
     return connection.last_insert_rowid() if connection.changes() else 0
 
 
-def _set(cursor: apsw.Cursor, write: Write, sql: _Sql) -> int:
-    """Move a head that has the expected version, and log it; return its seq, 0 when it has another."""
+def _set(cursor: apsw.Cursor, write: Write, guards: Mapping[str, int], sql: _Sql) -> int:
+    """Move a head that has the expected version, and log it; return its seq, 0 when it has another.
+
+    What guards it has been compared, or there is nothing.
+    """
     entity, expect, header, body, digest, head, by = write
     if expect:
         entry = (digest, header, body, entity, expect)
