@@ -651,9 +651,11 @@ def _codec(recipe: Recipe, shelf: Shelf) -> tuple[Callable[[Any], Any], Callable
     def encode(value: Any) -> Any:
         if name and (type(value) is not Artifact or value.name != name):
             raise NoForm(f"the step is declared to return the artifact {name!r}; it returned {value!r:.80}")
-        return results.encode(value, returns)
+        return value if results.is_itself(value) else results.encode(value, returns)
 
     def decode(plain: Any) -> Any:
+        if type(plain) in _THEMSELVES:
+            return plain
         before = SHELF.set(shelf)
         try:
             return results.value_of(plain, returns)
@@ -751,6 +753,8 @@ LOST_BEFORE = 3
 MOST_PROVIDERS = 1000
 
 _NO_END = (0.0, 0.0)
+#: What a stored result may be without standing for anything else.
+_THEMSELVES = frozenset((str, int, float, bool, type(None)))
 _NONE: tuple[str, ...] = ()
 
 

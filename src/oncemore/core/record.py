@@ -304,6 +304,9 @@ KINDS: Final = (
 NEW: Final[dict[type, Any]] = {kind: kind() for kind in KINDS}
 
 
+_FIRST = Run._fields.index("committed") + 1
+
+
 class Change(Value):
     """One entry before it has bytes: its marks, the state it leads to, and what goes into the body."""
 
@@ -317,8 +320,9 @@ class Change(Value):
         """The fields that differ from the state before, or from a new one's, for the first entry."""
         after = self.after
         before = NEW[type(after)] if self.before is None else self.before
-        # Most fields are the very objects that they were, which is seen at less cost than that they are equal.
-        parts = zip(after._fields, after, before, strict=True)
+        # Most changes are to the first fields, and most of those are the very objects that they were.
+        changed = after if after[_FIRST:] != before[_FIRST:] else after[:_FIRST]
+        parts = zip(after._fields, changed, before, strict=False)
         return {name: new for name, new, old in parts if new is not old and new != old}
 
 

@@ -165,22 +165,22 @@ class Shield:
     told  whether there was a first one before
     """
 
-    __slots__ = ("_int", "_term", "_told", "_waits", "twice")
+    _int: Any = None
+    _term: Any = None
+    _told = False
+    _waits = 0
+    twice = False
 
     def __init__(self, told: bool = False) -> None:
-        self._int: Any = None
-        self._term: Any = None
-        self._told = told
-        self._waits = 0
-        self.twice = False
+        if told:
+            self._told = told
 
     def __enter__(self) -> None:
         if get_ident() == _main[0]:
-            before, term = getsignal(2), getsignal(15)
-            if callable(before):
+            if callable(before := getsignal(2)):
                 self._int = before
                 signal(2, self._hear)
-            if callable(term):
+            if callable(term := getsignal(15)):
                 self._term = term
                 signal(15, self._hear)
 
@@ -203,9 +203,10 @@ class Shield:
         before(number, None)
 
     def __exit__(self, *error: object) -> None:
-        self._lower()
-        if self._waits:
-            self._pass_on(self._waits)
+        if self._int is not None or self._term is not None:
+            self._lower()
+            if self._waits:
+                self._pass_on(self._waits)
 
 
 def _find_main() -> None:
