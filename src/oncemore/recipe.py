@@ -108,7 +108,9 @@ class Recipe:
         self, counted: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any], tenant: str, now: float
     ) -> tuple[str, bytes]:
         """Return the key of a call, and all that counts of its arguments as canonical JSON."""
-        inputs, scope = argument_bytes(counted), self._scope(args, kwargs, tenant, now)
+        inputs = argument_bytes(counted)
+        scope = self._plain_scope if tenant == "" else b""
+        scope = scope or self._scope(args, kwargs, tenant, now)
         if self._key is None:
             return key_of(inputs, scope), inputs
         return key_of(argument_bytes(self._key(counted, args, kwargs)), scope), inputs
@@ -124,8 +126,6 @@ class Recipe:
 
     def _scope(self, args: tuple[Any, ...], kwargs: dict[str, Any], tenant: str, now: float) -> bytes:
         """Return what else the key is made of; where it is always the same, it is made once."""
-        if tenant == "" and self._plain_scope:
-            return self._plain_scope
         if self._partition is None and self._bucket is None and tenant == "":
             self._plain_scope = scope_bytes(self._keyed_as)
             return self._plain_scope

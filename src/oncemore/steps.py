@@ -528,7 +528,9 @@ class Step(Generic[P, R]):
         ends = _ends(recipe.policy.within_s, around.deadline, now) if now else _NO_END
         own = "" if recipe.covers_all else input_hash(inputs)
         call = make(Call, (entity, own, recipe.cfg(), *ends, tenant))
-        plan, withheld = self._plan_on(engine), _NONE
+        plan, withheld = self._plan, _NONE
+        if plan is None or self._shelf is not engine.shelf or plan.inline_wait_s != engine.inline_wait_s:
+            plan = self._plan_on(engine)
         if recipe.guards_each:
             plan = self._plan_for(plan, recipe.provider(args, kwargs))
         if counted is not bound:

@@ -14,7 +14,8 @@ import oncemore
 from oncemore.core.record import Change
 from oncemore.engine import ops, perform
 from oncemore.engine.entry import seen_in, write_of
-from oncemore.engine.lease import Identity, Shield
+from oncemore.engine.lease import Identity
+from oncemore.store.shield import Shield
 from oncemore.engine.runtime import Engine
 from oncemore.errors import StoreError
 from oncemore.store.base import Batch, Conflict

@@ -45,6 +45,7 @@ class Written(NamedTuple):
 _headers = msgspec.json.Decoder(Header)
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
+_decode_head = msgspec.json.Decoder(tuple[Any, ...]).decode
 _EMPTY, _BRACE = b"{}", 0x7B
 _DIGEST_OF_EMPTY = sha256(_EMPTY).digest()
 
@@ -75,7 +76,8 @@ def head_bytes(state: Run | Worker | Outgoing | Kept | Chore) -> bytes:
 
 def head_of(data: bytes, kind: type[State_] = Run) -> State_:  # type: ignore[assignment]
     """Return the state that the bytes of a head hold; fields that an older one lacks have their defaults."""
-    found, *fields = _decode(data)
+    whole = _decode_head(data)
+    found, fields = whole[0], whole[1:]
     if found == FORMAT and len(fields) == len(kind._fields):
         return make(kind, fields)
     if found > FORMAT:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from oncemore.codec.wire import head_of
 from oncemore.core.control import CLEAR, CONTROL, MOVED, SWITCHED, UNKNOWN, Approval, Control, stops
-from oncemore.engine.lease import Shield
+from oncemore.store.shield import Shield
 from oncemore.engine.ops import Permission
 
 if TYPE_CHECKING:

@@ -25,7 +25,8 @@ from oncemore.engine.entry import (
     told_already,
     write_of,
 )
-from oncemore.engine.lease import RESERVED, Shield
+from oncemore.engine.lease import RESERVED
+from oncemore.store.shield import Shield
 from oncemore.engine.marks import Mark, asked, asked_awaited, kept_as
 from oncemore.engine.meters import Meter
 from oncemore.engine.notices import entered

@@ -22,7 +22,7 @@ from oncemore.engine.context import CONTEXT, Context, earlier
 from oncemore.engine.gates import awaited as script_awaited
 from oncemore.engine.gates import waited_for
 from oncemore.engine.job import Job, in_thread, save, save_awaited
-from oncemore.engine.lease import Shield
+from oncemore.store.shield import Shield
 from oncemore.engine.limits import awaited
 from oncemore.engine.marks import Mark, asked, asked_awaited
 from oncemore.engine.ops import (

@@ -25,7 +25,8 @@ from oncemore.engine.artifacts import Artifacts, Shelf
 from oncemore.engine.circuits import Circuits
 from oncemore.engine.controls import Controls
 from oncemore.engine.ids import uuid7
-from oncemore.engine.lease import BEATS, Heart, Identity, Shield
+from oncemore.engine.lease import BEATS, Heart, Identity
+from oncemore.store.shield import Shield
 from oncemore.engine.notices import CLOSE_S
 from oncemore.engine.resources import Paces
 from oncemore.engine.spending import Pockets

@@ -41,6 +41,7 @@ from oncemore.store import place, sqlite_list
 from oncemore.store.base import AlsoFailed, Conflict, Entry, Facts, Head, Index, Stored, check_batch
 from oncemore.store.combine import Combiner
 from oncemore.store.reserve import BYTES, Reserve, begins, ends
+from oncemore.store.shield import Shield
 from oncemore.store.sqlite_house import SqliteHouse, identify, left
 from oncemore.store.sqlite_joined import join
 
@@ -134,11 +135,23 @@ _ALONE = _Sql(*(f"BEGIN IMMEDIATE;{sql};COMMIT" for sql in _IN_ONE))
 _MARK = "INSERT INTO meta VALUES ('mark', ?) ON CONFLICT DO UPDATE SET value=max(value, excluded.value)"
 
 
+class _Reader(threading.local):
+    """What a thread reads by.
+
+    seen  how many commits this process had made when the thread last looked at a head
+    """
+
+    connection: apsw.Connection | None = None
+    seen = -1
+
+
 class SqliteStore:
     """A store in a file of this machine."""
 
     joins = True
     sees_deaths = True
+    #: Whether a look at a head that is cut off leaves nothing behind: nobody else has to see to that.
+    calm = True
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         _check_engine(apsw.sqlite_lib_version())
@@ -158,7 +171,8 @@ class SqliteStore:
         """Have no connection, no queue and no turn yet: at first, and in a forked child."""
         self._writer: apsw.Cursor | None = None
         self._mark = 0.0  # in seconds since boot; until then nothing needs to be written about the time
-        self._readers = threading.local()
+        self._readers = _Reader()
+        self._commits = 0
         self._combiner = Combiner(self._transact)
         self._door = place.door(self.path)
         self._synced: bool | None = None
@@ -223,6 +237,7 @@ class SqliteStore:
         except BaseException:
             self._drop()
             raise
+        self._commits += 1
         for op, answer in zip(ops, answers, strict=True):
             if isinstance(answer, AlsoFailed):
                 op.error = answer
@@ -282,24 +297,34 @@ class SqliteStore:
 
     def _read(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         self._check_open()
-        readers = self._readers
+        reader = self._readers
         try:
-            if not hasattr(readers, "cursor"):
-                readers.cursor = _connect(self.path, apsw.SQLITE_OPEN_READONLY).cursor()
-            return _rows(readers.cursor, sql, values)
+            if reader.connection is None:
+                reader.connection = _connect(self.path, apsw.SQLITE_OPEN_READONLY)
+            return _rows(reader.connection, sql, values)
         except apsw.Error as error:
-            vars(readers).clear()
+            vars(reader).clear()
             raise StoreError(f"{self.path}: {_fault(error, self.path)}") from error
+        except BaseException:  # cut off: what is half read must not hold its snapshot
+            vars(reader).clear()
+            raise
 
     def head(self, entity: str) -> Head | None:
         """Return the current state of an entity."""
-        rows = self._read_warm(_HEAD_OF, (entity,))
+        reader, commits = self._readers, self._commits
+        if reader.seen == commits:
+            rows = self._read(_HEAD_OF, (entity,))
+        else:
+            with Shield():
+                rows = self._read_warm(_HEAD_OF, (entity,))
+            reader.seen = commits
         return _head(rows[0]) if rows else None
 
     def _read_warm(self, sql: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         """Read through the writer's connection if nobody writes: its pages are at hand.
 
-        Every commit makes a reader's pages void, which it then has to fetch anew.
+        Every commit makes a reader's pages void, which it then has to fetch anew. So who looks for the first
+        time since then looks here, and who looks again has a reader of his own.
         """
         if self._writer is None or not self._combiner.take_turn():
             return self._read(sql, values)
@@ -452,9 +477,7 @@ class SqliteStore:
     def close(self) -> None:
         """Let go of everything; what was acknowledged stays."""
         if not self._closed:
-            self._readers = (
-                threading.local()
-            )  # first: the last connection to close empties the write-ahead file
+            self._readers = _Reader()  # first: the last connection to close empties the write-ahead file
             self._combiner.stop(self._shut)
             for here in self._here:
                 here.close()
@@ -629,8 +652,7 @@ def _rows(source: apsw.Connection | apsw.Cursor, sql: str, values: tuple[Any, ..
 
 
 def _head(row: tuple[Any, ...]) -> Head:
-    entity, version, digest, head, *_ = row
-    return make(Head, (entity, version, digest, head, make(Index, row[4:10]), row[10], row[11]))
+    return make(Head, (*row[:4], make(Index, row[4:10]), *row[10:]))
 
 
 def _entry(row: tuple[Any, ...]) -> Entry:
