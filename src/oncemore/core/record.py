@@ -300,6 +300,8 @@ if TYPE_CHECKING:
 KINDS: Final = (
     Run, Worker, Outgoing, Kept, Chore, Mapped, Resource, Circuit, Quota, Control, Approval,
 )  # fmt: skip
+#: Where each field of an entity is, by kind.
+_PLACES: Final = {kind: {name: at for at, name in enumerate(kind._fields)} for kind in KINDS}
 #: What an entity is before its first entry, by kind.
 NEW: Final[dict[type, Any]] = {kind: kind() for kind in KINDS}
 
@@ -328,16 +330,20 @@ class Change(Value):
 
 def fold(before: State_ | None, sets: dict[str, Any], kind: type[State_] = Run) -> State_:  # type: ignore[assignment]
     """Return the state after one header; a move that the table does not have is refused."""
-    if before is None:
-        return NEW[kind]._replace(**sets)  # type: ignore[no-any-return]
-    after = before._replace(**sets)
-    if after.state != before.state and type(before) is Run and after.run_id == before.run_id:  # type: ignore[union-attr]
-        move(before.state, after.state)  # type: ignore[arg-type]
-    return after  # type: ignore[return-value]
+    values, at = list(before or NEW[kind]), _PLACES[kind]
+    try:
+        for name in sets:
+            values[at[name]] = sets[name]
+    except KeyError:
+        raise TypeError(f"{kind.__name__} has no field {name}") from None
+    after: Any = make(kind, values)
+    if type(before) is Run and before.state != after.state and before.run_id == after.run_id:
+        move(before.state, after.state)
+    return after  # type: ignore[no-any-return]
 
 
 # The two moves that every attempt makes, without the names of `_replace`: they are half of what it costs.
-_AT: Final = {name: at for at, name in enumerate(Run._fields)}
+_AT: Final = _PLACES[Run]
 _STATE, _EFFECT, _FENCE, _ATTEMPT, _TRIED, _WORKER, _BEGAN, _HELD_FOR, _REASON, _OWES = map(
     Run._fields.index,
     ("state", "effect", "fence", "attempt", "tried", "worker", "began", "held_for", "reason", "owes"),
