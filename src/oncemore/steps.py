@@ -30,7 +30,7 @@ from oncemore.engine.entry import seen_in
 from oncemore.engine.here import only_here
 from oncemore.engine.history import Run, opening_of
 from oncemore.engine.ids import uuid7
-from oncemore.engine.job import Job
+from oncemore.engine.job import Job, Kit
 from oncemore.engine.moving import Moved, mark, result_of
 from oncemore.engine.ops import Answer, Call, End, Plan, Seen, Terms
 from oncemore.engine.perform import awaiting, blocking
@@ -135,6 +135,10 @@ class Step(Generic[P, R]):
         self._shelf: Shelf | None = None
         self._new_in_a_row = 0
         self._awaits = recipe.colour == "coroutine"
+        self._kit = Kit(
+            recipe.name, recipe.work, _tagged, untag, line_of, recipe.reconcile, self._awaits,
+            recipe.isolate, recipe.artifact,
+        )  # fmt: skip
         for worn in ("__module__", "__name__", "__qualname__", "__doc__"):
             if hasattr(recipe.work, worn):
                 setattr(self, worn, getattr(recipe.work, worn))
@@ -554,20 +558,16 @@ class Step(Generic[P, R]):
 
     def _job(self, look: Look) -> Job:
         """Return what runs a call that is not over yet."""
-        recipe, engine = self._recipe, look.engine
-        if engine.held and recipe.effect != "pure" and not _is_over(look.seen):
+        engine = look.engine
+        if engine.held and self._recipe.effect != "pure" and not _is_over(look.seen):
             engine.check_original()
 
         def terms(me: Identity | None, now: float) -> Terms:
-            if engine.held and recipe.effect != "pure":
+            if engine.held and self._recipe.effect != "pure":
                 engine.check_original()
             return self._terms(look, "" if me is None else me.name, now)
 
-        return Job(
-            engine, terms, recipe.name, recipe.work, look.args, look.kwargs, tagged=_tagged, untagged=untag,
-            line_of=line_of, reconcile=recipe.reconcile, awaits=self._awaits, isolate=recipe.isolate,
-            artifact=recipe.artifact,
-        )  # fmt: skip
+        return Job(engine, terms, self._kit, look.args, look.kwargs)
 
     def _terms(self, look: Look, worker: str, now: float) -> Terms:
         """Return what a run that begins now keeps of its call."""

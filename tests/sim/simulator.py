@@ -35,7 +35,7 @@ from oncemore.core.model import Failure
 from oncemore.core.policy import Policy
 from oncemore.core.record import Run, Worker
 from oncemore.engine import entry, flow, job, lease, runtime
-from oncemore.engine.job import Job
+from oncemore.engine.job import Job, Kit
 from oncemore.engine.ops import (
     Answer,
     Ask,
@@ -548,7 +548,7 @@ class Sim:
         yield "begins"
         plan, call = self.plan, lane.call
         job = self.job_kind(
-            process.engine, self._terms(call), "sim", _no_work, (), {}, tagged=_same, untagged=_same
+            process.engine, self._terms(call), Kit("sim", _no_work, _same, _same)
         )
         scripts: list[Any]
         if lane.kind == "rerun":

@@ -17,7 +17,7 @@ from oncemore.engine.chores import somebody
 from oncemore.engine.cooling import DECIDED, entity_of, letting_go
 from oncemore.engine.entry import seen_in, write_of
 from oncemore.engine.here import only_here, write_here
-from oncemore.engine.job import Job
+from oncemore.engine.job import Job, Kit
 from oncemore.engine.ops import End, Load, Now, Save
 from oncemore.engine.perform import blocking
 from oncemore.errors import StaleDecision, UsageError
@@ -119,7 +119,7 @@ class Cooldowns:
         """
         ruling = review.ruling("release", somebody(by), reason)
         seen = self._known(resource)
-        job = Job(self._engine, _nobody, resource, _nobody, (), {}, tagged=_nobody, untagged=_nobody)
+        job = Job(self._engine, _nobody, Kit(resource, _nobody, _nobody, _nobody))
         saved: Resource = blocking(job, only_here(resource, _released(seen.entity, ruling.record))).run
         return saved
 

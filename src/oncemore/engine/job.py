@@ -7,7 +7,7 @@ A write that was begun is brought to its end. If its answer was lost, by a cut o
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncemore.codec.artifact import as_artifact
 from oncemore.codec.wire import body_of, head_of
@@ -77,42 +77,63 @@ if TYPE_CHECKING:
 AGAIN_S = (0.0, 0.05, 0.25, 1.0)
 
 
+class Kit(NamedTuple):
+    """What all calls of a step have in common.
+
+    tagged, untagged  value → what a body keeps of it, and back
+    line_of           a connection to the user's own database → what speaks its dialect
+    isolate           whether the work runs in a process of its own, or what else calls it
+    artifact          the name of the one artifact that its result is; empty if it is not
+    """
+
+    name: str
+    work: Callable[..., Any]
+    tagged: Callable[[Any], Any]
+    untagged: Callable[[Any], Any]
+    line_of: Callable[[Any], Line] | None = None
+    reconcile: Callable[..., Any] | None = None
+    awaits: bool = False
+    isolate: bool | Callable[[Job, Attempt, Invoke], Any] = False
+    artifact: str = ""
+
+
 class Job:
-    """One call on its way: the engine it runs on, the work, and what has cut it off, if anything has."""
+    """One call on its way: the engine it runs on, the work, and what has cut it off, if anything has.
+
+    last  what an awaited operation answered that was closed: nobody else hears it
+    """
 
     __slots__ = (
-        "_line_of", "_reconcile", "_tagged", "_terms", "_untagged", "args", "artifact", "awaits", "cut",
-        "engine", "held", "isolate", "kwargs", "last", "me", "name", "read_again", "reserved", "store",
-        "work",
+        "_tagged", "_terms", "args", "awaits", "cut", "engine", "held", "isolate", "kit", "kwargs", "last",
+        "me", "read_again", "reserved", "store", "work",
     )  # fmt: skip
 
     def __init__(
         self,
         engine: Engine,
         terms: Callable[[Any, float], Terms],
-        name: str,
-        work: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        tagged: Callable[[Any], Any],
-        untagged: Callable[[Any], Any],
-        line_of: Callable[[Any], Line] | None = None,
-        reconcile: Callable[..., Any] | None = None,
-        awaits: bool = False,
-        isolate: bool | Callable[[Job, Attempt, Invoke], Any] = False,
-        artifact: str = "",
+        kit: Kit,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] = {},  # noqa: B006 - nobody changes it
     ) -> None:
-        self.engine, self.store, self._terms = engine, engine.store, terms
+        self.engine, self.store, self._terms, self.kit = engine, engine.store, terms, kit
         self.me: Identity | None = None
         self.cut: BaseException | None = None
         self.held: tuple[str, int] | None = None
         self.reserved = self.read_again = False
-        self.last: Any = None  # what an awaited operation answered that was closed: nobody else hears it
-        self.awaits, self.isolate, self.artifact = awaits, isolate, artifact
-        self.name, self.work, self.args, self.kwargs = name, work, args, kwargs
-        self._tagged, self._untagged, self._reconcile = tagged, untagged, reconcile
-        self._line_of = line_of
+        self.last: Any = None
+        _, self.work, self._tagged, _, _, _, self.awaits, self.isolate, _ = kit
+        self.args, self.kwargs = args, kwargs
+
+    @property
+    def name(self) -> str:
+        """What the step is known by."""
+        return self.kit.name
+
+    @property
+    def artifact(self) -> str:
+        """The name of the one artifact that the step's result is."""
+        return self.kit.artifact
 
     # What needs no waiting --------------------------------------------------------------------------
 
@@ -337,15 +358,15 @@ class Job:
         _moved(attempt, saved)
 
     def _kept(self, seen: Seen) -> Any:
-        return self._untagged(self.read(Read(seen.entity, seen.run.checkpoint))["checkpoint"])
+        return self.kit.untagged(self.read(Read(seen.entity, seen.run.checkpoint))["checkpoint"])
 
     # Transactions -----------------------------------------------------------------------------------
 
     def enlist(self, attempt: Attempt, connection: Any) -> Any:
         """Begin an attempt's transaction in the user's own database; in async work it is to be awaited."""
-        assert self._line_of is not None
+        assert self.kit.line_of is not None
         ours = str(getattr(self.store, "path", ""))
-        mark = Mark(self._line_of(connection), connection, attempt, ours)
+        mark = Mark(self.kit.line_of(connection), connection, attempt, ours)
         if self.awaits:
             return self._enlist_awaited(attempt, mark)
         if mark.awaits:
@@ -443,8 +464,8 @@ class Job:
 
     def call_reconcile(self) -> Any:
         """Call the step's reconcile function, with the step's own arguments."""
-        assert self._reconcile is not None
-        return self._reconcile(*self.args, **self.kwargs)
+        assert self.kit.reconcile is not None
+        return self.kit.reconcile(*self.args, **self.kwargs)
 
     def invoke(self, op: Work) -> Invoke:
         """Return the limits of an attempt; an outer attempt's end is an end for the inner one too."""

@@ -29,7 +29,7 @@ from oncemore.engine import clock as clocks
 from oncemore.engine import flow
 from oncemore.engine.context import CONTEXT
 from oncemore.engine.ids import uuid7
-from oncemore.engine.job import Job
+from oncemore.engine.job import Job, Kit
 from oncemore.engine.ops import Call, End, Holder, Load, Now, Plan, Read, Save, Terms, Work
 from oncemore.engine.perform import awaiting
 from oncemore.engine.retry import ENDS, Report, annotate, log, mark
@@ -105,7 +105,7 @@ def _whole(script: Script) -> Script:
 
 
 def _job(engine: Engine, name: str, work: Callable[[], Any], terms: Callable[[Identity, float], Terms]) -> Job:
-    return Job(engine, terms, name, work, (), {}, tagged=_tagged, untagged=untag, awaits=True)
+    return Job(engine, terms, Kit(name, work, _tagged, untag, awaits=True))
 
 
 def _tagged(value: Any) -> Any:

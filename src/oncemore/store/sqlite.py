@@ -135,6 +135,9 @@ _ALONE = _Sql(*(f"BEGIN IMMEDIATE;{sql};COMMIT" for sql in _IN_ONE))
 _MARK = "INSERT INTO meta VALUES ('mark', ?) ON CONFLICT DO UPDATE SET value=max(value, excluded.value)"
 
 
+_NO_ANSWERS: Sequence[Answer] = ()
+
+
 class _Reader(threading.local):
     """What a thread reads by.
 
@@ -185,7 +188,8 @@ class SqliteStore:
 
     def append(self, batch: Batch) -> Op:
         """Ask for a batch to be stored."""
-        if len(batch.writes) != 1 or (batch.guards and batch.writes[0].entity in batch.guards):
+        writes, guards, _, _ = batch
+        if len(writes) != 1 or (guards and writes[0].entity in guards):
             check_batch(batch)
         return self._combiner.submit(batch)
 
@@ -221,16 +225,16 @@ class SqliteStore:
 
     def _commit(self, ops: list[Op]) -> None:
         """Store batches in one transaction; after an error nothing of it is kept, not even the connection."""
-        answers: list[Answer] = []
+        door, answers = self._door, _NO_ANSWERS
         try:
-            self._door.enter(self._combiner.tell)
+            door.enter(self._combiner.tell)
             try:
                 if len(ops) == 1 and _is_alone(ops[0].batch) and place.since_boot() <= self._mark:
-                    answers = [self._alone(ops[0].batch)]
+                    answers = (self._alone(ops[0].batch),)
                 elif ops:
                     answers = self._together([op.batch for op in ops])
             finally:
-                self._door.leave()
+                door.leave()
         except (TypeError, ValueError, OverflowError, apsw.TooBigError) as error:
             self._drop()
             raise UsageError(f"a batch holds what SQLite cannot store: {error}") from error
@@ -239,17 +243,17 @@ class SqliteStore:
             raise
         self._commits += 1
         for op, answer in zip(ops, answers, strict=True):
-            if isinstance(answer, AlsoFailed):
+            if type(answer) is AlsoFailed:
                 op.error = answer
             else:
-                op.answer = answer
+                op.answer = answer  # type: ignore[assignment]
 
     def _alone(self, batch: Batch) -> Answer:
         """Store a batch that is one write, in a transaction of its own."""
-        cursor = self._cursor(sync=batch.sync)
+        (write,), guards, sync, _ = batch
+        cursor = self._cursor(sync=sync)
         self._combiner.tell()
-        guards = batch.guards
-        seq = (_set_guarded if guards else _set)(cursor, batch.writes[0], guards, _ALONE)
+        seq = (_set_guarded if guards else _set)(cursor, write, guards, _ALONE)
         return make(Stored, ((seq,),)) if seq else _refused(cursor, batch)
 
     def _together(self, batches: list[Batch]) -> list[Answer]:
@@ -266,7 +270,7 @@ class SqliteStore:
             self._note(answers)
         return answers
 
-    def _note(self, answers: list[Answer]) -> None:
+    def _note(self, answers: Sequence[Answer]) -> None:
         """Keep beside the file how far the log has come: what is synced cannot be lost again."""
         seqs = [seq for answer in answers if isinstance(answer, Stored) for seq in answer.seqs]
         if seqs:
@@ -529,7 +533,8 @@ def _apply(cursor: apsw.Cursor, batches: list[Batch]) -> list[Answer]:
 
 def _is_alone(batch: Batch) -> bool:
     """Whether a batch is one write that depends on one other thing at most."""
-    return len(batch.writes) == 1 and len(batch.guards) < 2 and batch.also is None
+    writes, guards, _, also = batch
+    return len(writes) == 1 and len(guards) < 2 and also is None
 
 
 def _join(cursor: apsw.Cursor, batch: Batch) -> Answer:
