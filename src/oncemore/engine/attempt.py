@@ -16,7 +16,7 @@ from oncemore.engine.limits import remaining
 from oncemore.errors import LeaseLost, UsageError, Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from oncemore.codec.artifact import Artifact
     from oncemore.engine.marks import Mark
@@ -35,8 +35,8 @@ class Attempt:
     # What most attempts never touch is the class's until they do: one is made for every call.
     over = False
     begun = True  # until something that is done before the work itself says otherwise
-    evidence: Sequence[Kept] = ()
-    events: Sequence[tuple[Outgoing, Any]] = ()
+    evidence: tuple[Kept, ...] = ()
+    events: tuple[tuple[Outgoing, Any], ...] = ()
     mark: Mark | None = None
     also: Callable[[Joined], object] | None = None
     _rng: random.Random | None = None

@@ -472,8 +472,7 @@ _NEITHER = _NONE[Run._fields.index("provider") + 1 :]
 
 def _limit(plan: Plan, run: Run, now: float) -> tuple[float | None, bool]:
     """Return how long the attempt may take, and whether that is the rest of the whole run's time."""
-    limit = plan.policy.timeout_s
-    left = run.deadline - now if run.deadline else None
+    limit, left = plan.policy.timeout_s, run.deadline - now if run.deadline else None
     if left is None or (limit is not None and limit <= left):
         return limit, False
     return left, True

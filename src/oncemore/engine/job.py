@@ -472,7 +472,7 @@ class Job:
         outer = ENDS.get()
         limit, whole = op.limit_s, op.whole
         if outer is None and limit is None:
-            return make(Invoke, (op.number, None, whole, None))
+            return make(Invoke, (op.seen.run.attempt, None, whole, None))
         if outer is not None:
             left = max(0.0, outer - clocks.current.monotonic())
             if limit is None or left < limit:
@@ -502,7 +502,7 @@ class Job:
         if attempt.seen.run.effect == "transactional":
             return self._transacted(attempt, value)
         if not attempt.kept:
-            return Done(attempt.seen, value, None, True, tuple(attempt.events))
+            return make(Done, (attempt.seen, value, None, True, attempt.events, (), None, None, None, ()))
         return Done(attempt.seen, value, None, True, attempt.given(), attempt.put_away())
 
     def _transacted(self, attempt: Attempt, value: Any) -> Done:

@@ -63,7 +63,8 @@ class Identity:
 
     def fresh(self, now: float) -> bool:
         """Whether most of the lease is left: a new attempt may begin under it."""
-        return self.until - now > self._lease_s / BEATS
+        state = self._state
+        return state is not None and state.until - now > self._lease_s / BEATS
 
     def at(self, entity: str, fence: int) -> bool:
         """Whether an attempt is under way here."""

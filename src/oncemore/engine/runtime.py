@@ -201,13 +201,13 @@ class Engine:
 
     # Leases -----------------------------------------------------------------------------------------
 
-    def identity(self, now: float | None = None) -> Identity:
+    def identity(self, now: float = 0.0) -> Identity:
         """Return the worker that this process is, with a lease that an attempt may begin under.
 
         now  the store's time, for who has just asked
         """
         me = self._me
-        if me is not None and me.fresh(self.now() if now is None else now):
+        if me is not None and me.fresh(now or self.now()):
             return me
         with self._lock:
             if self._me is None:
