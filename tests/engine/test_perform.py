@@ -15,11 +15,11 @@ from oncemore.core.record import Change
 from oncemore.engine import ops, perform
 from oncemore.engine.entry import seen_in, write_of
 from oncemore.engine.lease import Identity
-from oncemore.store.shield import Shield
 from oncemore.engine.runtime import Engine
 from oncemore.errors import StoreError
 from oncemore.store.base import Batch, Conflict
 from oncemore.store.memory import MemoryStore, Settled
+from oncemore.store.shield import Shield
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -547,9 +547,7 @@ class Sim:
         """Make a call as the blocking driver does, with a step before every operation."""
         yield "begins"
         plan, call = self.plan, lane.call
-        job = self.job_kind(
-            process.engine, self._terms(call), Kit("sim", _no_work, _same, _same)
-        )
+        job = self.job_kind(process.engine, self._terms(call), Kit("sim", _no_work, _same, _same))
         scripts: list[Any]
         if lane.kind == "rerun":
             scripts = [flow.reopen(plan, call, "again", "somebody"), flow.run_step(plan, call)]

@@ -301,7 +301,9 @@ KINDS: Final = (
     Run, Worker, Outgoing, Kept, Chore, Mapped, Resource, Circuit, Quota, Control, Approval,
 )  # fmt: skip
 #: Where each field of an entity is, by kind.
-_PLACES: Final = {kind: {name: at for at, name in enumerate(kind._fields)} for kind in KINDS}
+_PLACES: Final[dict[type, dict[str, int]]] = {
+    kind: {name: at for at, name in enumerate(kind._fields)} for kind in KINDS
+}
 #: What an entity is before its first entry, by kind.
 NEW: Final[dict[type, Any]] = {kind: kind() for kind in KINDS}
 

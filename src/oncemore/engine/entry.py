@@ -8,13 +8,13 @@ from oncemore.codec.wire import body_of, head_of, written
 from oncemore.core.record import NOWHERE, Change, Run
 from oncemore.core.value import make
 from oncemore.engine.ids import nonce
-from oncemore.store.shield import Shield
 from oncemore.engine.listed import index_of
 from oncemore.engine.ops import (
     Save,
     Seen,
 )
 from oncemore.store.base import Batch, Conflict, Stored, Write
+from oncemore.store.shield import Shield
 
 if TYPE_CHECKING:
     from oncemore.codec.seal import Seal

@@ -78,9 +78,8 @@ def run_step(plan: Plan, call: Call, seen: Seen | None = None) -> Script:
         if seen is None:
             seen = yield Load(call.entity)
         now = yield NOW
-        if seen.run is None:
-            ready = _anew(plan, call, seen, now)
-        else:
+        ready: Any = _anew(plan, call, seen, now) if seen.run is None else None
+        if ready is None:
             ready = yield from _admit(plan, call, seen, now)  # the second call: End, look again, or go on
         seen = None
         if ready is WAITED:

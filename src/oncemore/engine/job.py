@@ -26,7 +26,6 @@ from oncemore.engine.entry import (
     write_of,
 )
 from oncemore.engine.lease import RESERVED
-from oncemore.store.shield import Shield
 from oncemore.engine.marks import Mark, asked, asked_awaited, kept_as
 from oncemore.engine.meters import Meter
 from oncemore.engine.notices import entered
@@ -59,6 +58,7 @@ from oncemore.engine.ops import (
 from oncemore.engine.retry import ENDS, Invoke
 from oncemore.errors import Cancelled, LeaseLost, StoreError, UsageError
 from oncemore.store.base import AlsoFailed, Batch, Conflict, Stored
+from oncemore.store.shield import Shield
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator

@@ -22,7 +22,6 @@ from oncemore.engine.context import CONTEXT, Context, earlier
 from oncemore.engine.gates import awaited as script_awaited
 from oncemore.engine.gates import waited_for
 from oncemore.engine.job import Job, in_thread, save, save_awaited
-from oncemore.store.shield import Shield
 from oncemore.engine.limits import awaited
 from oncemore.engine.marks import Mark, asked, asked_awaited
 from oncemore.engine.ops import (
@@ -55,6 +54,7 @@ from oncemore.engine.ops import (
     Work,
 )
 from oncemore.engine.retry import ENDS
+from oncemore.store.shield import Shield
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator

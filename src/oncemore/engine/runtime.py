@@ -26,13 +26,13 @@ from oncemore.engine.circuits import Circuits
 from oncemore.engine.controls import Controls
 from oncemore.engine.ids import uuid7
 from oncemore.engine.lease import BEATS, Heart, Identity
-from oncemore.store.shield import Shield
 from oncemore.engine.notices import CLOSE_S
 from oncemore.engine.resources import Paces
 from oncemore.engine.spending import Pockets
 from oncemore.engine.watch import LIMITS, Limits, Watch
 from oncemore.errors import RestoredCopy, StoreError, UsageError
 from oncemore.settings import COPIES, INLINE_WAIT_S, LEASE_S, LONGEST_LEASE_S, SHORTEST_LEASE_S
+from oncemore.store.shield import Shield
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

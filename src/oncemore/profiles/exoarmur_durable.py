@@ -104,7 +104,9 @@ def _whole(script: Script) -> Script:
     yield (yield from script)
 
 
-def _job(engine: Engine, name: str, work: Callable[[], Any], terms: Callable[[Identity, float], Terms]) -> Job:
+def _job(
+    engine: Engine, name: str, work: Callable[[], Any], terms: Callable[[Identity, float], Terms]
+) -> Job:
     return Job(engine, terms, Kit(name, work, _tagged, untag, awaits=True))
 
 
@@ -112,7 +114,7 @@ def _tagged(value: Any) -> Any:
     return _PLAIN.tag(value, "the value")
 
 
-def _nobody(*me: Identity) -> Any:
+def _nobody(*told: Any) -> Any:
     raise AssertionError("a script that only reads and writes begins no attempt")  # pragma: no cover
 
 
