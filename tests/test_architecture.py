@@ -43,9 +43,9 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
 )
 
-#: What a room may import from its own row all the same: the engine knows the store's protocol, and
-#: never a store.
-BESIDE = {("engine", "oncemore.store.base")}
+#: What a room may import from its own row all the same: the engine knows the store's protocol, and what
+#: keeps a Ctrl-C from a store at work, and never a store.
+BESIDE = {("engine", "oncemore.store.base"), ("engine", "oncemore.store.shield")}
 
 #: The core computes: values in, values out. What is not in this list could ask for the time, roll
 #: dice, or touch a file, a thread or the network.

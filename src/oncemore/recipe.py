@@ -85,16 +85,17 @@ class Recipe:
         self._bucket = _bucket(told["bucket"])
         self._plain_scope = b""
         self.timed = self._bucket is not None or self.policy.within_s is not None
-        self._bind = _binder(work)
+        #: Gives the arguments of a call by name, defaults included; a call that does not fit is refused.
+        self.arguments = _binder(work)
+        #: Whether providers have breakers (BREAK-1) or rates of their own: calls differ by whom they ask.
+        self.guards_each = self._guards is not None or self._rate is not None
         self._left_out, self._secret = _left_out(self.name, work, told["ignore"])
         self._key = _key(self.name, work, told["key"], self._left_out)
+        #: Whether the key is made of all arguments that count: equal keys are then equal arguments.
+        self.covers_all = self._key is None
         self.key_names = None
         if told["key"] is not None and not callable(told["key"]):
             self.key_names = _names(self.name, work, "key", told["key"])
-
-    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a call by name, defaults included; a call that does not fit is refused."""
-        return self._bind(args, kwargs)
 
     def counted(self, bound: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments that make two calls differ."""
@@ -107,7 +108,9 @@ class Recipe:
         self, counted: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any], tenant: str, now: float
     ) -> tuple[str, bytes]:
         """Return the key of a call, and all that counts of its arguments as canonical JSON."""
-        inputs, scope = argument_bytes(counted), self._scope(args, kwargs, tenant, now)
+        inputs = argument_bytes(counted)
+        scope = self._plain_scope if tenant == "" else b""
+        scope = scope or self._scope(args, kwargs, tenant, now)
         if self._key is None:
             return key_of(inputs, scope), inputs
         return key_of(argument_bytes(self._key(counted, args, kwargs)), scope), inputs
@@ -121,15 +124,10 @@ class Recipe:
         for name in self.others:
             yield key_of(part, scope_bytes(name, partition, tenant, bucket))
 
-    @property
-    def covers_all(self) -> bool:
-        """Whether the key is made of all arguments that count: equal keys are then equal arguments."""
-        return self._key is None
-
     def _scope(self, args: tuple[Any, ...], kwargs: dict[str, Any], tenant: str, now: float) -> bytes:
         """Return what else the key is made of; where it is always the same, it is made once."""
         if self._partition is None and self._bucket is None and tenant == "":
-            self._plain_scope = self._plain_scope or scope_bytes(self._keyed_as)
+            self._plain_scope = scope_bytes(self._keyed_as)
             return self._plain_scope
         bucket = self._bucket_of(args, kwargs, now)
         return scope_bytes(self._keyed_as, _of(self._partition, args, kwargs), tenant, bucket)
@@ -152,18 +150,13 @@ class Recipe:
 
     def provider(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return whom it asks something of."""
-        return str(_of(self._provider, args, kwargs) or "")
+        return "" if self._provider is None else str(_of(self._provider, args, kwargs) or "")
 
     @property
     def barrier(self) -> Barrier | None:
         """The breaker of every call; None if there is none, or if it depends on the call."""
         gate = self._breaker
         return None if gate is None else Barrier(entity_of(gate.name), gate.rules)
-
-    @property
-    def guards_each(self) -> bool:
-        """Whether providers have breakers (BREAK-1) or rates of their own: calls differ by whom they ask."""
-        return self._guards is not None or self._rate is not None
 
     def beat_of(self, provider: str) -> Beat | None:
         """Return the rate of calls to a provider, or of the step where it names none."""

@@ -18,6 +18,7 @@ from oncemore.core.key import seed_of
 from oncemore.core.model import Failure
 from oncemore.core.policy import PER_KEY, PER_RUN
 from oncemore.core.record import NOWHERE
+from oncemore.core.value import make
 from oncemore.edges.classify import classify, ready
 from oncemore.edges.lines import line_of
 from oncemore.engine import clock as clocks
@@ -29,7 +30,7 @@ from oncemore.engine.entry import seen_in
 from oncemore.engine.here import only_here
 from oncemore.engine.history import Run, opening_of
 from oncemore.engine.ids import uuid7
-from oncemore.engine.job import Job
+from oncemore.engine.job import Job, Kit
 from oncemore.engine.moving import Moved, mark, result_of
 from oncemore.engine.ops import Answer, Call, End, Plan, Seen, Terms
 from oncemore.engine.perform import awaiting, blocking
@@ -134,6 +135,10 @@ class Step(Generic[P, R]):
         self._shelf: Shelf | None = None
         self._new_in_a_row = 0
         self._awaits = recipe.colour == "coroutine"
+        self._kit = Kit(
+            recipe.name, recipe.work, _tagged, untag, line_of, recipe.reconcile, self._awaits,
+            recipe.isolate, recipe.artifact,
+        )  # fmt: skip
         for worn in ("__module__", "__name__", "__qualname__", "__doc__"):
             if hasattr(recipe.work, worn):
                 setattr(self, worn, getattr(recipe.work, worn))
@@ -204,7 +209,8 @@ class Step(Generic[P, R]):
         look = self._look(args, kwargs)
         seen, now = look.seen, look.engine.now()
         over = seen.run is None or _is_over(seen)
-        run = flow.new_run(look.plan, look.call, self._terms(look, ""), seen.run, now) if over else seen.run
+        terms = self._terms(look, "", now)
+        run = flow.new_run(look.plan, look.call, terms, seen.run, now) if over else seen.run
         wanted = flow.wanted(look.plan, look.call, run)
         holds = None if expires is None else as_seconds("expires", expires)
         return grant(look.engine, wanted, seen, run.allowed - run.tried, reason, by, holds)
@@ -512,7 +518,7 @@ class Step(Generic[P, R]):
 
         guess  whether new work may be taken for granted where the last calls were all of new work
         """
-        recipe, engine, around = self._recipe, chosen(self._engine), CONTEXT.get()
+        recipe, engine, around = self._recipe, self._engine or chosen(), CONTEXT.get()
         if self._bound:
             args = (*self._bound, *args)
         bound = recipe.arguments(args, kwargs)
@@ -524,8 +530,11 @@ class Step(Generic[P, R]):
         if CURRENT.get() is not None:
             _check_not_inside(recipe.name, entity)
         ends = _ends(recipe.policy.within_s, around.deadline, now) if now else _NO_END
-        call = Call(entity, "" if recipe.covers_all else input_hash(inputs), recipe.cfg(), *ends, tenant)
-        plan, withheld = self._plan_on(engine), _NONE
+        own = "" if recipe.covers_all else input_hash(inputs)
+        call = make(Call, (entity, own, recipe.cfg(), *ends, tenant))
+        plan, withheld = self._plan, _NONE
+        if plan is None or self._shelf is not engine.shelf or plan.inline_wait_s != engine.inline_wait_s:
+            plan = self._plan_on(engine)
         if recipe.guards_each:
             plan = self._plan_for(plan, recipe.provider(args, kwargs))
         if counted is not bound:
@@ -536,7 +545,7 @@ class Step(Generic[P, R]):
             and self._new_in_a_row >= IN_A_ROW
             and not (now or recipe.artifact or recipe.others or engine.held)
         ):
-            seen = Seen(entity, 0, NOWHERE, None)
+            seen = make(Seen, (entity, 0, NOWHERE, None, None))
         else:
             seen = seen_in(engine.store, entity, engine.seal)
             if recipe.others and seen.run is None:
@@ -545,34 +554,31 @@ class Step(Generic[P, R]):
                     seen, call = found, call._replace(entity=found.entity)
             if seen.version:
                 self._new_in_a_row = 0
-        return Look(engine, plan, call, seen, args, kwargs, counted, inputs, tenant, withheld)
+        return make(Look, (engine, plan, call, seen, args, kwargs, counted, inputs, tenant, withheld))
 
     def _job(self, look: Look) -> Job:
         """Return what runs a call that is not over yet."""
-        recipe, engine = self._recipe, look.engine
-        if engine.held and recipe.effect != "pure" and not _is_over(look.seen):
+        engine = look.engine
+        if engine.held and self._recipe.effect != "pure" and not _is_over(look.seen):
             engine.check_original()
 
-        def terms(me: Identity | None) -> Terms:
-            if engine.held and recipe.effect != "pure":
+        def terms(me: Identity | None, now: float) -> Terms:
+            if engine.held and self._recipe.effect != "pure":
                 engine.check_original()
-            return self._terms(look, "" if me is None else me.name)
+            return self._terms(look, "" if me is None else me.name, now)
 
-        return Job(
-            engine, terms, recipe.name, recipe.work, look.args, look.kwargs, tagged=_tagged, untagged=untag,
-            line_of=line_of, reconcile=recipe.reconcile, awaits=self._awaits, isolate=recipe.isolate,
-            artifact=recipe.artifact,
-        )  # fmt: skip
+        return Job(engine, terms, self._kit, look.args, look.kwargs)
 
-    def _terms(self, look: Look, worker: str) -> Terms:
+    def _terms(self, look: Look, worker: str, now: float) -> Terms:
         """Return what a run that begins now keeps of its call."""
-        recipe, run_id, around = self._recipe, uuid7(look.engine.now()), CONTEXT.get()
-        return Terms(
-            worker, run_id, recipe.stored(look.counted), input_hash(look.inputs),
-            _seed(recipe.policy, look.call.entity), look.tenant, around.correlation_id or run_id,
-            recipe.dataset(look.args, look.kwargs), recipe.priority, recipe.retain_s,
-            recipe.provider(look.args, look.kwargs), "" if worker else around.actor, look.withheld,
-        )  # fmt: skip
+        recipe, run_id, around = self._recipe, uuid7(now), CONTEXT.get()
+        _, _, call, _, args, kwargs, counted, inputs, tenant, withheld = look
+        return make(Terms, (
+            worker, run_id, recipe.stored(counted), call.input_hash or input_hash(inputs),
+            _seed(recipe.policy, call.entity), tenant, around.correlation_id or run_id,
+            recipe.dataset(args, kwargs), recipe.priority, recipe.retain_s, recipe.provider(args, kwargs),
+            "" if worker else around.actor, withheld,
+        ))  # fmt: skip
 
     def moved(self, named: dict[str, Any], value: Any, reason: str, by: str) -> Moved:
         """Return what `mark_done` and `oncemore import` write for a key, ready to be written.
@@ -585,7 +591,7 @@ class Step(Generic[P, R]):
     def _moved(
         self, look: Look, value: Any, reason: str, by: str, named: dict[str, Any] | None = None
     ) -> Moved:
-        terms, call = self._terms(look, ""), look.call
+        terms, call = self._terms(look, "", look.engine.now()), look.call
         if named is not None and not self._recipe.covers_all:  # then nobody can tell what the others were
             kept = {name: plain for name, plain in terms.arguments.items() if name in named}
             terms, call = terms._replace(input_hash="", arguments=kept), call._replace(input_hash="")
@@ -647,9 +653,11 @@ def _codec(recipe: Recipe, shelf: Shelf) -> tuple[Callable[[Any], Any], Callable
     def encode(value: Any) -> Any:
         if name and (type(value) is not Artifact or value.name != name):
             raise NoForm(f"the step is declared to return the artifact {name!r}; it returned {value!r:.80}")
-        return results.encode(value, returns)
+        return value if results.is_itself(value) else results.encode(value, returns)
 
     def decode(plain: Any) -> Any:
+        if type(plain) in _THEMSELVES:
+            return plain
         before = SHELF.set(shelf)
         try:
             return results.value_of(plain, returns)
@@ -747,6 +755,8 @@ LOST_BEFORE = 3
 MOST_PROVIDERS = 1000
 
 _NO_END = (0.0, 0.0)
+#: What a stored result may be without standing for anything else.
+_THEMSELVES = frozenset((str, int, float, bool, type(None)))
 _NONE: tuple[str, ...] = ()
 
 

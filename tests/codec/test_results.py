@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from oncemore.codec import results
-from oncemore.codec.results import decode, encode
+from oncemore.codec.results import SHORT, decode, encode, is_itself, large, value_of
 from oncemore.codec.tagged import NoForm
 from tests.codec.test_tagged import same, values
 
@@ -97,3 +97,24 @@ def test_pydantic_models_go_by_the_return_annotation() -> None:
     again = decode(encode(value, Model), Model)
     assert type(again) is Model
     assert again == value
+
+
+def test_what_is_written_as_it_is_has_the_same_bytes_and_comes_back_as_it_was() -> None:
+    for value in (None, True, False, 0, -7, 2**53 - 1, 1 - 2**53, "", "plain", "$int", "x" * SHORT):
+        assert is_itself(value)
+        body = msgspec.json.encode({"result": value})
+        assert body == msgspec.json.encode({"result": encode(value)})
+        again = value_of(msgspec.json.decode(body)["result"])
+        assert (type(again), again) == (type(value), value)
+        assert not large(value)
+
+
+def test_all_that_stands_for_something_else_or_may_be_large_is_written_out() -> None:
+    class Text(str):
+        """A text of its own kind."""
+
+    class Number(int):
+        """A number of its own kind."""
+
+    for value in (2**53, -(2**53), 1.0, float("nan"), "ä", "x" * (SHORT + 1), Text("a"), Number(1), [1], {}):
+        assert not is_itself(value)

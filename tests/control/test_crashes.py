@@ -9,8 +9,8 @@ import pytest
 
 from oncemore.codec.wire import head_of, header_of
 from oncemore.core.control import ALL, CONTROL, NEEDED, Approval, Control, turned_off, turned_on
-from oncemore.core.record import NOWHERE, Change
-from oncemore.engine import flow, ops
+from oncemore.core.record import NOWHERE, Change, over
+from oncemore.engine import ops
 from oncemore.engine.controls import approval_of
 from oncemore.engine.entry import write_of
 from oncemore.errors import Blocked, OutcomeUnknown
@@ -149,7 +149,7 @@ def approve(stage: Stage) -> None:
         told["policy"], 9, 0.0, "reviewer", "seen", stage.now,
     )  # fmt: skip
     name = approval_of(ENTITY)
-    after = flow.over(seen.run, seen.run.state, "decided", not_before=stage.now)
+    after = over(seen.run, seen.run.state, "decided", not_before=stage.now)
     writes = (
         write_of(name, 0, NOWHERE, Change(("APPROVAL",), None, made), stage.now),
         write_of(

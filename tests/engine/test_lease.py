@@ -55,13 +55,13 @@ def test_a_worker_begins_with_a_lease_and_each_renewal_is_an_entry(store: Memory
 
 def test_a_lease_is_fresh_while_most_of_it_is_left(store: MemoryStore, time: Time) -> None:
     me = Identity(store, "w", 60.0, time)
-    assert me.fresh
+    assert me.fresh(time.now)
     time.now += 39.9
-    assert me.fresh
+    assert me.fresh(time.now)
     time.now += 0.2
-    assert not me.fresh
+    assert not me.fresh(time.now)
     me.renew()
-    assert me.fresh
+    assert me.fresh(time.now)
 
 
 def test_a_lease_that_was_given_back_is_not_renewed(store: MemoryStore, time: Time) -> None:

@@ -14,11 +14,12 @@ import oncemore
 from oncemore.core.record import Change
 from oncemore.engine import ops, perform
 from oncemore.engine.entry import seen_in, write_of
-from oncemore.engine.lease import Identity, Shield
+from oncemore.engine.lease import Identity
 from oncemore.engine.runtime import Engine
 from oncemore.errors import StoreError
 from oncemore.store.base import Batch, Conflict
 from oncemore.store.memory import MemoryStore, Settled
+from oncemore.store.shield import Shield
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -214,7 +215,7 @@ def test_a_body_that_is_gone_without_a_record_is_said_to_be_gone() -> None:
 def test_an_attempt_that_came_back_in_a_forked_child_writes_nothing() -> None:
     @oncemore.step(effect="idempotent", name="perform.forked")
     def work() -> int:
-        oncemore.current().pid = -1  # as a child sees its parent's
+        oncemore.current().life = -1  # as a child sees its parent's
         return 1
 
     with pytest.raises(oncemore.LeaseLost, match="parent process"):
@@ -455,7 +456,7 @@ def test_a_worker_is_not_given_up_while_another_call_is_about_to_begin_under_it(
     assert not two.me.reserve()
     engine, over = step._engine, [two.me]
     real = engine.identity
-    engine.identity = lambda: over.pop() if over else real()
+    engine.identity = lambda now: over.pop() if over else real(now)
     three = step._job(step._look((1,), {}))
     assert three.begin(ops.Begin()).worker == one.me.name
     one.release()

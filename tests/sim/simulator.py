@@ -35,7 +35,7 @@ from oncemore.core.model import Failure
 from oncemore.core.policy import Policy
 from oncemore.core.record import Run, Worker
 from oncemore.engine import entry, flow, job, lease, runtime
-from oncemore.engine.job import Job
+from oncemore.engine.job import Job, Kit
 from oncemore.engine.ops import (
     Answer,
     Ask,
@@ -536,8 +536,8 @@ class Sim:
         process.lanes.append(lane)
         return lane
 
-    def _terms(self, call: Call) -> Callable[[Any], Terms]:
-        def terms(me: Any) -> Terms:
+    def _terms(self, call: Call) -> Callable[[Any, float], Terms]:
+        def terms(me: Any, now: float) -> Terms:
             self.ids += 1
             return Terms(me.name, f"r{self.ids}", {"x": 1}, call.input_hash)
 
@@ -547,9 +547,7 @@ class Sim:
         """Make a call as the blocking driver does, with a step before every operation."""
         yield "begins"
         plan, call = self.plan, lane.call
-        job = self.job_kind(
-            process.engine, self._terms(call), "sim", _no_work, (), {}, tagged=_same, untagged=_same
-        )
+        job = self.job_kind(process.engine, self._terms(call), Kit("sim", _no_work, _same, _same))
         scripts: list[Any]
         if lane.kind == "rerun":
             scripts = [flow.reopen(plan, call, "again", "somebody"), flow.run_step(plan, call)]

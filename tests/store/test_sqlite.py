@@ -306,3 +306,66 @@ def test_a_door_that_stays_shut_is_reported(
     holder.kill()
     holder.communicate()
     stored(put(store, write("run/a", None)))
+
+
+def test_who_looks_a_second_time_needs_nobodys_turn(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(store.append(Batch((write("run/a", None),))).wait(), Stored)
+    first = store.head("run/a")
+
+    def taken() -> bool:
+        raise AssertionError("a look took the writer's turn")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._combiner, "take_turn", taken)
+        assert store.head("run/a") == first
+    assert isinstance(store.append(Batch((write("run/b", None),))).wait(), Stored)
+    assert store.head("run/b") is not None, "what was written since then is seen"
+
+
+def test_a_look_that_is_cut_off_at_any_moment_leaves_nothing_behind(store: SqliteStore, path: Path) -> None:
+    """Stop before each bytecode of a second look in turn; nobody shields it (`calm`)."""
+    assert store.calm
+    for cuts in range(1000):
+        stored(put(store, write(f"run/{cuts}", None)))
+        first = store.head(f"run/{cuts}")
+        cut = cut_after(cuts, lambda: store.head(f"run/{cuts}"))  # noqa: B023 - it is called here
+        free = store._combiner.take_turn()
+        store._combiner.give_turn()
+        assert free, f"cut off at {cuts}, a look has left the turn taken"
+        other = apsw.Connection(str(path))  # which a snapshot that is held would be in the way of
+        ((busy, _, _),) = other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        other.close()
+        assert not busy, f"cut off at {cuts}, a look holds its snapshot"
+        assert store.head(f"run/{cuts}") == first
+        if not cut:
+            break
+    assert 30 < cuts < 999
+
+
+def cut_after(moments: int, look: Any) -> bool:
+    """Raise Ctrl-C at that bytecode of the store's own code; return whether it came to that."""
+    left = moments
+
+    def trace(frame: Any, event: str, argument: object) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != sqlite.__file__:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            left -= 1
+            if left < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        look()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False

@@ -13,12 +13,15 @@ from typing import Any
 import msgspec
 
 from oncemore.codec.tagged import NoForm, Tagger, untag
+from oncemore.core.key import LARGEST_INTEGER
 
 _PLAIN = Tagger()
 _TYPED = "$typed"
 MOST_BYTES = 64 * 1024 * 1024
 #: A result that takes more is kept as an artifact, beside the log.
 LARGE_BYTES = 256 * 1024
+#: Characters of a text that is written as it is, with the rest of its body.
+SHORT = 1024
 
 
 def encode(value: object, annotation: Any = None) -> msgspec.Raw:
@@ -35,9 +38,19 @@ def encode(value: object, annotation: Any = None) -> msgspec.Raw:
     return msgspec.Raw(data)
 
 
-def large(encoded: msgspec.Raw) -> bool:
+def is_itself(value: Any) -> bool:
+    """Whether a result can be a part of a body as it is: small, and what its JSON stands for."""
+    kind = type(value)
+    if kind is int:
+        return bool(-LARGEST_INTEGER <= value <= LARGEST_INTEGER)
+    if kind is str:
+        return len(value) <= SHORT and value.isascii()
+    return value is None or kind is bool
+
+
+def large(encoded: Any) -> bool:
     """Whether an encoded result is better kept beside the log than in it."""
-    return memoryview(encoded).nbytes > LARGE_BYTES
+    return type(encoded) is msgspec.Raw and memoryview(encoded).nbytes > LARGE_BYTES
 
 
 def decode(data: bytes, annotation: Any = None) -> Any:

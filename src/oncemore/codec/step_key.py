@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from oncemore.core.key import Plain
 
 _KEYED = Tagger(keyed=True)
+_sorted = msgspec.json.Encoder(order="sorted").encode
 
 
 def step_key(
@@ -40,7 +41,7 @@ def step_key(
 def argument_bytes(arguments: Mapping[str, object]) -> bytes:
     """Return arguments as canonical JSON; one that has no form is refused by its name."""
     if are_plain(arguments):
-        return msgspec.json.encode(arguments, order="sorted")
+        return _sorted(arguments)
     return canonical(tagged_arguments(arguments))
 
 
@@ -49,16 +50,17 @@ def are_plain(arguments: Mapping[str, object]) -> bool:
 
     A short way for what most arguments are; a test holds both ways to the same bytes.
     """
-    return all(map(_is_plain, arguments.values(), arguments))
-
-
-def _is_plain(value: object, name: str) -> bool:
-    kind = type(value)
-    if kind is str:
-        return value.isascii() and name.isascii()  # type: ignore[attr-defined]
-    if kind is int:
-        return -LARGEST_INTEGER <= value <= LARGEST_INTEGER and name.isascii()  # type: ignore[operator]
-    return (value is None or kind is bool) and name.isascii()
+    for name, value in arguments.items():
+        kind = type(value)
+        if kind is str:
+            plain = value.isascii()  # type: ignore[attr-defined]
+        elif kind is int:
+            plain = -LARGEST_INTEGER <= value <= LARGEST_INTEGER  # type: ignore[operator]
+        else:
+            plain = value is None or kind is bool
+        if not plain or not name.isascii():
+            return False
+    return True
 
 
 def scope_bytes(step: str, partition: object = None, tenant: str = "", bucket: str = "") -> bytes:

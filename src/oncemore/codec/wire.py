@@ -45,21 +45,23 @@ class Written(NamedTuple):
 _headers = msgspec.json.Decoder(Header)
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
+_decode_head = msgspec.json.Decoder(tuple[Any, ...]).decode
 _EMPTY, _BRACE = b"{}", 0x7B
+_DIGEST_OF_EMPTY = sha256(_EMPTY).digest()
 
 
 def written(
     change: Change, entity: str, version: int, prev: bytes, at: float, nonce: int, seal: Seal | None = None
 ) -> Written:
     """Return the bytes of the next entry of an entity, linked to the hash of the one before."""
-    after = change.after
+    marks, _, after, told = change
     fence = after.fence if type(after) is Run else 0
-    header = _encode(Header(FORMAT, entity, version, at, fence, nonce, change.marks, change.sets))
-    body = _encode(change.body) if change.body else _EMPTY
-    if seal is not None and change.body:
-        body = seal.close(body)
-    digest = linked(prev, header, sha256(body).digest())
-    return Written(header, body, digest, _encode((FORMAT, *after)))
+    header = _encode(Header(FORMAT, entity, version, at, fence, nonce, marks, change.sets))
+    body, digest = _EMPTY, _DIGEST_OF_EMPTY
+    if told:
+        body = _encode(told) if seal is None else seal.close(_encode(told))
+        digest = sha256(body).digest()
+    return make(Written, (header, body, linked(prev, header, digest), _encode((FORMAT, *after))))
 
 
 def linked(prev: bytes, header: bytes, body_digest: bytes) -> bytes:
@@ -74,7 +76,8 @@ def head_bytes(state: Run | Worker | Outgoing | Kept | Chore) -> bytes:
 
 def head_of(data: bytes, kind: type[State_] = Run) -> State_:  # type: ignore[assignment]
     """Return the state that the bytes of a head hold; fields that an older one lacks have their defaults."""
-    found, *fields = _decode(data)
+    whole = _decode_head(data)
+    found, fields = whole[0], whole[1:]
     if found == FORMAT and len(fields) == len(kind._fields):
         return make(kind, fields)
     if found > FORMAT:

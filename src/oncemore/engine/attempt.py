@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from contextvars import ContextVar
-from os import getpid
+from os import register_at_fork
 from typing import TYPE_CHECKING, Any
 
 from msgspec.json import encode
@@ -30,15 +30,17 @@ OURS = "oncemore."
 
 
 class Attempt:
-    """One attempt of a durable step, as the work inside sees it.
+    """One attempt of a durable step, as the work inside sees it."""
 
-    number          of the attempt, counted over all runs of its key, never reused
-    key             what makes this work the same work: give it to whatever deduplicates by key
-    fence           rises with every attempt of the key: give it to whatever can refuse an older one
-    step, run_id    which step and which run
-    correlation_id  what ties all records of this work together
-    tenant          whose it is
-    """
+    # What most attempts never touch is the class's until they do: one is made for every call.
+    over = False
+    begun = True  # until something that is done before the work itself says otherwise
+    evidence: tuple[Kept, ...] = ()
+    events: tuple[tuple[Outgoing, Any], ...] = ()
+    mark: Mark | None = None
+    also: Callable[[Joined], object] | None = None
+    _rng: random.Random | None = None
+    _seeded: random.Random | None = None
 
     def __init__(
         self,
@@ -50,28 +52,44 @@ class Attempt:
         parent: Attempt | None = None,
         files: Any = None,
     ) -> None:
-        run = seen.run
-        self.seen = seen
-        self.number: int = run.attempt
-        self.fence: int = run.fence
-        self.key = seen.entity.removeprefix("run/")
-        self.step: str = run.step
-        self.run_id: str = run.run_id
-        self.correlation_id: str = run.correlation_id
-        self.tenant: str = run.tenant
-        self.parent = parent
-        self.over = False
-        self.begun = True  # until something that is done before the work itself says otherwise
-        self.evidence: list[Kept] = []
-        self.pid = getpid()
-        self.events: list[tuple[Outgoing, Any]] = []
+        self.seen, self.parent, self.life = seen, parent, _lives[0]
         self.kept: dict[str, tuple[Kept, bool]] = {}
-        self.mark: Mark | None = None
-        self.also: Callable[[Joined], object] | None = None
-        self._files = files
-        self._now, self._tagged, self._keep, self._kept = now, tagged, keep, kept
-        self._rng: random.Random | None = None
-        self._seeded: random.Random | None = None
+        self._now, self._tagged, self._keep, self._kept, self._files = now, tagged, keep, kept, files
+
+    @property
+    def number(self) -> int:
+        """The number of the attempt, counted over all runs of its key, never reused."""
+        return self.seen.run.attempt  # type: ignore[no-any-return]
+
+    @property
+    def key(self) -> str:
+        """What makes this work the same work: give it to whatever deduplicates by key."""
+        return self.seen.entity.removeprefix("run/")
+
+    @property
+    def fence(self) -> int:
+        """A number that rises with every attempt of the key: give it to whatever can refuse an older one."""
+        return self.seen.run.fence  # type: ignore[no-any-return]
+
+    @property
+    def step(self) -> str:
+        """The name of the step."""
+        return self.seen.run.step  # type: ignore[no-any-return]
+
+    @property
+    def run_id(self) -> str:
+        """Which run of the key it belongs to."""
+        return self.seen.run.run_id  # type: ignore[no-any-return]
+
+    @property
+    def correlation_id(self) -> str:
+        """What ties all records of this work together."""
+        return self.seen.run.correlation_id  # type: ignore[no-any-return]
+
+    @property
+    def tenant(self) -> str:
+        """Whose work it is."""
+        return self.seen.run.tenant  # type: ignore[no-any-return]
 
     @property
     def seeded(self) -> random.Random:
@@ -125,7 +143,7 @@ class Attempt:
             run.tenant,
             run.correlation_id,
         )
-        self.events.append((letter, plain))
+        self.events = (*self.events, (letter, plain))
         return event_id
 
     def put(
@@ -194,7 +212,7 @@ class Attempt:
                 self.hold(each)
             else:
                 assert type(each) is Outgoing
-                self.events.append((each, payload))
+                self.events = (*self.events, (each, payload))
 
     def given(self) -> tuple[Given, ...]:
         """Return what is stored with the result: events, and references that are new."""
@@ -289,7 +307,16 @@ class Attempt:
     @property
     def forked(self) -> bool:
         """Whether this is a child that was forked inside the work: the attempt is its parent's."""
-        return self.pid != getpid()
+        return self.life != _lives[0]
+
+
+def _begin_anew() -> None:
+    _lives[0] += 1
+
+
+#: How many forks this process has come from: what was begun before the last of them is the parent's.
+_lives = [0]
+register_at_fork(after_in_child=_begin_anew)
 
 
 CURRENT: ContextVar[Attempt | None] = ContextVar("oncemore.current", default=None)

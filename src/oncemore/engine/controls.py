@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from oncemore.codec.wire import head_of
 from oncemore.core.control import CLEAR, CONTROL, MOVED, SWITCHED, UNKNOWN, Approval, Control, stops
-from oncemore.engine.lease import Shield
 from oncemore.engine.ops import Permission
+from oncemore.store.shield import Shield
 
 if TYPE_CHECKING:
     from oncemore.engine.ops import Permit

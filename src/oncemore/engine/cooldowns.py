@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.wire import head_of
 from oncemore.core.cooldown import Resource, held, name_of, record_of, skip
-from oncemore.core.record import Change
+from oncemore.core.record import Change, over
 from oncemore.core.value import Value
 from oncemore.engine import history, review
 from oncemore.engine.chores import somebody
 from oncemore.engine.cooling import DECIDED, entity_of, letting_go
 from oncemore.engine.entry import seen_in, write_of
-from oncemore.engine.flow import over
 from oncemore.engine.here import only_here, write_here
-from oncemore.engine.job import Job
+from oncemore.engine.job import Job, Kit
 from oncemore.engine.ops import End, Load, Now, Save
 from oncemore.engine.perform import blocking
 from oncemore.errors import StaleDecision, UsageError
@@ -120,7 +119,7 @@ class Cooldowns:
         """
         ruling = review.ruling("release", somebody(by), reason)
         seen = self._known(resource)
-        job = Job(self._engine, _nobody, resource, _nobody, (), {}, tagged=_nobody, untagged=_nobody)
+        job = Job(self._engine, _nobody, Kit(resource, _nobody, _nobody, _nobody))
         saved: Resource = blocking(job, only_here(resource, _released(seen.entity, ruling.record))).run
         return saved
 

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec.json import encode
 
 from oncemore.core.cooldown import Attempted, Resource, ended, held, released, skip
-from oncemore.core.record import Change, Kept, Run
+from oncemore.core.record import Change, Kept, Run, over
 from oncemore.engine import endings
-from oncemore.engine.flow import NOW, over
+from oncemore.engine.flow import NOW
 from oncemore.engine.ops import End, Load, Save, Sleep, Work
 from oncemore.errors import CoolingDown, Parked, Quarantined
 

@@ -8,13 +8,13 @@ from oncemore.codec.wire import body_of, head_of, written
 from oncemore.core.record import NOWHERE, Change, Run
 from oncemore.core.value import make
 from oncemore.engine.ids import nonce
-from oncemore.engine.lease import Shield
 from oncemore.engine.listed import index_of
 from oncemore.engine.ops import (
     Save,
     Seen,
 )
 from oncemore.store.base import Batch, Conflict, Stored, Write
+from oncemore.store.shield import Shield
 
 if TYPE_CHECKING:
     from oncemore.codec.seal import Seal
@@ -31,8 +31,8 @@ def write_of(
     entity: str, version: int, prev: bytes, change: Change, now: float, seal: Seal | None = None
 ) -> Write:
     """Return the bytes of an entity's next entry, ready to be appended."""
-    made = written(change, entity, version + 1, prev, now, nonce(), seal)
-    return make(Write, (entity, version, *made, index_of(change.after)))
+    header, body, own, head = written(change, entity, version + 1, prev, now, nonce(), seal)
+    return make(Write, (entity, version, header, body, own, head, index_of(change.after)))
 
 
 def notice_write(given: Any, now: float, seal: Seal | None = None) -> Write:
@@ -54,9 +54,13 @@ def told_already(op: Save, batch: Batch, answer: Answered) -> bool:
 
 def seen_in(store: Store, entity: str, seal: Seal | None = None, kind: type[Any] = Run) -> Seen:
     """Return an entity as it is in a store, with the body of its last entry."""
-    with Shield():
+    if getattr(store, "calm", False):
         head = store.head(entity)
+    else:
+        with Shield():
+            head = store.head(entity)
     if head is None:
         return Seen(entity, 0, NOWHERE, None)
-    body = None if head.body is None else body_of(head.body, seal)
-    return Seen(entity, head.version, head.hash, head_of(head.head, kind), body)
+    _, version, own, state, _, _, data = head
+    body = None if data is None else body_of(data, seal)
+    return make(Seen, (entity, version, own, head_of(state, kind), body))

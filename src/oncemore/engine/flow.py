@@ -24,7 +24,9 @@ from oncemore.core.control import MOVED as ELSEWHERE
 from oncemore.core.control import NEEDED, Wanted, objection
 from oncemore.core.decide import Situation, decide
 from oncemore.core.key import seed_of
-from oncemore.core.record import Change, Run
+from oncemore.core.record import Change, Run, begun
+from oncemore.core.record import over as _over
+from oncemore.core.value import make
 from oncemore.engine import endings, passing, spending
 from oncemore.engine.gates import CIRCUIT_OPEN
 from oncemore.engine.ops import (
@@ -57,7 +59,6 @@ from oncemore.store.base import AlsoFailed
 
 if TYPE_CHECKING:
     from oncemore.core.decide import Decision
-    from oncemore.core.model import State
     from oncemore.engine.ops import Call, Given, Permission, Plan, Script, Seen, Terms
     from oncemore.errors import ResultUnavailable
 
@@ -78,7 +79,9 @@ def run_step(plan: Plan, call: Call, seen: Seen | None = None) -> Script:
         if seen is None:
             seen = yield Load(call.entity)
         now = yield NOW
-        ready = yield from _admit(plan, call, seen, now)  # the second call: End, look again, or go on
+        ready: Any = _anew(plan, call, seen, now) if seen.run is None else None
+        if ready is None:
+            ready = yield from _admit(plan, call, seen, now)  # the second call: End, look again, or go on
         seen = None
         if ready is WAITED:
             plan = _joined(plan)
@@ -88,7 +91,7 @@ def run_step(plan: Plan, call: Call, seen: Seen | None = None) -> Script:
             yield ready
             return
         approved = _approves(plan, ready)
-        permit = yield Permit(_names(plan, ready.run), call.tenant, approved, plan.gated)
+        permit = yield make(Permit, (_names(plan, ready.run), call.tenant, approved, plan.gated))
         if permit.stop or approved:
             refused = yield from _refused(plan, call, ready, permit, now)
             if refused is MOVED or (refused is not None and guessed):
@@ -110,7 +113,7 @@ def run_step(plan: Plan, call: Call, seen: Seen | None = None) -> Script:
             continue
         claim = _claim(plan, call, terms, ready.run, now, permit)
         claimed = yield (
-            Save(ready, claim, plan.effect != "pure", guards=permit.guards, late=not approved)
+            make(Save, (ready, claim, plan.effect != "pure", (), None, (), permit.guards, not approved))
             if way is None
             else way.claim(ready, claim, now, permit.guards, late=not approved)
         )
@@ -119,7 +122,7 @@ def run_step(plan: Plan, call: Call, seen: Seen | None = None) -> Script:
             continue
         if claimed is None:
             continue
-        done = yield Work(claimed, *_limit(plan, claimed.run, now))
+        done = yield make(Work, (claimed, *_limit(plan, claimed.run, now)))
         now = yield NOW
         ended = yield from _outcome(plan, done, now)
         if ended is not None:
@@ -142,8 +145,6 @@ def _joined(plan: Plan) -> Plan:
 def _admit(plan: Plan, call: Call, seen: Seen, now: float) -> Script:
     """Return an `End`, an entity that may be claimed, or that it must be looked at again: None, or WAITED."""
     run = seen.run
-    if run is None:
-        return _anew(plan, call, seen, now)
     refused = _others(plan, call, run)
     if refused is not None:
         return End(None, refused)
@@ -171,9 +172,7 @@ def finished(plan: Plan, call: Call, seen: Seen) -> End | None:
         or plan.artifact  # it has to be verified first
     ):
         return None
-    if (call.input_hash and run.input_hash != call.input_hash) or not seen.body or "result" not in seen.body:
-        return None
-    return End(plan.decode(seen.body["result"]), None)
+    return None if call.input_hash and run.input_hash != call.input_hash else _at_hand(plan, seen)
 
 
 def _others(plan: Plan, call: Call, run: Run | None) -> Exception | None:
@@ -437,13 +436,9 @@ def _claim(plan: Plan, call: Call, terms: Terms, run: Run | None, now: float, pe
     if at is None or at.state in ("COMPLETE", "HARD_FAIL"):
         marks, body = ("PENDING", "RUNNING", "INTENT"), _opening(terms)
         at = new_run(plan, call, terms, run, now)
-    after = at._replace(
-        state="RUNNING", effect=plan.effect, fence=at.fence + 1, attempt=at.attempt + 1, tried=at.tried + 1,
-        worker=terms.worker, began=now, reason="", held_for="", owes=0.0,
-    )  # fmt: skip
     if permit.approval is not None:
         body = {**body, "approval": permit.approval._asdict()}
-    return Change(marks, before, after, body)
+    return make(Change, (marks, before, begun(at, plan.effect, terms.worker, now), body))
 
 
 def _opening(terms: Terms) -> dict[str, Any]:
@@ -463,17 +458,19 @@ def new_run(plan: Plan, call: Call, terms: Terms, last: Run | None, now: float) 
     marked by that name elsewhere is found again.
     """
     last = last or _NONE
-    return _NONE._replace(
-        step=last.step or plan.name, effect=plan.effect, run_id=terms.run_id, runs=last.runs + 1,
-        fence=last.fence, attempt=last.attempt, allowed=plan.policy.max_attempts, created=now,
-        deadline=call.deadline, input_hash=terms.input_hash, cfg_hash=call.cfg_hash, seed=terms.seed,
-        tenant=terms.tenant, correlation_id=terms.correlation_id, policy=plan.policy_name,
-        dataset=terms.dataset, priority=terms.priority, retain_s=terms.retain_s,
-        provider=terms.provider,
-    )  # fmt: skip
+    return make(Run, (
+        "PENDING", last.step or plan.name, plan.effect, terms.run_id, last.runs + 1, last.fence, last.attempt,
+        0, plan.policy.max_attempts,  # tried, allowed
+        "", now, 0.0, 0.0, call.deadline,  # worker, created, began, not_before, deadline
+        "", "", 0, 0, 0,  # held_for, reason, committed, failed, checkpoint
+        terms.input_hash, call.cfg_hash, terms.seed, terms.tenant, terms.correlation_id, plan.policy_name,
+        terms.dataset, terms.priority, terms.retain_s, 0.0, terms.provider, *_NEITHER,
+    ))  # fmt: skip
 
 
 _NONE = Run()
+#: What comes after a run's provider: nothing of that is said when it begins.
+_NEITHER = _NONE[Run._fields.index("provider") + 1 :]
 
 
 def _given_back(plan: Plan, seen: Seen, now: float) -> Script:
@@ -490,8 +487,7 @@ def _given_back(plan: Plan, seen: Seen, now: float) -> Script:
 
 def _limit(plan: Plan, run: Run, now: float) -> tuple[float | None, bool]:
     """Return how long the attempt may take, and whether that is the rest of the whole run's time."""
-    limit = plan.policy.timeout_s
-    left = run.deadline - now if run.deadline else None
+    limit, left = plan.policy.timeout_s, run.deadline - now if run.deadline else None
     if left is None or (limit is not None and limit <= left):
         return limit, False
     return left, True
@@ -507,7 +503,7 @@ def _outcome(plan: Plan, done: Done, now: float) -> Script:
     under way, and it was a checkpoint of its own whose answer was lost: then that is what is written on.
     """
     while True:
-        ended = yield from _written(plan, done, now)
+        ended = yield from (_commit if done.error is None else _unfinished)(plan, done, now)
         if ended is not MOVED:
             return ended
         seen = yield Load(done.seen.entity)
@@ -521,10 +517,8 @@ def _outcome(plan: Plan, done: Done, now: float) -> Script:
     return End(None, done.error)
 
 
-def _written(plan: Plan, done: Done, now: float) -> Script:
-    """Write it down; return the end, None when it goes on, or MOVED when nothing was written."""
-    if done.error is None:
-        return (yield from _commit(plan, done, now))
+def _unfinished(plan: Plan, done: Done, now: float) -> Script:
+    """Write down what it failed with; return the end, None when it goes on, or MOVED: nothing was written."""
     if isinstance(done.error, Exception):
         return (yield from _fail(plan, done, done.error, now))
     saved = yield from _interrupted(plan, done, now)
@@ -558,7 +552,7 @@ def _commit(plan: Plan, done: Done, now: float) -> Script:
             seen, done.mark, body, events
         )  # from here on it is applied, whatever becomes of us
         if finished.error is not None:
-            return (yield from _written(plan, done._replace(error=finished.error), now))
+            return (yield from _unfinished(plan, done._replace(error=finished.error), now))
     return (yield from _committed(plan, done, body, events, now, lost))
 
 
@@ -570,14 +564,22 @@ def _committed(
     body["duration_s"] = round(now - run.began, 6)
     after = _over(run, "COMPLETE", "", committed=seen.version + 1)
     told = () if plan.barrier is None else (yield from passing.passed(plan, seen, now))
-    saved = yield Save(seen, Change(("COMMIT", "COMPLETE"), run, after, body), True, events, done.also, told)
+    change = make(Change, (_DONE, run, after, body))
+    saved = yield make(Save, (seen, change, True, events, done.also, told, _FREELY))
     if saved is None:
         return MOVED
     if type(saved) is AlsoFailed:
-        return (yield from _written(plan, done._replace(error=saved.__cause__), now))
+        return (yield from _unfinished(plan, done._replace(error=saved.__cause__), now))
     if plan.purse is not None:
         yield Earn(plan.purse)
-    return End(None, lost) if lost is not None else (yield from _stored_value(plan, saved))
+    if lost is not None:
+        return End(None, lost)
+    return _at_hand(plan, saved) or (yield from _stored_value(plan, saved))
+
+
+_DONE: tuple[Any, ...] = ("COMMIT", "COMPLETE")
+#: No guards: what was begun may be ended, whatever people have said since.
+_FREELY: dict[str, int] = {}
 
 
 def _spilled(seen: Seen, body: dict[str, Any], events: tuple[Any, ...]) -> Script:
@@ -730,11 +732,6 @@ def _settled(
 _FAILED: tuple[Any, ...] = ("HARD_FAIL", "ESCALATION")
 
 
-def _over(run: Run, state: State, reason: str, **changes: Any) -> Run:
-    """Return a run whose attempt is over: nobody's any more, held by nobody."""
-    return run._replace(state=state, reason=reason, worker="", held_for="", **changes)
-
-
 def _escalated(body: dict[str, Any], run: Run, now: float) -> dict[str, Any]:
     """Return a body that also tells an operator what a final failure had left (TIME-6)."""
     left = round(run.deadline - now, 6) if run.deadline else None
@@ -747,7 +744,15 @@ def _escalated(body: dict[str, Any], run: Run, now: float) -> dict[str, Any]:
     return {**body, "escalation": told}
 
 
-over, escalated = _over, _escalated  # for `engine.review`, whose decisions end attempts in the same words
+escalated = _escalated  # for `engine.review`, whose decisions end attempts in the same words
+
+
+def _at_hand(plan: Plan, seen: Seen) -> End | None:
+    """Return the end with the value as it was stored, if the last entry is what has it, and was read."""
+    body = seen.body
+    if not body or "result" not in body:
+        return None
+    return make(End, (plan.decode(body["result"]), None))
 
 
 def _stored_value(plan: Plan, seen: Seen) -> Script:

@@ -395,8 +395,7 @@ def verify(
     Raises `StoreError` with the number of the first entry that does not fit.
     """
     heads = {} if heads is None else heads
-    for entry in entries:
-        seq, entity, number, before, own, header, body, digest = entry
+    for seq, entity, number, before, own, header, body, digest in entries:
         version, prev, state = heads.get(entity, _NOTHING)
         if number != version + 1:
             raise StoreError(f"entry {seq} ({entity}) is out of order: a part of the log is missing")
@@ -411,22 +410,22 @@ def verify(
         kind: Any = KINDS.get(entity.partition("/")[0])
         if kind is None:
             raise StoreError(f"entry {seq} is about {entity}, of a kind that is not known here")
-        heads[entity] = (number, own, _folded(entry, state, kind))
+        try:
+            heads[entity] = number, own, _folded(entity, number, header, state, kind)
+        except (StoreError, IllegalMove, TypeError) as fault:
+            raise StoreError(f"entry {seq} ({entity}) makes no sense: {fault}") from None
     return heads
 
 
 _NOTHING = (0, NOWHERE, None)
 
 
-def _folded(entry: Entry, state: Any, kind: Any) -> Any:
+def _folded(entity: str, version: int, data: bytes, state: Any, kind: Any) -> Any:
     """Return the state after an entry that is as it was written; what it says may still make no sense."""
-    try:
-        header = header_of(entry.header)
-        if header.entity != entry.entity or header.version != entry.version:
-            raise StoreError(f"it is about version {header.version} of {header.entity}")
-        return fold(state, header.sets, kind)
-    except (StoreError, IllegalMove, TypeError) as fault:
-        raise StoreError(f"entry {entry.seq} ({entry.entity}) makes no sense: {fault}") from None
+    header = header_of(data)
+    if header.entity != entity or header.version != version:
+        raise StoreError(f"it is about version {header.version} of {header.entity}")
+    return fold(state, header.sets, kind)
 
 
 def opening_of(entries: Iterable[Entry], seal: Seal | None = None) -> dict[str, Any]:

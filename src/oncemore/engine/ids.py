@@ -12,6 +12,7 @@ from struct import Struct
 
 _MANY = Struct("<256Q")
 _drawn: deque[int] = deque()
+_VARIANT = 1 << 63  # the first two bits of the chance in a UUID, as the RFC has it
 
 
 def _draw() -> int:
@@ -34,10 +35,9 @@ def uuid7(now: float) -> str:
     Its first twelve bits after the milliseconds are parts of one (method 3 of the RFC's section 6.2), so that
     ids sort by time also where several are made in one millisecond.
     """
-    ticks, chance = int(now * 4_096_000), _draw()
-    ms = ticks >> 12
-    time = ms >> 16 & 0xFFFFFFFF, ms & 0xFFFF, ticks & 0xFFF
-    return "%08x-%04x-7%03x-%04x-%012x" % (*time, 0x8000 | chance >> 50, chance & 0xFFFFFFFFFFFF)  # noqa: UP031
+    ticks = int(now * 4_096_000)
+    ms, chance = f"{ticks >> 12:012x}", f"{_VARIANT | _draw() >> 2:016x}"
+    return f"{ms[-12:-4]}-{ms[-4:]}-7{ticks & 0xFFF:03x}-{chance[:4]}-{chance[4:]}"
 
 
 os.register_at_fork(after_in_child=_drawn.clear)

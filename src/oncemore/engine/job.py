@@ -7,7 +7,7 @@ A write that was begun is brought to its end. If its answer was lost, by a cut o
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncemore.codec.artifact import as_artifact
 from oncemore.codec.wire import body_of, head_of
@@ -20,12 +20,12 @@ from oncemore.engine.attempt import CURRENT, Attempt
 from oncemore.engine.entry import (
     ARTIFACT,
     CHECKPOINT,
-    EVENT,
+    notice_write,
     seen_in,
     told_already,
     write_of,
 )
-from oncemore.engine.lease import RESERVED, Shield
+from oncemore.engine.lease import RESERVED
 from oncemore.engine.marks import Mark, asked, asked_awaited, kept_as
 from oncemore.engine.meters import Meter
 from oncemore.engine.notices import entered
@@ -59,15 +59,18 @@ from oncemore.engine.ops import (
 from oncemore.engine.retry import ENDS, Invoke
 from oncemore.errors import Cancelled, LeaseLost, StoreError, UsageError
 from oncemore.store.base import AlsoFailed, Batch, Conflict, Stored
+from oncemore.store.shield import Shield
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterator
 
     from oncemore.codec.artifact import Artifact, Label
+    from oncemore.codec.seal import Seal
     from oncemore.engine.lease import Identity
     from oncemore.engine.marks import Asking, Line
-    from oncemore.engine.ops import Terms
+    from oncemore.engine.ops import Given, Terms
     from oncemore.engine.runtime import Engine
+    from oncemore.store.base import Write
 
     Answered = Stored | Conflict
 
@@ -75,42 +78,63 @@ if TYPE_CHECKING:
 AGAIN_S = (0.0, 0.05, 0.25, 1.0)
 
 
+class Kit(NamedTuple):
+    """What all calls of a step have in common.
+
+    tagged, untagged  value → what a body keeps of it, and back
+    line_of           a connection to the user's own database → what speaks its dialect
+    isolate           whether the work runs in a process of its own, or what else calls it
+    artifact          the name of the one artifact that its result is; empty if it is not
+    """
+
+    name: str
+    work: Callable[..., Any]
+    tagged: Callable[[Any], Any]
+    untagged: Callable[[Any], Any]
+    line_of: Callable[[Any], Line] | None = None
+    reconcile: Callable[..., Any] | None = None
+    awaits: bool = False
+    isolate: bool | Callable[[Job, Attempt, Invoke], Any] = False
+    artifact: str = ""
+
+
 class Job:
-    """One call on its way: the engine it runs on, the work, and what has cut it off, if anything has."""
+    """One call on its way: the engine it runs on, the work, and what has cut it off, if anything has.
+
+    last  what an awaited operation answered that was closed: nobody else hears it
+    """
 
     __slots__ = (
-        "_line_of", "_reconcile", "_tagged", "_terms", "_untagged", "args", "artifact", "awaits", "cut",
-        "engine", "held", "isolate", "kwargs", "last", "me", "name", "read_again", "reserved", "store",
-        "work",
+        "_tagged", "_terms", "args", "awaits", "cut", "engine", "held", "isolate", "kit", "kwargs", "last",
+        "me", "read_again", "reserved", "store", "work",
     )  # fmt: skip
 
     def __init__(
         self,
         engine: Engine,
-        terms: Callable[[Any], Terms],
-        name: str,
-        work: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        tagged: Callable[[Any], Any],
-        untagged: Callable[[Any], Any],
-        line_of: Callable[[Any], Line] | None = None,
-        reconcile: Callable[..., Any] | None = None,
-        awaits: bool = False,
-        isolate: bool | Callable[[Job, Attempt, Invoke], Any] = False,
-        artifact: str = "",
+        terms: Callable[[Any, float], Terms],
+        kit: Kit,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] = {},  # noqa: B006 - nobody changes it
     ) -> None:
-        self.engine, self.store, self._terms = engine, engine.store, terms
+        self.engine, self.store, self._terms, self.kit = engine, engine.store, terms, kit
         self.me: Identity | None = None
         self.cut: BaseException | None = None
         self.held: tuple[str, int] | None = None
         self.reserved = self.read_again = False
-        self.last: Any = None  # what an awaited operation answered that was closed: nobody else hears it
-        self.awaits, self.isolate, self.artifact = awaits, isolate, artifact
-        self.name, self.work, self.args, self.kwargs = name, work, args, kwargs
-        self._tagged, self._untagged, self._reconcile = tagged, untagged, reconcile
-        self._line_of = line_of
+        self.last: Any = None
+        _, self.work, self._tagged, _, _, _, self.awaits, self.isolate, _ = kit
+        self.args, self.kwargs = args, kwargs
+
+    @property
+    def name(self) -> str:
+        """What the step is known by."""
+        return self.kit.name
+
+    @property
+    def artifact(self) -> str:
+        """The name of the one artifact that the step's result is."""
+        return self.kit.artifact
 
     # What needs no waiting --------------------------------------------------------------------------
 
@@ -146,15 +170,18 @@ class Job:
 
     def begin(self, op: Begin) -> Terms:
         """Return who begins an attempt: this process, with a lease that is good for it."""
-        self.release()
-        while not (me := self.engine.identity()).reserve():
+        if self.reserved:
+            self.release()
+        engine = self.engine
+        now = engine.now()
+        while not (me := engine.identity(now)).reserve():
             continue  # it was retired in this very moment: the next one is another
         self.me, self.reserved = me, True
-        return self._terms(me)
+        return self._terms(me, now)
 
     def offer(self, op: Offer) -> Terms:
         """Return what a run begins with that somebody else is to do."""
-        return self._terms(None)
+        return self._terms(None, self.engine.now())
 
     def permit(self, op: Permit) -> Permission:
         """Say whether an attempt may begin, as far as people have to say so."""
@@ -192,36 +219,28 @@ class Job:
 
     def begin_save(self, op: Save) -> tuple[Batch, Seen]:
         """Return the bytes of a change, and the entity as it will be once they are stored."""
-        seen, change, now = op.seen, op.change, self.engine.now()
-        events = op.events
-        if self.engine.notices is not None:
-            change, notices = self.engine.notices.of(self.engine, seen.entity, seen.version, change, now)
+        seen, change, sync, events, beside, also, guards, late = op
+        entity, version, prev, _, _ = seen
+        engine = self.engine
+        now, seal = engine.now(), engine.seal
+        if engine.notices is not None:
+            change, notices = engine.notices.of(engine, entity, version, change, now)
             events = (*events, *notices)
-        seal = self.engine.seal
-        writes = [write_of(seen.entity, seen.version, seen.hash, change, now, seal)]
-        if op.also:
-            also = op.also
-            writes += [write_of(each.entity, each.version, each.hash, to, now, seal) for each, to in also]
-        for given, payload in events:
-            if type(given) is Kept:
-                entity, sent = artifacts.ref_of(given), Change(ARTIFACT, None, given)
-            else:
-                assert type(given) is Outgoing
-                entity, sent = f"event/{given.event_id}", Change(EVENT, None, given, {"payload": payload})
-            writes.append(write_of(entity, 0, NOWHERE, sent, now, seal))
-        run = change.after
-        if "INTENT" in change.marks:
+        write = write_of(entity, version, prev, change, now, seal)
+        marks, _, run, body = change
+        if "INTENT" in marks:
             # Before it is written: nobody in this process may take it for lost.
             assert self.me is not None
             assert type(run) is Run
-            assert CONTROL in op.guards, "an attempt was to begin that nobody has let begin"
-            held = (seen.entity, run.fence)
-            self.me.take(held)
+            assert CONTROL in guards, "an attempt was to begin that nobody has let begin"
+            held = (entity, run.fence)
+            reserved, self.reserved = self.reserved, False
+            self.me.take(held, reserved=reserved)
             self.held = held  # after it: what was not taken must not be left, it may be somebody else's
-            self.release()
-        after = Seen(seen.entity, seen.version + 1, writes[0].hash, run, change.body)
-        late = op.late and self.store.looks_late
-        return make(Batch, (tuple(writes), op.guards, op.sync, op.beside, late)), after
+        writes = (write,) if not (also or events) else (write, *_with_it(also, events, now, seal))
+        after = make(Seen, (entity, version + 1, write.hash, run, body))
+        late = late and self.store.looks_late
+        return make(Batch, (writes, guards, sync, beside, late)), after
 
     def end_save(self, op: Save, after: Seen, answer: Answered) -> Seen | Void | None:
         """Return the entity as it is now, or None if it was not as it had been seen.
@@ -229,26 +248,25 @@ class Job:
         A checkpoint changes nothing about whose attempt it is, even if it is refused: it may be that of an
         attempt which was given up, while this job has the next one.
         """
-        stored = isinstance(answer, Stored)
-        if op.change.marks != CHECKPOINT and not self._goes_on(after.run, answer):
+        engine = self.engine
+        if isinstance(answer, Conflict):
+            if op.change.marks != CHECKPOINT and not self._goes_on(answer):
+                self.let_go()
+            if answer.entity in op.guards:
+                engine.controls.forget()  # what people have said has changed: it is read anew
+            if op.also or op.guards:
+                engine.circuits.forget(answer.entity)  # if it is what has changed, it is read anew
+            return Void(after) if answer.stands else None
+        if after.run.state != "RUNNING":  # or it was only asked to be cancelled
             self.let_go()
-        if isinstance(answer, Conflict) and answer.entity in op.guards:
-            self.engine.controls.forget()  # what people have said has changed: it is read anew
-        if op.also and stored:
-            self.engine.circuits.wrote(self.engine, op.also)
-        if isinstance(answer, Conflict) and (op.also or op.guards):
-            self.engine.circuits.forget(answer.entity)  # if it is what has changed, it is read anew
-        if stored and self.engine.notices is not None and entered(op.change):
-            self.engine.notices.wake(self.engine)
-        if stored:
-            return after
-        assert isinstance(answer, Conflict)
-        return Void(after) if answer.stands else None
+        if op.also:
+            engine.circuits.wrote(engine, op.also)
+        if engine.notices is not None and entered(op.change):
+            engine.notices.wake(engine)
+        return after
 
-    def _goes_on(self, after: Run, answer: Answered) -> bool:
-        """Whether the attempt is still under way: it has begun, or its run was only asked to be cancelled."""
-        if isinstance(answer, Stored):
-            return after.state == "RUNNING"
+    def _goes_on(self, answer: Conflict) -> bool:
+        """Whether the attempt is still under way though a write of it was refused."""
         if self.held is None:
             return False
         # What was to be changed with it may have moved alone: then the attempt is what it was.
@@ -345,15 +363,15 @@ class Job:
         _moved(attempt, saved)
 
     def _kept(self, seen: Seen) -> Any:
-        return self._untagged(self.read(Read(seen.entity, seen.run.checkpoint))["checkpoint"])
+        return self.kit.untagged(self.read(Read(seen.entity, seen.run.checkpoint))["checkpoint"])
 
     # Transactions -----------------------------------------------------------------------------------
 
     def enlist(self, attempt: Attempt, connection: Any) -> Any:
         """Begin an attempt's transaction in the user's own database; in async work it is to be awaited."""
-        assert self._line_of is not None
+        assert self.kit.line_of is not None
         ours = str(getattr(self.store, "path", ""))
-        mark = Mark(self._line_of(connection), connection, attempt, ours)
+        mark = Mark(self.kit.line_of(connection), connection, attempt, ours)
         if self.awaits:
             return self._enlist_awaited(attempt, mark)
         if mark.awaits:
@@ -409,7 +427,7 @@ class Job:
     def leave(self, attempt: Attempt, content: Any, label: Label) -> Kept:
         """Put content away that is listed if the attempt fails: what it leaves for people to look at."""
         kept = self._put(attempt, content, label)
-        attempt.evidence.append(kept)
+        attempt.evidence = (*attempt.evidence, kept)
         return kept
 
     def _put(self, attempt: Attempt, content: Any, label: Label) -> Kept:
@@ -451,15 +469,15 @@ class Job:
 
     def call_reconcile(self) -> Any:
         """Call the step's reconcile function, with the step's own arguments."""
-        assert self._reconcile is not None
-        return self._reconcile(*self.args, **self.kwargs)
+        assert self.kit.reconcile is not None
+        return self.kit.reconcile(*self.args, **self.kwargs)
 
     def invoke(self, op: Work) -> Invoke:
         """Return the limits of an attempt; an outer attempt's end is an end for the inner one too."""
         outer = ENDS.get()
         limit, whole = op.limit_s, op.whole
         if outer is None and limit is None:
-            return make(Invoke, (op.number, None, whole, None))
+            return make(Invoke, (op.seen.run.attempt, None, whole, None))
         if outer is not None:
             left = max(0.0, outer - clocks.current.monotonic())
             if limit is None or left < limit:
@@ -489,7 +507,7 @@ class Job:
         if attempt.seen.run.effect == "transactional":
             return self._transacted(attempt, value)
         if not attempt.kept:
-            return Done(attempt.seen, value, None, True, tuple(attempt.events))
+            return make(Done, (attempt.seen, value, None, True, attempt.events, (), None, None, None, ()))
         return Done(attempt.seen, value, None, True, attempt.given(), attempt.put_away())
 
     def _transacted(self, attempt: Attempt, value: Any) -> Done:
@@ -512,6 +530,20 @@ def _moved(attempt: Attempt, saved: Seen | None) -> None:
     attempt.seen = saved
 
 
+def _with_it(
+    also: tuple[tuple[Seen, Change], ...], events: tuple[Given, ...], now: float, seal: Seal | None
+) -> Iterator[Write]:
+    """Tell what else is written with a change: other entities, and each thing that is given away."""
+    for seen, change in also:
+        yield write_of(seen.entity, seen.version, seen.hash, change, now, seal)
+    for given, payload in events:
+        if type(given) is Kept:
+            yield write_of(artifacts.ref_of(given), 0, NOWHERE, Change(ARTIFACT, None, given), now, seal)
+        else:
+            assert type(given) is Outgoing
+            yield notice_write((given, payload), now, seal)
+
+
 # Writing, blocking and awaiting -------------------------------------------------------------------
 
 
@@ -532,6 +564,8 @@ def save(job: Job, op: Save) -> Seen | Void | AlsoFailed | None:
             answer = drained(job.send_again(batch, error))
         else:
             job.cut = error  # kept, and raised when the run is in order
+    if type(answer) is Stored:
+        return job.end_save(op, after, answer)
     if isinstance(answer, AlsoFailed):
         return answer
     return save(job, op) if told_already(op, batch, answer) else job.end_save(op, after, answer)
@@ -558,10 +592,11 @@ async def save_awaited(job: Job, op: Save) -> Seen | Void | AlsoFailed | None:
     except BaseException as error:  # noqa: BLE001 - a cut is kept and raised when the run is in order
         sending = job.send_again(batch, error)
         answer = await drained_awaited(sending) if isinstance(error, Exception) else drained(sending)
-    if isinstance(answer, AlsoFailed):
-        return answer
-    if told_already(op, batch, answer):
-        return await save_awaited(job, op)
+    if type(answer) is not Stored:
+        if isinstance(answer, AlsoFailed):
+            return answer
+        if told_already(op, batch, answer):
+            return await save_awaited(job, op)
     job.last = job.end_save(op, after, answer)
     return job.last  # type: ignore[no-any-return]
 

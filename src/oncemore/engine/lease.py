@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import os
 import threading
-from _signal import getsignal, signal  # type: ignore[import-not-found] # without enums: a tenth of the cost
-from _thread import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from oncemore.codec.wire import head_of, written
 from oncemore.core.record import NOWHERE, Change, Worker
 from oncemore.engine.ids import nonce
 from oncemore.errors import StoreError
 from oncemore.store.base import Batch, Index, Stored, Write
+from oncemore.store.shield import Shield
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,10 +61,10 @@ class Identity:
         """When the lease ends, by the store's time, unless it is renewed."""
         return self._state.until if self._state else 0.0
 
-    @property
-    def fresh(self) -> bool:
+    def fresh(self, now: float) -> bool:
         """Whether most of the lease is left: a new attempt may begin under it."""
-        return self.until - self._now() > self._lease_s / BEATS
+        state = self._state
+        return state is not None and state.until - now > self._lease_s / BEATS
 
     def at(self, entity: str, fence: int) -> bool:
         """Whether an attempt is under way here."""
@@ -85,19 +84,27 @@ class Identity:
             self._over = self._over or not self._under_way
             return self._over
 
-    def take(self, attempt: tuple[str, int]) -> None:
-        """Have an attempt under way, or try to: several callers may try the same, and one will get it."""
+    def take(self, attempt: tuple[str, int], *, reserved: bool = False) -> None:
+        """Have an attempt under way, or try to: several callers may try the same, and one will get it.
+
+        reserved  whether this worker was kept for it (`reserve`), which it need not be any longer
+        """
         with self._counting:
             self._under_way[attempt] = self._under_way.get(attempt, 0) + 1
+            if reserved:
+                self._leave(RESERVED)
 
     def leave(self, attempt: tuple[str, int]) -> None:
         """Be done with an attempt, or have failed to get it; whoever else has it still has it."""
         with self._counting:
-            left = self._under_way[attempt] - 1
-            if left:
-                self._under_way[attempt] = left  # never absent in between: others look without the lock
-            else:
-                del self._under_way[attempt]
+            self._leave(attempt)
+
+    def _leave(self, attempt: tuple[str, int]) -> None:
+        left = self._under_way[attempt] - 1
+        if left:
+            self._under_way[attempt] = left  # never absent in between: others look without the lock
+        else:
+            del self._under_way[attempt]
 
     def renew(self) -> None:
         """Write a new end of the lease; what it was before does not matter, runs have fences.
@@ -147,67 +154,6 @@ class Identity:
                 self._state = head_of(answer.head.head, Worker)
             change = Change(("LEASE",), self._state, state)
         raise StoreError(f"the lease of worker {self.name} is written by somebody else")
-
-
-class Shield:
-    """Lets a first Ctrl-C wait while the store does something, so that no lock is left behind locked.
-
-    A second one gets through at once, wherever that is: `twice` says so. Only the main thread is ever
-    interrupted. SIGTERM is treated alike where somebody handles it in Python.
-
-    told  whether there was a first one before
-    """
-
-    __slots__ = ("_int", "_term", "_told", "_waits", "twice")
-
-    def __init__(self, told: bool = False) -> None:
-        self._int: Any = None
-        self._term: Any = None
-        self._told = told
-        self._waits = 0
-        self.twice = False
-
-    def __enter__(self) -> None:
-        if get_ident() == _main[0]:
-            before, term = getsignal(2), getsignal(15)
-            if callable(before):
-                self._int = before
-                signal(2, self._hear)
-            if callable(term):
-                self._term = term
-                signal(15, self._hear)
-
-    def _hear(self, number: int, frame: object) -> None:
-        if not self._told:
-            self._told, self._waits = True, number
-            return
-        self.twice, self._waits = True, 0
-        self._lower()
-        self._pass_on(number)
-
-    def _lower(self) -> None:
-        if self._int is not None:
-            signal(2, self._int)
-        if self._term is not None:
-            signal(15, self._term)
-
-    def _pass_on(self, number: int) -> None:
-        before: Any = self._int if number == 2 else self._term
-        before(number, None)
-
-    def __exit__(self, *error: object) -> None:
-        self._lower()
-        if self._waits:
-            self._pass_on(self._waits)
-
-
-def _find_main() -> None:
-    _main[0] = threading.main_thread().ident or 0
-
-
-_main = [0]
-_find_main()
-os.register_at_fork(after_in_child=_find_main)
 
 
 class Heart:

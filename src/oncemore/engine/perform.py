@@ -22,7 +22,6 @@ from oncemore.engine.context import CONTEXT, Context, earlier
 from oncemore.engine.gates import awaited as script_awaited
 from oncemore.engine.gates import waited_for
 from oncemore.engine.job import Job, in_thread, save, save_awaited
-from oncemore.engine.lease import Shield
 from oncemore.engine.limits import awaited
 from oncemore.engine.marks import Mark, asked, asked_awaited
 from oncemore.engine.ops import (
@@ -55,6 +54,7 @@ from oncemore.engine.ops import (
     Work,
 )
 from oncemore.engine.retry import ENDS
+from oncemore.store.shield import Shield
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
@@ -79,7 +79,7 @@ class _Inside:
 
     def __enter__(self) -> None:
         run, around = self._attempt.seen.run, CONTEXT.get()
-        ends = earlier(run.deadline, around.deadline)
+        ends = earlier(run.deadline, around.deadline) if run.deadline else around.deadline
         carried = make(Context, (run.tenant, run.correlation_id, ends, around.actor))
         shelf = SHELF.set(self._shelf)
         self._tokens = CURRENT.set(self._attempt), CONTEXT.set(carried), ENDS.set(self._ends), shelf
@@ -120,9 +120,8 @@ def blocking(job: Job, script: Script, told: Any = None) -> Any:
     """
     try:
         op = script.send(told)
-        while type(op) is not End:
-            quick = _QUICK.get(type(op))
-            op = script.send(quick(job, op) if quick is not None else _BLOCKING[type(op)](job, op))
+        while (do := _BLOCKING.get(type(op))) is not None:  # all but the end
+            op = script.send(do(job, op))
     except BaseException as error:
         job.abandon(error)
         if job.cut is not None and error is not job.cut:
@@ -132,7 +131,8 @@ def blocking(job: Job, script: Script, told: Any = None) -> Any:
 
 
 def _end(job: Job, op: End) -> Any:
-    job.release()
+    if job.reserved:
+        job.release()
     error = job.cut or op.error
     if error is None:
         return op.value
@@ -237,13 +237,14 @@ async def awaiting(job: Job, script: Script) -> Any:
     """Run a script to its end in this task, on asyncio or trio; return the value or raise the error."""
     try:
         op = next(script)
-        while type(op) is not End:
-            quick = _QUICK.get(type(op))
-            if quick is not None:
+        while True:
+            if (quick := _QUICK.get(type(op))) is not None:
                 op = script.send(quick(job, op))
-            else:
+            elif (do := _AWAITING.get(type(op))) is not None:
                 job.last = None
-                op = script.send(await _AWAITING[type(op)](job, op))
+                op = script.send(await do(job, op))
+            else:  # the end
+                break
     except GeneratorExit as closed:
         # The coroutine is closed, which ends what it awaits first: the answer is in `job.last`. What is left
         # to do is done without awaiting, and raises this again.
@@ -364,7 +365,7 @@ _QUICK: dict[type, Callable[[Job, Any], Any]] = {
     Begin: Job.begin, Offer: Job.offer, Now: Job.now, Holder: Job.holder, Read: Job.read, Tell: Job.tell,
 }  # fmt: skip
 _BLOCKING: dict[type, Callable[[Job, Any], Any]] = {
-    Save: save, Work: _work, Ask: _ask, Sleep: _sleep, Watch: _watch, Finish: _finish, Slot: _slot,
+    **_QUICK, Save: save, Work: _work, Ask: _ask, Sleep: _sleep, Watch: _watch, Finish: _finish, Slot: _slot,
     Check: Job.check, Spill: _spill, Fetch: Job.fetch, Permit: Job.permit, Earn: _earn,
 }  # fmt: skip
 _AWAITING: dict[type, Callable[[Job, Any], Coroutine[Any, Any, Any]]] = {

@@ -25,7 +25,7 @@ from oncemore.engine.artifacts import Missing
 from oncemore.engine.cooldowns import resources_with
 from oncemore.engine.entry import seen_in
 from oncemore.engine.here import only_here
-from oncemore.engine.job import Job
+from oncemore.engine.job import Job, Kit
 from oncemore.engine.listed import HELD
 from oncemore.engine.notices import DEAD_LETTER, told
 from oncemore.engine.ops import Answer, Call, Plan
@@ -251,7 +251,7 @@ class Quarantine:
             raise UsageError(f"{kept.name} of {kept.step} cannot be released: {why}")
 
     def _job(self, name: str) -> Job:
-        return Job(self._engine, _nobody, name, _nobody, (), {}, tagged=_nobody, untagged=_nobody)
+        return Job(self._engine, _nobody, Kit(name, _nobody, _nobody, _nobody))
 
     def _aim(self, item: str | Item, made: Ruling) -> tuple[str, Ruling]:
         """Return the entity that is decided about, and the decision with the version that was looked at."""

@@ -19,9 +19,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncemore.core.control import NEEDED
-from oncemore.core.record import Change, Kept, Outgoing, Run
+from oncemore.core.record import Change, Kept, Outgoing, Run, over
 from oncemore.engine.deliver import moved
-from oncemore.engine.flow import DOUBTFUL, escalated, over
+from oncemore.engine.flow import DOUBTFUL, escalated
 from oncemore.engine.ops import End, Load, Now, Save
 from oncemore.errors import StaleDecision, UsageError
 

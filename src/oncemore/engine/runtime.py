@@ -25,13 +25,14 @@ from oncemore.engine.artifacts import Artifacts, Shelf
 from oncemore.engine.circuits import Circuits
 from oncemore.engine.controls import Controls
 from oncemore.engine.ids import uuid7
-from oncemore.engine.lease import BEATS, Heart, Identity, Shield
+from oncemore.engine.lease import BEATS, Heart, Identity
 from oncemore.engine.notices import CLOSE_S
 from oncemore.engine.resources import Paces
 from oncemore.engine.spending import Pockets
 from oncemore.engine.watch import LIMITS, Limits, Watch
 from oncemore.errors import RestoredCopy, StoreError, UsageError
 from oncemore.settings import COPIES, INLINE_WAIT_S, LEASE_S, LONGEST_LEASE_S, SHORTEST_LEASE_S
+from oncemore.store.shield import Shield
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -200,10 +201,13 @@ class Engine:
 
     # Leases -----------------------------------------------------------------------------------------
 
-    def identity(self) -> Identity:
-        """Return the worker that this process is, with a lease that an attempt may begin under."""
+    def identity(self, now: float = 0.0) -> Identity:
+        """Return the worker that this process is, with a lease that an attempt may begin under.
+
+        now  the store's time, for who has just asked
+        """
         me = self._me
-        if me is not None and me.fresh:
+        if me is not None and me.fresh(now or self.now()):
             return me
         with self._lock:
             if self._me is None:
@@ -211,7 +215,7 @@ class Engine:
                 self._me = self._mine[me.name] = me
                 if self._heart is None:
                     self._heart = Heart(self.lease_s / BEATS, _beat_of(self))
-            elif not self._me.fresh:
+            elif not self._me.fresh(self.now()):
                 self._me.renew()
             return self._me
 
@@ -286,7 +290,7 @@ class Engine:
 
             return isolate.run(job, attempt, invoke)
         if invoke.limit_s is None:
-            return job.call_work()
+            return job.work(*job.args, **job.kwargs)
         if attempt.seen.run.effect == "transactional":
             return limits.waited_for(attempt.step, invoke, job.call_work)
         from oncemore.engine import helpers

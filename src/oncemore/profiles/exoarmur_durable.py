@@ -29,7 +29,7 @@ from oncemore.engine import clock as clocks
 from oncemore.engine import flow
 from oncemore.engine.context import CONTEXT
 from oncemore.engine.ids import uuid7
-from oncemore.engine.job import Job
+from oncemore.engine.job import Job, Kit
 from oncemore.engine.ops import Call, End, Holder, Load, Now, Plan, Read, Save, Terms, Work
 from oncemore.engine.perform import awaiting
 from oncemore.engine.retry import ENDS, Report, annotate, log, mark
@@ -104,15 +104,15 @@ def _whole(script: Script) -> Script:
     yield (yield from script)
 
 
-def _job(engine: Engine, name: str, work: Callable[[], Any], terms: Callable[[Any], Terms]) -> Job:
-    return Job(engine, terms, name, work, (), {}, tagged=_tagged, untagged=untag, awaits=True)
+def _job(engine: Engine, name: str, work: Callable[[], Any], terms: Callable[[Any, float], Terms]) -> Job:
+    return Job(engine, terms, Kit(name, work, _tagged, untag, awaits=True))
 
 
 def _tagged(value: Any) -> Any:
     return _PLAIN.tag(value, "the value")
 
 
-def _nobody(*me: Identity) -> Any:
+def _nobody(*told: Any) -> Any:
     raise AssertionError("a script that only reads and writes begins no attempt")  # pragma: no cover
 
 
@@ -210,7 +210,7 @@ async def perform(engine: Engine, key: str, about: About, doing: Doing, if_runni
     left = 0.0 if outer is None else engine.now() + max(0.0, outer - clocks.current.monotonic())
     call = Call(entity, _inputs(key), CFG, 0.0, left, about.ids.cleaned().tenant_id or "")
     way = Witnessed(plan, call, key, about, doing)
-    job = _job(engine, plan.name, doing.attempt, lambda me: _terms(engine, me, key, about, doing))
+    job = _job(engine, plan.name, doing.attempt, lambda me, now: _terms(me, now, key, about, doing))
     try:
         return await awaiting(job, _whole(way.script()))  # type: ignore[no-any-return]
     except BaseException as error:
@@ -241,9 +241,9 @@ def _plan(engine: Engine, doing: Doing, if_running: str) -> Plan:
     )
 
 
-def _terms(engine: Engine, me: Identity | None, key: str, about: About, doing: Doing) -> Terms:
+def _terms(me: Identity | None, now: float, key: str, about: About, doing: Doing) -> Terms:
     ids = about.ids.cleaned()
-    run_id = doing.run_id or uuid7(engine.now())
+    run_id = doing.run_id or uuid7(now)
     told = {"category": about.category, "operation": about.operation, "ids": [*ids], "run_id": run_id}
     return Terms(
         "" if me is None else me.name, run_id, told, _inputs(key), doing.plan.seed or "", ids.tenant_id or "",

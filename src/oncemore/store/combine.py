@@ -65,34 +65,30 @@ class Op:
     gone  whether nobody waits for it any more
     """
 
-    __slots__ = ("_combiner", "answer", "batch", "error", "gate", "gone", "lead", "soon", "wake")
+    # What a lone caller never needs is the class's until somebody else comes.
+    gate: LockType | None = None
+    soon: Soon | None = None
+    wake: Wake | None = None
+    lead = gone = False
 
     def __init__(self, combiner: Serves, batch: Batch) -> None:
-        self._combiner = combiner
-        self.batch = batch
+        self._combiner, self.batch = combiner, batch
         self.answer: Stored | Conflict | None = None
         self.error: BaseException | None = None
-        self.gate: LockType | None = None
-        self.soon: Soon | None = None
-        self.wake: Wake | None = None
-        self.lead = self.gone = False
 
     def wait(self) -> Stored | Conflict:
         """Block until the batch is stored or refused."""
         if self.answer is None and self.error is None:
             self._combiner.wait(self)
-        return self._result()
-
-    def __await__(self) -> Generator[object, object, Stored | Conflict]:
-        if self.answer is None and self.error is None:
-            yield from self._combiner.wait_in_loop(self).__await__()
-        return self._result()
-
-    def _result(self) -> Stored | Conflict:
         if self.error is not None:
             raise self.error
         assert self.answer is not None
         return self.answer
+
+    def __await__(self) -> Generator[object, object, Stored | Conflict]:
+        if self.answer is None and self.error is None:
+            yield from self._combiner.wait_in_loop(self).__await__()
+        return self.wait()
 
 
 class Combiner:
@@ -265,7 +261,8 @@ class Combiner:
         """Hand the turn to the first that waits, or leave it free; look again after letting go."""
         while True:
             if not self._queue:
-                self.tell()
+                if self._owed:
+                    self.tell()
                 self._turn.release()
                 if not self._queue or not self._turn.acquire(False):
                     return

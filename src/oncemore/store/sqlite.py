@@ -41,6 +41,7 @@ from oncemore.store import place, sqlite_list
 from oncemore.store.base import AlsoFailed, Conflict, Entry, Facts, Head, Index, Stored, check_batch
 from oncemore.store.combine import Combiner
 from oncemore.store.reserve import BYTES, Reserve, begins, ends
+from oncemore.store.shield import Shield
 from oncemore.store.sqlite_house import SqliteHouse, identify, left
 from oncemore.store.sqlite_joined import join
 
@@ -134,12 +135,27 @@ _ALONE = _Sql(*(f"BEGIN IMMEDIATE;{sql};COMMIT" for sql in _IN_ONE))
 _MARK = "INSERT INTO meta VALUES ('mark', ?) ON CONFLICT DO UPDATE SET value=max(value, excluded.value)"
 
 
+_NO_ANSWERS: Sequence[Answer] = ()
+
+
+class _Reader(threading.local):
+    """What a thread reads by.
+
+    seen  how many commits this process had made when the thread last looked at a head
+    """
+
+    connection: apsw.Connection | None = None
+    seen = -1
+
+
 class SqliteStore:
     """A store in a file of this machine."""
 
     joins = True
     sees_deaths = True
     looks_late = False
+    #: Whether a look at a head that is cut off leaves nothing behind: nobody else has to see to that.
+    calm = True
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         _check_engine(apsw.sqlite_lib_version())
@@ -159,7 +175,8 @@ class SqliteStore:
         """Have no connection, no queue and no turn yet: at first, and in a forked child."""
         self._writer: apsw.Cursor | None = None
         self._mark = 0.0  # in seconds since boot; until then nothing needs to be written about the time
-        self._readers = threading.local()
+        self._readers = _Reader()
+        self._commits = 0
         self._combiner = Combiner(self._transact)
         self._door = place.door(self.path)
         self._synced: bool | None = None
@@ -172,13 +189,15 @@ class SqliteStore:
 
     def append(self, batch: Batch) -> Op:
         """Ask for a batch to be stored."""
-        if len(batch.writes) != 1 or (batch.guards and batch.writes[0].entity in batch.guards):
+        writes, guards, *_ = batch
+        if len(writes) != 1 or (guards and writes[0].entity in guards):
             check_batch(batch)
         return self._combiner.submit(batch)
 
     def _transact(self, ops: list[Op]) -> None:
         """Store what queued batches ask for in one transaction; answer each when the disk has it."""
-        self._check_open()
+        if self._closed:
+            self._check_open()
         if self._reserve.given and not self._reserve.make():
             ops = self._refuse(ops, [op for op in ops if begins(op.batch) and not ends(op.batch)])
         try:
@@ -207,29 +226,36 @@ class SqliteStore:
 
     def _commit(self, ops: list[Op]) -> None:
         """Store batches in one transaction; after an error nothing of it is kept, not even the connection."""
-        answers: list[Answer] = []
+        door, answers = self._door, _NO_ANSWERS
         try:
-            self._door.enter(self._combiner.tell)
+            door.enter(self._combiner.tell)
             try:
                 if len(ops) == 1 and _is_alone(ops[0].batch) and place.since_boot() <= self._mark:
-                    cursor = self._cursor(sync=ops[0].batch.sync)
-                    self._combiner.tell()
-                    answers = [_store(cursor, ops[0].batch, _ALONE)]
+                    answers = (self._alone(ops[0].batch),)
                 elif ops:
                     answers = self._together([op.batch for op in ops])
             finally:
-                self._door.leave()
+                door.leave()
         except (TypeError, ValueError, OverflowError, apsw.TooBigError) as error:
             self._drop()
             raise UsageError(f"a batch holds what SQLite cannot store: {error}") from error
         except BaseException:
             self._drop()
             raise
+        self._commits += 1
         for op, answer in zip(ops, answers, strict=True):
-            if isinstance(answer, AlsoFailed):
+            if type(answer) is AlsoFailed:
                 op.error = answer
             else:
-                op.answer = answer
+                op.answer = answer  # type: ignore[assignment]
+
+    def _alone(self, batch: Batch) -> Answer:
+        """Store a batch that is one write, in a transaction of its own."""
+        (write,), guards, sync, *_ = batch
+        cursor = self._cursor(sync=sync)
+        self._combiner.tell()
+        seq = (_set_guarded if guards else _set)(cursor, write, guards, _ALONE)
+        return make(Stored, ((seq,),)) if seq else _refused(cursor, batch)
 
     def _together(self, batches: list[Batch]) -> list[Answer]:
         """Store batches in one transaction, and the time with them where it is due."""
@@ -245,7 +271,7 @@ class SqliteStore:
             self._note(answers)
         return answers
 
-    def _note(self, answers: list[Answer]) -> None:
+    def _note(self, answers: Sequence[Answer]) -> None:
         """Keep beside the file how far the log has come: what is synced cannot be lost again."""
         seqs = [seq for answer in answers if isinstance(answer, Stored) for seq in answer.seqs]
         if seqs:
@@ -276,24 +302,34 @@ class SqliteStore:
 
     def _read(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         self._check_open()
-        readers = self._readers
+        reader = self._readers
         try:
-            if not hasattr(readers, "cursor"):
-                readers.cursor = _connect(self.path, apsw.SQLITE_OPEN_READONLY).cursor()
-            return _rows(readers.cursor, sql, values)
+            if reader.connection is None:
+                reader.connection = _connect(self.path, apsw.SQLITE_OPEN_READONLY)
+            return _rows(reader.connection, sql, values)
         except apsw.Error as error:
-            vars(readers).clear()
+            vars(reader).clear()
             raise StoreError(f"{self.path}: {_fault(error, self.path)}") from error
+        except BaseException:  # cut off: what is half read must not hold its snapshot
+            vars(reader).clear()
+            raise
 
     def head(self, entity: str) -> Head | None:
         """Return the current state of an entity."""
-        rows = self._read_warm(_HEAD_OF, (entity,))
+        reader, commits = self._readers, self._commits
+        if reader.seen == commits:
+            rows = self._read(_HEAD_OF, (entity,))
+        else:
+            with Shield():
+                rows = self._read_warm(_HEAD_OF, (entity,))
+            reader.seen = commits
         return _head(rows[0]) if rows else None
 
     def _read_warm(self, sql: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         """Read through the writer's connection if nobody writes: its pages are at hand.
 
-        Every commit makes a reader's pages void, which it then has to fetch anew.
+        Every commit makes a reader's pages void, which it then has to fetch anew. So who looks for the first
+        time since then looks here, and who looks again has a reader of his own.
         """
         if self._writer is None or not self._combiner.take_turn():
             return self._read(sql, values)
@@ -446,9 +482,7 @@ class SqliteStore:
     def close(self) -> None:
         """Let go of everything; what was acknowledged stays."""
         if not self._closed:
-            self._readers = (
-                threading.local()
-            )  # first: the last connection to close empties the write-ahead file
+            self._readers = _Reader()  # first: the last connection to close empties the write-ahead file
             self._combiner.stop(self._shut)
             for here in self._here:
                 here.close()
@@ -500,7 +534,8 @@ def _apply(cursor: apsw.Cursor, batches: list[Batch]) -> list[Answer]:
 
 def _is_alone(batch: Batch) -> bool:
     """Whether a batch is one write that depends on one other thing at most."""
-    return len(batch.writes) == 1 and len(batch.guards) < 2 and batch.also is None
+    writes, guards, _, also, _ = batch
+    return len(writes) == 1 and len(guards) < 2 and also is None
 
 
 def _join(cursor: apsw.Cursor, batch: Batch) -> Answer:
@@ -522,16 +557,19 @@ def _store(cursor: apsw.Cursor, batch: Batch, sql: _Sql) -> Stored | Conflict:
     """Store a batch, or say what stands in its way; a lone write finds that out by itself."""
     writes, guards = batch.writes, batch.guards
     if len(writes) == 1 and len(guards) < 2:
-        seq = _set_guarded(cursor, writes[0], guards, sql) if guards else _set(cursor, writes[0], sql)
-        if seq:
-            return make(Stored, ((seq,),))
-        return (_missed(cursor, batch) if guards else None) or _conflict(cursor, writes[0].entity)
+        seq = (_set_guarded if guards else _set)(cursor, writes[0], guards, sql)
+        return make(Stored, ((seq,),)) if seq else _refused(cursor, batch)
     missed = _missed(cursor, batch)
     if missed is not None:
         return missed
-    seqs = tuple([_set(cursor, write, sql) for write in writes])
+    seqs = tuple([_set(cursor, write, guards, sql) for write in writes])
     assert 0 not in seqs, "a head moved inside the transaction that compared it"
     return make(Stored, (seqs,))
+
+
+def _refused(cursor: apsw.Cursor, batch: Batch) -> Conflict:
+    """Return what stands in the way of a lone write that was not stored."""
+    return (_missed(cursor, batch) if batch.guards else None) or _conflict(cursor, batch.writes[0].entity)
 
 
 def _missed(cursor: apsw.Cursor, batch: Batch) -> Conflict | None:
@@ -570,8 +608,11 @@ def _set_guarded(cursor: apsw.Cursor, write: Write, guards: Mapping[str, int], s
     return connection.last_insert_rowid() if connection.changes() else 0
 
 
-def _set(cursor: apsw.Cursor, write: Write, sql: _Sql) -> int:
-    """Move a head that has the expected version, and log it; return its seq, 0 when it has another."""
+def _set(cursor: apsw.Cursor, write: Write, guards: Mapping[str, int], sql: _Sql) -> int:
+    """Move a head that has the expected version, and log it; return its seq, 0 when it has another.
+
+    What guards it has been compared, or there is nothing.
+    """
     entity, expect, header, body, digest, head, by = write
     if expect:
         entry = (digest, header, body, entity, expect)
@@ -617,8 +658,7 @@ def _rows(source: apsw.Connection | apsw.Cursor, sql: str, values: tuple[Any, ..
 
 
 def _head(row: tuple[Any, ...]) -> Head:
-    entity, version, digest, head, *_ = row
-    return make(Head, (entity, version, digest, head, make(Index, row[4:10]), row[10], row[11]))
+    return make(Head, (*row[:4], make(Index, row[4:10]), *row[10:]))
 
 
 def _entry(row: tuple[Any, ...]) -> Entry:
