@@ -565,7 +565,7 @@ def _committed(
     after = _over(run, "COMPLETE", "", committed=seen.version + 1)
     told = () if plan.barrier is None else (yield from passing.passed(plan, seen, now))
     change = make(Change, (_DONE, run, after, body))
-    saved = yield make(Save, (seen, change, True, events, done.also, told, _FREELY))
+    saved = yield make(Save, (seen, change, True, events, done.also, told, _FREELY, False))
     if saved is None:
         return MOVED
     if type(saved) is AlsoFailed:
