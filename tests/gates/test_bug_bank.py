@@ -35,8 +35,8 @@ def bug(function: Bug) -> Bug:
 def a_claim_has_no_guard(patch: pytest.MonkeyPatch) -> None:
     claim = passing.Way.claim
 
-    def open_(self: Any, seen: Any, change: Change, now: float, guards: Any) -> Save:
-        return claim(self, seen, change, now, guards)._replace(guards=guards)
+    def open_(self: Any, seen: Any, change: Change, now: float, guards: Any, *, late: bool) -> Save:
+        return claim(self, seen, change, now, guards, late=late)._replace(guards=guards)
 
     patch.setattr(passing.Way, "claim", open_)
 
@@ -51,8 +51,8 @@ def a_probe_is_held_by_nobody(patch: pytest.MonkeyPatch) -> None:
 def a_probe_is_not_written_with_the_claim(patch: pytest.MonkeyPatch) -> None:
     claim = passing.Way.claim
 
-    def bare(self: Any, seen: Any, change: Change, now: float, guards: Any) -> Save:
-        return claim(self, seen, change, now, guards)._replace(also=())
+    def bare(self: Any, seen: Any, change: Change, now: float, guards: Any, *, late: bool) -> Save:
+        return claim(self, seen, change, now, guards, late=late)._replace(also=())
 
     patch.setattr(passing.Way, "claim", bare)
 
