@@ -16,7 +16,7 @@ def made(path: Path) -> list[tuple[int, str, int]]:
         (call.lineno, kind.id, len(values.elts))
         for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "make"
-        for kind, values in [call.args]
+        for kind, values in zip(call.args[:1], call.args[1:], strict=False)
         if isinstance(kind, ast.Name) and isinstance(values, ast.Tuple)
         if not any(isinstance(value, ast.Starred) for value in values.elts)
     ]
