@@ -369,3 +369,19 @@ def cut_after(moments: int, look: Any) -> bool:
     finally:
         sys.settrace(before)
     return False
+
+
+def test_a_reader_that_is_cut_off_is_given_up(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored(put(store, write("run/a", None)))
+    first = store.head("run/a")
+
+    def cut(*told: object) -> Any:
+        raise KeyboardInterrupt
+
+    assert store.head("run/a") == first
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite, "_rows", cut)
+        with pytest.raises(KeyboardInterrupt):
+            store.head("run/a")
+    assert store._readers.connection is None
+    assert store.head("run/a") == first

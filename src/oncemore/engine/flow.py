@@ -113,7 +113,7 @@ def run_step(plan: Plan, call: Call, seen: Seen | None = None) -> Script:
             continue
         claim = _claim(plan, call, terms, ready.run, now, permit)
         claimed = yield (
-            make(Save, (ready, claim, plan.effect != "pure", (), None, (), permit.guards, not approved))
+            Save(ready, claim, plan.effect != "pure", guards=permit.guards, late=not approved)
             if way is None
             else way.claim(ready, claim, now, permit.guards, late=not approved)
         )
@@ -565,7 +565,7 @@ def _committed(
     after = _over(run, "COMPLETE", "", committed=seen.version + 1)
     told = () if plan.barrier is None else (yield from passing.passed(plan, seen, now))
     change = make(Change, (_DONE, run, after, body))
-    saved = yield make(Save, (seen, change, True, events, done.also, told, _FREELY, False))
+    saved = yield Save(seen, change, True, events, done.also, told)
     if saved is None:
         return MOVED
     if type(saved) is AlsoFailed:
@@ -578,8 +578,6 @@ def _committed(
 
 
 _DONE: tuple[Any, ...] = ("COMMIT", "COMPLETE")
-#: No guards: what was begun may be ended, whatever people have said since.
-_FREELY: dict[str, int] = {}
 
 
 def _spilled(seen: Seen, body: dict[str, Any], events: tuple[Any, ...]) -> Script:
