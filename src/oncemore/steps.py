@@ -133,6 +133,7 @@ class Step(Generic[P, R]):
         self._plan: Plan | None = None
         self._plans: dict[str, Plan] = {}
         self._shelf: Shelf | None = None
+        self._wait_s = 0.0
         self._new_in_a_row = 0
         self._awaits = recipe.colour == "coroutine"
         self._kit = Kit(
@@ -533,7 +534,7 @@ class Step(Generic[P, R]):
         own = "" if recipe.covers_all else input_hash(inputs)
         call = make(Call, (entity, own, recipe.cfg(), *ends, tenant))
         plan, withheld = self._plan, _NONE
-        if plan is None or self._shelf is not engine.shelf or plan.inline_wait_s != engine.inline_wait_s:
+        if plan is None or self._shelf is not engine.shelf or self._wait_s != engine.inline_wait_s:
             plan = self._plan_on(engine)
         if recipe.guards_each:
             plan = self._plan_for(plan, recipe.provider(args, kwargs))
@@ -602,11 +603,11 @@ class Step(Generic[P, R]):
     def _plan_on(self, engine: Engine) -> Plan:
         """Return the plan, made at the first call: annotations may name what is defined later."""
         plan = self._plan
-        if plan is None or self._shelf is not engine.shelf or plan.inline_wait_s != engine.inline_wait_s:
+        if plan is None or self._shelf is not engine.shelf or self._wait_s != engine.inline_wait_s:
             recipe, shelf = self._recipe, engine.shelf
             encode, decode = _codec(recipe, shelf)
             ready()
-            plan = self._plan = Plan(
+            plan = Plan(
                 recipe.name,
                 recipe.effect,
                 recipe.policy,
@@ -627,8 +628,12 @@ class Step(Generic[P, R]):
                 barrier=recipe.barrier,
                 purse=recipe.purse,
             )
-            self._shelf = shelf
-            self._plans = {}
+            plan = self._plan = self._own(plan)
+            self._shelf, self._wait_s, self._plans = shelf, engine.inline_wait_s, {}
+        return plan
+
+    def _own(self, plan: Plan) -> Plan:
+        """Return the plan as this kind of step has it."""
         return plan
 
     def _plan_for(self, plan: Plan, provider: str) -> Plan:

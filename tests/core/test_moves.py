@@ -62,3 +62,8 @@ def test_a_field_that_an_entity_does_not_have_is_refused_by_its_name() -> None:
     for kind in KINDS:
         with pytest.raises(TypeError, match=f"{kind.__name__} has no field nothing"):
             fold(None, {"nothing": 1}, kind)
+
+
+def test_a_value_is_not_changed_in_a_field_that_it_does_not_have() -> None:
+    with pytest.raises(TypeError, match="Run has no field nothing"):
+        Run()._replace(nothing=1)

@@ -181,11 +181,11 @@ def test_a_forked_child_makes_its_own_helpers() -> None:
 @pytest.mark.req("TIME-2")
 @pytest.mark.parametrize("colour", COLOURS)
 def test_an_inner_call_inherits_the_smaller_limit(colour: str) -> None:
-    seen = []
+    seen, over = [], threading.Event()
 
     def inner_plain() -> None:
         seen.append(oncemore.remaining())
-        time.sleep(2)
+        over.wait(2)
 
     async def inner_coroutine() -> None:
         seen.append(oncemore.remaining())
@@ -202,9 +202,11 @@ def test_an_inner_call_inherits_the_smaller_limit(colour: str) -> None:
         outer_async = oncemore.retrying(inner_async, on=KeyError, within=0.3, attempts=5)
         with pytest.raises(oncemore.DeadlineExceeded):
             trio.run(outer_async) if colour == "trio" else asyncio.run(outer_async())
-    assert time.monotonic() - began < 0.6
+    assert time.monotonic() - began < 1.5
     assert seen[0] is not None
     assert seen[0] <= 0.3
+    over.set()
+    wait_for_stragglers()
 
 
 def test_a_light_inner_call_does_not_wait_past_the_outer_limit() -> None:

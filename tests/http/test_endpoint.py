@@ -244,8 +244,10 @@ def test_after_a_server_error_what_may_not_happen_twice_is_held(opened: Callable
 
 
 def test_once_is_tried_again_after_an_answer_that_says_that_nothing_was_done(
-    opened: Callable[..., Counter], clock: FakeClock
+    opened: Callable[..., Counter], engine: oncemore.Engine, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    now = engine.store.now()
+    monkeypatch.setattr(engine.store, "now", lambda: now)  # it waits for a second, which may pass meanwhile
     post = opened("once", not_applied=(503,), attempts=2)
     for status in (429, 503):
         post.shop.statuses = [status]

@@ -107,8 +107,8 @@ class Request:
 class _Endpoint(Step[Any, Any]):
     """The step of all requests; none waits inside for a time that is not yet."""
 
-    def _plan_on(self, engine: Engine) -> Plan:
-        return super()._plan_on(engine).replaced(inline_wait_s=0.0)
+    def _own(self, plan: Plan) -> Plan:
+        return plan.replaced(inline_wait_s=0.0)
 
 
 class Idempotency:

@@ -69,8 +69,6 @@ class Program(Step[Any, Any]):
         )  # fmt: skip
         super().__init__(Recipe(_program, told), engine)
         self._order, self._cuts, self._say = order, cuts, say
-        self._theirs: Plan | None = None
-        self._ours: Plan | None = None
         self._path = ""
         #: The attempt whose output has passed through us, if any has.
         self.ran = 0
@@ -133,15 +131,11 @@ class Program(Step[Any, Any]):
             why = (body.get("error") or {}).get("message") or state.reason
             self._say(f"attempt {state.tried} of {state.allowed}: {why}")
 
-    def _plan_on(self, engine: Engine) -> Plan:
-        plan = super()._plan_on(engine)
-        if plan is not self._theirs or self._ours is None:
-            self._theirs = plan
-            self._ours = plan.replaced(
-                classify=_classified, covers=_covers, not_applied=_not_applied,
-                describe=partial(_described, self._order.secrets), after_failure=self._order.after,
-            )  # fmt: skip
-        return self._ours
+    def _own(self, plan: Plan) -> Plan:
+        return plan.replaced(
+            classify=_classified, covers=_covers, not_applied=_not_applied,
+            describe=partial(_described, self._order.secrets), after_failure=self._order.after,
+        )  # fmt: skip
 
     def _job(self, look: Look) -> Job:
         job = super()._job(look)

@@ -1,0 +1,53 @@
+"""Steps of other kinds: what a program or an endpoint makes of a step holds for each of its calls."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import oncemore
+from oncemore.core.backoff import Jitter, Schedule
+from oncemore.core.policy import Policy
+from oncemore.steps import Step
+
+if TYPE_CHECKING:
+    from oncemore.engine.job import Job
+    from oncemore.engine.ops import Plan
+    from oncemore.steps import Look
+    from oncemore.testing import FakeClock
+
+LATER = Policy("later", "1", schedule=Schedule("fixed", delays=(5.0,)), jitter=Jitter("none"))
+
+
+class Elsewhere(Step[Any, Any]):
+    """Work that others do, which nobody waits for."""
+
+    def _own(self, plan: Plan) -> Plan:
+        return plan.replaced(inline_wait_s=0.0)
+
+    def _job(self, look: Look) -> Job:
+        job = super()._job(look)
+        job.isolate = self._done
+        return job
+
+    def _done(self, job: Job, attempt: Any, invoke: Any) -> str:
+        if attempt.number == 1:
+            raise ConnectionResetError
+        return f"elsewhere, at attempt {attempt.number}"
+
+
+def test_the_plan_of_a_kind_holds_for_every_call_and_its_work_is_done_where_it_says(
+    engine: oncemore.Engine, clock: FakeClock
+) -> None:
+    @oncemore.step(effect="idempotent", name="far", policy=LATER)
+    def far(number: int) -> str:
+        raise AssertionError("it is done elsewhere")
+
+    step = Elsewhere(far._recipe, engine)
+    for number in range(3):
+        with pytest.raises(oncemore.Parked):
+            step(number)
+    assert clock.delays == []
+    clock.advance(6)
+    assert [step(number) for number in range(3)] == ["elsewhere, at attempt 2"] * 3
