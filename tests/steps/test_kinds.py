@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from oncemore.steps import Look
     from oncemore.testing import FakeClock
 
-LATER = Policy("later", "1", schedule=Schedule("fixed", delays=(5.0,)), jitter=Jitter("none"))
+LATER = Policy("later", "1", schedule=Schedule("fixed", delays=(5.0, 10.0)), jitter=Jitter("none"))
 
 
 class Elsewhere(Step[Any, Any]):
