@@ -150,12 +150,16 @@ def counts_in(folder: Path) -> Counts | None:
     return Counts(ran - failures - errors - skipped, failures + errors, skipped)
 
 
+def surroundings() -> dict[str, str]:
+    """Return the environment of the parts: thousands of interpreters start, and none should compile anew."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 def run(part: Part, results: Path) -> int:
     """Run the commands of a part up to the first that fails; return its exit code."""
     for command in part.commands:
-        code = subprocess.run(
-            [word.format(results=results) for word in command], cwd=ROOT, check=False
-        ).returncode
+        words = [word.format(results=results) for word in command]
+        code = subprocess.run(words, cwd=ROOT, env=surroundings(), check=False).returncode
         if code:
             # A signal's number is negative, which no exit code can be.
             return code if code > 0 else 128 - code
