@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import random
+import select
 import socket
 import threading
 import time
 
 #: Only requests with a body are worth cutting, and only they are this long.
 BODY = b"." * 3000
+#: What is longer than this may be the first piece of one.
+LONG = 900
 WAYS = ("before", "in the middle", "just after", "answer swallowed", "delivered late")
 PATIENCE = 5.0
 
@@ -54,7 +57,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             while data := client.recv(1 << 20):
                 if self._armed:
-                    data += _rest(client)
+                    data = _whole(client, data)
                 way = self._armed.pop() if len(data) > len(BODY) and self._armed else None
                 if len(data) > len(BODY):
                     self._row = 0 if way is None else self._row + 1
@@ -73,6 +76,7 @@ class Proxy:
         _end(client)
 
     def _cut(self, way: str, data: bytes, client: socket.socket, server: socket.socket) -> None:
+        self.cuts[way] += 1  # before anybody can notice it
         sent = {"before": 0, "in the middle": len(data) // 2, "delivered late": 0}.get(way, len(data))
         client.shutdown(socket.SHUT_RD)
         if way in ("answer swallowed", "delivered late"):
@@ -85,7 +89,6 @@ class Proxy:
             time.sleep(0.02)
         _end(client)
         _end(server)
-        self.cuts[way] += 1
 
     def close(self) -> None:
         for line in (self._listener, *self._lines):
@@ -94,12 +97,15 @@ class Proxy:
             thread.join(PATIENCE)
 
 
-def _rest(line: socket.socket) -> bytes:
-    """Return what is on its way of a request that may have come in pieces."""
-    time.sleep(0.003)
-    with contextlib.suppress(BlockingIOError):
-        return line.recv(1 << 20, socket.MSG_DONTWAIT)
-    return b""
+def _whole(line: socket.socket, data: bytes) -> bytes:
+    """Return a request that may have come in pieces: what is long waits longer for the rest of it."""
+    quiet_s = 0.02 if len(data) > LONG else 0.003
+    with contextlib.suppress(ValueError):  # somebody else has closed it
+        while len(data) <= len(BODY) and select.select([line], [], [], quiet_s)[0]:
+            if not (more := line.recv(1 << 20)):
+                break
+            data += more
+    return data
 
 
 def _end(line: socket.socket) -> None:
