@@ -6,17 +6,14 @@ from typing import TYPE_CHECKING
 
 from oncemore.errors import StoreError
 from oncemore.store import postgres_format
+from oncemore.store.eyes import ForEyesOnly
 from oncemore.store.postgres import PostgresStore
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import NoReturn
-
-    from oncemore.store.base import Batch, Entry, Head
     from oncemore.store.postgres_wire import Connection
 
 
-class LookedAt(PostgresStore):
+class LookedAt(ForEyesOnly, PostgresStore):
     """The store in a server, for eyes only."""
 
     def __init__(self, url: str) -> None:
@@ -29,29 +26,7 @@ class LookedAt(PostgresStore):
             raise StoreError(f"{self._where.shown}: there is no store in the schema {self._schema}")
         postgres_format.check(self._where, self._schema, found)
 
-    def append(self, batch: Batch) -> NoReturn:
-        """Refuse."""
-        self._only_looked_at()
-
-    def prune(self, before: Mapping[str, int]) -> NoReturn:
-        """Refuse."""
-        self._only_looked_at()
-
-    def drop(self, at: Mapping[str, int]) -> NoReturn:
-        """Refuse."""
-        self._only_looked_at()
-
-    def mend(self, heads: Sequence[Head], upto: int) -> NoReturn:
-        """Refuse."""
-        self._only_looked_at()
-
-    def adopt(self, entries: Sequence[Entry], heads: Sequence[Head]) -> NoReturn:
-        """Refuse."""
-        self._only_looked_at()
-
-    def enter(self, worker: str) -> NoReturn:
-        """Refuse."""
-        self._only_looked_at()
-
-    def _only_looked_at(self) -> NoReturn:
-        raise StoreError(f"{self._where.shown}: it was opened to be looked at; nothing is written")
+    @property
+    def shown(self) -> str:
+        """Its address, without what is secret in it."""
+        return self._where.shown

@@ -15,19 +15,16 @@ from typing import TYPE_CHECKING
 
 from oncemore.errors import StoreError
 from oncemore.store import place
+from oncemore.store.eyes import ForEyesOnly
 from oncemore.store.sqlite import FORMAT, SqliteStore
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
     from pathlib import Path
-    from typing import NoReturn
-
-    from oncemore.store.base import Batch, Entry, Head
 
 _FLOCK = "hhqqi4x"  # struct flock of Linux on 64 bits: type, whence, start, length, pid
 
 
-class LookedAt(SqliteStore):
+class LookedAt(ForEyesOnly, SqliteStore):
     """The store in a file, for eyes only."""
 
     def _prepare(self) -> None:
@@ -52,32 +49,10 @@ class LookedAt(SqliteStore):
         """Whether nobody holds the lock of a worker's file; it is asked for, never taken."""
         return _unlocked(self._workers / worker)
 
-    def append(self, batch: Batch) -> NoReturn:
-        """Refuse."""
-        self._only_looked_at()
-
-    def prune(self, before: Mapping[str, int]) -> NoReturn:
-        """Refuse."""
-        self._only_looked_at()
-
-    def drop(self, at: Mapping[str, int]) -> NoReturn:
-        """Refuse."""
-        self._only_looked_at()
-
-    def mend(self, heads: Sequence[Head], upto: int) -> NoReturn:
-        """Refuse."""
-        self._only_looked_at()
-
-    def adopt(self, entries: Sequence[Entry], heads: Sequence[Head]) -> NoReturn:
-        """Refuse."""
-        self._only_looked_at()
-
-    def enter(self, worker: str) -> NoReturn:
-        """Refuse."""
-        self._only_looked_at()
-
-    def _only_looked_at(self) -> NoReturn:
-        raise StoreError(f"{self.path}: it was opened to be looked at; nothing is written")
+    @property
+    def shown(self) -> str:
+        """Its path."""
+        return str(self.path)
 
     def pragma(self, name: str) -> object:
         """Return what the engine says of the file."""
