@@ -20,7 +20,7 @@ from oncemore.desk.service.stores import looked_at, shelf_of, written_to
 from oncemore.desk.service.story import story
 from oncemore.engine.rebuild import mend
 from oncemore.errors import StoreError, UsageError
-from oncemore.store.base import Facts
+from oncemore.store.base import Batch, Facts
 from oncemore.store.memory import MemoryStore
 from oncemore.store.sqlite_look import LookedAt
 from oncemore.testing import FakeClock, contract
@@ -397,3 +397,22 @@ def test_work_that_was_put_into_quarantine_is_explained_by_its_proof(tmp_path: P
         found = health(engine.store)
     assert found.healthy, found
     assert "1 decisions computed again" in found.criteria[3].seen
+
+
+WRITES = {
+    "append": (Batch(()),),
+    "prune": ({},),
+    "drop": ({},),
+    "mend": ((), 0),
+    "adopt": ((), ()),
+    "enter": ("w",),
+}
+
+
+def test_nothing_is_written_to_what_is_only_looked_at(path: Path) -> None:
+    with looked_at(str(path)) as store:
+        for name, told in WRITES.items():
+            with pytest.raises(
+                StoreError, match=r"log\.db: it was opened to be looked at; nothing is written"
+            ):
+                getattr(store, name)(*told)
