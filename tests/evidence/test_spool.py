@@ -212,7 +212,8 @@ def test_the_thread_sends_by_itself_notes_now_and_then_and_survives_a_sick_disk(
         assert sick.wait(10.0)
         spool(event(5))
         assert spool.flush(10.0)
-    assert "the disk is sick" in caplog.text
+    told = [record.exc_info[1] for record in caplog.records if record.exc_info]
+    assert [str(error) for error in told] == ["the disk is sick"]
     assert sink.told == [f"look {number}" for number in range(6)]
 
 

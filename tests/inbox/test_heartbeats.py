@@ -85,13 +85,15 @@ def served(inbox: Inbox, enough: Any) -> set[str]:
     return asyncio.run(main())
 
 
-def step(seed: str) -> Any:
-    """A step that takes a moment by chance, and ends as its letter says."""
+def step(seed: str, heard: Any = lambda: True) -> Any:
+    """A step that takes a moment by chance, or until something is heard, and ends as its letter says."""
     chance = random.Random(seed)
 
     @oncemore.step(effect="idempotent", policy=POLICY, name="book")
     async def book(ends: str) -> str:
         await asyncio.sleep(chance.uniform(0.0, 0.02))
+        while not heard():  # noqa: ASYNC110 - nobody tells when
+            await asyncio.sleep(0.001)
         if ends == "later":
             raise oncemore.TransientError("not now")
         if ends == "failed":
@@ -109,7 +111,7 @@ def test_nothing_is_heard_of_a_letter_after_its_answer(engine: oncemore.Engine, 
     letters = [letter(f"{'abcd'[n % 4]}{n}", {"ends": kinds[n % 3]}) for n in range(60)]
     queue = Slow(*letters, letter("x", b"{no json"))
     queue.lanes = lanes
-    inbox = Inbox(queue, step(seed), concurrency=16)
+    inbox = Inbox(queue, step(seed, lambda: queue.beats), concurrency=16)
     left_over = served(inbox, lambda: len(queue.told) == 61)
     answers = {told[-1] for told in queue.heard.values()}
     assert answers == {"ack", "nak", "term"}
