@@ -141,7 +141,7 @@ def test_a_cluster_loses_its_leader_and_nothing_is_lost_or_doubled_unless_the_ag
             shutil.rmtree(good.folder, ignore_errors=True)
         made.append(
             started("--careless", "--seed", SEED)
-        )  # after it: two clusters may take the same free ports
+        )  # then: two may take the same free ports
         without_keys_it_shows_the_duplicates_and_fails(ended(made[1]))
     finally:
         for process in made:
