@@ -139,9 +139,7 @@ def test_a_cluster_loses_its_leader_and_nothing_is_lost_or_doubled_unless_the_ag
             the_commands_that_it_names_work(good, capsys)
         finally:
             shutil.rmtree(good.folder, ignore_errors=True)
-        made.append(
-            started("--careless", "--seed", SEED)
-        )  # then: two may take the same free ports
+        made.append(started("--careless", "--seed", SEED))  # then: two may take the same free ports
         without_keys_it_shows_the_duplicates_and_fails(ended(made[1]))
     finally:
         for process in made:
