@@ -157,7 +157,11 @@ def test_what_makes_no_sense_is_refused(engine: oncemore.Engine, told: Any, says
 def test_what_fails_for_now_is_tried_again_and_waits_without_a_place(
     engine: oncemore.Engine, clock: FakeClock, at_once: int
 ) -> None:
-    @oncemore.step(effect="idempotent", name="flaky")
+    soon = Policy(
+        "soon", max_attempts=3, schedule=Schedule("fixed", delays=(1.0, 2.0)), jitter=Jitter("none")
+    )
+
+    @oncemore.step(effect="idempotent", policy=soon, name="flaky")
     def flaky(x: int) -> int:
         done.append((x, oncemore.current().number))
         if x == 0 and oncemore.current().number < 3:
