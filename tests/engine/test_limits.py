@@ -19,6 +19,7 @@ import oncemore
 from oncemore.engine import helpers
 from oncemore.engine.retry import Invoke
 from tests.engine.colours import COLOURS, Script, run
+from tests.quickest import quickest
 
 SLEEP = {"asyncio": asyncio.sleep, "trio": trio.sleep}
 
@@ -51,16 +52,19 @@ def test_work_that_never_returns_ends_soon_after_its_limit(colour: str) -> None:
 
     work = {"plain": plain, "asyncio": on_asyncio, "trio": on_trio}[colour]
     limited = oncemore.retrying(work, on=TimeoutError, attempts=1, timeout=0.3)
-    began = time.monotonic()
-    with pytest.raises(oncemore.AttemptTimeout, match=r"attempt 1 was cut off after 0.3 s") as caught:
-        {"plain": limited, "asyncio": lambda: asyncio.run(limited()), "trio": lambda: trio.run(limited)}[
-            colour
-        ]()
-    took = time.monotonic() - began
+    call = {"plain": limited, "asyncio": lambda: asyncio.run(limited()), "trio": lambda: trio.run(limited)}
+    caught: list[oncemore.AttemptTimeout] = []
+
+    def cut_off() -> None:
+        with pytest.raises(oncemore.AttemptTimeout, match=r"attempt 1 was cut off after 0.3 s") as error:
+            call[colour]()
+        caught.append(error.value)
+
+    took = quickest(cut_off, 0.55)
     release.set()
     assert 0.3 <= took <= 0.55
-    assert type(caught.value) is oncemore.AttemptTimeout
-    assert isinstance(caught.value, TimeoutError)
+    assert type(caught[0]) is oncemore.AttemptTimeout
+    assert isinstance(caught[0], TimeoutError)
 
 
 @pytest.mark.parametrize("colour", COLOURS)
@@ -212,11 +216,11 @@ def test_an_inner_call_inherits_the_smaller_limit(colour: str) -> None:
 def test_a_light_inner_call_does_not_wait_past_the_outer_limit() -> None:
     script = Script(OSError("x"))
     inner = oncemore.retrying(script.turn, on=OSError, attempts=5, wait=[5.0, 6.0])
-    outer = oncemore.retrying(inner, on=KeyError, within=0.5)
+    outer = oncemore.retrying(inner, on=KeyError, within=4.0)
     began = time.monotonic()
     with pytest.raises(OSError, match="x") as caught:
         outer()
-    assert time.monotonic() - began < 0.4
+    assert time.monotonic() - began < 3
     assert "would start in 5 s" in caught.value.__notes__[0]
 
 
@@ -248,7 +252,7 @@ def test_cancelling_an_asyncio_call_ends_it_at_once_in_the_attempt_and_in_the_wa
         began = time.monotonic()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < 5
 
     for fail in (True, False):
         calls = 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.inbox import Inbox, Taken, jetstream
+from oncemore.inbox import Inbox, jetstream
 from tests.inbox.broker import Broker, left, published, wire
 from tests.inbox.world import POLICY, Queue, letter
 

@@ -148,11 +148,11 @@ def test_work_that_takes_longer_than_the_servers_patience_is_delivered_once(
 
     @oncemore.step(effect="idempotent", name="slow")
     def slow(order: str) -> None:
-        time.sleep(1.2)  # real time: it is the server's that counts
+        time.sleep(2.5)  # real time: it is the server's that counts
         shop.booked.append((order, 1))
 
     put(url, "SLOW", "A-1")
-    inbox = jetstream(slow, url, stream="SLOW", durable="shop", ack_wait=0.4)
+    inbox = jetstream(slow, url, stream="SLOW", durable="shop", ack_wait=1.0)
     serve(inbox, lambda: sum(inbox.taken) == 1)
     assert (inbox.taken, len(shop.booked)) == (Taken(done=1), 1)
 

@@ -198,7 +198,7 @@ def test_retries_can_be_switched_off_from_outside(monkeypatch: pytest.MonkeyPatc
 )  # fmt: skip
 def test_a_fault_of_the_transport_leads_to_a_second_request(fault: Behaviour, clock: FakeClock) -> None:
     with serve(in_turn(fault, GOOD)) as server:
-        core = client(server, timeout_s=0.3)
+        core = client(server, timeout_s=1.0)
         assert core.get("/") == {"score": 7}
         assert [header(request, "Oncemore-Attempt") for request in server.requests] == ["1", "2"]
     assert clock.delays == [0.25]
@@ -417,7 +417,7 @@ def test_what_is_not_declared_is_sent_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with serve(fault) as server:
-        core = client(server, timeout_s=0.15)
+        core = client(server, timeout_s=0.5)
         with pytest.raises(CoreClientError):
             core.request(method, "/v1/notes", {"text": "x"}, **told)
         server.wait_for(requests)

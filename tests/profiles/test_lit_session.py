@@ -76,7 +76,7 @@ def test_an_action_whose_answer_was_lost_is_found_applied_and_not_sent_again(cor
 @pytest.mark.parametrize("ending", [LOST, UNHEARD, STALLED, 500, 503])
 def test_no_layer_sends_an_action_again(core: Core, ending: int | str) -> None:
     core.fail(ACCEPT, ending)
-    session = session_of(core, retry_attempts=5, timeout_s=0.3)
+    session = session_of(core, retry_attempts=5, timeout_s=1.0)
     stubborn = oncemore.retrying(session.accept, on=Exception, attempts=4, wait=[0.0, 0.01])
     with pytest.raises(ActionOutcomeUnknown, match="an earlier one may have been applied") as caught:
         stubborn("f-12")
@@ -140,7 +140,7 @@ def test_an_action_that_was_not_applied_is_sent_once_more_by_resolve_only(core: 
 @pytest.mark.req("HTTP-10")
 def test_a_request_that_may_still_be_on_its_way_is_unclear(core: Core) -> None:
     core.fail(ACCEPT, STALLED)
-    session = session_of(core, timeout_s=0.3)
+    session = session_of(core, timeout_s=1.0)
     error = lose(session, "accept", "f-12")
     core.findings["f-12"]["status"] = "open"  # Core is still at it
     found = session.resolve(error)

@@ -485,7 +485,7 @@ def test_a_sink_that_outlives_its_limit_is_left_behind_and_tried_again(
         if message.attempt == 1:
             let_go.wait(10)
 
-    relay = relay_of(engine, sink, policy=POLICY.but(timeout_s=0.05))
+    relay = relay_of(engine, sink, policy=POLICY.but(timeout_s=0.5))
     assert relay.run_once().failed == 1
     let_go.set()
     clock.advance(5.0)

@@ -123,7 +123,7 @@ BROKEN = {
 def test_a_broken_line_is_tried_again(engine: oncemore.Engine, clock: FakeClock, fault: str) -> None:
     give("a", ["x"])
     with open_shop(BROKEN[fault]) as shop:
-        relay = Relay(engine, {"*": Webhook(shop.url, timeout=0.2)}, policy=POLICY)
+        relay = Relay(engine, {"*": Webhook(shop.url, timeout=1.0)}, policy=POLICY)
         assert relay.run_once() == Tally(failed=1, waiting=1)
         clock.advance(5.0)
         assert relay.run_once() == Tally(delivered=1)
@@ -147,7 +147,7 @@ def test_an_answer_whose_status_was_read_counts_though_its_body_breaks(
 ) -> None:
     give("a", ["x"])
     with faults.serve(fault) as server:
-        assert Relay(engine, {"*": Webhook(server.url, timeout=0.3)}).run_once() == Tally(delivered=1)
+        assert Relay(engine, {"*": Webhook(server.url, timeout=1.0)}).run_once() == Tally(delivered=1)
 
 
 @in_memory

@@ -234,7 +234,7 @@ def test_a_checkpoint_that_comes_too_late_does_not_cost_the_next_attempt_its_lea
     stored, asked = threading.Event(), threading.Event()
     executions: list[int] = []
 
-    @oncemore.step(effect="idempotent", timeout=0.2)
+    @oncemore.step(effect="idempotent", timeout=1.0)
     def work(order: str) -> int:
         number = oncemore.current().number
         executions.append(number)
