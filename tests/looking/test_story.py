@@ -21,6 +21,7 @@ from oncemore.desk.service.story import Span, Story, story
 from oncemore.errors import UsageError
 from oncemore.testing import FakeClock
 from tests.looking.victim import ARMED, pay, repeat
+from tests.looking.work import SURE
 from tests.shell import ROOT
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def test_why_an_attempt_waited_is_said_with_the_numbers(store: Store) -> None:
     assert (
         f"= {found.told[0].proof['delay_s']:.6g} s with u = {found.told[0].proof['terms']['u']:.6f}" in said
     )
-    assert "Policy standard version 1, 44418126c0cf." in said
+    assert f"Policy standard version 1, {SURE.digest[:12]}." in said
     assert "Attempt 3 began at" in said
     assert "after a wait of" in said
     whole = explained(told)

@@ -16,7 +16,18 @@ from oncemore.codec.wire import body_of, head_of
 from oncemore.core.record import Outgoing
 from oncemore.store.base import Query
 from oncemore.testing import FakeClock
-from tests.steps.colours import COLOURS, SOON, Busy, Turns, do, each_colour, in_memory, made, on_sqlite
+from tests.steps.colours import (
+    COLOURS,
+    POLICY,
+    SOON,
+    Busy,
+    Turns,
+    do,
+    each_colour,
+    in_memory,
+    made,
+    on_sqlite,
+)
 
 
 def test_outside_of_a_step_there_is_none() -> None:
@@ -187,7 +198,7 @@ def test_events_are_bounded() -> None:
 
 def halves(colour: str, seen: list[Any], **options: Any) -> Any:
     """Return a step that does its work in two halves, and fails between them in its first attempt."""
-    options = {"effect": "idempotent", "name": "halves", "policy": "standard", **options}
+    options = {"effect": "idempotent", "name": "halves", "policy": POLICY, **options}
 
     def begin() -> Any:
         seen.append(oncemore.current().resume("from the beginning"))
@@ -329,7 +340,7 @@ def _says_not(x: int = 0) -> object:
 
 def nested(colour: str, inner: Any, around: Any, **options: Any) -> Any:
     """Return an outer step that calls an inner one, in one colour."""
-    options = {"effect": "idempotent", "name": "outer", "policy": "standard", **options}
+    options = {"effect": "idempotent", "name": "outer", "policy": POLICY, **options}
     if colour == "plain":
 
         @oncemore.step(**options)

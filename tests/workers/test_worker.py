@@ -676,7 +676,7 @@ def test_a_run_that_is_under_way_here_is_not_taken_again(engine: oncemore.Engine
 def test_outcomes_that_need_nobody_are_told_quietly(
     engine: oncemore.Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    @oncemore.step(effect="idempotent", name="flaky")
+    @oncemore.step(effect="idempotent", policy=CALM, name="flaky")
     def flaky(x: int) -> int:
         raise ConnectionError("down")
 
