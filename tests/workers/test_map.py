@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore import govern
 from oncemore.codec.wire import head_of
 from oncemore.core.backoff import Jitter, Schedule
 from oncemore.core.policy import Policy
@@ -322,9 +321,7 @@ def test_a_job_tells_what_it_met_at_each_provider(engine: oncemore.Engine, clock
 def test_of_three_providers_each_has_its_own_summary(engine: oncemore.Engine, clock: FakeClock) -> None:
     """One throttles, one is down until its breaker opens, one is well."""
 
-    rules = govern.policy("kfm-rules").but(jitter=Jitter("none"))
-
-    @oncemore.step(effect="idempotent", name="fetch", policy=rules, provider=lambda x: x[0])
+    @oncemore.step(effect="idempotent", name="fetch", policy="kfm-rules", provider=lambda x: x[0])
     def fetch(x: str) -> str:
         if x == "a1":
             raise Throttled(5.0)
