@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,11 @@ pytest_plugins = ("pytester", "tests.requirements_plugin")
 settings.register_profile("default", deadline=None, derandomize=False, print_blob=True, max_examples=100)
 settings.register_profile("torture", settings.get_profile("default"), max_examples=2_000)
 settings.load_profile("torture" if os.environ.get("ONCEMORE_TORTURE") else "default")
+
+# Who runs the tests in the background or under nohup has these ignored, and all programs started here would.
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 HERE = Path(__file__).parent
 #: What `make torture` runs at length: these folders, and whatever kills processes.

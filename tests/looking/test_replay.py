@@ -13,6 +13,7 @@ from oncemore.engine import replay
 from oncemore.engine.replay import Difference, Replay, policy_of, recomputed
 from oncemore.errors import StoreError
 from tests.looking.forge import entity_of, forged
+from tests.looking.work import SURE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -186,7 +187,7 @@ def test_events_that_could_not_be_delivered_are_replayed_too() -> None:
 
     with oncemore.open("memory:") as engine, oncemore.testing.instant():
         gives()
-        Relay(engine, {"*": refuse}).run_once()
+        Relay(engine, {"*": refuse}, policy=SURE).run_once()
         told = list(Replay().tell(engine.store.entries()))
         assert [one.entity[:6] for one in told if one.decision] == ["event/"]
         assert [one for each in told for one in each.differences] == []
