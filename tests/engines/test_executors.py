@@ -14,6 +14,7 @@ import threading
 import time
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import forkserver
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -310,6 +311,34 @@ def test_an_item_that_kills_its_process_hurts_nobody_else(engine: oncemore.Engin
     assert len(others) == 9
     assert max(others) <= 2, "its neighbours in the pool were ended once, with it"
     verify(engine.store.entries())
+
+
+def test_a_pool_that_breaks_while_it_starts_a_process_leaves_nobody_to_wait_for(
+    engine: oncemore.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.11 ends the others first and waits for all of them then; later ones hold a lock."""
+    path, own, deaths = tmp_path / "effects", processes(2), []
+    victim = own.submit(os.getpid).result(60)
+    fork = forkserver.connect_to_new_process
+
+    def broken_first(told: Any) -> Any:
+        if not deaths:
+            deaths.append(victim)
+            os.kill(victim, signal.SIGKILL)
+            until = time.monotonic() + 1
+            while not own._broken and time.monotonic() < until:  # type: ignore[attr-defined]
+                time.sleep(0.001)
+            time.sleep(0.2)  # it has told those that it knows to end
+        return fork(told)
+
+    monkeypatch.setattr(forkserver, "connect_to_new_process", broken_first)
+    job = work.counts.map([(n, str(path)) for n in range(6)], each="args", on=own)
+    ended = threading.Thread(target=own.shutdown, daemon=True)
+    ended.start()
+    ended.join(60)
+    assert not ended.is_alive()
+    assert (job.outcome, deaths) == ("COMPLETE", [victim])
+    assert {int(line) for line in work.noted(path)} == set(range(6))
 
 
 def test_a_pool_of_one_goes_on_as_well(engine: oncemore.Engine, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import sys
 import threading
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +125,8 @@ class Processes(Pool):
                 pool = self._alone = self._alone or self._another(1)
         try:
             future = pool.submit(work, *told)
+            if told_broken := vars(pool)["_broken"]:  # while this was submitted: Python 3.11 may never answer
+                raise BrokenProcessPool(told_broken)
         except BrokenExecutor:
             self._replace(pool)
             raise
@@ -138,6 +141,13 @@ class Processes(Pool):
             self._replace(pool)
 
     def _replace(self, pool: Executor) -> None:
+        """Have another pool in the place of a broken one.
+
+        Python 3.11 leaves a process that was being started while its pool broke, and whoever shuts the pool
+        down then waits for it without end; so nothing of it is left.
+        """
+        for process in list((vars(pool)["_processes"] or {}).values()):
+            process.terminate()
         with self._lock:
             if pool is self._alone:
                 self._alone = None
