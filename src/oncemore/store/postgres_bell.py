@@ -42,7 +42,7 @@ class Bell:
 
     def __init__(self, where: Address, schema: str) -> None:
         self._where, self._channel, self._tag = where, f"oncemore_{tag_of(schema)}", tag_of(schema)
-        self._changed = threading.Condition()
+        self._changed, self._over = threading.Condition(), threading.Event()
         self._heard = 0  # how many notices there were, ours and others'
         self._owed = self._closed = False
         self._ringing = self._listening = False  # whether the threads are there
@@ -100,8 +100,8 @@ class Bell:
             return False
 
     def _rest(self, seconds: float) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed, seconds)
+        """Wait; not at the condition, where every append would wake who rests."""
+        self._over.wait(seconds)
 
     def _anybody(self, connection: Connection) -> bool:
         row = connection.execute(
@@ -162,4 +162,5 @@ class Bell:
         """End both; whoever waits goes on at once."""
         with self._changed:
             self._closed = True
+            self._over.set()
             self._changed.notify_all()
