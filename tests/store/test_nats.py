@@ -849,3 +849,20 @@ def test_those_who_rely_on_the_same_go_together_and_one_that_is_stale_hurts_nobo
     refused = asyncio.run(all_of(100, 1))
     assert refused == [Conflict("switch/s", store.head("switch/s"))] * 20
     assert store.head("run/100") is None
+
+
+# Headers
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\r\n",
+        b"Nats-Sequence: 7\r\nOncemore-Head: a:b==\r\n\r\n",
+        b"Name:no room\r\nOther:\t a tab and \xc3\xa9 \r\nno colon here\r\nBroken: \xff\r\n\r\n",
+    ],
+)
+def test_header_lines_are_read_as_the_client_reads_them(raw: bytes) -> None:
+    assert nats_wire.fields(raw) == client.NATS._parse_header_lines(raw)
+    assert nats_wire._headers(b"NATS/1.0\r\n" + raw) == nats_wire.fields(raw)

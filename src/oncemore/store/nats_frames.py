@@ -23,6 +23,7 @@ What is left of entries whose bodies were forgotten, and whose messages were pur
 from __future__ import annotations
 
 import base64
+from functools import lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +114,7 @@ class Frame(Value):
     parts: int = 0
 
 
+@lru_cache(1024)  # one append asks several times
 def token(entity: str) -> str:
     """Return what stands for an entity in its subject."""
     return base64.b32encode(sha256(_utf8(entity)).digest()[:20]).decode().lower()

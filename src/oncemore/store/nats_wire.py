@@ -291,6 +291,7 @@ class Line:
         ends = time.monotonic() + CONNECT_S
         while True:
             made = Connection()
+            made._parse_header_lines = fields  # type: ignore[method-assign]  # noqa: SLF001 - one without it needs none
             error = await self._connect(made, ends - time.monotonic())
             if error is None:
                 return made
@@ -543,8 +544,13 @@ def given(subject: str, reply: str, headers: Mapping[str, str], data: bytes) -> 
 
 
 def _headers(raw: bytes) -> dict[str, str]:
-    lines = raw.decode("utf-8", "replace").split("\r\n")
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines[1:]) if name}
+    return fields(raw.partition(b"\r\n")[2])
+
+
+def fields(raw: bytes) -> dict[str, str]:
+    """Read header lines as the client does, which takes three times as long: it looks at every letter."""
+    lines = (line.partition(":") for line in raw.decode("utf-8", "replace").split("\r\n"))
+    return {name.strip(): value.strip() for name, colon, value in lines if colon}
 
 
 def _need_keys() -> None:
