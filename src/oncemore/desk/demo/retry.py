@@ -51,7 +51,7 @@ class Pace(NamedTuple):
 
 
 CALM = Pace(first_wait_s=1, limit_s=1, busy_s=2, dated_s=2.5, rest_s=120, slow_s=2.5, naive_wait_s=0.2)
-FAST = Pace(first_wait_s=0.1, limit_s=1, busy_s=0.3, dated_s=0.2, rest_s=120, slow_s=2, naive_wait_s=0.02)
+FAST = Pace(first_wait_s=0.1, limit_s=1, busy_s=0.3, dated_s=0.2, rest_s=120, slow_s=5, naive_wait_s=0.02)
 
 
 def faults(pace: Pace) -> dict[str, Fault]:
