@@ -16,7 +16,7 @@ import pytest
 import trio
 
 import oncemore
-from oncemore.engine import helpers
+from oncemore.engine import helpers, limits
 from oncemore.engine.retry import Invoke
 from tests.engine.colours import COLOURS, Script, run
 from tests.quickest import quickest
@@ -211,6 +211,78 @@ def test_an_inner_call_inherits_the_smaller_limit(colour: str) -> None:
     assert seen[0] <= 0.3
     over.set()
     wait_for_stragglers()
+
+
+@pytest.mark.req("TIME-1")
+@pytest.mark.parametrize("how", ["call", "block"])
+def test_work_that_loses_its_cancellation_is_cut_off_all_the_same(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `asyncio.wait_for` does in Python 3.11 when its answer comes at the same moment."""
+    monkeypatch.setattr(limits, "AGAIN_S", 0.05)
+    lost: list[str] = []
+
+    async def work() -> None:
+        for _ in range(3):
+            try:
+                await asyncio.sleep(5)
+            except asyncio.CancelledError:
+                lost.append("one")
+        await asyncio.sleep(5)
+
+    async def block() -> None:
+        async for attempt in oncemore.attempts(on=KeyError, attempts=1, timeout=0.05):
+            async with attempt:
+                await work()
+
+    call = oncemore.retrying(work, on=KeyError, attempts=1, timeout=0.05)
+
+    async def main() -> None:
+        with pytest.raises(oncemore.AttemptTimeout):
+            await (call() if how == "call" else block())
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+        await asyncio.sleep(0.2)  # nobody asks any more
+
+    began = time.monotonic()
+    asyncio.run(main())
+    assert len(lost) == 3
+    assert time.monotonic() - began < 15
+
+
+def test_work_that_lets_go_slowly_may_do_so() -> None:
+    cleaned: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(20)
+        finally:
+            await asyncio.sleep(0.2)
+            cleaned.append("up")
+
+    with pytest.raises(oncemore.AttemptTimeout):
+        asyncio.run(oncemore.retrying(work, on=KeyError, attempts=1, timeout=0.05)())
+    assert cleaned == ["up"]
+
+
+def test_who_cancels_the_call_at_its_limit_gets_a_cancellation() -> None:
+    async def work() -> None:
+        try:
+            await asyncio.sleep(20)
+        except asyncio.CancelledError:
+            task.cancel()  # somebody outside, at the same moment
+            raise
+
+    async def main() -> None:
+        nonlocal task
+        task = asyncio.create_task(oncemore.retrying(work, on=KeyError, attempts=1, timeout=0.05)())
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert task.cancelling() == 1
+
+    task: asyncio.Task[None]
+    asyncio.run(main())
 
 
 def test_a_light_inner_call_does_not_wait_past_the_outer_limit() -> None:

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,8 @@ def test_what_is_delivered_twice_is_booked_once(name: str, tmp_path: Path) -> No
         text=True, timeout=180, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-3000:]
-    rows = sqlite3.connect(tmp_path / "ledger.db").execute("SELECT number FROM orders").fetchall()
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as ledger:
+        rows = ledger.execute("SELECT number FROM orders").fetchall()
     booked = Counter(row[0] for row in rows)
     assert set(booked) >= set(least)
     assert set(booked.values()) == {1}, booked

@@ -14,6 +14,7 @@ import threading
 import time
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from multiprocessing import forkserver
 from typing import TYPE_CHECKING, Any
 
@@ -471,7 +472,7 @@ def test_processes_that_end_in_order_give_their_leases_back(engine: oncemore.Eng
 def test_rows_are_written_once_although_processes_are_killed(engine: oncemore.Engine, tmp_path: Path) -> None:
     """One of them in the middle of its transaction; test_kills.py does more of it."""
     ledger = str(tmp_path / "ledger.db")
-    with sqlite3.connect(ledger) as rows:
+    with closing(sqlite3.connect(ledger)) as rows:
         rows.execute("CREATE TABLE orders(n INTEGER)")
     with processes(2) as own:
         victim = own.submit(os.getpid).result(30)
@@ -480,6 +481,5 @@ def test_rows_are_written_once_although_processes_are_killed(engine: oncemore.En
         job = work.book.map([(n, ledger, 0.1) for n in range(12)], each="args", on=own)
         killer.join()
     assert job.outcome == "COMPLETE"
-    assert [row[0] for row in sqlite3.connect(ledger).execute("SELECT n FROM orders ORDER BY n")] == [
-        *range(12)
-    ]
+    with closing(sqlite3.connect(ledger)) as rows:
+        assert rows.execute("SELECT n FROM orders ORDER BY n").fetchall() == [(n,) for n in range(12)]

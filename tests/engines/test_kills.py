@@ -6,6 +6,7 @@ import os
 import random
 import sqlite3
 import threading
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -58,7 +59,7 @@ def _children() -> list[int]:
 
 def written_in(ledger: str) -> list[int]:
     """The rows of the ledger."""
-    with sqlite3.connect(ledger, timeout=30) as rows:
+    with closing(sqlite3.connect(ledger, timeout=30)) as rows:
         return [row[0] for row in rows.execute("SELECT n FROM orders ORDER BY n")]
 
 
@@ -69,7 +70,7 @@ def test_rows_are_there_once_and_payments_at_most_once(tmp_path: Path, round_: i
     seed = random.SystemRandom().randrange(2**32)
     print("seed", seed)
     pick, ledger, path = random.Random(seed), str(tmp_path / "ledger.db"), tmp_path / "payments"
-    with sqlite3.connect(ledger) as rows:
+    with closing(sqlite3.connect(ledger)) as rows:
         rows.execute("CREATE TABLE orders(n INTEGER)")
     with oncemore.open(tmp_path / "log.db") as engine:
         booked, deaths = killed(

@@ -139,14 +139,14 @@ def test_two_jobs_together_keep_to_the_limit_of_a_provider_that_throttles(
     tmp_path: Path, served: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two maps of five toward a server that takes two at once: after it has said so, there are no more."""
-    URL[0], served.delay_s, served.most = served.url, 0.03, 2
+    URL[0], served.delay_s, served.most = served.url, 0.1, 2
     monkeypatch.setattr(resources, "QUIET_S", 60.0)
     monkeypatch.setattr("oncemore.core.board.QUIET_S", 60.0)
     found: list[Any] = []
 
     def job(first: int) -> None:
         with oncemore.open(tmp_path / "log.db"):
-            found.append(paced.map(range(first, first + 12), progress="off"))
+            found.append(paced.map(range(first, first + 20), progress="off"))
 
     jobs = [threading.Thread(target=copy_context().run, args=(job, first)) for first in (0, 100)]
     for one in jobs:
@@ -161,7 +161,7 @@ def test_two_jobs_together_keep_to_the_limit_of_a_provider_that_throttles(
         assert told.throttled >= 1
         assert limits(engine)[0] == 2
         settled = (
-            min(header_of(entry.header).at for entry in engine.store.entries("quota/api")) + 0.3
+            min(header_of(entry.header).at for entry in engine.store.entries("quota/api")) + 1.0
         )  # those that had begun are over
     late = [count for at, count in served.peaks if at > settled]
     assert late
@@ -186,7 +186,7 @@ def test_a_worker_asks_less_of_a_provider_that_throttles(
         told = known(engine)
         assert told is not None
         assert (told.most, told.throttled >= 1, told.held) == (5, True, {})
-        began = min(header_of(entry.header).at for entry in engine.store.entries("quota/api")) + 0.3
+        began = min(header_of(entry.header).at for entry in engine.store.entries("quota/api")) + 1.0
     late = [count for at, count in served.peaks if at > began]
     assert max(late, default=0) <= 2
 

@@ -361,6 +361,7 @@ def cut_after(moments: int, look: Any) -> bool:
         return trace
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # from Python 3.12 on, it is looked at now
     sys.settrace(trace)
     try:
         look()

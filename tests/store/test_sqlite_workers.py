@@ -133,23 +133,41 @@ def test_closing_the_store_ends_the_presence_of_its_workers(store: SqliteStore, 
             use()
 
 
-def test_a_forked_child_has_none_of_its_parents_workers(store: SqliteStore, path: Path) -> None:
-    here = store.enter("w1")
-    child = os.fork()
-    if child == 0:
-        alive = not store.gone("w1")  # it opens and closes the file, which must not hurt the parent
+def test_a_forked_child_has_none_of_its_parents_workers(path: Path) -> None:
+    """In a program of its own: this one has threads, and what they hold at that moment a child never gets."""
+    forks = textwrap.dedent("""
+        import os, sys
+        from oncemore.store.sqlite import SqliteStore
+        store = SqliteStore(sys.argv[1])
+        here = store.enter("w1")
+        child = os.fork()
+        if child == 0:
+            alive = not store.gone("w1")  # it opens and closes the file, which must not hurt the parent
+            here.close()
+            own = store.enter("w2")
+            fine = alive and not store.gone("w1") and not store.gone("w2")
+            del own
+            store.close()
+            os._exit(0 if fine else 1)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        print(store.gone("w1"), store.gone("w2"), flush=True)
+        sys.stdin.readline()
         here.close()
-        own = store.enter("w2")
-        fine = alive and not store.gone("w1") and not store.gone("w2")
-        del own
-        store.close()
-        os._exit(0 if fine else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert not store.gone("w1")
-    assert asked_elsewhere(path, "w1") == "False"
-    assert store.gone("w2")
-    here.close()
-    assert asked_elsewhere(path, "w1") == "True"
+        print("left", flush=True)
+        sys.stdin.readline()
+    """)
+    with subprocess.Popen(
+        [sys.executable, "-c", forks, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        assert [parent.stdout.readline() for _ in range(2)] == ["0\n", "False True\n"]
+        assert asked_elsewhere(path, "w1") == "False"
+        parent.stdin.write("\n")
+        parent.stdin.flush()
+        assert parent.stdout.readline() == "left\n"
+        assert asked_elsewhere(path, "w1") == "True"
+        parent.communicate("\n", timeout=20)
 
 
 def test_a_child_that_outlives_its_parent_does_not_keep_the_parents_workers_alive(

@@ -243,6 +243,9 @@ def test_who_commits_inside_is_told(database: Database) -> None:
         order(1)
 
 
+KEPT: list[Any] = []
+
+
 def test_the_store_s_own_file_is_refused(engine: oncemore.Engine, tmp_path: Path) -> None:
     @oncemore.step(effect="transactional", name="order")
     def order(kind: str) -> None:
@@ -252,10 +255,9 @@ def test_the_store_s_own_file_is_refused(engine: oncemore.Engine, tmp_path: Path
             connection = apsw.Connection(str(tmp_path / "log.db"))
         else:
             connection = sqlalchemy.create_engine(f"sqlite:///{tmp_path / 'log.db'}").connect()
-        kept.append(connection)  # closing it would drop the locks of this process
+        KEPT.append(connection)  # closing it would drop the locks of this process
         oncemore.current().transaction(connection)
 
-    kept: list[Any] = []
     for kind in ("sqlite3", "apsw", "alchemy"):
         with pytest.raises(oncemore.Error, match="store's own file"):
             order(kind)

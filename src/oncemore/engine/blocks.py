@@ -7,11 +7,9 @@ waits first.
 
 from __future__ import annotations
 
-import sys
-
 from oncemore.engine import clock as clocks
 from oncemore.engine.drive import cut, put, put_awaited
-from oncemore.engine.limits import remaining, too_late
+from oncemore.engine.limits import Limit, remaining, too_late
 from oncemore.engine.retry import ENDS, Invoke, Outcome, Put, Tell, Wait, again
 from oncemore.errors import UsageError
 
@@ -168,7 +166,7 @@ class Attempt:
                 self._scope = trio.move_on_after(self._op.limit_s)
                 self._scope.__enter__()
             else:
-                self._scope = sys.modules["asyncio"].timeout(self._op.limit_s)
+                self._scope = Limit(self._op.limit_s)
                 await self._scope.__aenter__()
         return self
 
