@@ -352,7 +352,7 @@ def cut_after(moments: int, look: Any) -> bool:
         nonlocal left
         if frame.f_code.co_filename != sqlite.__file__:
             return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        frame.f_trace_opcodes = True
         if event == "opcode":
             left -= 1
             if left < 0:

@@ -324,6 +324,7 @@ def test_the_mark_may_be_there_while_others_make_the_table(tmp_path: Path) -> No
         connection.execute(marks.CREATE)
     connection.close()
     assert ordering(database)(1) == {"n": 1}
+    database.close()
 
 
 @pytest.mark.parametrize("database", ["alchemy", "session", "alchemy-pg"], indirect=True)
