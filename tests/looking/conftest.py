@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,14 +27,20 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-@pytest.fixture(scope="session")
+#: The store that was made last, and when; after a while, what waits in it would be overdue.
+MADE: list[tuple[Path, float]] = []
+FRESH_S = 60.0
+
+
+@pytest.fixture
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a store in which every step has ended in its own way."""
-    folder = tmp_path_factory.mktemp("seen")
-    engine = oncemore.open(folder / "log.db")
-    everything(engine)
-    engine.close()
-    return folder
+    """A folder with a store in which every step has ended in its own way, a moment ago."""
+    if not MADE or time.monotonic() - MADE[-1][1] > FRESH_S:
+        folder = tmp_path_factory.mktemp("seen")
+        with oncemore.open(folder / "log.db") as engine:
+            everything(engine)
+        MADE.append((folder, time.monotonic()))
+    return MADE[-1][0]
 
 
 @pytest.fixture
