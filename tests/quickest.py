@@ -8,14 +8,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+TRIES = 5
 
-def quickest(act: Callable[[], object], within_s: float, tries: int = 5) -> float:
-    """Do it until once it took no longer than `within_s`, at most `tries` times; return the shortest time."""
-    took = []
-    for _ in range(tries):
+
+def best(take: Callable[[], float], within_s: float) -> float:
+    """Take the time, again if it was longer than that and up to `TRIES` times; return the shortest."""
+    took = [take()]
+    while took[-1] > within_s and len(took) < TRIES:
+        took.append(take())
+    return min(took)
+
+
+def quickest(act: Callable[[], object], within_s: float) -> float:
+    """Return how long it takes to do something, the best of several if it takes longer than that."""
+
+    def take() -> float:
         began = time.monotonic()
         act()
-        took.append(time.monotonic() - began)
-        if took[-1] <= within_s:
-            break
-    return min(took)
+        return time.monotonic() - began
+
+    return best(take, within_s)

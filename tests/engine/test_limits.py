@@ -19,7 +19,7 @@ import oncemore
 from oncemore.engine import helpers, limits
 from oncemore.engine.retry import Invoke
 from tests.engine.colours import COLOURS, Script, run
-from tests.quickest import quickest
+from tests.quickest import best, quickest
 
 SLEEP = {"asyncio": asyncio.sleep, "trio": trio.sleep}
 
@@ -195,20 +195,20 @@ def test_an_inner_call_inherits_the_smaller_limit(colour: str) -> None:
         seen.append(oncemore.remaining())
         await SLEEP[colour](5)
 
-    began = time.monotonic()
-    if colour == "plain":
-        inner = oncemore.retrying(inner_plain, on=KeyError, timeout=60, attempts=1)
-        outer = oncemore.retrying(inner, on=KeyError, within=0.3, attempts=5)
-        with pytest.raises(oncemore.DeadlineExceeded):
-            outer()
-    else:
-        inner_async = oncemore.retrying(inner_coroutine, on=KeyError, timeout=60, attempts=1)
-        outer_async = oncemore.retrying(inner_async, on=KeyError, within=0.3, attempts=5)
-        with pytest.raises(oncemore.DeadlineExceeded):
-            trio.run(outer_async) if colour == "trio" else asyncio.run(outer_async())
-    assert time.monotonic() - began < 1.5
-    assert seen[0] is not None
-    assert seen[0] <= 0.3
+    def call() -> None:
+        if colour == "plain":
+            inner = oncemore.retrying(inner_plain, on=KeyError, timeout=60, attempts=1)
+            outer = oncemore.retrying(inner, on=KeyError, within=0.3, attempts=5)
+            with pytest.raises(oncemore.DeadlineExceeded):
+                outer()
+        else:
+            inner_async = oncemore.retrying(inner_coroutine, on=KeyError, timeout=60, attempts=1)
+            outer_async = oncemore.retrying(inner_async, on=KeyError, within=0.3, attempts=5)
+            with pytest.raises(oncemore.DeadlineExceeded):
+                trio.run(outer_async) if colour == "trio" else asyncio.run(outer_async())
+
+    assert quickest(call, 0.6) < 0.6
+    assert all(left is not None and left <= 0.3 for left in seen)
     over.set()
     wait_for_stragglers()
 
@@ -288,12 +288,14 @@ def test_who_cancels_the_call_at_its_limit_gets_a_cancellation() -> None:
 def test_a_light_inner_call_does_not_wait_past_the_outer_limit() -> None:
     script = Script(OSError("x"))
     inner = oncemore.retrying(script.turn, on=OSError, attempts=5, wait=[5.0, 6.0])
-    outer = oncemore.retrying(inner, on=KeyError, within=4.0)
-    began = time.monotonic()
-    with pytest.raises(OSError, match="x") as caught:
-        outer()
-    assert time.monotonic() - began < 3
-    assert "would start in 5 s" in caught.value.__notes__[0]
+    outer = oncemore.retrying(inner, on=KeyError, within=0.5)
+
+    def call() -> None:
+        with pytest.raises(OSError, match="x") as caught:
+            outer()
+        assert "would start in 5 s" in caught.value.__notes__[-1]
+
+    assert quickest(call, 0.4) < 0.4
 
 
 @pytest.mark.req("BACKOFF-17")
@@ -317,18 +319,19 @@ def test_cancelling_an_asyncio_call_ends_it_at_once_in_the_attempt_and_in_the_wa
             raise OSError
         await asyncio.sleep(30)
 
-    async def main(fail: bool) -> None:
+    async def main(fail: bool) -> float:
+        nonlocal calls
+        calls = 0
         task = asyncio.create_task(work(fail))
         await asyncio.sleep(0.05)
         task.cancel()
         began = time.monotonic()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert time.monotonic() - began < 5
+        return time.monotonic() - began
 
     for fail in (True, False):
-        calls = 0
-        asyncio.run(main(fail))
+        assert best(lambda: asyncio.run(main(fail)), 0.5) < 0.5  # noqa: B023 - it is called here
         assert calls == 1
 
 

@@ -125,8 +125,8 @@ class Processes(Pool):
                 pool = self._alone = self._alone or self._another(1)
         try:
             future = pool.submit(work, *told)
-            if told_broken := vars(pool)["_broken"]:  # while this was submitted: Python 3.11 may never answer
-                raise BrokenProcessPool(told_broken)
+            if why := vars(pool)["_broken"]:  # while this was submitted: Python 3.11 may never answer
+                raise BrokenProcessPool(why)
         except BrokenExecutor:
             self._replace(pool)
             raise

@@ -291,7 +291,7 @@ class Line:
         ends = time.monotonic() + CONNECT_S
         while True:
             made = Connection()
-            made._parse_header_lines = fields  # type: ignore[method-assign]  # noqa: SLF001 - one without it needs none
+            made._parse_header_lines = fields  # type: ignore[method-assign]  # noqa: SLF001 - see there
             error = await self._connect(made, ends - time.monotonic())
             if error is None:
                 return made
