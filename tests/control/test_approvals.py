@@ -260,6 +260,8 @@ def test_what_is_meant_is_found_by_the_beginning_of_an_id(engine: Engine) -> Non
     with pytest.raises(UsageError, match="no run with the key"):
         engine.approvals.approve("zzzz", reason="x")
     assert engine.approvals.approve(first.key[:10], reason="x").key == first.key
+    with pytest.raises(StaleDecision, match="does not wait"):
+        engine.approvals.approve(first.run_id, reason="x")
     assert "Approvals of" in repr(engine.approvals)
 
 

@@ -283,6 +283,25 @@ def test_rules_of_many_types_are_remembered_within_a_limit() -> None:
     assert len(module._strange) <= module.MOST_TYPES
 
 
+def test_rules_that_cannot_be_looked_for_now_are_looked_for_the_next_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searched = []
+
+    def load() -> bool:
+        searched.append(1)
+        if len(searched) == 1:
+            raise OSError(24, "Too many open files")
+        return False
+
+    monkeypatch.setattr("oncemore.edges.plugins.load", load)
+    monkeypatch.setattr(module, "_unready", True)
+    for expected in (1, 2, 2):
+        module.ready()
+        assert len(searched) == expected
+    assert not module._unready
+
+
 def test_classifying_again_gives_the_same_answer() -> None:
     error = raised(ApiDown(), while_handling=answered(503, "9"), explicitly=True)
     first = classify(error, 0.0)

@@ -7,6 +7,7 @@ import pytest
 
 import oncemore
 from oncemore.core.record import Run
+from oncemore.engine import attempt as attempt_module
 from oncemore.engine.attempt import MOST_EVENTS, Attempt
 from oncemore.engine.ops import Seen
 
@@ -92,6 +93,11 @@ def test_one_that_is_over_or_is_the_parents_can_do_nothing(tmp_path: Path) -> No
         os._exit(0)
     os.waitpid(pid, 0)
     assert "is the parent's, a forked child cannot emit" in (tmp_path / "child").read_text()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attempt_module, "_lives", [0])
+        attempt_module._begin_anew()  # the same without a fork
+        with pytest.raises(oncemore.LeaseLost, match="is the parent's, a forked child cannot emit"):
+            me.emit("topic")
     me.over = True
     for late in (lambda: me.emit("topic"), lambda: me.checkpoint(1)):
         with pytest.raises(oncemore.LeaseLost, match="attempt 3 is over"):

@@ -180,6 +180,27 @@ def test_a_forked_child_makes_its_own_helpers() -> None:
     if child == 0:
         os._exit(0 if limited() == 5 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    helpers._forget()  # the same without a fork
+    assert not helpers._idle
+    assert not helpers._stragglers
+    assert limited() == 5
+
+
+def test_who_is_interrupted_goes_at_once_and_the_call_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+
+    class Interrupted(helpers.SimpleQueue[object]):
+        def get(self, block: bool = True, timeout: float | None = None) -> object:
+            if timeout == 30:
+                raise KeyboardInterrupt
+            return super().get(block, timeout)
+
+    monkeypatch.setattr(helpers, "SimpleQueue", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        oncemore.retrying(lambda: over.wait(20), on=KeyError, attempts=1, timeout=30)()
+    assert 30 in [left.limit_s for left in oncemore.still_running()]
+    over.set()
+    wait_for_stragglers()
 
 
 @pytest.mark.req("TIME-2")

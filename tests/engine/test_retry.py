@@ -627,6 +627,15 @@ print("quiet")
     assert (done.stdout, done.stderr) == ("quiet\n", "")
 
 
+def test_who_has_not_imported_logging_is_not_made_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    from oncemore.engine import retry
+
+    monkeypatch.setattr(retry, "_logger", None)
+    monkeypatch.delitem(sys.modules, "logging")
+    assert not retry.logged()
+    assert "logging" not in sys.modules
+
+
 @pytest.mark.parametrize("value", ["off", " OFF "])
 def test_retries_can_be_switched_off_from_outside(
     value: str, monkeypatch: pytest.MonkeyPatch, clock: FakeClock

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 import oncemore
+from oncemore.codec.wire import head_of
+from oncemore.core.record import Worker
+from oncemore.engine import runtime
 from oncemore.engine.runtime import innermost
 from oncemore.store.memory import MemoryStore
 from oncemore.testing import FakeClock
@@ -164,6 +167,22 @@ def test_a_forked_child_begins_anew(tmp_path: Path) -> None:
         assert (one, two) == ("1", "2")
         assert theirs != mine
         assert work(2) == 2
+        with pytest.MonkeyPatch.context() as patch:  # the same without a fork
+            patch.setattr(runtime, "_engines", {engine})
+            runtime._after_fork()
+            assert engine.identity().name not in (mine, theirs)
+
+
+def test_the_end_of_a_program_closes_its_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = oncemore.open(tmp_path / "log.db")
+    assert work.on(engine)(1) == 1
+    mine, store = f"worker/{engine.identity().name}", engine.store
+    assert store.head(mine) is not None
+    monkeypatch.setattr(runtime, "_engines", {engine})
+    runtime._at_exit()
+    with oncemore.open(tmp_path / "log.db") as other:
+        lease = other.store.head(mine)
+        assert lease is None or head_of(lease.head, Worker).until <= other.now()
 
 
 def test_a_block_may_end_in_another_context_than_it_began_in() -> None:

@@ -424,6 +424,21 @@ def test_the_records_of_processes_that_are_long_gone_are_removed(
     engine.verify()
 
 
+def test_they_stay_where_they_may_not_be_removed(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = engine_on(MemoryStore())
+    Identity(engine.store, "gone", 60.0, engine.now).end()
+    clock.advance(5 * DAY)
+
+    def refused(_entities: dict[str, int]) -> int:
+        raise oncemore.StoreError("only its owner may")
+
+    monkeypatch.setattr(engine.store, "drop", refused)
+    assert engine.prune().workers == 0
+    assert "the records of processes that are long gone stay: only its owner may" in caplog.text
+
+
 def test_a_worker_that_was_taken_for_gone_begins_its_record_anew(clock: FakeClock) -> None:
     store = MemoryStore()
     engine = engine_on(store)
