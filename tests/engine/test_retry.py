@@ -636,6 +636,17 @@ def test_who_has_not_imported_logging_is_not_made_to(monkeypatch: pytest.MonkeyP
     assert "logging" not in sys.modules
 
 
+def test_a_logger_that_nobody_listens_to_is_not_asked_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    from oncemore.engine import retry
+
+    unheard = logging.Manager(logging.RootLogger(logging.WARNING)).getLogger("oncemore.retry")
+    unheard.root = unheard.parent  # type: ignore[misc, assignment]
+    monkeypatch.setattr(retry, "_logger", unheard)
+    assert not retry.logged()
+    unheard.addHandler(logging.NullHandler())
+    assert retry.logged()
+
+
 @pytest.mark.parametrize("value", ["off", " OFF "])
 def test_retries_can_be_switched_off_from_outside(
     value: str, monkeypatch: pytest.MonkeyPatch, clock: FakeClock

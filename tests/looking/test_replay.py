@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
+from oncemore.codec.seal import Seal
 from oncemore.core.policy import STANDARD, Policy
 from oncemore.engine import replay
 from oncemore.engine.replay import Difference, Replay, policy_of, recomputed
 from oncemore.errors import StoreError
 from tests.looking.forge import entity_of, forged
-from tests.looking.work import SURE
+from tests.looking.sealing import codec
+from tests.looking.work import SURE, everything
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,6 +33,18 @@ def test_every_recorded_decision_is_computed_again_to_the_byte(store: Store) -> 
     assert len(told) == store.changed(0, 0.0)
     assert sum(one.decision is not None for one in told) == 11
     assert [one for each in told for one in each.differences] == []
+
+
+def test_sealed_decisions_are_computed_again_by_who_has_the_key_and_told_as_sealed_otherwise() -> None:
+    with oncemore.open("memory:", codec=codec) as engine:
+        everything(engine)
+        entries = list(engine.store.entries())
+    closed, open_ = list(Replay().tell(entries)), list(Replay(seal=Seal(codec)).tell(entries))
+    assert any(one.sealed for one in closed)
+    assert not any(one.decision for one in closed)
+    assert not any(one.sealed for one in open_)
+    assert sum(one.decision is not None for one in open_) == 11
+    assert [one for each in open_ for one in each.differences] == []
 
 
 def test_a_thousand_decisions_under_all_policies_are_reproduced(tmp_path: Path) -> None:

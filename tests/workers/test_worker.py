@@ -191,6 +191,15 @@ def test_a_worker_needs_steps_each_with_a_name_of_its_own(engine: oncemore.Engin
         oncemore.Worker(engine, [print])  # type: ignore[list-item]
 
 
+def test_a_worker_s_pulse_tells_how_long_ago_it_went_round(engine: oncemore.Engine) -> None:
+    worker = oncemore.Worker(engine, [step("a")])
+    assert worker.pulse == (None, None, False)
+    with worker:
+        _until(lambda: None not in worker.pulse)
+        assert worker.pulse[0] >= 0
+    assert worker.pulse.turned_s is None, "it goes round no more"
+
+
 # What becomes of runs -------------------------------------------------------------------------------
 
 
