@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
+
+from tests.servers import postgres
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -38,6 +41,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.path.is_relative_to(each) for each in TORTURE
         ):
             item.add_marker(pytest.mark.torture)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported to collect the tests out of every later search for garbage."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    postgres.end()
 
 
 @pytest.hookimpl(wrapper=True)

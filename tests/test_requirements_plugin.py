@@ -126,7 +126,7 @@ def test_only_a_test_whose_three_phases_passed_is_recorded_as_passed(
     assert project.marks()["test_unmarked"] == []
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["alone", "xdist"])
+@pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["alone", "xdist"])
 @pytest.mark.parametrize(
     ("mark", "message"),
     [
@@ -145,7 +145,7 @@ def test_a_mark_that_names_no_requirement_fails_the_run(
     assert project.outcomes() == {}
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["alone", "xdist"])
+@pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["alone", "xdist"])
 def test_a_run_of_one_file_leaves_the_others_entries_alone(
     project: Project, options: tuple[str, ...]
 ) -> None:
@@ -159,7 +159,7 @@ def test_a_run_of_one_file_leaves_the_others_entries_alone(
     assert project.record["last_whole_run"] == whole
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["alone", "xdist"])
+@pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["alone", "xdist"])
 def test_a_whole_run_forgets_tests_that_are_gone(project: Project, options: tuple[str, ...]) -> None:
     project.write("test_a.py", "def test_a(): pass\ndef test_gone(): pass\n")
     project.run(*options)
@@ -168,7 +168,7 @@ def test_a_whole_run_forgets_tests_that_are_gone(project: Project, options: tupl
     assert project.outcomes() == {"test_a": "failed"}
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["alone", "xdist"])
+@pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["alone", "xdist"])
 def test_a_run_that_could_not_collect_everything_forgets_nothing(
     project: Project, options: tuple[str, ...]
 ) -> None:

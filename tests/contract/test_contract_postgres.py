@@ -22,7 +22,7 @@ names = itertools.count()
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     try:
-        with postgres.running() as address:
+        with postgres.database() as address:
             yield address
     except postgres.NoPostgres as reason:
         pytest.skip(str(reason))

@@ -67,7 +67,7 @@ def live(engine: Engine) -> None:
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     try:
-        with postgres.running() as address:
+        with postgres.database() as address:
             yield address
     except postgres.NoPostgres as reason:
         pytest.skip(str(reason))

@@ -50,7 +50,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
         if request.param == "sqlite":
             yield {}
         elif request.param == "postgresql":
-            with postgres.running() as url:
+            with postgres.database() as url:
                 yield {"ONCEMORE_STORE": url}
         else:
             with nats.node() as node:

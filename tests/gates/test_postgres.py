@@ -84,7 +84,7 @@ def _new_worlds() -> None:
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     try:
-        with postgres.running() as address:
+        with postgres.database() as address:
             yield address
     except postgres.NoPostgres as reason:
         pytest.skip(str(reason))

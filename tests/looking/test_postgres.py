@@ -31,7 +31,7 @@ copies = itertools.count()
 def empty() -> Iterator[str]:
     """The address of a server without a store."""
     try:
-        with postgres.running() as address:
+        with postgres.database() as address:
             yield address
     except postgres.NoPostgres as reason:
         pytest.skip(str(reason))

@@ -52,7 +52,7 @@ def clock(instant_retries: FakeClock) -> Iterator[FakeClock]:
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     try:
-        with postgres.running() as address:
+        with postgres.database() as address:
             yield address
     except postgres.NoPostgres as reason:
         pytest.skip(str(reason))

@@ -140,7 +140,7 @@ def _end(line: socket.socket) -> None:
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     try:
-        with postgres.running() as address:
+        with postgres.database() as address:
             yield address
     except postgres.NoPostgres as reason:
         pytest.skip(str(reason))

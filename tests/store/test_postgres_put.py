@@ -29,7 +29,7 @@ SWITCH = "switch/s"
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     try:
-        with postgres.running() as made:
+        with postgres.database() as made:
             yield made
     except postgres.NoPostgres as reason:
         pytest.skip(str(reason))

@@ -35,7 +35,7 @@ STORES = ("sqlite", "postgresql", "nats")
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     try:
-        with postgres.running() as url:
+        with postgres.database() as url:
             yield url
     except postgres.NoPostgres as reason:
         pytest.skip(str(reason))
