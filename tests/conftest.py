@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,18 @@ def pytest_collection_finish() -> None:
     """Leave what was imported to collect the tests out of every later search for garbage."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Let nobody watch the lines of a test that is marked so."""
+    watches = sys.gettrace()
+    if item.get_closest_marker("unmeasured"):
+        sys.settrace(None)
+    try:
+        return (yield)
+    finally:
+        sys.settrace(watches)
 
 
 def pytest_sessionfinish() -> None:

@@ -14,6 +14,7 @@ from oncemore.codec.tagged import NoForm
 from tests.codec.test_tagged import same, values
 
 
+@pytest.mark.unmeasured
 @given(values)
 def test_results_come_back_the_same(value: object) -> None:
     assert same(decode(encode(value)), value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ VALUES = (
 NAMES = st.text(alphabet=string.ascii_letters + "_é", min_size=1, max_size=8)
 
 
+@pytest.mark.unmeasured
 @given(st.dictionaries(NAMES, VALUES, max_size=6))
 def test_both_ways_give_the_same_bytes(arguments: dict[str, object]) -> None:
     assert argument_bytes(arguments) == canonical(tagged_arguments(arguments))

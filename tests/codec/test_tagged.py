@@ -43,12 +43,14 @@ def same(one: object, other: object) -> bool:
     return one == other
 
 
+@pytest.mark.unmeasured
 @given(values)
 def test_every_value_with_a_form_comes_back_the_same(value: object) -> None:
     plain = Tagger().tag(value, "it")
     assert same(untag(plain), value)
 
 
+@pytest.mark.unmeasured
 @given(values)
 def test_the_keyed_form_is_canonical_json(value: object) -> None:
     try:

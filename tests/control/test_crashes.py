@@ -74,6 +74,7 @@ def played(stage: Stage, throw_at: int, dies_at: int) -> tuple[str, Any, int]:
         return "died", None, count
 
 
+@pytest.mark.unmeasured
 @pytest.mark.req("AUTO-7")
 @pytest.mark.parametrize("looks_late", [False, True], ids=["guarded", "looked at late"])
 @pytest.mark.parametrize("effect", ["idempotent", "once", "outbox"])

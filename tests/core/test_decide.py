@@ -139,6 +139,7 @@ situations = st.builds(
 )  # fmt: skip
 
 
+@pytest.mark.unmeasured
 @given(policies, situations)
 def test_never_unbounded_never_early_never_late(policy: Policy, at: Situation) -> None:
     decision = decide(policy, at)
@@ -159,6 +160,7 @@ def test_never_unbounded_never_early_never_late(policy: Policy, at: Situation) -
         assert at.tokens >= policy.retry_cost
 
 
+@pytest.mark.unmeasured
 @given(policies, situations)
 def test_same_inputs_same_bytes(policy: Policy, at: Situation) -> None:
     again = Situation(*at)
@@ -180,6 +182,7 @@ def test_a_proof_of_odd_texts_and_whole_numbers_has_the_same_bytes_both_ways() -
         decide(PLAIN, at._replace(seed="\ud800")).proof_bytes()
 
 
+@pytest.mark.unmeasured
 @given(policies, st.integers(0, 2**32))
 def test_a_call_that_always_fails_ends(policy: Policy, seed: int) -> None:
     failure = Failure("transient")

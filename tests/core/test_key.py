@@ -26,6 +26,7 @@ plain = st.recursive(
 )
 
 
+@pytest.mark.unmeasured
 @given(plain)
 def test_it_writes_what_the_reference_package_writes(value: object) -> None:
     assert canonical(value) == rfc8785.dumps(value)  # type: ignore[arg-type]

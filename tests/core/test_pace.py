@@ -29,6 +29,7 @@ def test_those_that_were_under_way_when_it_was_lowered_tell_nothing_new() -> Non
     assert pace.throttled(10.0, 10.1).now == 1
 
 
+@pytest.mark.unmeasured
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 20)), max_size=60), st.integers(1, 9))
 def test_it_stays_between_one_and_what_was_allowed(steps: list[tuple[bool, float]], most: int) -> None:
     pace, at = Pace(most, most), 0.0
@@ -133,6 +134,7 @@ def test_nothing_is_left_after_it_was_closed() -> None:
     assert board.take(10.0) is None
 
 
+@pytest.mark.unmeasured
 @given(st.lists(st.sampled_from("abc"), max_size=30), st.integers(1, 5), st.randoms(use_true_random=False))
 def test_every_item_comes_to_its_end_and_the_limit_is_kept(
     providers: list[str], most: int, chance: object

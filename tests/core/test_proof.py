@@ -79,6 +79,7 @@ def tuned(b: float, knobs: dict, signals: dict, cap: float, expected: float, lef
     return min(max(b * stretch * (1 - risk), min(1.0, b)), cap)
 
 
+@pytest.mark.unmeasured
 @pytest.mark.req("PROOF-2")
 @given(policies, situations)
 def test_a_stranger_computes_the_delay_from_the_proof_alone(policy: Policy, at: Situation) -> None:

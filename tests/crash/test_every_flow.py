@@ -253,6 +253,7 @@ def killed(scenario: Scenario, deaths: tuple[int, ...], deep: int) -> int:
     raise AssertionError
 
 
+@pytest.mark.unmeasured
 @pytest.mark.req("WAL-7", "WAL-13")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -486,6 +487,7 @@ def cancelled_at(effect: str, turn: str, at: int, dies_at: int) -> tuple[Stage, 
         return stage, end.value, number
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("name", RUNNING)
 def test_what_is_cancelled_while_it_runs_commits_or_is_not_tried_again(name: str) -> None:
     effect, turn, ends = RUNNING[name]

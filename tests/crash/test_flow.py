@@ -67,6 +67,7 @@ def judge(world: World, result: object, crashes: int) -> None:
         assert not poison or (crashes and run.tried == run.allowed)
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(("effect", "asks"), EFFECTS, ids=lambda value: str(value))
 @pytest.mark.parametrize("script", SCRIPTS, ids=str)
 def test_a_crash_anywhere_and_again_in_the_recovery(script: str, effect: str, asks: bool) -> None:

@@ -49,6 +49,7 @@ SCENARIOS = {
 }
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_crash_at_every_operation_and_again_at_every_one_after_it(
     name: str, record_property: Callable[[str, object], None]

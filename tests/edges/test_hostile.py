@@ -172,6 +172,7 @@ def errors(draw: st.DrawFn) -> BaseException:
     return error
 
 
+@pytest.mark.unmeasured
 @given(errors(), st.floats(allow_nan=False, allow_infinity=False))
 def test_nothing_in_an_exception_makes_classifying_raise(error: BaseException, now: float) -> None:
     found = classify(error, now)
@@ -182,6 +183,7 @@ def test_nothing_in_an_exception_makes_classifying_raise(error: BaseException, n
     assert ":" in found.rule
 
 
+@pytest.mark.unmeasured
 @given(st.integers(400, 1000), st.dictionaries(SMALL, SMALL, max_size=4), st.floats(0, 1e10))
 def test_no_headers_make_a_status_raise(status: int, headers: dict[object, object], now: float) -> None:
     found = classify_status(status, headers, now)

@@ -5,6 +5,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import oncemore
 
 ROOT = Path(oncemore.__file__).parent
@@ -22,6 +24,7 @@ def made(path: Path) -> list[tuple[int, str, int]]:
     ]
 
 
+@pytest.mark.unmeasured
 def test_what_is_made_of_a_tuple_has_as_many_values_as_fields() -> None:
     seen = 0
     for path in sorted(ROOT.rglob("*.py")):

@@ -132,6 +132,7 @@ def test_a_hostile_text_costs_little_time(piece: str) -> None:
     assert time.process_time() - started < 0.5
 
 
+@pytest.mark.unmeasured
 @given(st.text(st.characters()) | st.from_regex(r"(?:password|token|://|eyJ|[ =:@\"'.\x1b-]|[a-z0-9]){1,60}"))
 def test_any_text_comes_out_short_on_one_line_and_encodable(text: str) -> None:
     written = masked(text, 40)

@@ -107,6 +107,7 @@ def refusal(text: str | bytes, use: Callable[[Any], object] = loaded) -> str:
     return ""
 
 
+@pytest.mark.unmeasured
 @given(files())
 def test_a_policy_from_any_valid_file_comes_back_from_the_file_it_is_written_to(text: str) -> None:
     policy = loaded(text).policy()
@@ -150,6 +151,7 @@ def mutated(draw: st.DrawFn) -> bytes:
     return bytes(data)
 
 
+@pytest.mark.unmeasured
 @given(mutated())
 def test_a_mutated_file_is_loaded_or_refused_and_nothing_else(data: bytes) -> None:
     assert len(refusal(data)) < 20_000
@@ -168,6 +170,7 @@ FIELD = st.sampled_from(
 HEADS = st.sampled_from(["", "extends: nova-cat\n", "extends: kfm-rules\n"])
 
 
+@pytest.mark.unmeasured
 @given(st.dictionaries(FIELD, values, max_size=6), HEADS)
 def test_any_value_in_any_field_is_loaded_or_refused_and_nothing_else(
     fields: dict[str, Any], head: str

@@ -47,6 +47,7 @@ def test_sealed_decisions_are_computed_again_by_who_has_the_key_and_told_as_seal
     assert [one for each in open_ for one in each.differences] == []
 
 
+@pytest.mark.unmeasured
 def test_a_thousand_decisions_under_all_policies_are_reproduced(tmp_path: Path) -> None:
     # Every shape, every jitter, deadlines and tuning: each proof must hold all that its decision needs.
     tuned = oncemore.Policy("tuned", max_attempts=6, tuning=policy_tuning(), jitter=oncemore.additive(0.5))

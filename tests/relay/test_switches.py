@@ -70,6 +70,7 @@ def test_nothing_is_delivered_while_everything_is_stopped_and_all_of_it_afterwar
     world.close()
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("also", ["", "before", "after"])
 def test_a_switch_thrown_at_any_point_of_a_pass_lets_no_further_delivery_begin(also: str) -> None:
     """And so though the relay dies at that point, and another comes while the switch is on."""

@@ -182,17 +182,6 @@ def seeded() -> Iterator[None]:
             setattr(where, name, was)
 
 
-@contextmanager
-def unmeasured() -> Iterator[None]:
-    """Let nobody watch every line: others have shown them all, and watching costs most of the time."""
-    watches = sys.gettrace()
-    sys.settrace(None)
-    try:
-        yield
-    finally:
-        sys.settrace(watches)
-
-
 # A process --------------------------------------------------------------------------------------------
 
 

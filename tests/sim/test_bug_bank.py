@@ -18,7 +18,7 @@ from oncemore.engine.ops import Answer, Done, End, Load, Save, Terms
 from oncemore.store.base import Batch, Conflict, Stored
 from oncemore.store.memory import MemoryStore
 from tests.sim.judge import Violation
-from tests.sim.simulator import Fails, Sim, run_many, seeded, unmeasured
+from tests.sim.simulator import Fails, Sim, run_many, seeded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -464,7 +464,7 @@ def other_arguments_may_decide_about_a_key(patch: pytest.MonkeyPatch) -> type[Si
 
 def seeds_until_caught(kind: type[Sim]) -> tuple[int, str]:
     """Return how many schedules it takes until a promise is seen broken, and which."""
-    with seeded(), unmeasured():
+    with seeded():
         for seed in range(MOST_SEEDS):
             try:
                 kind(seed).run()
@@ -492,5 +492,4 @@ def test_every_broken_engine_is_caught_and_the_whole_one_is_not(
     record_property("bug bank", told)
     assert len(found) >= 25
     assert not missed
-    with unmeasured():
-        run_many(range(needed[-1]))
+    run_many(range(needed[-1]))

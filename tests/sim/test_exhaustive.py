@@ -9,7 +9,6 @@ import pytest
 
 from tests.sim.explorer import Explorer
 from tests.sim.judge import Violation
-from tests.sim.simulator import unmeasured
 from tests.sim.test_bug_bank import BUGS
 
 if TYPE_CHECKING:
@@ -37,8 +36,7 @@ TORTURE = bool(os.environ.get("ONCEMORE_TORTURE"))
 def explored(effect: str, turns: str, *, faults: int, workers: int = 2) -> Explorer:
     name, asks = EFFECTS[effect]
     explorer = Explorer(name, TURNS[turns], asks=asks, faults=faults, workers=workers)
-    with unmeasured():
-        explorer.explore()
+    explorer.explore()
     return explorer
 
 

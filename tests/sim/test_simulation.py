@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.sim.judge import Violation
-from tests.sim.simulator import Report, Sim, main, replay, run_many, seeded, unmeasured
+from tests.sim.simulator import Report, Sim, main, replay, run_many, seeded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,8 +42,7 @@ def test_no_schedule_breaks_a_promise(part: int, record_property: Callable[[str,
         return
     first = random.getrandbits(40)  # pytest-randomly prints the seed of this one
     count = max(1, SCHEDULES // PARTS)
-    with unmeasured():
-        report = run_many(range(first, first + count))
+    report = run_many(range(first, first + count))
     print(f"\nsimulation: seeds {first} … {first + count - 1}: {report}")
     record_property("simulation", str(report))
     assert report.schedules == count
@@ -80,8 +79,7 @@ def test_a_violation_names_its_seed_and_is_replayed_from_it(capsys: pytest.Captu
 
 def test_schedules_reach_every_state_with_every_kind_of_fault() -> None:
     report = Report()
-    with unmeasured():
-        run_many(range(1_500), report=report)
+    run_many(range(1_500), report=report)
     states = {state for state, _, _ in report.pairs}
     faults = {fault.split(",")[0] for _, _, fault in report.pairs}
     assert states >= {"none", "PENDING", "RUNNING", "SOFT_FAIL", "held", "HARD_FAIL", "COMPLETE"}

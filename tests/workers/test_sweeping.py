@@ -160,6 +160,7 @@ def test_one_that_met_another_and_thinks_it_is_alone_looks_ten_times_as_soon(fle
 # What it costs
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("many", [9, 99, 299])
 def test_a_worker_reads_about_one_other_a_second_however_many_there_are(fleet: Fleet, many: int) -> None:
     fleet.come(*(f"w{n:03}" for n in range(many)))
