@@ -68,7 +68,6 @@ def judge(room: Room, outcomes: set[str]) -> None:
     assert room.book().run == book, "a skip changes nothing"
 
 
-@pytest.mark.unmeasured
 @pytest.mark.req("COOL-6", "COOL-11", "COOL-8")
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_an_execution_is_counted_once_wherever_its_processes_die(name: str) -> None:

@@ -180,10 +180,14 @@ def test_a_forked_child_makes_its_own_helpers() -> None:
     if child == 0:
         os._exit(0 if limited() == 5 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    helpers._forget()  # the same without a fork
-    assert not helpers._idle
-    assert not helpers._stragglers
-    assert limited() == 5
+    with pytest.MonkeyPatch.context() as patch:  # the same without a fork
+        helper = helpers.Helper()
+        patch.setattr(helpers, "_lock", held := threading.Lock())
+        patch.setattr(helpers, "_idle", [helper])
+        patch.setattr(helpers, "_stragglers", {helper: limits.Straggler("work", 0.0, 1.0)})
+        helpers._forget()
+        assert (helpers._idle, helpers._stragglers) == ([], {})
+        assert helpers._lock is not held
 
 
 def test_who_is_interrupted_goes_at_once_and_the_call_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
