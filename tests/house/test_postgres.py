@@ -83,6 +83,8 @@ def test_a_program_that_owns_nothing_can_prune_and_cannot_forget(
 
 def test_a_backup_is_the_servers_own_affair(url: str, tmp_path: Path) -> None:
     with Engine(lambda: PostgresStore(url, "house_copy"), "postgresql://") as engine:
-        with pytest.raises(oncemore.UsageError, match="pg_dump --schema=oncemore for a copy, pg_basebackup"):
+        with pytest.raises(
+            oncemore.UsageError, match="pg_dump --schema=house_copy for a copy, pg_basebackup"
+        ):
             engine.backup(tmp_path / "b.db")
         assert engine.store.house().room().file > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import signal
@@ -442,6 +443,22 @@ def test_a_newer_format_is_refused(
 def test_a_name_that_is_not_a_schemas_is_refused(url: str, name: str) -> None:
     with pytest.raises(UsageError, match="is not a schema's name"):
         PostgresStore(url, name)
+
+
+def test_an_address_can_name_the_schema_and_a_store_tells_it_so(url: str, schema: str) -> None:
+    with contextlib.closing(PostgresStore(f"{url}?connect_timeout=5&schema={schema}")) as made:
+        stored(put(made, write("run/a", None)))
+        told = made.facts().url
+    assert told.endswith(f"?schema={schema}")
+    for store in (PostgresStore(url, schema), PostgresStore(told)):
+        with contextlib.closing(store):
+            assert store.head("run/a") is not None
+    with contextlib.closing(PostgresStore(f"{url}?schema=other_{schema}", schema)) as store:
+        assert store.head("run/a") is not None, "who names one in Python means that"
+    with pytest.raises(UsageError, match="more than one schema"):
+        PostgresStore(f"{url}?schema=a&schema=b")
+    with pytest.raises(UsageError, match="'A-b' is not a schema's name"):
+        PostgresStore(f"{url}?schema=A-b")
 
 
 def test_a_database_that_does_not_keep_all_text_is_refused(url: str, boss: psycopg.Connection) -> None:

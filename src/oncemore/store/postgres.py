@@ -92,11 +92,11 @@ class PostgresStore:
     sees_deaths = False
     looks_late = False
 
-    def __init__(self, url: str, schema: str = "oncemore", *, unsafe_ok: bool = False) -> None:
+    def __init__(self, url: str, schema: str | None = None, *, unsafe_ok: bool = False) -> None:
+        self._where = address(url)
+        self._schema = schema = (self._where.schema or "oncemore") if schema is None else schema
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema) or schema.startswith("pg_"):
             raise UsageError(f"{schema!r} is not a schema's name: lower-case letters, digits and _, up to 63")
-        self._where = address(url)
-        self._schema = schema
         self._closed = False
         columns = ", c.".join(postgres_list.HEAD)
         head = (
@@ -288,7 +288,7 @@ class PostgresStore:
 
     def house(self) -> PostgresHouse:
         """Return what keeps house here."""
-        return PostgresHouse(self)
+        return PostgresHouse(self, self._schema)
 
     def close(self) -> None:
         """Let go of everything; what was acknowledged stays."""
@@ -345,8 +345,8 @@ class PostgresStore:
 class PostgresHouse:
     """The house of a store in a server, most of which is the server's own affair."""
 
-    def __init__(self, store: PostgresStore) -> None:
-        self._store = store
+    def __init__(self, store: PostgresStore, schema: str) -> None:
+        self._store, self._schema = store, schema
 
     def held(self) -> str:
         """Return nothing: a restored database cannot be told from the one it was made of."""
@@ -383,7 +383,8 @@ class PostgresHouse:
     def backup(self, to: Path, check: Checked, progress: Callable[[int, int], object]) -> None:
         """Refuse, and say what does it."""
         raise UsageError(
-            "a store in PostgreSQL is backed up by the server's own tools: pg_dump --schema=oncemore "
+            "a store in PostgreSQL is backed up by the server's own tools: "
+            f"pg_dump --schema={self._schema} "
             "for a copy, pg_basebackup with archived WAL to go back to any moment"
         )
 

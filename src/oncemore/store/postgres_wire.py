@@ -88,10 +88,11 @@ ADVICE: Mapping[str, str] = {
 
 
 class Address(Value):
-    """Where a server is: what the driver connects with, and what may be shown."""
+    """Where a store is: what the driver connects with, what may be shown, and the schema that it names."""
 
     params: Mapping[str, Any]
     shown: str
+    schema: str = ""
 
     def __repr__(self) -> str:
         return f"Address({self.shown})"  # the parameters have the password in them
@@ -101,8 +102,9 @@ def address(url: str) -> Address:
     """Read a URL; refuse one that cannot be read, without repeating it."""
     if not url.startswith(("postgresql://", "postgres://")):
         raise UsageError("the address of a store in PostgreSQL begins with postgresql://")
+    server, schema = _without_schema(url)
     try:
-        params = conninfo_to_dict(url)
+        params = conninfo_to_dict(server)
     except psycopg.Error:
         raise UsageError(
             "this address of a PostgreSQL server cannot be read; it looks like "
@@ -110,7 +112,19 @@ def address(url: str) -> Address:
         ) from None  # what the driver says quotes it, and there may be a password in it
     shown = {name: quote(str(params.get(name, "")), safe="/,") for name in ("user", "host", "port", "dbname")}
     user, port = shown["user"] and f"{shown['user']}@", shown["port"] and f":{shown['port']}"
-    return Address({**DEFAULTS, **params}, f"postgresql://{user}{shown['host']}{port}/{shown['dbname']}")
+    place = f"postgresql://{user}{shown['host']}{port}/{shown['dbname']}"
+    return Address({**DEFAULTS, **params}, place, schema)
+
+
+def _without_schema(url: str) -> tuple[str, str]:
+    """Return an address as the driver knows it, and the schema, of which only we know."""
+    server, _, query = url.partition("?")
+    options = [option for option in query.split("&") if option]
+    names = [option for option in options if option.startswith("schema=")]
+    if len(names) > 1:
+        raise UsageError("this address of a PostgreSQL server names more than one schema")
+    rest = "&".join(option for option in options if option not in names)
+    return f"{server}?{rest}" if rest else server, names[0].removeprefix("schema=") if names else ""
 
 
 def connect(where: Address) -> Connection:
