@@ -94,8 +94,8 @@ AROUND = found(
     ),
 )
 
-#: Many tests wait for servers, programs and clocks: half as many again at once as there are processors.
-AT_ONCE = str(min(8, 3 * (os.cpu_count() or 1) // 2 or 1))
+#: Many tests wait for servers, programs and clocks: twice as many at once as there are processors.
+AT_ONCE = str(min(8, 2 * (os.cpu_count() or 1)))
 
 
 def without(*folders: str) -> tuple[str, ...]:
