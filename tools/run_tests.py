@@ -94,8 +94,9 @@ AROUND = found(
     ),
 )
 
-#: Many tests wait for servers, programs and clocks: twice as many at once as there are processors.
-AT_ONCE = str(min(8, 2 * (os.cpu_count() or 1)))
+#: Many tests wait for servers, programs and clocks: twice as many at once as there are processors. Each takes
+#: a piece, so that a file's server is started once, and who is done takes from the others.
+AT_ONCE = ("-n", str(min(8, 2 * (os.cpu_count() or 1))), "--dist", "worksteal")
 
 
 def without(*folders: str) -> tuple[str, ...]:
@@ -119,7 +120,7 @@ PARTS = (
         (
             (PYTHON, "-m", "coverage", "erase"),
             (
-                *(PYTHON, "-m", "coverage", "run", "-m", "pytest", "-n", AT_ONCE, "--junit-xml", "{results}"),
+                *(PYTHON, "-m", "coverage", "run", "-m", "pytest", *AT_ONCE, "--junit-xml", "{results}"),
                 *without(*CAMPAIGNS, *AROUND),
             ),
         ),
@@ -131,8 +132,7 @@ PARTS = (
                 PYTHON,
                 "-m",
                 "pytest",
-                "-n",
-                AT_ONCE,
+                *AT_ONCE,
                 "--junit-xml",
                 "{results}",
                 *without(*CAMPAIGNS),
@@ -144,7 +144,7 @@ PARTS = (
     # passed: measuring them would make them take several times as long.
     Part(
         "campaigns",
-        ((PYTHON, "-m", "pytest", "-n", AT_ONCE, "--junit-xml", "{results}", *CAMPAIGNS),),
+        ((PYTHON, "-m", "pytest", *AT_ONCE, "--junit-xml", "{results}", *CAMPAIGNS),),
     ),
     Part(
         "coverage",

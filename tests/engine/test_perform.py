@@ -12,7 +12,7 @@ import pytest
 
 import oncemore
 from oncemore.core.record import Change
-from oncemore.engine import ops, perform
+from oncemore.engine import helpers, ops, perform
 from oncemore.engine.entry import seen_in, write_of
 from oncemore.engine.lease import Identity
 from oncemore.engine.runtime import Engine
@@ -234,6 +234,49 @@ def test_an_interrupt_in_a_reconcile_function_leaves_the_run_held_and_goes_on_it
     with pytest.raises(KeyboardInterrupt):
         step(1)
     assert step.last(1).held_for == "outcome_unknown"
+
+
+@pytest.fixture
+def interrupt_as_it_starts(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[threading.Thread]]:
+    """Return what has Ctrl-C come while a thread of that name starts, and the list that it is then in."""
+    start = threading.Thread.start
+
+    def interrupts(name: str) -> list[threading.Thread]:
+        started: list[threading.Thread] = []
+
+        def starts(self: threading.Thread) -> None:
+            if self.name == name and not started:
+                signal.raise_signal(signal.SIGINT)  # without a shield Python's locks make another error of it
+                started.append(self)
+            start(self)
+
+        monkeypatch.setattr(threading.Thread, "start", starts)
+        return started
+
+    return interrupts
+
+
+@pytest.mark.parametrize("name", ["oncemore-heartbeat", "oncemore-map"])
+def test_a_ctrl_c_while_a_thread_starts_comes_when_it_has_started(
+    name: str, interrupt_as_it_starts: Any
+) -> None:
+    step: Any = oncemore.step(effect="idempotent", name="perform.begun")(lambda n: n)
+    started = interrupt_as_it_starts(name)
+    with oncemore.open("memory:") as engine:
+        with pytest.raises(KeyboardInterrupt):
+            step.on(engine).map([1, 2], max_concurrency=2)
+        assert started[0].ident is not None
+        assert step.on(engine)(3) == 3
+        assert engine._heart is not None
+
+
+def test_so_does_one_while_a_helper_starts(interrupt_as_it_starts: Any) -> None:
+    started = interrupt_as_it_starts("oncemore-helper")
+    with pytest.raises(KeyboardInterrupt):
+        helpers.Helper()
+    answer: helpers.SimpleQueue[Any] = helpers.SimpleQueue()
+    started[0].jobs.put((lambda: 5, answer))
+    assert answer.get(timeout=10) == (5, None), "it is there for others"
 
 
 class Cutoff(BaseException):

@@ -35,6 +35,7 @@ from oncemore.errors import (
     StoreError,
 )
 from oncemore.store.base import Batch, Stored
+from oncemore.store.shield import Shield
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -375,7 +376,8 @@ class Course:
         ]
         try:
             for one in lanes:
-                one.start()
+                with Shield():
+                    one.start()
             for one in lanes:
                 while one.is_alive():
                     one.join(LOOK_S)

@@ -11,6 +11,8 @@ from _queue import SimpleQueue
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from oncemore.store.shield import Shield
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
@@ -33,7 +35,9 @@ class Crew:
         self._todo.put(work)
         if self._threads < self._most:
             self._threads += 1
-            threading.Thread(target=self._serve, name=f"oncemore-worker-{self._threads}", daemon=True).start()
+            name = f"oncemore-worker-{self._threads}"
+            with Shield():
+                threading.Thread(target=self._serve, name=name, daemon=True).start()
 
     def _serve(self) -> None:
         while (work := self._todo.get()) is not None:
@@ -48,7 +52,8 @@ class Crew:
             self._loop_thread = threading.Thread(
                 target=self._loop.run_forever, name="oncemore-worker-loop", daemon=True
             )
-            self._loop_thread.start()
+            with Shield():
+                self._loop_thread.start()
         task = asyncio.run_coroutine_threadsafe(work, self._loop)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

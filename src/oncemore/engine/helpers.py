@@ -15,6 +15,7 @@ from contextvars import copy_context
 from oncemore.engine import clock as clocks
 from oncemore.engine.limits import Straggler, too_late
 from oncemore.errors import AttemptTimeout
+from oncemore.store.shield import Shield
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ class Helper(threading.Thread):
         super().__init__(name="oncemore-helper", daemon=True)
         self.jobs: SimpleQueue[Job] = SimpleQueue()
         self.busy = False
-        self.start()
+        with Shield():
+            self.start()
 
     def run(self) -> None:
         """Do one job after another; a helper beyond the number worth keeping ends."""

@@ -31,6 +31,7 @@ from oncemore.core.value import Value
 from oncemore.engine.attempt import OURS
 from oncemore.errors import StoreError, UsageError
 from oncemore.settings import NOTIFY_EVERY_S
+from oncemore.store.shield import Shield
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -198,7 +199,7 @@ class _Teller:
         self._relay, self._grumble = relay, engine.grumble
         self._woken, self._over, self._stop = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="oncemore-notices", daemon=True)
-        with suppress(RuntimeError):  # the interpreter ends: nobody is told from here any more
+        with suppress(RuntimeError), Shield():  # the interpreter ends: nobody is told from here any more
             self._thread.start()
 
     def look(self) -> None:

@@ -212,9 +212,9 @@ class Engine:
         with self._lock:
             if self._me is None:
                 me = Identity(self.store, uuid7(self.now()), self.lease_s, _time_of(self.store))
+                with Shield():  # before it is ours: who is interrupted here must not go on without a heart
+                    self._heart = self._heart or Heart(self.lease_s / BEATS, _beat_of(self))
                 self._me = self._mine[me.name] = me
-                if self._heart is None:
-                    self._heart = Heart(self.lease_s / BEATS, _beat_of(self))
             elif not self._me.fresh(self.now()):
                 self._me.renew()
             return self._me

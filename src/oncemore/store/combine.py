@@ -28,6 +28,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from oncemore.errors import StoreError, UsageError
+from oncemore.store.shield import Shield
 
 if TYPE_CHECKING:
     import asyncio
@@ -178,7 +179,8 @@ class Combiner:
             self._put(op)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="oncemore-writer", daemon=True)
-                self._thread.start()
+                with Shield():
+                    self._thread.start()
         _open(self._bell)
 
     def stop(self, then: Callable[[], object] = bool) -> None:

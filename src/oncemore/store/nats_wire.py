@@ -24,6 +24,7 @@ import msgspec
 
 from oncemore.core.value import Value
 from oncemore.errors import MissingExtra, StoreError, UsageError
+from oncemore.store.shield import Shield
 
 try:
     from nats import errors as nats_errors
@@ -221,8 +222,9 @@ class Line:
     def _start(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=loop.run_forever, name="oncemore-nats", daemon=True)
-        self._thread.start()
-        self._loop = loop
+        with Shield():
+            self._thread.start()
+            self._loop = loop
         return loop
 
     def _take(self) -> None:

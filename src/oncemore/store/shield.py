@@ -1,4 +1,7 @@
-"""SHIELD: a Ctrl-C that comes while a store is at work waits until it is done."""
+"""SHIELD: a Ctrl-C that comes while a store is at work, or a thread starts, waits until that is done.
+
+`Thread.start` waits in Python's own locks, which make "release unlocked lock" of a Ctrl-C that comes there.
+"""
 
 from __future__ import annotations
 
