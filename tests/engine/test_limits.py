@@ -182,7 +182,7 @@ def test_a_forked_child_makes_its_own_helpers() -> None:
         os._exit(0 if limited() == 5 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     with pytest.MonkeyPatch.context() as patch:  # the same without a fork
-        helper = helpers.Helper()
+        helper = object()
         patch.setattr(helpers, "_lock", held := threading.Lock())
         patch.setattr(helpers, "_idle", [helper])
         patch.setattr(helpers, "_stragglers", {helper: limits.Straggler("work", 0.0, 1.0)})
