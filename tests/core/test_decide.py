@@ -178,6 +178,9 @@ def test_a_proof_of_odd_texts_and_whole_numbers_has_the_same_bytes_both_ways() -
     )
     decision = decide(PLAIN.but(tuning=Tuning(), name='po"licy'), at)
     assert decision.proof_bytes() == canonical(decision.proof())
+    final = decide(PLAIN, at._replace(verdict="TERMINAL"))
+    assert final.proof()["terms"] is None
+    assert final.proof_bytes() == canonical(final.proof())
     with pytest.raises(UsageError, match="surrogate"):
         decide(PLAIN, at._replace(seed="\ud800")).proof_bytes()
 

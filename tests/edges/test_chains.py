@@ -283,6 +283,12 @@ def test_rules_of_many_types_are_remembered_within_a_limit() -> None:
     assert len(module._strange) <= module.MOST_TYPES
 
 
+def test_without_other_peoples_rules_ours_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_before", None)
+    monkeypatch.setattr(module, "_rules", {})
+    assert facts(ConnectionRefusedError())[:3] == ("transient", "no", "CONNECTION_REFUSED")
+
+
 def test_rules_that_cannot_be_looked_for_now_are_looked_for_the_next_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -636,13 +636,17 @@ def test_who_has_not_imported_logging_is_not_made_to(monkeypatch: pytest.MonkeyP
     assert "logging" not in sys.modules
 
 
-def test_a_logger_that_nobody_listens_to_is_not_asked_further(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_logger_that_nobody_listens_to_is_not_asked_further(
+    monkeypatch: pytest.MonkeyPatch, clock: FakeClock
+) -> None:
     from oncemore.engine import retry
 
     unheard = logging.Manager(logging.RootLogger(logging.WARNING)).getLogger("oncemore.retry")
     unheard.root = unheard.parent  # type: ignore[misc, assignment]
     monkeypatch.setattr(retry, "_logger", unheard)
     assert not retry.logged()
+    assert run("plain", Script(OSError("x"), "fine"), on=OSError) == "fine"
+    assert clock.delays, "and the retry was one all the same"
     unheard.addHandler(logging.NullHandler())
     assert retry.logged()
 

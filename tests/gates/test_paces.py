@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from oncemore.testing import FakeClock
 
-POLICY = Policy("paces", max_attempts=5, schedule=Schedule("fixed", delays=(0.05,)), jitter=Jitter("full"))
+#: Enough attempts for a busy machine, where some begin before others have told that they were throttled.
+POLICY = Policy("paces", max_attempts=10, schedule=Schedule("fixed", delays=(0.05,)), jitter=Jitter("full"))
 
 
 @pytest.fixture

@@ -200,6 +200,19 @@ def test_a_worker_s_pulse_tells_how_long_ago_it_went_round(engine: oncemore.Engi
     assert worker.pulse.turned_s is None, "it goes round no more"
 
 
+def test_a_worker_rests_neither_beside_what_has_just_ended_nor_while_the_store_fails(
+    engine: oncemore.Engine,
+) -> None:
+    worker = oncemore.Worker(engine, [step("a")], poll_s=0.05)
+    worker._had = frozenset({"run/ended"})
+    assert worker._rest(7) is None, "it may be due again: it looks at once"
+    worker._had, worker._trouble = frozenset(), True
+    began = time.monotonic()
+    worker._rest(7)
+    assert time.monotonic() - began >= 0.05, "the store is left alone for as long as it would rest"
+    assert not worker._trouble
+
+
 # What becomes of runs -------------------------------------------------------------------------------
 
 
