@@ -84,7 +84,8 @@ def _server_to_start() -> None:
 
 
 def servers_in(folder: Path) -> list[int]:
-    return [int(path.read_text()) for path in folder.glob("*/pid")]
+    told = [path.read_text() for path in folder.glob("*/pid")]
+    return [int(pid) for pid in told if pid]  # a file is there before its words are
 
 
 def begun(process: subprocess.Popen[str]) -> tuple[Path, list[int]]:
