@@ -94,9 +94,9 @@ AROUND = found(
     ),
 )
 
-#: Many tests wait for servers, programs and clocks: twice as many at once as there are processors. Each takes
-#: a piece, so that a file's server is started once, and who is done takes from the others.
-AT_ONCE = ("-n", str(min(8, 2 * (os.cpu_count() or 1))), "--dist", "worksteal")
+#: Many tests wait for servers, programs and clocks: half as many again at once as there are processors. Each
+#: takes a piece, so that a file's server is started once, and who is done takes from the others.
+AT_ONCE = ("-n", str(min(8, 3 * (os.cpu_count() or 1) // 2 or 1)), "--dist", "worksteal")
 
 
 def without(*folders: str) -> tuple[str, ...]:
