@@ -53,9 +53,10 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Let nobody watch the lines of a test that is marked so."""
+    if not item.get_closest_marker("unmeasured"):
+        return (yield)
     watches = sys.gettrace()
-    if item.get_closest_marker("unmeasured"):
-        sys.settrace(None)
+    sys.settrace(None)
     try:
         return (yield)
     finally:

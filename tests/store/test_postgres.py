@@ -457,8 +457,9 @@ def test_an_address_can_name_the_schema_and_a_store_tells_it_so(url: str, schema
         assert store.head("run/a") is not None, "who names one in Python means that"
     with pytest.raises(UsageError, match="more than one schema"):
         PostgresStore(f"{url}?schema=a&schema=b")
-    with pytest.raises(UsageError, match="'A-b' is not a schema's name"):
-        PostgresStore(f"{url}?schema=A-b")
+    for name in ("A-b", ""):
+        with pytest.raises(UsageError, match=f"'{name}' is not a schema's name"):
+            PostgresStore(f"{url}?schema={name}")
 
 
 def test_a_database_that_does_not_keep_all_text_is_refused(url: str, boss: psycopg.Connection) -> None:

@@ -94,7 +94,7 @@ class PostgresStore:
 
     def __init__(self, url: str, schema: str | None = None, *, unsafe_ok: bool = False) -> None:
         self._where = address(url)
-        self._schema = schema = (self._where.schema or "oncemore") if schema is None else schema
+        self._schema = schema = self._where.schema if schema is None else schema
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema) or schema.startswith("pg_"):
             raise UsageError(f"{schema!r} is not a schema's name: lower-case letters, digits and _, up to 63")
         self._closed = False

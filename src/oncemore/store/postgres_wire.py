@@ -59,6 +59,9 @@ READERS = 8
 MOST_CONNECTIONS = READERS + 4
 LONGEST_NAME = 2000  # bytes; an index row of PostgreSQL holds 2,704
 
+#: Where the tables are, unless an address names another schema.
+SCHEMA = "oncemore"
+
 #: What a connection is opened with where the address does not say otherwise.
 DEFAULTS: Mapping[str, Any] = {
     "connect_timeout": 10,
@@ -92,7 +95,7 @@ class Address(Value):
 
     params: Mapping[str, Any]
     shown: str
-    schema: str = ""
+    schema: str
 
     def __repr__(self) -> str:
         return f"Address({self.shown})"  # the parameters have the password in them
@@ -124,7 +127,7 @@ def _without_schema(url: str) -> tuple[str, str]:
     if len(names) > 1:
         raise UsageError("this address of a PostgreSQL server names more than one schema")
     rest = "&".join(option for option in options if option not in names)
-    return f"{server}?{rest}" if rest else server, names[0].removeprefix("schema=") if names else ""
+    return f"{server}?{rest}" if rest else server, names[0].removeprefix("schema=") if names else SCHEMA
 
 
 def connect(where: Address) -> Connection:
