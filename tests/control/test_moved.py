@@ -275,6 +275,10 @@ def test_every_command_that_decides_names_the_new_address_and_fails(
         said = " ".join(capsys.readouterr().err.split())
         assert code, (told, said)
         assert f"this log has moved to sqlite:///{new}" in said, told
+    assert cli.run(["switch", "status", "--store", str(old)]) == 1
+    assert f"this log has moved to sqlite:///{new}; nothing begins here" in capsys.readouterr().out
+    assert cli.run(["switch", "status", "--store", str(old), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["stopped"] is True
     assert cli.run(["health", "--store", str(old), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["moved"] == f"sqlite:///{new}"
     for words in (COMMANDS["cancel"], COMMANDS["reject"], COMMANDS["approve"]):

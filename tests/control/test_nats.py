@@ -16,6 +16,7 @@ import pytest
 
 import oncemore
 from oncemore.core.control import Approval
+from oncemore.desk import cli
 from oncemore.edges.control import NatsControl, control_of
 from oncemore.engine import flow
 from oncemore.errors import Blocked, TransientError, UsageError
@@ -222,6 +223,43 @@ def test_those_who_ask_at_the_same_time_share_a_line_and_a_lost_one_is_replaced(
             control.switches(("intent",), "")
         assert control.switches(("intent",), "").state == "CLEAR"
         control.close()
+
+
+def test_the_status_of_the_switches_includes_those_of_the_bucket(
+    bucket: Bucket, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither the engine nor the command says that work begins while a switch in the bucket stops it."""
+    control = f"{bucket.url}/control"
+    monkeypatch.setenv("ONCEMORE_STORE", str(tmp_path / "log.db"))
+    monkeypatch.setenv("ONCEMORE_CONTROL", control)
+
+    def run(*words: str) -> tuple[int, str]:
+        capsys.readouterr()
+        return cli.run(["switch", *words]), capsys.readouterr().out
+
+    with oncemore.open(tmp_path / "log.db", control=control) as engine:
+        assert engine.switch.status() == ()
+        assert run("status") == (0, "no switch is on: work begins as it is due\n")
+        bucket.put_all({"all_execution": "on", "step.Contain=20host": '{"on": true, "by": "operator"}'})
+        engine.switch.on(reason="drill", by="operator")
+        mine, everything, step = engine.switch.status()
+        assert (mine.name, mine.kept_in) == ("all_execution", "")
+        assert (everything.name, everything.kept_in) == ("all_execution", control)
+        assert (step.name, step.by) == ("step:Contain host", "operator")
+        code, out = run("off", "--reason", "over")
+        assert (code, out) == (
+            0,
+            f"released all_execution; still on: all_execution in {control}, step:Contain host in {control}\n",
+        )
+        code, out = run("status")
+        assert code == 1
+        assert f"all_execution in {control}" in out
+        bucket.put_all({"all_execution": "perhaps", "step.Contain=20host": "off"})
+        with pytest.raises(Blocked, match="nothing begins until they can") as unknown:
+            engine.switch.status()
+        assert unknown.value.reason == "control_state_unknown"
+        assert run("off", "--reason", "over")[0] == 1
+        assert run("status")[0] == 1
 
 
 def test_a_bucket_that_is_not_there_means_no(bucket: Bucket, tmp_path: Any) -> None:

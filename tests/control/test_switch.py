@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.core.control import CONTROL
+from oncemore.core.control import ALL, CONTROL, Control
 from oncemore.core.record import Change
 from oncemore.engine.controls import read
 from oncemore.engine.entry import write_of
@@ -320,6 +320,37 @@ def test_who_threw_and_who_released_stays_in_the_log(engine: Engine) -> None:
     assert engine.switch.status() == ()
     assert "Switches of" in repr(engine.switch)
     assert engine.verify().entries
+
+
+def test_the_status_includes_switches_of_a_control_of_ones_own() -> None:
+    class Panel:
+        url = "panel://7"
+        on: bool | None = False
+
+        def switches(self, steps: tuple[str, ...], tenant: str) -> Control:
+            if self.on is None:
+                raise OSError("the panel does not answer")
+            return Control("STOPPED", {ALL: {"by": "operator"}}) if self.on else Control()
+
+        def approval(self, key: str) -> None: ...
+        def close(self) -> None: ...
+
+    panel = Panel()
+    with oncemore.open("memory:", control=panel) as engine:
+        assert engine.switch.status() == ()
+        panel.on = True
+        (thrown,) = engine.switch.status()
+        assert (thrown.name, thrown.by, thrown.kept_in) == (ALL, "operator", "panel://7")
+        with pytest.raises(
+            Blocked, match="was thrown by operator; it goes on when that is released in panel"
+        ):
+            ship("a")
+        panel.on = None
+        with pytest.raises(
+            Blocked, match=r"panel://7 cannot be read .*; nothing begins until they can"
+        ) as no:
+            engine.switch.status()
+        assert no.value.reason == "control_state_unknown"
 
 
 @pytest.mark.parametrize("reason", ["", "  ", None, "x" * 3000])

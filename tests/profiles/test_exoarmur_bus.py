@@ -14,6 +14,7 @@ import oncemore
 from oncemore.edges.control import NatsControl, key_of
 from oncemore.errors import Blocked, MissingExtra, StaleDecision, UsageError
 from oncemore.evidence import Idempotency
+from oncemore.profiles import exoarmur_bus
 from oncemore.profiles.exoarmur import IdempotencyManager, RetryCategory, RetryError, RetryManager
 from oncemore.profiles.exoarmur_bus import Bus, Letters
 from oncemore.testing import instant
@@ -231,6 +232,101 @@ def test_a_switch_and_an_approval_on_the_bus_decide_what_is_executed(
     assert found["RETRY_APPROVAL_CHECK"][0] == 3
     told = [one.action for one in manager.audit if isinstance(one, Idempotency) and "kill" in one.operation]
     assert told == ["record", "hit", "record", "record", "record"], "the same request is done once"
+
+
+def test_turning_on_again_under_one_correlation_id_leaves_the_switch_on(
+    url: str, cable: Wire, manager: RetryManager
+) -> None:
+    async def work(bus: Bus) -> None:
+        async def turn(to: Any, reason: str = "drill") -> dict[str, Any]:
+            return await bus.turn(to, reason=reason, by="operator", correlation_id="incident-1")
+
+        await bus.create_bucket("drill")
+        assert (await turn("on"))["on"] is True
+        assert (await turn("on"))["seq"] == 1, "a repeat of a request that holds writes nothing"
+        assert (await turn("off"))["on"] is False
+        again = await turn("on")
+        assert again == {"stream": "KV_drill", "seq": 3, "duplicate": False, "on": True}
+        assert await bus.switch() is True
+        assert (await turn("on")) == again, "the repeat of the repeat writes nothing either"
+        with pytest.raises(StaleDecision, match="all_execution was thrown by operator: drill; give"):
+            await turn("off")
+        assert await bus.switch() is True, "an old release never releases a later stop"
+        await bus.turn("off", reason="over", by="operator", correlation_id="incident-2")
+        assert (await turn("off"))["seq"] == 4, "an old release of what is off says that it is off"
+        cable.cut("out", b'"stream":"KV_drill"')
+        assert (await turn("on")) == {"stream": "KV_drill", "seq": 5, "duplicate": True, "on": True}
+        assert await bus.switch() is True
+
+    on(lambda: Bus(manager, cable.url, tenant_id="t", control="drill"), work)
+    assert [json.loads(one.data)["on"] for one in asyncio.run(raw(url, "KV_drill"))] == [True]
+
+
+def publish_after_each_cut(url: str, bus: Bus, subject: str, value: bytes) -> None:
+    """Let another client publish whenever an acknowledgement is lost, before the bus repeats its write."""
+    ask = bus.ask
+
+    async def ask_and_publish(question: Any) -> Any:
+        try:
+            return await ask(question)
+        except ConnectionResetError:
+            line = await client.connect(url)
+            await line.jetstream().publish(subject, value)
+            await line.close()
+            raise
+
+    bus.ask = ask_and_publish  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("to", "value", "then"),
+    [
+        ("on", b"off", "on"),
+        ("on", b"neither", "on"),
+        ("off", b"off", "off"),
+        ("off", b'{"on": true}', "was thrown by another client: no reason given; give another"),
+        ("off", b"neither", "set since to b'neither', which says neither"),
+    ],
+)
+def test_a_switch_that_another_client_turns_before_the_repeat_is_reported_as_it_is(
+    url: str, cable: Wire, manager: RetryManager, to: Any, value: bytes, then: str
+) -> None:
+    async def work(bus: Bus) -> None:
+        await bus.create_bucket("race")
+        publish_after_each_cut(url, bus, "$KV.race.all_execution", value)
+        cable.cut("out", b'"stream":"KV_race"')
+        if then not in ("on", "off"):
+            with pytest.raises(StaleDecision, match=then):
+                await bus.turn(to, reason="race", by="operator")
+            return
+        assert (await bus.turn(to, reason="race", by="operator"))["on"] is (then == "on")
+        assert await bus.switch() is (then == "on")
+
+    on(lambda: Bus(manager, cable.url, control="race"), work)
+    assert cable.cuts == 1
+
+
+def test_a_switch_that_is_released_after_every_write_is_not_reported_as_on(
+    url: str, cable: Wire, manager: RetryManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(bus: Bus) -> None:
+        await bus.create_bucket("strife")
+        publish_after_each_cut(url, bus, "$KV.strife.all_execution", b"off")
+        read = bus._switch_message
+
+        async def cut_after_reading(name: str) -> Any:
+            cable.cut("out", b'"stream":"KV_strife"')
+            return await read(name)
+
+        monkeypatch.setattr(bus, "_switch_message", cut_after_reading)
+        cable.cut("out", b'"stream":"KV_strife"')
+        with pytest.raises(StaleDecision, match="turned the switch all_execution off 3 times"):
+            await bus.turn("on", reason="stop", by="operator")
+        assert await bus.switch() is False
+
+    monkeypatch.setattr(exoarmur_bus, "MOST_TURNS", 3)
+    on(lambda: Bus(manager, cable.url, control="strife"), work)
+    assert cable.cuts == 3
 
 
 def test_an_approval_is_kept_with_a_key_in_a_log(manager: RetryManager) -> None:

@@ -30,12 +30,16 @@ from oncemore.errors import MissingExtra, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 #: How long one question may take, with connecting.
 PATIENCE_S = 5.0
 NO_MESSAGE = 10037
 _ADDRESS = re.compile(r"(?P<server>(?:nats|tls)://[^/]+)/(?P<bucket>[A-Za-z0-9_-]+)")
 _ODD = re.compile(rb"[^-/_=.A-Za-z0-9]|^\.|\.$|\.(?=\.)")
+_ESCAPED = re.compile(rb"=([0-9A-F]{2})")
 _WORDS = {b"on": True, b"true": True, b"1": True, b"off": False, b"false": False, b"0": False}
 
 
@@ -79,6 +83,12 @@ class NatsControl:
         on = {name: told for name, data in zip(names, found, strict=True) if (told := switched(name, data))}
         return Control(STOPPED, on) if on else Control()
 
+    def all_switches(self) -> Control:
+        """Return all switches of the bucket that are on."""
+        found = self._asked(self._switch_values())
+        on = {name: told for name, data in sorted(found.items()) if (told := switched(name, data))}
+        return Control(STOPPED, on) if on else Control()
+
     def approval(self, key: str) -> Approval | None:
         """Return what was approved of a key."""
         (data,) = self._asked(self._values([key_of("approval", key)]))
@@ -96,7 +106,7 @@ class NatsControl:
 
     # ------------------------------------------------------------------------------------------------
 
-    def _asked(self, question: Coroutine[Any, Any, list[bytes | None]]) -> list[bytes | None]:
+    def _asked(self, question: Coroutine[Any, Any, T]) -> T:
         """Ask from any thread, also one that has an event loop of its own; never for longer than that."""
         with self._lock:
             if self._loop is None:
@@ -117,6 +127,15 @@ class NatsControl:
             if line is self._line:  # the next question begins with a new one
                 await self._hang_up()
             raise
+
+    async def _switch_values(self) -> dict[str, bytes | None]:
+        """Return the values of all switches by name; approvals are in the same bucket and are left out."""
+        line, subject = await self._connected(), f"$KV.{self._bucket}."
+        info = await line.jetstream().stream_info(f"KV_{self._bucket}", subjects_filter=f"{subject}>")
+        keys = [one.removeprefix(subject) for one in info.state.subjects or ()]
+        names = {key: _switch_name(key) for key in keys}
+        wanted = [key for key in keys if names[key]]
+        return {names[key]: value for key, value in zip(wanted, await self._values(wanted), strict=True)}
 
     async def _hang_up(self) -> None:
         line, self._line = self._line, None
@@ -152,6 +171,15 @@ def key_of(kind: str, name: str = "") -> str:
         return kind
     plain = _ODD.sub(lambda odd: b"".join(b"=%02X" % sign for sign in odd[0]), name.encode())
     return f"{kind}.{plain.decode()}"
+
+
+def _switch_name(key: str) -> str:
+    """Return the name of the switch that a key stands for; empty for the key of anything else."""
+    kind, _, name = key.partition(".")
+    if not name:
+        return kind if kind == ALL else ""
+    plain = _ESCAPED.sub(lambda sign: bytes.fromhex(sign[1].decode()), name.encode())
+    return f"{kind}:{plain.decode(errors='replace')}" if kind in ("step", "tenant") else ""
 
 
 def switched(name: str, data: bytes | None) -> dict[str, Any] | None:

@@ -94,7 +94,8 @@ class Controls:
             there = self.elsewhere.switches(op.steps, op.tenant)
             name = stops(there, op.steps, op.tenant)
             if name:
-                return Permission({}, SWITCHED, name, there.on[name])
+                told = {**there.on[name], "kept_in": getattr(self.elsewhere, "url", "control=")}
+                return Permission({}, SWITCHED, name, told)
         return known if not op.entity else self._approved(engine, op, known)
 
     def _read(self, engine: Engine, op: Permit) -> Permission:

@@ -134,9 +134,10 @@ def not_begun(which: str, permit: Permission) -> Exception:
     told, what = permit.told, "" if permit.name == ALL else f" --{permit.name.replace(':', ' ', 1)}"
     who = f" by {told['by']}" if told.get("by") else ""
     why = f": {told['reason']}" if told.get("reason") else ""
+    how = f"in {told['kept_in']}" if "kept_in" in told else f"(oncemore switch off{what} --reason …)"
     return Blocked(
         f"{which} was not begun: the switch {permit.name} was thrown{who}{why}; it goes on when that is "
-        f"released (oncemore switch off{what} --reason …)",
+        f"released {how}",
         permit.stop,
     )
 

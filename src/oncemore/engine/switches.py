@@ -21,6 +21,7 @@ from oncemore.core.control import (
     MOST_SWITCHES,
     NEEDED,
     REVOKED,
+    UNKNOWN,
     Approval,
     Control,
     Wanted,
@@ -31,13 +32,13 @@ from oncemore.core.control import (
 from oncemore.core.record import NOWHERE, Change, Run
 from oncemore.core.value import Value
 from oncemore.engine.chores import somebody
-from oncemore.engine.controls import approval_of
+from oncemore.engine.controls import approval_of, read
 from oncemore.engine.entry import seen_in, write_of
 from oncemore.engine.erasure import find
 from oncemore.engine.here import write_here
 from oncemore.engine.listed import HELD
 from oncemore.engine.review import LONGEST_REASON, Ruling, changed, goes_on, spoken
-from oncemore.errors import StaleDecision, UsageError
+from oncemore.errors import Blocked, StaleDecision, UsageError
 from oncemore.store.base import Batch, Query, Stored
 
 if TYPE_CHECKING:
@@ -55,12 +56,16 @@ SHORTEST, WHOLE_ID = 4, 36
 
 
 class Thrown(Value):
-    """A switch that is on: its name, who threw it, why, and when in POSIX seconds."""
+    """A switch that is on: its name, who threw it, why, and when in POSIX seconds (0: not known).
+
+    kept_in  the address of the bucket that has it (`control=`); empty for the switches of the log
+    """
 
     name: str
     by: str
     reason: str
     at: float
+    kept_in: str = ""
 
 
 class Said(Value):
@@ -122,9 +127,13 @@ class Switches:
         return was[0]
 
     def status(self) -> tuple[Thrown, ...]:
-        """Return the switches that are on, the oldest first."""
-        head = self._engine.store.head(CONTROL)
-        return thrown(Control() if head is None else head_of(head.head, Control))
+        """Return the switches that are on: those of the log, the oldest first, then those of `control=`.
+
+        Raises Blocked if `control=` cannot be read, because nothing begins then either.
+        """
+        elsewhere = self._engine.controls.elsewhere
+        found = thrown(read(self._engine)[1])
+        return found if elsewhere is None else found + _thrown_elsewhere(elsewhere)
 
     def history(self) -> tuple[Said, ...]:
         """Return what was said about switches, the oldest first."""
@@ -152,6 +161,20 @@ def _check_here(control: Control) -> None:
 def thrown(control: Control) -> tuple[Thrown, ...]:
     """Return the switches that are on, the oldest first."""
     return tuple(sorted((_thrown(name, told) for name, told in control.on.items()), key=lambda one: one.at))
+
+
+def _thrown_elsewhere(elsewhere: Any) -> tuple[Thrown, ...]:
+    """Return the switches that are on in `control=`; only that of everything if it cannot list them all."""
+    address = str(getattr(elsewhere, "url", "control="))
+    try:
+        control: Control = getattr(elsewhere, "all_switches", lambda: elsewhere.switches((), ""))()
+    except Exception as error:
+        raise Blocked(
+            f"the switches in {address} cannot be read ({type(error).__name__}: {error}); "
+            "nothing begins until they can",
+            UNKNOWN,
+        ) from error
+    return tuple(one._replace(kept_in=address) for one in thrown(control))
 
 
 def _thrown(name: str, told: dict[str, Any]) -> Thrown:

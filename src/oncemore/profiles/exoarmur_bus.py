@@ -34,7 +34,7 @@ from oncemore.edges.control import NO_MESSAGE, key_of, switched
 from oncemore.edges.nats_servers import connected, servers_of, shown
 from oncemore.engine import clock as clocks
 from oncemore.engine.ids import uuid7
-from oncemore.errors import MissingExtra, UsageError
+from oncemore.errors import MissingExtra, StaleDecision, UsageError
 from oncemore.profiles.exoarmur_policy import RetryCategory
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ ANSWER_S = 4.0
 CONTROL, REMEMBERS_S = "control", 120.0
 #: How long to leave a consumer alone that nobody leads.
 LEADERLESS_S = 0.1
+#: How often a repeated "on" is written where other clients release the switch meanwhile.
+MOST_TURNS = 20
 
 
 class Bus:
@@ -168,7 +170,7 @@ class Bus:
 
     async def get(self, bucket: str, key: str, *, operation: str | None = None) -> bytes | None:
         """Return what stands under a key now, or None."""
-        return await self._read("KV_GET", operation or f"Get {key}", bucket, key)
+        return (await self._last_message("KV_GET", operation or f"Get {key}", bucket, key))[0]
 
     async def put(
         self,
@@ -207,8 +209,7 @@ class Bus:
 
     async def switch(self, name: str = ALL) -> bool:
         """Return whether a switch is on now; raises for a value that says neither."""
-        found = await self.get(self._control, _key(name), operation="Get kill switch status")
-        return switched(name, found) is not None
+        return switched(name, (await self._switch_message(name))[0]) is not None
 
     async def turn(
         self,
@@ -219,23 +220,45 @@ class Bus:
         by: str,
         correlation_id: str | None = None,
     ) -> dict[str, Any]:
-        """Turn a switch. The same request, by its correlation id and value, is done once."""
+        """Turn a switch, and return its place in the bucket and whether it is `on`: the state that holds.
+
+        A repeat of a request, by its correlation id and value, writes nothing while the switch stands as it
+        asked. If the switch was turned since, "on" is written again, because stopping twice is safe; "off"
+        raises StaleDecision, because an old release must not undo a later stop.
+        """
         if to not in ("on", "off"):
             raise UsageError(f"to is {to!r:.80}; a switch is turned on or off")
-        operation, value = "Store kill switch state", {"on": to == "on", "by": by, "reason": reason}
-        key = None
-        if correlation_id is not None:
-            key = self._manager.idempotency_manager.compute_idempotency_key(
-                "kill_switch_update", self._tenant_id, correlation_id, {"switch_name": name, "value": to}
-            )
-        return await self.put(
-            self._control, _key(name), json.dumps(value).encode(), operation=operation, idempotency_key=key,
-            correlation_id=correlation_id,
-        )  # fmt: skip
+        body = json.dumps({"on": to == "on", "by": by, "reason": reason}).encode()
+        request: dict[str, Any] = {"switch_name": name, "value": to}
+        for _ in range(MOST_TURNS):
+            key = None
+            if correlation_id is not None:
+                key = self._manager.idempotency_manager.compute_idempotency_key(
+                    "kill_switch_update", self._tenant_id, correlation_id, request
+                )
+            answer, is_stored = await self._write(
+                "KV_PUT", "Store kill switch state", f"$KV.{self._control}.{_key(name)}", body, request, key,
+                correlation_id,
+            )  # fmt: skip
+            if is_stored:
+                return {**answer, "on": to == "on"}
+            value, seq = await self._switch_message(name)
+            if _shows(name, value) == to:
+                return {**answer, "seq": seq, "on": to == "on"}
+            if to == "off":
+                raise StaleDecision(_why_stale(name, value))
+            request["after"] = seq
+        raise StaleDecision(
+            f"other clients turned the switch {name} off {MOST_TURNS} times meanwhile; turn it on again"
+        )
+
+    async def _switch_message(self, name: str) -> tuple[bytes | None, int]:
+        return await self._last_message("KV_GET", "Get kill switch status", self._control, _key(name))
 
     async def approval(self, key: str) -> Approval | None:
         """Return what was approved of a key, or None."""
-        data = await self._read("APPROVAL_CHECK", "Check approval", self._control, key_of("approval", key))
+        name = key_of("approval", key)
+        data, _ = await self._last_message("APPROVAL_CHECK", "Check approval", self._control, name)
         return None if data is None else Approval(**json.loads(data))
 
     async def grant(
@@ -251,36 +274,49 @@ class Bus:
 
     # One question ---------------------------------------------------------------------------------------
 
-    async def _read(self, category: str, operation: str, bucket: str, key: str) -> bytes | None:
+    async def _last_message(
+        self, category: str, operation: str, bucket: str, key: str
+    ) -> tuple[bytes | None, int]:
+        """Return what stands under a key now, None if nothing does, and its revision."""
         from nats.js.errors import NotFoundError
 
-        async def last(streams: Any) -> bytes | None:
+        async def ask_leader(streams: Any) -> tuple[bytes | None, int]:
             try:
                 found = await streams.get_last_msg(f"KV_{bucket}", f"$KV.{bucket}.{key}")
             except NotFoundError as error:
                 if error.err_code != NO_MESSAGE:
                     raise  # it is the bucket that is not there
-                return None
-            gone = (found.headers or {}).get("KV-Operation") in ("DEL", "PURGE")
-            return None if gone else found.data or b""
+                return None, 0
+            is_deleted = (found.headers or {}).get("KV-Operation") in ("DEL", "PURGE")
+            return None if is_deleted else found.data or b"", found.seq
 
-        return await self._looked(category, operation, last)  # type: ignore[no-any-return]
+        return await self._looked(category, operation, ask_leader)  # type: ignore[no-any-return]
 
-    async def _written(
+    async def _written(self, *message: Any, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
+        return (await self._write(*message, headers=headers))[0]
+
+    async def _write(
         self, category: str, operation: str, subject: str, body: bytes, told: Mapping[str, Any],
-        key: str | None, correlation_id: str | None, headers: Mapping[str, str] | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
-        """Store a message once per key, whatever becomes of its acknowledgements."""
+        key: str | None, correlation_id: str | None, *, headers: Mapping[str, str] | None = None,
+    ) -> tuple[dict[str, Any], bool]:  # fmt: skip
+        """Store a message once per key, whatever becomes of its acknowledgements.
+
+        Return the answer of the server, and whether this call stored the message as the last of its subject:
+        False for a recorded answer and for a message that the server had already.
+        """
         key = key or self._own_key(operation, correlation_id, told)
         sent = {**(headers or {}), "Nats-Msg-Id": digest({"message": key})[:32]}
         if correlation_id is not None and correlation_id.isprintable():
             sent["Correlation-Id"] = correlation_id
+        is_stored = False
 
         async def publish(streams: Any) -> dict[str, Any]:
+            nonlocal is_stored
             found = await streams.publish(subject, body, headers=sent)
+            is_stored = not found.duplicate
             return {"stream": found.stream, "seq": found.seq, "duplicate": bool(found.duplicate)}
 
-        return await self._acted(category, operation, publish, told, key, correlation_id)
+        return await self._acted(category, operation, publish, told, key, correlation_id), is_stored
 
     async def _acted(
         self, category: str, operation: str, ask: Callable[[Any], Awaitable[dict[str, Any]]],
@@ -332,6 +368,26 @@ class Bus:
                 )
                 self._lost = lost
             return self._line, self._lost
+
+
+def _shows(name: str, value: bytes | None) -> str:
+    """Return whether a switch is on or off by its value; empty for a value that says neither."""
+    try:
+        return "off" if switched(name, value) is None else "on"
+    except ValueError:
+        return ""
+
+
+def _why_stale(name: str, value: bytes | None) -> str:
+    """Return why an old release of a switch is refused, and what to do."""
+    if not _shows(name, value):
+        return f"the switch {name} was set since to {value!r:.60}, which says neither on nor off; look at it"
+    thrown = switched(name, value) or {}
+    return (
+        f"nothing was released: since this request was made the switch {name} was thrown by "
+        f"{thrown.get('by', 'another client')}: {thrown.get('reason', 'no reason given')}; "
+        "give another correlation_id to release it"
+    )
 
 
 def _key(switch: str) -> str:

@@ -13,6 +13,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from oncemore.engine.switches import Thrown
+
 SWITCH = """
 oncemore switch on --reason "the ledger is wrong"
 oncemore switch on --step shop.pay --reason "the bank is down until noon"
@@ -53,22 +55,27 @@ def _which(command: Any) -> Any:
 @store_option
 @json_option
 def status(store: str | None, in_json: bool) -> int:
-    """Say which switches are on. Exit code 1 while one is."""
+    """Say which switches are on. Exit code 1 while one is, or while the log has moved."""
+    from oncemore.desk.service.control import control_of
     from oncemore.desk.service.stores import there
 
     with there(store) as engine:
+        moved = control_of(engine.store).moved
         found = engine.switch.status()
     paper = Paper(in_json=in_json)
     if in_json:
-        paper.json({"stopped": bool(found), "switches": found})
+        paper.json({"stopped": bool(found or moved), "switches": found, "moved": moved})
+        return int(bool(found or moved))
+    if moved:
+        paper.line(f"this log has moved to {moved}; nothing begins here any more", "yellow")
     elif not found:
         paper.line("no switch is on: work begins as it is due", "green")
-    else:
+    if found:
         from oncemore.desk.service.times import shown
 
-        rows = [(one.name, shown(one.at), one.by, one.reason) for one in found]
+        rows = [(_placed(one), shown(one.at) if one.at else "", one.by, one.reason) for one in found]
         paper.table([("on", "since", "by", "reason"), *rows])
-    return int(bool(found))
+    return int(bool(found or moved))
 
 
 @leaf(
@@ -112,9 +119,14 @@ def off(step: str, tenant: str, reason: str, by: str | None, store: str | None, 
     elif not was:
         paper.line(f"{name} was not on")
     else:
-        rest = f"; still on: {', '.join(one.name for one in left)}" if left else ""
+        rest = f"; still on: {', '.join(_placed(one) for one in left)}" if left else ""
         paper.line(f"released {name}{rest}", "yellow" if left else "green")
     return int(not was)
+
+
+def _placed(one: Thrown) -> str:
+    """Return the name of a switch, with the bucket that has it."""
+    return f"{one.name} in {one.kept_in}" if one.kept_in else one.name
 
 
 def _what(name: str) -> str:
