@@ -44,7 +44,8 @@ from oncemore.profiles.nova_cat_input import (
     is_uuid,
 )
 from oncemore.profiles.nova_cat_log import JsonLines, note, told
-from oncemore.steps import step
+from oncemore.recipe import Recipe
+from oncemore.steps import Step, step, told_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from oncemore.engine.history import Attempted, Run
     from oncemore.engine.jobs import JobRun
     from oncemore.engine.runtime import Engine
-    from oncemore.steps import Step
 
     Search = Callable[[str], Iterable[Mapping[str, Any]]]
     Resolve = Callable[[str], Any]
@@ -151,11 +151,7 @@ class NovaCat:
         self.discover_provider = _step(
             "outbox", names.DISCOVER, usual, bucket=bucket, provider=lambda provider, *others: provider
         )(self._discover)
-        self.acquire_artifact = _step(
-            "outbox", names.ACQUIRE_ARTIFACT, slow,
-            provider=lambda data_product_id, nova_id, provider, *others: _named(provider),
-            cooldown=Cooldown(lambda data_product_id, *others: _known(data_product_id)),
-        )(self._acquire)  # fmt: skip
+        self.acquire_artifact = _acquisition_step(self._acquire, slow)
         self.validation_result = _step("pure", names.VALIDATION, usual)(_result)
         self.reconcile_reference = _step(
             "idempotent", names.RECONCILE, usual, bucket=bucket, provider="references"
@@ -225,7 +221,8 @@ class NovaCat:
             job = work.on(engine).map(
                 items, each="args", max_concurrency=at_once, progress="off", patience=patience_s
             )
-            made = _execution(workflow, job, engine.cooldowns.get(product) if is_uuid(product) else None)
+            record = engine.cooldowns.get(product.lower()) if is_uuid(product) else None
+            made = _execution(workflow, job, record)
             note(
                 made.outcome, workflow=workflow, job_id=job.job_id, outcome=made.outcome,
                 error_class=made.error_class, reason=made.reason, **_about(product),
@@ -312,6 +309,35 @@ def _step(effect: Any, name: str, policy: str, **more: Any) -> Any:
     return step(effect=effect, name=f"{names.PROFILE}.{name}", policy=policy, **more)
 
 
+def _acquisition_step(work: Callable[..., Any], policy: str) -> Step[..., Any]:
+    """Return the step that acquires a product: its key is the product, whatever the other fields say.
+
+    A call through another locator is therefore the same work, and not a conflict. The log still has the
+    fields of each run, so that a worker can go on with it.
+    """
+    options = told_of(
+        effect="outbox", name=f"{names.PROFILE}.{names.ACQUIRE_ARTIFACT}", policy=policy,
+        key=lambda *fields: _product_id(fields) or {"malformed": list(fields)},
+        provider=lambda data_product_id, nova_id, provider, *others: _named(provider),
+        cooldown=Cooldown(lambda *fields: _product_id(fields)),
+    )  # fmt: skip
+    recipe = Recipe(work, options)
+    recipe.covers_all = True
+    return Step(recipe)
+
+
+def _product_id(fields: tuple[Any, ...]) -> str | None:
+    """Return the product that an acquisition is about; None for malformed input, which is about none.
+
+    So a malformed input has a key of its own, and the record of the product is neither read nor written.
+    """
+    try:
+        check_product(dict(zip(PRODUCT, fields, strict=True)))
+    except TerminalError:
+        return None
+    return str(fields[0]).lower()
+
+
 def _result(data_product_id: str, found: dict[str, Any]) -> dict[str, Any]:
     """Write down what a file was found to be, once for its bytes."""
     return {"data_product_id": data_product_id, "validation_status": "VALID", **found}
@@ -350,11 +376,6 @@ def _check_consistent(provider: str, records: list[dict[str, Any]]) -> None:
             raise QuarantineError(
                 names.MALFORMED_PROVIDER_RECORD, f"{provider} says two things of {record['native_id']}"
             )
-
-
-def _known(data_product_id: Any) -> str | None:
-    """Return the resource that an id stands for; one that is malformed stands for nothing."""
-    return data_product_id.lower() if is_uuid(data_product_id) else None
 
 
 def _named(provider: Any) -> str:

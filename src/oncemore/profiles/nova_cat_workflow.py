@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 #: The functions that the tasks call, and what each of them does with its input, the state of the execution.
 FUNCTIONS: Final = {
-    "ReadProduct": "returns the record of data_product_id, and `now` by the store's clock, in POSIX seconds",
+    "ReadProduct": "refuses malformed input with TerminalError and records nothing of it; else returns the "
+    "record of data_product_id, and `now` by the store's clock, in POSIX seconds",
     "AcquireArtifact": "fetches the bytes behind the locator, once per key",
     "ValidateSpectra": "checks integrity, format and domain sanity of what was fetched",
     "RecordAttempt": "writes down how the execution ended: outcome, and what went wrong",
