@@ -51,16 +51,16 @@ def test_the_rate_per_minute_counts_what_matches_the_filter_only() -> None:
             stream(sample("idempotency", retry_category="RETRY_KV_GET", timestamp=at))
         clock.advance(60)
         wanted = stream.filter(event_type="retry_attempt").filter(retry_category="RETRY_KV_GET")
-        assert wanted.rate_per_minute() == 30.0
+        assert wanted.rate_per_minute == wanted.count_per_minute() == 30.0
         assert (
-            stream.filter(event_type="retry_attempt", retry_category="RETRY_KV_PUT").rate_per_minute() == 10.0
+            stream.filter(event_type="retry_attempt", retry_category="RETRY_KV_PUT").rate_per_minute == 10.0
         )
-        assert wanted.rate_per_minute(window_s=30) == 30.0
+        assert wanted.count_per_minute(window_s=30) == 30.0
         clock.advance(60)
-        assert wanted.rate_per_minute() == 0.0
-        assert wanted.rate_per_minute(now=start + 60) == 30.0
+        assert wanted.rate_per_minute == 0.0
+        assert wanted.count_per_minute(now=start + 60) == 30.0
     with pytest.raises(UsageError, match="window_s is 0; it must be more than 0"):
-        stream.rate_per_minute(window_s=0)
+        stream.count_per_minute(window_s=0)
 
 
 @pytest.mark.req("AUDIT-10")

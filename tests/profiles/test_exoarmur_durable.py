@@ -25,7 +25,6 @@ from oncemore.engine.retry import ENDS
 from oncemore.errors import KeyConflict, Parked, RetriesExhausted, StoreError, Terminal, UsageError
 from oncemore.profiles import exoarmur_durable
 from oncemore.profiles.exoarmur import (
-    NO_RECORD,
     IdempotencyManager,
     InProgress,
     ResultUnavailable,
@@ -185,7 +184,7 @@ def test_clearing_is_an_entry_that_says_who_and_the_next_call_is_a_new_run(
     assert told(other.audit) == [("idempotency_cleared",)]
     assert run_of(engine).reason == "cleared"
     assert "decided by operator: clear" in run_of(engine).explain()
-    assert asyncio.run(manager.idempotency_manager.check_idempotency("k")) is NO_RECORD
+    assert asyncio.run(manager.idempotency_manager.check_idempotency("k")) is None
     assert asyncio.run(manager.idempotency_manager.clear_idempotency("k")) is False
     assert write(manager, script, tenant_id="another tenant") == "second"
     assert script.calls == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from itertools import count
 from threading import Barrier, Lock, Thread
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ import oncemore
 from oncemore.errors import UsageError
 from oncemore.evidence import AuditStream
 from oncemore.profiles.exoarmur import (
-    NO_RECORD,
+    RECORDED_NONE,
     IdempotencyManager,
     IdempotencyRecord,
     InProgress,
@@ -105,7 +106,7 @@ def test_the_manager_can_be_used_directly() -> None:
     key = manager.compute_idempotency_key("kill_switch_update", "tenant-123", "corr-456", {"value": "on"})
 
     async def main() -> None:
-        assert await manager.check_idempotency(key) is NO_RECORD
+        assert await manager.check_idempotency(key) is None
         await manager.record_result(key, {"revision": 7}, metadata={"by": "operator"})
         assert await manager.check_idempotency(key) == {"revision": 7}
         record = await manager.describe(key)
@@ -113,11 +114,46 @@ def test_the_manager_can_be_used_directly() -> None:
         assert (record.metadata, record.recorded_at) == ({"by": "operator"}, 1_800_000_000.0)
         assert await manager.clear_idempotency(key) is True
         assert await manager.clear_idempotency(key) is False
-        assert await manager.check_idempotency(key) is NO_RECORD
+        assert await manager.check_idempotency(key) is None
 
     asyncio.run(main())
-    assert not NO_RECORD
-    assert repr(NO_RECORD) == "NO_RECORD"
+
+
+@pytest.mark.req("API-3")
+def test_the_flow_of_the_document_does_the_work_once(manager: RetryManager) -> None:
+    """As printed: look whether there is a result, do the work, record what it returned."""
+    idempotency_manager, done = manager.idempotency_manager, []
+
+    async def do_once(key: str, result: Any) -> Any:
+        cached = await idempotency_manager.check_idempotency(key)
+        if cached is not None:
+            return cached
+        done.append(key)
+        await idempotency_manager.record_result(key, result)
+        return result
+
+    async def main() -> None:
+        assert await do_once("k-1", {"revision": 7}) == await do_once("k-1", {"revision": 7})
+        assert await do_once("k-2", None) is None
+        assert await do_once("k-2", None) is RECORDED_NONE
+        assert await do_once("k-3", False) is await do_once("k-3", False) is False
+        assert (await idempotency_manager.describe("k-2")).result is None  # type: ignore[union-attr]
+        assert await idempotency_manager.describe("k-4") is None
+
+    asyncio.run(main())
+    assert done == ["k-1", "k-2", "k-3"]
+    assert RECORDED_NONE is not None
+    assert copy.deepcopy(RECORDED_NONE) is RECORDED_NONE
+    assert repr(RECORDED_NONE) == "RECORDED_NONE"
+
+
+def test_the_monitoring_of_the_document_works_as_printed(manager: RetryManager) -> None:
+    write(manager, Script(OSError(), "value"))
+    threshold, alerts = 0, []
+    retry_events = manager.audit.filter(event_type="retry_attempt")
+    if retry_events.rate_per_minute > threshold:
+        alerts.append("High retry rate detected")
+    assert alerts
 
 
 @pytest.mark.req("IDEM-5", "AUDIT-3", "TEST-3")
@@ -136,7 +172,7 @@ def test_a_second_operation_with_one_key_makes_no_call_and_one_hit(manager: Retr
 def test_a_failure_is_never_recorded(manager: RetryManager) -> None:
     with pytest.raises(RetryError):
         write(manager, Script(OSError()))
-    assert asyncio.run(manager.idempotency_manager.check_idempotency("k")) is NO_RECORD
+    assert asyncio.run(manager.idempotency_manager.check_idempotency("k")) is None
     script = Script("value")
     assert write(manager, script) == "value"
     assert script.calls == 1

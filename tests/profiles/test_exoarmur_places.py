@@ -52,7 +52,7 @@ def test_inside_an_engine_they_are_in_its_log(tmp_path: Path) -> None:
         assert manager.durable is True
         asyncio.run(manager.record_result("k", 1))
     assert manager.durable is False
-    assert asyncio.run(manager.check_idempotency("k")) is exoarmur.NO_RECORD
+    assert asyncio.run(manager.check_idempotency("k")) is None
     with oncemore.open("memory:"):
         assert manager.durable is False, "a log in memory ends with the process as well"
     for store in ("sqlite:///log.db", tmp_path / "log.db", lambda: oncemore.open("log.db")):

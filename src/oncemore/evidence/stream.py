@@ -107,7 +107,12 @@ class AuditStream:
         events = list(self)
         return list(islice(events, max(0, len(events) - count), None))
 
-    def rate_per_minute(self, window_s: float = 60.0, now: float | None = None) -> float:
+    @property
+    def rate_per_minute(self) -> float:
+        """How many events there were in the last minute; `count_per_minute` takes another window."""
+        return self.count_per_minute()
+
+    def count_per_minute(self, window_s: float = 60.0, now: float | None = None) -> float:
         """Return how many events a minute there were in the last `window_s` seconds before `now`."""
         if not window_s > 0:
             raise UsageError(f"window_s is {window_s!r}; it must be more than 0")

@@ -11,7 +11,8 @@ It is a front for the one mechanism: the same scripts make the attempts, the sam
 log keeps the results. Where the document cannot work as printed it is corrected, and says so:
 
 * work is a function that makes a new awaitable for each attempt, never a coroutine (X-1)
-* a recorded None is a result (X-3), and a key is claimed before the work begins (X-26)
+* a recorded None is a result: `check_idempotency` returns RECORDED_NONE for it, and None for no record (X-3)
+* a key is claimed before the work begins (X-26)
 * the last failure is the cause of a `RetryError` (X-29); no delay follows the last attempt (X-15)
 * every attempt has a timeout (X-11), and every operation ends in an event (X-10, X-21)
 * categories that look take no idempotency key (X-46); categories that act want one (X-72)
@@ -48,7 +49,7 @@ from oncemore.profiles.exoarmur_idempotency import IdempotencyManager
 from oncemore.profiles.exoarmur_operation import Doing, Operation, OperationRecord, RetryError, factory
 from oncemore.profiles.exoarmur_policy import Category, RetryCategory, RetryPolicy, built_in
 from oncemore.profiles.exoarmur_record import (
-    NO_RECORD,
+    RECORDED_NONE,
     About,
     IdempotencyRecord,
     Shared,
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 __all__ = [
-    "NO_RECORD",
+    "RECORDED_NONE",
     "IdempotencyManager",
     "IdempotencyRecord",
     "InProgress",

@@ -33,10 +33,9 @@ from oncemore.evidence.audit import Recorder
 from oncemore.evidence.events import IdempotencyCleared
 from oncemore.profiles import exoarmur_durable as log
 from oncemore.profiles.exoarmur_record import (
-    NO_RECORD,
     NOBODY,
+    RECORDED_NONE,
     IdempotencyRecord,
-    NoRecord,
     Settled,
     Shared,
     checked,
@@ -125,16 +124,22 @@ class IdempotencyManager:
         return exoarmur_key(operation, tenant_id, correlation_id, additional_params, legacy)
 
     async def check_idempotency(self, key: str) -> Any:
-        """Return the result recorded for a key, or NO_RECORD; None is a result like any other."""
-        record = await self.describe(key)
-        return record.result if isinstance(record, IdempotencyRecord) else NO_RECORD
+        """Return the result recorded for a key; None if there is none, RECORDED_NONE for a recorded None.
 
-    async def describe(self, key: str) -> IdempotencyRecord | NoRecord:
-        """Return the record of a key with its metadata, or NO_RECORD."""
+        So `if await manager.check_idempotency(key) is not None` holds for all work that was done.
+        """
+        record = await self.describe(key)
+        if record is None:
+            return None
+        result = record.result
+        return RECORDED_NONE if result is None else result
+
+    async def describe(self, key: str) -> IdempotencyRecord | None:
+        """Return the record of a key with its metadata, or None; its `result` may be None."""
         engine = self._engine()
         if engine is None:
-            return self._records.get(checked(key), NO_RECORD)
-        return await log.find(engine, checked(key)) or NO_RECORD
+            return self._records.get(checked(key))
+        return await log.find(engine, checked(key))
 
     async def record_result(self, key: str, result: Any, metadata: Mapping[str, Any] | None = None) -> None:
         """Record a result as the one of this key; another one is refused until it is cleared."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from oncemore.core.value import Value
@@ -26,19 +27,17 @@ LONGEST_KEY = 500
 LONGEST_NAME = 200
 
 
-class NoRecord:
-    """The answer for a key without a record; a recorded None is another thing."""
+class RecordedNone(Enum):
+    """The type of `RECORDED_NONE`."""
 
-    __slots__ = ()
-
-    def __bool__(self) -> bool:
-        return False
+    RECORDED_NONE = "a recorded None"
 
     def __repr__(self) -> str:
-        return "NO_RECORD"
+        return "RECORDED_NONE"
 
 
-NO_RECORD = NoRecord()
+#: What `check_idempotency` returns for a recorded None, because None means that there is no record (X-3).
+RECORDED_NONE = RecordedNone.RECORDED_NONE
 
 
 class About(Value):
