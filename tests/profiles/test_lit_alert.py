@@ -19,7 +19,6 @@ def count(counter: Exhaustion, good: int, bad: int = 0) -> None:
         counter.count(exhausted=failed)
 
 
-@pytest.mark.req("HTTP-12")
 def test_an_alert_begins_once_with_the_share_and_ends_with_the_window(
     clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -35,18 +34,29 @@ def test_an_alert_begins_once_with_the_share_and_ends_with_the_window(
     assert line.getMessage() == (
         "exhaustion rate 1 of 5 operations: ALERT likely upstream outage or database pressure"
     )
-    clock.advance(301)
+    clock.advance(899)
+    assert counter.alerting
+    clock.advance(2)
     assert (counter.operations, counter.exhausted, counter.rate, counter.alerting) == (0, 0, 0.0, False)
     count(counter, 4, 1)
     assert (counter.alerts, counter.total, counter.total_exhausted) == (2, 12, 4)
 
 
-def test_a_small_share_is_no_alert(clock: FakeClock) -> None:
-    counter = Exhaustion(threshold=0.5)
-    count(counter, 6, 5)
-    assert not counter.alerting
+def test_the_numbers_of_the_alert_are_those_of_the_requirements(clock: FakeClock) -> None:
+    """G-20: exhaustion above 5 % of operations over 15 minutes."""
+    counter = Exhaustion()
+    count(counter, 19, 1)
+    assert (counter.window_s, counter.threshold, counter.rate) == (900.0, 0.05, 0.05)
+    assert not counter.alerting, "5 % is not above 5 %"
     count(counter, 0, 1)
     assert counter.alerting
+
+
+def test_deferred_operations_are_no_exhaustion(clock: FakeClock) -> None:
+    counter = Exhaustion()
+    for _ in range(20):
+        counter.count(exhausted=False, deferred=True)
+    assert (counter.total_deferred, counter.exhausted, counter.alerting) == (20, 0, False)
 
 
 def test_a_hook_that_fails_hurts_nobody(clock: FakeClock, caplog: pytest.LogCaptureFixture) -> None:
@@ -62,8 +72,8 @@ def test_a_hook_that_fails_hurts_nobody(clock: FakeClock, caplog: pytest.LogCapt
     ("told", "fault"),
     [
         ({"window_s": 0}, "window_s is 0; it must be more than 0"),
-        ({"threshold": 0}, "threshold is 0; it must be a share"),
-        ({"threshold": 1.1}, "threshold is 1.1"),
+        ({"threshold": -0.1}, "threshold is -0.1; it must be a share"),
+        ({"threshold": 1}, "threshold is 1; it must be a share from 0, and below 1"),
         ({"least": 0}, "least is 0; it must be 1 or more"),
     ],
 )

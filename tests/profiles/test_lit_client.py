@@ -471,7 +471,9 @@ def test_both_forms_and_all_5xx_are_heard(clock: FakeClock) -> None:
 
 @pytest.mark.req("HTTP-13")
 @pytest.mark.parametrize(("asked", "requests"), [("30", 2), ("31", 1), ("120", 1)])
-def test_a_wait_above_the_cap_is_raised_at_once(asked: str, requests: int, clock: FakeClock) -> None:
+def test_a_wait_above_the_cap_is_raised_at_once(
+    asked: str, requests: int, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
     with serve(answers(503, {"Retry-After": asked})) as server:
         core = client(server)
         with pytest.raises(CoreClientHTTPError) as caught:
@@ -479,7 +481,24 @@ def test_a_wait_above_the_cap_is_raised_at_once(asked: str, requests: int, clock
         assert len(server.requests) == requests
     assert clock.delays == ([30.0] if requests == 2 else [])
     assert caught.value.retry_after == float(asked)
-    assert core.counter.exhausted == 1
+    deferred = requests == 1  # there are attempts left: Core puts the operation off
+    assert (core.counter.operations, core.counter.exhausted) == (1, int(not deferred))
+    assert core.counter.total_deferred == int(deferred)
+    how = f"deferred: Core asks for {asked} s without requests," if deferred else "exhausted"
+    assert f"GET /: {how} after {requests} attempt" in caplog.text
+
+
+def test_an_operation_whose_deadline_comes_first_is_not_exhausted(
+    clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serve(answers(503)) as server:
+        core = client(server)
+        ask = oncemore.retry(on=OSError, within=0.2)(lambda: core.get("/"))
+        with pytest.raises(CoreClientHTTPError):
+            ask()
+        assert len(server.requests) == 1
+    assert (core.counter.exhausted, core.counter.total_deferred) == (0, 0)
+    assert "GET /: failed, and is not sent again, after 1 attempt" in caplog.text
 
 
 @pytest.mark.req("HTTP-13")
@@ -519,7 +538,6 @@ def test_exhaustion_is_logged_with_everything_to_find_it_by(
     assert (core.counter.operations, core.counter.exhausted, core.counter.rate) == (1, 1, 1.0)
 
 
-@pytest.mark.req("HTTP-12")
 def test_what_could_not_come_good_is_no_exhaustion(
     clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:

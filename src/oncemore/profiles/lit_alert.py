@@ -1,7 +1,9 @@
 """How many operations used up their attempts: logged one by one, counted together.
 
 One that is exhausted is an incident of one request. Many of them within some minutes mean an outage of
-Core or a database under pressure, which is what the alert is for.
+Core or a database under pressure, which is what the alert is for (G-20: above 5 % over 15 minutes). An
+operation that Core itself puts off with a long `Retry-After` is deferred: it has attempts left, and is not
+an exhaustion.
 """
 
 from __future__ import annotations
@@ -28,40 +30,41 @@ MEANS = "likely upstream outage or database pressure"
 class Exhaustion:
     """Counts operations and those that were exhausted, and says when there are too many of them.
 
-    window_s   how far back it looks
-    threshold  the share of exhausted operations from which on it alerts
+    window_s   how far back it looks (15 minutes)
+    threshold  the share of exhausted operations above which it alerts (0.05)
     least      how many operations there must be before a share says anything
     on_alert   called with this counter once when an alert begins
 
-    `total` and `total_exhausted` count since it was made, whatever the window.
+    `total`, `total_exhausted` and `total_deferred` count since it was made, whatever the window.
     """
 
     def __init__(
         self,
         *,
-        window_s: float = 300.0,
-        threshold: float = 0.1,
+        window_s: float = 900.0,
+        threshold: float = 0.05,
         least: int = 5,
         on_alert: Callable[[Exhaustion], object] | None = None,
     ) -> None:
         if not 0 < window_s < float("inf"):
             raise UsageError(f"window_s is {window_s!r}; it must be more than 0, and finite")
-        if not 0 < threshold <= 1:
-            raise UsageError(f"threshold is {threshold!r}; it must be a share above 0, up to 1")
+        if not 0 <= threshold < 1:
+            raise UsageError(f"threshold is {threshold!r}; it must be a share from 0, and below 1")
         if least < 1:
             raise UsageError(f"least is {least!r}; it must be 1 or more")
         self.window_s, self.threshold, self.least = window_s, threshold, least
-        self.total = self.total_exhausted = self.alerts = 0
+        self.total = self.total_exhausted = self.total_deferred = self.alerts = 0
         self._on_alert = on_alert
         self._ends: deque[tuple[float, bool]] = deque(maxlen=MOST_KEPT)
         self._lock = Lock()
         self._alerting = False
 
-    def count(self, *, exhausted: bool) -> None:
-        """Count an operation that is over."""
+    def count(self, *, exhausted: bool, deferred: bool = False) -> None:
+        """Count an operation that is over: good, exhausted, deferred, or failed in another way."""
         with self._lock:
             self.total += 1
             self.total_exhausted += exhausted
+            self.total_deferred += deferred
             self._ends.append((clocks.current.monotonic(), exhausted))
             before, self._alerting = self._alerting, self._too_many()
             begins = self._alerting and not before
@@ -108,7 +111,7 @@ class Exhaustion:
         return sum(failed for _, failed in recent) / len(recent) if recent else 0.0
 
     def _too_many(self) -> bool:
-        return self._share() >= self.threshold and len(self._ends) >= self.least
+        return self._share() > self.threshold and len(self._ends) >= self.least
 
     def _fields(self) -> dict[str, Any]:
         return {"oncemore_exhaustion_rate": self.rate, "oncemore_exhausted": self.exhausted}

@@ -223,22 +223,28 @@ class CoreClient:
     def _over(self, ask: Ask, error: Exception, made: CoreClientError, *, counted: bool) -> None:
         """Count and log an operation that failed, though it could have come good later.
 
-        Exhausted is one whose attempts are used up; one that may be sent once has had none to use.
+        Exhausted is one whose attempts are used up; one that may be sent once has had none to use, and one
+        that Core puts off beyond the cap has some left: it is deferred.
         """
         last = decision(error)
         assert last is not None  # it came through the script, which leaves it there
         fact = last.situation.failure
-        spent = ask.again(error, fact)
+        may_repeat, deferred = ask.again(error, fact), last.action == "defer"
+        exhausted = may_repeat and last.reason == "max_attempts_exceeded"
         if counted:
-            self.counter.count(exhausted=spent)
-        if spent or lit_policy.repeatable(error, fact, ask.policy):
+            self.counter.count(exhausted=exhausted, deferred=deferred)
+        if may_repeat or lit_policy.repeatable(error, fact, ask.policy):
             fields = {
                 "oncemore_method": ask.method,
                 "oncemore_path": ask.path.partition("?")[0],
                 "oncemore_error_class": fact.code,
                 "oncemore_reason": last.reason,
             }
-            how = "exhausted" if spent else "failed, and is not sent again,"
+            how = "failed, and is not sent again,"
+            if deferred:
+                how = f"deferred: Core asks for {fact.retry_after:g} s without requests,"
+            elif exhausted:
+                how = "exhausted"
             lit_alert.given_up(f"{ask.name}: {how}", last.situation.attempt, ask.ids, _short(made), fields)
 
     # Answers by key ---------------------------------------------------------------------------------
