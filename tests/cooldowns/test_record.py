@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import itertools
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,9 +63,52 @@ def test_the_record_has_all_eight_fields_and_refuses_any_other_value() -> None:
             checked(good._replace(**{field: value}))
 
 
+#: The code that names a scientific field, and the one comparison with a value that each may make. Whether a
+#: product is there is not retryability; everything else would be.
+READS_SCIENCE = {
+    "core/cooldown.py": {"VALID", "QUARANTINED"},  # "released" makes QUARANTINED bytes unvalidated again
+    "engine/cooldowns.py": {"VALID"},
+    "profiles/nova_cat_workflow.py": set(),
+    "profiles/nova_cat.py": set(),
+    "desk/cli/cooldowns.py": set(),
+    "desk/demo/nova_cat.py": set(),
+}
+
+
 @pytest.mark.req("CLASS-20")
-def test_scientific_state_holds_no_word_of_retrying() -> None:
-    assert not [word for word in (*ACQUISITION, *VALIDATION) if "RETRY" in word or "TERMINAL" in word]
+def test_scientific_state_holds_no_retry_term_and_nothing_derives_retryability_from_it() -> None:
+    terms = ("RETRY", "TERMINAL", "TRANSIENT", "PERMANENT", "COOL", "HELD", "SKIP")
+    assert not [word for word in (*ACQUISITION, *VALIDATION) if any(term in word for term in terms)]
+
+    source, found = Path(oncemore.__file__).parent, {}
+    for path in source.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if "acquisition_status" in text or "validation_status" in text:
+            found[path.relative_to(source).as_posix()] = {
+                value.value
+                for node in ast.walk(ast.parse(text))
+                if isinstance(node, ast.Compare)
+                and getattr(node.left, "attr", "") in ("acquisition_status", "validation_status")
+                for value in node.comparators
+                if isinstance(value, ast.Constant)
+            }
+    assert found == READS_SCIENCE, "a new reader of scientific state must not decide about retries by it"
+
+    for outcome, released_at, now in itertools.product((*OUTCOMES, ""), (0.0, 5.0), (0.0, 1e9)):
+        operational: dict[str, Any] = {
+            "last_attempt_outcome": outcome, "released_at": released_at, "next_eligible_attempt_at": 1000.0,
+        }  # fmt: skip
+        answers = {
+            skip(Resource(acquisition_status=one, validation_status=other, **operational), now)
+            for one, other in itertools.product(ACQUISITION, ("UNVALIDATED", "QUARANTINED"))
+        }
+        assert len(answers) == 1, "the same operational state gives the same answer"
+    for outcome in OUTCOMES:
+        for one, other in itertools.product(ACQUISITION, VALIDATION):
+            before = Resource(resource="p", acquisition_status=one, validation_status=other)
+            made, plain = after(outcome, before), after(outcome)
+            assert made.last_attempt_outcome == outcome
+            assert made.next_eligible_attempt_at == plain.next_eligible_attempt_at
 
 
 @pytest.mark.req("X-17")
