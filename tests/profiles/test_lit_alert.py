@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
+from oncemore.profiles import lit_alert
 from oncemore.profiles.lit import Exhaustion
 
 if TYPE_CHECKING:
@@ -50,6 +51,16 @@ def test_the_numbers_of_the_alert_are_those_of_the_requirements(clock: FakeClock
     assert not counter.alerting, "5 % is not above 5 %"
     count(counter, 0, 1)
     assert counter.alerting
+
+
+def test_the_counter_keeps_so_many_operations_and_no_more(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lit_alert, "MOST_KEPT", 10)
+    counter = Exhaustion()
+    count(counter, 0, 8)
+    count(counter, 8)
+    assert (counter.operations, counter.exhausted, counter.total_exhausted) == (10, 2, 8)
 
 
 def test_deferred_operations_are_no_exhaustion(clock: FakeClock) -> None:

@@ -55,7 +55,8 @@ class Exhaustion:
         self.window_s, self.threshold, self.least = window_s, threshold, least
         self.total = self.total_exhausted = self.total_deferred = self.alerts = 0
         self._on_alert = on_alert
-        self._ends: deque[tuple[float, bool]] = deque(maxlen=MOST_KEPT)
+        self._ends: deque[tuple[float, bool]] = deque()
+        self._exhausted = 0  # of those in _ends, so that counting one costs the same however many there are
         self._lock = Lock()
         self._alerting = False
 
@@ -66,6 +67,7 @@ class Exhaustion:
             self.total_exhausted += exhausted
             self.total_deferred += deferred
             self._ends.append((clocks.current.monotonic(), exhausted))
+            self._exhausted += exhausted
             before, self._alerting = self._alerting, self._too_many()
             begins = self._alerting and not before
             self.alerts += begins
@@ -83,7 +85,8 @@ class Exhaustion:
     def exhausted(self) -> int:
         """Exhausted ones within the window."""
         with self._lock:
-            return sum(failed for _, failed in self._recent())
+            self._recent()
+            return self._exhausted
 
     @property
     def rate(self) -> float:
@@ -102,13 +105,13 @@ class Exhaustion:
 
     def _recent(self) -> deque[tuple[float, bool]]:
         oldest = clocks.current.monotonic() - self.window_s
-        while self._ends and self._ends[0][0] < oldest:
-            self._ends.popleft()
+        while self._ends and (self._ends[0][0] < oldest or len(self._ends) > MOST_KEPT):
+            self._exhausted -= self._ends.popleft()[1]
         return self._ends
 
     def _share(self) -> float:
         recent = self._recent()
-        return sum(failed for _, failed in recent) / len(recent) if recent else 0.0
+        return self._exhausted / len(recent) if recent else 0.0
 
     def _too_many(self) -> bool:
         return self._share() > self.threshold and len(self._ends) >= self.least
