@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sqlite3
 import sys
@@ -251,34 +252,88 @@ def test_a_lock_at_the_commit_itself_is_rolled_back_and_tried_again(
     assert rows(file) == ([("f-12",)], [("f-12",)])
 
 
+def end_by_block(connection: sqlite3.Connection) -> None:
+    with connection:
+        save(connection, "f-2")
+
+
+def end_in_silence(connection: sqlite3.Connection) -> None:
+    with contextlib.suppress(sqlite3.Error):
+        connection.commit()
+
+
+ENDS: dict[str, Callable[[sqlite3.Connection], object]] = {
+    "commit": lambda connection: connection.commit(),
+    "statement": lambda connection: connection.execute("COMMIT"),
+    "end": lambda connection: connection.execute("END TRANSACTION"),
+    "rollback": lambda connection: connection.rollback(),
+    "script": lambda connection: connection.executescript("SELECT 1"),
+    "block": end_by_block,
+    "silence": end_in_silence,
+    "conflict": lambda connection: connection.execute("INSERT OR ROLLBACK INTO finding VALUES ('f-1', 'x')"),
+}
+
+
 @pytest.mark.req("SQL-4")
-@pytest.mark.parametrize("end", ["commit", "rollback", "script"])
-def test_work_that_ends_its_transaction_by_itself_is_refused(
-    mine: sqlite3.Connection, end: str, clock: FakeClock
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("level", ["", None])
+def test_work_that_ends_its_transaction_by_itself_is_refused_before_its_rows_are_there(
+    mine: sqlite3.Connection, file: Path, end: str, level: Any, clock: FakeClock
 ) -> None:
+    mine.isolation_level = level
     calls: list[int] = []
 
     def write(connection: sqlite3.Connection) -> None:
         calls.append(1)
-        save(connection, f"f-{len(calls)}")
-        connection.executescript("SELECT 1") if end == "script" else getattr(connection, end)()
+        save(connection, "f-1")
+        with contextlib.suppress(sqlite3.IntegrityError):
+            ENDS[end](connection)
         connection.execute("INSERT INTO learning VALUES ('later')")
 
+    store = Persistence(mine, counter=Exhaustion())
     with pytest.raises(oncemore.UsageError, match="ended its transaction by itself"):
-        Persistence(mine, counter=Exhaustion()).write(write)
+        store.write(write)
+    assert rows(file) == ([], [])
 
-    def locked(connection: sqlite3.Connection) -> None:
-        write(connection)
+    def meet_lock(connection: sqlite3.Connection) -> None:
+        with contextlib.suppress(sqlite3.DatabaseError):
+            write(connection)
         raise sqlite3.OperationalError("database is locked")
 
     calls.clear()
-    mine.execute("DELETE FROM finding")
-    mine.commit()
     with pytest.raises(oncemore.UsageError, match="ended its transaction") as caught:
-        Persistence(mine, counter=Exhaustion()).write(locked)
+        store.write(meet_lock)
     assert isinstance(caught.value.__cause__, sqlite3.OperationalError)
-    assert len(calls) == 1  # a repeat would have written its first half twice
+    assert len(calls) == 1, "it is not repeated"
+    assert rows(file) == ([], [])
     assert not mine.in_transaction
+    store.write(save, "f-3")
+    assert rows(file)[0] == [("f-3",)]
+    mine.execute("INSERT INTO learning VALUES ('own')")
+    mine.commit()  # which is allowed again
+
+
+def test_savepoints_of_the_work_and_an_authorizer_of_the_connection_keep_working(
+    mine: sqlite3.Connection, file: Path
+) -> None:
+    def authorize(action: int, first: str | None, *others: str | None) -> int:
+        is_secret = action == sqlite3.SQLITE_READ and first == "learning"
+        return sqlite3.SQLITE_DENY if is_secret else sqlite3.SQLITE_OK
+
+    def write(connection: sqlite3.Connection) -> None:
+        connection.execute("SAVEPOINT inner")
+        save(connection, "f-1")
+        connection.execute("ROLLBACK TO inner")
+        connection.execute("RELEASE inner")
+        connection.execute("INSERT INTO finding VALUES ('f-2', 'x')")
+        with pytest.raises(sqlite3.DatabaseError, match="prohibited"):
+            connection.execute("SELECT * FROM learning")
+
+    mine.set_authorizer(authorize)
+    Persistence(mine, authorizer=authorize).write(write)
+    with pytest.raises(sqlite3.DatabaseError, match="prohibited"):
+        mine.execute("SELECT * FROM learning")
+    assert rows(file) == ([("f-2",)], [])
 
 
 @pytest.mark.req("SQL-5")

@@ -3,6 +3,9 @@
 SQLite's own waiting is switched off meanwhile (`busy_timeout`), so that the tries and waits of the policy
 are the real ones; what it was is set again afterwards. Tried again is `sqlite3.OperationalError` whose text
 holds "locked", and nothing else: a missing table or a full disk does not pass by waiting 20 ms.
+
+While the work runs, an authorizer of SQLite denies COMMIT and ROLLBACK, so that work which ends its own
+transaction is refused before any of its rows is there.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from oncemore.profiles.lit_context import Ids
 
     Begin = Literal["immediate", "deferred", "exclusive"]
+    Authorizer = Callable[..., int]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,6 +50,8 @@ class Persistence:
     begin           "immediate" takes the lock at once, so that contention shows before any work;
                     "deferred" with the first write, "exclusive" keeps readers out too
     counter         counts exhausted operations; that of the process unless given
+    authorizer      the connection's own authorizer, if it has one: SQLite has room for one only, so it is
+                    asked together with that of the write, and set again afterwards
     """
 
     def __init__(
@@ -56,6 +62,7 @@ class Persistence:
         base_backoff_s: float | None = None,
         begin: Begin = "immediate",
         counter: Exhaustion | None = None,
+        authorizer: Authorizer | None = None,
     ) -> None:
         if begin not in BEGINS:
             raise UsageError(f"begin is {begin!r}; the choices are {', '.join(BEGINS)}")
@@ -66,7 +73,7 @@ class Persistence:
         self.policy = lit_policy.persistence(attempts, base_backoff_s)
         self.counter = lit_alert.exhaustion if counter is None else counter
         self._connection = connection
-        self._begin = begin
+        self._begin, self._authorizer = begin, authorizer
         self._busy_ms = round(lit_policy.busy_timeout_s() * 1000)
 
     def write(
@@ -74,7 +81,8 @@ class Persistence:
     ) -> R:
         """Return what `work(connection, …)` returns, with all its writes committed, or none of them.
 
-        The work must not commit by itself, and must do nothing but write: it is called again after a lock.
+        The work must do nothing but write, because it is called again after a lock. Work that commits or
+        rolls back by itself raises UsageError, and nothing of it is written.
         """
         given = self._connection
         connection = given if isinstance(given, sqlite3.Connection) else given()
@@ -112,13 +120,18 @@ class Persistence:
     def _marked(self, connection: sqlite3.Connection, work: Callable[[], R]) -> R:
         """Do the work, and make sure that the transaction is still the one it began in."""
         connection.execute(f"SAVEPOINT {_MARK}")
+        denied: list[str] = []
+        connection.set_authorizer(_deny_ends(connection, denied, self._authorizer))
         try:
-            value = work()
-        except sqlite3.OperationalError as error:
-            if _locked(error):
-                _check_ours(connection, error)
+            try:
+                value = work()
+            finally:
+                connection.set_authorizer(self._authorizer)
+        except sqlite3.Error as error:
+            if denied or _locked(error):
+                _check_ours(connection, error, denied)
             raise
-        _check_ours(connection, None)
+        _check_ours(connection, None, denied)
         return value
 
 
@@ -141,14 +154,32 @@ def _locked(error: Exception | None, _failure: Failure | None = None) -> bool:
 _MARK = "oncemore_write"
 
 
-def _check_ours(connection: sqlite3.Connection, error: Exception | None) -> None:
-    """Refuse what the work has ended by itself: it may be half there, and a repeat would write it again."""
+def _deny_ends(connection: sqlite3.Connection, denied: list[str], own: Authorizer | None) -> Authorizer:
+    """Return an authorizer that denies to end the transaction, and notes in `denied` that the work tried to.
+
+    ON CONFLICT ROLLBACK ends it without a statement of its own; every statement after that is denied.
+    """
+
+    def authorize(action: int, *names: str | None) -> int:
+        ends = action == sqlite3.SQLITE_TRANSACTION and names[0] in ("COMMIT", "ROLLBACK")
+        if ends or not connection.in_transaction:
+            denied.append(str(names[0]))
+            return sqlite3.SQLITE_DENY
+        return sqlite3.SQLITE_OK if own is None else own(action, *names)
+
+    return authorize
+
+
+def _check_ours(connection: sqlite3.Connection, error: Exception | None, denied: list[str]) -> None:
+    """Refuse work that ended its transaction, or tried to: a repeat could write its first half again."""
     try:
         connection.execute(f"RELEASE {_MARK}")
     except sqlite3.Error:
+        denied = denied or ["ROLLBACK"]
+    if denied:
         raise UsageError(
             "the work ended its transaction by itself (commit, rollback or executescript), so that it can be "
-            "neither written whole nor repeated; leave that to persistence"
+            "neither written whole nor repeated; nothing of it was written: leave that to persistence"
         ) from error
 
 
