@@ -599,8 +599,13 @@ def test_the_first_good_answer_of_a_key_is_its_answer_from_then_on(tmp_path: Pat
             assert client(server).call("/v1/analyze", {"d": 1}, idempotency_key="k-1") == {"answer": 2}
             assert client(server).call("/v1/analyze", {"d": 1}, idempotency_key="k-2") == {"answer": 3}
             assert client(server).call("/v1/analyze", {"d": 1}) == {"answer": 4}
-            with pytest.raises(oncemore.KeyConflict):
+            with pytest.raises(oncemore.KeyConflict) as conflict:
                 client(server).call("/v1/analyze", {"d": 2}, idempotency_key="k-1")
+            assert str(conflict.value) == (
+                "POST /v1/analyze: the idempotency_key 'k-1' belongs to another request (another method, "
+                "path or payload); give this request an idempotency_key of its own"
+            )
+            assert conflict.value.run is not None
     sent = [(header(one, "Idempotency-Key"), header(one, "Oncemore-Attempt")) for one in server.requests]
     assert sent == [('"k-1"', "1"), ('"k-1"', "2"), ('"k-2"', "1"), (None, "1")]
 

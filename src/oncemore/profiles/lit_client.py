@@ -19,7 +19,7 @@ from oncemore.edges.classify import classify
 from oncemore.engine.attempt import current
 from oncemore.engine.drive import blocking
 from oncemore.engine.retry import Plan, again, decision
-from oncemore.errors import AttemptTimeout, Failed, UsageError
+from oncemore.errors import AttemptTimeout, Failed, KeyConflict, UsageError
 from oncemore.evidence.redact import masked
 from oncemore.govern import loader
 from oncemore.profiles import lit_alert, lit_http, lit_policy
@@ -256,6 +256,13 @@ class CoreClient:
         made = self._answers if self._engine is None else self._answers.on(self._engine)
         try:
             return made(self.base_url, key, ask.method, ask.path, payload, ask)
+        except KeyConflict as error:
+            conflict = KeyConflict(
+                f"{ask.name}: the idempotency_key {key!r} belongs to another request (another method, path "
+                "or payload); give this request an idempotency_key of its own"
+            )
+            conflict.run = error.run
+            raise conflict from error
         except Failed as error:
             # The operation's own error is what its caller gets, as without a key.
             if isinstance(error.__cause__, CoreClientError):
