@@ -48,7 +48,7 @@ class Errand(NamedTuple):
     """One attempt of an item, on its way.
 
     store    the engine's address and settings, pickled
-    context  tenant, correlation id, deadline, actor
+    context  tenant, correlation id, deadline, actor, trace id
     item     the objects that a method is bound to, what the item is ("argument", "args", "kwargs") and the
              item, pickled
     """

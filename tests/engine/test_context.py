@@ -14,10 +14,10 @@ LATER = datetime.datetime(2027, 1, 15, 8, tzinfo=datetime.UTC)
 def test_what_is_left_out_stays_as_it_is_around_it() -> None:
     assert CONTEXT.get() == Context()
     with oncemore.context(tenant="acme", actor="ada") as outer:
-        with oncemore.context(correlation_id="c-1", deadline=LATER) as inner:
-            assert inner == Context("acme", "c-1", 1_800_000_000.0, "ada") == CONTEXT.get()
+        with oncemore.context(correlation_id="c-1", deadline=LATER, trace_id="t-1") as inner:
+            assert inner == Context("acme", "c-1", 1_800_000_000.0, "ada", "t-1") == CONTEXT.get()
             with oncemore.context(tenant="umbrella", actor="bob"):
-                assert CONTEXT.get() == Context("umbrella", "c-1", 1_800_000_000.0, "bob")
+                assert CONTEXT.get() == Context("umbrella", "c-1", 1_800_000_000.0, "bob", "t-1")
         assert CONTEXT.get() == outer == Context("acme", "", 0.0, "ada")
     assert CONTEXT.get() == Context()
 

@@ -112,11 +112,13 @@ def test_what_is_met_there_is_counted_here(engine: oncemore.Engine, pool: Proces
 def test_context_and_settings_go_along(tmp_path: Path, pool: ProcessPoolExecutor) -> None:
     engine = oncemore.open("rel.db", lease_s=7.5, codec=work.Codec(), artifacts="files")
     ends = time.time() + 3600
-    carried = oncemore.context(tenant="acme", correlation_id="c-7", actor="a clerk", deadline=ends)
+    carried = oncemore.context(
+        tenant="acme", correlation_id="c-7", actor="a clerk", deadline=ends, trace_id="t-7"
+    )
     with engine, carried:
         (told,) = work.around.map([1], on=pool).values
         assert b"a clerk" not in b"".join(entry.body or b"" for entry in engine.store.entries())
-    assert told == [["acme", "c-7", ends, "a clerk"], 7.5, f"sqlite:///{tmp_path / 'rel.db'}"]
+    assert told == [["acme", "c-7", ends, "a clerk", "t-7"], 7.5, f"sqlite:///{tmp_path / 'rel.db'}"]
     assert engine.opened is not None
     assert engine.opened[1]["artifacts"] == str(tmp_path / "files")
 

@@ -18,6 +18,7 @@ import oncemore
 from oncemore.errors import PolicyError, PolicyWarning, UsageError
 from oncemore.evidence import AuditStream, Event
 from oncemore.profiles.exoarmur import (
+    IdempotencyManager,
     RetryCategory,
     RetryError,
     RetryManager,
@@ -638,3 +639,48 @@ def test_governed_mode_repeats_nothing_that_no_rule_knows() -> None:
     strict.register_category("MINE", RetryPolicy(unmatched="fail"), kind="reading")
     with pytest.raises(PolicyError, match="timeout_s is missing"):
         run(strict, "MINE", Script(1))
+
+
+def find_ids(manager: RetryManager) -> dict[str, set[tuple[str | None, str | None]]]:
+    """Return the correlation and trace ids of all events, by operation."""
+    found: dict[str, set[tuple[str | None, str | None]]] = {}
+    for event in manager.audit:
+        found.setdefault(event.operation, set()).add((event.correlation_id, event.trace_id))
+    return found
+
+
+@pytest.mark.parametrize("store", ["memory:", None], ids=["log", "memory"])
+def test_ids_come_from_the_call_or_from_the_context_and_reach_operations_inside_the_work(
+    store: str | None,
+) -> None:
+    engine = None if store is None else oncemore.open(store)
+    manager = RetryManager(IdempotencyManager(lambda: engine))  # type: ignore[arg-type,return-value]
+
+    async def look() -> str:
+        return "seen"
+
+    async def work() -> str:
+        return await manager.execute_with_retry("KV_GET", "Look inside", look)
+
+    async def main() -> None:
+        with oncemore.context(correlation_id="c-1", trace_id="t-1"):
+            await manager.execute_with_retry("KV_GET", "Look around", look)
+            await manager.execute_with_retry("KV_GET", "Look", look, correlation_id="c-2", trace_id="t-2")
+            await manager.execute_with_retry("KV_PUT", "Put", work, idempotency_key="k-1", trace_id="t-3")
+        await manager.execute_with_retry("KV_GET", "Look alone", look)
+
+    asyncio.run(main())
+    assert find_ids(manager) == {
+        "Look around": {("c-1", "t-1")},
+        "Look": {("c-2", "t-2")},
+        "Put": {("c-1", "t-3")},
+        "Look inside": {("c-1", "t-3")},
+        "Look alone": {(None, None)},
+    }
+
+
+def test_an_inherited_correlation_id_is_no_part_of_a_key() -> None:
+    manager = IdempotencyManager()
+    key = manager.compute_idempotency_key("op")
+    with oncemore.context(correlation_id="c-1"):
+        assert manager.compute_idempotency_key("op") == key

@@ -11,6 +11,7 @@ import nats as client
 import pytest
 
 import oncemore
+from oncemore.core.control import Approval
 from oncemore.edges.control import NatsControl, key_of
 from oncemore.errors import Blocked, MissingExtra, StaleDecision, UsageError
 from oncemore.evidence import Idempotency
@@ -314,9 +315,9 @@ def test_a_switch_that_is_released_after_every_write_is_not_reported_as_on(
         publish_after_each_cut(url, bus, "$KV.strife.all_execution", b"off")
         read = bus._switch_message
 
-        async def cut_after_reading(name: str) -> Any:
+        async def cut_after_reading(name: str, ids: Any) -> Any:
             cable.cut("out", b'"stream":"KV_strife"')
-            return await read(name)
+            return await read(name, ids)
 
         monkeypatch.setattr(bus, "_switch_message", cut_after_reading)
         cable.cut("out", b'"stream":"KV_strife"')
@@ -327,6 +328,49 @@ def test_a_switch_that_is_released_after_every_write_is_not_reported_as_on(
     monkeypatch.setattr(exoarmur_bus, "MOST_TURNS", 3)
     on(lambda: Bus(manager, cable.url, control="strife"), work)
     assert cable.cuts == 3
+
+
+def test_every_call_takes_a_correlation_and_a_trace_id_and_inherits_them(
+    url: str, cable: Wire, manager: RetryManager
+) -> None:
+    approval = Approval("GRANTED", "run/k", "step", "idempotent")
+
+    async def call_all(bus: Bus, stream: str, **ids: str) -> None:
+        await bus.connect(**ids)
+        await bus.create_stream(stream, [f"{stream}.>"], **ids)
+        await bus.publish(f"{stream}.v1", {"n": 1}, **ids)
+        await bus.subscribe(stream, "executor", **ids)
+        await bus.create_bucket("ids", **ids)
+        await bus.put("ids", "a", b"1", **ids)
+        await bus.get("ids", "a", **ids)
+        await bus.delete("ids", "a", **ids)
+        await bus.turn("on", reason="drill", by="operator", **ids)
+        await bus.turn("on", reason="drill", by="operator", **ids)
+        await bus.switch(**ids)
+        await bus.grant(approval, **ids)
+        await bus.approval("k", **ids)
+
+    def find_ids() -> set[tuple[str, str | None, str | None]]:
+        return {(event.retry_category, event.correlation_id, event.trace_id) for event in manager.audit}
+
+    categories = {
+        "RETRY_NATS_CONNECT", "RETRY_NATS_STREAM_CREATE", "RETRY_NATS_PUBLISH", "RETRY_NATS_SUBSCRIBE",
+        "RETRY_KV_CREATE", "RETRY_KV_PUT", "RETRY_KV_GET", "RETRY_KV_DELETE", "RETRY_APPROVAL_GRANT",
+        "RETRY_APPROVAL_CHECK",
+    }  # fmt: skip
+
+    async def work(bus: Bus) -> None:
+        seen = find_ids()
+        await call_all(bus, "GIVEN", correlation_id="c-1", trace_id="t-1")
+        assert find_ids() - seen == {(category, "c-1", "t-1") for category in categories}
+        seen = find_ids()
+        with oncemore.context(correlation_id="c-2", trace_id="t-2"):
+            await call_all(bus, "INHERITED")
+        assert find_ids() - seen == {(category, "c-2", "t-2") for category in categories}
+
+    on(lambda: Bus(manager, cable.url, control="ids"), work)
+    (message,) = asyncio.run(raw(url, "INHERITED"))
+    assert message.headers["Correlation-Id"] == "c-2"
 
 
 def test_an_approval_is_kept_with_a_key_in_a_log(manager: RetryManager) -> None:

@@ -31,6 +31,7 @@ class Context(Value):
     correlation_id: str = ""
     deadline: float = 0.0
     actor: str = ""
+    trace_id: str = ""
 
 
 CONTEXT: ContextVar[Context] = ContextVar("oncemore.context", default=Context())  # noqa: B039 - frozen
@@ -43,10 +44,12 @@ def context(
     correlation_id: str | None = None,
     deadline: datetime | float | None = None,
     actor: str | None = None,
+    trace_id: str | None = None,
 ) -> Iterator[Context]:
     """Let calls inside carry these values; what is left out stays as it is around it.
 
     deadline  an aware datetime or POSIX seconds; one inside another can only be earlier
+    trace_id  the trace that audit events of the `exoarmur` interface name
     """
     around = CONTEXT.get()
     ends = around.deadline if deadline is None else earlier(_posix(deadline), around.deadline)
@@ -55,6 +58,7 @@ def context(
         around.correlation_id if correlation_id is None else _text("correlation_id", correlation_id),
         ends,
         around.actor if actor is None else _text("actor", actor),
+        around.trace_id if trace_id is None else _text("trace_id", trace_id),
     )
     token = CONTEXT.set(inner)
     try:

@@ -80,7 +80,7 @@ class _Inside:
     def __enter__(self) -> None:
         run, around = self._attempt.seen.run, CONTEXT.get()
         ends = earlier(run.deadline, around.deadline) if run.deadline else around.deadline
-        carried = make(Context, (run.tenant, run.correlation_id, ends, around.actor))
+        carried = make(Context, (run.tenant, run.correlation_id, ends, around.actor, around.trace_id))
         shelf = SHELF.set(self._shelf)
         self._tokens = CURRENT.set(self._attempt), CONTEXT.set(carried), ENDS.set(self._ends), shelf
 

@@ -29,6 +29,7 @@ from oncemore.core.key import seed_of
 from oncemore.core.policy import Policy, check_seed
 from oncemore.edges.classify import classify
 from oncemore.engine import clock as clocks
+from oncemore.engine.context import context
 from oncemore.engine.ids import uuid7
 from oncemore.engine.retry import Plan
 from oncemore.errors import (
@@ -37,6 +38,7 @@ from oncemore.errors import (
     Parked,
     PolicyError,
     PolicyWarning,
+    Quarantined,
     ResultUnavailable,
     StoreError,
     UsageError,
@@ -46,7 +48,14 @@ from oncemore.evidence.redact import masked
 from oncemore.evidence.stream import AuditStream
 from oncemore.opening import chosen
 from oncemore.profiles.exoarmur_idempotency import IdempotencyManager
-from oncemore.profiles.exoarmur_operation import Doing, Operation, OperationRecord, RetryError, factory
+from oncemore.profiles.exoarmur_operation import (
+    Doing,
+    Operation,
+    OperationRecord,
+    RetryError,
+    factory,
+    inherit_ids,
+)
 from oncemore.profiles.exoarmur_policy import Category, RetryCategory, RetryPolicy, built_in
 from oncemore.profiles.exoarmur_record import (
     RECORDED_NONE,
@@ -82,7 +91,10 @@ __all__ = [
 
 MOST_OPERATIONS = 1_000
 #: Why not even a first attempt was made, by the error that says so; any other is about the key.
-REFUSED = ((InProgress, "in_progress"), (Parked, "parked"), (StoreError, "store_failed"))
+REFUSED = (
+    (InProgress, "in_progress"), (Parked, "parked"), (Quarantined, "quarantined"),
+    (StoreError, "store_failed"),
+)  # fmt: skip
 
 
 class RetryManager:
@@ -175,6 +187,8 @@ class RetryManager:
         idempotency_key  the work is done once for it, and its recorded result returned from then on
         timeout_s        the limit of each attempt, before the policy's and the category's
         if_running       when somebody does the work of the key now: "wait" for it or "raise" InProgress
+        correlation_id   with `trace_id` in every event; unless given, those of `oncemore.context` around
+                         the call. Operations inside the work inherit both
         run_id           what the delays' draws are seeded with; a new one for each operation unless given
         approval         "required": no attempt begins before somebody has approved this very work
 
@@ -185,7 +199,7 @@ class RetryManager:
         rules, covers = self._rules(found, policy, timeout_s)
         if if_running not in ("wait", "raise"):
             raise UsageError(f"if_running is {if_running!r}; it must be wait or raise")
-        ids = Ids(tenant_id, correlation_id, trace_id)
+        ids = inherit_ids(Ids(tenant_id, correlation_id, trace_id))
         own_id, run_id = run_id, uuid7(clocks.current.wall()) if run_id is None else run_id
         key = None if found.kind == "reading" else idempotency_key
         it = Operation(self._tell, found, operation, rules, run_id, ids, key, additional_context)
@@ -195,9 +209,11 @@ class RetryManager:
         plan = Plan(masked(operation), rules, covers, classify, seed=seed, cuts=True, witness=it)
         # An id that a caller gives may come twice; the runs of a log need ids that do not.
         doing = Doing(it, plan, make, run_id if own_id is None else "", _approved(approval, key, it))
-        if key is None:
-            return await doing.alone()  # type: ignore[no-any-return]
-        return await self._once(doing, key, if_running)  # type: ignore[no-any-return]
+        plain = ids.cleaned()
+        with context(correlation_id=plain.correlation_id or None, trace_id=plain.trace_id or None):
+            if key is None:
+                return await doing.alone()  # type: ignore[no-any-return]
+            return await self._once(doing, key, if_running)  # type: ignore[no-any-return]
 
     async def _once(self, doing: Doing, key: str, if_running: IfRunning) -> Any:
         """Return the key's recorded result, or do the work and record it."""

@@ -12,6 +12,8 @@
     await bus.approval(key)                                                 APPROVAL_CHECK
     await bus.delete("control", key_of("approval", key))                    KV_DELETE
 
+Every call takes `correlation_id` and `trace_id`, and else has those of `oncemore.context` around it.
+
 What acts is done once per idempotency key, as everything of a manager is; a call without one is an operation
 of its own. What is written carries a `Nats-Msg-Id` that follows one way from the key, so that a repeat after
 a lost acknowledgement is stored once, also in a bucket: the same write, not a newer one. What a server
@@ -35,6 +37,8 @@ from oncemore.edges.nats_servers import connected, servers_of, shown
 from oncemore.engine import clock as clocks
 from oncemore.engine.ids import uuid7
 from oncemore.errors import MissingExtra, StaleDecision, UsageError
+from oncemore.evidence.audit import Ids
+from oncemore.profiles.exoarmur_operation import inherit_ids
 from oncemore.profiles.exoarmur_policy import RetryCategory
 
 if TYPE_CHECKING:
@@ -96,9 +100,10 @@ class Bus:
     ) -> None:
         await self.close()
 
-    async def connect(self) -> None:
+    async def connect(self, *, correlation_id: str | None = None, trace_id: str | None = None) -> None:
         """Connect to whichever server answers, and see that JetStream does."""
-        await self._looked("NATS_CONNECT", "Connect", lambda streams: streams.account_info())
+        ids = self._ids(correlation_id, trace_id)
+        await self._looked("NATS_CONNECT", "Connect", lambda streams: streams.account_info(), ids)
 
     async def close(self) -> None:
         """Leave; the next call connects anew."""
@@ -109,7 +114,12 @@ class Bus:
     # Streams ------------------------------------------------------------------------------------------
 
     async def create_stream(
-        self, name: str, subjects: Sequence[str], *, correlation_id: str | None = None
+        self,
+        name: str,
+        subjects: Sequence[str],
+        *,
+        correlation_id: str | None = None,
+        trace_id: str | None = None,
     ) -> dict[str, Any]:
         """Make a stream, unless it is there and the same; return its name and on how many servers it is."""
         from nats.js.api import StreamConfig
@@ -123,9 +133,8 @@ class Bus:
             return {"stream": made.name, "replicas": made.num_replicas}
 
         told = {"stream": name, "subjects": list(subjects)}
-        return await self._acted(
-            "NATS_STREAM_CREATE", f"Create stream {name}", create, told, None, correlation_id
-        )  # fmt: skip
+        ids = self._ids(correlation_id, trace_id)
+        return await self._acted("NATS_STREAM_CREATE", f"Create stream {name}", create, told, None, ids)
 
     async def publish(
         self,
@@ -134,15 +143,25 @@ class Bus:
         *,
         idempotency_key: str | None = None,
         correlation_id: str | None = None,
+        trace_id: str | None = None,
     ) -> dict[str, Any]:
         """Publish JSON; return the stream that has it, and its place there."""
         body = json.dumps(payload, allow_nan=False).encode()
         told = {"subject": subject, "payload": dict(payload)}
+        ids = self._ids(correlation_id, trace_id)
         return await self._written(
-            "NATS_PUBLISH", f"Publish to {subject}", subject, body, told, idempotency_key, correlation_id
+            "NATS_PUBLISH", f"Publish to {subject}", subject, body, told, idempotency_key, ids
         )
 
-    async def subscribe(self, stream: str, durable: str, subject: str | None = None) -> Letters:
+    async def subscribe(
+        self,
+        stream: str,
+        durable: str,
+        subject: str | None = None,
+        *,
+        correlation_id: str | None = None,
+        trace_id: str | None = None,
+    ) -> Letters:
         """Return the letters of a stream from where a consumer is; it is made if it is not there."""
         from nats.js.api import AckPolicy, ConsumerConfig
 
@@ -154,23 +173,35 @@ class Bus:
             await streams.add_consumer(stream, config)
             return await streams.pull_subscribe_bind(durable=durable, stream=stream)
 
-        return Letters(await self._looked("NATS_SUBSCRIBE", f"Subscribe to {stream}", bind))
+        ids = self._ids(correlation_id, trace_id)
+        return Letters(await self._looked("NATS_SUBSCRIBE", f"Subscribe to {stream}", bind, ids))
 
     # Buckets ------------------------------------------------------------------------------------------
 
-    async def create_bucket(self, bucket: str, *, correlation_id: str | None = None) -> dict[str, Any]:
+    async def create_bucket(
+        self, bucket: str, *, correlation_id: str | None = None, trace_id: str | None = None
+    ) -> dict[str, Any]:
         """Make a bucket, unless it is there and the same."""
 
         async def create(streams: Any) -> dict[str, Any]:
             await streams.create_key_value(bucket=bucket, replicas=self._replicas)
             return {"bucket": bucket}
 
-        told = {"bucket": bucket}
-        return await self._acted("KV_CREATE", f"Create bucket {bucket}", create, told, None, correlation_id)
+        told, ids = {"bucket": bucket}, self._ids(correlation_id, trace_id)
+        return await self._acted("KV_CREATE", f"Create bucket {bucket}", create, told, None, ids)
 
-    async def get(self, bucket: str, key: str, *, operation: str | None = None) -> bytes | None:
+    async def get(
+        self,
+        bucket: str,
+        key: str,
+        *,
+        operation: str | None = None,
+        correlation_id: str | None = None,
+        trace_id: str | None = None,
+    ) -> bytes | None:
         """Return what stands under a key now, or None."""
-        return (await self._last_message("KV_GET", operation or f"Get {key}", bucket, key))[0]
+        ids = self._ids(correlation_id, trace_id)
+        return (await self._last_message("KV_GET", operation or f"Get {key}", bucket, key, ids))[0]
 
     async def put(
         self,
@@ -181,12 +212,13 @@ class Bus:
         operation: str | None = None,
         idempotency_key: str | None = None,
         correlation_id: str | None = None,
+        trace_id: str | None = None,
     ) -> dict[str, Any]:
         """Write a value; return its revision."""
         told = {"bucket": bucket, "key": key, "value": digest({"value": value.hex()})}
         return await self._written(
             "KV_PUT", operation or f"Put {key}", f"$KV.{bucket}.{key}", value, told, idempotency_key,
-            correlation_id,
+            self._ids(correlation_id, trace_id),
         )  # fmt: skip
 
     async def delete(
@@ -197,19 +229,23 @@ class Bus:
         operation: str | None = None,
         idempotency_key: str | None = None,
         correlation_id: str | None = None,
+        trace_id: str | None = None,
     ) -> dict[str, Any]:
         """Delete a value; what is not there is deleted too."""
         told = {"bucket": bucket, "key": key}
         return await self._written(
             "KV_DELETE", operation or f"Delete {key}", f"$KV.{bucket}.{key}", b"", told, idempotency_key,
-            correlation_id, headers={"KV-Operation": "DEL"},
+            self._ids(correlation_id, trace_id), headers={"KV-Operation": "DEL"},
         )  # fmt: skip
 
     # Switches and approvals -----------------------------------------------------------------------------
 
-    async def switch(self, name: str = ALL) -> bool:
+    async def switch(
+        self, name: str = ALL, *, correlation_id: str | None = None, trace_id: str | None = None
+    ) -> bool:
         """Return whether a switch is on now; raises for a value that says neither."""
-        return switched(name, (await self._switch_message(name))[0]) is not None
+        value, _ = await self._switch_message(name, self._ids(correlation_id, trace_id))
+        return switched(name, value) is not None
 
     async def turn(
         self,
@@ -219,6 +255,7 @@ class Bus:
         reason: str,
         by: str,
         correlation_id: str | None = None,
+        trace_id: str | None = None,
     ) -> dict[str, Any]:
         """Turn a switch, and return its place in the bucket and whether it is `on`: the state that holds.
 
@@ -230,6 +267,7 @@ class Bus:
             raise UsageError(f"to is {to!r:.80}; a switch is turned on or off")
         body = json.dumps({"on": to == "on", "by": by, "reason": reason}).encode()
         request: dict[str, Any] = {"switch_name": name, "value": to}
+        ids = self._ids(correlation_id, trace_id)
         for _ in range(MOST_TURNS):
             key = None
             if correlation_id is not None:
@@ -238,11 +276,11 @@ class Bus:
                 )
             answer, is_stored = await self._write(
                 "KV_PUT", "Store kill switch state", f"$KV.{self._control}.{_key(name)}", body, request, key,
-                correlation_id,
+                ids,
             )  # fmt: skip
             if is_stored:
                 return {**answer, "on": to == "on"}
-            value, seq = await self._switch_message(name)
+            value, seq = await self._switch_message(name, ids)
             if _shows(name, value) == to:
                 return {**answer, "seq": seq, "on": to == "on"}
             if to == "off":
@@ -252,30 +290,41 @@ class Bus:
             f"other clients turned the switch {name} off {MOST_TURNS} times meanwhile; turn it on again"
         )
 
-    async def _switch_message(self, name: str) -> tuple[bytes | None, int]:
-        return await self._last_message("KV_GET", "Get kill switch status", self._control, _key(name))
+    async def _switch_message(self, name: str, ids: Ids) -> tuple[bytes | None, int]:
+        return await self._last_message("KV_GET", "Get kill switch status", self._control, _key(name), ids)
 
-    async def approval(self, key: str) -> Approval | None:
+    async def approval(
+        self, key: str, *, correlation_id: str | None = None, trace_id: str | None = None
+    ) -> Approval | None:
         """Return what was approved of a key, or None."""
-        name = key_of("approval", key)
-        data, _ = await self._last_message("APPROVAL_CHECK", "Check approval", self._control, name)
+        name, ids = key_of("approval", key), self._ids(correlation_id, trace_id)
+        data, _ = await self._last_message("APPROVAL_CHECK", "Check approval", self._control, name, ids)
         return None if data is None else Approval(**json.loads(data))
 
     async def grant(
-        self, approval: Approval, *, idempotency_key: str | None = None, correlation_id: str | None = None
+        self,
+        approval: Approval,
+        *,
+        idempotency_key: str | None = None,
+        correlation_id: str | None = None,
+        trace_id: str | None = None,
     ) -> dict[str, Any]:
         """Write an approval into the bucket, where every attempt of its run is compared with it."""
         name = key_of("approval", approval.run.removeprefix("run/"))
         plain = dict(approval._asdict())
         return await self._written(
             "APPROVAL_GRANT", "Grant approval", f"$KV.{self._control}.{name}", json.dumps(plain).encode(),
-            plain, idempotency_key, correlation_id,
+            plain, idempotency_key, self._ids(correlation_id, trace_id),
         )  # fmt: skip
 
     # One question ---------------------------------------------------------------------------------------
 
+    def _ids(self, correlation_id: str | None, trace_id: str | None) -> Ids:
+        """Return the ids of a call: those given, else those of the context around it."""
+        return inherit_ids(Ids(self._tenant_id, correlation_id, trace_id))
+
     async def _last_message(
-        self, category: str, operation: str, bucket: str, key: str
+        self, category: str, operation: str, bucket: str, key: str, ids: Ids
     ) -> tuple[bytes | None, int]:
         """Return what stands under a key now, None if nothing does, and its revision."""
         from nats.js.errors import NotFoundError
@@ -290,24 +339,24 @@ class Bus:
             is_deleted = (found.headers or {}).get("KV-Operation") in ("DEL", "PURGE")
             return None if is_deleted else found.data or b"", found.seq
 
-        return await self._looked(category, operation, ask_leader)  # type: ignore[no-any-return]
+        return await self._looked(category, operation, ask_leader, ids)  # type: ignore[no-any-return]
 
     async def _written(self, *message: Any, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
         return (await self._write(*message, headers=headers))[0]
 
     async def _write(
         self, category: str, operation: str, subject: str, body: bytes, told: Mapping[str, Any],
-        key: str | None, correlation_id: str | None, *, headers: Mapping[str, str] | None = None,
+        key: str | None, ids: Ids, *, headers: Mapping[str, str] | None = None,
     ) -> tuple[dict[str, Any], bool]:  # fmt: skip
         """Store a message once per key, whatever becomes of its acknowledgements.
 
         Return the answer of the server, and whether this call stored the message as the last of its subject:
         False for a recorded answer and for a message that the server had already.
         """
-        key = key or self._own_key(operation, correlation_id, told)
+        key = key or self._own_key(operation, ids, told)
         sent = {**(headers or {}), "Nats-Msg-Id": digest({"message": key})[:32]}
-        if correlation_id is not None and correlation_id.isprintable():
-            sent["Correlation-Id"] = correlation_id
+        if ids.correlation_id is not None and ids.correlation_id.isprintable():
+            sent["Correlation-Id"] = ids.correlation_id
         is_stored = False
 
         async def publish(streams: Any) -> dict[str, Any]:
@@ -316,31 +365,32 @@ class Bus:
             is_stored = not found.duplicate
             return {"stream": found.stream, "seq": found.seq, "duplicate": bool(found.duplicate)}
 
-        return await self._acted(category, operation, publish, told, key, correlation_id), is_stored
+        return await self._acted(category, operation, publish, told, key, ids), is_stored
 
     async def _acted(
         self, category: str, operation: str, ask: Callable[[Any], Awaitable[dict[str, Any]]],
-        told: Mapping[str, Any], key: str | None, correlation_id: str | None,
+        told: Mapping[str, Any], key: str | None, ids: Ids,
     ) -> dict[str, Any]:  # fmt: skip
         return await self._manager.execute_with_retry(
             RetryCategory[category],
             operation,
             lambda: self.ask(ask),
-            idempotency_key=key or self._own_key(operation, correlation_id, told),
-            tenant_id=self._tenant_id,
-            correlation_id=correlation_id,
+            idempotency_key=key or self._own_key(operation, ids, told),
+            **ids._asdict(),
         )
 
-    async def _looked(self, category: str, operation: str, ask: Callable[[Any], Awaitable[Any]]) -> Any:
+    async def _looked(
+        self, category: str, operation: str, ask: Callable[[Any], Awaitable[Any]], ids: Ids
+    ) -> Any:
         return await self._manager.execute_with_retry(
-            RetryCategory[category], operation, lambda: self.ask(ask), tenant_id=self._tenant_id
+            RetryCategory[category], operation, lambda: self.ask(ask), **ids._asdict()
         )
 
-    def _own_key(self, operation: str, correlation_id: str | None, told: Mapping[str, Any]) -> str:
+    def _own_key(self, operation: str, ids: Ids, told: Mapping[str, Any]) -> str:
         """Return the key of a call that was given none: this call is an operation of its own."""
         own = {**told, "call": uuid7(clocks.current.wall())}
         compute = self._manager.idempotency_manager.compute_idempotency_key
-        return compute(operation, self._tenant_id, correlation_id, own)
+        return compute(operation, self._tenant_id, ids.correlation_id, own)
 
     async def ask(self, ask: Callable[[Any], Awaitable[Any]]) -> Any:
         """Ask JetStream for something, in the work of an operation of one's own; a lost line ends it."""

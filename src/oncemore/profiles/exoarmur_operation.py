@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from oncemore.core.value import Value
 from oncemore.engine import clock as clocks
+from oncemore.engine.context import CONTEXT
 from oncemore.engine.drive import awaiting
 from oncemore.engine.retry import again
 from oncemore.errors import Failed, UsageError
@@ -25,6 +26,15 @@ if TYPE_CHECKING:
     from oncemore.engine.retry import Plan, Report
     from oncemore.evidence.events import Event
     from oncemore.profiles.exoarmur_policy import Category
+
+
+def inherit_ids(ids: Ids) -> Ids:
+    """Return the ids of an operation: those given, else those of the `oncemore.context` around it."""
+    around = CONTEXT.get()
+    return ids._replace(
+        correlation_id=ids.correlation_id or around.correlation_id or None,
+        trace_id=ids.trace_id or around.trace_id or None,
+    )
 
 
 class RetryError(Failed):
