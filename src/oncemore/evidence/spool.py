@@ -37,6 +37,7 @@ from oncemore.engine import clock as clocks
 from oncemore.errors import PermanentError, StoreError, UsageError
 from oncemore.evidence.events import event_from
 from oncemore.evidence.redact import message_of, name_of
+from oncemore.store.files import check_links, open_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,6 +53,9 @@ REST, SPREAD, LONGEST_REST_S = Schedule("exponential", 0.25), Jitter("proportion
 MOST_BYTES, NOTED_EVERY = 256_000_000, 100
 #: How often to look where nothing else happens, and how long closing may take.
 LOOK_S, CLOSE_S = 0.5, 30.0
+
+#: Its owner writes the spool, and its group may read it: programs that collect logs do.
+MODE = 0o640
 
 logger = logging.getLogger("oncemore.audit")
 
@@ -86,7 +90,9 @@ class Spool:
         self._lock, self._sending, self._news = threading.Lock(), threading.Lock(), threading.Event()
         self._failures, self._not_before, self._over = 0, 0.0, False
         self._thread: threading.Thread | None = None
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+        for path in (self._note, self._aside):
+            check_links(path)
+        self._file = open_private(self.path, os.O_APPEND, MODE)
         try:
             self._claim()
             self._size = self._whole()
@@ -208,7 +214,7 @@ class Spool:
     def _put_aside(self, line: bytes, error: PermanentError) -> None:
         self.refused += 1
         told = {"event": json.loads(line), "error": f"{name_of(error)}: {message_of(error)}"}
-        with self._aside.open("ab", buffering=0) as aside:
+        with open(open_private(self._aside, os.O_APPEND, MODE), "ab", buffering=0) as aside:  # noqa: PTH123
             aside.write(json.dumps(told, ensure_ascii=False).encode() + b"\n")
             os.fsync(aside.fileno())
         logger.error("refused for good, and kept in %s: %s", self._aside, line.decode().rstrip())
@@ -262,7 +268,7 @@ class Spool:
 
     def _write_note(self) -> None:
         new = self._note.with_name(self._note.name + ".new")
-        with new.open("w", encoding="utf-8") as note:
+        with open(open_private(new, os.O_TRUNC, MODE), "w", encoding="utf-8") as note:  # noqa: PTH123
             json.dump({"bytes": self._sent}, note)
             note.flush()
             os.fsync(note.fileno())

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oncemore.errors import StoreError, UsageError
+from oncemore.store.files import check_links, open_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -91,7 +92,7 @@ class Door:
         try:
             file = self._file
             if file is None:
-                file = self._file = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+                file = self._file = open_private(self._path)
             try:
                 fcntl.lockf(file, _TRY)
             except OSError:
@@ -185,6 +186,7 @@ def enter(folder: Path, worker: str) -> Here:
     """Lock a new file for a worker. The door must be held: a file is unlocked for a moment when it is new."""
     path = folder / _plain(worker)
     folder.mkdir(mode=0o700, exist_ok=True)
+    check_links(folder)
     _sweep(folder)
     try:
         file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -202,7 +204,7 @@ def gone(folder: Path, worker: str) -> bool:
     if path in _here:
         return False
     try:
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return True
     try:

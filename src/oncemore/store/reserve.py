@@ -12,6 +12,8 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from oncemore.store.files import open_private
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -34,7 +36,7 @@ class Reserve:
     def make(self) -> bool:
         """Take the room, unless it is taken; return whether it is."""
         try:
-            file = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            file = open_private(self._path)
         except OSError:
             return False
         try:

@@ -28,7 +28,6 @@ import threading
 import time
 import weakref
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import apsw
@@ -40,13 +39,15 @@ from oncemore.errors import StoreError, UsageError
 from oncemore.store import place, sqlite_list
 from oncemore.store.base import AlsoFailed, Conflict, Entry, Facts, Head, Index, Stored, check_batch
 from oncemore.store.combine import Combiner
+from oncemore.store.files import resolve_path
 from oncemore.store.reserve import BYTES, Reserve, begins, ends
 from oncemore.store.shield import Shield
-from oncemore.store.sqlite_house import SqliteHouse, identify, left
+from oncemore.store.sqlite_house import SqliteHouse, check_file, identify, left
 from oncemore.store.sqlite_joined import join
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from oncemore.store.base import Batch, Checked, Query, Write
     from oncemore.store.combine import Op
@@ -159,7 +160,7 @@ class SqliteStore:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         _check_engine(apsw.sqlite_lib_version())
-        self.path = Path(path).resolve()
+        self.path = resolve_path(path)
         place.check_local(self.path, place.file_system(self.path.parent))
         self._workers = self.path.with_name(self.path.name + "-workers")
         self._closed = False
@@ -505,6 +506,7 @@ class SqliteStore:
     def _prepare(self) -> None:
         """Make or check the file: mode, format, durability, clock."""
         try:
+            check_file(self.path)
             _create(self.path)
             with self._door:
                 self._wall_at_boot = self._set_up()

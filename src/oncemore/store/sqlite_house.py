@@ -30,6 +30,7 @@ import apsw
 
 from oncemore.errors import StoreError, UsageError
 from oncemore.store.base import Room, Weight
+from oncemore.store.files import check_links
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 PAGES = 256  # copied at a time
 TIDY_MS = 100
+#: What lies next to a database, by what its name adds: files of SQLite, then ours.
+COMPANIONS = ("-wal", "-shm", "-door", "-reserve", "-workers", "-programs")
 
 _PART = re.compile(r"\..+\.[0-9a-f]{8}\.part")
 _LAST = "SELECT coalesce(max(seq), 0) FROM log"
@@ -182,6 +185,18 @@ class SqliteHouse:
         finally:
             copy.close(True)
             source.close(True)
+
+
+def check_file(path: Path) -> None:
+    """Refuse links to the database and to its companions.
+
+    A backup gives its copy a name by a second hard link; one that was killed there is tidied up first.
+    """
+    with suppress(FileNotFoundError):
+        if path.stat().st_nlink > 1:
+            _sweep(path.parent)
+    for suffix in ("", *COMPANIONS):
+        check_links(path.with_name(path.name + suffix))
 
 
 def _named(part: Path, to: Path) -> None:

@@ -143,6 +143,8 @@ def _place(store: Store) -> Iterator[Check]:
     import os
 
     from oncemore.store import place
+    from oncemore.store.files import check_links
+    from oncemore.store.sqlite_house import COMPANIONS
 
     kind = place.file_system(path.parent) or "unknown"
     disk = os.statvfs(path.parent)
@@ -154,6 +156,11 @@ def _place(store: Store) -> Iterator[Check]:
         )
     else:
         yield Check("file system", OK, room)
+    for suffix in ("", *COMPANIONS):
+        try:
+            check_links(path.with_name(path.name + suffix))
+        except StoreError as fault:
+            yield Check("links", BAD, str(fault))
     if path.stat().st_mode & 0o077:
         yield Check(
             "rights", WARN, f"others than its owner may read or write {path.name}",

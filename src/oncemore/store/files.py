@@ -1,0 +1,63 @@
+"""The files that a store creates: each has one name, and none of them is reached through a link.
+
+Locks, the write-ahead file and the reserve of a SQLite store are found by the name of its database. A file
+with two hard links would have two sets of them, and two processes would do the same work. A symbolic link in
+the last component would let another user choose which file we write to. Links in parent folders are
+resolved, because all names that go through them lead to the same folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+from oncemore.errors import StoreError
+
+
+def resolve_path(path: str | os.PathLike[str]) -> Path:
+    """Return the absolute path of a file whose parent folders are resolved; refuse a symbolic link."""
+    absolute = Path(path).absolute()
+    found = absolute.parent.resolve() / absolute.name
+    if found.is_symlink():
+        raise StoreError(f"{found} is a symbolic link to {found.resolve()}; name the target itself")
+    return found
+
+
+def check_links(path: Path) -> None:
+    """Refuse a file that is a symbolic link or has a second hard link; a missing file is fine."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(status.st_mode):
+        raise _symbolic(path)
+    if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):
+        raise _hard(path, status.st_nlink)
+
+
+def open_private(path: Path, flags: int = 0, mode: int = 0o600) -> int:
+    """Open a file, follow no link, and create it for its owner alone unless `mode` says otherwise."""
+    try:
+        file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, mode)
+    except OSError as error:
+        if error.errno == errno.ELOOP and path.is_symlink():
+            raise _symbolic(path) from None
+        raise
+    links = os.fstat(file).st_nlink
+    if links > 1:
+        os.close(file)
+        raise _hard(path, links)
+    return file
+
+
+def _symbolic(path: Path) -> StoreError:
+    return StoreError(f"{path} is a symbolic link; remove it, and a file of its own takes its place")
+
+
+def _hard(path: Path, links: int) -> StoreError:
+    return StoreError(
+        f"{path} has {links} hard links: under a second name the same work would run twice; remove the other "
+        f"name (find it with: find FOLDER -samefile {path})"
+    )
