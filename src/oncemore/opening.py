@@ -76,15 +76,16 @@ def open(  # noqa: A001 - read as oncemore.open
     if not isinstance(url, str | os.PathLike):
         raise UsageError(f"url is {url!r}; it takes a text or a path")
     opens, told = _store(str(os.fspath(url)))
+    place = _place(told, artifacts)
     engine = Engine(
-        opens,
+        _with_artifacts(opens, told, place),
         told,
         lease_s=LEASE_S if lease_s is None else number("lease_s", lease_s, "lease_s"),
         inline_wait_s=INLINE_WAIT_S
         if max_inline_wait_s is None
         else number("max_inline_wait_s", max_inline_wait_s, "max_inline_wait_s"),
         on_event=None if on_event is None else _listener(on_event),
-        place=_place(told, artifacts),
+        place=place,
         notices=_notices(notify, NOTIFY_EVERY_S if notify_every_s is None else notify_every_s),
         codec=codec,
         copies=copies,
@@ -99,9 +100,9 @@ def open(  # noqa: A001 - read as oncemore.open
         control=_elsewhere(control),
     )
     if told != MEMORY:
-        place = None if artifacts is None else _lasting(str(os.fspath(artifacts)))
+        where = None if artifacts is None else _lasting(str(os.fspath(artifacts)))
         engine.opened = told if told.startswith(SQLITE) else str(url), {
-            "lease_s": lease_s, "max_inline_wait_s": max_inline_wait_s, "artifacts": place, "notify": notify,
+            "lease_s": lease_s, "max_inline_wait_s": max_inline_wait_s, "artifacts": where, "notify": notify,
             "notify_every_s": notify_every_s, "codec": codec, "copies": copies, "warn_file_mb": warn_file_mb,
             "warn_wal_mb": warn_wal_mb, "warn_left_mb": warn_left_mb, "control": control,
         }  # fmt: skip
@@ -187,6 +188,24 @@ def _place(store: str, artifacts: str | os.PathLike[str] | None) -> Callable[[],
         return lambda: bucket
     path = Path(folder).expanduser().absolute()
     return lambda: Folder(path)
+
+
+def _with_artifacts(
+    opens: Callable[[], Store], url: str, place: Callable[[], Place] | None
+) -> Callable[[], Store]:
+    """Return what opens a store, and refuses to create one whose artifacts are there already."""
+
+    def checked() -> Store:
+        folder = place() if place is not None and url.startswith(SQLITE) else None
+        if isinstance(folder, Folder) and folder.has_signature(url):
+            path = Path(url.removeprefix(SQLITE))
+            if not path.exists():
+                from oncemore.store.files import companions_alone
+
+                raise companions_alone(path, [folder.root.name])
+        return opens()
+
+    return checked
 
 
 def _shown(url: str) -> str:

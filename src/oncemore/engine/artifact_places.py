@@ -185,9 +185,8 @@ class Folder:
 
     def sign(self, log: str) -> None:
         """Write a log's address into a file of its own."""
-        logs = self.root / "logs"
+        logs, file = self.root / "logs", self._signature(log)
         _make(logs)
-        file = logs / sha256(log.encode()).hexdigest()[:32]
         if not file.exists():
             new = file.with_name(f"{file.name}.{nonce():016x}")
             with new.open("xb") as told:
@@ -196,6 +195,19 @@ class Folder:
                 os.fsync(told.fileno())
             new.replace(file)
             _sync(logs)
+
+    def has_signature(self, log: str) -> bool:
+        """Whether a log keeps, or has kept, artifacts here."""
+        return self._signature(log).exists()
+
+    def remove_signature(self, log: str) -> bool:
+        """Forget that a log kept artifacts here; its objects stay. Return whether it did."""
+        found = self.has_signature(log)
+        self._signature(log).unlink(missing_ok=True)
+        return found
+
+    def _signature(self, log: str) -> Path:
+        return self.root / "logs" / sha256(log.encode()).hexdigest()[:32]
 
     def signed(self) -> frozenset[str]:
         """Return the addresses in those files."""

@@ -25,6 +25,34 @@ def resolve_path(path: str | os.PathLike[str]) -> Path:
     return found
 
 
+def file_identity(path: str) -> tuple[int, int] | None:
+    """Return device and inode of the file at a path, or None when no file can be seen there."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def file_changed(path: Path) -> StoreError:
+    """Return the error of a process whose database is no longer the file at its path."""
+    replaced = file_identity(str(path)) is not None
+    return StoreError(
+        f"{path} was {'replaced by another file' if replaced else 'deleted or moved'} while this process "
+        "had it open: what is written now could not be found again, so nothing is acknowledged. Stop all "
+        "processes that use it, put the file back, and start them again"
+    )
+
+
+def companions_alone(path: Path, companions: list[str]) -> StoreError:
+    """Return the error of a start that finds companions of a database without the database."""
+    return StoreError(
+        f"{path} is missing, but {', '.join(companions)} of it are here: the database was deleted or moved. "
+        f"Put it back, or remove the companions (oncemore doctor --store {path} --remove-companions) and "
+        "then restore a backup, or begin an empty store, which runs all work again"
+    )
+
+
 def check_links(path: Path) -> None:
     """Refuse a file that is a symbolic link or has a second hard link; a missing file is fine."""
     try:

@@ -39,7 +39,7 @@ from oncemore.errors import StoreError, UsageError
 from oncemore.store import place, sqlite_list
 from oncemore.store.base import AlsoFailed, Conflict, Entry, Facts, Head, Index, Stored, check_batch
 from oncemore.store.combine import Combiner
-from oncemore.store.files import resolve_path
+from oncemore.store.files import file_changed, file_identity, resolve_path
 from oncemore.store.reserve import BYTES, Reserve, begins, ends
 from oncemore.store.shield import Shield
 from oncemore.store.sqlite_house import SqliteHouse, check_file, identify, left
@@ -165,6 +165,8 @@ class SqliteStore:
         self._workers = self.path.with_name(self.path.name + "-workers")
         self._closed = False
         self.name = ""
+        self._file = str(self.path)
+        self._identity: tuple[int, int] | None = None  # of the database; None: not checked
         self._reserve = Reserve(self.path.with_name(self.path.name + "-reserve"))
         # Without a boot's id every opening counts as one: each would set the clock ahead a little more.
         self._ahead = MARK_AHEAD_S if place.boot_id() else 0.0
@@ -237,6 +239,9 @@ class SqliteStore:
                     answers = self._together([op.batch for op in ops])
             finally:
                 door.leave()
+            if file_identity(self._file) != self._identity:  # after the commit, or it could go between both
+                self._readers = _Reader()  # or who asks whether it is stored would read it in the former file
+                raise file_changed(self.path)
         except (TypeError, ValueError, OverflowError, apsw.TooBigError) as error:
             self._drop()
             raise UsageError(f"a batch holds what SQLite cannot store: {error}") from error
@@ -281,7 +286,7 @@ class SqliteStore:
     def _cursor(self, *, sync: bool) -> apsw.Cursor:
         """Return the writer's cursor, told how much the coming commit must wait for the disk."""
         if self._writer is None:
-            self._writer = _connect(self.path, apsw.SQLITE_OPEN_READWRITE).cursor()
+            self._writer = self._connect(apsw.SQLITE_OPEN_READWRITE).cursor()
             self._synced = None
         if self._synced is not sync:
             self._writer.execute(f"PRAGMA synchronous={'FULL' if sync else 'NORMAL'}")
@@ -306,7 +311,7 @@ class SqliteStore:
         reader = self._readers
         try:
             if reader.connection is None:
-                reader.connection = _connect(self.path, apsw.SQLITE_OPEN_READONLY)
+                reader.connection = self._connect(apsw.SQLITE_OPEN_READONLY)
             return _rows(reader.connection, sql, values)
         except apsw.Error as error:
             vars(reader).clear()
@@ -395,11 +400,13 @@ class SqliteStore:
         self._check_open()
         try:
             with self._door:
-                connection = _connect(self.path, apsw.SQLITE_OPEN_READWRITE)
+                connection = self._connect(apsw.SQLITE_OPEN_READWRITE)
                 try:
-                    return do(connection)
+                    answer = do(connection)
                 finally:
                     connection.close(True)
+                self._check_identity()
+                return answer
         except apsw.Error as error:
             if isinstance(error, apsw.FullError) and not self._reserve.given and self._reserve.give():
                 return self.aside(do)  # most often it makes room
@@ -459,7 +466,7 @@ class SqliteStore:
     def reader(self) -> apsw.Connection:
         """Return a connection for reading, the caller's to close."""
         self._check_open()
-        return _connect(self.path, apsw.SQLITE_OPEN_READONLY)
+        return self._connect(apsw.SQLITE_OPEN_READONLY)
 
     def renamed(self, name: str, last: int) -> None:
         """Be known by another name from now on; behind the door."""
@@ -499,6 +506,21 @@ class SqliteStore:
                 self._door.note(self.name, last)
         self._drop()
 
+    def _connect(self, flags: int) -> apsw.Connection:
+        """Open the database; refuse another file than the one that was opened first."""
+        self._check_identity()
+        connection = _connect(self.path, flags)
+        try:
+            self._check_identity()
+        except BaseException:
+            connection.close(True)
+            raise
+        return connection
+
+    def _check_identity(self) -> None:
+        if self._identity is not None and file_identity(self._file) != self._identity:
+            raise file_changed(self.path)
+
     def _check_open(self) -> None:
         if self._closed:
             raise StoreError(f"{self.path}: the store is closed")
@@ -508,6 +530,7 @@ class SqliteStore:
         try:
             check_file(self.path)
             _create(self.path)
+            self._identity = file_identity(self._file)
             with self._door:
                 self._wall_at_boot = self._set_up()
             self._reserve.given = not self._reserve.make()

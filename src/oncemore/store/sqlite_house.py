@@ -28,9 +28,10 @@ from typing import TYPE_CHECKING, Any
 
 import apsw
 
-from oncemore.errors import StoreError, UsageError
+from oncemore.errors import InProgress, StoreError, UsageError
 from oncemore.store.base import Room, Weight
-from oncemore.store.files import check_links
+from oncemore.store.files import check_links, companions_alone
+from oncemore.store.place import is_unlocked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -188,7 +189,7 @@ class SqliteHouse:
 
 
 def check_file(path: Path) -> None:
-    """Refuse links to the database and to its companions.
+    """Refuse links to the database and to its companions, and companions without their database.
 
     A backup gives its copy a name by a second hard link; one that was killed there is tidied up first.
     """
@@ -197,6 +198,36 @@ def check_file(path: Path) -> None:
             _sweep(path.parent)
     for suffix in ("", *COMPANIONS):
         check_links(path.with_name(path.name + suffix))
+    companions = find_companions(path)
+    if companions and not path.exists():  # looked for last: a database is created before its companions
+        raise companions_alone(path, [each.name for each in companions])
+
+
+def find_companions(path: Path) -> list[Path]:
+    """Return the companions of a database that exist."""
+    paths = (path.with_name(path.name + suffix) for suffix in COMPANIONS)
+    return [each for each in paths if each.exists()]
+
+
+def remove_companions(path: Path) -> list[Path]:
+    """Remove the companions of a database that is missing; return them.
+
+    Refused while a process has a worker there: it still works on the deleted file.
+    """
+    if path.exists():
+        raise UsageError(f"{path} is here, with its companions; nothing was removed")
+    found = find_companions(path)
+    for lock in path.with_name(path.name + "-workers").glob("*"):
+        if not is_unlocked(lock):
+            raise InProgress(f"a process still works on the former {path}: stop worker {lock.name} first")
+    for each in found:
+        if each.is_dir():
+            for inner in each.iterdir():
+                inner.unlink()
+            each.rmdir()
+        else:
+            each.unlink()
+    return found
 
 
 def _named(part: Path, to: Path) -> None:

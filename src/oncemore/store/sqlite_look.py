@@ -7,21 +7,12 @@ refused.
 
 from __future__ import annotations
 
-import fcntl
-import os
-import struct
 import time
-from typing import TYPE_CHECKING
 
 from oncemore.errors import StoreError
 from oncemore.store import place
 from oncemore.store.eyes import ForEyesOnly
 from oncemore.store.sqlite import FORMAT, SqliteStore
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-_FLOCK = "hhqqi4x"  # struct flock of Linux on 64 bits: type, whence, start, length, pid
 
 
 class LookedAt(ForEyesOnly, SqliteStore):
@@ -47,7 +38,7 @@ class LookedAt(ForEyesOnly, SqliteStore):
 
     def gone(self, worker: str) -> bool:
         """Whether nobody holds the lock of a worker's file; it is asked for, never taken."""
-        return _unlocked(self._workers / worker)
+        return place.is_unlocked(self._workers / worker)
 
     @property
     def shown(self) -> str:
@@ -62,20 +53,3 @@ class LookedAt(ForEyesOnly, SqliteStore):
         """Return the bytes of the file, and of its write-ahead log."""
         log = self.path.with_name(self.path.name + "-wal")
         return self.path.stat().st_size, log.stat().st_size if log.exists() else 0
-
-
-def _unlocked(path: Path) -> bool:
-    if path in place._here:  # noqa: SLF001 - our own: to close a second descriptor would drop its lock
-        return False
-    try:
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return True
-    except OSError as error:
-        raise StoreError(f"{path}: {error.strerror}") from error
-    try:
-        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        held = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
-        return bool(held[0] == fcntl.F_UNLCK)
-    finally:
-        os.close(file)

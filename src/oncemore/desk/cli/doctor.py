@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from oncemore.desk.cli.group import json_option, leaf, store_option
+from oncemore.desk.cli.house import sure, yes_option
 from oncemore.desk.cli.paper import Paper
 from oncemore.desk.cli.progress import Progress
 
@@ -20,6 +21,7 @@ oncemore doctor
 oncemore doctor --module flows.load --module flows.send
 oncemore doctor --rebuild
 oncemore doctor --rebuild --write
+oncemore doctor --remove-companions --yes
 """
 HEALTH = """
 oncemore health
@@ -35,9 +37,23 @@ TINTS: dict[str, Tint] = {"ok": "green", "warn": "yellow", "bad": "red"}
 @click.option(
     "--module", "modules", metavar="NAME", multiple=True, help="A module of your steps; may be repeated."
 )
+@click.option(
+    "--remove-companions",
+    is_flag=True,
+    help="Of a database that is missing: remove its locks and other files, to begin an EMPTY store.",
+)
+@yes_option
 @store_option
 @json_option
-def doctor(rebuild: bool, write: bool, modules: tuple[str, ...], store: str | None, in_json: bool) -> int:
+def doctor(
+    rebuild: bool,
+    write: bool,
+    modules: tuple[str, ...],
+    remove_companions: bool,
+    yes: bool,
+    store: str | None,
+    in_json: bool,
+) -> int:
     """Look a store over, and say what to do.
 
     Engine, disk, clocks, chain, leases, and what is stuck. Each check says ok, warn or bad, and what to do
@@ -50,6 +66,8 @@ def doctor(rebuild: bool, write: bool, modules: tuple[str, ...], store: str | No
         raise click.UsageError(
             "--write needs --rebuild: only what was compared is put right.", click.get_current_context()
         )
+    if remove_companions:
+        return _remove_companions(store, yes, in_json)
     known = None
     if modules:
         from oncemore.desk.service.modules import steps_of
@@ -69,6 +87,19 @@ def doctor(rebuild: bool, write: bool, modules: tuple[str, ...], store: str | No
     else:
         print_checkup(paper, found)
     return 1 if found.worst == "bad" else 0
+
+
+def _remove_companions(store: str | None, yes: bool, in_json: bool) -> int:
+    from oncemore.desk.service import stores
+
+    sure(yes, "The next start begins an empty store, and all work can run again. Remove the companions?")
+    removed = stores.remove_companions(store)
+    paper = Paper(in_json=in_json)
+    if in_json:
+        paper.json({"removed": removed})
+    else:
+        paper.line(f"removed: {', '.join(removed)}" if removed else "there are no companions")
+    return 0
 
 
 def _mended(found: Checkup, whole: Rebuilt | None, store: str | None, in_json: bool) -> Checkup:

@@ -38,11 +38,30 @@ def there(store: str | None) -> Engine:
     """Return an engine on a store that exists: as named, or as the settings have it."""
     engine = made(store)
     if engine.url.startswith(SQLITE) and not Path(engine.url.removeprefix(SQLITE)).exists():
-        raise _no_store(engine.url.removeprefix(SQLITE))
+        raise _no_store(Path(engine.url.removeprefix(SQLITE)))
     return engine
 
 
-def _no_store(where: object) -> UsageError:
+def remove_companions(url: str | None) -> list[str]:
+    """Remove what a database that is missing has left; return the names of what was removed."""
+    from oncemore.engine.artifact_places import Folder
+    from oncemore.store import sqlite_house
+
+    where = path_of(address(url))
+    removed = [path.name for path in sqlite_house.remove_companions(where)]
+    place = shelf_of(str(where)).place
+    if isinstance(place, Folder) and place.remove_signature(f"{SQLITE}{where}"):
+        removed.append(f"the mark of this store in {place.url}")
+    return removed
+
+
+def _no_store(where: Path) -> UsageError | StoreError:
+    from oncemore.store.files import companions_alone
+    from oncemore.store.sqlite_house import find_companions
+
+    companions = find_companions(where)
+    if companions:
+        return companions_alone(where, [path.name for path in companions])
     return UsageError(
         f"there is no store at {where}; name one with --store or ONCEMORE_STORE, or go to the folder of "
         "the project"
