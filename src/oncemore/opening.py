@@ -220,7 +220,7 @@ def _sqlite(path: Path) -> Store:
 
     new = not path.exists()
     if new and path.parent.name == ".oncemore" and not path.parent.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         (path.parent / ".gitignore").write_text("*\n", encoding="utf-8")
     store = SqliteStore(path)
     if new:

@@ -203,12 +203,12 @@ def test_content_that_took_long_to_write_is_young_when_it_is_published(tmp_path:
     assert next(folder.objects()).modified > time.time() - 60
 
 
-def test_objects_are_read_only_and_in_folders_by_their_first_digits(tmp_path: Path) -> None:
+def test_objects_are_private_read_only_and_in_folders_by_their_first_digits(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     keep(folder)
     path = Shelf(lambda: folder).path(DIGEST, len(DATA))
     assert path == tmp_path / "sha256" / DIGEST[:2] / DIGEST
-    assert path.stat().st_mode & 0o777 == 0o444
+    assert path.stat().st_mode & 0o777 == 0o400
 
 
 def test_a_place_without_files_has_no_paths() -> None:

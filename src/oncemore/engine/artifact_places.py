@@ -12,10 +12,12 @@ A place keeps objects by the digest of their bytes. What every place promises:
 Places raise `OSError` when they cannot do what they are asked for, and `Violation` when bytes are not what
 their digest says. In a folder:
 
-    sha256/ab/abcd…   an object, read-only
+    sha256/ab/abcd…   an object; its owner may read it, and nobody may write it
     writing/…         staged bytes
     logs/…            which logs keep artifacts here: collecting for one must not forget the other
     lock              held shared to publish, and alone to remove
+
+Folders are 0700 and files 0600 or less: results and captured output are as private as the log.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import os
 import re
 from contextlib import contextmanager, suppress
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Protocol
@@ -161,6 +164,13 @@ class Folder:
                     found = file.stat()
                     yield Object(file.name, found.st_size, found.st_mtime)
 
+    def find_open_paths(self) -> Iterator[Path]:
+        """Return every path of the folder that other users may read, write or enter."""
+        for path in chain((self.root,), self.root.rglob("*")):
+            with suppress(FileNotFoundError):
+                if path.lstat().st_mode & 0o077:
+                    yield path
+
     def remove(self, digest: str, before: float) -> bool:
         """Remove an object, unless somebody published it anew."""
         file = self.where(digest)
@@ -189,7 +199,7 @@ class Folder:
         _make(logs)
         if not file.exists():
             new = file.with_name(f"{file.name}.{nonce():016x}")
-            with new.open("xb") as told:
+            with _create(new) as told:
                 told.write(log.encode())
                 told.flush()
                 os.fsync(told.fileno())
@@ -217,7 +227,7 @@ class Folder:
     @contextmanager
     def locked(self, how: int) -> Iterator[None]:
         """Hold the folder's lock; it ends with the file, also when the process dies."""
-        held = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        held = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(held, how)
             yield
@@ -230,7 +240,7 @@ class FolderStage:
 
     def __init__(self, folder: Folder, path: Path) -> None:
         self._folder, self._path = folder, path
-        self._file = path.open("xb", buffering=0)
+        self._file = _create(path)
 
     def write(self, data: bytes) -> None:
         """Write all of it: the file may take less at a time."""
@@ -240,11 +250,12 @@ class FolderStage:
 
     def publish(self, digest: str, size: int) -> None:
         """Bring it to the disk, then into its place, then the place to the disk."""
-        os.fchmod(self._file.fileno(), 0o444)
+        os.fchmod(self._file.fileno(), 0o400)
         os.fsync(self._file.fileno())
         target = self._folder.where(digest)
         with self._folder.locked(fcntl.LOCK_SH):
-            target.parent.mkdir(parents=True, exist_ok=True)
+            for made in (target.parent.parent, target.parent):
+                made.mkdir(mode=0o700, exist_ok=True)
             with suppress(FileNotFoundError), target.open("rb") as there:
                 hold(there, digest)
             os.utime(self._file.fileno())  # it is young from now on, however long it took to write
@@ -259,11 +270,16 @@ class FolderStage:
         self._path.unlink(missing_ok=True)
 
 
+def _create(path: Path) -> io.FileIO:
+    """Create a file for its owner alone, and open it to be written to."""
+    return io.FileIO(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb")
+
+
 def _make(folder: Path) -> None:
     """Make a folder and those above it; each is on the disk before anything is in it."""
     if not folder.is_dir():
         _make(folder.parent)
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
         _sync(folder.parent)
 
 

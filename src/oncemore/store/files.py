@@ -80,6 +80,21 @@ def open_private(path: Path, flags: int = 0, mode: int = 0o600) -> int:
     return file
 
 
+def make_private_folder(folder: Path) -> None:
+    """Make a folder for its owner alone; refuse one in which another user could change something.
+
+    A folder whose name can be guessed, in the temporary directory, may have been made by another user.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        raise _symbolic(folder)
+    if status.st_uid not in (os.geteuid(), folder.parent.stat().st_uid):
+        raise StoreError(f"{folder} belongs to another user (uid {status.st_uid}); remove it, or set TMPDIR")
+    if status.st_mode & 0o022:
+        raise StoreError(f"{folder} can be written to by other users; chmod 700 {folder}")
+
+
 def _symbolic(path: Path) -> StoreError:
     return StoreError(f"{path} is a symbolic link; remove it, and a file of its own takes its place")
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oncemore.errors import StoreError, UsageError
-from oncemore.store.files import check_links, open_private
+from oncemore.store.files import make_private_folder, open_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -187,8 +187,7 @@ _here: dict[Path, Here] = {}
 def enter(folder: Path, worker: str) -> Here:
     """Lock a new file for a worker. The door must be held: a file is unlocked for a moment when it is new."""
     path = folder / _plain(worker)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    check_links(folder)
+    make_private_folder(folder)
     _sweep(folder)
     try:
         file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)

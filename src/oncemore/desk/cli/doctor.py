@@ -60,7 +60,7 @@ def doctor(
     next. Exit code 1 means that one is bad. Nothing is written without --write.
     """
     from oncemore.desk.service.checkup import checkup, rebuilt
-    from oncemore.desk.service.stores import looked_at
+    from oncemore.desk.service.stores import folder_of, looked_at
 
     if write and not rebuild:
         raise click.UsageError(
@@ -75,7 +75,7 @@ def doctor(
         known = steps_of(modules)
     paper = Paper(in_json=in_json)
     with looked_at(store) as opened:
-        found = checkup(opened, known)
+        found = checkup(opened, known, folder_of(store))
         if rebuild:
             with Progress("rebuilding", quiet=in_json) as progress:
                 check, whole = rebuilt(opened, progress)

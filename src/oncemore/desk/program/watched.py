@@ -8,6 +8,7 @@ kept.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -24,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore.core.value import Value
 from oncemore.desk.program import matcher
-from oncemore.errors import TransientError
+from oncemore.errors import StoreError, TransientError
+from oncemore.store.files import make_private_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -316,7 +318,10 @@ def alone(folder: Path, key: str, check: Callable[[], object]) -> Iterator[int]:
     takes over waits for it. `check` raises what ends the waiting.
     """
     path, ends = folder / key, time.monotonic() + ALONE_S
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        make_private_folder(folder)
+    except StoreError as error:
+        raise NotStarted(errno.EACCES, str(error)) from error
     while True:
         held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:

@@ -17,9 +17,11 @@ from oncemore.errors import StoreError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
     from typing import Any
 
     from oncemore.core.record import Run
+    from oncemore.engine.artifact_places import Folder
     from oncemore.engine.rebuild import Rebuilt
     from oncemore.store.base import Head, Store
 
@@ -57,10 +59,13 @@ class Checkup(Value):
         return next(status for status in (BAD, WARN, OK) if status in found or status == OK)
 
 
-def checkup(store: Store, known_steps: Iterable[str] | None = None) -> Checkup:
+def checkup(
+    store: Store, known_steps: Iterable[str] | None = None, artifacts: Folder | None = None
+) -> Checkup:
     """Look a store over.
 
     known_steps  names of the steps that workers know, where somebody can tell
+    artifacts    the folder of its artifacts, if they are in one
     """
     facts = store.facts()
     running, waiting = _runs(store, state="RUNNING"), _waiting(store)
@@ -68,6 +73,7 @@ def checkup(store: Store, known_steps: Iterable[str] | None = None) -> Checkup:
         Check("engine", OK, facts.engine),
         *_durability(store),
         *_place(store),
+        *_artifacts(artifacts),
         *_clock(store),
         _chain(store),
         *_leases(store, running),
@@ -144,7 +150,7 @@ def _place(store: Store) -> Iterator[Check]:
 
     from oncemore.store import place
     from oncemore.store.files import check_links
-    from oncemore.store.sqlite_house import COMPANIONS
+    from oncemore.store.sqlite_house import COMPANIONS, find_companions
 
     kind = place.file_system(path.parent) or "unknown"
     disk = os.statvfs(path.parent)
@@ -161,10 +167,12 @@ def _place(store: Store) -> Iterator[Check]:
             check_links(path.with_name(path.name + suffix))
         except StoreError as fault:
             yield Check("links", BAD, str(fault))
-    if path.stat().st_mode & 0o077:
+    opened = [each for each in (path, *find_companions(path)) if each.stat().st_mode & 0o077]
+    if opened:
         yield Check(
-            "rights", WARN, f"others than its owner may read or write {path.name}",
-            f"chmod 600 {path}: arguments and results are in it",
+            "rights", WARN,
+            f"others than its owner may read or write {', '.join(each.name for each in opened)}",
+            f"{_closed_by(opened)}: arguments and results are in it",
         )  # fmt: skip
     elif not os.access(path, os.W_OK):
         yield Check("rights", WARN, f"you may read {path.name}, not write it", "look as its owner to repair")
@@ -174,6 +182,25 @@ def _place(store: Store) -> Iterator[Check]:
         yield Check("size", WARN, told, "a reader that stays keeps the log from being emptied; end it")
     else:
         yield Check("size", OK, told)
+
+
+def _closed_by(paths: list[Path]) -> str:
+    """Return the command that takes the rights of other users away."""
+    modes = {"700": [str(path) for path in paths if path.is_dir()]}
+    modes["600"] = [str(path) for path in paths if not path.is_dir()]
+    return " && ".join(f"chmod {mode} {' '.join(names)}" for mode, names in sorted(modes.items()) if names)
+
+
+def _artifacts(folder: Folder | None) -> Iterator[Check]:
+    """Check the rights of what steps have put away, large results and captured output among it."""
+    if folder is not None:
+        opened = list(islice(folder.find_open_paths(), MOST))
+        if opened:
+            yield Check(
+                "rights of artifacts", WARN,
+                f"others than their owner may read {_plural(len(opened), 'path')} in {folder.url}",
+                f"chmod -R go= {folder.url}", tuple(map(str, opened[:5])),
+            )  # fmt: skip
 
 
 def _clock(store: Store) -> Iterator[Check]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from oncemore.configured import Settings
+    from oncemore.engine.artifact_places import Folder
     from oncemore.engine.artifacts import Shelf
     from oncemore.engine.runtime import Engine
     from oncemore.store.base import Store
@@ -44,13 +45,12 @@ def there(store: str | None) -> Engine:
 
 def remove_companions(url: str | None) -> list[str]:
     """Remove what a database that is missing has left; return the names of what was removed."""
-    from oncemore.engine.artifact_places import Folder
     from oncemore.store import sqlite_house
 
     where = path_of(address(url))
     removed = [path.name for path in sqlite_house.remove_companions(where)]
-    place = shelf_of(str(where)).place
-    if isinstance(place, Folder) and place.remove_signature(f"{SQLITE}{where}"):
+    place = folder_of(str(where))
+    if place is not None and place.remove_signature(f"{SQLITE}{where}"):
         removed.append(f"the mark of this store in {place.url}")
     return removed
 
@@ -161,3 +161,11 @@ def shelf_of(url: str | None = None) -> Shelf:
 
     found = told(url)
     return opening.open(found.store, artifacts=found.artifacts or None).shelf
+
+
+def folder_of(url: str | None = None) -> Folder | None:
+    """Return the folder of a store's artifacts; None where they are not in a folder of this machine."""
+    from oncemore.engine.artifact_places import Folder
+
+    shelf = shelf_of(url)
+    return shelf.place if shelf.there and isinstance(shelf.place, Folder) else None

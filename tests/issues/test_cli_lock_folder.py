@@ -1,0 +1,31 @@
+"""`oncemore exec` with a log on a server keeps its locks in the temporary directory, which it checks."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from oncemore.desk.program.watched import NotStarted, alone
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_program_does_not_start_with_a_lock_folder_that_others_can_write_to(tmp_path: Path) -> None:
+    folder = tmp_path / f"oncemore-programs-{os.getuid()}"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(NotStarted, match="can be written to by other users"), alone(folder, "a" * 64, bool):
+        raise AssertionError
+    folder.chmod(0o700)
+    with alone(folder, "a" * 64, bool):
+        assert (folder / ("a" * 64)).exists()
+
+
+def test_a_lock_folder_that_is_a_symbolic_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / "locks").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(NotStarted, match="locks is a symbolic link"), alone(tmp_path / "locks", "k", bool):
+        raise AssertionError
