@@ -11,13 +11,15 @@ from oncemore.core.record import Outgoing, Run
 from oncemore.core.value import Value
 from oncemore.engine.chores import Doing, chores, close, left_open, somebody, told
 from oncemore.engine.history import verify
+from oncemore.engine.rebuild import rebuild
 from oncemore.engine.retention import pages
 from oncemore.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from oncemore.core.record import Chore
+    from oncemore.engine.rebuild import Wrong
     from oncemore.engine.runtime import Engine
     from oncemore.store.base import Entry, Head, Weight
 
@@ -168,33 +170,52 @@ def in_doubt(engine: Engine) -> Iterator[Doubt]:
 
 
 def verified(engine: Engine) -> Verified:
-    """Check every link; bodies may be gone only where an entry says who removed them."""
-    count = 0
+    """Check every link, and every head against its entries.
+
+    Bodies may be gone only where an entry says who removed them.
+    """
     forgotten: dict[str, tuple[int, Forgotten]] = {}
     without: dict[str, Entry] = {}
+    states: dict[str, Any] = {}  # of entities with such an entry
 
-    def watched() -> Iterator[Entry]:
-        nonlocal count
-        for entry in engine.store.entries():
-            count += 1
+    def follow(page: Iterable[Entry], known: dict[str, tuple[int, bytes, Any]]) -> None:
+        verify(page, known)
+        for entry in page:
             if entry.body is None:
                 without[entry.entity] = entry
             found = _forgotten(engine, entry)
             if found is not None:
                 forgotten[entry.entity] = entry.version, found
-            yield entry
+            if entry.entity in without or entry.entity in forgotten:
+                states[entry.entity] = known[entry.entity][2]
 
-    states = verify(watched())
+    rebuilt = rebuild(engine.store, through=follow)
+    for wrong in rebuilt.wrong:
+        raise StoreError(_describe_wrong(wrong))
     for entity, entry in without.items():
-        if not _explained(entry, states[entity][2], forgotten):
+        if not _explained(entry, states[entity], forgotten):
             raise StoreError(
                 f"the body of entry {entry.seq} ({entity}) is gone, and nothing says who removed it"
             )
     named = (
-        found._replace(key=entity.removeprefix("run/"), step=states[entity][2].step)
+        found._replace(key=entity.removeprefix("run/"), step=states[entity].step)
         for entity, (_, found) in forgotten.items()
     )
-    return Verified(count, len(states), tuple(named))
+    return Verified(rebuilt.entries, rebuilt.heads, tuple(named))
+
+
+def _describe_wrong(wrong: Wrong) -> str:
+    """Say how a head differs from what its entries lead to."""
+    how = {
+        "missing": "is missing",
+        "ahead": "tells of entries that are not in the log",
+        "behind": "is behind its last entry",
+        "different": f"differs from its entries ({', '.join(wrong.fields)})",
+    }
+    return (
+        f"the head of {wrong.entity} {how[wrong.what]}: it was altered, or the log was; "
+        "`oncemore doctor --rebuild` compares all"
+    )
 
 
 def _explained(entry: Entry, state: Any, forgotten: dict[str, tuple[int, Forgotten]]) -> bool:

@@ -378,7 +378,7 @@ class Engine:
         return house.sizes(self)
 
     def verify(self) -> Verified:
-        """Check every link of the log, and say what was pruned and erased, by whom and why."""
+        """Check every link and head of the log, and say what was pruned and erased, by whom and why."""
         from oncemore.engine import house
 
         return house.verified(self)

@@ -42,7 +42,15 @@ from oncemore.store.combine import Combiner
 from oncemore.store.files import file_changed, file_identity, resolve_path
 from oncemore.store.reserve import BYTES, Reserve, begins, ends
 from oncemore.store.shield import Shield
-from oncemore.store.sqlite_house import SqliteHouse, check_file, identify, left
+from oncemore.store.sqlite_house import (
+    OBJECTS,
+    SqliteHouse,
+    check_file,
+    check_objects,
+    identify,
+    left,
+    sort_objects,
+)
 from oncemore.store.sqlite_joined import join
 
 if TYPE_CHECKING:
@@ -463,6 +471,10 @@ class SqliteStore:
         """Return what a statement reads."""
         return self._read(sql)
 
+    def sort_objects(self) -> tuple[list[str], list[str]]:
+        """Return foreign objects that touch our tables, and the tables of others in the file."""
+        return sort_objects(self._read(OBJECTS))
+
     def reader(self) -> apsw.Connection:
         """Return a connection for reading, the caller's to close."""
         self._check_open()
@@ -715,7 +727,7 @@ def _create(path: Path) -> None:
 
 def _set_up(connection: apsw.Connection, path: Path) -> None:
     """Read back what the engine really does, and make, check or renew the tables."""
-    tables = {name for (name,) in _rows(connection, "SELECT name FROM sqlite_master")}
+    tables = check_objects(connection, path)
     if tables and not tables >= {"meta", "head", "log"}:
         raise StoreError(f"{path}: this is another program's database, not a store of oncemore")
     if connection.pragma("journal_mode", "wal") != "wal":

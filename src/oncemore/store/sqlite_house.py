@@ -34,7 +34,7 @@ from oncemore.store.files import check_links, companions_alone
 from oncemore.store.place import is_unlocked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from oncemore.store.base import Checked
@@ -45,6 +45,10 @@ PAGES = 256  # copied at a time
 TIDY_MS = 100
 #: What lies next to a database, by what its name adds: files of SQLite, then ours.
 COMPANIONS = ("-wal", "-shm", "-door", "-reserve", "-workers", "-programs")
+
+#: Our tables, and what there is in the file: type, name, and the table that it belongs to.
+TABLES = frozenset({"meta", "head", "log"})
+OBJECTS = "SELECT type, name, tbl_name FROM sqlite_master ORDER BY name"
 
 _PART = re.compile(r"\..+\.[0-9a-f]{8}\.part")
 _LAST = "SELECT coalesce(max(seq), 0) FROM log"
@@ -207,6 +211,34 @@ def find_companions(path: Path) -> list[Path]:
     """Return the companions of a database that exist."""
     paths = (path.with_name(path.name + suffix) for suffix in COMPANIONS)
     return [each for each in paths if each.exists()]
+
+
+def check_objects(connection: apsw.Connection, path: Path) -> set[str]:
+    """Refuse foreign triggers and views that would change what we write; return the names of all objects."""
+    rows = _rows(connection, OBJECTS)
+    foreign, _ = sort_objects(rows)
+    if foreign:
+        raise StoreError(
+            f"{path}: {foreign[0]}, which another program has put there: it could change what we write. "
+            "Remove it, and run `oncemore verify`"
+        )
+    return {name for _, name, _ in rows}
+
+
+def sort_objects(rows: Iterable[tuple[str, str, str]]) -> tuple[list[str], list[str]]:
+    """Return the objects of a file that touch our tables and are not ours, and the tables of others.
+
+    `on_commit()` may create tables in the file, with indexes and triggers of their own.
+    """
+    foreign, others = [], []
+    for kind, name, table in rows:
+        if kind == "trigger" and table.lower() in TABLES:
+            foreign.append(f"trigger {name} is on the table {table}")
+        elif name.lower() in TABLES and kind != "table":
+            foreign.append(f"{name} is a {kind}")
+        elif kind in ("table", "view") and name.lower() not in TABLES:
+            others.append(name)
+    return foreign, others
 
 
 def remove_companions(path: Path) -> list[Path]:

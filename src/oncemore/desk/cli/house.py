@@ -252,10 +252,10 @@ def sizes(store: str | None, in_json: bool) -> None:
 @store_option
 @json_option
 def verify(store: str | None, in_json: bool) -> int:
-    """Check every link of a log, and say what was erased.
+    """Check every link and head of a log, and say what was erased.
 
-    With by whom and why. Exit code 1 if the log was altered, or a body is gone that nobody
-    has removed.
+    With by whom and why. Exit code 1 if an entry or a head was altered, a part is missing, or
+    a body is gone that nobody has removed.
     """
     from oncemore.desk.service.stores import there
 

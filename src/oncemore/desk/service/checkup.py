@@ -75,6 +75,7 @@ def checkup(
         *_place(store),
         *_artifacts(artifacts),
         *_clock(store),
+        *_schema(store),
         _chain(store),
         *_leases(store, running),
         _stuck(store, waiting),
@@ -229,6 +230,21 @@ def _clock(store: Store) -> Iterator[Check]:
             "clock of the log", WARN, f"the last entries are up to {seconds(ahead)} in the future",
             "a clock that wrote them ran ahead; what it let wait will wait longer",
         )  # fmt: skip
+
+
+def _schema(store: Store) -> Iterator[Check]:
+    """Check what other programs have put among our tables."""
+    sort_objects = getattr(store, "sort_objects", None)
+    if sort_objects is None:
+        return
+    foreign, others = sort_objects()
+    if foreign:
+        yield Check(
+            "schema", BAD, "; ".join(foreign[:5]), "another program has put it there: remove it, then verify"
+        )
+    else:
+        more = f"; tables of others: {', '.join(others[:5])}" if others else ""
+        yield Check("schema", OK, f"no foreign object touches our tables{more}")
 
 
 def _chain(store: Store) -> Check:
