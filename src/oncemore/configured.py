@@ -17,6 +17,10 @@ They come, in this order, from ONCEMORE_* in the environment, from `oncemore.tom
     warn_left_mb       ONCEMORE_WARN_LEFT_MB       256
     control            ONCEMORE_CONTROL            none; where else switches and approvals are kept
 
+A file that another user controls (`file_trust.py`) is ignored with a warning. If it sets where work is
+recorded, sealed or stopped, going on without it would be wrong as well: that is a `UsageError`, unless the
+environment or the caller gives those settings.
+
 Only reading them is here, without an engine: whoever looks at a store needs no more than its address.
 """
 
@@ -28,6 +32,7 @@ from pathlib import Path
 
 from oncemore.core.value import Value
 from oncemore.errors import UsageError
+from oncemore.file_trust import read_file
 from oncemore.settings import (
     COPIES,
     INLINE_WAIT_S,
@@ -43,6 +48,7 @@ from oncemore.settings import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from typing import Any
 
 MARKS = ("oncemore.toml", "pyproject.toml", ".git")
@@ -79,12 +85,17 @@ RANGES = {
     "warn_left_mb": (0.0, 1e9),
 }
 NAMES = {field: f"ONCEMORE_{field.upper()}" for field in Settings._fields}
+#: Settings without which work would be recorded elsewhere, in plain text, or past its switches.
+ESSENTIAL = ("store", "artifacts", "codec", "control")
 
 
-def settings(start: Path | None = None) -> Settings:
-    """Return the settings that hold in a folder: environment, then file, then defaults."""
+def settings(start: Path | None = None, given: Collection[str] = ()) -> Settings:
+    """Return the settings that hold in a folder: environment, then file, then defaults.
+
+    given  names of settings that the caller does not take from here
+    """
     root, file = root_of((start or Path.cwd()).resolve())
-    told = _from_file(file) if file is not None else {}
+    told = _from_file(file, given) if file is not None else {}
     values: dict[str, Any] = {"store": str(root / ".oncemore" / "log.db")}
     for field, variable in NAMES.items():
         if (text := os.environ.get(variable, "")) != "":
@@ -123,7 +134,7 @@ def names_a_store(start: Path | None = None) -> bool:
     if os.environ.get(NAMES["store"], "") != "":
         return True
     file = root_of((start or Path.cwd()).resolve())[1]
-    return file is not None and "store" in _from_file(file)
+    return file is not None and "store" in _from_file(file, NAMES.keys() - {"store"})
 
 
 def root_of(start: Path) -> tuple[Path, Path | None]:
@@ -135,15 +146,35 @@ def root_of(start: Path) -> tuple[Path, Path | None]:
     return start, None
 
 
-def _from_file(file: Path) -> dict[str, Any]:
+def _from_file(file: Path, given: Collection[str] = ()) -> dict[str, Any]:
+    fault = ""
+    try:
+        content, fault = read_file(file)
+        told = _parse_settings(file, content)
+    except UsageError:
+        if not fault:
+            raise
+        told = {}
+        _warn_once(f"{file} is ignored, because {fault}.")
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error}") from None
+    if fault and told:
+        _ignore_settings(file, told, fault, given)
+        return {}
+    return told
+
+
+def _parse_settings(file: Path, content: bytes) -> dict[str, Any]:
+    """Return the settings in a file; refuse a file that is not TOML, or that sets an unknown name."""
     import tomllib
 
     try:
-        told: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        told: dict[str, Any] = tomllib.loads(content.decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from None
     if file.name == "pyproject.toml":
-        told = told.get("tool", {}).get("oncemore", {})
+        tools = told.get("tool", {})
+        told = tools.get("oncemore", {}) if isinstance(tools, dict) else {}
         if not isinstance(told, dict):
             raise UsageError(f"{file}: tool.oncemore is {told!r}; it takes a table of settings")
     for name in told:
@@ -152,6 +183,34 @@ def _from_file(file: Path) -> dict[str, Any]:
                 f"{file}: oncemore has no setting {name!r}; it has {', '.join(Settings._fields)}"
             )
     return told
+
+
+def _ignore_settings(file: Path, told: dict[str, Any], fault: str, given: Collection[str]) -> None:
+    """Warn that a file is ignored; refuse to go on without a setting that protects something."""
+    remedy = (
+        f"Give {file} and the folders above it to yourself or to root and take away the permission of other "
+        "users to write to them (chown, chmod go-w), or set ONCEMORE_* variables instead."
+    )
+    absent = [name for name in ESSENTIAL if name not in given and not os.environ.get(NAMES[name])]
+    needed = [name for name in absent if name in told]
+    if needed:
+        variables = ", ".join(NAMES[name] for name in needed)
+        raise UsageError(
+            f"{file} is not used, because {fault}; it sets {', '.join(needed)}, and without that work "
+            f"would not be recorded or protected as before. {remedy} Needed here: {variables}."
+        )
+    _warn_once(f"{file} is ignored ({', '.join(told)}), because {fault}. {remedy}")
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(text: str) -> None:
+    if text not in _warned:
+        _warned.add(text)
+        import logging
+
+        logging.getLogger("oncemore").warning("oncemore: %s", text)
 
 
 def _beside(root: Path, url: str) -> str:

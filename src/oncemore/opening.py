@@ -347,7 +347,7 @@ def _read_notify(told: str) -> Any:
 
 def default_policy() -> str:
     """Return the policy of steps that name none; one that does not exist is refused by who named it."""
-    name = settings().policy
+    name = settings(given=NAMES.keys() - {"policy"}).policy
     if name != Settings._field_defaults["policy"]:
         from oncemore.govern.loader import quiet_policy
 

@@ -34,9 +34,9 @@ def said(body: bytes | None) -> dict[str, Any]:
 @cache
 def key() -> Seal | None:
     """Return what opens sealed bodies, if the settings name it."""
-    from oncemore.configured import settings
+    from oncemore.configured import NAMES, settings
 
-    told = settings()
+    told = settings(given=NAMES.keys() - {"codec"})
     if not told.codec:
         return None
     from oncemore.opening import engine_of

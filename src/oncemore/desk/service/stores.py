@@ -72,8 +72,9 @@ def told(url: str | None = None) -> Settings:
     """Return the settings that hold here, with the store that was named, if one was."""
     from oncemore.configured import settings
 
-    found = settings()
-    return found if url is None else found._replace(store=url)
+    if url is None:
+        return settings()
+    return settings(given=("store",))._replace(store=url)
 
 
 def _postgres(url: str, *, look: bool) -> Store:

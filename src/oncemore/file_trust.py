@@ -1,0 +1,108 @@
+"""Whether a file is under the control of the user who runs the program.
+
+Settings start programs and name modules that are imported. A file that another user can write, replace or
+create must therefore not be read as settings. A file is trusted if
+
+    the file and every folder above it belong to the user or to root, and
+    no other user can write to the file, and
+    no other user can write to a folder above it, unless the folder has the sticky bit (as /tmp has)
+
+A group may write if it is the owner's private group: it has the owner's name, is the owner's primary group
+and has no other member. In a sticky folder other users can create files but not replace one of ours, and
+a file that they create belongs to them. Platforms without user ids have no such check.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: A settings file is a page of text; a larger one is not read.
+MAX_BYTES = 1024 * 1024
+_NO_BLOCKING = os.O_NONBLOCK if hasattr(os, "O_NONBLOCK") else 0
+
+
+def read_file(path: Path) -> tuple[bytes, str]:
+    """Return the content of a file and why it is not trusted; the reason is empty for a trusted file.
+
+    Both come from one open file, so that the file cannot be exchanged between the check and the read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | _NO_BLOCKING)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(f"{path} is not a regular file")
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise OSError(f"{path} is larger than {MAX_BYTES} bytes")
+    return content, _find_fault(path, status)
+
+
+def _find_fault(path: Path, status: os.stat_result) -> str:
+    """Return the first reason not to trust a file; a symbolic link and its target both count."""
+    if not hasattr(os, "geteuid"):
+        return ""
+    fault = _check_entry(path, status)
+    target = path.resolve()
+    folders = [*target.parents, *(path.absolute().parents if path.is_symlink() else ())]
+    if not fault and path.is_symlink():
+        link = path.lstat()
+        fault = (
+            "" if _is_own(link.st_uid) else f"the symbolic link {path} belongs to {_name_user(link.st_uid)}"
+        )
+    for folder in folders:
+        fault = fault or _check_entry(folder, folder.stat())
+    return fault
+
+
+def _check_entry(path: Path, status: os.stat_result) -> str:
+    """Return why a file or folder is under the control of another user, or an empty text."""
+    mode = stat.S_IMODE(status.st_mode)
+    facts = f"{path} (owner {_name_user(status.st_uid)}, mode {mode:04o})"
+    if not _is_own(status.st_uid):
+        return f"{facts} belongs to another user"
+    if stat.S_ISDIR(status.st_mode) and mode & stat.S_ISVTX:
+        return ""
+    if mode & stat.S_IWOTH:
+        return f"{facts} is writable by every user"
+    if mode & stat.S_IWGRP and not _is_private_group(status.st_uid, status.st_gid):
+        return f"{facts} is writable by the group {_name_group(status.st_gid)}"
+    return ""
+
+
+def _is_own(uid: int) -> bool:
+    return uid in (0, os.geteuid())
+
+
+def _is_private_group(uid: int, gid: int) -> bool:
+    """Whether a group is the private group of a user: same name, primary group, no other member."""
+    import grp
+    import pwd
+
+    try:
+        user, group = pwd.getpwuid(uid), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return user.pw_gid == gid and user.pw_name == group.gr_name and not set(group.gr_mem) - {user.pw_name}
+
+
+def _name_user(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _name_group(gid: int) -> str:
+    import grp
+
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
