@@ -67,6 +67,16 @@ class Letter(Value):
         return {**fields, "headers": [[name, value] for name, value in self.headers.items()]}
 
 
+def escape_surrogates(letter: Letter) -> Letter:
+    """Return a letter whose texts can be written as UTF-8, which has no half of a surrogate pair."""
+    headers = {_escape(name): _escape(value) for name, value in letter.headers.items()}
+    return letter._replace(id=_escape(letter.id), source=_escape(letter.source), headers=headers)
+
+
+def _escape(text: str) -> str:
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
 class CameTo(NamedTuple):
     """What a letter came to.
 
@@ -128,6 +138,7 @@ ANSWERS: dict[str, Answer] = {
 
 def take(letter: Letter, step: str) -> Script:
     """Take a letter in; return what it came to."""
+    letter = escape_surrogates(letter)
     came_to: CameTo = yield Perform(letter)
     answer = ANSWERS[came_to.what]
     if answer.kept:

@@ -14,7 +14,7 @@ import json
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, quote_plus
 
-from oncemore.evidence.redact import MASK, clean, masked, name_of
+from oncemore.evidence.redact import MASK, clean, masked, name_of, read_message
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -59,10 +59,7 @@ def _own(error: BaseException, name: str) -> Any:
 
 def _message(error: BaseException, secrets: tuple[str, ...]) -> str:
     """Return what an error says of itself without secrets; also of one that cannot say it."""
-    try:
-        text = str.__str__(str(error))
-    except Exception as fault:  # noqa: BLE001 - the error's own __str__ is broken
-        return f"(the message cannot be read: {name_of(fault)})"
+    text = read_message(error)
     return masked(without(secrets, text) if secrets else text)
 
 

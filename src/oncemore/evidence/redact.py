@@ -109,11 +109,16 @@ def _shortened(text: str, limit: int) -> str:
 
 def message_of(error: BaseException | None, limit: int = LIMIT) -> str:
     """Return what an error says of itself, fit to be written; also of one that cannot say it."""
-    if error is None:
-        return ""
+    return "" if error is None else masked(read_message(error), limit)
+
+
+def read_message(error: BaseException) -> str:
+    """Return the text of an error as it is, secrets included; also of an error whose `__str__` raises."""
     try:
-        return masked(str(error), limit)
-    except Exception as fault:  # noqa: BLE001 - the error's own __str__ is broken
+        return str.__str__(str(error))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as fault:  # noqa: BLE001 - the error's own __str__ is broken
         return f"(the message cannot be read: {name_of(fault)})"
 
 

@@ -82,7 +82,8 @@ class Sqs:
         system = message.get("Attributes", {})
         own = system.get("MessageDeduplicationId") or id_in(headers) or message["MessageId"]
         delivered = int(system.get("ApproximateReceiveCount", 1))
-        return Letter(own, self.name, message["Body"].encode(), headers, delivered)
+        body = message["Body"].encode("utf-8", "surrogatepass")  # what is not UTF-8 is refused by the reader
+        return Letter(own, self.name, body, headers, delivered)
 
     async def ack(self, delivery: Delivery) -> None:
         """Have it deleted."""

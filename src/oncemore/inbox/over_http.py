@@ -23,8 +23,9 @@ import msgspec
 
 from oncemore.engine import clock as clocks
 from oncemore.engine.courier import Courier, Sinks, awaiting
-from oncemore.engine.intake import ANSWERS, CameTo, Letter, away_s, keep, topic_of
+from oncemore.engine.intake import ANSWERS, CameTo, Letter, away_s, escape_surrogates, keep, topic_of
 from oncemore.errors import UsageError
+from oncemore.evidence.redact import name_of
 from oncemore.http import problems
 from oncemore.http.kept import CutOff, TooLarge, Wire, detached, drained, whole
 from oncemore.http.keys import FIELD, read
@@ -56,6 +57,9 @@ FAILED = Problem(
     "It has failed for good",
     "It was tried, and is not tried again before somebody says so: ask whoever runs this service.",
 )
+UNKNOWN_SENDER = Problem(
+    400, "unknown-sender", "The sender cannot be determined", "Nothing was done. Correct the request."
+)
 HANDED_IN = frozenset(("later", "busy"))
 
 #: What a message is answered that came to no value, and whether it may come again.
@@ -69,6 +73,10 @@ _PROBLEMS: dict[str, tuple[Problem, bool]] = {
     "unreadable": (UNREADABLE, False),
     "conflict": (problems.OTHER_PAYLOAD, False),
 }
+
+
+class UnknownSender(Exception):
+    """The user's function cannot say who sent a request."""
 
 
 class Endpoint:
@@ -111,6 +119,9 @@ class Endpoint:
             await wire.answer(*answer_of(problems.TOO_LARGE))
         except CutOff:
             return  # there is nobody to answer, and nothing was begun
+        except UnknownSender as fault:
+            self._taker.engine.grumble(f"an inbox over HTTP refused a message: {fault}")
+            await wire.answer(*answer_of(UNKNOWN_SENDER))
         except ValueError as fault:
             await wire.answer(*answer_of(problems.MALFORMED, f"{str(fault).capitalize()}."))
         else:
@@ -126,9 +137,20 @@ class Endpoint:
         own = read([value for name, value in pairs if name == _FIELD]) or id_in(headers)
         if not own and not self._needs_id:
             own = f"sha256:{sha256(body).hexdigest()}"
-        source = self._source if isinstance(self._source, str) else self._source(scope)
         kept = {name: headers[name] for name in headers if name not in _SECRET}
-        return Letter(own, source, body, kept) if own else None
+        return escape_surrogates(Letter(own, self._sender(scope), body, kept)) if own else None
+
+    def _sender(self, scope: Scope) -> str:
+        """Return whose ids these are; refuse a request of which the user's function cannot say it."""
+        if isinstance(self._source, str):
+            return self._source
+        try:
+            sender = self._source(scope)
+        except Exception as fault:
+            raise UnknownSender(f"source= failed with {name_of(fault)}") from fault
+        if not isinstance(sender, str):
+            raise UnknownSender(f"source= gave a {type(sender).__name__}, and not a text")
+        return sender
 
     async def _answer(self, letter: Letter) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         came_to = await self._performed(letter)

@@ -20,6 +20,7 @@ import msgspec
 
 from oncemore.core.value import Value
 from oncemore.errors import PermanentError
+from oncemore.evidence.redact import message_of, name_of
 from oncemore.recipe import hints_of
 
 if TYPE_CHECKING:
@@ -77,13 +78,16 @@ def opened(letter: Letter) -> Opened:
         content: Any = msgspec.json.decode(letter.body)
     except (msgspec.DecodeError, UnicodeDecodeError) as fault:
         raise Unreadable(f"it is no JSON: {fault}") from None
+    except RecursionError:
+        raise Unreadable("its JSON is nested too deeply") from None
     told = next((headers[name] for name in CORRELATION if headers.get(name)), "")
     told = told or unquote(headers.get("ce-correlationid", ""))
     inner = _wrapped(headers, content)
     if inner:
         outer, content = content, content.get(inner)
         told = told or outer.get("correlation_id") or outer.get("correlationid") or ""
-    return Opened(content, told if isinstance(told, str) and len(told) <= LONGEST_ID else "")
+    usable = isinstance(told, str) and len(told) <= LONGEST_ID and told.isprintable()
+    return Opened(content, told if usable else "")
 
 
 def _wrapped(headers: Mapping[str, str], content: Any) -> str:
@@ -160,6 +164,8 @@ class Reader:
             raise Unreadable(f"argument {name!r} does not fit: {fault}") from None
         except TypeError:  # an annotation that says nothing about JSON
             return value
+        except Exception as fault:  # the class of the argument raised it
+            raise Unreadable(f"argument {name!r} does not fit: {_describe(fault)}") from fault
 
 
 def _asked(option: str, function: Callable[[Any], Any], content: Any) -> Any:
@@ -167,4 +173,9 @@ def _asked(option: str, function: Callable[[Any], Any], content: Any) -> Any:
     try:
         return function(content)
     except Exception as fault:
-        raise Unreadable(f"{option}= failed on it with {type(fault).__name__}: {fault}") from fault
+        raise Unreadable(f"{option}= failed on it with {_describe(fault)}") from fault
+
+
+def _describe(fault: Exception) -> str:
+    """Return the class and the text of an error, also of one whose text cannot be read."""
+    return f"{name_of(fault)}: {message_of(fault)}".rstrip(": ")

@@ -33,7 +33,7 @@ from oncemore.errors import (
     UsageError,
 )
 from oncemore.evidence.neutral import neutral
-from oncemore.inbox.reading import Called, Reader, Unreadable
+from oncemore.inbox.reading import Called, Reader
 from oncemore.opening import chosen
 from oncemore.steps import Look, Step
 
@@ -98,11 +98,17 @@ class Taker(Step[Any, Any]):
         return chosen(self._engine)
 
     def read(self, letter: Letter) -> Called | CameTo:
-        """Return the call that a letter is, or that it cannot be read."""
+        """Return the call that a letter is, or that it cannot be read.
+
+        Whatever the content makes the classes and functions of the user raise, it is the end of this letter
+        only, and not of the inbox: `SystemExit` as well.
+        """
         try:
             return self._reader.call_of(letter)
-        except Unreadable as fault:
-            return CameTo("unreadable", error=_told(fault))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as fault:  # noqa: BLE001
+            return _refuse_content(fault)
 
     def call(self, called: Called, again: str = "") -> CameTo:
         """Call the step now, in this thread.
@@ -160,8 +166,10 @@ class Taker(Step[Any, Any]):
             return look if called.same is None else self._keyed(look, called.same)
         except StoreError as error:
             return _ended(error)
-        except Exception as error:  # noqa: BLE001 - the step's own functions of its arguments fail on these
-            return CameTo("unreadable", error=_told(error))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the step's own functions of its arguments fail on these
+            return _refuse_content(error)
 
     def _keyed(self, look: Look, same: Any) -> Look:
         """Return a call under the key of its letter, also where the step had another name then."""
@@ -220,8 +228,12 @@ def _ended(error: Error) -> CameTo:
 
 
 def _told(error: Exception) -> dict[str, Any]:
-    code = "UNREADABLE" if isinstance(error, Unreadable | UsageError) else ""
-    return {"code": code, **neutral(error)}
+    return {"code": "", **neutral(error)}
+
+
+def _refuse_content(error: BaseException) -> CameTo:
+    """Return that no call can be made from the content of a letter, and why."""
+    return CameTo("unreadable", error={"code": "UNREADABLE", **neutral(error)})
 
 
 #: What is left alone comes to, by the outcome that a cooldown gives it; anything else waits for a person.
