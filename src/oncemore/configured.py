@@ -30,6 +30,7 @@ import os
 import re
 from pathlib import Path
 
+from oncemore.core.redact import describe_value
 from oncemore.core.value import Value
 from oncemore.errors import UsageError
 from oncemore.file_trust import read_file
@@ -176,7 +177,7 @@ def _parse_settings(file: Path, content: bytes) -> dict[str, Any]:
         tools = told.get("tool", {})
         told = tools.get("oncemore", {}) if isinstance(tools, dict) else {}
         if not isinstance(told, dict):
-            raise UsageError(f"{file}: tool.oncemore is {told!r}; it takes a table of settings")
+            raise UsageError(f"{file}: tool.oncemore is {describe_value(told)}; it takes a table of settings")
     for name in told:
         if name not in Settings._fields:
             raise UsageError(
@@ -223,7 +224,7 @@ def _beside(root: Path, url: str) -> str:
 def _value(field: str, value: Any, where: str) -> Any:
     if field not in RANGES:
         if not isinstance(value, str):
-            raise UsageError(f"{where} is {value!r}; it takes a text")
+            raise UsageError(f"{where} is {describe_value(value)}; it takes a text")
         if field == "copies" and value not in COPIES:
             raise UsageError(f"{where} is {value!r}; the choices are {', '.join(COPIES)}")
         return value

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from oncemore.configured import MEMORY, NAMES, NO_PATH, SQLITE, Settings, number, root_of, settings
+from oncemore.core.redact import describe_value, hide_credentials
 from oncemore.engine import clock as clocks
 from oncemore.engine.artifact_places import Folder, Memory
 from oncemore.engine.runtime import Engine, innermost, log
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from oncemore.engine.notices import Notices
     from oncemore.evidence.events import Event
     from oncemore.store.base import Store
-
-_PASSWORD = re.compile(r"(?<=password)=[^&]*")
 
 
 def open(  # noqa: A001 - read as oncemore.open
@@ -74,7 +72,7 @@ def open(  # noqa: A001 - read as oncemore.open
                        asked before every attempt, and what it cannot answer means no
     """
     if not isinstance(url, str | os.PathLike):
-        raise UsageError(f"url is {url!r}; it takes a text or a path")
+        raise UsageError(f"url is {describe_value(url)}; it takes a text or a path")
     opens, told = _store(str(os.fspath(url)))
     place = _place(told, artifacts)
     engine = Engine(
@@ -150,7 +148,7 @@ def _store(url: str) -> tuple[Callable[[], Store], str]:
         memory = Lasting()
         return lambda: memory, MEMORY
     if url.startswith(("postgresql://", "postgres://")):
-        return lambda: _postgres(url), _shown(url)
+        return lambda: _postgres(url), hide_credentials(url, keeps_user=True)
     if url.startswith(("nats://", "tls://")):
         from oncemore.store.nats_address import address
 
@@ -166,14 +164,16 @@ def _store(url: str) -> tuple[Callable[[], Store], str]:
         raise UsageError(f"{url!r} is SQLite's word; oncemore.open('memory:') is a store that is forgotten")
     path = Path(name).expanduser().absolute()
     if not path.name or path.is_dir():
-        raise UsageError(f"{url!r} names no file; write sqlite:///folder/log.db")
+        raise UsageError(f"{describe_value(url, 500)} names no file; write sqlite:///folder/log.db")
     return lambda: _sqlite(path), f"{SQLITE}{path}"
 
 
 def _place(store: str, artifacts: str | os.PathLike[str] | None) -> Callable[[], Place] | None:
     """Return what opens the place of artifacts; None where a store has no folder and nobody named one."""
     if artifacts is not None and not isinstance(artifacts, str | os.PathLike):
-        raise UsageError(f"artifacts is {artifacts!r}; it takes a folder or the address of object storage")
+        raise UsageError(
+            f"artifacts is {describe_value(artifacts)}; it takes a folder or the address of object storage"
+        )
     told = "" if artifacts is None else str(os.fspath(artifacts))
     if told == MEMORY or (not told and store == MEMORY):
         memory = Memory()
@@ -206,13 +206,6 @@ def _with_artifacts(
         return opens()
 
     return checked
-
-
-def _shown(url: str) -> str:
-    """Return an address without its password, which may also stand among its parameters."""
-    scheme, _, rest = url.partition("://")
-    who, at, where = rest.rpartition("@")
-    return f"{scheme}://{who.partition(':')[0]}{at}{_PASSWORD.sub('=***', where)}"
 
 
 def _sqlite(path: Path) -> Store:

@@ -7,8 +7,8 @@ from urllib.parse import quote, quote_plus
 import pytest
 
 from oncemore.core.model import Failure
+from oncemore.core.redact import LIMIT, MASK
 from oncemore.evidence.neutral import MOST_FRAMES, MOST_MEMBERS, MOST_SEARCHED, neutral
-from oncemore.evidence.redact import LIMIT, MASK
 
 
 def raised(error: BaseException) -> BaseException:

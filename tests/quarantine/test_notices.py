@@ -543,7 +543,7 @@ def test_a_list_that_is_no_json_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         ([{"file": 7}], r"notify\[0\]: file takes a text"),
         ([{"webhook": "ftp://x"}], r"notify\[0\]: url takes"),
         ([{"webhook": "http://x", "headers": "x"}], r"notify\[0\]"),
-        ([{"command": "mail operator"}], r"notify\[0\]: argv is 'mail operator'"),
+        ([{"command": "mail operator"}], r"notify\[0\]: argv is a str; it takes a list of texts"),
         ([{"file": "a", "name": "no spaces"}], "has the name 'no spaces'"),
         (["file:a", {"file": "a"}], "two sinks of the name"),
         (["file:a"] * 21, "21 sinks; 20 is the most"),

@@ -211,9 +211,9 @@ def test_a_webhook_that_makes_no_sense_is_refused_and_shows_no_secret(url: str, 
     assert "secret" not in str(refused.value)
 
 
-def test_a_webhook_shows_neither_headers_nor_query() -> None:
+def test_a_webhook_shows_neither_headers_nor_path_nor_query() -> None:
     shown = repr(Webhook("https://host:1/hook?token=abc", headers={"Authorization": "Bearer abc"}))
-    assert shown == "<oncemore.Webhook https://host:1/hook>"
+    assert shown == "<oncemore.Webhook https://host:1/…>"
 
 
 # Files ----------------------------------------------------------------------------------------------

@@ -35,7 +35,11 @@ class Command:
     def __init__(self, argv: Sequence[str], *, timeout: float = 30.0) -> None:
         words = () if isinstance(argv, str | bytes) else tuple(argv)
         if not words or not all(isinstance(word, str) and "\0" not in word for word in words) or not words[0]:
-            raise UsageError(f"argv is {argv!r}; it takes a list: the program and its words, no shell's line")
+            # The words are not shown: which of them is a password only the program knows.
+            raise UsageError(
+                f"argv is a {type(argv).__name__}; it takes a list of texts: the program and its words, no "
+                "shell's line"
+            )
         number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
         if not number or not 0 < timeout <= LONGEST_TIMEOUT_S:
             raise UsageError(

@@ -25,6 +25,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from oncemore.core.control import ALL, STOPPED, Approval, Control, switch_name
+from oncemore.core.redact import describe_value
 from oncemore.edges.nats_servers import connected, forever, servers_of, shown
 from oncemore.errors import MissingExtra, UsageError
 
@@ -50,11 +51,11 @@ def control_of(told: Any) -> Any:
             name for name in ("switches", "approval", "close") if not callable(getattr(told, name, None))
         ]
         if missing:
-            raise UsageError(f"control is {told!r:.80}, which has no {', no '.join(missing)}")
+            raise UsageError(f"control is {describe_value(told)}, which has no {', no '.join(missing)}")
         return told
     found = _ADDRESS.fullmatch(told)
     if found is None:
-        raise UsageError(f"control is {told!r:.80}; it takes nats://host:port/bucket")
+        raise UsageError(f"control is {describe_value(told)}; it takes nats://host:port/bucket")
     return NatsControl(found["server"], found["bucket"])
 
 

@@ -77,9 +77,10 @@ class Webhook:
             self._where["context"] = tls
         self._kind, self._timeout = _KINDS[parts.scheme], timeout
         self._shown = f"{parts.scheme}://{parts.netloc}{parts.path}"
+        self._host = f"{parts.scheme}://{parts.netloc}"
 
     def __repr__(self) -> str:
-        return f"<oncemore.Webhook {self._shown}>"
+        return f"<oncemore.Webhook {self._host}/…>"  # with many services the path is the secret
 
     def __call__(self, message: Message) -> None:
         """Post a message; raise `HTTPError` for an answer that is no 2xx."""
@@ -95,7 +96,7 @@ class Webhook:
             finally:
                 line.close()
         if not 200 <= answer.status < 300:
-            raise HTTPError(self._shown, answer.status, answer.reason, answer.headers, None)
+            raise HTTPError(self._host, answer.status, answer.reason, answer.headers, None)
 
 
 def _checked(headers: Mapping[str, str]) -> dict[str, str]:

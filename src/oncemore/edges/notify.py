@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oncemore.core.key import digest
+from oncemore.core.redact import describe_value
 from oncemore.edges.command import Command
 from oncemore.edges.deliver import JsonLines, Webhook
 from oncemore.edges.queues import JetStream, Sqs
@@ -55,7 +56,7 @@ def sinks_of(told: Any, where: str = "notify", root: Path | None = None) -> dict
     pairs = list(told.items()) if isinstance(told, dict) else None
     if pairs is None:
         if not isinstance(told, list | tuple):
-            raise UsageError(f"{where} is {told!r}; it takes a list of sinks")
+            raise UsageError(f"{where} is {describe_value(told)}; it takes a list of sinks")
         pairs = [("", each) for each in told]
     if len(pairs) > MOST_SINKS:
         raise UsageError(f"{where} has {len(pairs)} sinks; {MOST_SINKS} is the most")
@@ -84,12 +85,15 @@ def _sink(each: Any, where: str, root: Path | None) -> tuple[str, Sink]:
             each = {"file": each.removeprefix("file://").removeprefix("file:")}
         else:
             raise UsageError(
-                f"{where} is {each!r:.60}; it takes https://…, file:path, nats://…, sqs:https://…, or a table"
+                f"{where} is {describe_value(each)}; it takes https://…, file:path, nats://…, sqs:https://…, "
+                "or a table"
             )
     if isinstance(each, dict):
         return _from_table(each, where, root)
     if not callable(each):
-        raise UsageError(f"{where} is {each!r:.60}; it takes a webhook, a file, a command or a function")
+        raise UsageError(
+            f"{where} is {describe_value(each)}; it takes a webhook, a file, a command or a function"
+        )
     return _of_function(each), each
 
 
@@ -127,7 +131,8 @@ def _made(kind: str, told: Any, options: dict[str, Any], root: Path | None) -> S
 def _of_function(sink: Any) -> str:
     """Return a name for a sink that was given in code: the same in every process that runs this code."""
     if isinstance(sink, Webhook | JsonLines | Command | JetStream | Sqs):
-        return f"{type(sink).__name__.lower()}-{digest({'shown': repr(sink)})[:8]}"
+        shown = f"<oncemore.Webhook {sink._shown}>" if isinstance(sink, Webhook) else repr(sink)  # noqa: SLF001
+        return f"{type(sink).__name__.lower()}-{digest({'shown': shown})[:8]}"
     name = getattr(sink, "__qualname__", type(sink).__name__)
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:100] or "sink"
 

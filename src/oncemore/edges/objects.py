@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from oncemore.core.redact import hide_credentials, masked
 from oncemore.engine import clock as clocks
 from oncemore.engine.artifact_places import CHUNK, Object, hold
 from oncemore.errors import MissingExtra, UsageError
@@ -40,13 +41,13 @@ class Bucket:
     shared = True
 
     def __init__(self, url: str, client: Any = None) -> None:
-        self.url = url
+        self.url, self._address = hide_credentials(url), url
         self._client = client
         if client is None:
             _obstore()  # whoever names object storage must have what speaks to it
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.url,)
+        return type(self), (self._address,)
 
     @property
     def client(self) -> Any:
@@ -55,9 +56,9 @@ class Bucket:
             from obstore.store import from_url
 
             try:
-                self._client = from_url(self.url)
+                self._client = from_url(self._address)
             except Exception as fault:  # noqa: BLE001 - each kind of storage has errors of its own
-                text = str(fault).partition("\n")[0]
+                text = _first_line(fault)
                 raise UsageError(f"{self.url!r} is no address of object storage: {text}") from None
         return self._client
 
@@ -190,7 +191,12 @@ def _as_os_errors() -> Iterator[None]:
     try:
         yield
     except _obstore().exceptions.BaseError as error:
-        raise OSError(str(error).partition("\n")[0]) from error
+        raise OSError(_first_line(error)) from None  # its cause would show the credentials of a request
+
+
+def _first_line(error: Exception) -> str:
+    """Return what the client says happened, without secrets; its other lines are its own debugging."""
+    return masked(str(error).partition("\n")[0])
 
 
 def _obstore() -> Any:

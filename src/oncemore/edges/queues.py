@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from oncemore.core.redact import hide_credentials
 from oncemore.edges.cloudevents import form_of
 from oncemore.edges.nats_servers import forever, quiet, servers_of, shown
 from oncemore.errors import MissingExtra, TransientError, UsageError
@@ -146,7 +147,7 @@ class Sqs:
         self._fifo = parts.path.endswith(".fifo")
 
     def __repr__(self) -> str:
-        return f"<oncemore.Sqs {self._url}>"
+        return f"<oncemore.Sqs {hide_credentials(self._url)}>"
 
     def __call__(self, message: Message) -> None:
         """Send a message."""

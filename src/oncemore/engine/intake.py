@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncemore.core.key import digest, event_id_of
 from oncemore.core.record import Change, Outgoing
+from oncemore.core.redact import mask_headers
 from oncemore.core.value import Value
 from oncemore.engine.attempt import OURS
 from oncemore.engine.ops import Load, Now, Save
@@ -67,13 +68,17 @@ class Letter(Value):
         return {**fields, "headers": [[name, value] for name, value in self.headers.items()]}
 
 
-def escape_surrogates(letter: Letter) -> Letter:
-    """Return a letter whose texts can be written as UTF-8, which has no half of a surrogate pair."""
-    headers = {_escape(name): _escape(value) for name, value in letter.headers.items()}
+def prepare_letter(letter: Letter) -> Letter:
+    """Return a letter that may be kept: its header fields without secrets, its texts as UTF-8 can hold them.
+
+    A letter is read by its content and by fields that stay as they are; nothing else of them is needed later.
+    """
+    headers = {_escape(name): _escape(value) for name, value in mask_headers(letter.headers).items()}
     return letter._replace(id=_escape(letter.id), source=_escape(letter.source), headers=headers)
 
 
 def _escape(text: str) -> str:
+    """Return a text in which half a surrogate pair, which UTF-8 lacks, is written as an escape."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -138,7 +143,7 @@ ANSWERS: dict[str, Answer] = {
 
 def take(letter: Letter, step: str) -> Script:
     """Take a letter in; return what it came to."""
-    letter = escape_surrogates(letter)
+    letter = prepare_letter(letter)
     came_to: CameTo = yield Perform(letter)
     answer = ANSWERS[came_to.what]
     if answer.kept:

@@ -390,8 +390,10 @@ class Engine:
         return house.chores_of(self)
 
     def grumble(self, text: str) -> None:
-        """Say in the log what is wrong but must not stop a call."""
-        log.warning("oncemore: %s", text)
+        """Say in the log what is wrong but must not stop a call; on one line, whatever is in the text."""
+        from oncemore.core.redact import clean
+
+        log.warning("oncemore: %s", clean(text, 2000))
 
     def __enter__(self) -> Self:
         with self._lock:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from oncemore.core.redact import masked
     from oncemore.evidence.events import (
         Event,
         Idempotency,
@@ -18,18 +19,17 @@ if TYPE_CHECKING:
         event_from,
         schema,
     )
-    from oncemore.evidence.redact import masked
     from oncemore.evidence.sinks import JsonLines, to_logging
     from oncemore.evidence.spool import Spool
     from oncemore.evidence.stream import AuditStream, Summary
 
 _HOMES = {
-    "events": "Event Idempotency IdempotencyCleared RetryAttempt RetryExhausted RetryRefused RetrySucceeded "
-    "event_from schema",
-    "redact": "masked",
-    "sinks": "JsonLines to_logging",
-    "spool": "Spool",
-    "stream": "AuditStream Summary",
+    "evidence.events": "Event Idempotency IdempotencyCleared RetryAttempt RetryExhausted RetryRefused "
+    "RetrySucceeded event_from schema",
+    "core.redact": "masked",
+    "evidence.sinks": "JsonLines to_logging",
+    "evidence.spool": "Spool",
+    "evidence.stream": "AuditStream Summary",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
@@ -57,7 +57,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'oncemore.evidence' has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(f"oncemore.evidence.{_HOME[name]}"), name)
+    value = getattr(import_module(f"oncemore.{_HOME[name]}"), name)
     globals()[name] = value
     return value
 

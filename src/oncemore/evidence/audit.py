@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from oncemore.core.backoff import Schedule
 from oncemore.core.model import Failure
 from oncemore.core.policy import Policy
+from oncemore.core.redact import clean, masked, message_of, name_of
 from oncemore.core.value import Value
 from oncemore.engine.drive import wrap
 from oncemore.engine.retry import Plan
@@ -31,7 +32,6 @@ from oncemore.evidence.events import (
     RetrySucceeded,
     rfc3339,
 )
-from oncemore.evidence.redact import clean, masked, message_of, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ import json
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, quote_plus
 
-from oncemore.evidence.redact import MASK, clean, masked, name_of, read_message
+from oncemore.core.redact import MASK, clean, masked, name_of, read_message
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

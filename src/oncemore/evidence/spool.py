@@ -33,10 +33,10 @@ from typing import TYPE_CHECKING
 from oncemore.codec.message import Message
 from oncemore.core.backoff import Jitter, Schedule, jittered
 from oncemore.core.key import digest
+from oncemore.core.redact import message_of, name_of
 from oncemore.engine import clock as clocks
 from oncemore.errors import PermanentError, StoreError, UsageError
 from oncemore.evidence.events import event_from
-from oncemore.evidence.redact import message_of, name_of
 from oncemore.store.files import check_links, open_private
 
 if TYPE_CHECKING:

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from oncemore.core.redact import name_of
 from oncemore.engine import clock as clocks
 from oncemore.engine.courier import Courier, Sinks, awaiting
-from oncemore.engine.intake import ANSWERS, CameTo, Letter, away_s, escape_surrogates, keep, topic_of
+from oncemore.engine.intake import ANSWERS, CameTo, Letter, away_s, keep, prepare_letter, topic_of
 from oncemore.errors import UsageError
-from oncemore.evidence.redact import name_of
 from oncemore.http import problems
 from oncemore.http.kept import CutOff, TooLarge, Wire, detached, drained, whole
 from oncemore.http.keys import FIELD, read
@@ -137,8 +137,7 @@ class Endpoint:
         own = read([value for name, value in pairs if name == _FIELD]) or id_in(headers)
         if not own and not self._needs_id:
             own = f"sha256:{sha256(body).hexdigest()}"
-        kept = {name: headers[name] for name in headers if name not in _SECRET}
-        return escape_surrogates(Letter(own, self._sender(scope), body, kept)) if own else None
+        return prepare_letter(Letter(own, self._sender(scope), body, headers)) if own else None
 
     def _sender(self, scope: Scope) -> str:
         """Return whose ids these are; refuse a request of which the user's function cannot say it."""
@@ -192,10 +191,6 @@ class Endpoint:
                 await drained(self._under_way, DRAIN_S)
                 await send({"type": "lifespan.shutdown.complete"})
                 return
-
-
-#: Header fields that are nobody's business later.
-_SECRET = frozenset(("authorization", "cookie", "proxy-authorization"))
 
 
 async def _nobody(_message: object) -> None:  # pragma: no cover - it only has to be async

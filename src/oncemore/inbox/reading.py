@@ -18,9 +18,9 @@ from urllib.parse import unquote
 
 import msgspec
 
+from oncemore.core.redact import message_of, name_of
 from oncemore.core.value import Value
 from oncemore.errors import PermanentError
-from oncemore.evidence.redact import message_of, name_of
 from oncemore.recipe import hints_of
 
 if TYPE_CHECKING:

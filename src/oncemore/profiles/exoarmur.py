@@ -27,6 +27,7 @@ from warnings import warn
 
 from oncemore.core.key import seed_of
 from oncemore.core.policy import Policy, check_seed
+from oncemore.core.redact import masked
 from oncemore.edges.classify import classify
 from oncemore.engine import clock as clocks
 from oncemore.engine.context import context
@@ -44,7 +45,6 @@ from oncemore.errors import (
     UsageError,
 )
 from oncemore.evidence.audit import Ids, Outlet, check_category
-from oncemore.evidence.redact import masked
 from oncemore.evidence.stream import AuditStream
 from oncemore.opening import chosen
 from oncemore.profiles.exoarmur_idempotency import IdempotencyManager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from oncemore.core.redact import clean, masked_context
 from oncemore.core.value import Value
 from oncemore.engine import clock as clocks
 from oncemore.engine.context import CONTEXT
@@ -16,7 +17,6 @@ from oncemore.engine.retry import again
 from oncemore.errors import Failed, UsageError
 from oncemore.evidence.audit import Ids, Recorder
 from oncemore.evidence.events import Idempotency, RetryExhausted
-from oncemore.evidence.redact import clean, masked_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -12,11 +12,11 @@ import math
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from oncemore.core.redact import clean, masked
 from oncemore.core.value import Value
 from oncemore.engine import clock as clocks
 from oncemore.errors import ResultUnavailable, UsageError
 from oncemore.evidence.audit import Ids
-from oncemore.evidence.redact import clean, masked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,12 +15,12 @@ from itertools import count
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from oncemore.core.redact import masked
 from oncemore.edges.classify import classify
 from oncemore.engine.attempt import current
 from oncemore.engine.drive import blocking
 from oncemore.engine.retry import Plan, again, decision
 from oncemore.errors import AttemptTimeout, Failed, KeyConflict, UsageError
-from oncemore.evidence.redact import masked
 from oncemore.govern import loader
 from oncemore.profiles import lit_alert, lit_http, lit_policy
 from oncemore.profiles.lit_context import checked, ids

@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
 
 from oncemore._version import __version__
+from oncemore.core.redact import masked
 from oncemore.edges.http import field, parse_retry_after
 from oncemore.engine import clock as clocks
 from oncemore.errors import UsageError
-from oncemore.evidence.redact import masked
 from oncemore.profiles.lit_errors import BadAnswer, CoreAnswer
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+from oncemore.core.redact import masked
 from oncemore.edges.classify import classify
 from oncemore.engine.drive import blocking
 from oncemore.engine.retry import Plan, again
 from oncemore.errors import UsageError
-from oncemore.evidence.redact import masked
 from oncemore.profiles import lit_alert, lit_policy
 from oncemore.profiles.lit_context import ids
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import sys
 
+from oncemore.core.redact import show_controls
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,7 +31,6 @@ _ASCII: Final = str.maketrans({
     "█": "#", "░": ":", "│": "|", "─": "-", "└": "+", "┴": "+", "•": "o", "…": "...", "→": "->",
     "━": "=", "·": ".", "▒": "%", "✓": "+",
 })  # fmt: skip
-_STEERING: Final = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160))}
 
 
 def hush(out: TextIO) -> None:
@@ -61,7 +62,7 @@ class Paper:
 
     def line(self, text: str = "", tint: Tint = "") -> None:
         """Write one line; what would steer a terminal is shown instead of sent."""
-        shown = text.rstrip().translate(_STEERING)
+        shown = show_controls(text.rstrip())
         self._write(f"\033[{_CODES[tint]}m{shown}\033[0m" if tint and self.coloured else shown)
 
     def ids(self, names: Sequence[str]) -> None:

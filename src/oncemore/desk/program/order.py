@@ -1,7 +1,7 @@
 """What a user has ordered: a program, its key, and what may be written down of its command line.
 
 The log keeps the words of the command without secrets: the values of the variables that `--secret-env` names,
-and what looks like a secret (`evidence.redact`). These words are also what a key is held against: the same
+and what looks like a secret (`core.redact`). These words are also what a key is held against: the same
 key for another command is refused, and a changed password is no other command. The environment is never
 written down.
 """
@@ -12,11 +12,11 @@ import os
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
+from oncemore.core.redact import MASK, clean, masked
 from oncemore.core.value import Value
 from oncemore.engine.artifact_places import digest_of
 from oncemore.errors import UsageError
 from oncemore.evidence.neutral import without
-from oncemore.evidence.redact import MASK, clean, masked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

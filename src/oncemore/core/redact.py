@@ -1,5 +1,9 @@
 """Makes a text fit to be written down: secrets masked, controls gone, length bounded.
 
+All texts that leave the program go through this module: messages of errors (`masked`, `message_of`),
+addresses (`hide_credentials`), values in messages about options (`describe_value`), header fields
+(`mask_headers`), lines for terminals (`show_controls`) and for logs (`clean`).
+
 Texts of exceptions are written by strangers. They hold connection strings and headers, they forge log
 lines with line breaks, they colour terminals with escape sequences, and some cannot be read at all.
 The order matters:
@@ -17,9 +21,11 @@ password in the middle of a sentence) it cannot mask: masking is the last net, n
 from __future__ import annotations
 
 import re
+from functools import cache
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Final
 
 MASK: Final = "***"
@@ -35,6 +41,12 @@ _NAMES = (
     r"pass(?:word|wd|phrase|code)|(?<![a-z])pass(?![a-z])|pwd|secret|token(?!s)|api[-_ ]?key|access[-_ ]?key|"
     r"private[-_ ]?key|signing[-_ ]?key|account[-_ ]?key|authori[sz]ation|credential|session[-_ ]?(?:id|key)|"
     r"signature|(?<![a-z])(?:jwt|otp|sas)(?![a-z])"
+)
+#: Names of query parameters and header fields that hold a secret, besides those: a short word is enough.
+_SHORT_NAMES = r"auth|cookie|token|session|csrf|xsrf|(?<![a-z])(?:keys?|sig|code|sid|x-amz-[a-z-]+)(?![a-z])"
+#: Header fields that messages are read by; they are kept as they are.
+_READ_FIELDS = (
+    r"content-(?:type|length)|idempotency-key|nats-msg-id|oncemore-[a-z]+|ce-[a-z]+|(?:x-)?correlation[-_]?id"
 )
 #: A value after its name: quoted, in brackets, or up to what ends a word in messages and URLs.
 _VALUE = (
@@ -75,14 +87,22 @@ RULES: Final = (
     (r"\b(lat(?:itude)?|lon(?:gitude)?|lng)([\"']?\s{0,3}[=:]\s{0,3}[\"']?)-?\d{1,3}\.\d++", rf"\1\2{MASK}"),
 )  # fmt: skip
 
-_rules = [(re.compile(pattern, re.IGNORECASE | re.DOTALL), to) for pattern, to in RULES]
-_named = re.compile(_NAMES, re.IGNORECASE)
 
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]{0,40}[ -/]{0,5}[@-~]|\][^\x07\x1b]{0,200}+(?:\x07|\x1b\\)|[@-Z\\-_])")
-_BREAKS = re.compile("[\t\n\x0b\x0c\r\x1c-\x1e\x85\u2028\u2029]+")
+#: Compiled at first use: most programs never need them.
+_compiled = cache(re.compile)
+_SECRET_FIELDS = f"{_NAMES}|{_SHORT_NAMES}"
+_PAIRS = r"(?<=[?&])([^=&\s]{1,200})=([^&\s\"'<>]{1,8000}+)"
+#: user:password@ in an address. A password may hold @, and / ? # where host:port cannot be meant.
+_USERINFO = r"(?<=://)([^\s/?#@:]*+)(?::?[^\s/?#]*@|:(?!\d{1,5}(?:[/?#,]|$))\S*@)"
+
+_ESCAPES = r"\x1b(?:\[[0-?]{0,40}[ -/]{0,5}[@-~]|\][^\x07\x1b]{0,200}+(?:\x07|\x1b\\)|[@-Z\\-_])"
+_BREAKS = "[\t\n\x0b\x0c\r\x1c-\x1e\x85\u2028\u2029]+"
 #: Controls, marks that turn the direction of writing, characters of no width; and halves of characters.
-_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]+")
-_HALVES = re.compile("[\ud800-\udfff]")
+_STEERING = (
+    "\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\U000e0000-\U000e007f"
+)
+_HALVES = "[\ud800-\udfff]"
 
 
 def masked(text: str, limit: int = LIMIT) -> str:
@@ -91,16 +111,67 @@ def masked(text: str, limit: int = LIMIT) -> str:
     if len(text) > MOST_CHARACTERS:
         text = text[:MOST_CHARACTERS].rpartition(" ")[0] + " …"
     text = clean(text, MOST_CHARACTERS)
-    for pattern, to in _rules:
-        text = pattern.sub(to, text)
+    for pattern, to in RULES:
+        text = _compiled(pattern, re.IGNORECASE | re.DOTALL).sub(to, text)
     return _shortened(text, limit)
 
 
 def clean(text: str, limit: int = LIMIT) -> str:
     """Return the text on one line without controls, of `limit` characters at most; masks nothing."""
     text = str.__str__(text)[: 2 * MOST_CHARACTERS]
-    text = _CONTROLS.sub("", _BREAKS.sub(" ", _ESCAPES.sub("", text)))
-    return _shortened(_HALVES.sub("�", text), limit)
+    for pattern, to in ((_ESCAPES, ""), (_BREAKS, " "), (f"[{_STEERING}]+", ""), (_HALVES, "�")):
+        text = _compiled(pattern).sub(to, text)
+    return _shortened(text, limit)
+
+
+def show_controls(text: str) -> str:
+    """Return a text in which every character that could steer a terminal is shown as an escape."""
+    return _compiled(f"[{_STEERING}\ud800-\udfff]").sub(_escape_sign, text)
+
+
+def _escape_sign(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def hide_credentials(address: str, *, keeps_user: bool = False) -> str:
+    """Return an address without its passwords, tokens and secret parameters; masks nothing else of it.
+
+    keeps_user  whether the name before a password stays; a name without a password may be a token
+    """
+
+    def hide_user(found: re.Match[str]) -> str:
+        return f"{found[1]}@" if keeps_user and found[1] else f"{MASK}@"
+
+    def hide_value(found: re.Match[str]) -> str:
+        return f"{found[1]}={MASK if is_secret_name(found[1]) else found[2]}"
+
+    return _compiled(_PAIRS).sub(hide_value, _compiled(_USERINFO).sub(hide_user, address, count=1))
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a parameter or a header field of this name holds a secret; it may be quoted as in a URL."""
+    plain = _compiled("%([0-9a-fA-F]{2})").sub(lambda found: chr(int(found[1], 16)), name)
+    return _compiled(_SECRET_FIELDS, re.IGNORECASE).search(plain) is not None
+
+
+def describe_value(value: object, limit: int = 80) -> str:
+    """Return how a message shows a value that was given for an option: without secrets, and short."""
+    if isinstance(value, str):
+        return repr(masked(hide_credentials(value), limit))
+    return clean(repr(masked_context(value)), limit)
+
+
+def mask_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return header fields without secrets; those that a message is read by stay as they are."""
+    return {
+        name: value
+        if _compiled(_READ_FIELDS).fullmatch(name)
+        else MASK
+        if is_secret_name(name)
+        else masked(value, MOST_CHARACTERS)
+        for name, value in headers.items()
+    }
 
 
 def _shortened(text: str, limit: int) -> str:
@@ -141,7 +212,9 @@ def masked_context(value: object, room: int = DEEPEST) -> object:
         return masked(value)
     if room and isinstance(value, dict):
         return {
-            masked(str(name), 100): MASK if _named.search(str(name)) else masked_context(inner, room - 1)
+            masked(str(name), 100): MASK
+            if _compiled(_NAMES, re.IGNORECASE).search(str(name))
+            else masked_context(inner, room - 1)
             for name, inner in list(value.items())[:WIDEST]
         }
     if room and isinstance(value, (list, tuple)):
