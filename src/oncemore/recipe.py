@@ -225,21 +225,38 @@ class Recipe:
         out = bound.keys() - self.counted(bound).keys()
         return tuple(sorted(name for name in out if bound[name] is not params[name].default))
 
-    def rebuilt(self, stored: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return a call's arguments as the log has them; refuse those that the function does not take."""
+    def recall_arguments(
+        self, stored: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return a call's arguments as the log has them; those that it does not keep are the caller's."""
+        bound = self.arguments(args, kwargs)
+        return self.rebuilt(stored, {name: value for name, value in bound.items() if name not in stored})
+
+    def rebuilt(
+        self, stored: dict[str, Any], withheld: Mapping[str, Any] = {}
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return a call's arguments as the log has them; refuse those that the function does not take.
+
+        withheld  arguments that the log does not keep
+        """
         signature = inspect.signature(self.work)
         needed = {
             name
             for name, param in signature.parameters.items()
             if param.default is param.empty and param.kind not in (param.VAR_POSITIONAL, param.VAR_KEYWORD)
         }
-        wrong = sorted((stored.keys() - signature.parameters.keys()) | (needed - stored.keys()))
+        found = stored.keys() | withheld.keys()
+        wrong = sorted((found - signature.parameters.keys()) | (needed - found))
         if wrong:
             raise UsageError(
                 f"{self.name} was called with other arguments than it takes here ({', '.join(wrong)}); is "
                 "this another version of it?"
             )
-        values = {name: untag(stored[name]) for name in signature.parameters if name in stored}
+        values = {
+            name: untag(stored[name]) if name in stored else withheld[name]
+            for name in signature.parameters
+            if name in found
+        }
         bound = inspect.BoundArguments(signature, OrderedDict(values))
         bound.apply_defaults()
         return bound.args, bound.kwargs

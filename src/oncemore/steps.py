@@ -138,7 +138,7 @@ class Step(Generic[P, R]):
         self._awaits = recipe.colour == "coroutine"
         self._kit = Kit(
             recipe.name, recipe.work, _tagged, untag, line_of, recipe.reconcile, self._awaits,
-            recipe.isolate, recipe.artifact,
+            recipe.isolate, recipe.artifact, recipe.recall_arguments,
         )  # fmt: skip
         for worn in ("__module__", "__name__", "__qualname__", "__doc__"):
             if hasattr(recipe.work, worn):
@@ -336,6 +336,8 @@ class Step(Generic[P, R]):
     def _mapped(self, unpack: Callable[[Any], Any], item: Item, met: Notes) -> Any:
         """Make one attempt of an item; what is due again later is not waited for."""
         args, kwargs = unpack(item.given)
+        if item.key:
+            args, kwargs = self._recall(item.key, args, kwargs)
         look = self._look(args, kwargs)
         met.key = look.call.entity.removeprefix("run/")
         if self._recipe.cooldown is not None:
@@ -350,6 +352,15 @@ class Step(Generic[P, R]):
 
         look = look._replace(plan=look.plan.replaced(inline_wait_s=0.0, describe=tell))
         return (self._awaited if self._awaits else self._blocking)(args, kwargs, None, look)
+
+    def _recall(self, key: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Return the arguments of an item as its run recorded them: an attempt may have changed the item."""
+        engine = chosen(self._engine)
+        opening = opening_of(engine.store.entries(f"run/{key}"), engine.seal)
+        stored = opening.get("arguments", {})
+        with engine.shelf.around():
+            args, kwargs = self._recipe.recall_arguments(stored, (*self._bound, *args), kwargs)
+        return args[len(self._bound) :], kwargs
 
     @property
     def hand(self) -> Hand:
@@ -486,7 +497,9 @@ class Step(Generic[P, R]):
         call = Call(seen.entity, "", run.cfg_hash, run.deadline, 0.0, run.tenant)
         look = Look(engine, plan, call, seen, args, kwargs, {}, b"", run.tenant)
         script = self._minded(look, flow.run_step(plan, call, seen))
-        return Resumed(self._job(look), script, opening.get("actor", ""))
+        job = self._job(look)
+        job.recorded = run.run_id, opening["arguments"]
+        return Resumed(job, script, opening.get("actor", ""))
 
     def _attach(self, error: Error, look: Look) -> None:
         """Let an error carry its run, if there is one and the store can still be read."""

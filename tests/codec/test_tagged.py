@@ -21,6 +21,7 @@ scalars = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | text | st.binary(max_size=8)
     | st.decimals(allow_nan=False) | st.uuids() | st.dates() | st.datetimes() | st.times() | st.timedeltas()
     | st.datetimes(timezones=st.just(UTC))
+    | st.datetimes(timezones=st.timedeltas(timedelta(hours=-23), timedelta(hours=23)).map(timezone))
 )  # fmt: skip
 hashable = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=5)
 values = st.recursive(

@@ -66,6 +66,8 @@ class Tagger:
         if kind in _CONTAINERS:
             return self._container(value, _CONTAINERS[kind], path, room)
         write = _WRITERS.get(kind)
+        if self._keyed and kind is datetime:
+            return _moment(_in_utc(value))  # type: ignore[arg-type]
         if write is None:
             raise NoForm(
                 f"{path} is {_article(kind.__name__)}, which has no form in JSON; pass plain values "
@@ -113,10 +115,16 @@ class Tagger:
 _CONTAINERS: Final[dict[type, str]] = {tuple: "$tuple", set: "$set", frozenset: "$frozenset"}
 
 
+def _in_utc(value: datetime) -> datetime:
+    return value if value.tzinfo is None else value.astimezone(UTC)
+
+
 def _moment(value: datetime) -> Plain:
+    """Return the form of a time: an aware one keeps its offset, because its hour and day depend on that."""
+    text = value.isoformat(timespec="microseconds")
     if value.tzinfo is None:
-        return {"$datetime": value.isoformat(timespec="microseconds")}
-    return {"$time": value.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")}
+        return {"$datetime": text}
+    return {"$time": f"{text.removesuffix('+00:00')}Z" if text.endswith("+00:00") else text}
 
 
 _WRITERS: Final[dict[type, Callable[[Any], Plain]]] = {

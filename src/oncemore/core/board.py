@@ -28,11 +28,15 @@ FOREVER = 3600.0
 
 
 class Item(Value):
-    """One call of a job: its place among all, whom it asks something of, and what it is called with."""
+    """One call of a job: its place among all, whom it asks something of, and what it is called with.
+
+    key  of its run, where an attempt was made
+    """
 
     number: int
     provider: str
     given: Any
+    key: str = ""
 
 
 class Board:

@@ -255,7 +255,7 @@ class Course:
             if self._fleet:
                 self.engine.paces.end(item.provider)
             if came.until is not None and came.until - self.engine.now() <= self._patience_s:
-                self._board.back(item, came.until)
+                self._board.back(item._replace(key=came.key), came.until)
             else:
                 self._board.back(item, None)
                 if came.stored is not None:

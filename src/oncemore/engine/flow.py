@@ -100,7 +100,7 @@ def run_step(plan: Plan, call: Call, seen: Seen | None = None) -> Script:
             if refused is not None:
                 yield refused
                 return
-        terms = yield BEGIN
+        terms = yield BEGIN if ready.run is None else Begin(ready)
         if plan.artifact and (yield from _there_already(plan, call, terms, ready, now)):
             plan = _joined(plan)
             continue

@@ -25,6 +25,7 @@ from oncemore.engine.entry import (
     told_already,
     write_of,
 )
+from oncemore.engine.history import opening_of
 from oncemore.engine.lease import RESERVED
 from oncemore.engine.marks import Mark, asked, asked_awaited, kept_as
 from oncemore.engine.meters import Meter
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from oncemore.store.base import Write
 
     Answered = Stored | Conflict
+    Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 #: Waits before a write whose answer was lost is sent again.
 AGAIN_S = (0.0, 0.05, 0.25, 1.0)
@@ -85,6 +87,7 @@ class Kit(NamedTuple):
     line_of           a connection to the user's own database → what speaks its dialect
     isolate           whether the work runs in a process of its own, or what else calls it
     artifact          the name of the one artifact that its result is; empty if it is not
+    recall            recorded arguments, and those of the call → the call's arguments as they were recorded
     """
 
     name: str
@@ -96,17 +99,20 @@ class Kit(NamedTuple):
     awaits: bool = False
     isolate: bool | Callable[[Job, Attempt, Invoke], Any] = False
     artifact: str = ""
+    recall: Callable[[dict[str, Any], tuple[Any, ...], dict[str, Any]], Arguments] | None = None
 
 
 class Job:
     """One call on its way: the engine it runs on, the work, and what has cut it off, if anything has.
 
-    last  what an awaited operation answered that was closed: nobody else hears it
+    last      what an awaited operation answered that was closed: nobody else hears it
+    recorded  the run whose recorded arguments were read last, and these; None before that
+    given     the caller's own arguments, while `args` and `kwargs` are those of a recorded run
     """
 
     __slots__ = (
-        "_tagged", "_terms", "args", "awaits", "cut", "engine", "held", "isolate", "kit", "kwargs", "last",
-        "me", "read_again", "reserved", "store", "work",
+        "_tagged", "_terms", "args", "awaits", "cut", "engine", "given", "held", "isolate", "kit", "kwargs",
+        "last", "me", "read_again", "recorded", "reserved", "store", "work",
     )  # fmt: skip
 
     def __init__(
@@ -123,7 +129,9 @@ class Job:
         self.held: tuple[str, int] | None = None
         self.reserved = self.read_again = False
         self.last: Any = None
-        _, self.work, self._tagged, _, _, _, self.awaits, self.isolate, _ = kit
+        self.recorded: tuple[str, dict[str, Any]] | None = None
+        self.given: Arguments | None = None
+        _, self.work, self._tagged, _, _, _, self.awaits, self.isolate, _, _ = kit
         self.args, self.kwargs = args, kwargs
 
     @property
@@ -172,12 +180,37 @@ class Job:
         """Return who begins an attempt: this process, with a lease that is good for it."""
         if self.reserved:
             self.release()
+        if op.seen is not None:
+            self.recall(op.seen)
         engine = self.engine
         now = engine.now()
         while not (me := engine.identity(now)).reserve():
             continue  # it was retired in this very moment: the next one is another
         self.me, self.reserved = me, True
         return self._terms(me, now)
+
+    def recall(self, seen: Seen) -> None:
+        """Take the arguments that a run was opened with, which an earlier attempt may have changed here.
+
+        A run that is over is followed by a new one, which this call opens with its own arguments.
+        """
+        run, recall = seen.run, self.kit.recall
+        if recall is None:
+            return
+        if run.state in ("COMPLETE", "HARD_FAIL"):
+            self.args, self.kwargs = self.given or (self.args, self.kwargs)
+            return
+        if self.recorded is None or self.recorded[0] != run.run_id:
+            opening = seen.body or {}
+            if "arguments" not in opening:
+                opening = opening_of(self.store.entries(seen.entity), self.engine.seal)
+            self.recorded = run.run_id, opening.get("arguments", {})
+        elif self.given is None:  # a worker has read them, and no attempt has had them yet
+            self.given = self.args, self.kwargs
+            return
+        self.given = self.given or (self.args, self.kwargs)
+        with self.engine.shelf.around():
+            self.args, self.kwargs = recall(self.recorded[1], *self.given)
 
     def offer(self, op: Offer) -> Terms:
         """Return what a run begins with that somebody else is to do."""

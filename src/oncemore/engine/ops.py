@@ -1,7 +1,7 @@
 """What a flow may ask for, and what it is told.
 
 Load(entity, kind)        read the head                              ← Seen
-Begin()                   who begins an attempt, and with what       ← Terms
+Begin(seen)               who begins an attempt, and with what       ← Terms
 Permit(step, tenant, …)   may an attempt begin? what people have said ← Permission
 Offer()                   what a run for somebody else begins with   ← Terms, nobody's
 Consult(entity)           a breaker's circuit, as far as it is known ← Seen
@@ -216,7 +216,13 @@ class Load(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """Ask who begins an attempt, and with what."""
+    """Ask who begins an attempt, and with what.
+
+    seen  the run that the attempt continues: it starts from that run's recorded arguments. None where the
+          attempt opens a run: it gets the caller's own arguments
+    """
+
+    seen: Seen | None = None
 
 
 class Offer(NamedTuple):

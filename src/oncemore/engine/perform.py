@@ -179,6 +179,7 @@ def _finished(job: Job, mark: Mark, error: BaseException) -> Finished:
 def _ask(job: Job, op: Ask) -> Answer:
     if job.cut is not None:
         return Answer("unknown")
+    job.recall(op.seen)
     try:
         with _Inside(job, job.attempt(op.seen, asks=True), ENDS.get()):
             return _answer(job, job.call_reconcile())
@@ -304,6 +305,7 @@ async def _undone_awaited(mark: Mark, error: BaseException) -> None:
 async def _ask_awaited(job: Job, op: Ask) -> Answer:
     if job.cut is not None:
         return Answer("unknown")
+    job.recall(op.seen)
     try:
         with _Inside(job, job.attempt(op.seen, asks=True), ENDS.get()):
             found = job.call_reconcile()
