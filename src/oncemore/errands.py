@@ -30,7 +30,7 @@ from oncemore.core.board import Item
 from oncemore.engine.came import Notes, came_of
 from oncemore.engine.context import CONTEXT, Context
 from oncemore.engine.elsewhere import Raised, Reply, sent
-from oncemore.engine.runtime import inside
+from oncemore.engine.surroundings import inside
 from oncemore.errors import InProgress, StoreError, UsageError
 
 if TYPE_CHECKING:

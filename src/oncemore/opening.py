@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import os
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,8 @@ from oncemore.configured import MEMORY, NAMES, NO_PATH, SQLITE, Settings, number
 from oncemore.core.redact import describe_value, hide_credentials
 from oncemore.engine import clock as clocks
 from oncemore.engine.artifact_places import Folder, Memory
-from oncemore.engine.runtime import Engine, innermost, log
+from oncemore.engine.runtime import Engine, log
+from oncemore.engine.surroundings import innermost
 from oncemore.engine.watch import LIMITS, Limits
 from oncemore.errors import PolicyError, UsageError
 from oncemore.settings import INLINE_WAIT_S, LEASE_S, NOTIFY_EVERY_S
@@ -104,6 +106,7 @@ def open(  # noqa: A001 - read as oncemore.open
             "notify_every_s": notify_every_s, "codec": codec, "copies": copies, "warn_file_mb": warn_file_mb,
             "warn_wal_mb": warn_wal_mb, "warn_left_mb": warn_left_mb, "control": control,
         }  # fmt: skip
+        engine.reopen = partial(open, engine.opened[0], **engine.opened[1])
     return engine
 
 

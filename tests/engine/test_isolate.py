@@ -6,6 +6,7 @@ pipe, with only what would end or move this process replaced; a few tests start 
 
 from __future__ import annotations
 
+import contextvars
 import multiprocessing
 import os
 import pickle
@@ -30,6 +31,7 @@ from oncemore.engine.attempt import Attempt
 from oncemore.engine.isolate import ProcessDied, RemoteError, Unsent
 from oncemore.engine.ops import Seen
 from oncemore.engine.retry import ENDS, Invoke
+from oncemore.engine.surroundings import innermost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -190,7 +192,7 @@ def where(work: Any) -> tuple[str, str]:
 
 
 def letter(**more: Any) -> dict[str, Any]:
-    return {"seen": seen(), "ends_in": None, "resume": None, "files": NO_FILES, **more}
+    return {"seen": seen(), "ends_in": None, "resume": None, "files": NO_FILES, "engine": b"", **more}
 
 
 def job(work: Any, *args: Any, **kwargs: Any) -> Any:
@@ -575,3 +577,29 @@ def test_a_process_whose_caller_is_gone_ends_with_all_its_programs(fifo: tuple[s
     assert process.exitcode == -signal.SIGKILL
     assert at_its_end(reading), "the program goes on"
     process.close()
+
+
+# The engine of the surroundings ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+def test_the_child_enters_the_engine_of_its_surroundings_or_refuses_its_steps(
+    reachable: bool, tmp_path: Path
+) -> None:
+    opens = partial(oncemore.open, tmp_path / "log.db")
+
+    def child() -> None:
+        isolate._enter(pickle.dumps(opens) if reachable else "it cannot be reached")
+        engine = innermost()
+        assert engine is not None
+        try:
+            if reachable:
+                assert engine.url.endswith("/log.db")
+            else:
+                with pytest.raises(oncemore.UsageError, match="it cannot be reached"):
+                    assert engine.store
+        finally:
+            engine.__exit__(None, None, None)
+
+    contextvars.Context().run(child)
+    assert innermost() is None

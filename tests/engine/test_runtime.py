@@ -14,7 +14,7 @@ import oncemore
 from oncemore.codec.wire import head_of
 from oncemore.core.record import Worker
 from oncemore.engine import runtime
-from oncemore.engine.runtime import innermost
+from oncemore.engine.surroundings import innermost
 from oncemore.store.memory import MemoryStore
 from oncemore.testing import FakeClock
 
@@ -188,7 +188,7 @@ def test_the_end_of_a_program_closes_its_engines(tmp_path: Path, monkeypatch: py
 def test_a_block_may_end_in_another_context_than_it_began_in() -> None:
     engine = oncemore.open("memory:")
     contextvars.Context().run(engine.__enter__)
-    assert innermost() is None
+    assert innermost() is engine, "the process has entered it"
     engine.__exit__(None, None, None)
     assert innermost() is None
     with engine, engine:

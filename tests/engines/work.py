@@ -14,7 +14,7 @@ import oncemore
 from oncemore.core.backoff import Jitter, Schedule
 from oncemore.core.policy import Policy
 from oncemore.engine.context import CONTEXT
-from oncemore.engine.runtime import innermost
+from oncemore.engine.surroundings import innermost
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ from oncemore import configured, opening
 from oncemore.codec.wire import head_of
 from oncemore.configured import settings
 from oncemore.core.record import Worker
-from oncemore.engine.runtime import innermost
+from oncemore.engine.surroundings import innermost
 from oncemore.store.base import Query
 from tests.steps.colours import Busy, Turns, made
 

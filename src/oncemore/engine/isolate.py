@@ -20,9 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore.engine.artifacts import apart
 from oncemore.engine.limits import too_late
+from oncemore.engine.runtime import Engine
+from oncemore.engine.surroundings import enter_engine, innermost
 from oncemore.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from multiprocessing.connection import Connection
 
     from oncemore.engine.attempt import Attempt
@@ -60,6 +63,7 @@ def run(job: Job, attempt: Attempt, invoke: Invoke) -> Any:
     ours, theirs = context.Pipe()
     told = {"seen": attempt.seen, "ends_in": invoke.limit_s, "resume": attempt.resume()}
     told["files"] = apart(job)
+    told["engine"] = _surroundings()
     process = context.Process(target=_child, args=(theirs, where, job.args, job.kwargs, told), daemon=True)
     process.start()
     theirs.close()
@@ -69,6 +73,41 @@ def run(job: Job, attempt: Attempt, invoke: Invoke) -> Any:
         _kill(process.pid)
         process.join(GRACE_S)
         ours.close()
+
+
+def _surroundings() -> bytes | str:
+    """Return what opens the engine that steps called by the work use; or why the child cannot open it.
+
+    It is empty where they use the engine of the settings, which are the same in the child.
+    """
+    try:
+        engine = innermost()
+        return b"" if engine is None else pickle.dumps(_reopening(engine))
+    except UsageError as refused:
+        return str(refused)
+    except Exception as fault:  # noqa: BLE001 - whatever a codec or a sink does when it is pickled
+        return f"the engine of the surroundings cannot be sent to a process of its own: {fault}"
+
+
+def _reopening(engine: Engine) -> Callable[[], Engine]:
+    if engine.reopen is None:
+        raise UsageError(
+            f"{engine.url} cannot be opened in the process of an isolated attempt; call its inner steps "
+            "without isolate='process', or use a SQLite file or a server"
+        )
+    return engine.reopen
+
+
+def _enter(surroundings: bytes | str) -> None:
+    """Have steps that the work calls use the engine of the parent's surroundings, or refuse them."""
+
+    def refuse() -> Any:
+        raise UsageError(str(surroundings))
+
+    if isinstance(surroundings, str):
+        enter_engine(Engine(refuse, "memory:"))
+    elif surroundings:
+        enter_engine(pickle.loads(surroundings)())  # noqa: S301 - from our own parent
 
 
 def _kill(pid: int | None) -> None:
@@ -192,6 +231,7 @@ def _call(answers: _Answers, where: tuple[str, str], args: Any, kwargs: Any, tol
     )
     SHELF.set(told["files"].shelf)
     CURRENT.set(attempt)
+    _enter(told["engine"])
     if told["ends_in"] is not None:
         ENDS.set(clocks.current.monotonic() + told["ends_in"])
     value = _function(*where)(*args, **kwargs)

@@ -12,8 +12,7 @@ import logging
 import os
 import threading
 import weakref
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.seal import Seal
@@ -29,13 +28,14 @@ from oncemore.engine.lease import BEATS, Heart, Identity
 from oncemore.engine.notices import CLOSE_S
 from oncemore.engine.resources import Paces
 from oncemore.engine.spending import Pockets
+from oncemore.engine.surroundings import enter_engine, leave_engine
 from oncemore.engine.watch import LIMITS, Limits, Watch
 from oncemore.errors import RestoredCopy, StoreError, UsageError
 from oncemore.settings import COPIES, INLINE_WAIT_S, LEASE_S, LONGEST_LEASE_S, SHORTEST_LEASE_S
 from oncemore.store.shield import Shield
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from typing import Self
 
     from oncemore.codec.seal import Codec
@@ -103,6 +103,7 @@ class Engine:
         self.url = url
         #: What `oncemore.open` makes the same engine of in another process; None if only this one has it.
         self.opened: tuple[str, dict[str, Any]] | None = None
+        self.reopen: Callable[[], Engine] | None = None
         self.lease_s = lease_s
         self.inline_wait_s = inline_wait_s
         self._opens = opens
@@ -398,18 +399,14 @@ class Engine:
     def __enter__(self) -> Self:
         with self._lock:
             self._inside += 1
-        _INSIDE.set((*_INSIDE.get(), self))
+            enter_engine(self)
         return self
 
     def __exit__(self, *error: object) -> None:
-        around = list(_INSIDE.get())
-        around.reverse()
-        if self in around:  # a block may end in another task than it began in, as fixtures do
-            around.remove(self)
-        _INSIDE.set(tuple(reversed(around)))
         with self._lock:
             self._inside = max(0, self._inside - 1)  # a forked child has entered nothing
             last = self._inside == 0
+            leave_engine(self, last=last)
         if last:
             self.close()
 
@@ -436,23 +433,6 @@ class Engine:
 
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
-_INSIDE: ContextVar[tuple[Engine, ...]] = ContextVar("oncemore.engines", default=())
-
-
-@contextmanager
-def inside(engine: Engine) -> Iterator[None]:
-    """Make an engine that of all steps called inside, without closing it afterwards."""
-    token = _INSIDE.set((*_INSIDE.get(), engine))
-    try:
-        yield
-    finally:
-        _INSIDE.reset(token)
-
-
-def innermost() -> Engine | None:
-    """Return the engine of the innermost `with engine:` around this line."""
-    inside = _INSIDE.get()
-    return inside[-1] if inside else None
 
 
 def _time_of(store: Store) -> Callable[[], float]:

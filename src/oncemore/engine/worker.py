@@ -27,8 +27,9 @@ from oncemore.engine.crew import Crew
 from oncemore.engine.entry import seen_in
 from oncemore.engine.ops import Save
 from oncemore.engine.perform import awaiting, blocking
-from oncemore.engine.runtime import inside, log
+from oncemore.engine.runtime import log
 from oncemore.engine.sharing import Sharing
+from oncemore.engine.surroundings import inside
 from oncemore.engine.sweeping import EVER, MOST_LISTED, Sweep, turn_of
 from oncemore.errors import (
     Blocked,

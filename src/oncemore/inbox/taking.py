@@ -16,7 +16,7 @@ from oncemore.engine.entry import seen_in
 from oncemore.engine.history import Run
 from oncemore.engine.intake import CameTo
 from oncemore.engine.perform import blocking
-from oncemore.engine.runtime import inside
+from oncemore.engine.surroundings import inside
 from oncemore.errors import (
     CoolingDown,
     Error,

@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 from oncemore import configured, opening
 from oncemore.core.key import exoarmur_key
 from oncemore.engine import clock as clocks
-from oncemore.engine.runtime import Engine, innermost
+from oncemore.engine.runtime import Engine
+from oncemore.engine.surroundings import innermost
 from oncemore.errors import Error, InProgress, UsageError
 from oncemore.evidence.audit import Recorder
 from oncemore.evidence.events import IdempotencyCleared
