@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         (("--key", "a", "--key-from-args", "--", "true"), 125, "--key"),
         (("--key", "", "--", "true"), 125, "--key takes"),
         (("--key", "a", "--name", "", "--", "true"), 125, "--name takes"),
+        (("--key", "a\udcff", "--", "true"), 125, "--key is 'a\\udcff', which is not UTF-8"),
         (("--key", "a"), 125, "Missing argument"),
         (("--key", "a", "--bogus", "--", "true"), 125, "--bogus"),
         (("--key", "a", "--timeout", "soon", "--", "true"), 125, "is no time"),
@@ -140,6 +141,8 @@ def test_the_command_and_its_correlation_are_on_record(desk: Desk) -> None:
     with oncemore.open(desk.folder / ".oncemore" / "log.db") as engine:
         first = next(entry for entry in engine.store.entries() if entry.entity.startswith("run/"))
         body = json.loads(first.body or b"")
+        digest = body["arguments"].pop("command_hmac")
+        assert len(bytes.fromhex(digest)) == 32
         assert body["arguments"] == {"key": "k", "command": list(RAN), "inputs": {}}
         assert b"outer-7" in first.header
         assert b"t-1" in first.header

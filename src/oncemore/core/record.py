@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         "QUOTA",
         "CONTROL",
         "APPROVAL",
+        "SECRET",
     ]
     State_ = TypeVar("State_", bound="Entity")
 
@@ -294,11 +295,34 @@ class Quota(Value):
     held: dict[str, int] = {}  # noqa: RUF012 - nobody changes it
 
 
+class StoreSecret(Value):
+    """The secret of a store (`engine.store_secret`): its bytes are in the body, which a codec can seal.
+
+    state  ACTIVE, always: it is created once and never replaced
+    """
+
+    state: str = "ACTIVE"
+    created: float = 0.0
+
+
 if TYPE_CHECKING:
-    Entity = Run | Worker | Outgoing | Kept | Chore | Mapped | Resource | Circuit | Quota | Control | Approval
+    Entity = (
+        Run
+        | Worker
+        | Outgoing
+        | Kept
+        | Chore
+        | Mapped
+        | Resource
+        | Circuit
+        | Quota
+        | Control
+        | Approval
+        | StoreSecret
+    )
 #: What an entity can be.
 KINDS: Final = (
-    Run, Worker, Outgoing, Kept, Chore, Mapped, Resource, Circuit, Quota, Control, Approval,
+    Run, Worker, Outgoing, Kept, Chore, Mapped, Resource, Circuit, Quota, Control, Approval, StoreSecret,
 )  # fmt: skip
 #: Where each field of an entity is, by kind.
 _PLACES: Final[dict[type, dict[str, int]]] = {

@@ -18,7 +18,18 @@ from oncemore.core import record
 from oncemore.core.control import Approval, Control
 from oncemore.core.cooldown import Resource
 from oncemore.core.key import seed_of
-from oncemore.core.record import NOWHERE, Chore, Circuit, Kept, Mapped, Outgoing, Quota, Worker, fold
+from oncemore.core.record import (
+    NOWHERE,
+    Chore,
+    Circuit,
+    Kept,
+    Mapped,
+    Outgoing,
+    Quota,
+    StoreSecret,
+    Worker,
+    fold,
+)
 from oncemore.core.value import Value
 from oncemore.engine.clock import Clock
 from oncemore.errors import IllegalMove, KeyExpired, ResultUnavailable, StoreError, UsageError
@@ -48,6 +59,7 @@ KINDS: dict[str, Any] = {
     "breaker": Circuit,
     "quota": Quota,
     "resource": Resource,
+    "secret": StoreSecret,
 }
 #: How a mark is called in an export (WAL-4).
 RECORDS = {

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from oncemore.core.control import Approval, Control
 from oncemore.core.cooldown import Resource
-from oncemore.core.record import Chore, Circuit, Kept, Mapped, Outgoing, Quota, Run, due, unsent
+from oncemore.core.record import Chore, Circuit, Kept, Mapped, Outgoing, Quota, Run, StoreSecret, due, unsent
 from oncemore.core.value import make
 from oncemore.store.base import Index
 
@@ -40,6 +40,8 @@ def index_of(state: Entity) -> Index:
         return Index("control", state.state)
     if type(state) is Approval:
         return Index("approval", state.state, None, state.step)
+    if type(state) is StoreSecret:
+        return Index("secret", state.state)
     assert type(state) is Kept
     # Also by its time, so that listing artifacts reads nothing else.
     return Index("artifact", state.state, state.created, state.step)

@@ -43,7 +43,11 @@ GROUPS = {
 @leaf("exec", EXAMPLES, GROUPS)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND [ARG]...")
 @click.option("--key", metavar="TEXT", help="What makes two calls the same work.")
-@click.option("--key-from-args", is_flag=True, help="The command and its inputs are the key.")
+@click.option(
+    "--key-from-args",
+    is_flag=True,
+    help="The command line is the key: words, --env, --cwd, --input, --stdin.",
+)
 @click.option("--bucket", metavar="TIME", help="One run in each minute, hour, day, week (UTC) or duration.")
 @click.option("--name", metavar="NAME", help="Keys are apart by it; the step is called exec:NAME.")
 @click.option("--input", "inputs", metavar="FILE", multiple=True, help="A file whose content counts, too.")
@@ -62,9 +66,20 @@ GROUPS = {
 @click.option("--ok-exit", metavar="CODES", help="Exit codes that are a success, beside 0.")
 @click.option("--timeout", metavar="TIME", type=DURATION, help="The limit of one attempt.")
 @click.option("--within", metavar="TIME", type=DURATION, help="The limit of everything, waits included.")
-@click.option("--env", metavar="NAME=VALUE", type=PAIR, multiple=True, help="Set a variable; never stored.")
-@click.option("--secret-env", metavar="NAME", multiple=True, help="A variable whose value is masked.")
-@click.option("--cwd", metavar="FOLDER", help="Where it runs.")
+@click.option(
+    "--env",
+    metavar="NAME=VALUE",
+    type=PAIR,
+    multiple=True,
+    help="Set a variable; counts for the key, never stored.",
+)
+@click.option(
+    "--secret-env",
+    metavar="NAME",
+    multiple=True,
+    help="A variable whose value is masked, and not in the key.",
+)
+@click.option("--cwd", metavar="FOLDER", help="Where it runs; counts for the key as typed.")
 @click.option("--stdin", metavar="FILE", help="What it reads, anew in each attempt; nothing unless given.")
 @click.option(
     "--grace", metavar="TIME", type=DURATION, default=10.0, help="Time between SIGTERM and SIGKILL."
@@ -146,6 +161,9 @@ def _order(command: tuple[str, ...], told: dict[str, Any]) -> Order:
         raise UsageError("give --key TEXT or --key-from-args: what makes two calls the same work")
     if told["key"] is not None and not 1 <= len(told["key"]) <= 500:
         raise UsageError("--key takes a text of 1 to 500 characters")
+    for option in ("key", "name", "tenant"):
+        if any("\ud800" <= letter <= "\udfff" for letter in told[option] or ""):
+            raise UsageError(f"--{option} is {told[option]!a}, which is not UTF-8; give it a text that is")
     if told["name"] is not None and not 1 <= len(told["name"]) <= 190:
         raise UsageError("--name takes a text of 1 to 190 characters")
     rules, env = _rules(told), dict(told["env"])
@@ -158,7 +176,7 @@ def _order(command: tuple[str, ...], told: dict[str, Any]) -> Order:
     return Order(
         command, told["key"], rules, policy_of(given),  # type: ignore[arg-type]
         name="exec" if told["name"] is None else f"exec:{told['name']}", bucket=_bucket(told["bucket"]),
-        inputs=told["inputs"], stdin=told["stdin"], cwd=told["cwd"], env=env,
+        inputs=told["inputs"], stdin=told["stdin"], cwd=told["cwd"], env=env, hidden=told["secret_env"],
         secrets=_secrets(told["secret_env"], env), if_running=told["if_running"], grace_s=told["grace"],
         leave=told["leave_running"], keep=told["keep_output"], most=told["max_output"],
         after=_after(chosen), through=through,

@@ -27,6 +27,7 @@ from oncemore.engine.here import only_here
 from oncemore.engine.limits import too_late
 from oncemore.engine.ops import Save, Seen, Sleep, Watch, Work
 from oncemore.engine.perform import blocking
+from oncemore.engine.store_secret import load_store_secret
 from oncemore.errors import AttemptTimeout, DeadlineExceeded, Error, LeaseLost, StoreError, Violation
 from oncemore.evidence.neutral import neutral
 from oncemore.recipe import Recipe
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from oncemore.engine.attempt import Attempt
     from oncemore.engine.history import Run
     from oncemore.engine.job import Job
-    from oncemore.engine.ops import Call, Plan, Script
+    from oncemore.engine.ops import Call, Plan, Script, Terms
     from oncemore.engine.retry import Invoke
     from oncemore.engine.runtime import Engine
     from oncemore.steps import Look
@@ -70,6 +71,7 @@ class Program(Step[Any, Any]):
         super().__init__(Recipe(_program, told), engine)
         self._order, self._cuts, self._say = order, cuts, say
         self._path = ""
+        self._shown: dict[str, Any] = {}
         #: The attempt whose output has passed through us, if any has.
         self.ran = 0
         self.known = self._entity = ""
@@ -84,7 +86,7 @@ class Program(Step[Any, Any]):
 
         before  what a person has decided, to be written first
         """
-        look = self._look(self._order.arguments(), {})
+        look = self._look(self._arguments(), {})
         self.known, self._entity = look.call.entity.removeprefix("run/"), look.call.entity
         if before is None and (end := flow.finished(look.plan, look.call, look.seen)) is not None:
             return end.value
@@ -99,6 +101,21 @@ class Program(Step[Any, Any]):
         except Error as error:
             self._attach(error, look)
             raise
+
+    def _arguments(self) -> tuple[str, str]:
+        """Return what counts of the order: its key, and the HMAC of its command line."""
+        assert self._engine is not None
+        order, digests = self._order, self._order.read_inputs()
+        with self._cuts.patient():
+            secret = load_store_secret(self._engine)
+        self._cuts.check()
+        self._shown = order.shown(digests)
+        return order.key or "", order.command_hmac(secret, digests)
+
+    def _terms(self, look: Look, worker: str, now: float) -> Terms:
+        """Return what a run keeps of its call, with the command as people may see it."""
+        terms = super()._terms(look, worker, now)
+        return terms._replace(arguments={**terms.arguments, **self._shown})
 
     def _told(self, job: Job, script: Script) -> Script:
         """Let a person know of waits, and let a signal end them; what is written is brought to its end."""
@@ -212,9 +229,9 @@ class Program(Step[Any, Any]):
         return {**made, "digest": kept.digest, "size": kept.size}
 
 
-def _program(key: str, command: list[str], inputs: dict[str, str]) -> dict[str, Any]:
-    """Stand for the program: its arguments are what counts."""
-    raise AssertionError(f"{command} {inputs} {key}: it is run by its guard")  # pragma: no cover
+def _program(key: str, command_hmac: str, command: Any = None, inputs: Any = None) -> dict[str, Any]:
+    """Stand for the program: key and HMAC are what counts, the others are shown to people."""
+    raise AssertionError(f"{command} {inputs} {key} {command_hmac}: its guard runs it")  # pragma: no cover
 
 
 def _will_run(look: Look) -> bool:

@@ -1,15 +1,15 @@
 """What a user has ordered: a program, its key, and what may be written down of its command line.
 
-The log keeps the words of the command without secrets: the values of the variables that `--secret-env` names,
-and what looks like a secret (`core.redact`). These words are also what a key is held against: the same
-key for another command is refused, and a changed password is no other command. The environment is never
-written down.
+What makes two command lines the same work is an HMAC of their raw bytes under the secret of the store
+(`engine.store_secret`, ADR 0024): it is the key of `--key-from-args`, and two calls of one `--key` must have
+the same one. The log shows people the words of the command without secrets: without the values of the
+variables that `--secret-env` names, and without what looks like a secret (`core.redact`).
 """
 
 from __future__ import annotations
 
+import hmac
 import os
-from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from oncemore.core.redact import MASK, clean, masked
@@ -33,6 +33,8 @@ class Order(Value):
 
     key      what the user calls the work; None where the command and its inputs are the key
     keep     whose output is kept: "always", "failed", "never"
+    env      variables that `--env` sets
+    hidden   names of variables that `--secret-env` names; `secrets` are their values
     most     how many bytes of each stream are kept
     after    what a new call makes of work that failed: "raise", or "new_run" where the policy says so
     """
@@ -47,6 +49,7 @@ class Order(Value):
     stdin: str | None = None
     cwd: str | None = None
     env: Mapping[str, str] = {}
+    hidden: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
     if_running: str = "wait"
     grace_s: float = 10.0
@@ -57,22 +60,66 @@ class Order(Value):
     after: str = "raise"
     through: tuple[int | None, int | None] = (None, None)
 
-    def arguments(self) -> tuple[str, list[str], dict[str, str]]:
-        """Return what counts of it: the key, the command as it is written down, digests of the inputs."""
-        files = (*self.inputs, *((self.stdin,) if self.stdin is not None else ()))
-        return self.key or "", words_of(self.command, self.secrets), {file: _digest(file) for file in files}
+    def read_inputs(self) -> dict[str, str]:
+        """Return the digests of all input files, by the names that were given."""
+        return {file: _digest(file) for file in (*self.inputs, *_given(self.stdin))}
+
+    def command_hmac(self, secret: bytes, digests: Mapping[str, str]) -> str:
+        """Return the HMAC of everything that makes two command lines different work.
+
+        That is, as raw bytes: the words of the command, the variables of `--env` (of a secret one only its
+        name), the text of `--cwd`, and the input files by name and content.
+        """
+        env = [
+            part
+            for name in sorted(self.env)
+            for part in (name, "" if name in self.hidden else f"={self.env[name]}")
+        ]
+        sections = [
+            [os.fsencode(text) for text in texts]
+            for texts in (
+                self.command, env, _given(self.cwd), _with_digests(sorted(set(self.inputs)), digests),
+                _with_digests(_given(self.stdin), digests),
+            )
+        ]  # fmt: skip
+        digest = hmac.new(secret, b"oncemore exec 1", "sha256")
+        for section in sections:
+            # Counts and lengths are included, so that no two lists give the same bytes.
+            digest.update(len(section).to_bytes(8, "big"))
+            for part in section:
+                digest.update(len(part).to_bytes(8, "big") + part)
+        return digest.hexdigest()
+
+    def shown(self, digests: Mapping[str, str]) -> dict[str, object]:
+        """Return what the log shows of it: words without secrets, and the digests of the input files."""
+        return {
+            "command": words_of(self.command, self.secrets),
+            "inputs": {_text(file): digest for file, digest in digests.items()},
+        }
+
+
+def _given(option: str | None) -> tuple[str, ...]:
+    return () if option is None else (option,)
+
+
+def _with_digests(files: Iterable[str], digests: Mapping[str, str]) -> list[str]:
+    return [text for file in files for text in (file, digests[file])]
+
+
+def _text(raw: str) -> str:
+    """Return bytes that came from a command line as text that can be stored."""
+    return os.fsencode(raw).decode("utf-8", "backslashreplace")
 
 
 def words_of(command: Iterable[str], secrets: tuple[str, ...]) -> list[str]:
-    """Return a command line without secrets; the same line always gives the same words."""
+    """Return a command line as people may see it: without secrets, and shortened."""
     words, before = [], ""
     for raw in command:
-        word = os.fsencode(raw).decode("utf-8", "backslashreplace")
+        word = _text(raw)
         words.append(_shown(before, word, secrets))
         before = word
     if len(words) > MOST_WORDS:
-        rest = sha256("\0".join(words[MOST_WORDS:]).encode()).hexdigest()
-        words[MOST_WORDS:] = [f"… and {len(words) - MOST_WORDS} more words, sha256 {rest}"]
+        words[MOST_WORDS:] = [f"… and {len(words) - MOST_WORDS} more words"]
     return words
 
 
@@ -80,8 +127,7 @@ def _shown(before: str, word: str, secrets: tuple[str, ...]) -> str:
     """Return one word: as it is, or masked where it holds a secret or follows the name of one."""
     word = without(secrets, word) if secrets else word
     if len(word) > LONGEST_WORD:
-        # By its digest too: two long words that differ at their ends are two.
-        return f"{_alone(word[:200])}… {len(word)} characters, sha256 {sha256(word.encode()).hexdigest()}"
+        return f"{_alone(word[:200])}… {len(word)} characters"
     if before.startswith("-") and masked(f"{before} {word}", 10_000) == f"{clean(before, 10_000)} {MASK}":
         return MASK
     return _alone(word)

@@ -50,7 +50,7 @@ CODES: Final = {
     RUNNING: "another process is at it, and --if-running is fail",
     PARKED: "it is due later than a call waits; a later call goes on",
     HELD: "attempts were lost: a person has to look, and to decide",
-    REFUSED: "the key belongs to another command, or its record is no longer kept, or the log is a copy",
+    REFUSED: "the key belongs to another command line, or its record is no longer kept, or the log is a copy",
     LOST: "it failed for good without an exit code: it was interrupted to the last attempt, or cancelled",
     TOO_LATE: "its time was up",
     FAULT: "our own part failed: a wrong option, a store that cannot be used",
@@ -148,7 +148,9 @@ def _message(error: Error, step: Program, program: dict[str, Any] | None) -> str
         number = getattr(getattr(error.run, "state", None), "attempt", 0)
         return f"{which} is held: attempt {number} {what}, and whether it took effect is not known."
     if isinstance(error, KeyConflict):
-        return f"{which} belongs to another command, or to other inputs; give this work another --key."
+        return (
+            f"{which} belongs to another command, other inputs, --env or --cwd; give this work another --key."
+        )
     if isinstance(error, Parked):
         return f"{which} is parked until {rfc3339(error.until)}; a call from then on goes on."
     return f"{error}."

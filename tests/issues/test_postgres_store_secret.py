@@ -1,0 +1,32 @@
+"""The secret of a store in PostgreSQL, and on its way there and back (issue 15, 1.1)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import oncemore
+from oncemore.engine.copying import copy
+from oncemore.engine.store_secret import load_store_secret
+from tests.rooms import _alone
+from tests.servers import postgres
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["_alone"]
+
+
+def test_it_is_created_once_and_moves_with_the_log(tmp_path: Path) -> None:
+    try:
+        with postgres.database() as url, oncemore.open(url) as one, oncemore.open(url) as other:
+            secret = load_store_secret(one)
+            assert load_store_secret(other) == secret
+            other.close()
+            one.close()
+            with oncemore.open(url) as source, oncemore.open(tmp_path / "log.db") as target:
+                copy(source, target, reason="back to one machine")
+                assert load_store_secret(target) == secret
+    except postgres.NoPostgres as reason:
+        pytest.skip(str(reason))
