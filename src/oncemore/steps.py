@@ -34,6 +34,7 @@ from oncemore.engine.job import Job, Kit
 from oncemore.engine.moving import Moved, mark, result_of
 from oncemore.engine.ops import Answer, Call, End, Plan, Seen, Terms
 from oncemore.engine.perform import awaiting, blocking
+from oncemore.engine.policies import plan_of_run
 from oncemore.engine.retry import ENDS
 from oncemore.engine.switches import grant
 from oncemore.engine.worker import Hand, Resumed
@@ -212,7 +213,7 @@ class Step(Generic[P, R]):
         over = seen.run is None or _is_over(seen)
         terms = self._terms(look, "", now)
         run = flow.new_run(look.plan, look.call, terms, seen.run, now) if over else seen.run
-        wanted = flow.wanted(look.plan, look.call, run)
+        wanted = flow.wanted(plan_of_run(look.engine, look.plan, run), look.call, run)
         holds = None if expires is None else as_seconds("expires", expires)
         return grant(look.engine, wanted, seen, run.allowed - run.tried, reason, by, holds)
 

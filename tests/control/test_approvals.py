@@ -106,15 +106,22 @@ def test_other_arguments_are_not_approved(engine: Engine) -> None:
 
 def test_another_policy_is_not_approved(engine: Engine) -> None:
     work = step()
-    run = work.run("orders")
-    engine.approvals.approve(run, reason="seen")
+    work.approve("orders", reason="seen")
     changed = step(policy=oncemore.Policy("wild", max_attempts=9))
     with pytest.raises(Blocked, match="with another policy"):
         changed("orders")
     assert calls == []
-    assert work.last("orders").held_for == "approval_needed", "it is held anew, for what is wanted now"
+    run = changed.last("orders")
+    assert run.held_for == "approval_needed", "it is held for what is wanted now"
     engine.approvals.approve(run, reason="nine attempts are fine")
     assert changed("orders") == "deleted orders"
+
+
+def test_a_run_that_waits_for_its_approval_keeps_its_policy(engine: Engine) -> None:
+    run = step().run("orders")
+    engine.approvals.approve(run, reason="seen")
+    assert step(policy=oncemore.Policy("wild", max_attempts=9))("orders") == "deleted orders"
+    assert step().last("orders").state.allowed == 3
 
 
 def test_another_version_is_not_approved(engine: Engine) -> None:

@@ -153,13 +153,13 @@ def test_replay_ends_with_0_on_agreement_and_1_on_drift(path: Path) -> None:
     ]
     other = subprocess.run(kfm, capture_output=True, text=True, check=False, env=environment(), timeout=60)
     assert (other.returncode, other.stdout) == (0, ran.stdout)
-    change(path, "UPDATE log SET body=CAST(replace(body, 'peer', 'pear') AS BLOB) WHERE seq=9")
+    change(path, "UPDATE log SET body=CAST(replace(body, 'peer', 'pear') AS BLOB) WHERE seq=11")
     bad = run("replay", key, *store)
     assert bad.returncode == 1
-    assert "damaged: 1 entries, 0 decisions; entry 9 (run/" in " ".join(bad.stdout.split())
+    assert "damaged: 1 entries, 0 decisions; entry 11 (run/" in " ".join(bad.stdout.split())
     found = told("replay", "--all", *store, code=1)
     assert found["totals"]["damaged"] == 1
-    assert "entry 9" in found["verdicts"][0]["fault"]
+    assert "entry 11" in found["verdicts"][0]["fault"]
 
 
 def test_the_program_kfm_replay_is_installed() -> None:
@@ -267,7 +267,7 @@ def test_doctor_and_health_end_with_1_when_something_is_bad(path: Path) -> None:
     good = run("doctor", "--rebuild", *store)
     assert (good.returncode, good.stderr) == (0, "")
     assert re.search(r"(?m)^warn  held runs +1 run waits for a person$", good.stdout)
-    assert re.search(r"(?m)^ok    rebuild +45 entries, 14 heads compared, all equal$", good.stdout)
+    assert re.search(r"(?m)^ok    rebuild +48 entries, 17 heads compared, all equal$", good.stdout)
     assert run("health", *store).returncode == 0
     change(path, "DELETE FROM head WHERE step='flaky'")
     bad = told("doctor", "--rebuild", *store, code=1)

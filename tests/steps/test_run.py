@@ -228,7 +228,7 @@ def test_the_log_alone_gives_every_head(engine: oncemore.Engine) -> None:
         for head in engine.store.heads(Query(kind, limit=1000)):
             found[head.entity] = (head.version, head.hash, head_of(head.head, made_of))
     assert found == rebuilt
-    assert {name.partition("/")[0] for name in found} == {"run", "worker", "event"}
+    assert {name.partition("/")[0] for name in found} == {"run", "worker", "event", "policy"}
 
 
 @pytest.mark.req("LEASE-2")

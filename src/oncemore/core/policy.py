@@ -18,7 +18,7 @@ from oncemore.errors import PolicyError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from typing import Any, Final, Literal
 
     from oncemore.core.key import Fragment, Plain
@@ -123,7 +123,7 @@ class Policy(Record):
     def plain(self) -> dict[str, Plain]:
         """Return the policy as plain values, the form that is hashed and shown."""
         fields: dict[str, Any] = self.fields()
-        for part in ("schedule", "jitter", "classes", "tuning"):
+        for part, _ in _PARTS:
             if fields[part] is not None:
                 fields[part] = fields[part]._asdict()
         return fields
@@ -198,6 +198,40 @@ def facts(policy: Policy) -> Facts:
 _BOUNDS = (
     "max_attempts", "max_delay_s", "within_s", "retry_cost", "schedule", "jitter", "jitter_seed", "tuning",
 )  # fmt: skip
+
+
+def policy_id(policy: Policy) -> dict[str, Plain]:
+    """Return what a proof names a policy by: name, version and digest."""
+    return {"name": policy.name, "version": policy.version, "digest": facts(policy).digest}
+
+
+def policy_name(policy: Policy) -> str:
+    """Return what runs name their policy by: `name@version:digest`, the digest in short."""
+    return f"{policy.name}@{policy.version}:{facts(policy).digest[:12]}"
+
+
+def restore_policy(fields: Mapping[str, Any]) -> Policy:
+    """Return the policy that `Policy.plain()` described.
+
+    It is not checked again: a run keeps the policy it began with, also where the rules for new policies have
+    become stricter since. Fields that an older record lacks have their defaults.
+    """
+    unknown = fields.keys() - set(Policy.__slots__)
+    if unknown:
+        raise PolicyError(
+            f"the recorded policy has {', '.join(sorted(unknown))}, which this oncemore does not know; "
+            "a newer version wrote it, use that version here too"
+        )
+    found: dict[str, Any] = dict(fields)
+    for name, kind in _PARTS:
+        if found.get(name) is not None:
+            part = found[name].items()
+            given: dict[str, Any] = {key: tuple(one) if type(one) is list else one for key, one in part}
+            found[name] = kind(**given)
+    return STANDARD.replaced(**found)
+
+
+_PARTS: Final = (("schedule", Schedule), ("jitter", Jitter), ("classes", Classes), ("tuning", Tuning))
 
 
 def constant(policy: Policy) -> bool:

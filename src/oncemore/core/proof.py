@@ -11,7 +11,7 @@ from __future__ import annotations
 from oncemore.core.backoff import drawn
 from oncemore.core.decide import deadline_left, tuned
 from oncemore.core.key import canonical, number
-from oncemore.core.policy import facts
+from oncemore.core.policy import facts, policy_id
 from oncemore.core.spans import seconds
 from oncemore.core.value import Value, make
 
@@ -91,13 +91,15 @@ def _formula(policy: Policy, attempt: int) -> str:
 
 def proof(decision: Decision) -> dict[str, Plain]:
     """Return every input, term and bound of a decision as plain values."""
-    known, policy = facts(decision.policy), decision.policy
-    name: Plain = {"name": policy.name, "version": policy.version, "digest": known.digest}
-    return _proof(decision, name, known.thresholds)
+    return proof_under(decision, policy_id(decision.policy))
 
 
 def proof_under(decision: Decision, name: Plain) -> dict[str, Plain]:
-    """Return the proof of a decision that was recomputed, whose policy is known by its recorded name only."""
+    """Return the proof of a decision under the name, version and digest of another form of its policy.
+
+    For a decision that is recomputed, whose policy is known by its recorded name only; and for one whose
+    `max_attempts` a person has raised for this run: that is in the thresholds, the policy is the same.
+    """
     return _proof(decision, name, facts(decision.policy).thresholds)
 
 

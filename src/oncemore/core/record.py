@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         "CONTROL",
         "APPROVAL",
         "SECRET",
+        "POLICY",
     ]
     State_ = TypeVar("State_", bound="Entity")
 
@@ -305,6 +306,21 @@ class StoreSecret(Value):
     created: float = 0.0
 
 
+class RecordedPolicy(Value):
+    """A policy that runs of this log began with: all of its fields, so that it outlives its file.
+
+    state   RECORDED, always: a policy is named by its digest and never changes
+    fields  `Policy.plain()`; here and not in the body, because runs may need it after bodies are pruned
+    """
+
+    state: str = "RECORDED"
+    name: str = ""
+    version: str = ""
+    digest: str = ""
+    created: float = 0.0
+    fields: dict[str, Any] = {}  # noqa: RUF012 - never changed in place
+
+
 if TYPE_CHECKING:
     Entity = (
         Run
@@ -319,10 +335,12 @@ if TYPE_CHECKING:
         | Control
         | Approval
         | StoreSecret
+        | RecordedPolicy
     )
 #: What an entity can be.
 KINDS: Final = (
     Run, Worker, Outgoing, Kept, Chore, Mapped, Resource, Circuit, Quota, Control, Approval, StoreSecret,
+    RecordedPolicy,
 )  # fmt: skip
 #: Where each field of an entity is, by kind.
 _PLACES: Final[dict[type, dict[str, int]]] = {

@@ -33,6 +33,7 @@ from oncemore.core.classify import verdict
 from oncemore.core.control import SWITCHED
 from oncemore.core.decide import Situation, decide
 from oncemore.core.key import event_id_of, seed_of
+from oncemore.core.policy import policy_name
 from oncemore.core.record import Change, Outgoing
 from oncemore.core.value import Value
 from oncemore.engine.endings import LOST, not_begun
@@ -214,7 +215,7 @@ def _deliver(rules: Rules, entity: str, life: int, step: str) -> Script:
         if permit.stop:
             return "waiting"
         given = yield Given(entity)
-        worker = yield Begin()
+        worker = yield Begin(policy_name(rules.policy), rules.policy)
         claimed = yield Save(seen, _claim(seen.run, worker), False, guards=permit.guards)
         if claimed is not None:
             return (yield from _sent(rules, claimed, life, given))

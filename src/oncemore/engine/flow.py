@@ -24,6 +24,8 @@ from oncemore.core.control import MOVED as ELSEWHERE
 from oncemore.core.control import NEEDED, Wanted, objection
 from oncemore.core.decide import Situation, decide
 from oncemore.core.key import seed_of
+from oncemore.core.policy import policy_id
+from oncemore.core.proof import proof_under
 from oncemore.core.record import Change, Run, begun
 from oncemore.core.record import over as _over
 from oncemore.core.value import make
@@ -41,6 +43,7 @@ from oncemore.engine.ops import (
     Finish,
     Holder,
     Load,
+    LoadPolicy,
     Now,
     Offer,
     Permit,
@@ -54,6 +57,7 @@ from oncemore.engine.ops import (
     Watch,
     Work,
 )
+from oncemore.engine.policies import needs_own_policy
 from oncemore.engine.retry import EMPTY
 from oncemore.store.base import AlsoFailed
 
@@ -62,7 +66,7 @@ if TYPE_CHECKING:
     from oncemore.engine.ops import Call, Given, Permission, Plan, Script, Seen, Terms
     from oncemore.errors import ResultUnavailable
 
-UNKNOWN, NOW, BEGIN, OFFER = Answer("unknown"), Now(), Begin(), Offer()
+UNKNOWN, NOW = Answer("unknown"), Now()
 #: What a run is held for: an outcome that nobody knows, bytes that are not what they were, and work whose
 #: workers died until no attempt was left. Any other word is the reason of a decision.
 DOUBTFUL, MISMATCHED, POISON = "outcome_unknown", "checksum_mismatch", "poison"
@@ -74,17 +78,20 @@ MOVED = object()
 
 def run_step(plan: Plan, call: Call, seen: Seen | None = None) -> Script:
     """Bring a call to its end: at most one COMMIT per key, bounded attempts, nothing silent."""
-    guessed = seen is not None
+    guessed, current = seen is not None, plan
     while True:
         if seen is None:
             seen = yield Load(call.entity)
+        plan = current
+        if needs_own_policy(plan, seen.run):
+            plan = yield from _pinned(plan, seen.run)
         now = yield NOW
         ready: Any = _anew(plan, call, seen, now) if seen.run is None else None
         if ready is None:
             ready = yield from _admit(plan, call, seen, now)  # the second call: End, look again, or go on
         seen = None
         if ready is WAITED:
-            plan = _joined(plan)
+            current = _joined(current)
         if ready is None or ready is WAITED:
             continue
         if type(ready) is End:
@@ -100,18 +107,18 @@ def run_step(plan: Plan, call: Call, seen: Seen | None = None) -> Script:
             if refused is not None:
                 yield refused
                 return
-        terms = yield BEGIN if ready.run is None else Begin(ready)
+        terms = yield make(Begin, (plan.policy_name, plan.policy, None if ready.run is None else ready))
         if plan.artifact and (yield from _there_already(plan, call, terms, ready, now)):
-            plan = _joined(plan)
+            current = _joined(current)
             continue
         way = None
         if plan.barrier is not None and (way := (yield from _gate(plan, call, terms, ready, now))) is None:
-            plan = _joined(plan)
+            current = _joined(current)
             continue
         if plan.beat is not None and (now := (yield from _paced(plan, call, terms, ready, now))) is None:
-            plan = _joined(plan)
+            current = _joined(current)
             continue
-        claim = _claim(plan, call, terms, ready.run, now, permit)
+        claim = _claim(plan, call, terms, ready.run, now, permit, current)
         claimed = yield (
             Save(ready, claim, plan.effect != "pure", guards=permit.guards, late=not approved)
             if way is None
@@ -128,7 +135,16 @@ def run_step(plan: Plan, call: Call, seen: Seen | None = None) -> Script:
         if ended is not None:
             yield ended
             return
-        plan = _joined(plan)
+        current = _joined(current)
+
+
+def _pinned(plan: Plan, run: Run) -> Script:
+    """Return the plan by which a run goes on whose step has another policy now: with the run's own (POL-12).
+
+    Only the policy is the run's: the switches, breakers, rates and budgets are those of now.
+    """
+    policy = yield LoadPolicy(run.policy)
+    return plan if policy is None else plan.replaced(policy=policy, policy_name=run.policy)
 
 
 def _joined(plan: Plan) -> Plan:
@@ -349,7 +365,7 @@ def _refused(plan: Plan, call: Call, seen: Seen, permit: Permission, now: float)
     at = run = seen.run
     opening: dict[str, Any] = {}
     if run is None or run.state in ("COMPLETE", "HARD_FAIL"):
-        terms = yield OFFER
+        terms = yield make(Offer, (plan.policy_name, plan.policy))
         at, opening = new_run(plan, call, terms, run, now), _opening(terms)
     why = objection(permit.approval, wanted(plan, call, at), now)
     if not why:
@@ -428,14 +444,21 @@ RATE_LIMITED, LATE_S = "rate_limited", 1.0
 # The claim: counted before it runs, under a new fence -----------------------------------------------
 
 
-def _claim(plan: Plan, call: Call, terms: Terms, run: Run | None, now: float, permit: Permission) -> Change:
-    """Return RUNNING and INTENT as one entry; with PENDING before them where a new run begins."""
+def _claim(
+    plan: Plan, call: Call, terms: Terms, run: Run | None, now: float, permit: Permission, current: Plan
+) -> Change:
+    """Return RUNNING and INTENT as one entry; with PENDING before them where a new run begins.
+
+    current  the plan as the step has it now; another than `plan` where the run keeps an earlier policy
+    """
     marks: tuple[Any, ...] = ("RUNNING", "INTENT")
     body: dict[str, Any] = {}
     before, at = run, run
     if at is None or at.state in ("COMPLETE", "HARD_FAIL"):
         marks, body = ("PENDING", "RUNNING", "INTENT"), _opening(terms)
         at = new_run(plan, call, terms, run, now)
+    if plan is not current:
+        body = {**body, "policy": {"used": plan.policy_name, "current": current.policy_name}}
     if permit.approval is not None:
         body = {**body, "approval": permit.approval._asdict()}
     return make(Change, (marks, before, begun(at, plan.effect, terms.worker, now), body))
@@ -634,8 +657,8 @@ def decided(plan: Plan, run: Run, error: Exception, now: float) -> Decision:
     elif plan.quarantines and meant == "TERMINAL":
         meant = "QUARANTINE"
     policy = plan.policy
-    if run.allowed != policy.max_attempts:
-        policy = policy.but(max_attempts=run.allowed)
+    if run.allowed != policy.max_attempts:  # a person has granted more
+        policy = policy.replaced(max_attempts=run.allowed)
     deadline, began = run.deadline or None, run.created
     if deadline is not None and policy.within_s is not None:
         began = max(began, deadline - policy.within_s)  # one that was put off has its time from then on
@@ -646,7 +669,8 @@ def decided(plan: Plan, run: Run, error: Exception, now: float) -> Decision:
 def _decided(plan: Plan, seen: Seen, error: dict[str, Any], decision: Decision, now: float) -> Change:
     """Return what a decision about a failed attempt makes of the run, with its proof."""
     run = seen.run
-    body = {"error": error, "proof": decision.proof(), "duration_s": round(now - run.began, 6)}
+    proof = proof_under(decision, policy_id(plan.policy))
+    body = {"error": error, "proof": proof, "duration_s": round(now - run.began, 6)}
     if decision.action in ("retry", "defer"):
         reason = decision.situation.held_for if decision.reason == "held" else decision.reason
         after = _over(run, "SOFT_FAIL", reason, not_before=decision.not_before or 0.0)
@@ -786,7 +810,7 @@ def reopen(plan: Plan, call: Call, reason: str, actor: str) -> Script:
         if refused is not None:
             yield End(None, refused)
             return
-        terms = yield BEGIN
+        terms = yield make(Begin, (plan.policy_name, plan.policy))
         told = {"what": "rerun", "reason": reason, "actor": actor}
         body = {**_opening(terms), "decision": told}
         after = new_run(plan, call, terms, run, now)._replace(not_before=now)
@@ -829,13 +853,13 @@ def submit(plan: Plan, call: Call, at: float) -> Script:
         if run is None or (ready.error is None and _outdated(plan, call, run)):
             ready = _anew(plan, call, seen, now)
         if type(ready) is not End:
-            terms = yield OFFER
             permit = yield Permit(_names(plan, run), call.tenant, begins=False)
             if permit.stop == ELSEWHERE:
                 ready = End(None, endings.stopped(plan, call, permit))
         if type(ready) is End:
             yield ready
             return
+        terms = yield make(Offer, (plan.policy_name, plan.policy))
         after = new_run(plan, call, terms, run, now)._replace(not_before=at or now)
         change = Change(("PENDING",), run, after, _opening(terms))
         if (yield Save(seen, change, guards=permit.guards)) is not None:

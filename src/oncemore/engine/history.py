@@ -26,6 +26,7 @@ from oncemore.core.record import (
     Mapped,
     Outgoing,
     Quota,
+    RecordedPolicy,
     StoreSecret,
     Worker,
     fold,
@@ -60,6 +61,7 @@ KINDS: dict[str, Any] = {
     "quota": Quota,
     "resource": Resource,
     "secret": StoreSecret,
+    "policy": RecordedPolicy,
 }
 #: How a mark is called in an export (WAL-4).
 RECORDS = {

@@ -43,6 +43,7 @@ from oncemore.engine.ops import (
     Found,
     Holder,
     Load,
+    LoadPolicy,
     Now,
     Offer,
     Permission,
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
 
     from oncemore.codec.artifact import Artifact, Label
     from oncemore.codec.seal import Seal
+    from oncemore.core.policy import Policy
     from oncemore.engine.lease import Identity
     from oncemore.engine.marks import Asking, Line
     from oncemore.engine.ops import Given, Terms
@@ -187,7 +189,9 @@ class Job:
         while not (me := engine.identity(now)).reserve():
             continue  # it was retired in this very moment: the next one is another
         self.me, self.reserved = me, True
-        return self._terms(me, now)
+        terms = self._terms(me, now)
+        engine.policies.record_policy(engine, op.policy_name, op.policy)
+        return terms
 
     def recall(self, seen: Seen) -> None:
         """Take the arguments that a run was opened with, which an earlier attempt may have changed here.
@@ -214,7 +218,19 @@ class Job:
 
     def offer(self, op: Offer) -> Terms:
         """Return what a run begins with that somebody else is to do."""
-        return self._terms(None, self.engine.now())
+        terms = self._terms(None, self.engine.now())
+        self.engine.policies.record_policy(self.engine, *op)
+        return terms
+
+    def load_policy(self, op: LoadPolicy) -> Policy | None:
+        """Return a policy that the log has."""
+        policy = self.engine.policies.find_policy(self.engine, op.name)
+        if policy is None:
+            self.engine.grumble(
+                f"{self.name}: the log does not have policy {op.name}, with which the run began; it goes on "
+                "with its attempts and the step's present policy"
+            )
+        return policy
 
     def permit(self, op: Permit) -> Permission:
         """Say whether an attempt may begin, as far as people have to say so."""

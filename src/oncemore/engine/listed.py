@@ -6,7 +6,19 @@ from typing import TYPE_CHECKING
 
 from oncemore.core.control import Approval, Control
 from oncemore.core.cooldown import Resource
-from oncemore.core.record import Chore, Circuit, Kept, Mapped, Outgoing, Quota, Run, StoreSecret, due, unsent
+from oncemore.core.record import (
+    Chore,
+    Circuit,
+    Kept,
+    Mapped,
+    Outgoing,
+    Quota,
+    RecordedPolicy,
+    Run,
+    StoreSecret,
+    due,
+    unsent,
+)
 from oncemore.core.value import make
 from oncemore.store.base import Index
 
@@ -42,6 +54,8 @@ def index_of(state: Entity) -> Index:
         return Index("approval", state.state, None, state.step)
     if type(state) is StoreSecret:
         return Index("secret", state.state)
+    if type(state) is RecordedPolicy:
+        return Index("policy", state.state, None, state.name)
     assert type(state) is Kept
     # Also by its time, so that listing artifacts reads nothing else.
     return Index("artifact", state.state, state.created, state.step)

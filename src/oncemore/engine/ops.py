@@ -1,9 +1,10 @@
 """What a flow may ask for, and what it is told.
 
 Load(entity, kind)        read the head                              ← Seen
-Begin(seen)               who begins an attempt, and with what       ← Terms
+Begin(policy_name, …)     who begins an attempt, and with what       ← Terms
 Permit(step, tenant, …)   may an attempt begin? what people have said ← Permission
-Offer()                   what a run for somebody else begins with   ← Terms, nobody's
+Offer(policy_name, …)     what a run for somebody else begins with   ← Terms, nobody's
+LoadPolicy(name)          the policy that a run began with           ← Policy, or None: not in the log
 Consult(entity)           a breaker's circuit, as far as it is known ← Seen
 Slot(pace)                a moment for an attempt, by a rate         ← seconds until then
 Draw(purse, cost)         what a retry budget holds                  ← Drawn
@@ -29,6 +30,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from oncemore.core.policy import policy_name
 from oncemore.core.record import Run
 from oncemore.core.value import Record
 
@@ -153,7 +155,7 @@ class Plan(Record):
         self.fill(
             after_failure, approval, artifact, asks, barrier, beat, classify, covers, decode, describe,
             effect, encode, gated, if_running, inline_wait_s, large, name, not_applied, on_version_change,
-            policy, f"{policy.name}@{policy.version}:{policy.digest[:12]}", purse, quarantines,
+            policy, policy_name(policy), purse, quarantines,
         )  # fmt: skip
 
 
@@ -216,17 +218,28 @@ class Load(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """Ask who begins an attempt, and with what.
+    """Ask who begins an attempt, and with what; from then on the log has the policy of the run.
 
     seen  the run that the attempt continues: it starts from that run's recorded arguments. None where the
           attempt opens a run: it gets the caller's own arguments
     """
 
+    policy_name: str
+    policy: Policy
     seen: Seen | None = None
 
 
 class Offer(NamedTuple):
-    """Ask what a run begins with that somebody else is to do."""
+    """Ask what a run begins with that somebody else is to do; the log has its policy from then on."""
+
+    policy_name: str
+    policy: Policy
+
+
+class LoadPolicy(NamedTuple):
+    """Read a policy that the log has, by the name that runs have for it."""
+
+    name: str
 
 
 class Permit(NamedTuple):

@@ -40,6 +40,7 @@ from oncemore.engine.ops import (
     Found,
     Holder,
     Load,
+    LoadPolicy,
     Now,
     Offer,
     Permit,
@@ -365,6 +366,7 @@ _REAL = clocks.Clock()
 _QUICK: dict[type, Callable[[Job, Any], Any]] = {
     Load: Job.load, Consult: Job.consult, Draw: Job.draw, Refund: Job.refund,
     Begin: Job.begin, Offer: Job.offer, Now: Job.now, Holder: Job.holder, Read: Job.read, Tell: Job.tell,
+    LoadPolicy: Job.load_policy,
 }  # fmt: skip
 _BLOCKING: dict[type, Callable[[Job, Any], Any]] = {
     **_QUICK, Save: save, Work: _work, Ask: _ask, Sleep: _sleep, Watch: _watch, Finish: _finish, Slot: _slot,

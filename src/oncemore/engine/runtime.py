@@ -26,6 +26,7 @@ from oncemore.engine.controls import Controls
 from oncemore.engine.ids import uuid7
 from oncemore.engine.lease import BEATS, Heart, Identity
 from oncemore.engine.notices import CLOSE_S
+from oncemore.engine.policies import RecordedPolicies
 from oncemore.engine.resources import Paces
 from oncemore.engine.spending import Pockets
 from oncemore.engine.surroundings import enter_engine, leave_engine
@@ -136,6 +137,7 @@ class Engine:
         self.paces = Paces(self)
         self.meters: dict[Beat, Meter] = {}
         self.pockets = Pockets()
+        self.policies = RecordedPolicies()
 
     def __repr__(self) -> str:
         return f"<oncemore.Engine {self.url}>"

@@ -30,7 +30,7 @@ from oncemore.engine import flow
 from oncemore.engine.context import CONTEXT
 from oncemore.engine.ids import uuid7
 from oncemore.engine.job import Job, Kit
-from oncemore.engine.ops import Call, End, Holder, Load, Now, Plan, Read, Save, Terms, Work
+from oncemore.engine.ops import Begin, Call, End, Holder, Load, Now, Plan, Read, Save, Terms, Work
 from oncemore.engine.perform import awaiting
 from oncemore.engine.retry import ENDS, Report, annotate, log, mark
 from oncemore.errors import Failed, InProgress, RetriesExhausted, UsageError
@@ -297,6 +297,8 @@ class Witnessed:
             self._now = answer
         elif type(op) is Work:
             self._done, self.number = answer, op.seen.run.tried
+        elif type(op) is Begin:
+            self._plan = self._plan.replaced(policy=op.policy, policy_name=op.policy_name)
         elif type(op) is Save and answer is not None:
             return self._saved(op.seen.run, op.change)
         return None

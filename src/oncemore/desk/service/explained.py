@@ -121,6 +121,9 @@ def _began(story: Story, span: Span, step: Step) -> Iterator[str]:
         text += f"{', and' if waited else ' after'} {seconds(idle)} in which nobody came for it"
     run = step.state
     yield f"{text}; it is number {run.tried} of {run.allowed} in this run, with fence {span.fence}."
+    if "policy" in step.body:
+        used, current = step.body["policy"]["used"], step.body["policy"]["current"]
+        yield f"The run keeps the policy it began with, {used}; the step has {current} now."
 
 
 def _ended(story: Story, span: Span, end: Step | None) -> Iterator[str]:
