@@ -78,7 +78,6 @@ def test_governed_policies_are_held_to_the_stricter_rules(fields: dict[str, obje
         Policy(governed=True, **fields)  # type: ignore[arg-type]
 
 
-@pytest.mark.req("BACKOFF-3")
 def test_a_constant_delay_is_refused_when_governed_and_a_warning_elsewhere() -> None:
     constant = {"schedule": Schedule("exponential", 2.0, 1.0), "jitter": NONE, "timeout_s": 5.0}
     with pytest.raises(PolicyError, match="BACKOFF-3"):

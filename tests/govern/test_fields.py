@@ -168,7 +168,8 @@ def test_a_wrong_value_is_refused_with_what_is_allowed(write: Write, fields: str
         ("retry_policy: {}\nproviders: {x: 5}\ncooldown: {provider_overrides: {x: {}}}", "providers.x is 5"),
         ("retry_policy: {}\nproviders: 5\ncooldown: {provider_overrides: {x: {}}}", "providers is 5"),
         ("retry_policy: {}\nbounds: {max_retries: [1, 2]}", "bounds.max_retries is not a field"),
-        ("retry_policy: {}\nbounds: {jitter: [1, 2]}", "bounds.jitter is not a field"),
+        ("retry_policy: {}\nbounds: {jitter: [1, 2]}", "bounds.jitter[1] is 1; it must be one of none, full"),
+        ("retry_policy: {}\nminimums: {jitter: 1}", "minimums.jitter is not a field"),
         ("retry_policy: {}\nbounds: {base_delay: [1, 2], base_delay_s: [1, 2]}",
          "is the same field as bounds.base_delay"),
         ("retry_policy: {}\nbounds: {base_delay: [2, 1]}", "bounds.base_delay must be a list of two numbers"),
@@ -350,7 +351,6 @@ def test_the_knobs_of_tuning_have_the_documents_names_and_defaults(write: Write)
     assert of(write, "", knobs).tuning == Tuning(100.0, 200.0, 0.5, False, 60.0, 2.0)
 
 
-@pytest.mark.req("BACKOFF-3")
 @pytest.mark.parametrize(
     "fields", ["base_delay: 2, backoff_multiplier: 1, jitter: none", "delays_s: [0]", "delays_s: [5, 5, 5]"]
 )

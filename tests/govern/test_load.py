@@ -353,12 +353,13 @@ def test_a_changed_file_changes_the_next_block_of_attempts(write: Write, instant
 
 
 def test_a_decorator_warns_once_of_each_thing_at_its_own_line(write: Write) -> None:
-    path = write("version: retry-loop-v1.0\ngoverned: true\nretry_policy: {max_attempts: 11, timeout_s: 1}\n")
+    long = "base_delay_s: 2000, max_delay_s: 4000, timeout_s: 1"
+    path = write(f"version: retry-loop-v1.0\ngoverned: true\nretry_policy: {{{long}}}\n")
     with pytest.warns(PolicyWarning) as caught:
         oncemore.retry(on=OSError, policy=path)(print)
     assert [warning.filename for warning in caught] == [__file__] * 2
     assert "nobody has signed" in str(caught[0].message)
-    assert "up to 11 calls" in str(caught[1].message)
+    assert "up to 3 calls and 6000 s" in str(caught[1].message)
 
 
 @pytest.mark.req("POL-2")

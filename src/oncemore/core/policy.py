@@ -8,6 +8,7 @@ number, delays are held at a finite cap. `but()` gives a changed copy, checked a
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 from oncemore.core.backoff import FULL, NONE, PLANS, SPREADS, Jitter, Schedule, largest, planned
 from oncemore.core.classify import Classes, forbidden
@@ -18,12 +19,13 @@ from oncemore.errors import PolicyError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from typing import Any, Final, Literal
 
     from oncemore.core.key import Fragment, Plain
 
     Unmatched = Literal["retry", "fail"]
+    Bounds = tuple[tuple[str, tuple[Any, ...]], ...]
 
 MOST_ATTEMPTS = 1000
 WARN_ATTEMPTS = 10
@@ -48,12 +50,14 @@ class Policy(Record):
     classes       which classes of errors are retried and which never, where that is not left to the facts
     tuning        the knobs of carbon, price and deadline, if delays are tuned
     governed      whether the stricter rules of governed pipelines hold
+    bounds        what its profile allows for single fields; a changed copy is held to them as well
     """
 
     __slots__ = (
-        "classes", "governed", "jitter", "jitter_seed", "max_attempts", "max_delay_s", "name", "retry_cost",
-        "schedule", "timeout_s", "tuning", "unmatched", "version", "within_s",
+        "bounds", "classes", "governed", "jitter", "jitter_seed", "max_attempts", "max_delay_s", "name",
+        "retry_cost", "schedule", "timeout_s", "tuning", "unmatched", "version", "within_s",
     )  # fmt: skip
+    bounds: Bounds
     classes: Classes | None
     governed: bool
     jitter: Jitter
@@ -86,6 +90,7 @@ class Policy(Record):
         classes: Classes | None = None,
         tuning: Tuning | None = None,
         governed: bool = False,
+        bounds: Bounds = (),
     ) -> None:
         _check_count("max_attempts", max_attempts)
         check_schedule(schedule)
@@ -107,11 +112,12 @@ class Policy(Record):
         if classes is not None:
             _check_classes(classes)
         self.fill(
-            classes, governed, jitter, jitter_seed, max_attempts, float(cap), name, retry_cost, schedule,
-            timeout_s, tuning, unmatched, version, within_s,
+            bounds, classes, governed, jitter, jitter_seed, max_attempts, float(cap), name, retry_cost,
+            schedule, timeout_s, tuning, unmatched, version, within_s,
         )  # fmt: skip
-        if governed:
-            _check_governed(self)
+        broken = [f"{field} {text}" for field, text in broken_rules(self)]
+        if broken:
+            raise PolicyError("; ".join(broken))
 
     def but(self, **changes: object) -> Policy:
         """Return a copy with some fields changed, checked like a new one."""
@@ -126,6 +132,8 @@ class Policy(Record):
         for part, _ in _PARTS:
             if fields[part] is not None:
                 fields[part] = fields[part]._asdict()
+        if not self.bounds:  # a later field: without it a policy has the digest that it always had
+            del fields["bounds"]
         return fields
 
     @property
@@ -223,6 +231,7 @@ def restore_policy(fields: Mapping[str, Any]) -> Policy:
             "a newer version wrote it, use that version here too"
         )
     found: dict[str, Any] = dict(fields)
+    found["bounds"] = tuple((name, tuple(limits)) for name, limits in fields.get("bounds", ()))
     for name, kind in _PARTS:
         if found.get(name) is not None:
             part = found[name].items()
@@ -238,9 +247,7 @@ def constant(policy: Policy) -> bool:
     """Whether several delays follow each other and are all the same (zero included)."""
     if policy.jitter.spread != "none" or policy.max_attempts < 3:
         return False
-    cap = policy.max_delay_s
-    delays = {min(cap, planned(policy.schedule, n)) for n in range(1, policy.max_attempts)}
-    return len(delays) == 1
+    return len(set(_planned_delays(policy))) == 1
 
 
 def _cap(schedule: Schedule, jitter: Jitter) -> float:
@@ -307,13 +314,75 @@ def _check_classes(classes: Classes) -> None:
         )
 
 
-def _check_governed(policy: Policy) -> None:
+def broken_rules(policy: Policy) -> Iterator[tuple[str, str]]:
+    """Tell which rules a policy breaks: those of governed pipelines, and the bounds of its profile.
+
+    Each with the field, and a text that says what it is, what is allowed and by which rule.
+    """
+    if policy.governed:
+        yield from _broken_when_governed(policy)
+    for field, limits in policy.bounds:
+        value = bounded_value(policy, field)
+        if field == "jitter":
+            if value not in limits:
+                yield field, f"is {value}; the bounds of this profile allow {', '.join(limits)}"
+        elif value is not None and not limits[0] <= value <= limits[1]:
+            yield field, f"is {value:g}; the bounds of this profile allow {limits[0]:g} to {limits[1]:g}"
+
+
+#: What a governed policy may have: calls, and the fraction of a delay that jitter must move it by at least.
+GOVERNED_ATTEMPTS, GOVERNED_JITTER = WARN_ATTEMPTS, 0.1
+
+
+def _broken_when_governed(policy: Policy) -> Iterator[tuple[str, str]]:
+    spread, amount = policy.jitter
     if policy.timeout_s is None:
-        raise PolicyError("timeout_s is missing; a governed policy limits every attempt")
+        yield "timeout_s", "is missing; a governed policy limits every attempt (TIME-1)"
     if policy.unmatched == "retry":
-        raise PolicyError("unmatched is 'retry'; a governed policy never repeats what no rule knows")
-    if constant(policy):
-        raise PolicyError("schedule is constant or zero; delays of a governed policy must grow (BACKOFF-3)")
+        yield "unmatched", "is 'retry'; a governed policy never repeats what no rule knows (X-5)"
+    if policy.max_attempts > GOVERNED_ATTEMPTS:
+        text = f"a governed policy allows 1 to {GOVERNED_ATTEMPTS} (BACKOFF-20)"
+        yield "max_attempts", f"is {policy.max_attempts}; {text}"
+    if not _grows(policy):
+        delays = ", ".join(f"{delay:g}" for delay in _planned_delays(policy)[:4])
+        yield "schedule", f"plans {delays} s; the delays of a governed policy grow up to the cap (BACKOFF-3)"
+    if spread == "none":
+        yield "jitter", "is none; a governed policy spreads its delays, for example full (BACKOFF-18)"
+    elif spread == "proportional" and amount < GOVERNED_JITTER:
+        yield (
+            "jitter_factor",
+            f"is {amount:g}; a governed policy allows {GOVERNED_JITTER:g} to 1 (BACKOFF-18)",
+        )
+    elif spread == "additive" and amount < (least := GOVERNED_JITTER * planned(policy.schedule, 1)):
+        yield "jitter_span_s", f"is {amount:g}; a governed policy allows {least:g} or more (BACKOFF-18)"
+
+
+def bounded_value(policy: Policy, field: str) -> Any:
+    """Return what a policy has for a field of its file; None where the field means nothing in it."""
+    schedule, (spread, amount) = policy.schedule, policy.jitter
+    if field in Policy.__slots__ and field != "jitter":
+        return getattr(policy, field)
+    return {
+        "base_delay_s": schedule.delays[0] if schedule.shape == "fixed" else schedule.base,
+        "factor": schedule.factor if schedule.shape == "exponential" else None,
+        "jitter": spread,
+        "jitter_span_s": amount if spread == "additive" else None,
+        "jitter_factor": amount if spread == "proportional" else None,
+    }[field]
+
+
+def _planned_delays(policy: Policy) -> list[float]:
+    return [min(policy.max_delay_s, planned(policy.schedule, n)) for n in range(1, policy.max_attempts)]
+
+
+def _grows(policy: Policy) -> bool:
+    """Whether each planned delay is longer than the one before, until they have reached the longest."""
+    delays = _planned_delays(policy)
+    if not delays:
+        return True
+    if len(delays) > 1 and delays[0] == delays[-1]:
+        return False
+    return delays[0] > 0 and all(a < b or a == b == delays[-1] for a, b in pairwise(delays))
 
 
 def _check_count(field: str, value: object) -> None:

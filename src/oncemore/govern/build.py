@@ -11,7 +11,7 @@ import re
 
 from oncemore.core.backoff import Jitter, Schedule, planned
 from oncemore.core.classify import Classes, forbidden
-from oncemore.core.policy import PER_RUN, Policy
+from oncemore.core.policy import PER_RUN, Policy, broken_rules
 from oncemore.core.tune import Tuning
 from oncemore.core.value import Value
 from oncemore.errors import PolicyError
@@ -99,7 +99,7 @@ class _Maker:
         self._faults = faults
         self._version = envelope.get("version", "")
         self._governed = envelope.get("governed", False)
-        self._bounds = read(tree, "bounds", faults)
+        self._bounds = tuple(read(tree, "bounds", faults).items())
         self._floors = read(tree, "minimums", faults)
         self._tuning = _tuning(tree, faults)
         self.notes: dict[str, None] = {}
@@ -117,18 +117,24 @@ class _Maker:
             self._faults.add(entry.mark, entry.written, text)
         if never or len(values) != len(fields.entries) or len(classes) != len(classify.entries):
             return None
-        self._check_bounds(fields, values)
         problems = list(_contradictions(values))
         for field, text in problems:
             self._faults.add(fields.entries[field].mark, fields.entries[field].written, text)
         if problems:
             return None
         try:
-            return self._made(draft, values, classes)
+            made = self._made(draft, values, classes)
         except PolicyError as error:
             mark = _place(str(error), self._tree, fields, classify) or draft.entry.mark
             self._faults.add(mark, draft.entry.written, f"cannot be used: {error}")
             return None
+        made = made.replaced(governed=self._governed, bounds=self._bounds)
+        for field, text in broken_rules(made):
+            entry = _entry_of(field, fields, classify) or draft.entry
+            self._faults.add(
+                entry.node.mark, entry.written, f"{'' if entry is not draft.entry else field + ' '}{text}"
+            )
+        return made
 
     def _made(self, draft: Drafted, values: dict[str, Any], classes: dict[str, Any]) -> Policy:
         schedule = _schedule(values)
@@ -146,23 +152,10 @@ class _Maker:
             unmatched=classes.get("unmatched", "fail"),
             classes=_classes(classes),
             tuning=self._tuning,
-            governed=self._governed,
         )
 
     def _address(self, draft: Drafted) -> str:
         return self._name if draft.name == DEFAULT else f"{self._name}/{draft.name}"
-
-    def _check_bounds(self, fields: Fields, values: dict[str, Any]) -> None:
-        """Hold the values against the bounds of this file and of those it extends."""
-        for name, (low, high) in self._bounds.items():
-            given = "delays_s" if name == "base_delay_s" and "delays_s" in values else name
-            if given not in values:
-                continue
-            value = values[given][0] if given == "delays_s" else values[given]
-            if not low <= value <= high:
-                entry = fields.entries[given]
-                text = f"is {value:g}; the bounds of this profile allow {low:g} to {high:g}"
-                self._faults.add(entry.node.mark, entry.written, text)
 
 
 def _classify(tree: Fields, fields: Fields) -> Fields:
@@ -278,6 +271,22 @@ def _place(message: str, tree: Fields, fields: Fields, classify: Fields) -> Mark
     known: dict[str, Entry] = {**fields.entries, **classify.entries, **tuning}
     entry = known.get(message.split(maxsplit=1)[0].partition(".")[0])
     return None if entry is None else entry.mark
+
+
+#: By which fields of a file a policy comes to have what a rule names, where not by the field itself.
+_SAID_BY: Final = {
+    "schedule": ("delays_s", "factor", "schedule", "base_delay_s"),
+    "base_delay_s": ("delays_s", "base_delay_s"),
+    "jitter": ("jitter", "jitter_enabled", "jitter_factor", "jitter_span_s"),
+    "jitter_factor": ("jitter_factor", "jitter", "jitter_enabled"),
+    "jitter_span_s": ("jitter_span_s", "jitter", "jitter_seed"),
+}
+
+
+def _entry_of(field: str, fields: Fields, classify: Fields) -> Entry | None:
+    """Return the entry of a file by which a policy has what a rule names."""
+    known: dict[str, Entry] = {**fields.entries, **classify.entries}
+    return next((known[name] for name in _SAID_BY.get(field, (field,)) if name in known), None)
 
 
 def _cooldowns(tree: Fields, faults: Faults) -> Iterator[tuple[str, Cooldown]]:

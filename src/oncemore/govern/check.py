@@ -67,17 +67,17 @@ def _inside(node: Node, row: Row, faults: Faults, path: str) -> Node:
             }
             return Fields(entries, node.mark)
         case "ranges" | "floors":
-            return _by_field(node, faults, path)
+            return _by_field(node, faults, path, ranges=row.kind == "ranges")
         case _:
             return _named(node, path)
 
 
-def _by_field(node: Fields, faults: Faults, path: str) -> Fields:
-    """Name the fields that a bound is for; only numbers have one."""
+def _by_field(node: Fields, faults: Faults, path: str, *, ranges: bool) -> Fields:
+    """Name the fields that a bound is for: numbers, and in bounds the kind of jitter."""
     found: dict[str, Entry] = {}
     for key, entry in node.entries.items():
         row, written = _BY_NAME.get(key), f"{path}{key}"
-        if row is None or row.kind not in ("count", "number"):
+        if row is None or not (row.kind in ("count", "number") or (ranges and row.name == "jitter")):
             numbers = [name for name, known in _BY_NAME.items() if known.kind in ("count", "number")]
             faults.add(entry.mark, written, _unknown(key, numbers))
         elif row.name in found:
@@ -244,8 +244,10 @@ def _value(row: Row, entry: Entry, faults: Faults) -> Any:
 
 
 def _range(row: Row, entry: Entry, faults: Faults) -> Any:
-    """Read a low and a high."""
+    """Read a low and a high; of jitter, the kinds that are allowed."""
     node = entry.node
+    if entry.written.rpartition(".")[2] == "jitter":
+        return _list(_BY_NAME["jitter"]._replace(kind="texts"), entry, faults)
     both = node.items if isinstance(node, Items) else ()
     read = [_number(_ANY_NUMBER, Entry(entry.written, item.mark, item), faults) for item in both]
     if len(read) != 2 or WRONG in read or read[0] > read[1]:

@@ -18,7 +18,7 @@ a field that is not here does not exist. The sections that other parts of the ho
     section   the fields in `rows`
     map       names, each with the fields in `rows`
     values    names, each with a number or a text
-    ranges    names of retry fields, each with a range
+    ranges    names of retry fields, each with a range; `jitter` with a list of kinds
     floors    names of retry fields, each with a number
 """
 
@@ -190,6 +190,6 @@ _KINDS: Final = {
     "section": "a group of fields",
     "map": "names, each with a group of fields",
     "values": "names, each with a number or a text",
-    "ranges": "names of fields, each with a list of two numbers, low and high",
+    "ranges": "names of fields, each with a list of two numbers, low and high; of jitter, a list of kinds",
     "floors": "names of fields, each with a number",
 }

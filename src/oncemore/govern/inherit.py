@@ -105,12 +105,15 @@ def _check_bounds(ground: Fields, own: Fields, faults: Faults) -> None:
     """Refuse a bound that is wider than the inherited one."""
     wide, narrow = read(ground, "bounds", Faults()), read(own, "bounds", Faults())
     for name in wide.keys() & narrow.keys():
-        (low, high), mine = wide[name], narrow[name]
-        if mine[0] < low or mine[1] > high:
-            entry = _inside(own, "bounds")[name]
-            faults.add(
-                entry.mark, entry.written, f"is wider than the inherited one, which is {low:g} to {high:g}"
-            )
+        outer, mine = wide[name], narrow[name]
+        entry = _inside(own, "bounds")[name]
+        if name == "jitter":
+            if not set(mine) <= set(outer):
+                text = f"is wider than the inherited one, which is {', '.join(outer)}"
+                faults.add(entry.mark, entry.written, text)
+        elif mine[0] < outer[0] or mine[1] > outer[1]:
+            text = f"is wider than the inherited one, which is {outer[0]:g} to {outer[1]:g}"
+            faults.add(entry.mark, entry.written, text)
 
 
 def read(tree: Fields, name: str, faults: Faults) -> dict[str, Any]:

@@ -104,6 +104,13 @@ def _by_field(each: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": dict.fromkeys(names, each), "additionalProperties": False}
 
 
+def _ranges() -> dict[str, Any]:
+    made = _by_field({"type": "array", "items": _A_NUMBER, "minItems": 2, "maxItems": 2})
+    jitter = next(row for row in RETRY if row.name == "jitter")
+    made["properties"]["jitter"] = _list(jitter._replace(kind="texts"))
+    return made
+
+
 _A_NUMBER: Final = _number(Row("", "number", ""))
 _KINDS: Final[dict[str, Callable[[Row], dict[str, Any]]]] = {
     "text": _text,
@@ -117,7 +124,7 @@ _KINDS: Final[dict[str, Callable[[Row], dict[str, Any]]]] = {
     "section": _group,
     "map": lambda row: _named(_group(row)),
     "values": lambda row: _named({"anyOf": [_A_NUMBER, _text(row)]}),
-    "ranges": lambda row: _by_field({"type": "array", "items": _A_NUMBER, "minItems": 2, "maxItems": 2}),
+    "ranges": lambda row: _ranges(),
     "floors": lambda row: _by_field(_A_NUMBER),
 }
 

@@ -24,6 +24,8 @@ def as_file(policy: Policy) -> str:
         lines += _group("classify", _classify(policy))
     if policy.tuning is not None:
         lines += _group("telemetry_tuning", _tuning(policy))
+    if policy.bounds:
+        lines += _group("bounds", dict(policy.bounds))
     return "\n".join(lines) + "\n"
 
 
