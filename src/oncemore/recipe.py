@@ -16,6 +16,7 @@ from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from unicodedata import normalize
 
 from oncemore.breakers import gate_of, meter_of
 from oncemore.codec.artifact import name_of
@@ -24,6 +25,7 @@ from oncemore.codec.step_key import are_plain, argument_bytes, cfg_hash, key_of,
 from oncemore.codec.tagged import Tagger, untag
 from oncemore.core.cooldown import Cooldown
 from oncemore.core.model import EFFECTS, Failure
+from oncemore.core.policy import StepSettings
 from oncemore.engine.circuits import entity_of
 from oncemore.engine.cooling import Cooling
 from oncemore.engine.ops import Barrier, Beat, Purse
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from oncemore.core.cooldown import Rest
-    from oncemore.core.gate import Rules
     from oncemore.core.policy import Policy
 
 NO_EFFECT = (
@@ -59,7 +60,10 @@ class Recipe:
         self.aliases = _aliases(self.name, told["aliases"])
         self._keyed_as, *self.others = (*self.aliases, self.name)
         self.effect = _effect(told["effect"])
-        self.policy, self.after_failure, self.quarantines, rules = _policy(told)
+        self.policy, settings = _policy(told)
+        self.after_failure, self.quarantines = settings.after_failure, settings.quarantines
+        self.pipeline, self.halts = _pipeline(work, self.name, told["pipeline"]), settings.halts_pipeline
+        rules = settings.breaker
         self.if_running = _choice("if_running", told["if_running"], ("wait", "raise"))
         self.on_version_change = _version_change(told["on_version_change"], self.effect)
         self.approval = told["approval"] is not None and bool(
@@ -290,12 +294,18 @@ def _name(work: Any, name: str | None) -> str:
     """Return what a step is known by: a name that is the same however its module is started."""
     if name is not None:
         return _text("name", name)
-    module, own = getattr(work, "__module__", None), getattr(work, "__qualname__", None)
+    own = getattr(work, "__qualname__", None)
     if own is None:
         raise UsageError(f"{work!r} has no name of its own; give name=")
+    return f"{_module(work)}.{own}"
+
+
+def _module(work: Any) -> str:
+    """Return the module of a function, by the name that is the same however its module is started."""
+    module = getattr(work, "__module__", None)
     if module in ("__main__", "__mp_main__"):
         module = _imported_as(getattr(_function(work), "__globals__", vars(sys.modules["__main__"])))
-    return f"{module}.{own}"
+    return str(module)
 
 
 def _aliases(name: str, told: Any) -> tuple[str, ...]:
@@ -331,23 +341,29 @@ def _effect(effect: Any) -> Any:
     return effect
 
 
-def _policy(told: Mapping[str, Any]) -> tuple[Policy, str, bool, Rules | None]:
-    """Return the policy, what a new call after a failure does, whether failures wait for a person, and
-    when calls to a provider are cut off.
-    """
+def _policy(told: Mapping[str, Any]) -> tuple[Policy, StepSettings]:
+    """Return the policy, and what its file says about steps besides."""
     named: Any = {name: told[name] for name in ("policy", "timeout", "within")}
     provider = told["provider"]
     if isinstance(named["policy"], str) and isinstance(provider, str) and "@" not in named["policy"]:
         named["policy"] = f"{named['policy']}@{provider}"
     policy = policy_of(named)
-    after, quarantines, rules = "raise", False, None
     if isinstance(named["policy"], str) or hasattr(named["policy"], "__fspath__"):
         from oncemore.govern import loader
 
-        after = loader.after_failure(named["policy"])
-        quarantines = loader.quarantines(named["policy"])
-        rules = loader.breaker_rules(named["policy"])
-    return policy, after, quarantines, rules
+        return policy, loader.step_settings(named["policy"])
+    return policy, StepSettings()
+
+
+def _pipeline(work: Any, name: str, told: Any) -> str:
+    """Return the pipeline that a step belongs to: the one it names, or the module of its function.
+
+    A function of this package stands for a user's work and is in no module of his: its step stands alone.
+    """
+    if told is not None:
+        return normalize("NFC", _text("pipeline", told))
+    module = _module(work)
+    return name if module.split(".")[0] == __package__ else module
 
 
 def _cooldown(

@@ -366,7 +366,7 @@ class Step(Generic[P, R]):
     @property
     def hand(self) -> Hand:
         """What a worker does this step by."""
-        return Hand((self.name, *self.aliases), self._awaits, self._resumed)
+        return Hand((self.name, *self.aliases), self._awaits, self._resumed, self._recipe.pipeline)
 
     def mark_done(self, *args: Any, value: Any = None, reason: str, **kwargs: Any) -> Run:
         """Mark work as done that was done elsewhere, with the value that it gave; nothing is run.
@@ -641,6 +641,8 @@ class Step(Generic[P, R]):
                 approval=recipe.approval,
                 barrier=recipe.barrier,
                 purse=recipe.purse,
+                pipeline=recipe.pipeline,
+                halts=recipe.halts,
             )
             plan = self._plan = self._own(plan)
             self._shelf, self._wait_s, self._plans = shelf, engine.inline_wait_s, {}
@@ -828,7 +830,7 @@ _USUAL: dict[str, Any] = {
     "config": None, "version": "1", "on_version_change": None, "timeout": None, "isolate": None,
     "within": None, "if_running": "wait", "not_applied": (), "reconcile": None, "provider": None,
     "breaker": None, "rate": None, "budget": None, "dataset": None, "priority": "P1", "retain_for": None,
-    "artifact": None, "cooldown": None, "approval": None,
+    "artifact": None, "cooldown": None, "approval": None, "pipeline": None,
 }  # fmt: skip
 
 
@@ -869,6 +871,7 @@ def step(
     artifact: str | None = None,
     cooldown: Cooldown | None = None,
     approval: str | None = None,
+    pipeline: str | None = None,
 ) -> Callable[[Callable[P, R]], Step[P, R]]:
     """Make a function durable: every attempt is on record, its effect is applied once per key.
 
@@ -911,6 +914,8 @@ def step(
     cooldown           a `Cooldown`: what it asks for is left alone for a while after a failure, by everybody;
                        a call that comes too early raises `CoolingDown` and asks nobody
     approval           "required": no attempt begins before somebody has approved it (`oncemore approve`)
+    pipeline           the pipeline that the step belongs to; the function's module unless given. A policy
+                       with `halt_scope: pipeline` halts it after an error that is not retryable
     """
     if effect is None:
         raise UsageError(NO_EFFECT)
@@ -922,7 +927,7 @@ def step(
         policy=default_policy() if policy is None else policy, timeout=timeout, isolate=isolate,
         within=within, if_running=if_running, not_applied=not_applied, reconcile=reconcile, provider=provider,
         breaker=breaker, rate=rate, budget=budget, dataset=dataset, priority=priority, retain_for=retain_for,
-        artifact=artifact, cooldown=cooldown, approval=approval,
+        artifact=artifact, cooldown=cooldown, approval=approval, pipeline=pipeline,
     )  # fmt: skip
 
     def decorate(work: Callable[P, R]) -> Step[P, R]:

@@ -362,7 +362,7 @@ def test_a_switch_needs_a_reason(engine: Engine, reason: Any) -> None:
 
 
 def test_a_switch_is_of_a_step_or_of_a_tenant(engine: Engine) -> None:
-    with pytest.raises(UsageError, match="not of both"):
+    with pytest.raises(UsageError, match="of a step, of a tenant or of a pipeline"):
         engine.switch.on(step="a", tenant="b", reason="x")
 
 

@@ -1,8 +1,9 @@
 """CONTROL: what people say about work that has not begun: switches stop it, approvals let it through.
 
-A *switch* stands for all attempts (`all_execution`), for those of one step or for those of one tenant. While
-it is on, none of them begins; what is under way may end. All switches of a log are one entity, because every
-attempt is compared with it when it begins: one version to compare is as cheap as it gets.
+A *switch* stands for all attempts (`all_execution`), for those of one step, of one tenant or of one pipeline.
+People throw it, and so does a policy with `halt_scope: pipeline` (`engine.halting`). While it is on, none of
+them begins; what is under way may end. All switches of a log are one entity, because every attempt is
+compared with it when it begins: one version to compare is as cheap as it gets.
 
 An *approval* lets the attempts of one key begin, of a step that asks for one. It holds for what the person
 has seen and for nothing else: the key, the arguments, the step's version, its effect, the policy, so many
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 #: The entity of all switches of a log.
 CONTROL = "control/switches"
-#: The switch of all attempts.
-ALL = "all_execution"
+#: The switch of all attempts, and what the switch of a pipeline begins with.
+ALL, PIPELINE = "all_execution", "pipeline:"
 #: Why an attempt does not begin: a switch is on, what people have said cannot be known, the log is elsewhere
 #: now, or nobody has approved it.
 SWITCHED, UNKNOWN, MOVED, NEEDED = "switch", "control_state_unknown", "moved", "approval_needed"
@@ -82,24 +83,43 @@ class Wanted(Value):
     attempt: int
 
 
-def switch_name(step: str = "", tenant: str = "") -> str:
-    """Return what a switch is called: that of a step, of a tenant, or of everything."""
+def switch_name(step: str = "", tenant: str = "", pipeline: str = "") -> str:
+    """Return what a switch is called: that of a step, of a tenant, of a pipeline, or of everything."""
     if step:
         return f"step:{step}"
+    if pipeline:
+        return PIPELINE + pipeline
     return f"tenant:{tenant}" if tenant else ALL
 
 
-def stops(control: Control, steps: Iterable[str], tenant: str) -> str:
+def stops(control: Control, steps: Iterable[str], tenant: str, pipeline: str = "") -> str:
     """Return the name of the switch that keeps an attempt from beginning; empty if none does."""
     if control.state == CLEAR:
         return ""
-    names = (ALL, *(switch_name(step) for step in steps if step), switch_name("", tenant) if tenant else ALL)
+    names = (
+        ALL,
+        *(switch_name(step) for step in steps if step),
+        switch_name("", tenant) if tenant else ALL,
+        switch_name(pipeline=pipeline) if pipeline else ALL,
+    )
     return next((name for name in names if name in control.on), "")
 
 
 def turned_on(control: Control, name: str, told: Mapping[str, Any]) -> Control:
     """Return the switches after one was thrown; `told` says who, why and when."""
     return _after(control, {**control.on, name: dict(told)})
+
+
+def halted(control: Control, pipeline: str, told: Mapping[str, Any]) -> tuple[Control, str]:
+    """Return the switches after a pipeline was halted, and the name of the switch that halts it.
+
+    Where so many switches are on that there is no room for another, everything is stopped: a halt is never
+    left out.
+    """
+    name = switch_name(pipeline=pipeline)
+    if name not in control.on and len(control.on) >= MOST_SWITCHES:
+        name = ALL
+    return (control if name in control.on else turned_on(control, name, told)), name
 
 
 def turned_off(control: Control, name: str) -> Control:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from typing import Any, Final, Literal
 
+    from oncemore.core.gate import Rules
     from oncemore.core.key import Fragment, Plain
 
     Unmatched = Literal["retry", "fail"]
@@ -171,6 +172,21 @@ class Policy(Record):
             wins = self.classes.precedence.removesuffix("_first")
             found.append(f"policy {self.name}: {', '.join(sorted(both))} is in both lists; {wins} wins")
         return found
+
+
+class StepSettings(Value):
+    """What a policy file says about the durable steps that use it, besides the policy itself.
+
+    after_failure   "raise", or "new_run": a new call of failed work begins a new run
+    quarantines     whether work that is not tried again waits for a person (X-56)
+    halts_pipeline  whether an error that is not retryable halts the step's pipeline (X-71)
+    breaker         when calls to a provider are cut off
+    """
+
+    after_failure: str = "raise"
+    quarantines: bool = False
+    halts_pipeline: bool = False
+    breaker: Rules | None = None
 
 
 class Facts(Value):

@@ -107,7 +107,7 @@ class Controls:
             return self._clear
         if control.moved:
             return Permission(guards, MOVED, control.moved)
-        name = stops(control, op.steps, op.tenant) if op.begins else ""
+        name = stops(control, op.steps, op.tenant, op.pipeline) if op.begins else ""
         return Permission(guards, SWITCHED, name, control.on[name]) if name else Permission(guards)
 
     def _approved(self, engine: Engine, op: Permit, known: Permission) -> Permission:

@@ -145,7 +145,7 @@ class Courier:
         """Return who sends: this process, with a lease that is good for it."""
         self.engine.check_original()
         self._me = self.engine.identity()
-        self.engine.policies.record_policy(self.engine, *op)
+        self.engine.policies.record_policy(self.engine, op.policy_name, op.policy)
         return self._me.name
 
     def tell(self, op: Tell) -> None:

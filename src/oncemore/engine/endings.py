@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
-from oncemore.core.control import ALL, MOVED, NEEDED, UNKNOWN
+from oncemore.core.control import ALL, MOVED, NEEDED, PIPELINE, UNKNOWN
 from oncemore.errors import (
     Blocked,
     Cancelled,
@@ -134,6 +134,13 @@ def not_begun(which: str, permit: Permission) -> Exception:
     told, what = permit.told, "" if permit.name == ALL else f" --{permit.name.replace(':', ' ', 1)}"
     who = f" by {told['by']}" if told.get("by") else ""
     why = f": {told['reason']}" if told.get("reason") else ""
+    if permit.name.startswith(PIPELINE):
+        pipeline = permit.name.removeprefix(PIPELINE)
+        return Blocked(
+            f"{which} was not begun: pipeline {pipeline} is halted{who}{why}; look at what failed "
+            f"(oncemore quarantine list), then release the pipeline: oncemore switch off{what} --reason …",
+            permit.stop,
+        )
     how = f"in {told['kept_in']}" if "kept_in" in told else f"(oncemore switch off{what} --reason …)"
     return Blocked(
         f"{which} was not begun: the switch {permit.name} was thrown{who}{why}; it goes on when that is "

@@ -29,7 +29,7 @@ from oncemore.core.proof import proof_under
 from oncemore.core.record import Change, Run, begun
 from oncemore.core.record import over as _over
 from oncemore.core.value import make
-from oncemore.engine import endings, passing, spending
+from oncemore.engine import endings, halting, passing, spending
 from oncemore.engine.gates import CIRCUIT_OPEN
 from oncemore.engine.ops import (
     Answer,
@@ -98,7 +98,9 @@ def run_step(plan: Plan, call: Call, seen: Seen | None = None) -> Script:
             yield ready
             return
         approved = _approves(plan, ready)
-        permit = yield make(Permit, (_names(plan, ready.run), call.tenant, approved, plan.gated))
+        permit = yield make(
+            Permit, (_names(plan, ready.run), call.tenant, approved, plan.gated, plan.pipeline)
+        )
         if permit.stop or approved:
             refused = yield from _refused(plan, call, ready, permit, now)
             if refused is MOVED or (refused is not None and guessed):
@@ -628,6 +630,8 @@ def _fail(plan: Plan, done: Done, error: Exception, now: float) -> Script:
         paid = yield from spending.failed(plan, seen.entity, decision)
         decision, also = paid.decision, (*also, *paid.also)
         seen = seen._replace(run=seen.run._replace(owes=paid.owes)) if paid.owes else seen
+    if plan.halts:
+        also = (*also, *(yield from halting.halt(plan, run, failure, now)))
     if decision.situation.verdict == "UNKNOWN":
         answer = (yield Ask(seen)) if plan.asks else UNKNOWN
         change = _settled(plan, seen, answer, DOUBTFUL, now, described)

@@ -310,6 +310,8 @@ class Job:
             self.let_go()
         if op.also:
             engine.circuits.wrote(engine, op.also)
+            if any(seen.entity == CONTROL for seen, _ in op.also):
+                engine.controls.forget()  # a pipeline was halted
         if engine.notices is not None and entered(op.change):
             engine.notices.wake(engine)
         return after

@@ -90,6 +90,8 @@ class Plan(Record):
     artifact           the name of the one artifact that the step's result is; empty if it is not
     large              whether an encoded result is too large for the log
     quarantines        whether a failure that is not tried again waits for a person (CLASS-3)
+    pipeline           the pipeline that it belongs to; empty if it belongs to none
+    halts              whether a failure that is not tried again halts that pipeline (CLASS-3)
     approval           whether an attempt begins only where somebody has approved it
     gated              whether a switch stops it; not so what people need to turn one
     barrier            the breaker that has to let its attempts through, if there is one
@@ -99,8 +101,8 @@ class Plan(Record):
 
     __slots__ = (
         "after_failure", "approval", "artifact", "asks", "barrier", "beat", "classify", "covers", "decode",
-        "describe", "effect", "encode", "gated", "if_running", "inline_wait_s", "large", "name",
-        "not_applied", "on_version_change", "policy", "policy_name", "purse", "quarantines",
+        "describe", "effect", "encode", "gated", "halts", "if_running", "inline_wait_s", "large", "name",
+        "not_applied", "on_version_change", "pipeline", "policy", "policy_name", "purse", "quarantines",
     )  # fmt: skip
     after_failure: str
     approval: bool
@@ -115,12 +117,14 @@ class Plan(Record):
     effect: Effect
     encode: Callable[[Any], Any]
     gated: bool
+    halts: bool
     if_running: str
     inline_wait_s: float
     large: Callable[[Any], bool]
     name: str
     not_applied: Callable[[Exception], bool]
     on_version_change: str | None
+    pipeline: str
     policy: Policy
     policy_name: str
     purse: Purse | None
@@ -151,11 +155,13 @@ class Plan(Record):
         barrier: Barrier | None = None,
         beat: Beat | None = None,
         purse: Purse | None = None,
+        pipeline: str = "",
+        halts: bool = False,
     ) -> None:
         self.fill(
             after_failure, approval, artifact, asks, barrier, beat, classify, covers, decode, describe,
-            effect, encode, gated, if_running, inline_wait_s, large, name, not_applied, on_version_change,
-            policy, policy_name(policy), purse, quarantines,
+            effect, encode, gated, halts, if_running, inline_wait_s, large, name, not_applied,
+            on_version_change, pipeline, policy, policy_name(policy), purse, quarantines,
         )  # fmt: skip
 
 
@@ -254,6 +260,7 @@ class Permit(NamedTuple):
     tenant: str
     entity: str = ""
     begins: bool = True
+    pipeline: str = ""
 
 
 class Permission(NamedTuple):

@@ -13,6 +13,7 @@ two who say something at the same moment, the second is told what the first said
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from unicodedata import normalize
 
 from oncemore.codec.wire import body_of, head_of, header_of
 from oncemore.core.control import (
@@ -87,14 +88,16 @@ class Switches:
     def __repr__(self) -> str:
         return f"<oncemore.Switches of {self._engine.url}>"
 
-    def on(self, *, reason: str, step: str = "", tenant: str = "", by: str | None = None) -> Thrown:
-        """Throw a switch: no attempt begins any more, of a step, of a tenant, or at all.
+    def on(
+        self, *, reason: str, step: str = "", tenant: str = "", pipeline: str = "", by: str | None = None
+    ) -> Thrown:
+        """Throw a switch: no attempt begins any more, of a step, of a tenant, of a pipeline, or at all.
 
         What is under way may end. What waits is not failed and loses no attempt: it goes on when the switch
         is released. One that is on already is left as it is.
         """
         name, why, who = (
-            _named(step, tenant),
+            _named(step, tenant, pipeline),
             spoken("reason", reason, LONGEST_REASON, "say why"),
             somebody(by),
         )
@@ -109,10 +112,12 @@ class Switches:
         control = turn(self._engine, throw, {"what": "on", "switch": name, "reason": why, "actor": who})
         return _thrown(name, control.on[name])
 
-    def off(self, *, reason: str, step: str = "", tenant: str = "", by: str | None = None) -> bool:
+    def off(
+        self, *, reason: str, step: str = "", tenant: str = "", pipeline: str = "", by: str | None = None
+    ) -> bool:
         """Release a switch; return whether it was on."""
         name, why, who = (
-            _named(step, tenant),
+            _named(step, tenant, pipeline),
             spoken("reason", reason, LONGEST_REASON, "say why"),
             somebody(by),
         )
@@ -147,10 +152,10 @@ class Switches:
                 yield Said(made["what"], made["switch"], made["actor"], made["reason"], at)
 
 
-def _named(step: str, tenant: str) -> str:
-    if step and tenant:
-        raise UsageError("a switch is that of a step or of a tenant, not of both; throw one for each")
-    return switch_name(step, tenant)
+def _named(step: str, tenant: str, pipeline: str) -> str:
+    if len([name for name in (step, tenant, pipeline) if name]) > 1:
+        raise UsageError("a switch is that of a step, of a tenant or of a pipeline; throw one for each")
+    return switch_name(step, tenant, normalize("NFC", pipeline))
 
 
 def _check_here(control: Control) -> None:

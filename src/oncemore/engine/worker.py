@@ -92,6 +92,7 @@ class Hand(NamedTuple):
     names: tuple[str, ...]
     awaits: bool
     resume: Callable[[Engine, Seen], Resumed]
+    pipeline: str = ""
 
 
 class Worked(Value):
@@ -407,7 +408,9 @@ class Worker:
     def _fits(self, name: str) -> bool:
         """Whether a step is worth looking at: nobody has stopped it, most of its runs can go on here."""
         control = self._control[1]
-        stopped = control.state != CLEAR and (control.moved or stops(control, (name,), ""))
+        stopped = control.state != CLEAR and (
+            control.moved or stops(control, (name,), "", self._hands[name].pipeline)
+        )
         return not stopped and len(self._refused[name]) < MOST_REFUSED
 
     # A run ------------------------------------------------------------------------------------------

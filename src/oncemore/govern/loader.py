@@ -16,7 +16,7 @@ from pathlib import Path
 from warnings import warn
 
 from oncemore.core.gate import Rules
-from oncemore.core.policy import STANDARD
+from oncemore.core.policy import STANDARD, StepSettings
 from oncemore.core.value import Value
 from oncemore.errors import PolicyError, PolicyWarning
 from oncemore.govern.address import address_of, find, forget_names, path_text, root_files
@@ -89,12 +89,18 @@ def after_failure(name: str | os.PathLike[str]) -> str:
     return str(made.sections.get("after_failure", "raise"))
 
 
-def quarantines(name: str | os.PathLike[str]) -> bool:
-    """Return whether a policy's profile has work that is not tried again wait for a person (X-56)."""
+def step_settings(name: str | os.PathLike[str]) -> StepSettings:
+    """Return what a policy's profile says about the steps that name this policy."""
     if name == STANDARD.name:
-        return False
-    made, _ = _load(address_of(name).path)
-    return "quarantine" in made.sections.get("on_non_retryable", ())
+        return StepSettings()
+    sections = sections_of(name)
+    follows = sections.get("on_non_retryable", ("halt",))
+    return StepSettings(
+        after_failure=sections.get("after_failure", "raise"),
+        quarantines="quarantine" in follows,
+        halts_pipeline="halt" in follows and sections.get("halt_scope") == "pipeline",
+        breaker=breaker_rules(name),
+    )
 
 
 def breaker_rules(name: str | os.PathLike[str]) -> Rules | None:
@@ -110,9 +116,14 @@ def section_of(name: str | os.PathLike[str], section: str) -> Mapping[str, Any] 
     """Return what a policy's profile says in one of its sections; None if it says nothing."""
     if name == STANDARD.name:
         return None
-    made, _ = _load(address_of(name).path)
-    found: Mapping[str, Any] | None = made.sections.get(section)
+    found: Mapping[str, Any] | None = sections_of(name).get(section)
     return found
+
+
+def sections_of(name: str | os.PathLike[str]) -> Mapping[str, Any]:
+    """Return what a policy's profile says besides its policies."""
+    made, _ = _load(address_of(name).path)
+    return made.sections
 
 
 _BREAKER: Final = {

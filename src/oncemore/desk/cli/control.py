@@ -20,6 +20,7 @@ oncemore switch on --reason "the ledger is wrong"
 oncemore switch on --step shop.pay --reason "the bank is down until noon"
 oncemore switch status
 oncemore switch off --reason "the ledger is right again"
+oncemore switch off --pipeline ingest --reason "the bad item is in quarantine"
 """
 APPROVE = """
 oncemore approve --list
@@ -37,13 +38,15 @@ oncemore approve 01a1e211 --revoke --reason "wrong warehouse"
 def switch() -> None:
     """Stop work before it begins, and let it go on.
 
-    While a switch is on, no attempt begins: of any step, of one (--step) or of one tenant's (--tenant). What
-    is under way may end. What waits is not failed and loses no attempt; it goes on when the switch is off.
+    While a switch is on, no attempt begins: of any step, of one (--step), of one tenant's (--tenant) or of
+    one pipeline's (--pipeline). What is under way may end. What waits is not failed and loses no attempt; it
+    goes on when the switch is off. A policy with `halt_scope: pipeline` halts a pipeline by itself.
     """
 
 
 def _which(command: Any) -> Any:
     for option in (
+        click.option("--pipeline", metavar="NAME", default="", help="Only steps of this pipeline."),
         click.option("--tenant", metavar="NAME", default="", help="Only work of this tenant."),
         click.option("--step", metavar="NAME", default="", help="Only work of this step."),
     ):
@@ -86,12 +89,14 @@ def status(store: str | None, in_json: bool) -> int:
 @by_option
 @store_option
 @json_option
-def on(step: str, tenant: str, reason: str, by: str | None, store: str | None, in_json: bool) -> None:
+def on(
+    step: str, tenant: str, pipeline: str, reason: str, by: str | None, store: str | None, in_json: bool
+) -> None:
     """Throw a switch: no attempt begins any more."""
     from oncemore.desk.service.stores import there
 
     with there(store) as engine:
-        found = engine.switch.on(step=step, tenant=tenant, reason=reason, by=by)
+        found = engine.switch.on(step=step, tenant=tenant, pipeline=pipeline, reason=reason, by=by)
     paper = Paper(in_json=in_json)
     if in_json:
         paper.json(found)
@@ -105,15 +110,17 @@ def on(step: str, tenant: str, reason: str, by: str | None, store: str | None, i
 @by_option
 @store_option
 @json_option
-def off(step: str, tenant: str, reason: str, by: str | None, store: str | None, in_json: bool) -> int:
+def off(
+    step: str, tenant: str, pipeline: str, reason: str, by: str | None, store: str | None, in_json: bool
+) -> int:
     """Release a switch: what waited goes on. Exit code 1 if it was not on."""
     from oncemore.core.control import switch_name
     from oncemore.desk.service.stores import there
 
     with there(store) as engine:
-        was = engine.switch.off(step=step, tenant=tenant, reason=reason, by=by)
+        was = engine.switch.off(step=step, tenant=tenant, pipeline=pipeline, reason=reason, by=by)
         left = engine.switch.status()
-    name, paper = switch_name(step, tenant), Paper(in_json=in_json)
+    name, paper = switch_name(step, tenant, pipeline), Paper(in_json=in_json)
     if in_json:
         paper.json({"name": name, "released": was, "switches": left})
     elif not was:
