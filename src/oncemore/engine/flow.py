@@ -814,7 +814,7 @@ def reopen(plan: Plan, call: Call, reason: str, actor: str) -> Script:
         if refused is not None:
             yield End(None, refused)
             return
-        terms = yield make(Begin, (plan.policy_name, plan.policy))
+        terms = yield make(Begin, (plan.policy_name, plan.policy, None))
         told = {"what": "rerun", "reason": reason, "actor": actor}
         body = {**_opening(terms), "decision": told}
         after = new_run(plan, call, terms, run, now)._replace(not_before=now)
