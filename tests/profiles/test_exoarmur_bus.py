@@ -13,7 +13,7 @@ import pytest
 import oncemore
 from oncemore.core.control import Approval
 from oncemore.edges.control import NatsControl, key_of
-from oncemore.errors import Blocked, MissingExtra, StaleDecision, UsageError
+from oncemore.errors import Blocked, KeyConflict, MissingExtra, StaleDecision, UsageError
 from oncemore.evidence import Idempotency
 from oncemore.profiles import exoarmur_bus
 from oncemore.profiles.exoarmur import IdempotencyManager, RetryCategory, RetryError, RetryManager
@@ -328,6 +328,34 @@ def test_a_switch_that_is_released_after_every_write_is_not_reported_as_on(
     monkeypatch.setattr(exoarmur_bus, "MOST_TURNS", 3)
     on(lambda: Bus(manager, cable.url, control="strife"), work)
     assert cable.cuts == 3
+
+
+def test_a_key_that_was_used_for_another_request_is_refused(
+    url: str, cable: Wire, manager: RetryManager
+) -> None:
+    """A write that did not happen is never reported as done."""
+
+    async def work(bus: Bus) -> None:
+        await bus.create_bucket("values")
+        stored = await bus.put("values", "a", b"1", idempotency_key="p-1")
+        assert await bus.put("values", "a", b"1", idempotency_key="p-1") == stored
+        assert set(stored) == {"stream", "seq", "duplicate"}
+        for other in (
+            bus.put("values", "a", b"2", idempotency_key="p-1"),
+            bus.put("values", "b", b"1", idempotency_key="p-1"),
+            bus.delete("values", "a", idempotency_key="p-1"),
+            bus.publish("values.v1", {"n": 1}, idempotency_key="p-1"),
+        ):
+            with pytest.raises(KeyConflict, match="the idempotency_key 'p-1' was used for another request"):
+                await other
+        assert await bus.get("values", "a") == b"1"
+        await bus.create_stream("LARGE", ["large.>"])
+        large = {"n": 2**60, "text": "\ud800"}  # which canonical JSON does not have, and JSON does
+        for key in (None, "large-1", "large-1"):
+            assert (await bus.publish("large.v1", large, idempotency_key=key))["stream"] == "LARGE"
+        assert [json.loads(one.data) for one in await raw(url, "LARGE")] == [large] * 2
+
+    on(lambda: Bus(manager, cable.url), work)
 
 
 def test_every_call_takes_a_correlation_and_a_trace_id_and_inherits_them(

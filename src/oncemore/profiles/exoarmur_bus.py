@@ -28,6 +28,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from oncemore.core.control import ALL, Approval
@@ -36,7 +37,7 @@ from oncemore.edges.control import NO_MESSAGE, key_of, switched
 from oncemore.edges.nats_servers import connected, servers_of, shown
 from oncemore.engine import clock as clocks
 from oncemore.engine.ids import uuid7
-from oncemore.errors import MissingExtra, StaleDecision, UsageError
+from oncemore.errors import KeyConflict, MissingExtra, StaleDecision, UsageError
 from oncemore.evidence.audit import Ids
 from oncemore.profiles.exoarmur_operation import inherit_ids
 from oncemore.profiles.exoarmur_policy import RetryCategory
@@ -54,6 +55,8 @@ ANSWER_S = 4.0
 CONTROL, REMEMBERS_S = "control", 120.0
 #: How long to leave a consumer alone that nobody leads.
 LEADERLESS_S = 0.1
+#: The field of a recorded answer that tells whether a repeat asks for the same.
+REQUEST = "request"
 #: How often a repeated "on" is written where other clients release the switch meanwhile.
 MOST_TURNS = 20
 
@@ -353,7 +356,7 @@ class Bus:
         Return the answer of the server, and whether this call stored the message as the last of its subject:
         False for a recorded answer and for a message that the server had already.
         """
-        key = key or self._own_key(operation, ids, told)
+        key = key or self._own_key(operation, ids)
         sent = {**(headers or {}), "Nats-Msg-Id": digest({"message": key})[:32]}
         if ids.correlation_id is not None and ids.correlation_id.isprintable():
             sent["Correlation-Id"] = ids.correlation_id
@@ -371,13 +374,22 @@ class Bus:
         self, category: str, operation: str, ask: Callable[[Any], Awaitable[dict[str, Any]]],
         told: Mapping[str, Any], key: str | None, ids: Ids,
     ) -> dict[str, Any]:  # fmt: skip
-        return await self._manager.execute_with_retry(
-            RetryCategory[category],
-            operation,
-            lambda: self.ask(ask),
-            idempotency_key=key or self._own_key(operation, ids, told),
-            **ids._asdict(),
+        """Act once per key, and refuse a key that was used for something else."""
+        key = key or self._own_key(operation, ids)
+        request = sha256(json.dumps([category, told], sort_keys=True).encode()).hexdigest()
+
+        async def ask_and_sign() -> dict[str, Any]:
+            return {**await self.ask(ask), REQUEST: request}
+
+        answer: dict[str, Any] = await self._manager.execute_with_retry(
+            RetryCategory[category], operation, ask_and_sign, idempotency_key=key, **ids._asdict()
         )
+        if answer.pop(REQUEST, request) != request:  # records of older versions do not have it
+            raise KeyConflict(
+                f"{operation}: the idempotency_key {key!r} was used for another request, and nothing "
+                "was written; give this one a key of its own"
+            )
+        return answer
 
     async def _looked(
         self, category: str, operation: str, ask: Callable[[Any], Awaitable[Any]], ids: Ids
@@ -386,9 +398,9 @@ class Bus:
             RetryCategory[category], operation, lambda: self.ask(ask), **ids._asdict()
         )
 
-    def _own_key(self, operation: str, ids: Ids, told: Mapping[str, Any]) -> str:
+    def _own_key(self, operation: str, ids: Ids) -> str:
         """Return the key of a call that was given none: this call is an operation of its own."""
-        own = {**told, "call": uuid7(clocks.current.wall())}
+        own = {"call": uuid7(clocks.current.wall())}
         compute = self._manager.idempotency_manager.compute_idempotency_key
         return compute(operation, self._tenant_id, ids.correlation_id, own)
 
