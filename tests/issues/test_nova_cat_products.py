@@ -137,3 +137,31 @@ def test_a_worker_fetches_a_product_that_waits_with_the_locator_it_was_asked_wit
     assert oncemore.Worker(engine, [*cat.steps]).run_until_idle().done == 1
     assert archive.count("/x.fits") == 1
     assert cat.acquire(product).outcome == "SKIPPED_DUPLICATE"
+
+
+@pytest.mark.parametrize("workflow", ["discover", "reconcile"])
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({}, "UNSUPPORTED_SCHEMA_VERSION"),
+        ({"schema_version": "9", "nova_id": str(uuid4())}, "UNSUPPORTED_SCHEMA_VERSION"),
+        ({"schema_version": "1", "nova_id": "V1369 Cen"}, "INVALID_UUID"),
+    ],
+)
+def test_a_malformed_input_without_items_is_refused_too(
+    engine: oncemore.Engine, workflow: str, given: dict[str, Any], reason: str
+) -> None:
+    cat = NovaCat()
+    refused = getattr(cat, workflow)(given)
+    assert (refused.outcome, refused.reason) == ("TERMINAL_FAILURE", reason)
+    good = getattr(cat, workflow)({"schema_version": "1", "nova_id": str(uuid4())})
+    assert (good.outcome, good.job.items) == ("SUCCESS", ())
+
+
+@pytest.mark.parametrize("workflow", ["acquire", "discover", "reconcile"])
+@pytest.mark.parametrize("given", [None, [], "x"])
+def test_what_is_not_a_mapping_is_a_mistake_of_the_caller(
+    engine: oncemore.Engine, workflow: str, given: Any
+) -> None:
+    with pytest.raises(oncemore.UsageError, match=r"given is .*; it takes a mapping"):
+        getattr(NovaCat(), workflow)(given)

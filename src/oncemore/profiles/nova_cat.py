@@ -37,6 +37,7 @@ from oncemore.profiles.nova_cat_input import (
     QuarantineError,
     RetryableError,
     TerminalError,
+    check_mapping,
     check_product,
     check_record,
     check_uuids,
@@ -175,7 +176,8 @@ class NovaCat:
 
         Asked again within the hour, nobody is asked: the answer of this hour is there.
         """
-        wanted = given.get("providers") or sorted(self._providers)
+        check_mapping(given)
+        wanted = given.get("providers") or sorted(self._providers) or _refused_item(given)
         items = [(one, given.get("nova_id"), given.get("schema_version")) for one in wanted]
         return self._execute(
             names.DISCOVER, self.discover_provider, given, items, self._one_by_one, self._short_s
@@ -186,7 +188,8 @@ class NovaCat:
 
         given  schema_version, nova_id, references (their ids), and correlation_id if there is one
         """
-        wanted = given.get("references") or ()
+        check_mapping(given)
+        wanted = given.get("references") or _refused_item(given)
         items = [(given.get("nova_id"), one, given.get("schema_version")) for one in wanted]
         return self._execute(
             names.RECONCILE, self.reconcile_reference, given, items, self._at_once, self._short_s
@@ -198,6 +201,7 @@ class NovaCat:
         given  schema_version, data_product_id, nova_id, provider, locator, provenance, and, if they are
                known, sha256 and correlation_id
         """
+        check_mapping(given)
         readers()  # before anybody is asked: what cannot be read need not be fetched
         item = tuple(_plain(given.get(field)) for field in PRODUCT)
         about = given.get("data_product_id")
@@ -376,6 +380,16 @@ def _check_consistent(provider: str, records: list[dict[str, Any]]) -> None:
             raise QuarantineError(
                 names.MALFORMED_PROVIDER_RECORD, f"{provider} says two things of {record['native_id']}"
             )
+
+
+def _refused_item(given: Mapping[str, Any]) -> tuple[None, ...]:
+    """Return the one item that a malformed input without items fails with; none where the input is right."""
+    try:
+        check_version(given)
+        check_uuids(given, "nova_id")
+    except TerminalError:
+        return (None,)
+    return ()
 
 
 def _named(provider: Any) -> str:

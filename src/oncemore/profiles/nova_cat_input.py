@@ -6,6 +6,7 @@ What a provider says that makes no sense is QUARANTINE (CLASS-7): a person looks
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -15,8 +16,6 @@ from oncemore.errors import NeedsReview, PermanentError, TransientError, UsageEr
 from oncemore.profiles import nova_cat_names as names
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from oncemore.edges.classify import Look
 
 SCHEMA_VERSIONS = ("1",)
@@ -66,6 +65,14 @@ def is_uuid(text: object) -> bool:
         return isinstance(text, str) and str(UUID(text)) == text.lower()
     except ValueError:
         return False
+
+
+def check_mapping(given: object) -> None:
+    """Refuse what is not an input at all; that is a mistake of the caller's code, not an outcome."""
+    if not isinstance(given, Mapping):
+        raise UsageError(
+            f"given is {given!r:.80}; it takes a mapping with schema_version and the other fields"
+        )
 
 
 def check_version(given: Mapping[str, Any]) -> None:
