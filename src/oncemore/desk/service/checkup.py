@@ -345,7 +345,7 @@ def _switches(store: Store) -> Check:
             "switches", WARN, f"{_plural(len(control.on), 'switch is', 'switches are')} on: work waits",
             "`oncemore switch off` releases it", tuple(why(control, name) for name in list(control.on)[:5]),
         )  # fmt: skip
-    return Check("switches", OK, "none is on")
+    return Check("switches", OK, "none is on in this log")
 
 
 def _events(store: Store) -> Iterator[Check]:
