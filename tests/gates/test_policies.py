@@ -64,7 +64,7 @@ def test_a_step_goes_by_its_policy_s_rate_and_breaker(
         return n
 
     assert [rated(0), rated(1)] == [0, 1]
-    assert clock.delays == pytest.approx([2.0], abs=0.1)
+    assert sum(clock.delays) == pytest.approx(2.0, abs=0.2)
     assert rated.run(2).status == "HARD_FAIL"  # it waited out its cooldowns of 20 s inline
     assert engine.store.head("breaker/api") is not None
 

@@ -426,14 +426,16 @@ def _paced(plan: Plan, call: Call, terms: Terms, seen: Seen, now: float) -> Scri
     assert plan.beat is not None
     run = seen.run
     late_s = max(LATE_S, plan.beat.pulse.step_s)
-    if run is not None and run.reason == RATE_LIMITED and now - run.not_before <= late_s:
-        return now
-    wait = yield Slot(plan.beat)
-    if wait <= 0:
-        return now
-    if wait <= plan.inline_wait_s and not (call.give_up and now + wait > call.give_up):
-        yield Sleep(wait)
-        return (yield NOW)
+    has_moment = run is not None and run.reason == RATE_LIMITED and now - run.not_before <= late_s
+    while (wait := (yield Slot(plan.beat, has_moment))) <= max(plan.inline_wait_s, SHORT_S):
+        if wait <= 0 and has_moment:
+            return now
+        if wait > 0:
+            if call.give_up and now + wait > call.give_up:
+                break
+            yield Sleep(wait)
+            now = yield NOW
+        has_moment = True  # what is left is to go when the attempts before it are far enough away
     told = {"rate": f"{plan.beat.pulse.per} in {plan.beat.pulse.period_s:g} s", "of": plan.beat.name}
     yield _put_off(plan, call, terms, seen, now, "QUOTA", RATE_LIMITED, now + wait, told)
     return None
@@ -441,6 +443,8 @@ def _paced(plan: Plan, call: Call, terms: Terms, seen: Seen, now: float) -> Scri
 
 #: Why a run waits for its moment, and how long after that it still has it.
 RATE_LIMITED, LATE_S = "rate_limited", 1.0
+#: A wait that a worker sits out, too: to park the run would take about as long.
+SHORT_S = 0.05
 
 
 # The claim: counted before it runs, under a new fence -----------------------------------------------

@@ -164,7 +164,7 @@ class Job:
         if meter is None:
             made = Meter(op.beat.pulse, op.beat.name, lambda: engine)
             meter = engine.meters.setdefault(op.beat, made)
-        return meter.wait()
+        return meter.wait(has_moment=op.has_moment)
 
     def draw(self, op: Draw) -> Drawn:
         """Return what a retry budget holds."""

@@ -34,21 +34,23 @@ class Meter:
     name   whose rate it is
     """
 
-    __slots__ = ("_find", "_lock", "_mine", "_next_at", "_size", "name", "pulse")
+    __slots__ = ("_find", "_free_at", "_lock", "_mine", "_next_at", "_size", "name", "pulse")
 
     def __init__(self, pulse: Pulse, name: str = "", find: Callable[[], Engine] | None = None) -> None:
         self.pulse, self.name = pulse, name
         self._find = find
-        self._next_at = 0.0
+        self._next_at = self._free_at = 0.0
         self._mine: list[float] = []  # moments that are ours, the first one last
         self._size = 1
         self._lock = allocate_lock()
 
-    def wait(self) -> Generator[Any, Any, float]:
-        """Take a moment; return how long it is until then, 0 or less for now."""
+    def wait(self, *, has_moment: bool = False) -> Generator[Any, Any, float]:
+        """Take a moment, unless the call has one; return the seconds until it may go, 0 or less for now."""
         if self._find is None:
             return self._alone()
         engine = self._find()
+        if has_moment:
+            return self._keep_distance(engine.now())
         try:
             while (wait := self._left(engine.now())) is None:
                 yield from self._fetch(engine)
@@ -58,6 +60,18 @@ class Meter:
             )
             return self._alone()
         return wait
+
+    def _keep_distance(self, now: float) -> float:
+        """Return 0 if a call whose moment has come may go now; else how long the calls before it keep it.
+
+        Calls may come late to their moments, because a worker was busy or stood still. Those of one process
+        do not catch up all at once then: what goes is as far apart as the moments were.
+        """
+        with self._lock:
+            at, free_at = rate.take(self.pulse, self._free_at, now)
+            if at <= now:
+                self._free_at = free_at
+        return max(0.0, at - now)
 
     def _alone(self) -> float:
         now = clocks.current.wall()

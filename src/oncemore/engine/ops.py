@@ -289,9 +289,10 @@ class Consult(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """Take a moment for an attempt."""
+    """Take a moment for an attempt; one that has its moment only keeps its distance to those before it."""
 
     beat: Beat
+    has_moment: bool = False
 
 
 class Draw(NamedTuple):
