@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oncemore.engine import worker
-from oncemore.engine.worker import Worked
+from oncemore.engine.worker_report import Worked
 from oncemore.errors import UsageError
 from oncemore.steps import Step
 

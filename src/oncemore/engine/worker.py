@@ -31,6 +31,7 @@ from oncemore.engine.runtime import log
 from oncemore.engine.sharing import Sharing
 from oncemore.engine.surroundings import inside
 from oncemore.engine.sweeping import EVER, MOST_LISTED, Sweep, turn_of
+from oncemore.engine.worker_report import Worked, list_leftovers
 from oncemore.errors import (
     Blocked,
     CoolingDown,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from oncemore.engine.job import Job
     from oncemore.engine.ops import Script, Seen
     from oncemore.engine.runtime import Engine
+    from oncemore.engine.worker_report import Leftover
     from oncemore.store.base import Head
 
 #: How many runs one look lists of a step at first, how many are counted.
@@ -93,23 +95,6 @@ class Hand(NamedTuple):
     awaits: bool
     resume: Callable[[Engine, Seen], Resumed]
     pipeline: str = ""
-
-
-class Worked(Value):
-    """What a worker has done.
-
-    done     runs that it brought to COMPLETE
-    failed   attempts that ended a run for good
-    later    attempts that failed and are due again later
-    held     runs that wait for a person: what became of them is not known
-    refused  runs that could not go on here: their arguments are not in the log, or do not fit
-    """
-
-    done: int = 0
-    failed: int = 0
-    later: int = 0
-    held: int = 0
-    refused: int = 0
 
 
 class Pulse(Value):
@@ -172,7 +157,7 @@ class Worker:
         self._last, self._crowded = "", 0
         self._sharing = Sharing()
         self._refused: dict[str, dict[str, int]] = {name: {} for name in self._hands}
-        self._blocked: dict[str, tuple[int, int, float]] = {}
+        self._blocked: dict[str, tuple[int, int, float, str]] = {}
         self._control: tuple[int, Control] = 0, Control()
         self._chance = random.Random()  # noqa: S311 - so that workers do not reach for the same run
         self._others = Sweep(engine, self._known, self._chance)
@@ -200,9 +185,15 @@ class Worker:
         """Work until `stop()`, whatever the store does; then let what is under way end, within `grace_s`."""
         return self._work(lasting=True)
 
-    def run_until_idle(self) -> Worked:
-        """Do all that is due, and return when nothing is due and nothing under way any more."""
-        return self._work(lasting=False)
+    def run_until_idle(self, wait_s: float = 0.0) -> Worked:
+        """Run due work until nothing is under way, and nothing is due within the next `wait_s` seconds."""
+        _check("wait_s", wait_s, 0, 86_400)
+        return self._work(lasting=False, wait_s=wait_s)
+
+    def leftovers(self, wait_s: float = 0.0) -> tuple[Leftover, ...]:
+        """Return the runs of its steps that it has not run, with the reason of each."""
+        blocked = {entity: told[3] for entity, told in self._blocked.items()}
+        return list_leftovers(self._engine, self._refused, blocked, wait_s)
 
     def stop(self) -> None:
         """Take nothing more; may be called from anywhere, also from a signal handler, or in advance."""
@@ -242,7 +233,7 @@ class Worker:
 
     # The loop ---------------------------------------------------------------------------------------
 
-    def _work(self, *, lasting: bool) -> Worked:
+    def _work(self, *, lasting: bool, wait_s: float = 0.0) -> Worked:
         self._engine.check_original()  # what a copy knows nothing of may have been done since
         crew = Crew(self._concurrency)
         self._looked = 0.0
@@ -254,9 +245,11 @@ class Worker:
                 try:
                     idle = not self._busy  # before the look: what ends meanwhile may be due again
                     started = self._start_due(crew)
+                    soon = self._slowed or self._next <= self._engine.now() + wait_s
+                    stays = lasting or not idle or soon
                     if started or len(self._busy) >= self._concurrency:
                         seen = None
-                    elif seen is None and (lasting or not idle or self._slowed):
+                    elif seen is None and stays:
                         # Before it rests it looks once more, knowing how long the log was before that look.
                         seen, self._looked, started = self._engine.store.changed(0, 0.0), 0.0, True
                     self._saw = time.monotonic()
@@ -266,7 +259,7 @@ class Worker:
                     self._engine.grumble(f"a worker could not look: {type(error).__name__}; it looks again")
                     time.sleep(min(self._poll_s, DEAF_S))
                     continue
-                if not started and not lasting and idle and not self._slowed:
+                if not started and not stays:
                     break
                 if not started:
                     seen = self._rest(seen)
@@ -402,7 +395,7 @@ class Worker:
 
     def _is_blocked(self, head: Head) -> bool:
         """Whether a run was not let begin, and nothing has changed since that could let it."""
-        version, control, until = self._blocked.get(head.entity, (0, 0, 0.0))
+        version, control, until, _ = self._blocked.get(head.entity, (0, 0, 0.0, ""))
         return version == head.version and control == self._control[0] and time.monotonic() < until
 
     def _fits(self, name: str) -> bool:
@@ -464,7 +457,7 @@ class Worker:
         until = EVER if known else time.monotonic() + ASK_AGAIN_S
         if len(self._blocked) >= MOST_REFUSED:
             self._blocked = {}
-        self._blocked[turn.entity] = turn.version, self._control[0], until
+        self._blocked[turn.entity] = turn.version, self._control[0], until, error.reason
 
     def _tell(self, turn: Turn, came_to: str, error: BaseException) -> None:
         many = len(self._refused[turn.step])

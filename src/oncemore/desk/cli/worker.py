@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+
 import click
 
 from oncemore.desk.cli.group import Finite, Whole, json_option, leaf, store_option
 from oncemore.desk.cli.paper import Paper
+from oncemore.desk.cli.words import DURATION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from oncemore.engine.worker_report import Leftover, Worked
     from oncemore.workers import Worker
 
 EXAMPLES = """
@@ -50,7 +54,13 @@ LEFT_BEHIND = 1
     metavar="[HOST:]PORT",
     help="Answer GET /healthz and /readyz there; without a host, on this machine only.",
 )
-@click.option("--drain", is_flag=True, help="Do what is due now, and end.")
+@click.option("--drain", is_flag=True, help="Run due work, and end when none is left.")
+@click.option(
+    "--wait",
+    metavar="TIME",
+    type=DURATION,
+    help="With --drain: also run what becomes due within TIME; max_inline_wait_s (60 s) unless given.",
+)
 @json_option
 def worker(
     modules: tuple[str, ...],
@@ -60,6 +70,7 @@ def worker(
     grace: float,
     health: str | None,
     drain: bool,
+    wait: float | None,
     in_json: bool,
 ) -> int:
     """Do runs that are due, of the steps in modules.
@@ -71,8 +82,10 @@ def worker(
 
     With --health, /healthz answers 200 as long as the worker's loop goes round, and /readyz as long
     as it also sees the store and was not told to stop; else 503. Both tell why, as JSON.
+
+    --drain ends with 0 when none of its steps has a run left that is due within --wait, and with 1 when one
+    has: a switch is on, a run cannot go on here, or the worker was stopped. The last line says which.
     """
-    import logging
     import sys
 
     from oncemore.desk.cli.health import answering, place_of
@@ -82,11 +95,14 @@ def worker(
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     known = _wanted(steps_in(modules), steps)
     place = None if health is None else place_of(health)
+    if wait is not None and not drain:
+        raise click.UsageError("--wait goes with --drain; without it a worker waits until it is stopped.")
     with made(store) as engine:
         hired = Worker(engine, known, concurrency=concurrency, grace_s=grace)
         what = f"{', '.join(sorted(step.name for step in known))} on {engine.url}"
         with answering(hired, place):
-            return _work(hired, drain, in_json, what)
+            wait_s = (engine.inline_wait_s if wait is None else wait) if drain else None
+            return _work(hired, wait_s, in_json, what)
 
 
 def _wanted(known: list[Any], names: tuple[str, ...]) -> list[Any]:
@@ -108,8 +124,11 @@ def _say_hello(worker: Worker, what: str) -> None:
         log.warning("oncemore: %d due runs of %s stay: that step is not known here", count, name)
 
 
-def _work(worker: Worker, drain: bool, in_json: bool, what: str) -> int:
-    """Work, and return how it ended; with work left behind, end here and now, without giving leases back."""
+def _work(worker: Worker, wait_s: float | None, in_json: bool, what: str) -> int:
+    """Work, and return how it ended; with work left behind, end here and now, without giving leases back.
+
+    wait_s  drain, and wait so long for what becomes due; None: work until it is stopped
+    """
     import os
     import signal
     import sys
@@ -127,21 +146,36 @@ def _work(worker: Worker, drain: bool, in_json: bool, what: str) -> int:
     before = {number: signal.signal(number, hear) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         _say_hello(worker, what)
-        worked = worker.run_until_idle() if drain else worker.run()
+        worked = worker.run() if wait_s is None else worker.run_until_idle(wait_s)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    left = worker.under_way
+    under_way = worker.under_way
+    leftovers = () if wait_s is None else worker.leftovers(wait_s)
     if in_json:
-        Paper(in_json=True).json({**worked._asdict(), "left": len(left)})
+        left = {"left": len(under_way), "leftovers": [one._asdict() for one in leftovers]}
+        Paper(in_json=True).json({**worked._asdict(), **left})
         sys.stdout.flush()
-    log.info(
-        "oncemore: a worker ends: %s",
-        ", ".join(f"{count} {name}" for name, count in worked._asdict().items() if count) or "nothing to do",
-    )
-    if left:
+    _say_goodbye(worked, leftovers)
+    if under_way:
         # To give the leases back would be to say that nobody is at it, while these threads still are.
-        log.error("oncemore: %d runs are left to their leases", len(left))
+        log.error("oncemore: %d runs are left to their leases", len(under_way))
         sys.stderr.flush()
         os._exit(LEFT_BEHIND)
-    return 0
+    return LEFT_BEHIND if any(one.is_due for one in leftovers) else 0
+
+
+def _say_goodbye(worked: Worked, leftovers: tuple[Leftover, ...]) -> None:
+    """Log what the worker did, and what it left and why, as the last line."""
+    from oncemore.engine.runtime import log
+    from oncemore.engine.worker_report import summarize
+
+    done = ", ".join(f"{count} {name}" for name, count in worked._asdict().items() if count)
+    if not leftovers:
+        log.info("oncemore: a worker ends: %s", done or "nothing to do")
+        return
+    is_due = any(one.is_due for one in leftovers)
+    log.log(
+        logging.WARNING if is_due else logging.INFO,
+        "oncemore: a worker ends: %s; left: %s", done or "nothing done", summarize(leftovers),
+    )  # fmt: skip
