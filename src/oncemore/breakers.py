@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 
 from oncemore.core.gate import Rules
+from oncemore.core.key import normalize_name
 from oncemore.core.rate import pulse_of
 from oncemore.edges.classify import classify, ready
 from oncemore.engine import clock as clocks
@@ -195,7 +196,7 @@ class Budget(Plain):
         shared: bool = False,
     ) -> None:
         super().__init__(capacity, per_success, at_empty=at_empty)
-        self.name = check_name(name) if shared else name
+        self.name = check_name(name) if shared else normalize_name(name)
         self._find = _open_engine if shared else None
         self._earned = 0.0
 
@@ -276,8 +277,7 @@ class Rate(Meter):
     __slots__ = ()
 
     def __init__(self, text: str, *, burst: int = 1, name: str = "", shared: bool = False) -> None:
-        if shared:
-            check_name(name)
+        name = check_name(name) if shared else normalize_name(name)
         super().__init__(pulse_of(text, burst), name, _open_engine if shared else None)
 
     def __repr__(self) -> str:

@@ -24,6 +24,7 @@ from oncemore.codec.secret import Secret, texts_of
 from oncemore.codec.step_key import are_plain, argument_bytes, cfg_hash, key_of, scope_bytes
 from oncemore.codec.tagged import Tagger, untag
 from oncemore.core.cooldown import Cooldown
+from oncemore.core.key import normalize_name
 from oncemore.core.model import EFFECTS, Failure
 from oncemore.core.policy import StepSettings
 from oncemore.engine.circuits import entity_of
@@ -141,11 +142,13 @@ class Recipe:
 
     def tenant(self, around: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return whose work it is: the step's own word, or that of the context."""
-        return around if self._tenant is None else str(_of(self._tenant, args, kwargs) or around)
+        if self._tenant is None:
+            return around
+        return normalize_name(str(_of(self._tenant, args, kwargs) or around))
 
     def dataset(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return the dataset it belongs to."""
-        return "" if self._dataset is None else str(_of(self._dataset, args, kwargs) or "")
+        return "" if self._dataset is None else normalize_name(str(_of(self._dataset, args, kwargs) or ""))
 
     @property
     def asks_somebody(self) -> bool:
@@ -154,7 +157,9 @@ class Recipe:
 
     def provider(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return whom it asks something of."""
-        return "" if self._provider is None else str(_of(self._provider, args, kwargs) or "")
+        if self._provider is None:
+            return ""
+        return normalize_name(str(_of(self._provider, args, kwargs) or ""))
 
     @property
     def barrier(self) -> Barrier | None:
@@ -293,7 +298,7 @@ def _colour(work: Any) -> str:
 def _name(work: Any, name: str | None) -> str:
     """Return what a step is known by: a name that is the same however its module is started."""
     if name is not None:
-        return _text("name", name)
+        return normalize_name(_text("name", name))
     own = getattr(work, "__qualname__", None)
     if own is None:
         raise UsageError(f"{work!r} has no name of its own; give name=")
@@ -313,8 +318,7 @@ def _aliases(name: str, told: Any) -> tuple[str, ...]:
     names = (told,) if isinstance(told, str) else told
     if not isinstance(names, tuple | list):
         raise UsageError(f"aliases of {name} is {told!r}; it takes the names that the step had before")
-    for alias in names:
-        _text(f"an alias of {name}", alias)
+    names = [normalize_name(_text(f"an alias of {name}", alias)) for alias in names]
     if len({*names, name}) <= len(names):
         raise UsageError(f"aliases of {name} names one of its names twice, or the one it has now")
     return tuple(names)

@@ -14,6 +14,7 @@ Nothing here reads or writes: what is known comes in, what follows from it goes 
 
 from __future__ import annotations
 
+from oncemore.core.key import normalize_name
 from oncemore.core.value import Value
 
 TYPE_CHECKING = False
@@ -86,10 +87,10 @@ class Wanted(Value):
 def switch_name(step: str = "", tenant: str = "", pipeline: str = "") -> str:
     """Return what a switch is called: that of a step, of a tenant, of a pipeline, or of everything."""
     if step:
-        return f"step:{step}"
+        return f"step:{normalize_name(step)}"
     if pipeline:
-        return PIPELINE + pipeline
-    return f"tenant:{tenant}" if tenant else ALL
+        return PIPELINE + normalize_name(pipeline)
+    return f"tenant:{normalize_name(tenant)}" if tenant else ALL
 
 
 def stops(control: Control, steps: Iterable[str], tenant: str, pipeline: str = "") -> str:
@@ -102,7 +103,8 @@ def stops(control: Control, steps: Iterable[str], tenant: str, pipeline: str = "
         switch_name("", tenant) if tenant else ALL,
         switch_name(pipeline=pipeline) if pipeline else ALL,
     )
-    return next((name for name in names if name in control.on), "")
+    on = {normalize_name(name): name for name in control.on}  # an older version kept them as they were typed
+    return next((on[name] for name in names if name in on), "")
 
 
 def turned_on(control: Control, name: str, told: Mapping[str, Any]) -> Control:
@@ -124,7 +126,8 @@ def halted(control: Control, pipeline: str, told: Mapping[str, Any]) -> tuple[Co
 
 def turned_off(control: Control, name: str) -> Control:
     """Return the switches after one was released."""
-    return _after(control, {other: told for other, told in control.on.items() if other != name})
+    kept = {other: told for other, told in control.on.items() if normalize_name(other) != name}
+    return _after(control, kept)
 
 
 def moved_to(control: Control, where: str) -> Control:

@@ -18,6 +18,7 @@ other side asked for, if that is later.
 from __future__ import annotations
 
 from oncemore.core.backoff import Schedule, planned
+from oncemore.core.key import normalize_name
 from oncemore.core.value import Record, Value
 from oncemore.errors import UsageError
 
@@ -238,7 +239,7 @@ def name_of(resource: object) -> str:
     """Return what a resource is known by; refuse what names nothing."""
     if not isinstance(resource, str) or not 1 <= len(resource) <= LONGEST_ID or not resource.isprintable():
         raise UsageError(f"resource is {resource!r:.80}; it takes a text of 1 to {LONGEST_ID} characters")
-    return resource
+    return normalize_name(resource)
 
 
 # What a user says -----------------------------------------------------------------------------------
@@ -281,7 +282,7 @@ class Cooldown(Record):
                 raise UsageError(
                     f"overrides is {overrides!r:.80}; it takes numbers by provider: {{'a': {{'base_s': 9}}}}"
                 )
-            kept[provider] = dict(_numbers(f"overrides of {provider}: ", dict(told)))
+            kept[normalize_name(provider)] = dict(_numbers(f"overrides of {provider}: ", dict(told)))
         self.fill(base_s, cap_s, multiplier, kept, resource)
 
     def rest(self, provider: str = "", by_policy: Mapping[str, Rest] | None = None) -> Rest:

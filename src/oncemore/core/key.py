@@ -96,6 +96,18 @@ def _text(field: str, value: object) -> str:
     return str.__str__(value)
 
 
+def normalize_name(name: str) -> str:
+    """Return a name in Unicode NFC: two spellings of one name are one name.
+
+    Names are normalised once, where they enter; after that they are compared as they are.
+    """
+    if name.isascii():
+        return name
+    from unicodedata import normalize
+
+    return normalize("NFC", name)
+
+
 def canonical(value: Plain) -> bytes:
     """Return the RFC 8785 bytes of a plain value, or say which part of it has none."""
     from json.encoder import encode_basestring  # here, because `json` is dear to import

@@ -25,6 +25,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from oncemore.core.control import ALL, STOPPED, Approval, Control, switch_name
+from oncemore.core.key import normalize_name
 from oncemore.core.redact import describe_value
 from oncemore.edges.nats_servers import connected, forever, servers_of, shown
 from oncemore.errors import MissingExtra, UsageError
@@ -170,7 +171,8 @@ def key_of(kind: str, name: str = "") -> str:
     """
     if not name:
         return kind
-    plain = _ODD.sub(lambda odd: b"".join(b"=%02X" % sign for sign in odd[0]), name.encode())
+    written = normalize_name(name).encode()
+    plain = _ODD.sub(lambda odd: b"".join(b"=%02X" % sign for sign in odd[0]), written)
     return f"{kind}.{plain.decode()}"
 
 

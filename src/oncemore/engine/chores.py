@@ -11,6 +11,7 @@ import getpass
 from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.wire import head_of
+from oncemore.core.key import normalize_name
 from oncemore.core.record import NOWHERE, Change, Chore
 from oncemore.engine.context import CONTEXT
 from oncemore.engine.entry import write_of
@@ -42,7 +43,7 @@ def told(field: str, text: Any, instead: str = "") -> str:
 
 def somebody(by: str | None) -> str:
     """Return who does it: as told, that of the context, or who this process runs as."""
-    return told("by", by or CONTEXT.get().actor, _user())
+    return normalize_name(told("by", by or CONTEXT.get().actor, _user()))
 
 
 def _user() -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from oncemore.codec.wire import head_of
 from oncemore.core import gate as core
 from oncemore.core.gate import Holder, Rules
+from oncemore.core.key import normalize_name
 from oncemore.core.record import Change, Circuit
 from oncemore.engine.entry import seen_in, write_of
 from oncemore.engine.gates import Memory, announce
@@ -36,7 +37,7 @@ MOST_LISTED = 10_000
 
 def entity_of(name: str) -> str:
     """Return what a provider's circuit is called in the log."""
-    return PREFIX + name
+    return PREFIX + normalize_name(name)
 
 
 @lru_cache(maxsize=10_000)

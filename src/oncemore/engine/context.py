@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from oncemore.core.key import normalize_name
 from oncemore.core.value import Value
 from oncemore.errors import UsageError
 
@@ -54,10 +55,10 @@ def context(
     around = CONTEXT.get()
     ends = around.deadline if deadline is None else earlier(_posix(deadline), around.deadline)
     inner = Context(
-        around.tenant if tenant is None else _text("tenant", tenant),
+        around.tenant if tenant is None else normalize_name(_text("tenant", tenant)),
         around.correlation_id if correlation_id is None else _text("correlation_id", correlation_id),
         ends,
-        around.actor if actor is None else _text("actor", actor),
+        around.actor if actor is None else normalize_name(_text("actor", actor)),
         around.trace_id if trace_id is None else _text("trace_id", trace_id),
     )
     token = CONTEXT.set(inner)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.wire import head_of
 from oncemore.core.cooldown import Resource, held, name_of, record_of, skip
+from oncemore.core.key import normalize_name
 from oncemore.core.record import Change, over
 from oncemore.core.value import Value
 from oncemore.engine import history, review
@@ -78,6 +79,7 @@ class Cooldowns:
         """
         if state is not None and state not in (*STATES, "all"):
             raise UsageError(f"state is {state!r}; the states are {', '.join(STATES)}, or all")
+        provider, step = (None if name is None else normalize_name(name) for name in (provider, step))
         now, wanted = self._engine.now(), STATES if state == "all" else (state,) if state else USUAL
         found = [
             resource

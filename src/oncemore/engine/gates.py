@@ -15,6 +15,7 @@ from _thread import allocate_lock
 from oncemore.core import gate as core
 from oncemore.core.decide import decide
 from oncemore.core.gate import PROBE, Holder, Refusal, Rules, check_rules
+from oncemore.core.key import normalize_name
 from oncemore.core.record import Circuit
 from oncemore.engine import clock as clocks
 from oncemore.engine.retry import utc
@@ -101,7 +102,7 @@ class Gate:
     def __init__(self, name: str, rules: Rules, book: Book | None = None) -> None:
         self.name = check_name(name)
         self.rules = check_rules(rules)
-        self.book: Book = Memory(name) if book is None else book
+        self.book: Book = Memory(self.name) if book is None else book
         self.light = type(self.book) is Memory and rules.rate is None
 
     def passage(self, limit_s: float | None = None) -> Passage:
@@ -115,7 +116,7 @@ def check_name(name: object) -> str:
         raise UsageError(
             f"the name of a breaker is {name!r}; it takes a text of 1 to {LONGEST_NAME} characters"
         )
-    return name
+    return normalize_name(name)
 
 
 class Passage:
@@ -263,7 +264,8 @@ MOST_NAMED = 10_000
 
 def named(name: str) -> Memory:
     """Return the circuit of a provider in this process: the same for all who name it."""
-    book = _named.get(check_name(name))
+    name = check_name(name)
+    book = _named.get(name)
     if book is None:
         if len(_named) >= MOST_NAMED:
             raise UsageError(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.results import encode
 from oncemore.codec.wire import body_of, head_of, header_of
+from oncemore.core.key import normalize_name
 from oncemore.core.policy import STANDARD
 from oncemore.core.record import Kept, Outgoing, Run
 from oncemore.core.value import Value
@@ -137,6 +138,7 @@ class Quarantine:
         if kind is not None and kind not in KINDS:
             raise UsageError(f"kind is {kind!r}; the kinds are {', '.join(KINDS)}")
         earliest = 0.0 if since is None else _posix(since)
+        step, tenant = (None if name is None else normalize_name(name) for name in (step, tenant))
         found = [item for one, state in _LISTED if kind in (None, one) for item in self._of(one, state, step)]
         return tuple(
             sorted(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.seal import Seal
 from oncemore.codec.wire import head_of
+from oncemore.core.key import normalize_name
 from oncemore.core.record import Worker
 from oncemore.engine import clock as clocks
 from oncemore.engine import limits
@@ -347,6 +348,7 @@ class Engine:
         """
         from oncemore.engine import retention
 
+        step = None if step is None else normalize_name(step)
         if dry_run:
             return retention.would_prune(self, older_than, step, forget_keys_after)
         return retention.prune(self, older_than, step, reason, by, forget_keys_after)

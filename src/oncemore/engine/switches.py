@@ -125,8 +125,9 @@ class Switches:
 
         def release(control: Control) -> Control:
             _check_here(control)
-            was[:] = [name in control.on]
-            return turned_off(control, name) if was[0] else control
+            after = turned_off(control, name)
+            was[:] = [len(after.on) < len(control.on)]
+            return after
 
         turn(self._engine, release, {"what": "off", "switch": name, "reason": why, "actor": who})
         return was[0]

@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from oncemore.core.backoff import Schedule
+from oncemore.core.key import normalize_name
 from oncemore.core.model import Failure
 from oncemore.core.policy import Policy
 from oncemore.core.redact import clean, masked, message_of, name_of
@@ -58,8 +59,9 @@ class Ids(Value):
     trace_id: str | None = None
 
     def cleaned(self) -> Ids:
-        """Return the same ids, fit to be written."""
-        return Ids(*(None if one is None else clean(str(one), LONGEST_NAME) for one in self))
+        """Return the same ids, fit to be written; a tenant is a name, and compared as one."""
+        tenant, *others = (None if one is None else clean(str(one), LONGEST_NAME) for one in self)
+        return Ids(None if tenant is None else normalize_name(tenant), *others)
 
 
 class Recorder:

@@ -22,6 +22,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from oncemore.core.backoff import Jitter, Schedule
+from oncemore.core.key import normalize_name
 from oncemore.core.model import EFFECTS
 from oncemore.core.policy import Policy
 from oncemore.edges.http import failed_status
@@ -218,6 +219,7 @@ class Idempotency:
             return
         if not isinstance(who, str):
             raise UsageError(f"principal gave {who!r}; it has to say who asks as a text, or None")
+        who = normalize_name(who)
         wire = Wire(send)
         try:
             key = read([value for name, value in scope["headers"] if name.lower() == _FIELD])

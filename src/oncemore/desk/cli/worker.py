@@ -109,6 +109,9 @@ def _wanted(known: list[Any], names: tuple[str, ...]) -> list[Any]:
     """Return the steps of these names, or all; a name that no step has is refused."""
     from fnmatch import fnmatchcase
 
+    from oncemore.core.key import normalize_name
+
+    names = tuple(map(normalize_name, names))
     for name in names:
         if not any(fnmatchcase(step.name, name) for step in known):
             have = ", ".join(sorted(step.name for step in known))

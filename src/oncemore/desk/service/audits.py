@@ -6,6 +6,7 @@ import json
 import time
 
 from oncemore.core.value import Value
+from oncemore.desk.service.names import normalize_names
 from oncemore.errors import UsageError
 from oncemore.evidence.events import event_from
 from oncemore.evidence.stream import AuditStream
@@ -40,7 +41,8 @@ class Trail:
     """A file of events that may still be written to."""
 
     def __init__(self, file: IO[str], name: str, wanted: Wanted) -> None:
-        self._file, self._name, self._wanted = file, name, wanted
+        self._file, self._name = file, name
+        self._wanted = normalize_names(wanted, "tenant_id")
         self._number, self._rest = 0, ""
         self.torn = 0  # lines that are no JSON: a full disk cuts one off
 

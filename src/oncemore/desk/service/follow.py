@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from oncemore.core.value import Value
 from oncemore.desk.service.bodies import said
+from oncemore.desk.service.names import normalize_names
 from oncemore.desk.service.runs import error_class
 
 TYPE_CHECKING = False
@@ -60,7 +61,7 @@ class Tail:
     """Follows a log; remembers what runs are, because an entry says only what has changed."""
 
     def __init__(self, store: Store, wanted: Wanted) -> None:
-        self._store, self._wanted = store, wanted
+        self._store, self._wanted = store, normalize_names(wanted, "step", "tenant")
         self._runs: dict[str, Run | None] = {}
         self.at = store.changed(0, 0.0)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.wire import body_of, head_of, header_of
 from oncemore.core import gate
+from oncemore.core.key import normalize_name
 from oncemore.core.record import Circuit, Quota, fold
 from oncemore.core.value import Value
 from oncemore.engine import circuits
@@ -120,7 +121,7 @@ def resources(engine: Engine) -> list[Quota]:
 
 def resource(engine: Engine, name: str) -> Quota:
     """Return one of them."""
-    found = [one for one in resources(engine) if one.name == name]
+    found = [one for one in resources(engine) if one.name == normalize_name(name)]
     if not found:
         known = ", ".join(one.name for one in resources(engine)[:10])
         raise UsageError(f"there is no resource {name!r} in this store; it has {known or 'none'}")

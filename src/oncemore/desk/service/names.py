@@ -1,10 +1,23 @@
-"""Names that nobody knows, and the ones that may have been meant."""
+"""Names that a person typed: in the form that the log keeps them, and the known ones that are close."""
 
 from __future__ import annotations
+
+from oncemore.core.key import normalize_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import TypeVar
+
+    from oncemore.core.value import Value
+
+    V = TypeVar("V", bound=Value)
+
+
+def normalize_names(filters: V, *fields: str) -> V:
+    """Return filters whose names are written as the log keeps names."""
+    given = {field: getattr(filters, field) for field in fields}
+    return filters._replace(**{field: normalize_name(name) for field, name in given.items() if name})
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

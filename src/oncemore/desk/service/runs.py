@@ -12,6 +12,7 @@ from heapq import merge
 from oncemore.core.value import Value
 from oncemore.desk.service.bodies import said
 from oncemore.desk.service.control import with_stops
+from oncemore.desk.service.names import normalize_names
 from oncemore.desk.service.times import seq_at
 from oncemore.errors import UsageError
 
@@ -85,6 +86,7 @@ def runs(store: Store, asked: Asked) -> list[Row]:
     """Return the runs that are asked for, those first that changed last."""
     if not 1 <= asked.limit <= MOST:
         raise UsageError(f"limit is {asked.limit}; it takes 1 to {MOST}.")
+    asked = normalize_names(asked, "step", "dataset", "tenant")
     states: tuple[str | None, ...] = FAILED if asked.error else (None,)
     if asked.state is not None:
         states = LISTED.get(asked.state, (asked.state,))
