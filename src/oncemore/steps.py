@@ -495,7 +495,7 @@ class Step(Generic[P, R]):
         )
         if run.provider:
             plan = plan.replaced(describe=_slowing(engine, run.provider, plan.describe))
-        call = Call(seen.entity, "", run.cfg_hash, run.deadline, 0.0, run.tenant)
+        call = Call(seen.entity, "", run.cfg_hash, run.deadline, 0.0, run.tenant, self._recipe.cfg())
         look = Look(engine, plan, call, seen, args, kwargs, {}, b"", run.tenant)
         script = self._minded(look, flow.run_step(plan, call, seen))
         job = self._job(look)
@@ -546,7 +546,7 @@ class Step(Generic[P, R]):
             _check_not_inside(recipe.name, entity)
         ends = _ends(recipe.policy.within_s, around.deadline, now) if now else _NO_END
         own = "" if recipe.covers_all else input_hash(inputs)
-        call = make(Call, (entity, own, recipe.cfg(), *ends, tenant))
+        call = make(Call, (entity, own, recipe.cfg(), *ends, tenant, ""))
         plan, withheld = self._plan, _NONE
         if plan is None or self._shelf is not engine.shelf or self._wait_s != engine.inline_wait_s:
             plan = self._plan_on(engine)

@@ -369,12 +369,13 @@ def _refused(plan: Plan, call: Call, seen: Seen, permit: Permission, now: float)
     if run is None or run.state in ("COMPLETE", "HARD_FAIL"):
         terms = yield make(Offer, (plan.policy_name, plan.policy))
         at, opening = new_run(plan, call, terms, run, now), _opening(terms)
-    why = objection(permit.approval, wanted(plan, call, at), now)
+    asked = wanted(plan, call, at)
+    why = objection(permit.approval, asked, now)
     if not why:
         return None
-    if at.held_for != NEEDED:
+    if at.held_for != NEEDED or (seen.body or {}).get("wanted") != asked._asdict():
         told = {**endings.UNAPPROVED, "message": why}
-        body: dict[str, Any] = {"error": told, "wanted": wanted(plan, call, at)._asdict()}
+        body: dict[str, Any] = {"error": told, "wanted": asked._asdict()}
         after = _over(at, at.state, NEEDED)._replace(held_for=NEEDED)
         change = Change((at.state, "ESCALATION"), run, after, {**opening, **body})
         saved = yield Save(seen, change, guards=permit.guards)
@@ -385,9 +386,13 @@ def _refused(plan: Plan, call: Call, seen: Seen, permit: Permission, now: float)
 
 
 def wanted(plan: Plan, call: Call, run: Run) -> Wanted:
-    """Return what an approval of a run's next attempt must have been given for."""
+    """Return what an approval of a run's next attempt must have been given for.
+
+    The version and config are those of the code that would run, which may not be the code that began the run.
+    """
+    code = call.code_hash or call.cfg_hash
     return Wanted(
-        call.entity, run.step, plan.effect, run.input_hash, run.cfg_hash, plan.policy.digest, run.attempt + 1
+        call.entity, run.step, plan.effect, run.input_hash, code, plan.policy.digest, run.attempt + 1
     )
 
 

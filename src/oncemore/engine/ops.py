@@ -172,6 +172,8 @@ class Call(NamedTuple):
     deadline    when a run that it begins must be over; 0 for never
     give_up     until when this caller waits for somebody else's attempt, or for a time; 0 for always
     tenant      whose work it is
+    code_hash   the version and config of the code that would make the attempt, where that may be other than
+                `cfg_hash`: a worker continues a run with the run's own `cfg_hash`
     """
 
     entity: str
@@ -180,6 +182,7 @@ class Call(NamedTuple):
     deadline: float = 0.0
     give_up: float = 0.0
     tenant: str = ""
+    code_hash: str = ""
 
 
 class Terms(NamedTuple):
