@@ -16,7 +16,6 @@ from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
-from unicodedata import normalize
 
 from oncemore.breakers import gate_of, meter_of
 from oncemore.codec.artifact import name_of
@@ -365,7 +364,7 @@ def _pipeline(work: Any, name: str, told: Any) -> str:
     A function of this package stands for a user's work and is in no module of his: its step stands alone.
     """
     if told is not None:
-        return normalize("NFC", _text("pipeline", told))
+        return normalize_name(_text("pipeline", told))
     module = _module(work)
     return name if module.split(".")[0] == __package__ else module
 
