@@ -205,7 +205,7 @@ def test_all_faults_are_told_at_once_and_a_great_many_are_counted(write: Write) 
     with pytest.raises(govern.PolicyFileError) as caught:
         govern.load(path)
     assert len(caught.value.faults) == 20
-    assert str(caught.value).endswith("and 12 more")  # the version and the policy are missing as well
+    assert str(caught.value).endswith("and 11 more")  # the policy is missing as well
     assert str(caught.value).count("\n") == 20
 
 

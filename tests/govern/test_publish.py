@@ -45,7 +45,6 @@ def test_every_shipped_file_follows_the_schema(file: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "retry_policy: {}",
         "version: '1'\nretries: 3",
         "version: '1'\nretry_policy: {max_attempts: 0}",
         "version: '1'\nretry_policy: {max_attempts: 2.5}",

@@ -5,8 +5,9 @@
     nova-cat/acquisition@eso      … as it is for a provider
     policies/mine.yaml            a file; /policy and @provider may follow here too
 
-A file of the policy root is known by the name that it gives itself, else by that of the file. Such a
-name may not be one of the packaged ones, and no two files may have the same.
+A file of the policy root is known by the name that it gives itself, else by that of the file. No two files
+may have the same name. It may not be one of the packaged ones, but for those of the published layout
+(`p2-batch-reporting`): there the user's own file is meant.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from oncemore.core.value import Value
 from oncemore.errors import PolicyError
 from oncemore.govern.disk import Stamp, read, stamp
 from oncemore.govern.nodes import Fields, Scalar, parse
-from oncemore.govern.packaged import PACKAGED, path_of
+from oncemore.govern.packaged import LAYOUT, PACKAGED, path_of
 from oncemore.settings import policy_root
 
 TYPE_CHECKING = False
@@ -67,7 +68,7 @@ def path_text(path: str | os.PathLike[str]) -> str:
 def find(name: str) -> str:
     """Return the file of a profile, or say which names are known."""
     own = root_files().get(name, [])
-    if name in PACKAGED:
+    if name in PACKAGED and not (own and name in LAYOUT):
         if own:
             raise PolicyError(
                 f"{own[0]} is called {name}, like a packaged profile; give it a name of its own"
@@ -83,7 +84,10 @@ def find(name: str) -> str:
 def extended(given: str, path: str) -> str:
     """Return the file that `extends` means in the file at `path`."""
     if not _FILE.search(given):
-        return find(given)
+        target = find(given)
+        # A user's own p2-batch-reporting that extends p2-batch-reporting means the packaged one.
+        own = given in LAYOUT and os.path.realpath(target) == os.path.realpath(path)
+        return path_of(given) if own else target
     if Path(given).is_absolute():
         raise PolicyError(f"{given!r} is a path of one machine; write it relative to this file")
     return os.path.join(os.path.dirname(path), given)  # noqa: PTH118, PTH120 - kept as the user wrote it

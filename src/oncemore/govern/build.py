@@ -56,7 +56,7 @@ class Built(Value):
 def build(tree: Fields, name: str, faults: Faults) -> Built:
     """Return what the fields of a file come to; what does not fit together is added to the faults."""
     envelope = values_of(_only(tree, ENVELOPE), ENVELOPE, faults)
-    _check_version(tree, envelope, faults)
+    notes = dict.fromkeys(_check_version(tree, envelope, faults))
     sections = values_of(_only(tree, SECTIONS), SECTIONS, faults)
     maker = _Maker(tree, name, envelope, faults)
     drafts = drafts_of(tree, faults)
@@ -72,7 +72,8 @@ def build(tree: Fields, name: str, faults: Faults) -> Built:
     check_providers(tree, {draft.name for draft in drafts}, faults)
     cooldowns = dict(_cooldowns(tree, faults))
     spellings = dict(_spellings(tree))
-    return Built(envelope, policies, providers, cooldowns, sections, spellings, tuple(maker.notes))
+    notes |= maker.notes
+    return Built(envelope, policies, providers, cooldowns, sections, spellings, tuple(notes))
 
 
 def _only(tree: Fields, rows: tuple[Any, ...]) -> Fields:
@@ -80,11 +81,19 @@ def _only(tree: Fields, rows: tuple[Any, ...]) -> Fields:
     return Fields({name: entry for name, entry in tree.entries.items() if name in names}, tree.mark)
 
 
-def _check_version(tree: Fields, envelope: dict[str, Any], faults: Faults) -> None:
+#: The version of a file that gives none.
+UNVERSIONED: Final = "unversioned"
+
+
+def _check_version(tree: Fields, envelope: dict[str, Any], faults: Faults) -> Iterator[str]:
+    """Refuse a governed file without a version of its form; give any other one a name, with a warning."""
     form = "retry-loop-v<major>.<minor>"
-    if "version" not in tree.entries:
-        example = "retry-loop-v1.0" if envelope.get("governed") else '"1"'
-        faults.add(tree.mark, "version", f"is missing; every decision records it (POL-4): version: {example}")
+    if "version" not in tree.entries and envelope.get("governed"):
+        text = "is missing; every decision records it (POL-4): version: retry-loop-v1.0"
+        faults.add(tree.mark, "version", text)
+    elif "version" not in tree.entries:
+        envelope["version"] = UNVERSIONED
+        yield f'{tree.mark.file}: version is missing; decisions record "{UNVERSIONED}"; write version: "1"'
     elif envelope.get("governed") and not re.fullmatch(GOVERNED_VERSION, envelope.get("version", "")):
         entry = tree.entries["version"]
         faults.add(entry.node.mark, "version", f"of a governed file has the form {form} (POL-4)")
@@ -117,6 +126,7 @@ class _Maker:
             self._faults.add(entry.mark, entry.written, text)
         if never or len(values) != len(fields.entries) or len(classes) != len(classify.entries):
             return None
+        values = {**_implied(fields, values), **values}
         problems = list(_contradictions(values))
         for field, text in problems:
             self._faults.add(fields.entries[field].mark, fields.entries[field].written, text)
@@ -196,6 +206,30 @@ _KNOBS: Final = {
     "min_buffer_s": ("deadline_bias", "min_deadline_buffer_s"),
     "max_stretch": (None, "max_stretch"),
 }
+
+
+#: The formulas of the source documents, by the spelling that only one of them has.
+_DOCUMENTS: Final[dict[str, dict[str, str]]] = {
+    "base_delay_sec": {"exponent": "attempt"},  # KFM rules: random(0, base_delay_sec * 2 ** attempt)
+    "jitter_seed": {"exponent": "attempt"},  # KFM loop: base_delay_s * 2 ** attempt + jitter
+    "retry_backoff_seconds": {"schedule": "linear", "jitter": "none"},  # LIT: the same times the attempt
+    "base_backoff_s": {"schedule": "linear", "jitter": "none"},
+}
+
+
+def _implied(fields: Fields, values: dict[str, Any]) -> dict[str, str]:
+    """Return the formula that a file means which is written as its document prints it.
+
+    Without it a file of the KFM documents would wait half as long as they say.
+    """
+    if not {"schedule", "delays_s", "factor", "exponent"}.isdisjoint(values):
+        return {}
+    spelled = {entry.written.rpartition(".")[2] for entry in fields.entries.values()}
+    own_jitter = not {"jitter", "jitter_factor", "jitter_enabled"}.isdisjoint(values)
+    if own_jitter:
+        spelled.discard("jitter_seed")  # it means the document's formula only with the document's jitter
+    found = {name: text for one in spelled for name, text in _DOCUMENTS.get(one, {}).items()}
+    return {name: text for name, text in found.items() if name != "jitter" or not own_jitter}
 
 
 def _schedule(values: dict[str, Any]) -> Schedule:

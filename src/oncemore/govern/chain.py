@@ -21,7 +21,7 @@ from oncemore.govern.faults import Faults, Mark, shown
 from oncemore.govern.fields import NAME
 from oncemore.govern.inherit import inherit, settled
 from oncemore.govern.nodes import Fields, Scalar, parse
-from oncemore.govern.packaged import PACKAGED, is_packaged, verify
+from oncemore.govern.packaged import LAYOUT, PACKAGED, is_packaged, verify
 from oncemore.govern.sections import FIELDS
 
 TYPE_CHECKING = False
@@ -70,7 +70,7 @@ def draft_of(path: str, faults: Faults, above: tuple[str, ...] = ()) -> Draft:
 def _check_name(name: str, own: Fields, path: str, faults: Faults) -> None:
     """Refuse a name that is not the file's own, and a file name that cannot be one."""
     entry = own.entries.get("profile")
-    if name in PACKAGED and not is_packaged(path):
+    if name in PACKAGED and name not in LAYOUT and not is_packaged(path):
         mark = Mark(path) if entry is None else entry.mark
         faults.add(mark, "profile", f"is {name}, like a packaged profile; give it a name of its own")
     if entry is None and not re.fullmatch(NAME, name):

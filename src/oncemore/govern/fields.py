@@ -90,7 +90,8 @@ RETRY: Final = (
         ("backoff_multiplier", "multiplier", "rate"), low=1.0, high=1000.0),
     Row("max_delay_s", "number", "the cap: no delay is longer", ("max_delay_sec", "max_delay", "cap")),
     Row("delays_s", "numbers", "the delays one by one; the last one repeats", ("backoff_s",)),
-    Row("exponent", "text", "whether the first delay is base * factor (attempt) or base (attempt-1)",
+    Row("exponent", "text", "whether the first delay is base * factor (attempt) or base (attempt-1, unless "
+        "base_delay_sec or jitter_seed mean the formula of the KFM documents)",
         choices=("attempt", "attempt-1")),
     Row("jitter", "text", "how delays are spread", choices=(*SPREADS, "decorrelated")),
     Row("jitter_span_s", "number", "what additive jitter adds at most; base_delay_s unless given"),
@@ -133,7 +134,8 @@ COOLDOWN: Final = (
 #: What a file says about itself. None of it is inherited but the marks at the end.
 ENVELOPE: Final = (
     Row("profile", "text", "the name of the profile; that of the file unless given", ("name",), pattern=NAME),
-    Row("version", "text", "the version; retry-loop-v<major>.<minor> in a governed file", pattern=VERSION),
+    Row("version", "text", "the version; retry-loop-v<major>.<minor> in a governed file, `unversioned` where "
+        "another file has none", pattern=VERSION),
     Row("extends", "text", "a profile, or a file beside this one, whose values hold where none are given"),
     Row("description", "text", "what it is for"),
     Row("owner", "text", "who answers for it"),

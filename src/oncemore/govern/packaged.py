@@ -32,6 +32,12 @@ PACKAGED: Final = {
 }
 
 
+#: Names of the published layout: a user's own file may have them too, and is then meant by the name.
+LAYOUT: Final = frozenset(
+    name for name, file in PACKAGED.items() if file == f"retry-loop/policies/{name}.yaml"
+)
+
+
 def path_of(name: str) -> str:
     """Return the file of a packaged profile."""
     return str(FOLDER / PACKAGED[name])

@@ -38,7 +38,6 @@ def schema() -> dict[str, Any]:
         "$id": "urn:oncemore:policy-file:1",
         "title": "oncemore policy file",
         **_object(FIELDS),
-        "required": ["version"],
         "$defs": {name: _object(rows) for rows, name in _SHARED.items()},
     }
 
@@ -135,7 +134,7 @@ _KINDS: Final[dict[str, Callable[[Row], dict[str, Any]]]] = {
 def reference() -> str:
     """Return the tables of the reference page, in Markdown."""
     parts = (
-        ("The file", ENVELOPE, "Only `version` is required, and a policy."),
+        ("The file", ENVELOPE, "Only a policy is required, and in a governed file `version`."),
         ("Policies", POLICIES, ""),
         ("A policy", RETRY, "In `retry_policy`, in each of `policies`, and in those of `providers`."),
         ("Sections that other parts act on", SECTIONS, "Kept in the loaded profile as data."),
