@@ -186,6 +186,8 @@ def caution(plan: Plan) -> None:
         warn(warning, PolicyWarning, stacklevel=3)
 
 
+#: What the name of a policy ends with that was changed by options beside it.
+CHANGED = " (changed)"
 #: Known without looking on the disk.
 POLICIES = {STANDARD.name: STANDARD}
 
@@ -211,7 +213,7 @@ def policy_of(options: Options) -> Policy:
         )
     changed = base.but(**_changes(options))
     if changed != base:
-        base = changed.but(name="custom" if given is None else f"{base.name} (changed)")
+        base = changed.but(name="custom" if given is None else f"{base.name}{CHANGED}")
     return base if retries_on() else base.but(max_attempts=1)
 
 

@@ -7,6 +7,7 @@ argument and what it takes.
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import sys
 from collections import OrderedDict
@@ -25,19 +26,18 @@ from oncemore.codec.tagged import Tagger, untag
 from oncemore.core.cooldown import Cooldown
 from oncemore.core.key import normalize_name
 from oncemore.core.model import EFFECTS, Failure
-from oncemore.core.policy import StepSettings
+from oncemore.core.policy import Policy, StepSettings
 from oncemore.engine.circuits import entity_of
 from oncemore.engine.cooling import Cooling
 from oncemore.engine.ops import Barrier, Beat, Purse
 from oncemore.engine.runtime import log
 from oncemore.errors import UsageError
-from oncemore.options import as_seconds, budget_of, colour_of, policy_of, told_rate
+from oncemore.options import CHANGED, as_seconds, budget_of, colour_of, policy_of, told_rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from oncemore.core.cooldown import Rest
-    from oncemore.core.policy import Policy
 
 NO_EFFECT = (
     "step() needs effect=: what running it does to the world has no default; the choices are "
@@ -61,6 +61,7 @@ class Recipe:
         self._keyed_as, *self.others = (*self.aliases, self.name)
         self.effect = _effect(told["effect"])
         self.policy, settings = _policy(told)
+        self.policy_source = _source(told, self.policy)
         self.after_failure, self.quarantines = settings.after_failure, settings.quarantines
         self.pipeline, self.halts = _pipeline(work, self.name, told["pipeline"]), settings.halts_pipeline
         rules = settings.breaker
@@ -367,6 +368,18 @@ def _pipeline(work: Any, name: str, told: Any) -> str:
         return normalize_name(_text("pipeline", told))
     module = _module(work)
     return name if module.split(".")[0] == __package__ else module
+
+
+def _source(told: Mapping[str, Any], policy: Policy) -> str:
+    """Return the address of a policy that was given by name or path, if it is used as it is there."""
+    given = told["policy"]
+    if isinstance(given, Policy) or policy.name.endswith(CHANGED):
+        return ""
+    address, provider = str(os.fspath(given)), told["provider"]
+    if isinstance(provider, str) and isinstance(given, str) and "@" not in given:
+        address = f"{given}@{provider}"
+    is_file = re.search(r"\.ya?ml($|[/@])", address)
+    return os.path.abspath(address) if is_file else address  # noqa: PTH100 - an address, not a path
 
 
 def _cooldown(

@@ -643,6 +643,7 @@ class Step(Generic[P, R]):
                 purse=recipe.purse,
                 pipeline=recipe.pipeline,
                 halts=recipe.halts,
+                policy_source=recipe.policy_source,
             )
             plan = self._plan = self._own(plan)
             self._shelf, self._wait_s, self._plans = shelf, engine.inline_wait_s, {}

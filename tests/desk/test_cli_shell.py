@@ -98,9 +98,9 @@ def test_errors_are_json_on_stderr_when_asked(tmp_path: Path) -> None:
 
 def test_every_fault_of_a_file_has_a_line_of_its_own(tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
-    bad.write_text("retry_policy: {max_attempts: 0, timeout_s: -1}\n")
+    bad.write_text("governed: true\nretry_policy: {max_attempts: 0, timeout_s: -1}\n")
     told = run("policy", "show", str(bad), COLUMNS="200").stderr  # whatever the folder is called
-    assert len(re.findall(r"(?m)^(?:oncemore:|         ) \S*bad\.yaml:1:\d+:", told)) == 3
+    assert len(re.findall(r"(?m)^(?:oncemore:|         ) \S*bad\.yaml:[12]:\d+:", told)) == 3
 
 
 def test_a_policy_root_that_is_none_is_a_wrong_question() -> None:

@@ -81,7 +81,7 @@ def test_what_does_not_agree_is_said(engine: oncemore.Engine, monkeypatch: pytes
     assert "SOFT_FAIL(2) RUNNING(3) COMPLETE(3), and not PENDING(1) RUNNING(1) COMPLETE(1)" in states
     assert computes == "it was computed 3 times, and not 1"
     changed = govern.policy("kfm-loop").but(max_delay_s=40.0)
-    monkeypatch.setattr(replays, "_policy_now", lambda recorded: changed)
+    monkeypatch.setattr(replays, "_policies_now", lambda store: lambda recorded: changed)
     faults = replay(engine, scenario, run).faults
     assert f"attempt 1: policy.digest is '{govern.policy('kfm-loop').digest}' in the log" in faults[0]
     assert any("now.delay_s" in fault for fault in faults)

@@ -74,9 +74,14 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-def verdict(failure: Failure, policy: Policy, effect: Effect) -> Verdict:
-    """Return what a failure means for work with this effect under this policy."""
+def verdict(failure: Failure, policy: Policy, effect: Effect, *, quarantines: bool = False) -> Verdict:
+    """Return what a failure means for work with this effect under this policy.
+
+    quarantines  whether the policy's profile has what is not tried again wait for a person (CLASS-3)
+    """
     known = _by_policy(failure, policy)
+    if quarantines and known == "TERMINAL":
+        known = "QUARANTINE"
     return "UNKNOWN" if effect == "once" and failure.sent == "maybe" else known
 
 

@@ -13,6 +13,7 @@ from oncemore.core.decide import deadline_left, tuned
 from oncemore.core.key import canonical, number
 from oncemore.core.policy import facts, policy_id
 from oncemore.core.spans import seconds
+from oncemore.core.tune import is_stretch_clamped
 from oncemore.core.value import Value, make
 
 TYPE_CHECKING = False
@@ -247,7 +248,7 @@ def _clamps(decision: Decision, terms: Terms | None) -> list[Plain]:
     if (
         terms.tuned is not None
         and policy.tuning is not None
-        and terms.tuned.stretch == policy.tuning.max_stretch
+        and is_stretch_clamped(terms.tuned, policy.tuning)
     ):
         found.append("max_stretch")
     if asked is not None and asked > own:

@@ -311,6 +311,8 @@ class RecordedPolicy(Value):
 
     state   RECORDED, always: a policy is named by its digest and never changes
     fields  `Policy.plain()`; here and not in the body, because runs may need it after bodies are pruned
+    source  the address that the step named it by, with the whole path of a file; empty where it was made in
+            code: what `replay --current` compares with
     """
 
     state: str = "RECORDED"
@@ -319,6 +321,7 @@ class RecordedPolicy(Value):
     digest: str = ""
     created: float = 0.0
     fields: dict[str, Any] = {}  # noqa: RUF012 - never changed in place
+    source: str = ""
 
 
 if TYPE_CHECKING:

@@ -70,7 +70,7 @@ def tune(
     """Return the tuned delay and its terms; `left_s` is the time to the deadline, if there is one."""
     carbon = _carbon(knobs, signals)
     price = 0.0 if signals.energy_price is None else float(signals.energy_price >= knobs.price_peak)
-    stretch = min(1.0 + CARBON_WEIGHT * carbon + PRICE_WEIGHT * price, knobs.max_stretch)
+    stretch = min(_asked_stretch(carbon, price), knobs.max_stretch)
     if signals.error_budget is not None and signals.error_budget <= 0:
         stretch = 1.0
     queue = _queue(signals, expected_s)
@@ -79,6 +79,15 @@ def tune(
     delay = b * stretch * (1.0 - risk)
     held = min(max(delay, min(SHORTEST_S, b)), cap)
     return make(Tuned, (carbon, price, queue, buffer, risk, stretch, held, _missing(signals)))
+
+
+def _asked_stretch(carbon: float, price: float) -> float:
+    return 1.0 + CARBON_WEIGHT * carbon + PRICE_WEIGHT * price
+
+
+def is_stretch_clamped(terms: Tuned, knobs: Tuning) -> bool:
+    """Whether carbon and price asked for more than the policy allows, and got what it allows."""
+    return terms.stretch == knobs.max_stretch < _asked_stretch(terms.carbon, terms.price)
 
 
 def _carbon(knobs: Tuning, signals: Signals) -> float:

@@ -109,7 +109,8 @@ def run_step(plan: Plan, call: Call, seen: Seen | None = None) -> Script:
             if refused is not None:
                 yield refused
                 return
-        terms = yield make(Begin, (plan.policy_name, plan.policy, None if ready.run is None else ready))
+        continued = None if ready.run is None else ready
+        terms = yield make(Begin, (plan.policy_name, plan.policy, plan.policy_source, continued))
         if plan.artifact and (yield from _there_already(plan, call, terms, ready, now)):
             current = _joined(current)
             continue
@@ -367,7 +368,7 @@ def _refused(plan: Plan, call: Call, seen: Seen, permit: Permission, now: float)
     at = run = seen.run
     opening: dict[str, Any] = {}
     if run is None or run.state in ("COMPLETE", "HARD_FAIL"):
-        terms = yield make(Offer, (plan.policy_name, plan.policy))
+        terms = yield make(Offer, (plan.policy_name, plan.policy, plan.policy_source))
         at, opening = new_run(plan, call, terms, run, now), _opening(terms)
     asked = wanted(plan, call, at)
     why = objection(permit.approval, asked, now)
@@ -664,11 +665,10 @@ def decided(plan: Plan, run: Run, error: Exception, now: float) -> Decision:
     failure = plan.classify(error, now)
     if plan.effect == "once":
         failure = failure._replace(sent="no" if plan.not_applied(error) else "maybe")
-    meant = verdict(failure, plan.policy, plan.effect)
+    quarantines = plan.quarantines and plan.covers is None
+    meant = verdict(failure, plan.policy, plan.effect, quarantines=quarantines)
     if plan.covers is not None and meant != "UNKNOWN":
         meant = "RETRYABLE" if plan.covers(error, failure) else "TERMINAL"
-    elif plan.quarantines and meant == "TERMINAL":
-        meant = "QUARANTINE"
     policy = plan.policy
     if run.allowed != policy.max_attempts:  # a person has granted more
         policy = policy.replaced(max_attempts=run.allowed)
@@ -823,7 +823,7 @@ def reopen(plan: Plan, call: Call, reason: str, actor: str) -> Script:
         if refused is not None:
             yield End(None, refused)
             return
-        terms = yield make(Begin, (plan.policy_name, plan.policy, None))
+        terms = yield make(Begin, (plan.policy_name, plan.policy, plan.policy_source, None))
         told = {"what": "rerun", "reason": reason, "actor": actor}
         body = {**_opening(terms), "decision": told}
         after = new_run(plan, call, terms, run, now)._replace(not_before=now)
@@ -872,7 +872,7 @@ def submit(plan: Plan, call: Call, at: float) -> Script:
         if type(ready) is End:
             yield ready
             return
-        terms = yield make(Offer, (plan.policy_name, plan.policy))
+        terms = yield make(Offer, (plan.policy_name, plan.policy, plan.policy_source))
         after = new_run(plan, call, terms, run, now)._replace(not_before=at or now)
         change = Change(("PENDING",), run, after, _opening(terms))
         if (yield Save(seen, change, guards=permit.guards)) is not None:

@@ -190,7 +190,7 @@ class Job:
             continue  # it was retired in this very moment: the next one is another
         self.me, self.reserved = me, True
         terms = self._terms(me, now)
-        engine.policies.record_policy(engine, op.policy_name, op.policy)
+        engine.policies.record_policy(engine, op.policy_name, op.policy, op.source)
         return terms
 
     def recall(self, seen: Seen) -> None:

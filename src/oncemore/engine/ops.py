@@ -97,12 +97,14 @@ class Plan(Record):
     barrier            the breaker that has to let its attempts through, if there is one
     beat               the rate that gives its attempts their moments, if there is one
     purse              the budget that its retries are paid from, if there is one
+    policy_source      the address that the step named its policy by; empty where it was made in code
     """
 
     __slots__ = (
         "after_failure", "approval", "artifact", "asks", "barrier", "beat", "classify", "covers", "decode",
         "describe", "effect", "encode", "gated", "halts", "if_running", "inline_wait_s", "large", "name",
-        "not_applied", "on_version_change", "pipeline", "policy", "policy_name", "purse", "quarantines",
+        "not_applied", "on_version_change", "pipeline", "policy", "policy_name", "policy_source", "purse",
+        "quarantines",
     )  # fmt: skip
     after_failure: str
     approval: bool
@@ -127,6 +129,7 @@ class Plan(Record):
     pipeline: str
     policy: Policy
     policy_name: str
+    policy_source: str
     purse: Purse | None
     quarantines: bool
 
@@ -157,11 +160,12 @@ class Plan(Record):
         purse: Purse | None = None,
         pipeline: str = "",
         halts: bool = False,
+        policy_source: str = "",
     ) -> None:
         self.fill(
             after_failure, approval, artifact, asks, barrier, beat, classify, covers, decode, describe,
             effect, encode, gated, halts, if_running, inline_wait_s, large, name, not_applied,
-            on_version_change, pipeline, policy, policy_name(policy), purse, quarantines,
+            on_version_change, pipeline, policy, policy_name(policy), policy_source, purse, quarantines,
         )  # fmt: skip
 
 
@@ -235,6 +239,7 @@ class Begin(NamedTuple):
 
     policy_name: str
     policy: Policy
+    source: str = ""
     seen: Seen | None = None
 
 
@@ -243,6 +248,7 @@ class Offer(NamedTuple):
 
     policy_name: str
     policy: Policy
+    source: str = ""
 
 
 class LoadPolicy(NamedTuple):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oncemore.core.key import digest
-from oncemore.core.policy import policy_id, restore_policy
+from oncemore.core.policy import restore_policy
 from oncemore.core.record import NOWHERE, Change, RecordedPolicy
 from oncemore.engine.entry import seen_in, write_of
 from oncemore.errors import StoreError
@@ -42,8 +42,8 @@ class RecordedPolicies:
     def __init__(self) -> None:
         self._known: dict[str, Policy] = {}
 
-    def record_policy(self, engine: Engine, name: str, policy: Policy) -> None:
-        """Write a policy into the log, unless it is there.
+    def record_policy(self, engine: Engine, name: str, policy: Policy, source: str = "") -> None:
+        """Write a policy into the log, unless it is there; `source` is the address it was named by.
 
         Without waiting for the disk: the claim that follows is written after it, and synced with it.
         """
@@ -53,7 +53,9 @@ class RecordedPolicies:
         with Shield():
             if engine.store.head(entity) is None:
                 now = engine.now()
-                after = RecordedPolicy(created=now, fields=policy.plain(), **policy_id(policy))  # type: ignore[arg-type]
+                after = RecordedPolicy(
+                    "RECORDED", policy.name, policy.version, policy.digest, now, policy.plain(), source
+                )
                 write = write_of(entity, 0, NOWHERE, Change(MARKS, None, after), now, engine.seal)
                 # A conflict means that another process has just written the same policy.
                 engine.store.append(Batch((write,), {}, False)).wait()

@@ -37,7 +37,7 @@ def question(attempt: int, facts: Mapping[str, Any]) -> Question:
 
 def print_answer(paper: Paper, found: Found, asked: Question, proof: bool) -> None:
     """Print the decision with its reasons, or its proof alone."""
-    answer = ask(found.policy, asked)
+    answer = ask(found.policy, asked, quarantines=found.quarantines)
     if proof:
         paper.raw(answer.canonical + b"\n")
     elif paper.in_json:

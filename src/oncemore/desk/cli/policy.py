@@ -118,12 +118,14 @@ def show(
     """Show a policy: its worst case, delays, values and origin.
 
     Every value stands with its meaning, and with the spelling and the remark of its file. With --attempt
-    it is said instead what would be decided after that attempt, and why.
+    or --error it is said instead what a step would do after that attempt (the first), and why.
     """
     from oncemore.desk.service.policies import find
 
     found = find(policy, provider)
     paper = Paper(in_json=in_json)
+    if attempt is None and facts["error"]:
+        attempt = 1
     if attempt is None:
         if proof:
             raise click.UsageError(

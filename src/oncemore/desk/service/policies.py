@@ -44,6 +44,11 @@ class Found(Value):
     policy: Policy
     profile: Profile
 
+    @property
+    def quarantines(self) -> bool:
+        """Whether work that is not tried again waits for a person, as the engine has it."""
+        return "quarantine" in self.profile.sections.get("on_non_retryable", ())
+
 
 class Fault(Value):
     """One thing that is wrong with a file; line and column count from 1, and 0 is the file as a whole."""

@@ -55,9 +55,12 @@ class Answer(Value):
     canonical: bytes
 
 
-def ask(policy: Policy, question: Question) -> Answer:
-    """Return what the policy does in this situation."""
-    decision = decided(policy, question)
+def ask(policy: Policy, question: Question, *, quarantines: bool = False) -> Answer:
+    """Return what a step under the policy does in this situation.
+
+    quarantines  whether the policy's profile has what is not tried again wait for a person
+    """
+    decision = decided(policy, question, quarantines=quarantines)
     proof = decision.proof()
     return Answer(
         decision.action,
@@ -70,17 +73,18 @@ def ask(policy: Policy, question: Question) -> Answer:
     )
 
 
-def decided(policy: Policy, question: Question) -> Decision:
+def decided(policy: Policy, question: Question, *, quarantines: bool = False) -> Decision:
     """Return the decision itself."""
     if question.attempt < 1:
         raise UsageError(f"attempt is {question.attempt}; attempts are counted from 1")
     failure = failure_of(question.code)._replace(retry_after=question.retry_after_s)
+    meant = verdict(failure, policy, question.effect, quarantines=quarantines)
     return decide(
         policy,
         Situation(
             attempt=question.attempt,
             failure=failure,
-            verdict=verdict(failure, policy, question.effect) if question.code else "RETRYABLE",
+            verdict=meant if question.code else "RETRYABLE",
             now=0.0,
             seed=seed_for(policy, question.run_id, question.seed),
             started=-question.elapsed_s,

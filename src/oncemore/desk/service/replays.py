@@ -86,7 +86,7 @@ def replay(store: Store, entity: str, *, current: bool = False) -> Verdict:
     from oncemore.engine.rebuild import rebuilt_head
     from oncemore.engine.replay import Replay
 
-    again = Replay(_policy_now if current else None, key())
+    again = Replay(_policies_now(store) if current else None, key())
     told: list[Told] = []
     fault = ""
     try:
@@ -176,7 +176,7 @@ def whole(store: Store, *, current: bool = False, progress: Progress = lambda do
     from oncemore.engine.rebuild import rebuild
     from oncemore.engine.replay import Replay
 
-    again = Replay(_policy_now if current else None, key())
+    again = Replay(_policies_now(store) if current else None, key())
     events: list[dict[str, Any]] = []
     runs = entries = decisions = 0
     bad: dict[str, list[Told]] = {}
@@ -206,14 +206,28 @@ def whole(store: Store, *, current: bool = False, progress: Progress = lambda do
     return Window(totals, tuple(verdicts), tuple(events))
 
 
-def _policy_now(recorded: dict[str, Any]) -> Policy | None:
-    """Return a recorded policy as it is now; None if there is none of that name."""
+def _policies_now(store: Store) -> Callable[[dict[str, Any]], Policy | None]:
+    """Return what finds a recorded policy as it is now, by the address that its step named it by."""
     from oncemore.core.policy import STANDARD
     from oncemore.desk.service.policies import find
 
-    if recorded["name"] == STANDARD.name:
-        return STANDARD
-    try:
-        return find(str(recorded["name"])).policy
-    except (PolicyError, UsageError):
-        return None
+    def find_now(recorded: dict[str, Any]) -> Policy | None:
+        address = _source(store, str(recorded["digest"])) or str(recorded["name"])
+        if address == STANDARD.name:
+            return STANDARD
+        try:
+            return find(address).policy
+        except (PolicyError, UsageError):
+            return None  # made in code, or its file is gone: there is nothing to compare with
+
+    return find_now
+
+
+def _source(store: Store, digest: str) -> str:
+    """Return the address that a policy was named by, where the log says so."""
+    from oncemore.codec.wire import head_of
+    from oncemore.core.record import RecordedPolicy
+    from oncemore.engine.policies import entity_of
+
+    head = store.head(entity_of(digest[:12]))
+    return "" if head is None else head_of(head.head, RecordedPolicy).source
