@@ -66,11 +66,16 @@ class Recipe:
         self.pipeline, self.halts = _pipeline(work, self.name, told["pipeline"]), settings.halts_pipeline
         rules = settings.breaker
         self.if_running = _choice("if_running", told["if_running"], ("wait", "raise"))
-        self.on_version_change = _version_change(told["on_version_change"], self.effect)
+        change = told["on_version_change"]
+        self.on_version_change = _version_change(
+            settings.on_version_change if change is None else change, self.effect
+        )
         self.approval = told["approval"] is not None and bool(
             _choice("approval", told["approval"], ("required",))
         )
-        self.priority = _choice("priority", told["priority"], PRIORITIES)
+        self.priority = _choice("priority", told["priority"] or settings.priority, PRIORITIES)
+        self.lease, self.repeats_once = settings.lease, settings.repeats_once
+        self.escalation = settings.escalation
         self.isolate = _isolate(told["isolate"], self.colour, self.effect)
         self.artifact = "" if told["artifact"] is None else name_of(told["artifact"])
         self.retain_s = 0.0 if told["retain_for"] is None else stretch("retain_for", told["retain_for"])

@@ -17,6 +17,8 @@ from os import environ
 from oncemore.errors import UsageError
 
 LEASE_S, SHORTEST_LEASE_S, LONGEST_LEASE_S = 60.0, 0.05, 86_400.0
+#: How often a lease is renewed within its length.
+BEATS = 3
 INLINE_WAIT_S = 60.0
 COPIES = ("hold", "trust")
 NOTIFY_EVERY_S, LONGEST_NOTIFY_EVERY_S = 300.0, 86_400.0

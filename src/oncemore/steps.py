@@ -139,7 +139,7 @@ class Step(Generic[P, R]):
         self._awaits = recipe.colour == "coroutine"
         self._kit = Kit(
             recipe.name, recipe.work, _tagged, untag, line_of, recipe.reconcile, self._awaits,
-            recipe.isolate, recipe.artifact, recipe.recall_arguments,
+            recipe.isolate, recipe.artifact, recipe.recall_arguments, recipe.lease,
         )  # fmt: skip
         for worn in ("__module__", "__name__", "__qualname__", "__doc__"):
             if hasattr(recipe.work, worn):
@@ -644,6 +644,8 @@ class Step(Generic[P, R]):
                 pipeline=recipe.pipeline,
                 halts=recipe.halts,
                 policy_source=recipe.policy_source,
+                repeats_once=recipe.repeats_once,
+                escalation=recipe.escalation,
             )
             plan = self._plan = self._own(plan)
             self._shelf, self._wait_s, self._plans = shelf, engine.inline_wait_s, {}
@@ -830,7 +832,7 @@ _USUAL: dict[str, Any] = {
     "name": None, "aliases": (), "key": None, "ignore": (), "partition": None, "bucket": None, "tenant": None,
     "config": None, "version": "1", "on_version_change": None, "timeout": None, "isolate": None,
     "within": None, "if_running": "wait", "not_applied": (), "reconcile": None, "provider": None,
-    "breaker": None, "rate": None, "budget": None, "dataset": None, "priority": "P1", "retain_for": None,
+    "breaker": None, "rate": None, "budget": None, "dataset": None, "priority": None, "retain_for": None,
     "artifact": None, "cooldown": None, "approval": None, "pipeline": None,
 }  # fmt: skip
 
@@ -867,7 +869,7 @@ def step(
     rate: Meter | str | None = None,
     budget: Budget | None = None,
     dataset: str | Callable[..., str] | None = None,
-    priority: str = "P1",
+    priority: str | None = None,
     retain_for: Seconds | None = None,
     artifact: str | None = None,
     cooldown: Cooldown | None = None,
@@ -890,7 +892,8 @@ def step(
     bucket             a stretch of time in the key ("hour", "day", seconds): one run in each
     tenant             whose work it is; part of the key
     config, version    what a result depends on besides arguments; when they change, `pure` work runs anew,
-                       any other returns the stored value (`on_version_change="new"|"reuse"|"fail"`)
+                       any other returns the stored value, unless `on_version_change="new"|"reuse"|"fail"`
+                       or the policy's `on_config_change` says otherwise
     policy             a `Policy`, its name or the path of a policy file
     timeout            limit of one attempt
     isolate            "process": plain work runs in a process of its own, which is killed at its limit
@@ -908,7 +911,7 @@ def step(
                        for each provider, or for the step where it names none
     budget             a `Budget` that retries take tokens from and successes earn for, in this process, or,
                        where it is shared, in the store; else that of the policy's `retry_budget`
-    priority           "P0", "P1" or "P2": what workers do first
+    priority           "P0", "P1" or "P2": what workers do first; the policy's, or P1, unless given
     dataset, retain_for   recorded with the run
     artifact           the name of the one artifact that the step returns (`current().put`): where it is there
                        and valid nothing is run, and where it was altered the run is quarantined

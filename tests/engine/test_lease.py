@@ -1,10 +1,13 @@
 """Leases: renewed as entries, given back for good, and written by nobody else."""
 
+import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from time import sleep
 
 import pytest
 
+import oncemore
 from oncemore.codec.wire import head_of
 from oncemore.core.record import Worker
 from oncemore.engine.history import verify
@@ -199,3 +202,51 @@ def test_one_that_has_written_nothing_has_nothing_to_give_back(store: MemoryStor
     me.end()
     assert store.gone("w")
     assert len(list(store.entries())) == 1
+
+
+def test_the_lease_of_a_policy_has_a_worker_of_its_own_which_is_renewed_and_replaced() -> None:
+    with oncemore.open("memory:") as engine:
+        usual = engine.identity()
+        assert engine.identity_for((60.0, 20.0), engine.now()) is usual
+        own = engine.identity_for((7.0, 5.0), engine.now())
+        assert own is not usual
+        assert own.until - engine.now() < 8
+        assert engine.identity_for((7.0, 5.0), engine.now()) is own
+        version = engine.store.head(own.entity).version  # type: ignore[union-attr]
+        assert engine.identity_for((7.0, 5.0), engine.now() + 6) is own
+        assert engine.store.head(own.entity).version == version + 1  # type: ignore[union-attr]
+        engine.retire(own)
+        assert engine.identity_for((7.0, 5.0), engine.now()) is not own
+    assert own.at("run/none", 1) is False
+
+
+def test_an_engine_whose_lease_was_set_keeps_it_for_all_runs() -> None:
+    with oncemore.open("memory:", lease_s=5) as engine:
+        assert engine.identity_for((7.0, 2.0), engine.now()) is engine.identity()
+
+
+def test_a_lease_that_is_kept_alive_survives_a_failure_and_ends_with_its_worker(
+    store: MemoryStore, time: Time, caplog: pytest.LogCaptureFixture
+) -> None:
+    me = Identity(store, "w", 60.0, time).keep_alive(0.001)
+    store._closed = True
+    wait_until(lambda: "the lease of worker w was not renewed" in caplog.text)
+    store._closed = False
+    before = sum(1 for _ in store.entries("worker/w"))
+    wait_until(lambda: sum(1 for _ in store.entries("worker/w")) > before)
+    heart = me._heart
+    assert heart is not None
+    me.end()
+    caplog.clear()  # a record holds its error, whose frames hold the worker
+    del me
+    gc.collect()
+    heart._beat()
+    assert state_of(store).state == "ENDED"
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    for _ in range(3000):
+        if condition():
+            return
+        sleep(0.01)
+    raise AssertionError("it did not happen within 30 s")

@@ -182,10 +182,12 @@ def test_a_wrong_value_is_refused_with_what_is_allowed(write: Write, fields: str
         ("retry_policy: {}\nreview_by: [1]", "review_by is a list"),
         ("retry_policy: {}\nreview_by: 2026-02-30", "review_by is '2026-02-30'"),
         ("retry_policy: {}\npriority: P3", "priority is 'P3'; it must be one of P0, P1, P2"),
-        ("retry_policy: {}\nconcurrency: {x: [1]}", "concurrency.x is a list; it must be a text"),
-        ("retry_policy: {}\nconcurrency: {x: -1}", "concurrency.x is -1"),
+        ("retry_policy: {}\npriority: {x: [1]}", "priority is a group of fields; it must be one of P0"),
+        ("retry_policy: {}\nlease: 3", "lease is 3; it must be a group of fields"),
+        ("retry_policy: {}\non_non_retryable: 3", "on_non_retryable is 3; it must be a list of halt"),
+        ("retry_policy: {}\non_non_retryable: [[ledger]]", "on_non_retryable[1] is a list; it must be"),
         ("retry_policy: {}\nstates: [GONE]", "states[1] is 'GONE'; it must be one of PENDING"),
-        ("retry_policy: {}\nstates: 5", "states is 5; it must be a list of PENDING, RUNNING"),
+        ("retry_policy: {}\nstates: 5", "states is 5; it must be a list with all of PENDING, RUNNING"),
         ("retry_policy: {}\nlease: {ttl: 5}", "lease.ttl is not a field; did you mean ttl_s?"),
         ("retry_policy: {}\nmax_attempts: 5",
          "max_attempts is not a field here; it belongs into retry_policy"),
@@ -203,12 +205,12 @@ def test_too_many_items_or_names_are_refused(write: Write) -> None:
     assert "it must be a list of texts with 1 to 200 items" in faults(
         write, f'version: "1"\nretry_policy: {{}}\nclassify: {{retryable: [{items}]}}'
     )
-    names = ", ".join(f"n{n}: 1" for n in range(201))
-    assert "with at most 200 names" in faults(
-        write, f'version: "1"\nretry_policy: {{}}\nconcurrency: {{{names}}}'
+    names = ", ".join(f"n{n}: {{}}" for n in range(201))
+    assert "policies has 201 names; it takes 200" in faults(
+        write, f'version: "1"\nretry_policy: {{}}\npolicies: {{{names}}}'
     )
-    assert "concurrency.a b is not a name" in faults(
-        write, 'version: "1"\nretry_policy: {}\nconcurrency: {a b: 1}'
+    assert "policies.a b is not a name" in faults(
+        write, 'version: "1"\nretry_policy: {}\npolicies: {a b: {}}'
     )
 
 

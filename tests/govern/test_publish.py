@@ -61,7 +61,7 @@ def test_every_shipped_file_follows_the_schema(file: str) -> None:
         "version: '1'\nbounds: {base_delay: [1]}",
         "version: '1'\nminimums: {attempts: x}",
         "version: '1'\nclassify: {retryable: ['a b']}",
-        "version: '1'\nconcurrency: {x: [1]}",
+        "version: '1'\nconcurrency: {DiscoverSpectraProducts: [1]}",
         "version: 1.0",
     ],
 )
@@ -77,7 +77,8 @@ def test_the_schema_takes_every_spelling() -> None:
     for text in (
         "version: '1'\nretry_policy: {timeout_s: null, max_retries: 0, base_delay_sec: 1, rate: 2, cap: 5}",
         "version: '1'\ncategories: {A: {code: X}}\nbounds: {base_delay: [0, 1]}\nminimums: {attempts: 1}",
-        "version: '1'\nretry: {A: {classify: {never: [X]}}}\nreview_by: 2026-01-01\nconcurrency: {a: 1}",
+        "version: '1'\nretry: {A: {classify: {never: [X]}}}\nreview_by: 2026-01-01",
+        "version: '1'\nconcurrency: {DiscoverSpectraProducts: 1}",
         "version: '1'\nproviders: {x: {retry_policy: {}, policies: {a: {}}, cooldown: {base_s: 1}}}",
     ):
         assert SCHEMA.is_valid(read(text)), text

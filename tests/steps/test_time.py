@@ -155,7 +155,8 @@ def test_a_final_failure_is_escalated_with_deadline_what_was_left_and_attempts(
     assert told["left_s"] == pytest.approx(88, abs=1)
     endless = made(colour, Turns(ValueError()), name="endless")
     (line,) = [line for line in do(colour, endless.run).wal() if line["kind"] == "ESCALATION"]
-    assert line["escalation"] == {"policy": "deadline-aware", "deadline": None, "left_s": None, "attempts": 1}
+    permanent = {"policy": "autonomy-matrix", "deadline": None, "left_s": None, "attempts": 1}
+    assert line["escalation"] == permanent
 
 
 @pytest.mark.usefixtures("engine")

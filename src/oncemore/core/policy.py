@@ -32,6 +32,8 @@ MOST_ATTEMPTS = 1000
 WARN_ATTEMPTS = 10
 WARN_TOTAL_DELAY_S = 3600.0
 DEFAULT_CAP_S = 30.0
+#: The policies that escalation records name: after a permanent error, and when attempts or time run out.
+ESCALATION = ("autonomy-matrix", "deadline-aware")
 PER_RUN = "<sha256(run_id)>"
 PER_KEY = "<sha256(idempotency_key)>"
 
@@ -181,12 +183,24 @@ class StepSettings(Value):
     quarantines     whether work that is not tried again waits for a person (X-56)
     halts_pipeline  whether an error that is not retryable halts the step's pipeline (X-71)
     breaker         when calls to a provider are cut off
+    escalation      the policies that escalation records name: after a permanent error, and when attempts or
+                    time run out (GOV-10)
+    on_version_change  what a finished run with another version or config means; None: by the effect
+    priority        what workers do first
+    repeats_once    whether a `once` step is tried again after an error that says that nothing happened
+    lease           how long a run stays with a process that gives no sign of life, and how often it gives
+                    one; None: as the engine has it
     """
 
     after_failure: str = "raise"
     quarantines: bool = False
     halts_pipeline: bool = False
     breaker: Rules | None = None
+    escalation: tuple[str, str] = ESCALATION
+    on_version_change: str | None = None
+    priority: str = "P1"
+    repeats_once: bool = True
+    lease: tuple[float, float] | None = None
 
 
 class Facts(Value):

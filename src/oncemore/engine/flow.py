@@ -24,7 +24,7 @@ from oncemore.core.control import MOVED as ELSEWHERE
 from oncemore.core.control import NEEDED, Wanted, objection
 from oncemore.core.decide import Situation, decide
 from oncemore.core.key import seed_of
-from oncemore.core.policy import policy_id
+from oncemore.core.policy import ESCALATION, policy_id
 from oncemore.core.proof import proof_under
 from oncemore.core.record import Change, Run, begun
 from oncemore.core.record import over as _over
@@ -264,11 +264,13 @@ def _meets_waiting(plan: Plan, call: Call, seen: Seen, now: float) -> Script:
         return (yield from _held(plan, seen, now))
     if run.cancelled:  # while an attempt was under way, which has not come good
         after = _over(run, "HARD_FAIL", "cancelled", failed=seen.version + 1)
-        yield Save(seen, Change(_FAILED, run, after, _escalated({"error": endings.CANCELLED}, run, now)))
+        yield Save(
+            seen, Change(_FAILED, run, after, _escalated({"error": endings.CANCELLED}, run, now, plan))
+        )
         return None
     if run.deadline and now >= run.deadline:
         after = _over(run, "HARD_FAIL", "deadline_passed", failed=seen.version + 1)
-        yield Save(seen, Change(_FAILED, run, after, _escalated({"error": endings.TOO_LATE}, run, now)))
+        yield Save(seen, Change(_FAILED, run, after, _escalated({"error": endings.TOO_LATE}, run, now, plan)))
         return None
     wait, purse = run.not_before - now, plan.purse if run.owes else None
     if wait <= 0:
@@ -288,7 +290,7 @@ def _pays(plan: Plan, seen: Seen, now: float) -> Script:
     body = spending.told(plan, last)
     if paid.over:
         after = _over(run, "HARD_FAIL", EMPTY, failed=seen.version + 1, owes=0.0)
-        change = Change(_FAILED, run, after, _escalated({"error": body["last_error"]}, run, now))
+        change = Change(_FAILED, run, after, _escalated({"error": body["last_error"]}, run, now, plan))
     else:
         after = run._replace(owes=paid.owes, not_before=paid.until)
         change = Change(("QUOTA",), run, after, body)
@@ -340,7 +342,7 @@ def _there_already(plan: Plan, call: Call, terms: Terms, seen: Seen, now: float)
     error = plan.describe(found.error, plan.classify(found.error, now))
     body = {**body, "error": error, "quarantine": {"reason": MISMATCHED, "artifact": found.ref}}
     marks = (*(marks or (at.state,)), "ESCALATION")
-    yield Save(seen, Change(marks, seen.run, after, _escalated(body, at, now)))
+    yield Save(seen, Change(marks, seen.run, after, _escalated(body, at, now, plan, permanent=True)))
     return True
 
 
@@ -572,7 +574,7 @@ def _commit(plan: Plan, done: Done, now: float) -> Script:
         lost = endings.unavailable(plan, seen, fault, done.value)
         if plan.effect == "pure":
             after = _over(run, "HARD_FAIL", "result_unavailable", failed=seen.version + 1)
-            body = _escalated({"error": plan.describe(lost, None)}, run, now)
+            body = _escalated({"error": plan.describe(lost, None)}, run, now, plan, permanent=True)
             told = yield from passing.passed(plan, seen, now)
             saved = yield Save(seen, Change(_FAILED, run, after, body), also=told)
             return MOVED if saved is None else End(None, endings.failed(plan, saved, lost, None))
@@ -667,6 +669,9 @@ def decided(plan: Plan, run: Run, error: Exception, now: float) -> Decision:
         failure = failure._replace(sent="no" if plan.not_applied(error) else "maybe")
     quarantines = plan.quarantines and plan.covers is None
     meant = verdict(failure, plan.policy, plan.effect, quarantines=quarantines)
+    if plan.effect == "once" and not plan.repeats_once and meant == "RETRYABLE":
+        # IDEM-3: only what is idempotent or guarded by an outbox is tried again.
+        meant = "QUARANTINE" if quarantines else "TERMINAL"
     if plan.covers is not None and meant != "UNKNOWN":
         meant = "RETRYABLE" if plan.covers(error, failure) else "TERMINAL"
     policy = plan.policy
@@ -688,12 +693,23 @@ def _decided(plan: Plan, seen: Seen, error: dict[str, Any], decision: Decision, 
         reason = decision.situation.held_for if decision.reason == "held" else decision.reason
         after = _over(run, "SOFT_FAIL", reason, not_before=decision.not_before or 0.0)
         return Change(("SOFT_FAIL", "DECISION"), run, after, body)
+    permanent = decision.situation.verdict != "RETRYABLE"
     if decision.action == "quarantine":
         why = MISMATCHED if decision.situation.failure.code == MISMATCH else decision.reason
         after = _over(run, "SOFT_FAIL", decision.reason)._replace(held_for=why)
-        return Change(("SOFT_FAIL", "DECISION", "ESCALATION"), run, after, _escalated(body, run, now))
+        return Change(
+            ("SOFT_FAIL", "DECISION", "ESCALATION"),
+            run,
+            after,
+            _escalated(body, run, now, plan, permanent=permanent),
+        )
     after = _over(run, "HARD_FAIL", decision.reason, failed=seen.version + 1)
-    return Change(("HARD_FAIL", "DECISION", "ESCALATION"), run, after, _escalated(body, run, now))
+    return Change(
+        ("HARD_FAIL", "DECISION", "ESCALATION"),
+        run,
+        after,
+        _escalated(body, run, now, plan, permanent=permanent),
+    )
 
 
 def _interrupted(plan: Plan, done: Done, now: float) -> Script:
@@ -732,10 +748,10 @@ def _close(
     if run.tried >= run.allowed and reason == "lease_expired":
         after = _over(run, "SOFT_FAIL", reason)._replace(held_for=POISON)
         marks: tuple[Any, ...] = ("SOFT_FAIL", "ESCALATION")
-        return (yield Save(seen, Change(marks, run, after, _escalated({"error": error}, run, now))))
+        return (yield Save(seen, Change(marks, run, after, _escalated({"error": error}, run, now, plan))))
     if run.tried >= run.allowed:
         after = _over(run, "HARD_FAIL", "max_attempts_exceeded", failed=seen.version + 1)
-        change = Change(_FAILED, run, after, _escalated({"error": error}, run, now))
+        change = Change(_FAILED, run, after, _escalated({"error": error}, run, now, plan))
     else:
         after = _over(run, "SOFT_FAIL", reason, not_before=now)
         change = Change(("SOFT_FAIL",), run, after, {"error": error})
@@ -759,7 +775,7 @@ def _settled(
         return Change(("SOFT_FAIL",), run, after, {"error": error, **answer.decided})
     if answer.found == "not_applied":
         after = _over(run, "HARD_FAIL", "max_attempts_exceeded", failed=seen.version + 1)
-        return Change(_FAILED, run, after, _escalated({"error": error, **answer.decided}, run, now))
+        return Change(_FAILED, run, after, _escalated({"error": error, **answer.decided}, run, now, plan))
     after = _over(run, "SOFT_FAIL", reason)._replace(held_for=DOUBTFUL)
     return Change(("SOFT_FAIL",), run, after, {"error": error})
 
@@ -767,11 +783,17 @@ def _settled(
 _FAILED: tuple[Any, ...] = ("HARD_FAIL", "ESCALATION")
 
 
-def _escalated(body: dict[str, Any], run: Run, now: float) -> dict[str, Any]:
-    """Return a body that also tells an operator what a final failure had left (TIME-6)."""
+def _escalated(
+    body: dict[str, Any], run: Run, now: float, plan: Plan | None = None, *, permanent: bool = False
+) -> dict[str, Any]:
+    """Return a body that also tells an operator what a final failure had left (TIME-6).
+
+    The record names the policy that the plan's file has for a permanent error or for exhaustion (GOV-10).
+    """
+    named = ESCALATION if plan is None else plan.escalation
     left = round(run.deadline - now, 6) if run.deadline else None
     told = {
-        "policy": "deadline-aware",
+        "policy": named[0] if permanent else named[1],
         "deadline": run.deadline or None,
         "left_s": left,
         "attempts": run.tried,
@@ -906,7 +928,7 @@ def cancel(plan: Plan, call: Call, reason: str, actor: str) -> Script:
             change = Change(("DECISION",), run, run._replace(cancelled=now), told)
         else:
             after = _over(run, "HARD_FAIL", "cancelled", failed=seen.version + 1, cancelled=now)
-            body = _escalated({"error": {**endings.CANCELLED, "message": reason}, **told}, run, now)
+            body = _escalated({"error": {**endings.CANCELLED, "message": reason}, **told}, run, now, plan)
             change = Change(("HARD_FAIL", "DECISION", "ESCALATION"), run, after, body)
         if (yield Save(seen, change)) is not None:
             yield End(None, None)

@@ -90,6 +90,8 @@ class Kit(NamedTuple):
     isolate           whether the work runs in a process of its own, or what else calls it
     artifact          the name of the one artifact that its result is; empty if it is not
     recall            recorded arguments, and those of the call → the call's arguments as they were recorded
+    lease             how long its runs stay with this process and how often it gives a sign of life, where a
+                      policy says so
     """
 
     name: str
@@ -102,6 +104,7 @@ class Kit(NamedTuple):
     isolate: bool | Callable[[Job, Attempt, Invoke], Any] = False
     artifact: str = ""
     recall: Callable[[dict[str, Any], tuple[Any, ...], dict[str, Any]], Arguments] | None = None
+    lease: tuple[float, float] | None = None
 
 
 class Job:
@@ -114,7 +117,7 @@ class Job:
 
     __slots__ = (
         "_tagged", "_terms", "args", "awaits", "cut", "engine", "given", "held", "isolate", "kit", "kwargs",
-        "last", "me", "read_again", "recorded", "reserved", "store", "work",
+        "last", "lease", "me", "read_again", "recorded", "reserved", "store", "work",
     )  # fmt: skip
 
     def __init__(
@@ -133,7 +136,7 @@ class Job:
         self.last: Any = None
         self.recorded: tuple[str, dict[str, Any]] | None = None
         self.given: Arguments | None = None
-        _, self.work, self._tagged, _, _, _, self.awaits, self.isolate, _, _ = kit
+        _, self.work, self._tagged, _, _, _, self.awaits, self.isolate, _, _, self.lease = kit
         self.args, self.kwargs = args, kwargs
 
     @property
@@ -184,9 +187,11 @@ class Job:
             self.release()
         if op.seen is not None:
             self.recall(op.seen)
-        engine = self.engine
+        engine, lease = self.engine, self.lease
         now = engine.now()
-        while not (me := engine.identity(now)).reserve():
+        while not (
+            me := engine.identity(now) if lease is None else engine.identity_for(lease, now)
+        ).reserve():
             continue  # it was retired in this very moment: the next one is another
         self.me, self.reserved = me, True
         terms = self._terms(me, now)

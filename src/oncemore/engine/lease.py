@@ -1,8 +1,9 @@
 """Leases: a process's time-bounded right to the runs it has begun.
 
 A process is one *worker* per engine: an entity of its own, to which a heartbeat appends (every third of a
-lease) and which no run is touched by. A run's INTENT names its worker; the run is free for others when that
-worker's lease has passed, or at once when the worker is provably gone.
+lease) and which no run is touched by. It is another one for runs under a policy with a `lease` of its own. A
+run's INTENT names its worker; the run is free for others when that worker's lease has passed, or at once when
+the worker is provably gone.
 
 A worker that can no longer write down what became of one of its runs must not keep it for ever: it is
 *retired*. New runs go to a new worker; the old one is kept alive until its other runs are over.
@@ -10,26 +11,27 @@ A worker that can no longer write down what became of one of its runs must not k
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
+import weakref
 from typing import TYPE_CHECKING
 
 from oncemore.codec.wire import head_of, written
 from oncemore.core.record import NOWHERE, Change, Worker
 from oncemore.engine.ids import nonce
 from oncemore.errors import StoreError
+from oncemore.settings import BEATS
 from oncemore.store.base import Batch, Index, Stored, Write
 from oncemore.store.shield import Shield
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Self
 
     from oncemore.store.base import Presence, Store
 
-#: How often a lease is renewed within its length.
-BEATS = 3
-
-
+log = logging.getLogger("oncemore")
 #: Stands for attempts that are about to begin.
 RESERVED = ("", 0)
 
@@ -43,6 +45,7 @@ class Identity:
         self.retired = False
         self.quiet = False  # it leaves without a word: the store may not answer
         self._ended = False
+        self._heart: Heart | None = None
         self._under_way: dict[tuple[str, int], int] = {}
         self._counting = threading.Lock()
         self._over = False
@@ -120,8 +123,24 @@ class Identity:
                 Worker("ALIVE", now + self._lease_s, self._lease_s, os.uname().nodename, os.getpid(), began)
             )
 
+    def keep_alive(self, interval_s: float) -> Self:
+        """Renew the lease at an interval of its own until it ends, besides what the engine does."""
+        known = weakref.ref(self)
+
+        def beat() -> None:
+            if (me := known()) is not None:
+                try:
+                    me.renew()
+                except Exception as error:  # noqa: BLE001 - the next beat tries again; fences keep us safe
+                    log.warning("oncemore: the lease of worker %s was not renewed: %s", me.name, error)
+
+        self._heart = Heart(interval_s, beat)
+        return self
+
     def end(self) -> None:
         """Give the lease back: whatever it still had is free at once."""
+        if self._heart is not None:
+            self._heart.stop()
         if self.quiet:
             self._presence.close()
             return

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from oncemore.core.policy import policy_name
+from oncemore.core.policy import ESCALATION, policy_name
 from oncemore.core.record import Run
 from oncemore.core.value import Record
 
@@ -90,6 +90,9 @@ class Plan(Record):
     artifact           the name of the one artifact that the step's result is; empty if it is not
     large              whether an encoded result is too large for the log
     quarantines        whether a failure that is not tried again waits for a person (CLASS-3)
+    escalation         the policies that escalation records name: after a permanent error, and when attempts
+                       or time run out
+    repeats_once       whether a `once` step is tried again after an error that says that nothing happened
     pipeline           the pipeline that it belongs to; empty if it belongs to none
     halts              whether a failure that is not tried again halts that pipeline (CLASS-3)
     approval           whether an attempt begins only where somebody has approved it
@@ -102,9 +105,9 @@ class Plan(Record):
 
     __slots__ = (
         "after_failure", "approval", "artifact", "asks", "barrier", "beat", "classify", "covers", "decode",
-        "describe", "effect", "encode", "gated", "halts", "if_running", "inline_wait_s", "large", "name",
-        "not_applied", "on_version_change", "pipeline", "policy", "policy_name", "policy_source", "purse",
-        "quarantines",
+        "describe", "effect", "encode", "escalation", "gated", "halts", "if_running", "inline_wait_s",
+        "large", "name", "not_applied", "on_version_change", "pipeline", "policy", "policy_name",
+        "policy_source", "purse", "quarantines", "repeats_once",
     )  # fmt: skip
     after_failure: str
     approval: bool
@@ -118,6 +121,7 @@ class Plan(Record):
     describe: Callable[[BaseException, Failure | None], dict[str, Any]]
     effect: Effect
     encode: Callable[[Any], Any]
+    escalation: tuple[str, str]
     gated: bool
     halts: bool
     if_running: str
@@ -132,6 +136,7 @@ class Plan(Record):
     policy_source: str
     purse: Purse | None
     quarantines: bool
+    repeats_once: bool
 
     def __init__(
         self,
@@ -161,11 +166,14 @@ class Plan(Record):
         pipeline: str = "",
         halts: bool = False,
         policy_source: str = "",
+        repeats_once: bool = True,
+        escalation: tuple[str, str] = ESCALATION,
     ) -> None:
         self.fill(
             after_failure, approval, artifact, asks, barrier, beat, classify, covers, decode, describe,
-            effect, encode, gated, halts, if_running, inline_wait_s, large, name, not_applied,
+            effect, encode, escalation, gated, halts, if_running, inline_wait_s, large, name, not_applied,
             on_version_change, pipeline, policy, policy_name(policy), policy_source, purse, quarantines,
+            repeats_once,
         )  # fmt: skip
 
 

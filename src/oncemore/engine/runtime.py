@@ -25,7 +25,7 @@ from oncemore.engine.artifacts import Artifacts, Shelf
 from oncemore.engine.circuits import Circuits
 from oncemore.engine.controls import Controls
 from oncemore.engine.ids import uuid7
-from oncemore.engine.lease import BEATS, Heart, Identity
+from oncemore.engine.lease import Heart, Identity
 from oncemore.engine.notices import CLOSE_S
 from oncemore.engine.policies import RecordedPolicies
 from oncemore.engine.resources import Paces
@@ -33,7 +33,7 @@ from oncemore.engine.spending import Pockets
 from oncemore.engine.surroundings import enter_engine, leave_engine
 from oncemore.engine.watch import LIMITS, Limits, Watch
 from oncemore.errors import RestoredCopy, StoreError, UsageError
-from oncemore.settings import COPIES, INLINE_WAIT_S, LEASE_S, LONGEST_LEASE_S, SHORTEST_LEASE_S
+from oncemore.settings import BEATS, COPIES, INLINE_WAIT_S, LEASE_S, LONGEST_LEASE_S, SHORTEST_LEASE_S
 from oncemore.store.shield import Shield
 
 if TYPE_CHECKING:
@@ -127,6 +127,7 @@ class Engine:
         self._store: Store | None = None
         self._me: Identity | None = None
         self._mine: dict[str, Identity] = {}
+        self._leased: dict[tuple[float, float], Identity] = {}
         self._heart: Heart | None = None
         self._inside = 0
         self._quiet = False
@@ -222,6 +223,19 @@ class Engine:
             elif not self._me.fresh(self.now()):
                 self._me.renew()
             return self._me
+
+    def identity_for(self, lease: tuple[float, float], now: float) -> Identity:
+        """Return the worker for a policy's lease (length, interval); an engine's own, if set, goes first."""
+        if self.lease_s != LEASE_S or lease == (LEASE_S, LEASE_S / BEATS):
+            return self.identity(now)
+        with self._lock:
+            me = self._leased.get(lease)
+            if me is None or me.retired:
+                me = Identity(self.store, uuid7(now), lease[0], _time_of(self.store)).keep_alive(lease[1])
+                self._leased[lease] = self._mine[me.name] = me
+            elif not me.fresh(now):
+                me.renew()
+            return me
 
     @property
     def worker(self) -> str:
@@ -420,7 +434,7 @@ class Engine:
             self.notices.close(0.0 if self._quiet else CLOSE_S)
         with self._lock:
             heart, self._heart = self._heart, None
-            mine, self._mine = self._mine, {}
+            mine, self._mine, self._leased = self._mine, {}, {}
             store, self._store, self.held = self._store, None, UNSEEN
             quiet, self._quiet = self._quiet, False
             self._me = None

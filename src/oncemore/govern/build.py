@@ -31,6 +31,7 @@ from oncemore.govern.inherit import (
 from oncemore.govern.loaded import Cooldown
 from oncemore.govern.nodes import Entry, Fields
 from oncemore.govern.sections import SECTIONS
+from oncemore.settings import LEASE_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Built(Value):
     sections: dict[str, Any]
     spellings: dict[str, str]
     notes: tuple[str, ...]
+    descriptions: dict[str, str]
 
 
 def build(tree: Fields, name: str, faults: Faults) -> Built:
@@ -58,6 +60,7 @@ def build(tree: Fields, name: str, faults: Faults) -> Built:
     envelope = values_of(_only(tree, ENVELOPE), ENVELOPE, faults)
     notes = dict.fromkeys(_check_version(tree, envelope, faults))
     sections = values_of(_only(tree, SECTIONS), SECTIONS, faults)
+    _check_sections(tree, sections, faults)
     maker = _Maker(tree, name, envelope, faults)
     drafts = drafts_of(tree, faults)
     if not drafts:
@@ -73,7 +76,21 @@ def build(tree: Fields, name: str, faults: Faults) -> Built:
     cooldowns = dict(_cooldowns(tree, faults))
     spellings = dict(_spellings(tree))
     notes |= maker.notes
-    return Built(envelope, policies, providers, cooldowns, sections, spellings, tuple(notes))
+    return Built(
+        envelope, policies, providers, cooldowns, sections, spellings, tuple(notes), maker.descriptions
+    )  # fmt: skip
+
+
+def _check_sections(tree: Fields, sections: dict[str, Any], faults: Faults) -> None:
+    """Refuse settings that contradict each other, so that one of them would have no effect."""
+    follows = sections.get("on_non_retryable", ("halt",))
+    if sections.get("halt_scope") == "pipeline" and "halt" not in follows:
+        text = "is pipeline, and on_non_retryable does not hold halt; add halt, or set halt_scope: run"
+        faults.add(tree.entries["halt_scope"].mark, "halt_scope", text)
+    lease = sections.get("lease", {})
+    if lease.get("renew_every_s", 0.0) >= lease.get("ttl_s", LEASE_S):
+        text = f"has a renew_every_s that is not less than ttl_s, {lease.get('ttl_s', LEASE_S):g}"
+        faults.add(tree.entries["lease"].mark, "lease", text)
 
 
 def _only(tree: Fields, rows: tuple[Any, ...]) -> Fields:
@@ -112,6 +129,7 @@ class _Maker:
         self._floors = read(tree, "minimums", faults)
         self._tuning = _tuning(tree, faults)
         self.notes: dict[str, None] = {}
+        self.descriptions: dict[str, str] = {}
 
     def policy(self, draft: Drafted) -> Policy | None:
         """Return a policy, or None when one of its fields is wrong."""
@@ -148,6 +166,8 @@ class _Maker:
 
     def _made(self, draft: Drafted, values: dict[str, Any], classes: dict[str, Any]) -> Policy:
         schedule = _schedule(values)
+        if "description" in values and draft.provider is None:
+            self.descriptions[draft.name] = values["description"]
         return Policy(
             values.get("name", self._address(draft)) + (f"@{draft.provider}" if draft.provider else ""),
             self._version,

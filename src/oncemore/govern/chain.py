@@ -15,7 +15,7 @@ from pathlib import Path
 from oncemore.core.value import Value
 from oncemore.errors import PolicyError
 from oncemore.govern.address import extended, name_of
-from oncemore.govern.check import canonical
+from oncemore.govern.check import canonical, check_effect
 from oncemore.govern.disk import Stamp, read
 from oncemore.govern.faults import Faults, Mark, shown
 from oncemore.govern.fields import NAME
@@ -57,6 +57,9 @@ def draft_of(path: str, faults: Faults, above: tuple[str, ...] = ()) -> Draft:
     _check_name(name, own, path, faults)
     alone = Draft(name, own, (), not _says(own, "kfm_compliant", False), sha256(data).hexdigest(), (seen,))
     parent = _parent(own, path, (*above, os.path.realpath(path)), faults)
+    if not is_packaged(path):
+        lineage = () if parent is None else (parent.name, *parent.lineage)
+        check_effect(own, FIELDS, lineage, faults)
     if parent is None:
         return alone
     return alone._replace(

@@ -11,7 +11,7 @@ import math
 import re
 
 from oncemore.govern.faults import Faults, Mark, nearest, shown
-from oncemore.govern.fields import LONGEST_TEXT, MOST_ITEMS, NAME, RETRY, Row, allowed
+from oncemore.govern.fields import LONGEST_TEXT, MOST_ITEMS, RETRY, Row, allowed
 from oncemore.govern.nodes import Entry, Fields, Items, Scalar
 from oncemore.govern.sections import FIELDS
 
@@ -69,7 +69,7 @@ def _inside(node: Node, row: Row, faults: Faults, path: str) -> Node:
         case "ranges" | "floors":
             return _by_field(node, faults, path, ranges=row.kind == "ranges")
         case _:
-            return _named(node, path)
+            return node
 
 
 def _by_field(node: Fields, faults: Faults, path: str, *, ranges: bool) -> Fields:
@@ -85,11 +85,6 @@ def _by_field(node: Fields, faults: Faults, path: str, *, ranges: bool) -> Field
         else:
             found[row.name] = entry._replace(written=written)
     return Fields(found, node.mark)
-
-
-def _named(node: Fields, path: str) -> Fields:
-    entries = {key: entry._replace(written=f"{path}{key}") for key, entry in node.entries.items()}
-    return Fields(entries, node.mark)
 
 
 def _twice(first: Entry, second: Entry, faults: Faults) -> None:
@@ -121,6 +116,25 @@ def _homes(rows: tuple[Row, ...], inside: str) -> dict[str, str]:
 
 
 _HOMES: Final = _homes(FIELDS, "to the top of the file")
+
+
+def check_effect(tree: Fields, rows: tuple[Row, ...], lineage: tuple[str, ...], faults: Faults) -> None:
+    """Refuse what would have no effect in a user's own file; `lineage` are the profiles that it extends."""
+    table = {row.name: row for row in rows}
+    for name, entry in tree.entries.items():
+        row, node = table[name], entry.node
+        if row.profile and row.profile not in lineage:
+            text = f"is read by the front of {row.profile} only; extend {row.profile}, or remove it"
+            faults.add(entry.mark, entry.written, text)
+        elif row.inert_choices:
+            for item in node.items if isinstance(node, Items) else ():
+                if isinstance(item, Scalar) and item.value in row.inert_choices:
+                    text = f"holds {item.value}, which has no effect: {row.inert}; remove {item.value}"
+                    faults.add(item.mark, entry.written, text)
+        elif row.inert:
+            faults.add(entry.mark, entry.written, f"has no effect in a file of yours: {row.inert}; remove it")
+        elif row.kind == "section" and isinstance(node, Fields):
+            check_effect(node, row.rows, lineage, faults)
 
 
 # Values.
@@ -194,7 +208,7 @@ def _number(row: Row, entry: Entry, faults: Faults) -> Any:
 
 def _flag(row: Row, entry: Entry, faults: Faults) -> Any:
     value = entry.node.value if isinstance(entry.node, Scalar) else None
-    if not isinstance(value, bool) or (row.kind == "yes" and not value):
+    if not isinstance(value, bool) or (row.kind == "yes" and not value) or (row.kind == "no" and value):
         return _wrong(row, entry, faults)
     return value
 
@@ -211,6 +225,8 @@ def _list(row: Row, entry: Entry, faults: Faults) -> Any:
         value_of(each, Entry(f"{entry.written}[{at}]", item.mark, item), faults)
         for at, item in enumerate(node.items, 1)
     ]
+    if row.whole and WRONG not in read and {*read} != {*row.choices}:
+        return _wrong(row, entry, faults)
     return WRONG if WRONG in read else tuple(read)
 
 
@@ -224,23 +240,8 @@ def _map(row: Row, entry: Entry, faults: Faults) -> Any:
     node = entry.node
     if not isinstance(node, Fields):
         return _wrong(row, entry, faults)
-    if len(node.entries) > MOST_ITEMS:
-        return _wrong(row, entry, faults, hint=f" with at most {MOST_ITEMS} names")
-    read = {}
-    for name, inner in node.entries.items():
-        if not re.fullmatch(NAME, name):
-            faults.add(inner.mark, inner.written, f"is not a name; a name has the form {NAME}")
-        else:
-            read[name] = _READERS[_EACH[row.kind]](row, inner, faults)
+    read = {name: _READERS[_EACH[row.kind]](row, inner, faults) for name, inner in node.entries.items()}
     return {name: value for name, value in read.items() if value is not WRONG}
-
-
-def _value(row: Row, entry: Entry, faults: Faults) -> Any:
-    """Read a number or a text."""
-    node = entry.node
-    if isinstance(node, Scalar) and isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
-        return _number(_ANY_NUMBER, entry, faults)
-    return _text(_ANY_TEXT, entry, faults)
 
 
 def _range(row: Row, entry: Entry, faults: Faults) -> Any:
@@ -261,8 +262,7 @@ def _floor(row: Row, entry: Entry, faults: Faults) -> Any:
 
 
 _ANY_NUMBER: Final = Row("", "number", "")
-_ANY_TEXT: Final = Row("", "text", "")
-_EACH: Final = {"map": "section", "values": "value", "ranges": "range", "floors": "floor"}
+_EACH: Final = {"map": "section", "ranges": "range", "floors": "floor"}
 _READERS: Final[dict[str, Callable[[Row, Entry, Faults], Any]]] = {
     "text": _text,
     "date": _date,
@@ -270,14 +270,13 @@ _READERS: Final[dict[str, Callable[[Row, Entry, Faults], Any]]] = {
     "number": _number,
     "flag": _flag,
     "yes": _flag,
+    "no": _flag,
     "texts": _list,
     "numbers": _list,
     "section": _section,
     "map": _map,
-    "values": _map,
     "ranges": _map,
     "floors": _map,
-    "value": _value,
     "range": _range,
     "floor": _floor,
 }

@@ -12,12 +12,12 @@ a field that is not here does not exist. The sections that other parts of the ho
     number    a finite number from `low` to `high`; `above`: more than `low`
     flag      true or false
     yes       true, and nothing else
-    texts     a list of texts, each as for text
+    no        false, and nothing else
+    texts     a list of texts, each as for text; `whole`: all of `choices`
     numbers   a list of numbers, each as for number
     range     a list of two numbers, low and high
     section   the fields in `rows`
     map       names, each with the fields in `rows`
-    values    names, each with a number or a text
     ranges    names of retry fields, each with a range; `jitter` with a list of kinds
     floors    names of retry fields, each with a number
 """
@@ -60,6 +60,13 @@ class Row(Value):
     rows: tuple[Row, ...] = ()
     #: A spelling that counts retries, one less than calls.
     retries: str = ""
+    whole: bool = False
+    #: The profile that a file must extend to hold this field: only that profile's own front reads it.
+    profile: str = ""
+    #: Why the field has no effect in a user's own file, which is refused; packaged profiles hold it because
+    #: their documents do. `inert_choices` are choices of which the same holds.
+    inert: str = ""
+    inert_choices: tuple[str, ...] = ()
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -144,7 +151,7 @@ ENVELOPE: Final = (
     Row("care_notes", "text", "what it means for data that deserves care"),
     Row("governed", "flag", "whether the stricter rules of governed pipelines hold"),
     Row("kfm_compliant", "flag", "false where the profile does not follow the KFM rules"),
-    Row("priority", "text", "P0 never waits for carbon or price, P1 waits, P2 may be paused",
+    Row("priority", "text", "what workers do first: P0, then P1, then P2; `priority=` of a step overrides it",
         choices=("P0", "P1", "P2")),
 )  # fmt: skip
 
@@ -176,7 +183,8 @@ def allowed(row: Row) -> str:
         low = f"above {row.low:g}, up" if row.above else f"from {row.low:g}"
         text += f" {low} to {row.high:.8g}"
     if row.choices:
-        text = ("a list of " if row.kind == "texts" else "one of ") + ", ".join(row.choices)
+        several = "a list with all of " if row.whole else "a list of "
+        text = (several if row.kind == "texts" else "one of ") + ", ".join(row.choices)
     return f"{text}, or null" if row.nullable else text
 
 
@@ -187,11 +195,11 @@ _KINDS: Final = {
     "number": "a number",
     "flag": "true or false",
     "yes": "true",
+    "no": "false",
     "texts": "a list of texts",
     "numbers": "a list of numbers",
     "section": "a group of fields",
     "map": "names, each with a group of fields",
-    "values": "names, each with a number or a text",
     "ranges": "names of fields, each with a list of two numbers, low and high; of jitter, a list of kinds",
     "floors": "names of fields, each with a number",
 }

@@ -14,7 +14,7 @@ import re
 from oncemore.core.value import Value
 from oncemore.govern.check import value_of
 from oncemore.govern.faults import Faults, shown
-from oncemore.govern.fields import NAME, OWN, POLICIES
+from oncemore.govern.fields import MOST_ITEMS, NAME, OWN, POLICIES
 from oncemore.govern.nodes import Entry, Fields, Scalar
 
 TYPE_CHECKING = False
@@ -225,6 +225,8 @@ def group(entry: Entry | None, faults: Faults) -> Fields | None:
 def named(entry: Entry | None, faults: Faults) -> list[tuple[str, Entry]]:
     """Return the named entries of a group; a name must be one."""
     inside = group(entry, faults)
+    if entry is not None and inside is not None and len(inside.entries) > MOST_ITEMS:
+        faults.add(entry.mark, entry.written, f"has {len(inside.entries)} names; it takes {MOST_ITEMS}")
     found = []
     for name, inner in () if inside is None else inside.entries.items():
         if re.fullmatch(NAME, name):

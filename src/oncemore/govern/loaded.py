@@ -31,6 +31,7 @@ class Profile(Record):
     policies    its policies by name; the one that the profile's own name means is `default`
     providers   for each provider that has its own: all policies by name
     cooldowns   the cooldown of everybody (under ""), and of each provider
+    descriptions  what single policies are for, by their names
     sections    what other parts of the house act on, as plain values under the names of the table
     spellings   how the file spelt a field where not by its own name: dotted name to dotted name
     extends     the profiles that it stands on, nearest first
@@ -41,10 +42,11 @@ class Profile(Record):
     """
 
     __slots__ = (
-        "cooldowns", "digest", "extends", "governed", "metadata", "name", "policies", "providers", "sections",
-        "signature", "source", "spellings", "version", "warnings",
+        "cooldowns", "descriptions", "digest", "extends", "governed", "metadata", "name", "policies",
+        "providers", "sections", "signature", "source", "spellings", "version", "warnings",
     )  # fmt: skip
     cooldowns: Mapping[str, Cooldown]
+    descriptions: Mapping[str, str]
     digest: str
     extends: tuple[str, ...]
     governed: bool

@@ -26,6 +26,7 @@ from oncemore.govern.disk import Stamp, stamp
 from oncemore.govern.faults import Faults
 from oncemore.govern.loaded import UNSIGNED, VERIFIED, Profile
 from oncemore.govern.packaged import PACKAGED, is_packaged, path_of
+from oncemore.settings import BEATS, LEASE_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,24 +84,39 @@ def quiet_policy(name: str | os.PathLike[str]) -> Policy:
 
 def after_failure(name: str | os.PathLike[str]) -> str:
     """Return what a policy's profile makes of a new call of failed work: "raise" or "new_run"."""
-    if name == STANDARD.name:
-        return "raise"
-    made, _ = _load(address_of(name).path)
-    return str(made.sections.get("after_failure", "raise"))
+    return step_settings(name).after_failure
 
 
 def step_settings(name: str | os.PathLike[str]) -> StepSettings:
     """Return what a policy's profile says about the steps that name this policy."""
     if name == STANDARD.name:
         return StepSettings()
-    sections = sections_of(name)
+    made, _ = _load(address_of(name).path)
+    sections, usual = made.sections, StepSettings()
     follows = sections.get("on_non_retryable", ("halt",))
+    escalation = sections.get("escalation", {})
     return StepSettings(
         after_failure=sections.get("after_failure", "raise"),
         quarantines="quarantine" in follows,
         halts_pipeline="halt" in follows and sections.get("halt_scope") == "pipeline",
         breaker=breaker_rules(name),
+        escalation=(
+            escalation.get("permanent", usual.escalation[0]),
+            escalation.get("exhausted", usual.escalation[1]),
+        ),
+        on_version_change=sections.get("idempotency", {}).get("on_config_change"),
+        priority=made.metadata.get("priority", usual.priority),
+        repeats_once=sections.get("effects") != "require_idempotent_or_outbox",
+        lease=_lease(sections.get("lease", {})),
     )
+
+
+def _lease(told: Mapping[str, float]) -> tuple[float, float] | None:
+    """Return how long a lease lasts and how often it is renewed; None if a file leaves both to the engine."""
+    if not told:
+        return None
+    ttl_s = told.get("ttl_s", LEASE_S)
+    return ttl_s, told.get("renew_every_s", ttl_s / BEATS)
 
 
 def breaker_rules(name: str | os.PathLike[str]) -> Rules | None:
@@ -202,6 +218,7 @@ def _profile(draft: Draft, built: Built, path: str) -> Profile:
         policies=built.policies,
         providers=built.providers,
         cooldowns=built.cooldowns,
+        descriptions=built.descriptions,
         sections=built.sections,
         spellings=built.spellings,
         extends=draft.lineage,

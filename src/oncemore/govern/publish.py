@@ -79,7 +79,7 @@ def _number(row: Row) -> dict[str, Any]:
 
 def _list(row: Row) -> dict[str, Any]:
     each = row._replace(kind=row.kind.removesuffix("s"))
-    least = {"minItems": 1} if row.kind == "numbers" else {}
+    least = {"minItems": len(row.choices) if row.whole else 1} if row.whole or row.kind == "numbers" else {}
     return {"type": "array", "items": _KINDS[each.kind](each), **least, "maxItems": MOST_ITEMS}
 
 
@@ -118,11 +118,11 @@ _KINDS: Final[dict[str, Callable[[Row], dict[str, Any]]]] = {
     "number": _number,
     "flag": lambda row: {"type": "boolean"},
     "yes": lambda row: {"const": True},
+    "no": lambda row: {"const": False},
     "texts": _list,
     "numbers": _list,
     "section": _group,
     "map": lambda row: _named(_group(row)),
-    "values": lambda row: _named({"anyOf": [_A_NUMBER, _text(row)]}),
     "ranges": lambda row: _ranges(),
     "floors": lambda row: _by_field(_A_NUMBER),
 }
@@ -137,9 +137,16 @@ def reference() -> str:
         ("The file", ENVELOPE, "Only a policy is required, and in a governed file `version`."),
         ("Policies", POLICIES, ""),
         ("A policy", RETRY, "In `retry_policy`, in each of `policies`, and in those of `providers`."),
-        ("Sections that other parts act on", SECTIONS, "Kept in the loaded profile as data."),
+        ("Sections for steps, workers and fronts", SECTIONS, _EFFECT),
     )
     return "\n".join(line for title, rows, text in parts for line in _part(title, rows, text))
+
+
+_EFFECT: Final = (
+    "Every field has an effect, or states what always holds and takes no other value. What is marked "
+    "*packaged only* has no effect in this version; a file of yours that holds it is refused, and one that "
+    "extends a packaged profile inherits it as a statement."
+)
 
 
 def _part(title: str, rows: tuple[Row, ...], text: str) -> Iterator[str]:
@@ -148,6 +155,14 @@ def _part(title: str, rows: tuple[Row, ...], text: str) -> Iterator[str]:
     yield from ("| field | also written | takes | means |", "| --- | --- | --- | --- |")
     yield from _lines(rows, "")
     yield ""
+
+
+def _where(row: Row) -> str:
+    """Say which files may hold a field, where not all may."""
+    if row.inert:
+        only = f" ({', '.join(row.inert_choices)})" if row.inert_choices else ""
+        return f"; *packaged only{only}: {row.inert}*"
+    return f"; *only in files that extend `{row.profile}`*" if row.profile else ""
 
 
 def _lines(rows: tuple[Row, ...], path: str) -> Iterator[str]:
@@ -159,6 +174,6 @@ def _lines(rows: tuple[Row, ...], path: str) -> Iterator[str]:
         deeper = f"{path}{row.name}." + ("*." if row.kind == "map" else "")
         each = "names, each with " if row.kind == "map" else ""
         takes = f"{each}the fields of a `{shared}`" if shared and shared != row.name else allowed(row)
-        yield f"| `{path}{row.name}` | {also} | {takes} | {row.meaning.replace('<', '&lt;')} |"
+        yield f"| `{path}{row.name}` | {also} | {takes} | {row.meaning.replace('<', '&lt;')}{_where(row)} |"
         if row.rows and row.rows is not RETRY and not (path and shared):
             yield from _lines(row.rows, deeper)

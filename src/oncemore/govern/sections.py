@@ -1,7 +1,8 @@
-"""The sections of a policy file that other parts of the house act on.
+"""The sections of a policy file that steps, workers and the fronts of profiles act on.
 
-They are part of the one table (`fields`), so that a misspelt key is an error on the day it is written,
-whether or not the part that reads it is built. What they hold is kept as data in the loaded profile.
+They are part of the one table (`fields`). Every field here has an effect, or states what always holds and
+takes no other value, or is refused in a user's own file (`Row.inert`); `tests/govern/test_effects.py` shows
+which, field by field.
 """
 
 from __future__ import annotations
@@ -9,20 +10,31 @@ from __future__ import annotations
 from oncemore.core.gate import COUNTS
 from oncemore.core.model import STATES
 from oncemore.govern.fields import COOLDOWN, ENVELOPE, LONGEST_TEXT, NAME, POLICIES, Row
+from oncemore.settings import LONGEST_LEASE_S, SHORTEST_LEASE_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
 _COUNT: Final = 1_000_000
+#: Why fields have no effect in a user's own file.
+_NO_LEDGER: Final = "this version exports no ledger files; the log holds every entry"
+_NO_TELEMETRY: Final = "this version writes no telemetry records"
+_NO_MATRIX: Final = "this version has no autonomy matrix to keep a carbon budget"
+_OF_NOVA_CAT: Final = (
+    "it states how the front of nova-cat works, which reads only the packaged profile for it"
+)
+_OF_LIT: Final = "it states how the front of lit works, which reads only the packaged profile for it"
+_OF_EXOARMUR: Final = "it states how the front of exoarmur works, which reads only the packaged profile"
 
 SECTIONS: Final = (
-    Row("states", "texts", "the states of a run", choices=STATES),
-    Row("classes", "texts", "what a failure can mean; only RETRYABLE is tried again",
-        choices=("RETRYABLE", "TERMINAL", "QUARANTINE")),
-    Row("on_non_retryable", "texts", "what follows an error that is not tried again",
-        choices=("halt", "quarantine", "ledger", "escalate")),
-    Row("halt_scope", "text", "what such an error halts", choices=("pipeline", "run")),
+    Row("states", "texts", "the states of a run, which are always these", choices=STATES, whole=True),
+    Row("classes", "texts", "what a failure can mean, which is always this; only RETRYABLE is tried again",
+        choices=("RETRYABLE", "TERMINAL", "QUARANTINE"), whole=True),
+    Row("on_non_retryable", "texts", "what follows an error that is not tried again; halt unless given",
+        choices=("halt", "quarantine", "ledger"), inert=_NO_LEDGER, inert_choices=("ledger",)),
+    Row("halt_scope", "text", "what such an error halts: the steps of its pipeline (`step(pipeline=…)`), or "
+        "its own run", choices=("pipeline", "run")),
     Row("after_failure", "text", "what a new call of failed work does: raise the failure, or begin a new run",
         choices=("raise", "new_run")),
     Row("circuit_breaker", "section", "when calls to a provider are cut off", rows=(
@@ -55,46 +67,60 @@ SECTIONS: Final = (
         Row("provider_overrides", "map", "what differs for single providers, as in providers.*.cooldown",
             rows=COOLDOWN),
     )),
-    Row("lease", "section", "a worker's right to its runs", rows=(
-        Row("ttl_s", "number", "how long it holds", above=True),
-        Row("renew_every_s", "number", "how often it is renewed", above=True),
-    )),
-    Row("escalation", "section", "who is told", rows=(
-        Row("permanent", "text", "of a permanent failure", pattern=NAME),
-        Row("exhausted", "text", "when attempts run out", pattern=NAME),
+    Row("lease", "section", "a process's right to its runs; an engine whose `lease_s` is set keeps its own",
+        rows=(
+            Row("ttl_s", "number", "how long a run stays with a process after its last sign of life; 60 s "
+                "unless given", low=SHORTEST_LEASE_S, high=LONGEST_LEASE_S),
+            Row("renew_every_s", "number", "how often that sign is given; a third of ttl_s unless given",
+                above=True, high=LONGEST_LEASE_S),
+        )),
+    Row("escalation", "section", "the policies that escalation records name (GOV-10)", rows=(
+        Row("permanent", "text", "after a permanent failure; autonomy-matrix unless given", pattern=NAME),
+        Row("exhausted", "text", "when attempts or time run out; deadline-aware unless given", pattern=NAME),
     )),
     Row("idempotency", "section", "what makes two calls the same work", rows=(
-        Row("key_from", "texts", "what the key is made of", pattern=NAME),
-        Row("on_config_change", "text", "what a finished run with another configuration means",
-            ("on_version_change",), choices=("fail", "new", "reuse")),
-        Row("in_event_payloads", "text", "whether events carry the key", choices=("never", "always")),
+        Row("key_from", "texts", "what a node's key is made of, which is always this",
+            choices=("node_id", "inputs", "target_partition"), whole=True),
+        Row("on_config_change", "text", "what a finished run with another version or config means; "
+            "`on_version_change=` of a step overrides it", ("on_version_change",),
+            choices=("fail", "new", "reuse")),
+        Row("in_event_payloads", "text", "whether events carry the key, which they never do",
+            choices=("never",)),
         Row("poll_bucket", "text", "the time within which polls are the same work",
-            pattern=r"[1-9][0-9]{0,3}(?:s|min|h|d)"),
-        Row("step_keys", "texts", "steps that have a key of their own", pattern=NAME),
+            pattern=r"[1-9][0-9]{0,3}(?:s|min|h|d)", profile="nova-cat"),
+        Row("step_keys", "texts", "steps that have a key of their own", pattern=NAME, inert=_OF_NOVA_CAT),
         Row("hash", "text", "the hash of a key", choices=("sha256",)),
         Row("canonical", "text", "the form that is hashed", choices=("json",)),
-        Row("legacy_string_form", "flag", "whether keys of the printed form are made, for those stored so"),
-        Row("store", "text", "where results are kept", choices=("sqlite", "jetstream-kv", "memory")),
+        Row("legacy_string_form", "no", "keys of the printed form are made only where a call asks for them"),
+        Row("store", "text", "where results are kept", choices=("sqlite", "jetstream-kv", "memory"),
+            inert=_OF_EXOARMUR),
     )),
-    Row("effects", "text", "which effects may be retried",
-        choices=("require_idempotent_or_outbox", "declared")),
-    Row("telemetry_fields", "texts", "the fields of a telemetry record", pattern=NAME),
-    Row("ledgers", "texts", "the files of the ledgers", pattern=NAME),
-    Row("carbon_budget", "section", "how much carbon a period may cost", rows=(
+    Row("effects", "text", "which effects are tried again: all as they declare it, or all but `once`, "
+        "whatever its `not_applied` says", choices=("require_idempotent_or_outbox", "declared")),
+    Row("telemetry_fields", "texts", "the fields of a telemetry record", pattern=NAME, inert=_NO_TELEMETRY),
+    Row("ledgers", "texts", "the files of the ledgers", pattern=NAME, inert=_NO_LEDGER),
+    Row("carbon_budget", "section", "how much carbon a period may cost", inert=_NO_MATRIX, rows=(
         Row("period", "text", "the period", choices=("day", "week", "month", "year")),
         Row("cap_kgCO2e", "number", "what it may cost", above=True, high=1e9),
         Row("slow_at", "number", "the part of the cap from which work is slowed", high=1.0),
     )),
-    Row("concurrency", "values", "how much may run at once, by workflow"),
-    Row("checks", "texts", "checks before an attempt, and how the run ends when one holds"),
-    Row("correlation_id", "text", "where correlation ids come from",
-        choices=("create_if_absent", "required")),
-    Row("audit", "texts", "the audit events that are written",
-        choices=("retry_attempt", "retry_exhausted", "idempotency", "retry_succeeded", "retry_refused")),
-    Row("control_state_unknown", "text", "what happens when the kill switch cannot be read",
-        choices=("deny", "allow")),
-    Row("actions_never_auto_retried", "texts", "actions that are sent once", pattern=NAME),
-    Row("transport", "section", "the HTTP client", rows=(
+    Row("concurrency", "section", "how much may run at once, by workflow", profile="nova-cat", rows=(
+        Row("DiscoverSpectraProducts", "count", "providers that are asked at once", low=1, high=1000),
+        Row("ReferenceReconciliation", "count", "references that are reconciled at once", low=1, high=1000),
+        Row("AcquireAndValidateSpectra", "text", "what is acquired at once, which is always this",
+            choices=("one data_product_id",)),
+    )),
+    Row("checks", "texts", "checks before an attempt, and how the run ends when one holds",
+        inert=_OF_NOVA_CAT),
+    Row("correlation_id", "text", "where correlation ids come from, which is always this",
+        choices=("create_if_absent",)),
+    Row("audit", "texts", "the audit events that are written, which are always these",
+        choices=("retry_attempt", "retry_exhausted", "idempotency", "retry_succeeded", "retry_refused"),
+        whole=True),
+    Row("control_state_unknown", "text", "what happens when the kill switch cannot be read, which is always "
+        "this", choices=("deny",)),
+    Row("actions_never_auto_retried", "texts", "actions that are sent once", pattern=NAME, inert=_OF_LIT),
+    Row("transport", "section", "the HTTP client", inert=_OF_LIT, rows=(
         Row("retry_on", "texts", "what is tried again, in the client's words"),
         Row("never", "texts", "what never is, in the client's words"),
         Row("retry_after_cap_s", "number", "how long a Retry-After is waited for"),
@@ -103,7 +129,7 @@ SECTIONS: Final = (
             Row("other", "text", "for everything else"),
         )),
     )),
-    Row("persistence", "section", "the database", rows=(
+    Row("persistence", "section", "the database", inert=_OF_LIT, rows=(
         Row("retry_on", "text", "what is tried again, in the database's words"),
         Row("busy_timeout_s", "number", "how long the driver itself waits for a lock"),
     )),

@@ -41,6 +41,7 @@ from oncemore.errors import (
     TransientError,
     UsageError,
 )
+from oncemore.govern import loader
 from oncemore.opening import chosen
 from oncemore.options import colour_of
 from oncemore.steps import Step, step
@@ -60,8 +61,15 @@ __all__ = ["Node", "PermanentError", "TransientError", "last_run", "retry_loop"]
 PROFILE = "kfm-loop"
 #: Names under which a configuration may say which partition a node writes; that is a part of the key.
 PARTITION = ("target_partition", "partition")
-#: What a configuration may not hold: numbers of retries come from a policy, where they are reviewed.
-NUMBERS = ("retry_policy", "telemetry_tuning")
+#: What a configuration may not hold, because it would have no effect there: these are fields of a policy
+#: file, where they are reviewed. Spellings that may be a node's own (`rate`, `interval`) are not among them.
+POLICY_FIELDS = (
+    "retry_policy", "telemetry_tuning", "max_attempts", "max_retries", "retry_attempts", "base_delay_s",
+    "base_delay_sec", "max_delay_s", "max_delay_sec", "delays_s", "backoff_s", "base_backoff_s",
+    "retry_backoff_seconds", "backoff_multiplier", "jitter", "jitter_seed", "jitter_span_s", "jitter_factor",
+    "jitter_enabled", "timeout_s", "within_s", "retry_cost", "on_non_retryable", "halt_scope",
+    "circuit_breaker", "retry_budget", "rate_limit", "lease", "escalation",
+)  # fmt: skip
 
 
 class Node(Protocol):
@@ -88,7 +96,8 @@ def retry_loop(
     cfg               what the result depends on besides its inputs; its `partition` is a part of the key
     policy            instead of `kfm-loop`
     rerun             why work that failed for good is run once more, with a new budget
-    on_config_change  "new", "reuse" or "fail" when a finished run had another cfg; else the profile's
+    on_config_change  "new", "reuse" or "fail" when a finished run had another cfg; else the policy file's, or
+                      that of `kfm-loop`
 
     Raises what is no end of the work: `Parked` when it is due later than the policy's longest delay,
     `ConfigChanged`, `OutcomeUnknown`, `Quarantined` when a person has to look first, `StoreError`.
@@ -195,7 +204,7 @@ def _step(node: Node, cfg: Any, policy: Named, on_config_change: str | None) -> 
         name=_node_id(node),
         partition=partition,
         config=config,
-        on_version_change=on_config_change or _on_config_change(),
+        on_version_change=on_config_change or _on_config_change(policy),
         policy=policy,
     )(work)
 
@@ -249,11 +258,16 @@ def _checked(cfg: Any) -> dict[str, Any]:
         return {}
     if not isinstance(cfg, Mapping):
         raise UsageError(f"cfg is {cfg!r:.80}; it takes a mapping")
-    for name in NUMBERS:
+    for name in POLICY_FIELDS:
         if name in cfg:
             raise UsageError(
-                f"cfg holds {name}, which would not be heard; numbers of retries come from a policy: give "
-                "policy=, its name or the path of its file"
+                f"cfg holds {name}, which has no effect there: it is a field of a policy file; give policy=, "
+                "the name of a policy or the path of its file"
+            )
+    for name in ("on_config_change", "on_version_change"):
+        if name in cfg:
+            raise UsageError(
+                f"cfg holds {name}, which has no effect there; give retry_loop on_config_change="
             )
     return dict(cfg)
 
@@ -263,5 +277,10 @@ def _policy(policy: Named) -> Policy:
     return govern.policy(named) if isinstance(named, str) or hasattr(named, "__fspath__") else named
 
 
-def _on_config_change() -> str:
+def _on_config_change(policy: Named) -> str | None:
+    """Return what a changed configuration means: None where the policy's own file says it."""
+    if isinstance(policy, str) or hasattr(policy, "__fspath__"):
+        said = (loader.section_of(policy, "idempotency") or {}).get("on_config_change")
+        if said is not None:
+            return None
     return str(govern.profile(PROFILE).sections["idempotency"]["on_config_change"])

@@ -77,6 +77,7 @@ def sheet(found: Found) -> Sheet:
     """Lay out a policy."""
     profile, policy = found.profile, found.policy
     metadata: dict[str, Plain] = dict(profile.metadata)
+    about = str(metadata.pop("description", ""))
     cooldown = profile.cooldown(found.provider)
     read = origins(profile)
     return Sheet(
@@ -85,7 +86,7 @@ def sheet(found: Found) -> Sheet:
         provider=found.provider,
         version=profile.version,
         governed=profile.governed,
-        description=str(metadata.pop("description", "")),
+        description=profile.descriptions.get(found.policy_name) or about,
         source=profile.source,
         extends=profile.extends,
         signature=profile.signature,
