@@ -35,6 +35,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("options",),
     ("recipe", "errands"),
     ("api", "steps", "outbox"),
+    ("nodes",),
     ("workers", "http"),
     ("inbox",),
     (FRONT_DOOR,),

@@ -307,10 +307,10 @@ def _name(work: Any, name: str | None) -> str:
     own = getattr(work, "__qualname__", None)
     if own is None:
         raise UsageError(f"{work!r} has no name of its own; give name=")
-    return f"{_module(work)}.{own}"
+    return f"{module_of(work)}.{own}"
 
 
-def _module(work: Any) -> str:
+def module_of(work: Any) -> str:
     """Return the module of a function, by the name that is the same however its module is started."""
     module = getattr(work, "__module__", None)
     if module in ("__main__", "__mp_main__"):
@@ -371,7 +371,7 @@ def _pipeline(work: Any, name: str, told: Any) -> str:
     """
     if told is not None:
         return normalize_name(_text("pipeline", told))
-    module = _module(work)
+    module = module_of(work)
     return name if module.split(".")[0] == __package__ else module
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from oncemore.engine import worker
 from oncemore.engine.worker_report import Worked
 from oncemore.errors import UsageError
+from oncemore.nodes import NodeStep, is_node, nodes_in
 from oncemore.steps import Step
 
 if TYPE_CHECKING:
@@ -46,9 +47,10 @@ class Worker(worker.Worker):
     ) -> None:
         hands = []
         for step in steps:
-            if not isinstance(step, Step):
+            made = NodeStep(step) if is_node(step) else step
+            if not isinstance(made, Step):
                 raise UsageError(f"{step!r} is no step; a worker takes functions under @oncemore.step")
-            hands.append(step.hand)
+            hands.append(made.hand)
         super().__init__(engine, hands, concurrency=concurrency, poll_s=poll_s, grace_s=grace_s)
 
 
@@ -68,6 +70,7 @@ def steps_in(addresses: Iterable[str]) -> list[Step[..., Any]]:
             steps = [_named(module, name, attribute)]
         else:
             steps = [value for value in vars(module).values() if isinstance(value, Step)]
+            steps += nodes_in(module)
             if not steps:
                 raise UsageError(f"module {name} has no steps; a step is a function under @oncemore.step")
         found.update((id(step), step) for step in steps)
@@ -94,6 +97,7 @@ def _named(module: Any, name: str, attribute: str) -> Step[..., Any]:
     step: Any = module
     for part in attribute.split("."):
         step = getattr(step, part, None)
+    step = NodeStep(step) if is_node(step) else step
     if not isinstance(step, Step):
         raise UsageError(f"{name} has no step called {attribute!r}")
     return step

@@ -333,11 +333,7 @@ def test_a_result_that_cannot_be_kept_is_a_failure_of_a_pure_node_and_none_of_an
         ({"node_id": None}, None, "has no node_id; it names the work in the log"),
         ({}, [1], r"cfg is \[1\]; it takes a mapping"),
         ({}, {"retry_policy": {"max_attempts": 99}}, "cfg holds retry_policy, which has no effect there"),
-        (
-            {},
-            {"max_attempts": 2},
-            "cfg holds max_attempts, which has no effect there: it is a field of a pol",
-        ),
+        ({}, {"max_attempts": 2}, "cfg holds max_attempts, which has no effect there: it is a field"),
         ({}, {"on_config_change": "new"}, "cfg holds on_config_change, which has no effect there"),
     ],
 )

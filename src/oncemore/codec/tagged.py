@@ -24,6 +24,7 @@ from unicodedata import is_normalized, normalize
 from uuid import UUID
 
 from oncemore.codec.artifact import Artifact, artifact_of, plain_of
+from oncemore.codec.read_only import ReadOnlyDict, ReadOnlyList
 from oncemore.core.key import DEEPEST, LARGEST_INTEGER, canonical
 from oncemore.errors import UsageError
 
@@ -68,6 +69,10 @@ class Tagger:
         write = _WRITERS.get(kind)
         if self._keyed and kind is datetime:
             return _moment(_in_utc(value))  # type: ignore[arg-type]
+        if kind is ReadOnlyList:
+            return self._items(value, path, room)
+        if kind is ReadOnlyDict:
+            return self._mapping(value, path, room)  # type: ignore[arg-type]
         if write is None:
             raise NoForm(
                 f"{path} is {_article(kind.__name__)}, which has no form in JSON; pass plain values "

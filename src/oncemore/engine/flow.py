@@ -70,6 +70,8 @@ UNKNOWN, NOW = Answer("unknown"), Now()
 #: What a run is held for: an outcome that nobody knows, bytes that are not what they were, and work whose
 #: workers died until no attempt was left. Any other word is the reason of a decision.
 DOUBTFUL, MISMATCHED, POISON = "outcome_unknown", "checksum_mismatch", "poison"
+#: Why a run is COMPLETE that computed nothing: what it computes is there already.
+EXISTS = "artifact_exists"
 #: Says that a call has waited for a run, its own or somebody else's, and looks again.
 WAITED = object()
 #: Says that the run was not as it had been seen: nothing was written.
@@ -334,7 +336,7 @@ def _there_already(plan: Plan, call: Call, terms: Terms, seen: Seen, now: float)
         marks, body = ("PENDING",), _opening(terms)
         at = new_run(plan, call, terms, at, now)
     if found.state == "valid":
-        after = _over(at, "COMPLETE", "artifact_exists", committed=seen.version + 1)
+        after = _over(at, "COMPLETE", EXISTS, committed=seen.version + 1)
         body = {**body, "result": plan.encode(found.artifact), "artifacts": [plain_of(found.artifact)]}
         yield Save(seen, Change((*marks, "COMPLETE"), seen.run, after, body))
         return True
@@ -867,6 +869,27 @@ def settle(plan: Plan, call: Call, answer: Answer, seen: Seen | None = None) -> 
         saved = (yield Save(seen, _settled(plan, seen, answer, "decided", now))) if held else None
         refused = endings.not_held(plan, call) if saved is None else None
     yield End(None, refused)
+
+
+# A message that was delivered again -------------------------------------------------------------------
+
+
+def note_redelivery(call: Call) -> Script:
+    """Write down that a call found its work done (LEASE-5): COMPLETE, with the reason `artifact_exists`.
+
+    Once per run, so that a caller who asks for ever does not make the log grow for ever. The result stays
+    that of the COMMIT. A run with another config is left to the call itself.
+    """
+    while True:
+        seen = yield Load(call.entity)
+        run = seen.run
+        done = run is not None and run.state == "COMPLETE" and not run.pruned
+        if not done or run.cfg_hash != call.cfg_hash or run.reason == EXISTS:
+            yield End(None, None)
+            return
+        if (yield Save(seen, Change(("COMPLETE",), run, run._replace(reason=EXISTS)))) is not None:
+            yield End(None, None)
+            return
 
 
 # For somebody else to do ----------------------------------------------------------------------------

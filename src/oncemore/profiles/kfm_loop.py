@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from oncemore import govern
 from oncemore.engine import clock as clocks
-from oncemore.engine.attempt import current
 from oncemore.engine.history import Run
 from oncemore.errors import (
     Error,
@@ -41,10 +40,9 @@ from oncemore.errors import (
     TransientError,
     UsageError,
 )
-from oncemore.govern import loader
+from oncemore.nodes import PROFILE as PROFILE
+from oncemore.nodes import NodeStep, awaits, policy_of
 from oncemore.opening import chosen
-from oncemore.options import colour_of
-from oncemore.steps import Step, step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -58,9 +56,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Node", "PermanentError", "TransientError", "last_run", "retry_loop"]
 
-PROFILE = "kfm-loop"
-#: Names under which a configuration may say which partition a node writes; that is a part of the key.
-PARTITION = ("target_partition", "partition")
 #: What a configuration may not hold, because it would have no effect there: these are fields of a policy
 #: file, where they are reviewed. Spellings that may be a node's own (`rate`, `interval`) are not among them.
 POLICY_FIELDS = (
@@ -73,13 +68,18 @@ POLICY_FIELDS = (
 
 
 class Node(Protocol):
-    """What a node provides, beside a `node_id` or a `name`; `effect` is "pure" unless it has one."""
+    """What a node provides, beside a `node_id` or a `name`; it may have an `effect` ("pure" unless it has
+    one), a `policy` (`kfm-loop`) and a `pipeline` (the module of its class).
+    """
 
     def preflight_checkpoint(self, run: Attempt, key: str) -> Any:
         """Return where `compute` shall begin; `run.resume()` is the last checkpoint, None means that one."""
 
     def compute(self, inputs: Any, cfg: Any, checkpoint: Any) -> Any:
-        """Do the work and return its result as plain data; both may be async."""
+        """Do the work and return its result as plain data; both may be async.
+
+        `inputs` and `cfg` are read-only (ART-5): writing to them raises TypeError.
+        """
 
 
 def retry_loop(
@@ -87,14 +87,14 @@ def retry_loop(
     inputs: Any,
     cfg: Mapping[str, Any] | None = None,
     *,
-    policy: Named = PROFILE,
+    policy: Named | None = None,
     rerun: str | None = None,
     on_config_change: str | None = None,
 ) -> Any:
     """Run a node to its end and return "OK" or "HARD_FAIL"; to be awaited if `compute` is async.
 
     cfg               what the result depends on besides its inputs; its `partition` is a part of the key
-    policy            instead of `kfm-loop`
+    policy            instead of the node's own `policy`, or else of `kfm-loop`
     rerun             why work that failed for good is run once more, with a new budget
     on_config_change  "new", "reuse" or "fail" when a finished run had another cfg; else the policy file's, or
                       that of `kfm-loop`
@@ -103,15 +103,16 @@ def retry_loop(
     `ConfigChanged`, `OutcomeUnknown`, `Quarantined` when a person has to look first, `StoreError`.
     """
     made = _step(node, cfg, policy, on_config_change)
-    again = partial(made, inputs)
-    first = again if rerun is None else partial(made.rerun, inputs, reason=rerun)
-    script = _loop(first, again, _policy(policy).max_delay_s)
-    return _awaiting(script) if _awaits(node) else _blocking(script)
+    again, noted = partial(made, inputs, cfg), partial(made.note_redelivery, inputs, cfg)
+    first = again if rerun is None else partial(made.rerun, inputs, cfg, reason=rerun)
+    longest_s = _policy(policy or policy_of(node)).max_delay_s
+    script = _loop(noted, first, again, longest_s)
+    return _awaiting(script) if awaits(node) else _blocking(script)
 
 
 def last_run(node: Node, inputs: Any, cfg: Mapping[str, Any] | None = None) -> Run | None:
     """Return the last run of a node with these inputs: its state, attempts, proofs and log; or None."""
-    return _step(node, cfg, PROFILE, None).last(inputs)
+    return _step(node, cfg, None, None).last(inputs, cfg)
 
 
 # The loop: one script, two drivers ------------------------------------------------------------------
@@ -120,8 +121,14 @@ if TYPE_CHECKING:
     Script = Generator[Callable[[], Any] | float, Error | None, Status]
 
 
-def _loop(first: Callable[[], Any], again: Callable[[], Any], longest_s: float) -> Script:
-    """Yield what to call and how long to wait; be sent the error of a call, or None."""
+def _loop(
+    noted: Callable[[], Any], first: Callable[[], Any], again: Callable[[], Any], longest_s: float
+) -> Script:
+    """Yield what to call and how long to wait; be sent the error of a call, or None.
+
+    A message that is delivered again is noted in the log first.
+    """
+    yield noted
     call = first
     while True:
         error = yield call
@@ -194,68 +201,16 @@ async def _called_awaited(call: Callable[[], Any]) -> Error | None:
 # The step that a node is ----------------------------------------------------------------------------
 
 
-def _step(node: Node, cfg: Any, policy: Named, on_config_change: str | None) -> Step[[Any], Any]:
-    """Return the durable step that a node with a configuration is."""
-    config = _checked(cfg)
-    partition = next((config.pop(name) for name in PARTITION if name in config), None)
-    work = _work_awaited(node, cfg) if _awaits(node) else _work(node, cfg)
-    return step(
-        effect=getattr(node, "effect", "pure"),
-        name=_node_id(node),
-        partition=partition,
-        config=config,
-        on_version_change=on_config_change or _on_config_change(policy),
-        policy=policy,
-    )(work)
+def _step(node: Node, cfg: Any, policy: Named | None, on_config_change: str | None) -> NodeStep:
+    """Return the durable step that a node is, if the configuration holds nothing that has no effect."""
+    _check_cfg(cfg)
+    return NodeStep(node, policy=policy, on_config_change=on_config_change)
 
 
-def _work(node: Node, cfg: Any) -> Callable[[Any], Any]:
-    def compute(inputs: Any) -> Any:
-        run = current()
-        found, last = node.preflight_checkpoint(run, run.key), run.resume()
-        if found is None or found == last:
-            return node.compute(inputs, cfg, last)
-        run.checkpoint(found)
-        return node.compute(inputs, cfg, found)
-
-    return compute
-
-
-def _work_awaited(node: Node, cfg: Any) -> Callable[[Any], Any]:
-    async def compute(inputs: Any) -> Any:
-        run = current()
-        found, last = node.preflight_checkpoint(run, run.key), run.resume()
-        if hasattr(type(found), "__await__"):
-            found = await found
-        if found is None or found == last:
-            return await node.compute(inputs, cfg, last)
-        await run.checkpoint(found)
-        return await node.compute(inputs, cfg, found)
-
-    return compute
-
-
-def _awaits(node: Node) -> bool:
-    for name in ("preflight_checkpoint", "compute"):
-        if not callable(getattr(node, name, None)):
-            raise UsageError(
-                f"{node!r} is no node: it has no {name}; a node has preflight_checkpoint(run, key) and "
-                "compute(inputs, cfg, checkpoint)"
-            )
-    return colour_of(node.compute) == "coroutine"
-
-
-def _node_id(node: Node) -> str:
-    found = getattr(node, "node_id", None) or getattr(node, "name", None)
-    if not isinstance(found, str):
-        raise UsageError(f"{node!r} has no node_id; it names the work in the log, and is a part of its key")
-    return found
-
-
-def _checked(cfg: Any) -> dict[str, Any]:
-    """Return a copy of a configuration that holds nothing that would be overlooked."""
+def _check_cfg(cfg: Any) -> None:
+    """Refuse a configuration that holds something that has no effect there."""
     if cfg is None:
-        return {}
+        return
     if not isinstance(cfg, Mapping):
         raise UsageError(f"cfg is {cfg!r:.80}; it takes a mapping")
     for name in POLICY_FIELDS:
@@ -269,18 +224,8 @@ def _checked(cfg: Any) -> dict[str, Any]:
             raise UsageError(
                 f"cfg holds {name}, which has no effect there; give retry_loop on_config_change="
             )
-    return dict(cfg)
 
 
 def _policy(policy: Named) -> Policy:
     named: Any = policy
     return govern.policy(named) if isinstance(named, str) or hasattr(named, "__fspath__") else named
-
-
-def _on_config_change(policy: Named) -> str | None:
-    """Return what a changed configuration means: None where the policy's own file says it."""
-    if isinstance(policy, str) or hasattr(policy, "__fspath__"):
-        said = (loader.section_of(policy, "idempotency") or {}).get("on_config_change")
-        if said is not None:
-            return None
-    return str(govern.profile(PROFILE).sections["idempotency"]["on_config_change"])
