@@ -25,7 +25,9 @@ so. Batches that ask for `sync` have `synchronous_commit` at `on` or more, whate
     grant select on all tables in schema oncemore to app;
     grant execute on all functions in schema oncemore to app;
 
-and can then append and prune, but neither change nor delete.
+and can then append and prune, but neither change nor delete. It names the owner in its address,
+postgresql://app@host/database?owner=ROLE, unless that is a superuser or a role that it is a member of: a
+schema that any other role owns is refused (`postgres_owner`).
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from oncemore.core.key import fingerprint
 from oncemore.core.record import NOWHERE
 from oncemore.errors import StoreError, UsageError
-from oncemore.store import postgres_format, postgres_list
+from oncemore.store import postgres_format, postgres_list, postgres_owner
 from oncemore.store.base import Entry, Facts, Room, Stored, Weight, check_batch
 from oncemore.store.combine import Combiner
 from oncemore.store.postgres_bell import Bell
@@ -285,6 +287,11 @@ class PostgresStore:
             weak if self._weak else sure,
             (*((weak,) if self._weak else ()), *((alone,) if self._alone else ())),
         )
+
+    def sort_objects(self) -> tuple[list[str], list[str]]:
+        """Return foreign objects that touch our tables, and the tables of others in the schema."""
+        sql, values = postgres_owner.find_objects(self._schema)
+        return postgres_owner.sort_objects(self.tell(sql, values))
 
     def house(self) -> PostgresHouse:
         """Return what keeps house here."""

@@ -16,6 +16,7 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from oncemore.errors import StoreError
+from oncemore.store.postgres_owner import check_objects, check_owners
 from oncemore.store.postgres_wire import psycopg
 
 if TYPE_CHECKING:
@@ -52,7 +53,9 @@ def check(where: Address, schema: str, has: int | None) -> None:
 
 
 def bring_up(connection: Connection, where: Address, schema: str) -> None:
-    """Make the schema, or bring it to our format."""
+    """Make the schema, or bring it to our format; refuse one that others could change."""
+    check_owners(connection, where, schema)
+    check_objects(connection, where, schema)
     has = found(connection, schema)
     check(where, schema, has)
     if has == FORMAT:
@@ -76,6 +79,7 @@ def _run(connection: Connection, where: Address, schema: str) -> None:
     check(where, schema, has)
     if has is None:
         connection.execute(f"create schema if not exists {schema}".encode())
+        check_owners(connection, where, schema)  # another role may have made it just now
     for format_ in range((has or 0) + 1, FORMAT + 1):
         source = resources.files("oncemore.store").joinpath(SOURCES[format_]).read_text("utf-8")
         connection.execute(source.format(schema=schema, tag=tag_of(schema)).encode(), prepare=False)

@@ -57,6 +57,7 @@ def join(connection: Connection, also: Callable[[Any], object]) -> None:
     ends = time.monotonic() + ALSO_S
     joined = PostgresJoined(connection, ends)
     try:
+        connection.execute("set local search_path to default")  # what is written there is the user's own
         also(joined)
         if time.monotonic() > ends:
             raise too_long()

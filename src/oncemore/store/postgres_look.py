@@ -8,6 +8,7 @@ from oncemore.errors import StoreError
 from oncemore.store import postgres_format
 from oncemore.store.eyes import ForEyesOnly
 from oncemore.store.postgres import PostgresStore
+from oncemore.store.postgres_owner import check_owners
 
 if TYPE_CHECKING:
     from oncemore.store.postgres_wire import Connection
@@ -21,6 +22,7 @@ class LookedAt(ForEyesOnly, PostgresStore):
 
     def _set_up(self, connection: Connection) -> None:
         """Check that there is a store; none is made."""
+        check_owners(connection, self._where, self._schema)
         found = postgres_format.found(connection, self._schema)
         if found is None:
             raise StoreError(f"{self._where.shown}: there is no store in the schema {self._schema}")

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from oncemore.core.value import Value
 from oncemore.errors import MissingExtra, StoreError, UsageError
@@ -61,6 +61,8 @@ LONGEST_NAME = 2000  # bytes; an index row of PostgreSQL holds 2,704
 
 #: Where the tables are, unless an address names another schema.
 SCHEMA = "oncemore"
+#: Options of an address that the driver does not know: the schema, and a role that is trusted to own it.
+OURS = ("schema", "owner")
 
 #: What a connection is opened with where the address does not say otherwise.
 DEFAULTS: Mapping[str, Any] = {
@@ -91,11 +93,12 @@ ADVICE: Mapping[str, str] = {
 
 
 class Address(Value):
-    """Where a store is: what the driver connects with, what may be shown, and the schema that it names."""
+    """Where a store is: what the driver connects with, what may be shown, the schema, its trusted owner."""
 
     params: Mapping[str, Any]
     shown: str
     schema: str
+    owner: str
 
     def __repr__(self) -> str:
         return f"Address({self.shown})"  # the parameters have the password in them
@@ -105,7 +108,7 @@ def address(url: str) -> Address:
     """Read a URL; refuse one that cannot be read, without repeating it."""
     if not url.startswith(("postgresql://", "postgres://")):
         raise UsageError("the address of a store in PostgreSQL begins with postgresql://")
-    server, schema = _without_schema(url)
+    server, ours = _without_ours(url)
     try:
         params = conninfo_to_dict(server)
     except psycopg.Error:
@@ -116,25 +119,35 @@ def address(url: str) -> Address:
     shown = {name: quote(str(params.get(name, "")), safe="/,") for name in ("user", "host", "port", "dbname")}
     user, port = shown["user"] and f"{shown['user']}@", shown["port"] and f":{shown['port']}"
     place = f"postgresql://{user}{shown['host']}{port}/{shown['dbname']}"
-    return Address({**DEFAULTS, **params}, place, schema)
+    return Address({**DEFAULTS, **params}, place, ours.get("schema", SCHEMA), ours.get("owner", ""))
 
 
-def _without_schema(url: str) -> tuple[str, str]:
-    """Return an address as the driver knows it, and the schema, of which only we know."""
+def _without_ours(url: str) -> tuple[str, dict[str, str]]:
+    """Return an address as the driver knows it, and the options that only we know."""
     server, _, query = url.partition("?")
-    options = [option for option in query.split("&") if option]
-    names = [option for option in options if option.startswith("schema=")]
-    if len(names) > 1:
-        raise UsageError("this address of a PostgreSQL server names more than one schema")
-    rest = "&".join(option for option in options if option not in names)
-    return f"{server}?{rest}" if rest else server, names[0].removeprefix("schema=") if names else SCHEMA
+    ours: dict[str, str] = {}
+    rest = []
+    for option in filter(None, query.split("&")):
+        name, _, value = option.partition("=")
+        if name not in OURS:
+            rest.append(option)
+        elif name in ours:
+            raise UsageError(f"this address of a PostgreSQL server names more than one {name}")
+        else:
+            ours[name] = unquote(value)
+    return f"{server}?{'&'.join(rest)}" if rest else server, ours
 
 
 def connect(where: Address) -> Connection:
-    """Open a connection in autocommit, whose statements see what was committed when they begin."""
+    """Open a connection in autocommit, whose statements see what was committed when they begin.
+
+    Functions and operators are those of the server itself, whatever search_path the role has.
+    """
     connection: Connection = psycopg.connect(**where.params, autocommit=True)
     try:
-        connection.execute("set default_transaction_isolation = 'read committed'")
+        connection.execute(
+            "set default_transaction_isolation = 'read committed'; set search_path = pg_catalog, pg_temp"
+        )
     except BaseException:
         hang_up(connection)
         raise
