@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from oncemore.breakers import Breaker, Budget, Rate
     from oncemore.codec.artifact import Artifact
+    from oncemore.codec.seal import EarlierBodies
     from oncemore.codec.secret import Secret
     from oncemore.core.backoff import Jitter, Schedule
     from oncemore.core.cooldown import Cooldown
@@ -80,6 +81,7 @@ _HOMES = {
     "oncemore.api": "additive attempts exponential fixed linear proportional retry retrying",
     "oncemore.breakers": "Breaker Budget Rate",
     "oncemore.codec.artifact": "Artifact",
+    "oncemore.codec.seal": "EarlierBodies",
     "oncemore.codec.secret": "Secret",
     "oncemore.core.backoff": "Jitter Schedule",
     "oncemore.core.cooldown": "Cooldown",
@@ -121,6 +123,7 @@ __all__ = [
     "CoolingDown",
     "DeadlineExceeded",
     "Decision",
+    "EarlierBodies",
     "Engine",
     "Error",
     "Failed",

@@ -65,7 +65,8 @@ def open(  # noqa: A001 - read as oncemore.open
     notify             who is told of what comes into quarantine: sinks, or their addresses (`edges.notify`)
     notify_every_s     the stretch in which each is told twice at most of one step and reason (300; 0: always)
     codec              what seals arguments, results, errors and events in the store: an object with an `id`,
-                       `encode(bytes)` and `decode(bytes)`; of several, the first one writes
+                       `encode(bytes)` and `decode(bytes)`; of several, the first one writes; with
+                       `EarlierBodies()` among them plain bodies are read too
     copies             "hold": on a store that was copied or restored nothing but `pure` steps runs before
                        somebody has acknowledged it; "trust": it is taken for the original
     warn_…_mb          say once when the store is larger than this (10240), when its write-ahead file is and

@@ -5,21 +5,27 @@ Bodies (arguments, results, errors, checkpoints, events) are stored as it encode
 log are made over that: `verify` needs no key. What is stored says by which codec, so that keys can be
 changed:
 
-    stored  =  0x00 ‖ length of the id ‖ id ‖ what encode() returned
+    stored  =  0x01 ‖ length of the id ‖ id ‖ encode(binding ‖ body)
+    binding =  version, 8 bytes ‖ length of the entity's name, 4 bytes ‖ name of the entity
 
-The first byte tells it from a plain body, which is a JSON object. Headers and heads are never sealed.
+The first byte tells it from a plain body, which is a JSON object. The binding says which entry the body
+belongs to: a body that was put into another entry is refused, as far as the codec authenticates what it
+decodes. With a codec plain bodies are refused, because anybody who can write to the store could have written
+them; so are bodies that earlier versions sealed without a binding (0x00). `EarlierBodies` allows both.
+Headers and heads are never sealed.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from oncemore.errors import UsageError
+from oncemore.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SEALED = 0
+UNBOUND, BOUND = 0, 1
+EMPTY = b"{}"  # the body of an entry that says nothing; it is never sealed
 LONGEST_ID = 100
 
 
@@ -37,6 +43,24 @@ class Codec(Protocol):
         """Return what was encoded, or raise."""
 
 
+class EarlierBodies:
+    """Among the codecs of an engine: bodies of earlier times are read too, until all of them are gone.
+
+    These are plain ones, of a log that began without a codec, and those that earlier versions have sealed
+    without binding them to their entry. Whoever can write to the store can then forge or swap such bodies.
+    """
+
+    id = "earlier bodies"
+
+    def encode(self, data: bytes, /) -> bytes:
+        """Refuse: it reads only."""
+        raise UsageError("EarlierBodies cannot write; name the codec that does before it")
+
+    def decode(self, data: bytes, /) -> bytes:
+        """Return plain bytes as they are."""
+        return data
+
+
 class Seal:
     """The codecs of an engine: the first one writes, and all can read."""
 
@@ -48,17 +72,31 @@ class Seal:
         if len(self._by_id) < len(several):
             raise UsageError("codec names one id twice; each needs an id of its own")
         self._first: Codec = several[0]
+        if isinstance(self._first, EarlierBodies):
+            raise UsageError(
+                "codec begins with EarlierBodies, which only reads; name the one that writes first"
+            )
+        self._reads_earlier = any(isinstance(codec, EarlierBodies) for codec in several)
         name = _name(self._first).encode()
-        self._mark = bytes((SEALED, len(name))) + name
+        self._mark = bytes((BOUND, len(name))) + name
 
     @property
     def codecs(self) -> tuple[Codec, ...]:
         """All codecs, the one that writes first."""
         return tuple(self._by_id.values())
 
-    def close(self, body: bytes) -> bytes:
-        """Return a body as it is stored."""
-        return self._mark + self._first.encode(body)
+    def close(self, body: bytes, entity: str, version: int) -> bytes:
+        """Return a body as it is stored in an entry."""
+        return self._mark + self._first.encode(_binding(entity, version) + body)
+
+    def check_earlier(self, what: str, entity: str, version: int) -> None:
+        """Refuse a body that is not sealed as ours are, unless `EarlierBodies` is among the codecs."""
+        if not self._reads_earlier:
+            raise UsageError(
+                f"the body of version {version} of {entity} is {what}, though a codec is set: another "
+                "program may have put it there. If the log is older than its codec, or than this version, "
+                "add oncemore.EarlierBodies() to codec=[…]"
+            )
 
     def open(self, name: str, data: bytes) -> bytes:
         """Return what was sealed under a name."""
@@ -81,9 +119,16 @@ def _are(ids: list[str]) -> str:
     return f"is {ids[0]}" if len(ids) == 1 else f"are {', '.join(ids)}"
 
 
-def opened(data: bytes, seal: Seal | None) -> bytes:
-    """Return the plain bytes of a body; one that is sealed needs its key."""
-    if data[0] != SEALED:
+def is_sealed(data: bytes) -> bool:
+    """Whether a body is sealed."""
+    return data[0] in (UNBOUND, BOUND)
+
+
+def opened(data: bytes, seal: Seal | None, entity: str, version: int) -> bytes:
+    """Return the plain bytes of the body of an entry; one that is sealed needs its key."""
+    if not is_sealed(data):
+        if seal is not None and data != EMPTY:
+            seal.check_earlier("plain", entity, version)
         return data
     end = 2 + data[1]
     name = data[2:end].decode()
@@ -91,7 +136,22 @@ def opened(data: bytes, seal: Seal | None) -> bytes:
         raise UsageError(
             f"a body is sealed with the key {name!r}; open the store with it: oncemore.open(url, codec=…)"
         )
-    return seal.open(name, data[end:])
+    if data[0] == UNBOUND:
+        seal.check_earlier("sealed without its entry", entity, version)
+        return seal.open(name, data[end:])
+    plain, binding = seal.open(name, data[end:]), _binding(entity, version)
+    if not plain.startswith(binding):
+        raise StoreError(
+            f"the body of version {version} of {entity} was sealed for another entry: it was swapped. Do not "
+            "write to this store any more, and run `oncemore verify`"
+        )
+    return plain[len(binding) :]
+
+
+def _binding(entity: str, version: int) -> bytes:
+    """Return what binds a body to its entry; every part has its length, so that no two are alike."""
+    name = entity.encode()
+    return version.to_bytes(8, "big") + len(name).to_bytes(4, "big") + name
 
 
 def _name(codec: Any) -> str:

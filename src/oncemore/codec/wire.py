@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from oncemore.codec.seal import opened
+from oncemore.codec.seal import EMPTY, opened
 from oncemore.core.record import FORMAT, Run
 from oncemore.core.value import make
 from oncemore.errors import StoreError
@@ -46,8 +46,8 @@ _headers = msgspec.json.Decoder(Header)
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 _decode_head = msgspec.json.Decoder(tuple[Any, ...]).decode
-_EMPTY, _BRACE = b"{}", 0x7B
-_DIGEST_OF_EMPTY = sha256(_EMPTY).digest()
+_BRACE = 0x7B
+_DIGEST_OF_EMPTY = sha256(EMPTY).digest()
 
 
 def written(
@@ -57,9 +57,9 @@ def written(
     marks, _, after, told = change
     fence = after.fence if type(after) is Run else 0
     header = _encode(Header(FORMAT, entity, version, at, fence, nonce, marks, change.sets))
-    body, digest = _EMPTY, _DIGEST_OF_EMPTY
+    body, digest = EMPTY, _DIGEST_OF_EMPTY
     if told:
-        body = _encode(told) if seal is None else seal.close(_encode(told))
+        body = _encode(told) if seal is None else seal.close(_encode(told), entity, version)
         digest = sha256(body).digest()
     return make(Written, (header, body, linked(prev, header, digest), _encode((FORMAT, *after))))
 
@@ -104,9 +104,14 @@ def header_of(data: bytes) -> Header:
     return header
 
 
-def body_of(data: bytes, seal: Seal | None = None) -> dict[str, Any]:
-    """Return the body that its bytes hold; a sealed one needs its key."""
-    if data[0] != _BRACE:
-        data = opened(data, seal)
+def body_of(data: bytes, seal: Seal | None = None, entity: str = "", version: int = 0) -> dict[str, Any]:
+    """Return the body of an entry that its bytes hold; a sealed one needs its key."""
+    if seal is not None or data[0] != _BRACE:
+        data = opened(data, seal, entity, version)
     found: dict[str, Any] = _decode(data)
     return found
+
+
+def read_body(stored: Any, seal: Seal | None = None) -> dict[str, Any]:
+    """Return the body of an entry, or of the last entry of a head; empty where it was pruned."""
+    return {} if stored.body is None else body_of(stored.body, seal, stored.entity, stored.version)

@@ -84,7 +84,7 @@ def _open_for(engine: Engine) -> float:
 def _mentioned(engine: Engine) -> Iterator[str]:
     """Return the digests in every body that speaks of artifacts: rather one too many than one too few."""
     for entry in engine.store.entries():
-        body = entry.body and opened(entry.body, engine.seal)
+        body = entry.body and opened(entry.body, engine.seal, entry.entity, entry.version)
         if body and (b"$artifact" in body or b'"spilled"' in body):
             yield from (digest.decode() for digest in _MENTION.findall(body))
 

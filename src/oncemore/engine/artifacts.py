@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 #: Under what name a large result is kept; no step can give it.
 RESULT = "$result"
+#: What a large result is sealed as: the body that refers to it has its digest, and is bound to its entry.
+SPILLED = "spilled"
 MOST_LISTED = 2**31 - 1
 KEPT, QUARANTINED, REJECTED = "KEPT", "QUARANTINED", "REJECTED"
 
@@ -327,7 +329,7 @@ class Artifacts:
         try:
             seal = self._engine.seal
             data = bytes(encoded)
-            digest, size = self.write(data if seal is None else seal.close(data))
+            digest, size = self.write(data if seal is None else seal.close(data, SPILLED, 0))
         except Exception as fault:  # noqa: BLE001 - the work is done, and must be said to be
             self._engine.grumble(f"a large result of {run.step} stays in the log: {fault}")
             return None
@@ -341,7 +343,7 @@ class Artifacts:
         """Return a large result as it was encoded, verified; or the error that it cannot be had for."""
         try:
             with self.shelf.open(spilled["digest"], spilled["size"]) as file:
-                return msgspec.Raw(opened(file.read(), self._engine.seal))
+                return msgspec.Raw(opened(file.read(), self._engine.seal, SPILLED, 0))
         except Violation as fault:
             self.set_aside(spilled["ref"], fault)
             return fault

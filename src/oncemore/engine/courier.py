@@ -130,8 +130,8 @@ class Courier:
     def given(self, op: Given) -> bytes | None:
         """Return what was given away, or None if it was pruned."""
         # Opened here and not when it is sent: a key that is missing is no failure of the event.
-        body = next(iter(self.engine.store.entries(op.entity))).body
-        return None if body is None else opened(body, self.engine.seal)
+        first = next(iter(self.engine.store.entries(op.entity)))
+        return None if first.body is None else opened(first.body, self.engine.seal, op.entity, first.version)
 
     def now(self, op: Now) -> float:
         """Return the store's time."""

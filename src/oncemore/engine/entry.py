@@ -62,5 +62,5 @@ def seen_in(store: Store, entity: str, seal: Seal | None = None, kind: type[Any]
     if head is None:
         return Seen(entity, 0, NOWHERE, None)
     _, version, own, state, _, _, data = head
-    body = None if data is None else body_of(data, seal)
+    body = None if data is None else body_of(data, seal, entity, version)
     return make(Seen, (entity, version, own, head_of(state, kind), body))

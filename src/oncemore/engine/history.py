@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.results import value_of
 from oncemore.codec.tagged import untag
-from oncemore.codec.wire import body_of, head_of, header_of, linked
+from oncemore.codec.wire import head_of, header_of, linked, read_body
 from oncemore.core import record
 from oncemore.core.control import Approval, Control
 from oncemore.core.cooldown import Resource
@@ -266,7 +266,7 @@ class Run:
 
     def _body(self, version: int) -> dict[str, Any]:
         for entry in self._engine.store.entries(self._entity, version - 1):
-            return {} if entry.body is None else body_of(entry.body, self._engine.seal)
+            return read_body(entry, self._engine.seal)
         return {}
 
     def _entries(self) -> list[tuple[Any, record.Run, dict[str, Any]]]:
@@ -282,7 +282,7 @@ def told(entries: Iterable[Entry], seal: Seal | None = None) -> Iterator[tuple[A
         header = header_of(entry.header)
         kind: Any = KINDS[header.entity.partition("/")[0]]
         state = states[header.entity] = fold(states.get(header.entity), header.sets, kind)
-        yield header, state, {} if entry.body is None else body_of(entry.body, seal)
+        yield header, state, read_body(entry, seal)
 
 
 def _attempts(entries: list[tuple[Any, record.Run, dict[str, Any]]]) -> Iterator[Attempted]:
@@ -451,5 +451,5 @@ def opening_of(entries: Iterable[Entry], seal: Seal | None = None) -> dict[str, 
     for entry in entries:
         header = header_of(entry.header)
         if "PENDING" in header.marks and "run_id" in header.sets:  # what was held has begun before
-            found = {} if entry.body is None else body_of(entry.body, seal)
+            found = read_body(entry, seal)
     return found

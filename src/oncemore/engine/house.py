@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oncemore.codec.wire import body_of, head_of, header_of
+from oncemore.codec.wire import head_of, header_of, read_body
 from oncemore.core.record import Outgoing, Run
 from oncemore.core.value import Value
 from oncemore.engine.chores import Doing, chores, close, left_open, somebody, told
@@ -233,7 +233,7 @@ def _forgotten(engine: Engine, entry: Entry) -> Forgotten | None:
     if how is None:
         return None
     try:
-        body = {} if entry.body is None else body_of(entry.body, engine.seal)
+        body = read_body(entry, engine.seal)
     except UsageError:  # sealed, and the key is not here: the log can be checked all the same
         body = {}
     made = body.get("prune" if how == "pruned" else "erase", {})

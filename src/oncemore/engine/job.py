@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncemore.codec.artifact import as_artifact
-from oncemore.codec.wire import body_of, head_of
+from oncemore.codec.wire import head_of, read_body
 from oncemore.core.control import CONTROL
 from oncemore.core.record import NOWHERE, Change, Kept, Outgoing, Run
 from oncemore.core.value import make
@@ -262,7 +262,7 @@ class Job:
         for entry in self.store.entries(op.entity, op.version - 1):
             if entry.body is None:
                 break
-            return body_of(entry.body, self.engine.seal)
+            return read_body(entry, self.engine.seal)
         raise StoreError(f"entry {op.version} of {op.entity} has no body; was it pruned?")
 
     def tell(self, op: Tell) -> None:

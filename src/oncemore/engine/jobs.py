@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.results import value_of
-from oncemore.codec.wire import body_of, head_of
+from oncemore.codec.wire import head_of, read_body
 from oncemore.core.record import Mapped
 from oncemore.core.value import Value
 from oncemore.engine.history import Run
@@ -166,7 +166,7 @@ def jobs_of(engine: Engine, limit: int = 100) -> tuple[JobRun, ...]:
 def _known(engine: Engine, entity: str) -> JobRun:
     head = engine.store.head(entity)
     assert head is not None
-    body = {} if head.body is None else body_of(head.body, engine.seal)
+    body = read_body(head, engine.seal)
     items = tuple(JobItem(*item) for item in body.get("items", ()))
     providers = {name: ByProvider(*told) for name, told in body.get("providers", {}).items()}
     return JobRun(engine, head_of(head.head, Mapped), items, providers)

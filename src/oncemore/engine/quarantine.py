@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.results import encode
-from oncemore.codec.wire import body_of, head_of, header_of
+from oncemore.codec.wire import head_of, header_of, read_body
 from oncemore.core.key import normalize_name
 from oncemore.core.policy import STANDARD
 from oncemore.core.record import Kept, Outgoing, Run
@@ -369,7 +369,7 @@ def _decisions(entries: list[Entry], seal: Seal | None) -> Iterator[dict[str, An
 
 
 def _body(entry: Entry, seal: Seal | None) -> dict[str, Any]:
-    return {} if entry.body is None else body_of(entry.body, seal)
+    return read_body(entry, seal)
 
 
 def _plan(run: Run) -> Plan:

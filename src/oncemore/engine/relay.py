@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from oncemore.codec.wire import body_of, head_of
+from oncemore.codec.wire import head_of, read_body
 from oncemore.core.backoff import Schedule
 from oncemore.core.policy import Policy
 from oncemore.core.record import Outgoing
@@ -186,7 +186,7 @@ def _check(name: str, value: object, low: float, high: float) -> None:
 
 
 def _dead_letter(event: Outgoing, head: Any, seal: Seal | None) -> DeadLetter:
-    body = {} if head is None or head.body is None else body_of(head.body, seal)
+    body = {} if head is None else read_body(head, seal)
     return DeadLetter(
         event.event_id, event.topic, event.reason, body.get("error", {}), event.attempt, event.created,
         event.correlation_id, event.tenant,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.json import encode
 
-from oncemore.codec.seal import SEALED, opened
+from oncemore.codec.seal import is_sealed, opened
 from oncemore.codec.wire import body_of, header_of
 from oncemore.core.backoff import Jitter, Schedule
 from oncemore.core.decide import Situation, decide
@@ -23,7 +23,7 @@ from oncemore.core.record import Run
 from oncemore.core.tune import Signals, Tuning
 from oncemore.core.value import Value
 from oncemore.engine.history import verify
-from oncemore.errors import Error, PolicyError
+from oncemore.errors import PolicyError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -93,8 +93,8 @@ class Replay:
             made, body = None, entry.body
             found: list[Difference] = []
             sealed = False
-            if body and body[0] == SEALED:
-                body = self._opened(body)
+            if body and (self._seal is not None or is_sealed(body)):
+                body = self._opened(entry)
                 sealed = body is None
             if body and b'"proof":' in body:
                 made = body_of(body).get("proof")
@@ -107,11 +107,12 @@ class Replay:
                 tuple(found[:MOST_DIFFERENCES]), sealed,
             )  # fmt: skip
 
-    def _opened(self, body: bytes) -> bytes | None:
+    def _opened(self, entry: Entry) -> bytes | None:
         """Return what a sealed body says, or None without its key."""
+        assert entry.body is not None
         try:
-            return opened(body, self._seal)
-        except Error:
+            return opened(entry.body, self._seal, entry.entity, entry.version)
+        except UsageError:
             return None
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from oncemore.codec.wire import body_of, head_of, header_of
+from oncemore.codec.wire import head_of, header_of, read_body
 from oncemore.core.key import event_id_of
 from oncemore.core.record import Change, Kept, Outgoing, Run, Worker
 from oncemore.core.retain import LEAST_S, cannot_go, is_young
@@ -187,7 +187,7 @@ def _groups(
 def _still_needed(engine: Engine, head: Head, run: Run, now: float, older_than: float | None) -> str:
     """Return why a run that is over stays, as far as its last entry tells."""
     for entry in engine.store.entries(head.entity, head.version - 1):
-        if run.state == "HARD_FAIL" and entry.body and "quarantine" in body_of(entry.body, engine.seal):
+        if run.state == "HARD_FAIL" and "quarantine" in read_body(entry, engine.seal):
             return "quarantined"
         return is_young(run, header_of(entry.header).at, now, older_than)
     return "moved"

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from unicodedata import normalize
 
-from oncemore.codec.wire import body_of, head_of, header_of
+from oncemore.codec.wire import head_of, header_of, read_body
 from oncemore.core.control import (
     CONTROL,
     GRANTED,
@@ -147,7 +147,7 @@ class Switches:
 
     def _said(self) -> Iterator[Said]:
         for entry in self._engine.store.entries(CONTROL):
-            made = {} if entry.body is None else body_of(entry.body, self._engine.seal).get("decision", {})
+            made = read_body(entry, self._engine.seal).get("decision", {})
             if made:
                 at = header_of(entry.header).at
                 yield Said(made["what"], made["switch"], made["actor"], made["reason"], at)
@@ -253,7 +253,7 @@ class Approvals:
             if run.held_for == NEEDED:
                 entries = list(engine.store.entries(head.entity))
                 last = entries[-1]
-                body = {} if last.body is None else body_of(last.body, engine.seal)
+                body = read_body(last, engine.seal)
                 opening = opening_of(iter(entries), engine.seal)
                 found.append(
                     Waiting(

@@ -13,21 +13,17 @@ if TYPE_CHECKING:
     from typing import Any
 
     from oncemore.codec.seal import Seal
+    from oncemore.store.base import Entry
 
 
-def said(body: bytes | None) -> dict[str, Any]:
+def said(entry: Entry) -> dict[str, Any]:
     """Return what a body says; of one that was pruned nothing, of one that is sealed that it is."""
-    from oncemore.codec.seal import SEALED
-    from oncemore.codec.wire import body_of
-    from oncemore.errors import Error
+    from oncemore.codec.wire import read_body
+    from oncemore.errors import UsageError
 
-    if not body:
-        return {}
-    if body[0] != SEALED:
-        return body_of(body)
     try:
-        return body_of(body, key())
-    except Error as fault:
+        return read_body(entry, key())
+    except UsageError as fault:
         return {"sealed": str(fault)}
 
 

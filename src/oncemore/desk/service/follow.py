@@ -102,7 +102,7 @@ class Tail:
         if "run_id" in sets:
             self._runs.pop(entry.entity, None)  # another life of the key
         run = self._run(entry.entity) if kind == "run" else None
-        body = said(entry.body)
+        body = said(entry)
         error = body.get("error") or {}
         step = run.step if run is not None else sets.get("step") or sets.get("topic") or ""
         tenant = run.tenant if run is not None else sets.get("tenant", "")

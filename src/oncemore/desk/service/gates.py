@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from oncemore.codec.wire import body_of, head_of, header_of
+from oncemore.codec.wire import head_of, header_of, read_body
 from oncemore.core import gate
 from oncemore.core.key import normalize_name
 from oncemore.core.record import Circuit, Quota, fold
@@ -96,7 +96,7 @@ def _moves(engine: Engine, name: str) -> Iterator[Move]:
     for entry in engine.store.entries(circuits.entity_of(name)):
         header = header_of(entry.header)
         before, state = state, fold(state, header.sets, Circuit)
-        body: dict[str, Any] = {} if entry.body is None else body_of(entry.body, engine.seal)
+        body: dict[str, Any] = read_body(entry, engine.seal)
         error, decided = body.get("error") or {}, body.get("decision") or {}
         failed = before is None or state.failed_at != before.failed_at
         yield Move(

@@ -59,7 +59,7 @@ def lineages(store: Store, entity: str) -> Iterator[tuple[Run, Lineage]]:
     entries = list(store.entries(entity))
     bare = (entry._replace(body=None) for entry in entries)
     for entry, (header, run, _) in zip(entries, told(bare), strict=True):
-        body = said(entry.body)
+        body = said(entry)
         arguments = body.get("arguments", arguments)
         if "COMMIT" in header.marks and body and "sealed" not in body:
             yield run, lineage_of(entity.removeprefix("run/"), run, arguments, body)

@@ -150,7 +150,7 @@ def row_of(store: Store, head: Head) -> Row:
     run: Run = head_of(head.head)
     last = next(iter(store.entries(head.entity, head.version - 1)), None)
     at = run.began if last is None else header_of(last.header).at
-    body = {} if last is None else said(last.body)
+    body = {} if last is None else said(last)
     error = body.get("error") or {}
     return Row(
         run.run_id, head.entity.removeprefix("run/"), run.step, run.state, run.reason, run.held_for,

@@ -130,7 +130,7 @@ def _steps(store: Store, found: Found) -> tuple[tuple[Step, ...], tuple[str, ...
     for entry, (header, state, _) in zip(entries, told(bare), strict=True):
         lives[state.run_id] = None
         if state.run_id == found.run_id:
-            steps.append(Step(entry.seq, header.version, header.at, header.marks, state, said(entry.body)))
+            steps.append(Step(entry.seq, header.version, header.at, header.marks, state, said(entry)))
     return tuple(steps), tuple(lives)
 
 
