@@ -9,11 +9,11 @@ from __future__ import annotations
 from warnings import warn
 
 from oncemore.core.backoff import Jitter, Schedule
-from oncemore.core.classify import verdict
+from oncemore.core.classify import forbids_retry, verdict
 from oncemore.core.policy import STANDARD, Policy, check_jitter, check_schedule, check_seed
 from oncemore.edges.classify import classify, ready
 from oncemore.engine.retry import NO_FALLBACK, Plan
-from oncemore.errors import AttemptTimeout, PolicyWarning, UsageError, Violation
+from oncemore.errors import AttemptTimeout, PolicyWarning, UsageError
 from oncemore.settings import retries_on
 
 TYPE_CHECKING = False
@@ -259,26 +259,25 @@ def _covers(on: On, policy: Policy) -> Callable[[Exception, Failure], bool]:
                 )
         # An attempt that our own limit cut off is covered too: that is what the limit is for.
         one: Any = kinds[0] if len(kinds) == 1 else kinds
+        if not policy.governed and (policy.classes is None or not policy.classes.non_retryable):
+            # The usual case, and the dearest: only what is permanent can be among what is never retried.
+            return lambda error, failure: (
+                (isinstance(error, one) or type(error) is AttemptTimeout)
+                and not (failure.kind == "permanent" and _never(error, failure, policy))
+            )
         return lambda error, failure: (
-            (isinstance(error, one) or type(error) is AttemptTimeout)
-            and not (failure.kind == "permanent" and _never(error, failure))
+            (isinstance(error, one) or type(error) is AttemptTimeout) and not _never(error, failure, policy)
         )
     if isinstance(on, tuple) or not callable(on):
         raise UsageError(f"on is {on!r}; it takes exception types, a predicate, 'transient' or 'not-sent'")
     if colour_of(on) != "plain":
         raise UsageError("on is an async function; a predicate answers at once")
-    return lambda error, failure: not _never(error, failure) and bool(on(error))
+    return lambda error, failure: not _never(error, failure, policy) and bool(on(error))
 
 
-#: Never tried again, whatever `on` says: no memory, our own word that the call is wrong, a rule that
-#: must not be broken twice; and a cancellation, of which `concurrent.futures` has one that is an
-#: ordinary Exception.
-NEVER = (MemoryError, UsageError, Violation)
-CANCELLED = "CANCELLED"
-
-
-def _never(error: Exception, failure: Failure) -> bool:
-    return isinstance(error, NEVER) or failure.code == CANCELLED
+def _never(error: Exception, failure: Failure, policy: Policy) -> bool:
+    """Return whether an error is not tried again whatever `on` says (ADR 0005, 0036)."""
+    return isinstance(error, UsageError) or forbids_retry(failure, policy)
 
 
 def _named(on: str, policy: Policy) -> Callable[[Exception, Failure], bool]:
@@ -292,7 +291,7 @@ def _named(on: str, policy: Policy) -> Callable[[Exception, Failure], bool]:
     return lambda error, failure: (
         verdict(failure, policy, "idempotent") == "RETRYABLE"
         and (on == "transient" or failure.sent == "no")
-        and not _never(error, failure)
+        and not isinstance(error, UsageError)
     )
 
 

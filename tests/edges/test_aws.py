@@ -89,7 +89,8 @@ def test_a_services_own_code_decides_and_then_the_status(code: str) -> None:
     with faults.serve(refusal(status, code)) as server:
         error = put(server.url)
     assert isinstance(error, botocore.exceptions.ClientError)
-    assert classify(error, EPOCH) == (kind, sent, None, f"AWS_{code}", "botocore:code")
+    own = (f"AWS_{code}", "botocore:code") if status < 500 or code == "SlowDown" else None
+    assert classify(error, EPOCH) == (kind, sent, None, *(own or (f"HTTP_{status}", "http:status")))
     assert len(server.requests) == 1, "botocore must not have retried by itself"
 
 
@@ -106,6 +107,8 @@ WAITS = {
 def test_how_long_to_stay_away_is_read_from_the_headers(case: str) -> None:
     headers, wait = WAITS[case]
     with faults.serve(refusal(400, "ThrottlingException", headers)) as server:
+        assert classify(put(server.url), EPOCH).retry_after == wait
+    with faults.serve(refusal(503, "ServiceUnavailable", headers)) as server:
         assert classify(put(server.url), EPOCH).retry_after == wait
     with faults.serve(refusal(400, "ValidationException", headers)) as server:
         assert classify(put(server.url), EPOCH).retry_after is None

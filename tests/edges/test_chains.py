@@ -11,10 +11,10 @@ import tenacity
 import urllib3
 
 import oncemore.errors as ours
+from oncemore.core.classify import STOPPED
 from oncemore.core.model import Failure
 from oncemore.edges import classify as module
 from oncemore.edges.classify import classify, register
-from oncemore.edges.groups import NEVER
 from tests.edges.clients import caught
 from tests.servers import faults
 
@@ -184,7 +184,7 @@ def test_the_leaf_decides_that_no_policy_could_make_pass() -> None:
 
 def test_every_code_that_never_passes_is_the_worst_of_a_group() -> None:
     codes = {code for table in module._NEVER.values() for _, _, code in table.values()}  # type: ignore[misc]
-    assert codes == set(NEVER)
+    assert codes == set(STOPPED)
 
 
 def answered(status: int, wait: str) -> httpx.HTTPStatusError:

@@ -65,6 +65,7 @@ def test_kfm_rules_has_the_documents_values() -> None:
         (
             "NETWORK_TIMEOUT", "HTTP_408", "HTTP_429", "HTTP_500", "HTTP_501", "HTTP_502", "HTTP_503",
             "HTTP_504", "STAC_SLOWDOWN", "THROTTLED", "NEO4J:TransientError.*", "IO_CONTENTION",
+            "TRANSIENT",
         ),
         VIOLATIONS,
     )  # fmt: skip

@@ -5,7 +5,7 @@ decides:
 
     1. bytes that are not what they were, and what the work itself gives to a person to look at
                                       QUARANTINE, whatever a policy says
-    2. any other violation (CLASS-2), a cancellation, a deadline that has passed
+    2. any other violation (CLASS-2), a cancellation, a deadline that has passed, no memory left
                                       never retried, whatever a policy says
     3. the policy's non_retryable     TERMINAL     } the other way round with
     4. the policy's retryable         RETRYABLE    } precedence: retryable_first
@@ -53,8 +53,11 @@ VERDICTS: Final[dict[Kind, Verdict]] = {
 #: The rule an edge gives to what it does not know; a policy's `unmatched` speaks for it.
 UNMATCHED = "default:unmatched"
 
-#: What no policy retries: violations, and ends that somebody or the clock has decided on (X-58).
-NEVER: Final = frozenset((*VIOLATIONS, "CANCELLED", "DEADLINE"))
+#: Ends that a person, the program or the interpreter decided on: the attempt did not fail, it was stopped.
+STOPPED: Final = ("CANCELLED", "INTERRUPTED", "EXIT", "GENERATOR_EXIT", "OUT_OF_MEMORY", "RECURSION")
+
+#: What no policy and no `on=` retries: violations, stopped attempts, and a deadline that has passed (X-58).
+NEVER: Final = frozenset((*VIOLATIONS, *STOPPED, "DEADLINE"))
 
 #: Who says that a person has to look: the rule of `NeedsReview`, and a checksum that does not fit (CLASS-8).
 REVIEW: Final = "oncemore:NeedsReview"
@@ -67,7 +70,9 @@ EVERYTHING: Final = "Exception"
 GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "NETWORK_TIMEOUT": ("TIMEOUT", "TIMEOUT_CONNECT", "TIMEOUT_READ", "TIMEOUT_WRITE", "TIMEOUT_POOL",
                         "TIMEOUT_ATTEMPT_LIMIT", "GRPC_DEADLINE_EXCEEDED"),
-    "CONNECTION": ("CONNECTION_*", "DNS", "PROTOCOL", "BODY_CUT"),
+    "CONNECTION": ("CONNECTION_*", "DNS", "PROTOCOL", "BODY_CUT", "PROXY", "ERRNO_ENET*", "ERRNO_EHOST*",
+                   "GRPC_UNAVAILABLE", "NATS_NO_RESPONDERS", "SQLSTATE_08*", "SQLSTATE_57P01",
+                   "SQLSTATE_57P02", "SQLSTATE_57P03"),
     "STAC_SLOWDOWN": ("AWS_SlowDown", "STAC_SLOWDOWN"),
     "IO_CONTENTION": ("SQLITE_BUSY*", "SQLITE_LOCKED*", "SQLITE_IOERR*", "ERRNO_EAGAIN", "ERRNO_EBUSY",
                       "ERRNO_EINTR", "ERRNO_EIO", "ERRNO_EDEADLK", "ERRNO_ETXTBSY", "ERRNO_ESTALE"),
@@ -85,8 +90,28 @@ def verdict(failure: Failure, policy: Policy, effect: Effect, *, quarantines: bo
     return "UNKNOWN" if effect == "once" and failure.sent == "maybe" else known
 
 
+def forbids_retry(failure: Failure, policy: Policy) -> bool:
+    """Return whether a failure is not retried although `on=` covers its type.
+
+    That holds for what no policy retries, for the policy's own `non_retryable`, and under a governed
+    policy for every known failure that its classes do not allow; what no rule knows is left to `on=`.
+    """
+    if failure.code in NEVER or _needs_review(failure):
+        return True
+    if policy.governed:
+        return failure.rule != UNMATCHED and _by_policy(failure, policy) != "RETRYABLE"
+    classes = policy.classes
+    if classes is None or not matches(failure, classes.non_retryable):
+        return False
+    return classes.precedence != "retryable_first" or not matches(failure, classes.retryable)
+
+
+def _needs_review(failure: Failure) -> bool:
+    return failure.code == MISMATCH or failure.rule.removeprefix("cause:") == REVIEW
+
+
 def _by_policy(failure: Failure, policy: Policy) -> Verdict:
-    if failure.code == MISMATCH or failure.rule.removeprefix("cause:") == REVIEW:
+    if _needs_review(failure):
         return "QUARANTINE"
     if failure.code in NEVER:
         return "TERMINAL"

@@ -143,8 +143,8 @@ def counted(
     already  whether its operation has counted before
     probe    whether it was the probe, whose every failure to pass says that the provider is not well
     """
-    if verdict not in ("RETRYABLE", "UNKNOWN") or failure.kind == "permanent":
-        return False  # nothing that the provider could get over
+    if verdict not in ("RETRYABLE", "UNKNOWN") or failure.kind not in ("transient", "throttled"):
+        return False  # the provider is well: it refused this request, or found its state changed
     if probe:
         return True
     if failure.kind == "throttled" and action == "retry":

@@ -1,6 +1,8 @@
 """What the errors of botocore (and so of boto3) mean.
 
-A service's own error code decides first, then the HTTP status. A condition that did not hold
+A service's own error code decides first, then the HTTP status; where a 5xx status decides, the failure
+has that status as its code (HTTP_500), so that a policy which lists statuses covers the service too.
+A condition that did not hold
 (`ConditionalCheckFailedException`) is a conflict: an answer, not a fault. A cancelled DynamoDB
 transaction is as bad as the worst of its reasons. `LimitExceededException` asks to slow down in most
 services and is a fixed quota in a few; nothing in it tells, so it counts as throttled and the policy's
@@ -53,8 +55,11 @@ def _answer(error: BaseException, look: Look, _rule: str) -> Failure | None:
     code = _part(response, "Error").get("Code")
     if not isinstance(code, str) or code.isdigit():  # a HEAD request has no body: its code is the status
         return found
-    kind, sent = _meaning(code, response) or (found[:2] if found else ("permanent", "maybe"))
+    meaning = _meaning(code, response)
+    kind, sent = meaning or (found[:2] if found else ("permanent", "maybe"))
     wait = None if kind == "permanent" else _wait(headers, look.now)
+    if meaning is None and found is not None and isinstance(status, int) and status >= 500:
+        return found if wait is None or found.retry_after is not None else found._replace(retry_after=wait)
     return Failure(kind, sent, wait, f"AWS_{_tidy(code)}", "botocore:code")
 
 

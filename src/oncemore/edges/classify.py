@@ -45,6 +45,7 @@ from oncemore.edges import (
     sqlite,
     stac,
     urllib,
+    validators,
 )
 from oncemore.edges.http import classify_status, parse_retry_after
 
@@ -83,7 +84,7 @@ _NEVER: Final[dict[str, Table]] = {
 _tables: dict[str, Table] = {}
 for _module in (
     aio, aiohttp, asyncpg, aws, azure, google, groups, grpc, httpx, nats, neo4j, openai, postgres, python,
-    redis, requests, retried, sqlalchemy, sqlite, stac, urllib,
+    redis, requests, retried, sqlalchemy, sqlite, stac, urllib, validators,
 ):  # fmt: skip
     for _name, _table in _module.TABLES.items():
         _tables[_name] = {**_tables.get(_name, {}), **_table}

@@ -8,7 +8,7 @@ A group with more leaves than may be looked at (`MOST_ERRORS`) is unmatched: the
 
 from __future__ import annotations
 
-from oncemore.core.classify import UNMATCHED
+from oncemore.core.classify import STOPPED, UNMATCHED
 from oncemore.errors import VIOLATIONS
 
 TYPE_CHECKING = False
@@ -19,15 +19,12 @@ if TYPE_CHECKING:
     from oncemore.edges.classify import Look
     from oncemore.edges.phases import Table
 
-#: What never passes, and what it is called; `classify` has the classes.
-NEVER: Final = ("CANCELLED", "INTERRUPTED", "EXIT", "GENERATOR_EXIT", "OUT_OF_MEMORY", "RECURSION")
-
 _WORSE: Final = {"transient": 0, "throttled": 1, "conflict": 3, "permanent": 4}
 
 
 def _badness(failure: Failure) -> int:
     """Rank by how little may be made of it: what no policy can change is worse than what one can."""
-    if failure.code in NEVER:
+    if failure.code in STOPPED:
         return 6
     if failure.code in VIOLATIONS:
         return 5

@@ -1,7 +1,8 @@
 """What the errors of pystac-client mean.
 
 An `APIError` made from an answer has its status and its text, but not its headers: nothing says how
-long to stay away. A provider that answers `SlowDown`, in whatever words around it, throttles us.
+long to stay away. A provider that answers `SlowDown`, in whatever words around it, throttles us; with a
+status of 429 it has said so already.
 
 Made otherwise it has neither status nor cause: pystac-client writes `raise APIError(str(err))` while
 it handles `err`. That is the one place where we read a `__context__`, and only if the text shows that
@@ -29,7 +30,7 @@ def _answer(error: BaseException, look: Look, rule: str) -> Failure | None:
     text = error.args[0] if error.args and isinstance(error.args[0], str) else ""
     status = getattr(error, "status_code", None)
     if isinstance(status, int):
-        if "SlowDown" in text[:_MOST_TEXT]:
+        if status != 429 and "SlowDown" in text[:_MOST_TEXT]:
             return Failure("throttled", "no", None, SLOWDOWN, rule)
         return failed_status(status, None, look.now)
     rewritten = error.__context__

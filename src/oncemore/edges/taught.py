@@ -18,9 +18,9 @@ from __future__ import annotations
 from _thread import get_ident
 from warnings import warn
 
+from oncemore.core.classify import STOPPED
 from oncemore.core.model import KINDS, Failure
 from oncemore.edges.classify import ask_first
-from oncemore.edges.groups import NEVER
 from oncemore.edges.http import LONGEST
 from oncemore.errors import VIOLATIONS, Error, NeedsReview, UsageError, Violation
 
@@ -171,7 +171,7 @@ class _Rule:
             raise UsageError("its retry_after is not a number of seconds")
         if not isinstance(code, str) or len(code) > LONGEST_CODE or not code.isprintable():
             raise UsageError(f"its code is not a word of at most {LONGEST_CODE} characters")
-        fixed = code in VIOLATIONS or code in NEVER
+        fixed = code in VIOLATIONS or code in STOPPED
         return Failure(
             "permanent" if fixed else found.kind,
             found.sent,
@@ -198,7 +198,7 @@ def with_care(message: str) -> None:
 
 def _before(cls: type, ours: Found) -> Found:
     """Return the rule of a type: those that were taught, and ours after them."""
-    never = isinstance(ours, Failure) and ours.code in NEVER
+    never = isinstance(ours, Failure) and ours.code in STOPPED
     if never or not issubclass(cls, Exception) or issubclass(cls, _OURS):
         return ours
     rules = tuple(rule for rule in (*_taught, *_installed) if rule.means(cls))

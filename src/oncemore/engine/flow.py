@@ -674,7 +674,7 @@ def decided(plan: Plan, run: Run, error: Exception, now: float) -> Decision:
     if plan.effect == "once" and not plan.repeats_once and meant == "RETRYABLE":
         # IDEM-3: only what is idempotent or guarded by an outbox is tried again.
         meant = "QUARANTINE" if quarantines else "TERMINAL"
-    if plan.covers is not None and meant != "UNKNOWN":
+    if plan.covers is not None and meant not in ("UNKNOWN", "QUARANTINE"):
         meant = "RETRYABLE" if plan.covers(error, failure) else "TERMINAL"
     policy = plan.policy
     if run.allowed != policy.max_attempts:  # a person has granted more

@@ -27,6 +27,7 @@ from warnings import warn
 
 from oncemore import govern
 from oncemore.core.backoff import NONE, Jitter, Schedule
+from oncemore.core.classify import NEVER
 from oncemore.core.policy import MOST_ATTEMPTS, Policy
 from oncemore.core.value import Value
 from oncemore.errors import AttemptTimeout, Error, PermanentError, PolicyError, PolicyWarning
@@ -197,7 +198,7 @@ class RetryPolicy:
 def final(error: Exception, failure: Failure) -> bool:
     """Whether an error is never tried again, whatever a policy says."""
     ours = isinstance(error, (Error, PermanentError, MemoryError)) and type(error) is not AttemptTimeout
-    return ours or failure.code == "CANCELLED"
+    return ours or failure.code in NEVER
 
 
 def _number(name: str, value: object, low: float, high: float = math.inf) -> None:
