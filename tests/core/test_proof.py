@@ -9,7 +9,7 @@ from hypothesis import given
 
 from oncemore.core.backoff import FULL, Jitter, Schedule
 from oncemore.core.decide import Situation, decide
-from oncemore.core.model import Failure
+from oncemore.core.model import KINDS, Failure
 from oncemore.core.policy import Policy
 from oncemore.core.proof import FORMAT
 from oncemore.core.spans import seconds
@@ -75,7 +75,9 @@ def tuned(b: float, knobs: dict, signals: dict, cap: float, expected: float, lef
             - (signals.get("queue_depth") or 0) * expected / max(1, signals.get("parallelism") or 1)
         )
         risk = min(1, max(0, (knobs["min_buffer_s"] - buffer) / knobs["min_buffer_s"]))
-    stretch = 1.0 if (signals.get("error_budget") or 1) <= 0 else min(1 + c + 0.5 * p, knobs["max_stretch"])
+    budget = signals.get("error_budget")
+    spent = budget is not None and budget <= 0
+    stretch = 1.0 if spent else min(1 + c + 0.5 * p, knobs["max_stretch"])
     return min(max(b * stretch * (1 - risk), min(1.0, b)), cap)
 
 
@@ -151,6 +153,47 @@ def test_every_decision_explains_itself(situation: Situation, words: list[str]) 
         assert part in text
     assert "Policy plain version 1" in text
     assert text.endswith(".")
+
+
+#: One situation for every reason of a decision about a failure that may be repeated.
+REPEATED = {
+    "retry": failed(1),
+    "max_attempts_exceeded": failed(4),
+    "held": failed(1, hold_until=1060.0, held_for="circuit_open"),
+    "retry_budget_empty": failed(1, tokens=0.25),
+    "retry_after_beyond_cap": failed(1, 300.0),
+    "retry_after_beyond_deadline": failed(1, 20.0, deadline=1010.0),
+    "wait_beyond_deadline": failed(1, deadline=1003.0),
+    "deadline_passed": failed(1, deadline=900.0),
+}
+ENDED = {"TERMINAL": "not_retryable", "QUARANTINE": "quarantined", "UNKNOWN": "outcome_unknown"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("reason", [*REPEATED, *ENDED.values()])
+def test_no_sentence_contradicts_itself(kind: str, reason: str) -> None:
+    verdicts = {reason: verdict for verdict, reason in ENDED.items()}
+    at = REPEATED.get(reason) or failed(1)._replace(verdict=verdicts[reason])  # type: ignore[arg-type]
+    decision = decide(PLAIN, at._replace(failure=at.failure._replace(kind=kind)))  # type: ignore[arg-type]
+    assert decision.reason == reason
+    text = decision.explain()
+    head, _, tail = text.partition(".")[0].partition("; ")
+    claims = {
+        "retried": "follows" in tail,
+        "put off": tail.startswith("put off"),
+        "given up": tail.startswith("given up"),
+        "not tried again": tail.startswith("not tried again"),
+    }
+    assert [claim for claim, made in claims.items() if made] == [
+        {"retry": "retried", "defer": "put off"}.get(decision.action)
+        or ("given up" if reason in REPEATED else "not tried again")
+    ]
+    # A failure that is repeated, or was until the limit, is not called one that does not pass.
+    final = reason in ENDED.values()
+    assert ("(permanent)" in head or "(conflict)" in head) == (final and kind in ("permanent", "conflict"))
+    assert ("on= or the policy retries" in head) == (not final and kind in ("permanent", "conflict"))
+    assert ("does not pass by itself" in tail) <= (kind in ("permanent", "conflict"))
+    assert ("it may pass" in tail) <= (kind in ("transient", "throttled"))
 
 
 def test_the_explanation_shows_the_draw_and_the_tuning() -> None:

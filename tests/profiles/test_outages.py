@@ -16,7 +16,7 @@ from tests.servers import faults
 from tools import outages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from oncemore.testing import FakeClock
 
@@ -28,22 +28,11 @@ RAISED_BY = {
     "schema": "pydantic",
 }
 
-COLUMNS = {
-    "standard": "standard", "kfm-rules": "kfm-rules", "kfm-loop": "kfm-loop", "lit": "lit",
-    "lit/persistence": "lit/persistence", "nova-cat": "nova-cat", "exoarmur": "exoarmur",
-}  # fmt: skip
-
 
 @pytest.fixture(scope="module")
 def errors() -> dict[str, BaseException]:
     """Every fault, raised once for the whole module."""
     return {fault: raise_fault(RAISED_BY.get(fault, "urllib"), fault) for fault in outages.FAULTS}
-
-
-@pytest.fixture
-def engine(instant_retries: FakeClock) -> Iterator[oncemore.Engine]:
-    with oncemore.open("memory:", max_inline_wait_s=10_000) as engine:
-        yield engine
 
 
 def fail_with(error: BaseException) -> tuple[list[int], Callable[[], None]]:
@@ -57,26 +46,24 @@ def fail_with(error: BaseException) -> tuple[list[int], Callable[[], None]]:
     return calls, work
 
 
-@pytest.mark.usefixtures("engine")
-@pytest.mark.parametrize("column", COLUMNS)
+@pytest.mark.usefixtures("instant_retries")
+@pytest.mark.parametrize("column", outages.COLUMNS)
 def test_a_step_does_with_every_fault_what_the_table_says(
     column: str, errors: dict[str, BaseException]
 ) -> None:
     for fault in outages.FAULTS:
-        calls, work = fail_with(errors[fault])
-        name = f"{column}-{fault}"
-        breaker = oncemore.Breaker(name, failures=1000, shared=True)
-        step: Any = oncemore.step(effect="idempotent", policy=COLUMNS[column], breaker=breaker, name=name)(
-            work
-        )
-        run = step.run()
         expected, counts = outages.expect_outcome(RAISED_BY.get(fault, "urllib"), fault, column)
-        most = govern.policy(COLUMNS[column]).max_attempts if expected == outages.R else 1
+        calls, work = fail_with(errors[fault])
+        with oncemore.open("memory:", max_inline_wait_s=10_000):  # a store for each: some halt their pipeline
+            breaker = oncemore.Breaker("provider", failures=1000, shared=True)
+            step: Any = oncemore.step(effect="idempotent", policy=column, breaker=breaker, name="work")(work)
+            run = step.run()
+            # A throttled operation counts where it ends by it; each operation counts once.
+            assert (fault, breaker.circuit.failures) == (fault, 0 if counts == "no" else 1)
+        most = govern.policy(column).max_attempts if expected == outages.R else 1
         assert (fault, len(calls)) == (fault, most)
         assert (fault, run.status) == (fault, "SOFT_FAIL" if expected == outages.Q else "HARD_FAIL")
         assert (fault, bool(run.held_for)) == (fault, expected == outages.Q)
-        # A throttled operation counts where it ends by it; each operation counts once.
-        assert (fault, breaker.circuit.failures) == (fault, 0 if counts == "no" else 1)
 
 
 @pytest.mark.usefixtures("instant_retries")

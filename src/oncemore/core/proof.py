@@ -259,8 +259,16 @@ def _clamps(decision: Decision, terms: Terms | None) -> list[Plain]:
 
 
 def _what(at: Situation) -> str:
+    """Return what failed; its kind only where the decision agrees with it.
+
+    The classifiers' "permanent" beside "attempt 2 of 3 follows" would contradict itself: there `on=` or the
+    policy decided otherwise, and the sentence says so.
+    """
     code = at.failure.code or "an error"
-    return f"attempt {at.attempt} failed with {code} ({at.failure.kind})"
+    kind = f" ({at.failure.kind})"
+    if at.verdict == "RETRYABLE" and not at.failure.passing:
+        kind = ", which on= or the policy retries"
+    return f"attempt {at.attempt} failed with {code}{kind}"
 
 
 _SENTENCES: Final[dict[Reason, Callable[[Decision], str]]] = {
