@@ -127,7 +127,18 @@ def _rooted(each: Any, root: Path) -> Any:
         each = {"file": each.removeprefix("file://").removeprefix("file:")}
     if isinstance(each, dict) and "file" in each:
         return {**each, "file": str(root / Path(each["file"]).expanduser())}
+    if isinstance(each, dict) and "signing_key" in each:
+        told = each["signing_key"]
+        places = [_root_key(place, root) for place in (told if isinstance(told, list) else [told])]
+        return {**each, "signing_key": places}
     return each
+
+
+def _root_key(place: str, root: Path) -> str:
+    """Return where a key is, with a path that holds in every working folder."""
+    if not place.startswith("file:"):
+        return place
+    return f"file:{root / Path(place.removeprefix('file:')).expanduser()}"
 
 
 def names_a_store(start: Path | None = None) -> bool:

@@ -2,7 +2,7 @@
 
 A sink is a function of one `Message`. If it returns, the message is delivered; what it raises says what went
 wrong, in the words that `edges.classify` knows. Both sinks here take what a message is, and add nothing that
-could differ from one attempt to the next, except the number of the attempt.
+could differ from one attempt to the next, except the number of the attempt and its signature.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
 from oncemore._version import __version__
+from oncemore.codec.signature import ID, SIGNATURE, TIMESTAMP, SecretSource, decode_key, sign_message
 from oncemore.edges.cloudevents import form_of
-from oncemore.errors import PermanentError, UsageError
+from oncemore.engine import clock as clocks
+from oncemore.errors import PermanentError, TransientError, UsageError
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from oncemore.codec.message import Message
+    from oncemore.codec.secret import Secret
 
 LONGEST_TIMEOUT_S = 600.0
 #: How much of an answer is read; it is thrown away, and only its status counts.
@@ -36,6 +39,7 @@ MOST_ANSWER = 65_536
 LOCK_S = 10.0
 _KINDS = {"http": HTTPConnection, "https": HTTPSConnection}
 _OURS = ("content-type", "content-length", "host", "oncemore-id", "oncemore-attempt")
+_SIGNED = (ID, TIMESTAMP, SIGNATURE)
 _LINE_ENDS = ("\r", "\n", "\0")
 
 
@@ -46,6 +50,8 @@ class Webhook:
     headers  sent along, an `Authorization` for example; never shown
     timeout  seconds for the whole exchange; connecting to each of a host's addresses may take as long
     tls      an `ssl.SSLContext` of one's own
+    signing_key  sign each attempt with this key, as Standard Webhooks has it: env:NAME or file:PATH, read at
+             each attempt; of several, with each
     form     "message": our own JSON; "cloudevents": one JSON document; "cloudevents-binary": the payload, and
              attributes in header fields
     source   who sends, as CloudEvents have it: a URI
@@ -60,6 +66,7 @@ class Webhook:
         tls: ssl.SSLContext | None = None,
         form: str = "message",
         source: str = "/oncemore",
+        signing_key: str | Secret | Sequence[str | Secret] | None = None,
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in _KINDS or not parts.hostname or parts.username or parts.password:
@@ -69,7 +76,8 @@ class Webhook:
                 f"timeout is {timeout!r}; it takes more than 0 and up to {LONGEST_TIMEOUT_S:g} s"
             )
         self._write = form_of(form, source)
-        self._headers = _checked(headers or {})
+        self._keys = None if signing_key is None else SecretSource("signing_key", signing_key, decode_key)
+        self._headers = _checked(headers or {}, _OURS if self._keys is None else (*_OURS, *_SIGNED))
         self._headers.setdefault("User-Agent", f"oncemore/{__version__}")
         self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self._where: dict[str, Any] = {"host": parts.hostname, "port": parts.port, "timeout": timeout}
@@ -86,6 +94,7 @@ class Webhook:
         """Post a message; raise `HTTPError` for an answer that is no 2xx."""
         ours = {"Oncemore-Id": message.id, "Oncemore-Attempt": str(message.attempt)}
         fields, body = self._write(message)
+        ours.update(self._sign(message.id, body))
         line = self._kind(**self._where)
         with _cut_off(line, self._timeout):
             try:
@@ -98,14 +107,24 @@ class Webhook:
         if not 200 <= answer.status < 300:
             raise HTTPError(self._host, answer.status, answer.reason, answer.headers, None)
 
+    def _sign(self, ident: str, body: bytes) -> dict[str, str]:
+        """Return the fields that sign an attempt; without the key it is not sent, and tried again later."""
+        if self._keys is None:
+            return {}
+        try:
+            keys = self._keys.read_all()
+        except UsageError as fault:
+            raise TransientError(str(fault)) from None
+        return sign_message(keys, ident, int(clocks.current.wall()), body)
 
-def _checked(headers: Mapping[str, str]) -> dict[str, str]:
+
+def _checked(headers: Mapping[str, str], ours: Sequence[str]) -> dict[str, str]:
     """Return headers that are safe to send and leave ours alone; what they hold is never shown."""
     for name, value in headers.items():
         texts = isinstance(name, str) and isinstance(value, str)
         if not texts or any(end in name + value for end in _LINE_ENDS):
             raise UsageError(f"header {name!r} takes a text on one line")
-        if name.lower() in _OURS or name.lower().startswith("ce-"):
+        if name.lower() in ours or name.lower().startswith("ce-"):
             raise UsageError(f"header {name!r} is set by the webhook itself")
     return dict(headers)
 

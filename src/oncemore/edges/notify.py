@@ -3,7 +3,7 @@
     notify = [
         "https://example.org/hook",                          a webhook
         "file:quarantine.jsonl",                             a file of JSON lines
-        { webhook = "https://…", headers = { … }, timeout = 5, name = "pager" },
+        { webhook = "https://…", headers = { … }, timeout = 5, name = "pager", signing_key = "env:KEY" },
         { file = "quarantine.jsonl", name = "list" },
         { command = ["notify-operator", "--urgent"], timeout = 10 },
         "nats://host:4222",                                  a subject of JetStream, that of the topic
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 MOST_SINKS = 20
 _WORDS = {
-    "webhook": ("headers", "timeout", "form", "source"), "file": (), "command": ("timeout",),
+    "webhook": ("headers", "timeout", "form", "source", "signing_key"), "file": (), "command": ("timeout",),
     "jetstream": ("subject", "stream", "timeout", "form", "source"), "sqs": (),
 }  # fmt: skip
 _SCHEMES = {"http": "webhook", "https": "webhook", "nats": "jetstream", "tls": "jetstream"}

@@ -15,6 +15,7 @@ from oncemore.options import as_seconds
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from oncemore.codec.secret import Secret
     from oncemore.engine.runtime import Engine
     from oncemore.http.kept import Scope
     from oncemore.options import Seconds
@@ -105,6 +106,8 @@ def endpoint(
     arguments: Callable[[Any], Mapping[str, Any]] | None = None,
     source: str | Callable[[Scope], str] = "http",
     max_request: int = MOST_BYTES,
+    signing_key: str | Secret | Sequence[str | Secret] | None = None,
+    bearer_token: str | Secret | Sequence[str | Secret] | None = None,
 ) -> Endpoint:
     """Return an ASGI application that takes messages by POST; a message that comes twice is done once.
 
@@ -114,12 +117,16 @@ def endpoint(
     source       whose these ids are: a name, or a function of the ASGI scope that says who asks, so that two
                  senders may use the same ids
     max_request  the most bytes of a message
+    signing_key  demand messages that are signed with this key, as Standard Webhooks has it: env:NAME or
+                 file:PATH, of several any; the id of a message is then its `webhook-id`
+    bearer_token demand `Authorization: Bearer …` with this token: env:NAME or file:PATH, of several any
 
-    Who may send is for a middleware around it.
+    Any other check of who may send is for a middleware around it.
     """
     return Endpoint(
-        step, mode=mode, engine=engine, same=key, arguments=arguments, source=source, most=max_request
-    )
+        step, mode=mode, engine=engine, same=key, arguments=arguments, source=source, most=max_request,
+        signing_key=signing_key, bearer_token=bearer_token,
+    )  # fmt: skip
 
 
 def inbox_at(step: Step[..., Any], address: str, **options: Any) -> Inbox:

@@ -3,6 +3,7 @@
     200   it is done, now or before; the body has the value
     202   it is handed in (mode "submit")
     400   it has no id, or its end is missing
+    401   it has no bearer token or no signature, where one is demanded
     405   it is no POST
     409   somebody else is at it (with Retry-After), or it waits for a person
     410   it was done so long ago that its record was pruned
@@ -31,6 +32,7 @@ from oncemore.http.kept import CutOff, TooLarge, Wire, detached, drained, whole
 from oncemore.http.keys import FIELD, read
 from oncemore.http.problems import Problem, answer_of
 from oncemore.inbox.reading import Called, id_in
+from oncemore.inbox.senders import CHALLENGE, NOT_AUTHENTICATED, NotAuthenticated, SenderCheck
 from oncemore.inbox.taking import Taker
 
 if TYPE_CHECKING:
@@ -60,6 +62,10 @@ FAILED = Problem(
 UNKNOWN_SENDER = Problem(
     400, "unknown-sender", "The sender cannot be determined", "Nothing was done. Correct the request."
 )
+NO_CHECK = Problem(
+    503, "no-check", "The sender cannot be checked", "Nothing was done. Send the same message again later."
+)
+NO_CHECK_S = 5.0
 HANDED_IN = frozenset(("later", "busy"))
 
 #: What a message is answered that came to no value, and whether it may come again.
@@ -92,6 +98,8 @@ class Endpoint:
         arguments: Callable[[Any], Mapping[str, Any]] | None,
         source: str | Callable[[Scope], str],
         most: int,
+        signing_key: Any = None,
+        bearer_token: Any = None,
     ) -> None:
         if mode not in ("run", "submit"):
             raise UsageError(f"mode is {mode!r}; the choices are run, submit")
@@ -99,6 +107,7 @@ class Endpoint:
             raise UsageError(f"source is {source!r}; it takes a name, or a function of the scope")
         self._taker, self._mode = Taker.of(step, engine, same, arguments), mode
         self._needs_id, self._source, self._most = same is None, source, most
+        self._senders = SenderCheck(signing_key, bearer_token)
         self._under_way: set[Any] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -114,7 +123,11 @@ class Endpoint:
             await wire.answer(status, [*fields, (b"allow", b"POST")], body)
             return
         try:
+            self._senders.check_token(scope)
             letter = self._letter(scope, await whole(receive, self._most))
+        except NotAuthenticated as refusal:
+            status, fields, body = answer_of(NOT_AUTHENTICATED, str(refusal))
+            await wire.answer(status, [*fields, CHALLENGE], body)
         except TooLarge:
             await wire.answer(*answer_of(problems.TOO_LARGE))
         except CutOff:
@@ -122,6 +135,9 @@ class Endpoint:
         except UnknownSender as fault:
             self._taker.engine.grumble(f"an inbox over HTTP refused a message: {fault}")
             await wire.answer(*answer_of(UNKNOWN_SENDER))
+        except UsageError as fault:  # the key or the token is no longer where it was
+            self._taker.engine.grumble(f"an inbox over HTTP can check no sender: {fault}")
+            await wire.answer(*answer_of(NO_CHECK, retry_after_s=NO_CHECK_S))
         except ValueError as fault:
             await wire.answer(*answer_of(problems.MALFORMED, f"{str(fault).capitalize()}."))
         else:
@@ -134,7 +150,9 @@ class Endpoint:
         """Return a request as a letter; None if it has no id and needs one."""
         pairs = [(name.decode("latin-1").lower(), value) for name, value in scope["headers"]]
         headers = {name: value.decode("latin-1") for name, value in pairs}
-        own = read([value for name, value in pairs if name == _FIELD]) or id_in(headers)
+        own = self._senders.check_signature(scope, body, clocks.current.wall())
+        if not self._senders.signs:
+            own = read([value for name, value in pairs if name == _FIELD]) or id_in(headers)
         if not own and not self._needs_id:
             own = f"sha256:{sha256(body).hexdigest()}"
         return prepare_letter(Letter(own, self._sender(scope), body, headers)) if own else None
