@@ -19,9 +19,4 @@ def test_the_command_line_warns_and_does_not_start_the_program(tmp_path: Path) -
     assert ran.returncode != 0
     assert "belongs to another user" in ran.stderr
     assert "oncemore.toml" in ran.stderr
-    told = subprocess.run(
-        [sys.executable, "-m", "oncemore", "quarantine", "tell"],
-        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
-    assert "the setting notify is empty" in told.stderr
     assert not (tmp_path / "started").exists()

@@ -101,21 +101,23 @@ def test_an_interrupt_of_the_keyboard_still_ends_the_inbox(engine: oncemore.Engi
         drain(Queue(Letter("x1", "memory", GOOD)), make_step([]), key=interrupt)
 
 
+def _key_of(ident: str) -> dict[str, str]:
+    return {"idempotency-key": f'"{ident}"'} if ident else {}
+
+
 def post_all(
     app: Any,
     requests: list[tuple[str, bytes]],
     path: str = "/",
     headers: dict[str, str] | None = None,
 ) -> list[httpx.Response]:
-    """Post messages, each as (id, body), to an application in this process."""
+    """Post messages, each as (id, body), an empty id for none, to an application in this process."""
 
     async def post() -> list[httpx.Response]:
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://inbox") as client:
             return [
-                await client.post(
-                    path, content=body, headers={**(headers or {}), "idempotency-key": f'"{ident}"'}
-                )
+                await client.post(path, content=body, headers={**(headers or {}), **_key_of(ident)})
                 for ident, body in requests
             ]
 

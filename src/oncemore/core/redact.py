@@ -46,7 +46,8 @@ _NAMES = (
 _SHORT_NAMES = r"auth|cookie|token|session|csrf|xsrf|(?<![a-z])(?:keys?|sig|code|sid|x-amz-[a-z-]+)(?![a-z])"
 #: Header fields that messages are read by; they are kept as they are.
 _READ_FIELDS = (
-    r"content-(?:type|length)|idempotency-key|nats-msg-id|oncemore-[a-z]+|ce-[a-z]+|(?:x-)?correlation[-_]?id"
+    r"content-(?:type|length)|idempotency-key|nats-msg-id|oncemore-[a-z]+|ce-(?:id|source|correlationid)|"
+    r"(?:x-)?correlation[-_]?id"
 )
 #: A value after its name: quoted, in brackets, or up to what ends a word in messages and URLs.
 _VALUE = (
@@ -158,7 +159,7 @@ def is_secret_name(name: str) -> bool:
 def describe_value(value: object, limit: int = 80) -> str:
     """Return how a message shows a value that was given for an option: without secrets, and short."""
     if isinstance(value, str):
-        return repr(masked(hide_credentials(value), limit))
+        return repr(masked(hide_credentials(value[:MOST_CHARACTERS]), limit))
     return clean(repr(masked_context(value)), limit)
 
 

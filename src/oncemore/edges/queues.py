@@ -155,7 +155,8 @@ class Sqs:
             self._client = self._client or client_of(self._url)
         told = {
             "Oncemore-Id": message.id, "Oncemore-Attempt": str(message.attempt),
-            "Correlation-Id": message.correlation_id,
+            # SQS refuses control characters; the body has it in any case.
+            "Correlation-Id": message.correlation_id if message.correlation_id.isprintable() else "",
         }  # fmt: skip
         fifo = {"MessageGroupId": message.lane, "MessageDeduplicationId": message.id} if self._fifo else {}
         self._client.send_message(

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 from hashlib import sha256
+from json import dumps
 from typing import TYPE_CHECKING, Any
 
 from oncemore.core.backoff import Jitter, Schedule
@@ -51,6 +52,7 @@ from oncemore.http.kept import (
     Kept,
     TooLarge,
     Wire,
+    check_byte_limit,
     detached,
     drained,
     replayed,
@@ -72,8 +74,6 @@ if TYPE_CHECKING:
 
 DAY_S = 86_400.0
 MOST_BYTES = 1024 * 1024
-#: What a limit of bytes may be: an answer is a step's result, and those have one too.
-LARGEST_BYTES = 32 * 1024 * 1024
 #: Answers below 500 that decide nothing: who asks, or when, is wrong, not what is asked.
 UNDECIDED = frozenset((401, 403, 407, 408, 425, 429))
 #: How long a request that was turned away stays away, at least.
@@ -179,7 +179,8 @@ class Idempotency:
         self._app, self._effect, self._principal = app, effect, principal
         self._methods = frozenset(method.upper() for method in methods)
         self._paths, self._optional = _patterns(paths), _patterns(optional)
-        self._most, self._kept = _bytes("max_request", max_request), _bytes("max_answer", max_answer)
+        self._most = check_byte_limit("max_request", max_request)
+        self._kept = check_byte_limit("max_answer", max_answer)
         self._keeps_errors = server_errors == "keep"
         self._not_applied = frozenset(not_applied)
         self._left_out = OF_ONE_MESSAGE | {field.lower().encode() for field in leave_out}
@@ -246,7 +247,8 @@ class Idempotency:
         except CutOff:
             return  # there is nobody to answer, and nothing was begun
         asked = Request(scope, Kept(wire, body, self._kept, self._left_out), who)
-        called = (key, f"{scope['method']} {scope['path']}"[:500], self._fingerprint(scope, body), asked)
+        line = f"{scope['method']} {scope['path']}"[:500].encode("utf-8", "backslashreplace").decode()
+        called = (key, line, self._fingerprint(scope, body), asked)
         try:
             stored = await detached(lambda: self._step(*called), self._under_way)
         except Error as error:
@@ -333,8 +335,11 @@ def _problem_of(error: Error) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
 
 def _fingerprint(scope: Scope, body: bytes) -> str:
     """Return what makes two requests the same: method, path, query and body."""
-    head = "\n".join((scope["method"], scope["path"], scope.get("query_string", b"").decode("latin-1"), ""))
-    return sha256(head.encode() + body).hexdigest()
+    parts = (scope["method"], scope["path"], scope.get("query_string", b"").decode("latin-1"))
+    head = "\n".join((*parts, ""))
+    if head.count("\n") > len(parts):  # a line end in the path must not pass for the end of the path
+        head = dumps(parts)
+    return sha256(head.encode("utf-8", "surrogatepass") + body).hexdigest()
 
 
 def _whose(key: str, request: str, fingerprint: str, asked: Request) -> str:
@@ -376,9 +381,3 @@ def _patterns(given: Any) -> tuple[str, ...]:
 
 def _fits(path: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(path, pattern) for pattern in patterns)
-
-
-def _bytes(option: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= LARGEST_BYTES:
-        raise UsageError(f"{option} is {value!r}; it takes 1 to {LARGEST_BYTES} bytes")
-    return value

@@ -27,6 +27,8 @@ OF_ONE_MESSAGE = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"te", b"trailer", b"upgrade",
      b"date", b"server", b"set-cookie", b"www-authenticate", b"authentication-info", b"alt-svc")
 )  # fmt: skip
+#: What a limit of bytes may be: an answer is a step's result, and those have one too.
+LARGEST_BYTES = 32 * 1024 * 1024
 REPLAYED = (b"idempotent-replayed", b"true")
 
 
@@ -58,6 +60,13 @@ class TooLarge(Exception):
 
 class CutOff(Exception):
     """A request ended before it was whole."""
+
+
+def check_byte_limit(option: str, value: Any) -> int:
+    """Return a limit of bytes; refuse one that cannot be meant."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= LARGEST_BYTES:
+        raise UsageError(f"{option} is {value!r}; it takes 1 to {LARGEST_BYTES} bytes")
+    return value
 
 
 async def whole(receive: Receive, most: int) -> bytes:

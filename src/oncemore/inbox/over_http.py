@@ -28,7 +28,7 @@ from oncemore.engine.courier import Courier, Sinks, awaiting
 from oncemore.engine.intake import ANSWERS, CameTo, Letter, away_s, keep, prepare_letter, topic_of
 from oncemore.errors import UsageError
 from oncemore.http import problems
-from oncemore.http.kept import CutOff, TooLarge, Wire, detached, drained, whole
+from oncemore.http.kept import CutOff, TooLarge, Wire, check_byte_limit, detached, drained, whole
 from oncemore.http.keys import FIELD, read
 from oncemore.http.problems import Problem, answer_of
 from oncemore.inbox.reading import Called, id_in
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from oncemore.http.kept import Receive, Scope, Send
 
 MOST_BYTES = 1024 * 1024
+LONGEST_MESSAGE_ID = 1000
 DRAIN_S = 10.0
 _FIELD = FIELD.lower()
 
@@ -106,7 +107,8 @@ class Endpoint:
         if not callable(source) and not isinstance(source, str):
             raise UsageError(f"source is {source!r}; it takes a name, or a function of the scope")
         self._taker, self._mode = Taker.of(step, engine, same, arguments), mode
-        self._needs_id, self._source, self._most = same is None, source, most
+        self._needs_id, self._source = same is None, source
+        self._most = check_byte_limit("max_request", most)
         self._senders = SenderCheck(signing_key, bearer_token)
         self._under_way: set[Any] = set()
 
@@ -153,6 +155,8 @@ class Endpoint:
         own = self._senders.check_signature(scope, body, clocks.current.wall())
         if not self._senders.signs:
             own = read([value for name, value in pairs if name == _FIELD]) or id_in(headers)
+        if len(own) > LONGEST_MESSAGE_ID:
+            raise ValueError(f"the id of the message has more than {LONGEST_MESSAGE_ID} characters")
         if not own and not self._needs_id:
             own = f"sha256:{sha256(body).hexdigest()}"
         return prepare_letter(Letter(own, self._sender(scope), body, headers)) if own else None
