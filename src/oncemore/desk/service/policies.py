@@ -12,6 +12,7 @@ import warnings
 from contextlib import contextmanager
 from pathlib import Path
 
+from oncemore.core.redact import describe_value
 from oncemore.core.value import Value
 from oncemore.desk.service.catalogue import PACKAGE
 from oncemore.desk.service.names import nearest
@@ -85,7 +86,8 @@ def find(address: str, provider: str | None = None) -> Found:
     """Return the policy at an address, or say which one may have been meant."""
     parts = _ADDRESS.fullmatch(address)
     if parts is None:
-        raise UsageError(f"{address!r} is not the address of a policy; write profile/policy@provider.")
+        shown = describe_value(address)
+        raise UsageError(f"{shown} is not the address of a policy; write profile/policy@provider.")
     profile = _profile(parts["file"])
     name = parts["policy"] or DEFAULT
     if name not in profile.policies:
