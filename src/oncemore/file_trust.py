@@ -7,6 +7,10 @@ create must therefore not be read as settings. A file is trusted if
     no other user can write to the file, and
     no other user can write to a folder above it, unless the folder has the sticky bit (as /tmp has)
 
+In a user namespace, which sandboxes and some containers have, root of the host has no number of its own: the
+kernel shows its folders as those of one number for all who are outside. Folders of that number are trusted
+there, files are not.
+
 A group may write if it is the owner's private group: it has the owner's name, is the owner's primary group
 and has no other member. In a sticky folder other users can create files but not replace one of ours, and
 a file that they create belongs to them. Platforms without user ids have no such check.
@@ -16,13 +20,12 @@ from __future__ import annotations
 
 import os
 import stat
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 #: A settings file is a page of text; a larger one is not read.
 MAX_BYTES = 1024 * 1024
+#: Where Linux says which user ids a user namespace has, and which one stands for all others.
+UID_MAP, OVERFLOW_UID = Path("/proc/self/uid_map"), Path("/proc/sys/kernel/overflowuid")
 _NO_BLOCKING = os.O_NONBLOCK if hasattr(os, "O_NONBLOCK") else 0
 
 
@@ -61,11 +64,11 @@ def _find_fault(path: Path, status: os.stat_result) -> str:
 
 def _check_entry(path: Path, status: os.stat_result) -> str:
     """Return why a file or folder is under the control of another user, or an empty text."""
-    mode = stat.S_IMODE(status.st_mode)
+    mode, is_folder = stat.S_IMODE(status.st_mode), stat.S_ISDIR(status.st_mode)
     facts = f"{path} (owner {_name_user(status.st_uid)}, mode {mode:04o})"
-    if not _is_own(status.st_uid):
+    if not _is_own(status.st_uid) and not (is_folder and _is_outside(status.st_uid)):
         return f"{facts} belongs to another user"
-    if stat.S_ISDIR(status.st_mode) and mode & stat.S_ISVTX:
+    if is_folder and mode & stat.S_ISVTX:
         return ""
     if mode & stat.S_IWOTH:
         return f"{facts} is writable by every user"
@@ -76,6 +79,15 @@ def _check_entry(path: Path, status: os.stat_result) -> str:
 
 def _is_own(uid: int) -> bool:
     return uid in (0, os.geteuid())
+
+
+def _is_outside(uid: int) -> bool:
+    """Whether a number stands for all users outside of the user namespace that this process is in."""
+    try:
+        mapped, overflow = UID_MAP.read_text().split(), OVERFLOW_UID.read_text()
+        return uid == int(overflow) and mapped != ["0", "0", "4294967295"]
+    except (OSError, ValueError):
+        return False
 
 
 def _is_private_group(uid: int, gid: int) -> bool:

@@ -164,6 +164,9 @@ FIELDS = {
     "x-functions-key": CANARY,
     "webhook-signature": f"v1,{CANARY}",
     "x-session": CANARY,
+    "x-xsrf": CANARY,
+    "code": CANARY,
+    "ocp-apim-subscription-key": CANARY,
     "x-note": f"password={CANARY}",
     "x-forwarded-uri": f"/x?access_token={CANARY}",
 }
@@ -201,6 +204,7 @@ def test_header_fields_that_a_message_is_read_by_stay_as_they_are() -> None:
     fields = {
         "content-type": "application/cloudevents+json", "ce-id": "token=7", "ce-source": "/a?key=b",
         "oncemore-id": "x", "correlation-id": "code=1", "nats-msg-id": "password=1", "idempotency-key": '"k"',
+        "x-author": "somebody", "x-status-code": "500", "x-remaining-tokens": "7", "x-tokyo": "a",
     }  # fmt: skip
     assert mask_headers(fields) == fields
 

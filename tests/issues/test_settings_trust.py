@@ -199,3 +199,34 @@ def test_platforms_without_user_ids_have_no_check(tmp_path: Path, monkeypatch: p
     file.chmod(0o666)
     monkeypatch.delattr(file_trust.os, "geteuid")
     assert settings().lease_s == 5
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
+@pytest.mark.parametrize(
+    ("uid_map", "mode", "is_used"),
+    [
+        ("0 1000 1", 0o755, True),
+        ("0 1000 1", 0o1777, True),
+        ("0 1000 1", 0o777, False),
+        ("0 0 4294967295", 0o755, False),
+        ("", 0o755, True),
+        (None, 0o755, False),
+    ],
+)
+def test_in_a_user_namespace_folders_of_the_host_are_trusted(
+    uid_map: str | None, mode: int, is_used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "host" / "project"
+    folder.mkdir(parents=True)
+    (folder / "oncemore.toml").write_text("lease_s = 5\n")
+    (tmp_path / "host").chmod(mode)
+    os.chown(tmp_path / "host", OTHER_USER, OTHER_USER)
+    (tmp_path / "overflow").write_text(f"{OTHER_USER}\n")
+    if uid_map is not None:
+        (tmp_path / "map").write_text(uid_map)
+    monkeypatch.setattr(file_trust, "UID_MAP", tmp_path / "map")
+    monkeypatch.setattr(file_trust, "OVERFLOW_UID", tmp_path / "overflow")
+    monkeypatch.chdir(folder)
+    assert settings().lease_s == (5 if is_used else 60)
+    os.chown(folder / "oncemore.toml", OTHER_USER, OTHER_USER)
+    assert settings().lease_s == 60

@@ -43,7 +43,7 @@ _NAMES = (
     r"signature|(?<![a-z])(?:jwt|otp|sas)(?![a-z])"
 )
 #: Names of query parameters and header fields that hold a secret, besides those: a short word is enough.
-_SHORT_NAMES = r"auth|cookie|token|session|csrf|xsrf|(?<![a-z])(?:keys?|sig|code|sid|x-amz-[a-z-]+)(?![a-z])"
+_SHORT_NAMES = r"auth(?!ors?(?![a-z]))|cookie|session|csrf|xsrf|(?<![a-z])(?:keys?|sig|sid)(?![a-z])|\Acode\Z"
 #: Header fields that messages are read by; they are kept as they are.
 _READ_FIELDS = (
     r"content-(?:type|length)|idempotency-key|nats-msg-id|oncemore-[a-z]+|ce-(?:id|source|correlationid)|"
