@@ -72,7 +72,6 @@ def test_what_may_not_be_repeated_ends_at_its_first_attempt(verdict: str, action
     assert (decision.action, decision.reason, decision.delay_s) == (action, reason, 0.0)
 
 
-@pytest.mark.req("TIME-5")
 def test_neither_a_delay_nor_an_attempt_starts_that_cannot_finish_in_time() -> None:
     long = PLAIN.but(schedule=Schedule("fixed", delays=(60.0,)))
     assert decide(long, failed(deadline=1030.0, expected_s=20.0)).delay_s == 10.0

@@ -84,6 +84,8 @@ class Run(Value):
     cancelled   when somebody asked that no further attempt begin; 0: nobody did
     counted     whether its failure has counted against its provider (`core.gate`)
     owes        tokens of a retry budget that its next attempt costs, which were not there; 0: none
+    expected_s  how long an attempt is expected to take: as long as the longest of this run that failed, from
+                a second on; 0: not known
     """
 
     state: State = "PENDING"
@@ -119,6 +121,7 @@ class Run(Value):
     cancelled: float = 0.0
     counted: bool = False
     owes: float = 0.0
+    expected_s: float = 0.0
 
 
 class Worker(Value):

@@ -7,6 +7,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 from oncemore.core.control import ALL, MOVED, NEEDED, PIPELINE, UNKNOWN
+from oncemore.core.spans import seconds
 from oncemore.errors import (
     Blocked,
     Cancelled,
@@ -55,6 +56,15 @@ CANCELLED: Final = {
 }
 UNAPPROVED: Final = {"type": "ApprovalNeeded", "code": "APPROVAL_NEEDED"}
 TOO_LATE: Final = {"type": "DeadlineExceeded", "code": "DEADLINE", "message": "its deadline has passed"}
+
+
+def out_of_time(run: Run, now: float) -> dict[str, Any]:
+    """Return what the log says of a run whose next attempt could not end before its deadline."""
+    left = run.deadline - now
+    if left <= 0:
+        return TOO_LATE
+    text = f"only {seconds(left)} are left, and an attempt is expected to take {seconds(run.expected_s)}"
+    return {**TOO_LATE, "message": text}
 
 
 def _which(plan: Plan, entity: str) -> str:

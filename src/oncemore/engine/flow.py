@@ -270,9 +270,10 @@ def _meets_waiting(plan: Plan, call: Call, seen: Seen, now: float) -> Script:
             seen, Change(_FAILED, run, after, _escalated({"error": endings.CANCELLED}, run, now, plan))
         )
         return None
-    if run.deadline and now >= run.deadline:
+    if _is_too_late(run, now):
         after = _over(run, "HARD_FAIL", "deadline_passed", failed=seen.version + 1)
-        yield Save(seen, Change(_FAILED, run, after, _escalated({"error": endings.TOO_LATE}, run, now, plan)))
+        error = endings.out_of_time(run, now)
+        yield Save(seen, Change(_FAILED, run, after, _escalated({"error": error}, run, now, plan)))
         return None
     wait, purse = run.not_before - now, plan.purse if run.owes else None
     if wait <= 0:
@@ -682,8 +683,27 @@ def decided(plan: Plan, run: Run, error: Exception, now: float) -> Decision:
     deadline, began = run.deadline or None, run.created
     if deadline is not None and policy.within_s is not None:
         began = max(began, deadline - policy.within_s)  # one that was put off has its time from then on
-    at = Situation(run.tried, failure, meant, now, run.seed or seed_of(run.run_id), began, deadline)
-    return decide(policy, at)
+    seed, expected = run.seed or seed_of(run.run_id), _expected_duration(run, now) or None
+    return decide(policy, Situation(run.tried, failure, meant, now, seed, began, deadline, expected))
+
+
+#: A shorter failure, such as a refused connection, says nothing about how long the work takes.
+SHORTEST_MEASURED_S = 1.0
+
+
+def _expected_duration(run: Run, now: float) -> float:
+    """Return how long the next attempt is expected to take, after one that has just failed; 0: not known."""
+    lasted = round(now - run.began, 6)
+    return max(run.expected_s, lasted) if lasted >= SHORTEST_MEASURED_S else run.expected_s
+
+
+def _is_too_late(run: Run, now: float) -> bool:
+    """Whether an attempt that begins now cannot end before the run's deadline (TIME-5).
+
+    A wait that was cut to the latest start ends a little after it: that much is allowed.
+    """
+    late = min(LATE_S, 0.1 * run.expected_s)
+    return bool(run.deadline) and now >= run.deadline - run.expected_s + late
 
 
 def _decided(plan: Plan, seen: Seen, error: dict[str, Any], decision: Decision, now: float) -> Change:
@@ -691,27 +711,21 @@ def _decided(plan: Plan, seen: Seen, error: dict[str, Any], decision: Decision, 
     run = seen.run
     proof = proof_under(decision, policy_id(plan.policy))
     body = {"error": error, "proof": proof, "duration_s": round(now - run.began, 6)}
+    expected = decision.situation.expected_s or 0.0
     if decision.action in ("retry", "defer"):
         reason = decision.situation.held_for if decision.reason == "held" else decision.reason
-        after = _over(run, "SOFT_FAIL", reason, not_before=decision.not_before or 0.0)
+        not_before = decision.not_before or 0.0
+        after = _over(run, "SOFT_FAIL", reason, not_before=not_before, expected_s=expected)
         return Change(("SOFT_FAIL", "DECISION"), run, after, body)
     permanent = decision.situation.verdict != "RETRYABLE"
     if decision.action == "quarantine":
         why = MISMATCHED if decision.situation.failure.code == MISMATCH else decision.reason
-        after = _over(run, "SOFT_FAIL", decision.reason)._replace(held_for=why)
-        return Change(
-            ("SOFT_FAIL", "DECISION", "ESCALATION"),
-            run,
-            after,
-            _escalated(body, run, now, plan, permanent=permanent),
-        )
-    after = _over(run, "HARD_FAIL", decision.reason, failed=seen.version + 1)
-    return Change(
-        ("HARD_FAIL", "DECISION", "ESCALATION"),
-        run,
-        after,
-        _escalated(body, run, now, plan, permanent=permanent),
-    )
+        after = _over(run, "SOFT_FAIL", decision.reason, expected_s=expected)._replace(held_for=why)
+        marks: tuple[Any, ...] = ("SOFT_FAIL", "DECISION", "ESCALATION")
+    else:
+        after = _over(run, "HARD_FAIL", decision.reason, failed=seen.version + 1, expected_s=expected)
+        marks = ("HARD_FAIL", "DECISION", "ESCALATION")
+    return Change(marks, run, after, _escalated(body, run, now, plan, permanent=permanent))
 
 
 def _interrupted(plan: Plan, done: Done, now: float) -> Script:

@@ -193,6 +193,7 @@ def _of_entry(
         ("proof.inputs.seed", given["seed"], run.seed or seed_of(run.run_id)),
         ("proof.inputs.started", given["started"], run.created),
         ("proof.inputs.deadline", given["deadline"], run.deadline or None),
+        ("proof.inputs.expected_s", given["expected_s"], state.expected_s or None),
         ("state", state.state, _AFTER.get(decision.action, state.state)),
         ("reason", state.reason, given["held_for"] if decision.reason == "held" else decision.reason),
     )
