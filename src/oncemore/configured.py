@@ -6,7 +6,7 @@ They come, in this order, from ONCEMORE_* in the environment, from `oncemore.tom
     store              ONCEMORE_STORE              .oncemore/log.db beside that file, or beside `.git`
     lease_s            ONCEMORE_LEASE_S            60
     max_inline_wait_s  ONCEMORE_MAX_INLINE_WAIT_S  60
-    policy             ONCEMORE_POLICY             standard; of steps that name none
+    policy             ONCEMORE_POLICY             standard; of steps that name none (required: refuse them)
     artifacts          ONCEMORE_ARTIFACTS          artifacts/ beside the log's file
     notify             ONCEMORE_NOTIFY             nobody; who is told of what comes into quarantine
     notify_every_s     ONCEMORE_NOTIFY_EVERY_S     300

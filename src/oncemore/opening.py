@@ -26,7 +26,7 @@ from oncemore.engine.runtime import Engine, log
 from oncemore.engine.surroundings import innermost
 from oncemore.engine.watch import LIMITS, Limits
 from oncemore.errors import PolicyError, UsageError
-from oncemore.settings import INLINE_WAIT_S, LEASE_S, NOTIFY_EVERY_S
+from oncemore.settings import INLINE_WAIT_S, LEASE_S, NOTIFY_EVERY_S, POLICY_REQUIRED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -345,7 +345,7 @@ def _read_notify(told: str) -> Any:
 def default_policy() -> str:
     """Return the policy of steps that name none; one that does not exist is refused by who named it."""
     name = settings(given=NAMES.keys() - {"policy"}).policy
-    if name != Settings._field_defaults["policy"]:
+    if name not in (Settings._field_defaults["policy"], POLICY_REQUIRED):
         from oncemore.govern.loader import quiet_policy
 
         try:

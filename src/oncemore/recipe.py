@@ -33,6 +33,7 @@ from oncemore.engine.ops import Barrier, Beat, Purse
 from oncemore.engine.runtime import log
 from oncemore.errors import UsageError
 from oncemore.options import CHANGED, as_seconds, budget_of, colour_of, policy_of, told_rate
+from oncemore.settings import POLICY_REQUIRED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -60,6 +61,11 @@ class Recipe:
         self.aliases = _aliases(self.name, told["aliases"])
         self._keyed_as, *self.others = (*self.aliases, self.name)
         self.effect = _effect(told["effect"])
+        if told["policy"] == POLICY_REQUIRED:
+            raise UsageError(
+                f"step {self.name} does not name a policy, and the settings require one (policy = "
+                f'"{POLICY_REQUIRED}"); give policy=…, with max_attempts: 1 for work that may not be retried'
+            )
         self.policy, settings = _policy(told)
         self.policy_source = _source(told, self.policy)
         self.after_failure, self.quarantines = settings.after_failure, settings.quarantines

@@ -39,6 +39,10 @@ def retries_on() -> bool:
         raise UsageError(f"ONCEMORE_RETRY is {value!r}; it must be on or off") from None
 
 
+#: The setting `policy` that has every step name a policy of its own (PROD-10).
+POLICY_REQUIRED = "required"
+
+
 def policy_root() -> str | None:
     """Return the folder whose policy files are known by name, or None; ONCEMORE_POLICY_ROOT names it."""
     return environ.get("ONCEMORE_POLICY_ROOT") or None

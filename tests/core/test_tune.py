@@ -23,7 +23,6 @@ def tuned(
     return min(tune(b, knobs, signals, 900.0, 10.0, left).delay_s, left - 10.0)
 
 
-@pytest.mark.req("TUNE-5")
 @pytest.mark.parametrize(
     ("intensity", "price", "buffer", "delay"),
     [
@@ -39,7 +38,6 @@ def test_the_six_rows_hold_exactly(intensity: float, price: float, buffer: float
     assert tuned(40.0, intensity, price, buffer) == delay
 
 
-@pytest.mark.req("TUNE-5")
 def test_the_six_rows_hold_through_a_whole_decision() -> None:
     policy = Policy(
         max_attempts=6, schedule=Schedule("fixed", delays=(40.0,)), jitter=Jitter("none"), max_delay_s=900.0,
@@ -53,14 +51,12 @@ def test_the_six_rows_hold_through_a_whole_decision() -> None:
         assert decide(policy, at).delay_s == delay
 
 
-@pytest.mark.req("TUNE-1")
 def test_a_dirty_grid_lengthens_the_delay() -> None:
     seen = [tuned(40.0, float(intensity), 0.1, 7200) for intensity in range(0, 1001, 10)]
     assert seen == sorted(seen)
     assert seen[50] > seen[25]
 
 
-@pytest.mark.req("TUNE-2")
 def test_a_peak_price_lengthens_the_delay() -> None:
     assert tuned(40.0, 200, 0.25, 7200) > tuned(40.0, 200, 0.24, 7200)
 
@@ -97,7 +93,6 @@ def test_neutral_signals_leave_the_delay_alone_and_tuning_can_be_off() -> None:
     assert decide(policy.but(tuning=DEFAULT, max_delay_s=900.0), at).delay_s == 100.0
 
 
-@pytest.mark.req("TUNE-9")
 def test_a_missing_signal_switches_off_its_own_term_and_is_named() -> None:
     terms = tune(40.0, DEFAULT, Signals(None, 0.31, 1.0, 1.0), 900.0, 10.0, 920.0)
     assert (terms.carbon, terms.price, terms.risk) == (0.0, 1.0, 0.5)
@@ -112,7 +107,6 @@ def test_a_missing_signal_switches_off_its_own_term_and_is_named() -> None:
     assert "not known: grid_intensity, queue_depth" in decision.explain()
 
 
-@pytest.mark.req("TIME-9")
 def test_a_spent_error_budget_forbids_lengthening() -> None:
     for intensity in (0.0, 400.0, 1000.0):
         for price in (0.1, 0.5):

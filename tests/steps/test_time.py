@@ -139,7 +139,6 @@ def test_the_whole_run_has_a_limit_that_no_wait_may_pass(colour: str, clock: Fak
     assert caught.value.run.status == "HARD_FAIL"  # type: ignore[attr-defined]
 
 
-@pytest.mark.req("TIME-6")
 @pytest.mark.usefixtures("clock")
 @each_colour
 def test_a_final_failure_is_escalated_with_deadline_what_was_left_and_attempts(

@@ -156,6 +156,7 @@ def _order(command: tuple[str, ...], told: dict[str, Any]) -> Order:
     from oncemore.errors import UsageError
     from oncemore.opening import default_policy
     from oncemore.options import policy_of
+    from oncemore.settings import POLICY_REQUIRED
 
     if (told["key"] is None) is not told["key_from_args"]:
         raise UsageError("give --key TEXT or --key-from-args: what makes two calls the same work")
@@ -168,6 +169,8 @@ def _order(command: tuple[str, ...], told: dict[str, Any]) -> Order:
         raise UsageError("--name takes a text of 1 to 190 characters")
     rules, env = _rules(told), dict(told["env"])
     chosen = told["policy"] or default_policy()
+    if chosen == POLICY_REQUIRED:
+        raise UsageError("the settings require that every program names a policy; give --policy NAME")
     given = {
         "policy": chosen, "attempts": told["attempts"], "timeout": told["timeout"], "within": told["within"],
         "wait": _waits(told["wait"]),
