@@ -19,6 +19,7 @@ import trio
 
 import oncemore
 from oncemore import govern
+from oncemore.engine.history import wal
 from oncemore.opening import chosen
 from oncemore.profiles.kfm_loop import PermanentError, TransientError, last_run, retry_loop
 from tests.test_docs import run_page
@@ -116,6 +117,49 @@ def test_the_log_reads_as_the_document_has_it() -> None:
     for line in run_of(node).wal():
         assert set(fields.split()) <= line.keys()
         assert (line["node_id"], line["idempotency_key"]) == ("report", run_of(node).key)
+
+
+@pytest.mark.req("WAL-5")
+@pytest.mark.parametrize("checkpoint", [None, {"begun": True}], ids=["plain", "with a checkpoint"])
+def test_the_order_of_the_log_within_an_attempt_is_the_documents(
+    engine: Engine, clock: FakeClock, checkpoint: Any
+) -> None:
+    """What is in the log when each part of an attempt runs, and what all of it reads in the end."""
+    found: list[list[tuple[str, int]]] = []
+
+    def look() -> None:
+        (entity,) = {entry.entity for entry in engine.store.entries() if entry.entity.startswith("run/")}
+        found.append([
+            (line["state"] if line["kind"] == "TRANSITION" else line["kind"], line["attempt"])
+            for line in wal(engine.store.entries(entity))
+            if line["kind"] not in ("LEASE", "DECISION")
+        ])  # fmt: skip
+
+    class Watched(Node):
+        def preflight_checkpoint(self, run: Any, key: str) -> Any:
+            look()
+            return checkpoint
+
+        def compute(self, inputs: Any, cfg: Any, checkpoint: Any) -> Any:
+            look()
+            kept = oncemore.current().put(b"rows", name="rows")
+            look()
+            super().compute(inputs, cfg, checkpoint)
+            return kept
+
+    assert retry_loop(Watched(TransientError("busy"), 1), INPUTS, CFG) == "OK"
+    look()
+    claimed = [("PENDING", 1), ("RUNNING", 1), ("INTENT", 1)]
+    noted = [("CHECKPOINT", 1)] if checkpoint else []
+    failed = [*claimed, *noted, ("SOFT_FAIL", 1)]
+    again = [*failed, ("RUNNING", 2), ("INTENT", 2)]
+    done = [*again, ("COMMIT", 2), ("COMPLETE", 2)]
+    began = [*claimed, *noted]
+    assert found == [claimed, began, began, again, again, again, done]
+    assert len(clock.delays) == 1, "the delay follows SOFT_FAIL"
+    complete = run_of(Watched(1)).wal()[-1]
+    assert (complete["kind"], complete["state"]) == ("TRANSITION", "COMPLETE")
+    assert len(complete["artifacts"]) == 1
 
 
 @pytest.mark.req("STATE-7", "BACKOFF-14")
