@@ -38,7 +38,7 @@ def test_a_cloud_event_holds_its_data_and_says_what_it_belongs_to() -> None:
     assert (called.arguments, called.correlation_id) == ({"order": "A"}, "c-1")
     called = read({"order": "A"}, ce_id="1", ce_source="/s", ce_correlationid="c%201")
     assert (called.arguments, called.correlation_id) == ({"order": "A"}, "c 1")
-    assert id_in({"ce-id": "1", "ce-source": "/s"}) == "/s 1"
+    assert id_in({"ce-id": "1", "ce-source": "/s"}) == "2:/s 1"
     assert id_in({}) == ""
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 from base64 import b64decode, b64encode
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
+from sys import get_int_max_str_digits
 from typing import TYPE_CHECKING, Any, Final
 from unicodedata import is_normalized, normalize
 from uuid import UUID
@@ -55,7 +56,7 @@ class Tagger:
             return self._text(value, path)  # type: ignore[arg-type]
         if kind is int:
             fits = -LARGEST_INTEGER <= value <= LARGEST_INTEGER  # type: ignore[operator]
-            return value if fits else {"$int": str(value)}  # type: ignore[return-value]
+            return value if fits else _large(value, path)  # type: ignore[return-value,arg-type]
         if kind is float:
             return self._float(value, path)  # type: ignore[arg-type]
         if room <= 0:
@@ -122,6 +123,16 @@ _CONTAINERS: Final[dict[type, str]] = {tuple: "$tuple", set: "$set", frozenset: 
 
 def _in_utc(value: datetime) -> datetime:
     return value if value.tzinfo is None else value.astimezone(UTC)
+
+
+def _large(value: int, path: str) -> Plain:
+    try:
+        return {"$int": str(value)}
+    except ValueError:  # Python refuses to write it, because that takes very long
+        raise NoForm(
+            f"{path} is an integer of more than {get_int_max_str_digits()} digits, which Python does not "
+            "write; pass it as bytes (int.to_bytes), or as a text of hex digits (hex)"
+        ) from None
 
 
 def _moment(value: datetime) -> Plain:

@@ -1,8 +1,9 @@
 """A process in which work can look and compute, and change nothing outside of one folder.
 
 Two nets. The kernel's (Landlock, where Linux has it) refuses writing outside of the folder whatever asks for
-it. The interpreter's (audit hooks) refuses the same, and also connections and other processes, and knows
-what was tried, so that work which hides the refusal is found out all the same. Neither can be taken off.
+it, and from Linux 6.7 on TCP too; it does not cover UDP and Unix sockets. The interpreter's (audit hooks)
+refuses the same, and also all other connections and other processes, and knows what was tried, so that work
+which hides the refusal is found out all the same. Neither can be taken off.
 """
 
 from __future__ import annotations
@@ -85,11 +86,13 @@ _FILE_WRITE = 1 << 1
 #: Write, remove, make and move, of every kind. The first version of Landlock cannot let anything be moved.
 _CHANGING = _FILE_WRITE | sum(1 << bit for bit in range(4, 14))
 _TRUNCATE, _OLDEST, _CAN_TRUNCATE = 1 << 14, 2, 3
+#: To bind and to connect a TCP socket, and the version of Landlock that can refuse it.
+_TCP, _CAN_TCP = 0b11, 4
 _NO_NEW_PRIVILEGES = 38
 
 
 class _Rules(ctypes.Structure):
-    _fields_ = (("files", ctypes.c_uint64),)
+    _fields_ = (("files", ctypes.c_uint64), ("net", ctypes.c_uint64))
 
 
 class _Beneath(ctypes.Structure):
@@ -99,7 +102,7 @@ class _Beneath(ctypes.Structure):
 
 
 def _landlock(folder: str) -> bool:
-    """Let the kernel refuse changes outside of a folder; return whether it does."""
+    """Let the kernel refuse changes outside of a folder, and TCP; return whether it does."""
     if sys.platform != "linux":
         return False
     call = ctypes.CDLL(None, use_errno=True)
@@ -107,7 +110,8 @@ def _landlock(folder: str) -> bool:
     if version < _OLDEST:
         return False
     changing = _CHANGING | (_TRUNCATE if version >= _CAN_TRUNCATE else 0)
-    rules = _Rules(changing)
+    rules = _Rules(changing, _TCP if version >= _CAN_TCP else 0)
+    # A version that does not know a field refuses it, unless it is 0.
     made = call.syscall(
         _CREATE, ctypes.byref(rules), ctypes.c_size_t(ctypes.sizeof(rules)), ctypes.c_uint32(0)
     )

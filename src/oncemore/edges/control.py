@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 PATIENCE_S = 5.0
 NO_MESSAGE = 10037
 _ADDRESS = re.compile(r"(?P<server>(?:nats|tls)://[^/]+)/(?P<bucket>[A-Za-z0-9_-]+)")
-_ODD = re.compile(rb"[^-/_=.A-Za-z0-9]|^\.|\.$|\.(?=\.)")
+_ODD = re.compile(rb"[^-/_.A-Za-z0-9]|^\.|\.$|\.(?=\.)")
 _ESCAPED = re.compile(rb"=([0-9A-F]{2})")
 _WORDS = {b"on": True, b"true": True, b"1": True, b"off": False, b"false": False, b"0": False}
 
@@ -166,8 +166,7 @@ class NatsControl:
 def key_of(kind: str, name: str = "") -> str:
     """Return the key of a switch or an approval: a bucket's keys hold plain signs, others are =XX there.
 
-    Two names that are one key in this way share a switch, which stops more than it need; an approval names
-    the run that it is for.
+    The sign = itself is one of the others, so that no two names have one key.
     """
     if not name:
         return kind

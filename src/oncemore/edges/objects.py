@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from oncemore.core.redact import hide_credentials, masked
 from oncemore.engine import clock as clocks
-from oncemore.engine.artifact_places import CHUNK, Object, hold
+from oncemore.engine.artifact_places import CHUNK, Object, check_digest, hold
 from oncemore.errors import MissingExtra, UsageError
 
 if TYPE_CHECKING:
@@ -182,6 +182,7 @@ class _Stream(io.RawIOBase):
 
 
 def _key(digest: str) -> str:
+    check_digest(digest)
     return f"sha256/{digest[:2]}/{digest}"
 
 

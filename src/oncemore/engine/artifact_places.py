@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Protocol
 from oncemore.core.value import Value
 from oncemore.engine import clock as clocks
 from oncemore.engine.ids import nonce
-from oncemore.errors import Violation
+from oncemore.errors import StoreError, Violation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,6 +111,12 @@ def digest_of(file: BinaryIO) -> tuple[str, int]:
     return running.hexdigest(), size
 
 
+def check_digest(digest: object) -> None:
+    """Refuse what is not a digest before it becomes a part of a path."""
+    if not isinstance(digest, str) or not _OBJECT.fullmatch(digest):
+        raise StoreError(f"{digest!r:.80} is not a digest: it takes 64 hex digits")
+
+
 def hold(file: BinaryIO, digest: str) -> None:
     """Refuse bytes that are not what their digest says."""
     found, size = digest_of(file)
@@ -140,6 +146,7 @@ class Folder:
 
     def where(self, digest: str) -> Path:
         """Return where an object is, if it is there."""
+        check_digest(digest)
         return self.root / "sha256" / digest[:2] / digest
 
     def stage(self) -> FolderStage:

@@ -67,7 +67,8 @@ def id_in(headers: Mapping[str, str]) -> str:
     if headers.get("oncemore-id"):
         return headers["oncemore-id"]
     if headers.get("ce-id"):
-        return f"{headers.get('ce-source', '')} {headers['ce-id']}"
+        source = headers.get("ce-source", "")
+        return f"{len(source)}:{source} {headers['ce-id']}"  # with the length, or a space could be either's
     return ""
 
 

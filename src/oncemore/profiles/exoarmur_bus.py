@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,14 @@ LEADERLESS_S = 0.1
 REQUEST = "request"
 #: How often a repeated "on" is written where other clients release the switch meanwhile.
 MOST_TURNS = 20
+_BUCKET = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def subject_of(bucket: str, key: str) -> str:
+    """Return the subject of a key in a bucket; refuse a name that would reach into another bucket."""
+    if not _BUCKET.fullmatch(bucket):
+        raise UsageError(f"bucket is {bucket!r:.80}; it takes letters, digits, _ and -")
+    return f"$KV.{bucket}.{key}"
 
 
 class Bus:
@@ -220,7 +229,7 @@ class Bus:
         """Write a value; return its revision."""
         told = {"bucket": bucket, "key": key, "value": digest({"value": value.hex()})}
         return await self._written(
-            "KV_PUT", operation or f"Put {key}", f"$KV.{bucket}.{key}", value, told, idempotency_key,
+            "KV_PUT", operation or f"Put {key}", subject_of(bucket, key), value, told, idempotency_key,
             self._ids(correlation_id, trace_id),
         )  # fmt: skip
 
@@ -237,7 +246,7 @@ class Bus:
         """Delete a value; what is not there is deleted too."""
         told = {"bucket": bucket, "key": key}
         return await self._written(
-            "KV_DELETE", operation or f"Delete {key}", f"$KV.{bucket}.{key}", b"", told, idempotency_key,
+            "KV_DELETE", operation or f"Delete {key}", subject_of(bucket, key), b"", told, idempotency_key,
             self._ids(correlation_id, trace_id), headers={"KV-Operation": "DEL"},
         )  # fmt: skip
 
@@ -334,7 +343,7 @@ class Bus:
 
         async def ask_leader(streams: Any) -> tuple[bytes | None, int]:
             try:
-                found = await streams.get_last_msg(f"KV_{bucket}", f"$KV.{bucket}.{key}")
+                found = await streams.get_last_msg(f"KV_{bucket}", subject_of(bucket, key))
             except NotFoundError as error:
                 if error.err_code != NO_MESSAGE:
                     raise  # it is the bucket that is not there
