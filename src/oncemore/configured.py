@@ -8,7 +8,8 @@ They come, in this order, from ONCEMORE_* in the environment, from `oncemore.tom
     max_inline_wait_s  ONCEMORE_MAX_INLINE_WAIT_S  60
     policy             ONCEMORE_POLICY             standard; of steps that name none (required: refuse them)
     artifacts          ONCEMORE_ARTIFACTS          artifacts/ beside the log's file
-    notify             ONCEMORE_NOTIFY             nobody; who is told of what comes into quarantine
+    notify             ONCEMORE_NOTIFY             nobody; who is told of what is held or has failed
+    notify_of          ONCEMORE_NOTIFY_OF          all; or holds, or failures
     notify_every_s     ONCEMORE_NOTIFY_EVERY_S     300
     copies             ONCEMORE_COPIES             hold; what a copied or restored store may do
     codec              ONCEMORE_CODEC              none; package.module:name of what seals bodies
@@ -41,6 +42,7 @@ from oncemore.settings import (
     LONGEST_LEASE_S,
     LONGEST_NOTIFY_EVERY_S,
     NOTIFY_EVERY_S,
+    NOTIFY_OF,
     SHORTEST_LEASE_S,
     WARN_FILE_MB,
     WARN_LEFT_MB,
@@ -68,6 +70,7 @@ class Settings(Value):
     artifacts: str = ""
     notify: str = ""
     notify_every_s: float = NOTIFY_EVERY_S
+    notify_of: str = "all"
     copies: str = "hold"
     codec: str = ""
     warn_file_mb: float = WARN_FILE_MB
@@ -75,6 +78,9 @@ class Settings(Value):
     warn_left_mb: float = WARN_LEFT_MB
     control: str = ""
 
+
+#: What a text may be, by its setting, where not every text is allowed.
+_CHOICES = {"copies": COPIES, "notify_of": NOTIFY_OF}
 
 #: What a number may be, by its setting.
 RANGES = {
@@ -236,8 +242,9 @@ def _value(field: str, value: Any, where: str) -> Any:
     if field not in RANGES:
         if not isinstance(value, str):
             raise UsageError(f"{where} is {describe_value(value)}; it takes a text")
-        if field == "copies" and value not in COPIES:
-            raise UsageError(f"{where} is {value!r}; the choices are {', '.join(COPIES)}")
+        choices = _CHOICES.get(field)
+        if choices is not None and value not in choices:
+            raise UsageError(f"{where} is {value!r}; the choices are {', '.join(choices)}")
         return value
     try:
         told = float(value) if isinstance(value, str) else value

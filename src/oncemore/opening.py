@@ -47,6 +47,7 @@ def open(  # noqa: A001 - read as oncemore.open
     artifacts: str | os.PathLike[str] | None = None,
     notify: Sequence[Any] | Mapping[str, Any] | str | None = None,
     notify_every_s: float | None = None,
+    notify_of: str = "all",
     codec: Codec | Sequence[Codec] | None = None,
     copies: str = "hold",
     warn_file_mb: float | None = None,
@@ -62,8 +63,10 @@ def open(  # noqa: A001 - read as oncemore.open
     on_event           called with each event about a call that is worth knowing (`config_drift`, `circuit`)
     artifacts          where the files that steps put away go: a folder (artifacts/ beside the log's file), or
                        object storage (s3://bucket/prefix)
-    notify             who is told of what comes into quarantine: sinks, or their addresses (`edges.notify`)
+    notify             who is told of what is held for a person and of every run that fails for good: sinks,
+                       or their addresses (`edges.notify`)
     notify_every_s     the stretch in which each is told twice at most of one step and reason (300; 0: always)
+    notify_of          what they are told of: "all", "holds" or "failures"
     codec              what seals arguments, results, errors and events in the store: an object with an `id`,
                        `encode(bytes)` and `decode(bytes)`; of several, the first one writes; with
                        `EarlierBodies()` among them plain bodies are read too
@@ -87,7 +90,7 @@ def open(  # noqa: A001 - read as oncemore.open
         else number("max_inline_wait_s", max_inline_wait_s, "max_inline_wait_s"),
         on_event=None if on_event is None else _listener(on_event),
         place=place,
-        notices=_notices(notify, NOTIFY_EVERY_S if notify_every_s is None else notify_every_s),
+        notices=_notices(notify, NOTIFY_EVERY_S if notify_every_s is None else notify_every_s, notify_of),
         codec=codec,
         copies=copies,
         warn=Limits(
@@ -104,8 +107,9 @@ def open(  # noqa: A001 - read as oncemore.open
         where = None if artifacts is None else _lasting(str(os.fspath(artifacts)))
         engine.opened = told if told.startswith(SQLITE) else str(url), {
             "lease_s": lease_s, "max_inline_wait_s": max_inline_wait_s, "artifacts": where, "notify": notify,
-            "notify_every_s": notify_every_s, "codec": codec, "copies": copies, "warn_file_mb": warn_file_mb,
-            "warn_wal_mb": warn_wal_mb, "warn_left_mb": warn_left_mb, "control": control,
+            "notify_every_s": notify_every_s, "notify_of": notify_of, "codec": codec, "copies": copies,
+            "warn_file_mb": warn_file_mb, "warn_wal_mb": warn_wal_mb, "warn_left_mb": warn_left_mb,
+            "control": control,
         }  # fmt: skip
         engine.reopen = partial(open, engine.opened[0], **engine.opened[1])
     return engine
@@ -124,8 +128,8 @@ def _elsewhere(control: Any) -> Any:
     return control_of(control)
 
 
-def _notices(notify: Any, every_s: float) -> Notices | None:
-    """Return who is told of what comes into quarantine, or None."""
+def _notices(notify: Any, every_s: float, about: str) -> Notices | None:
+    """Return who is told of what is held or has failed, or None."""
     every_s = number("notify_every_s", every_s, "notify_every_s")
     if not notify:
         return None
@@ -135,7 +139,7 @@ def _notices(notify: Any, every_s: float) -> Notices | None:
     from oncemore.evidence.neutral import neutral
 
     ready()
-    return Notices(sinks_of(notify), classify=classify, describe=neutral, every_s=every_s)
+    return Notices(sinks_of(notify), classify=classify, describe=neutral, every_s=every_s, about=about)
 
 
 def _store(url: str) -> tuple[Callable[[], Store], str]:
@@ -296,6 +300,7 @@ def engine_of(told: Settings) -> Engine:
         artifacts=told.artifacts or None,
         notify=_read_notify(told.notify),
         notify_every_s=told.notify_every_s,
+        notify_of=told.notify_of,
         copies=told.copies,
         warn_file_mb=told.warn_file_mb,
         warn_wal_mb=told.warn_wal_mb,
@@ -325,7 +330,8 @@ def _codec(address: str) -> Any:
 def _same(engine: Engine) -> tuple[Any, ...]:
     """Return what makes two engines of the settings one."""
     place = engine.shelf.place.url if engine.shelf.there else ""
-    told = engine.notices and (tuple(engine.notices.sinks), engine.notices.every_s)
+    notices = engine.notices
+    told = notices and (tuple(notices.sinks), notices.every_s, notices.about)
     seal = engine.seal and engine.seal.codecs
     return engine.url, engine.lease_s, engine.inline_wait_s, place, told, seal, engine.controls.where
 

@@ -22,6 +22,7 @@ BEATS = 3
 INLINE_WAIT_S = 60.0
 COPIES = ("hold", "trust")
 NOTIFY_EVERY_S, LONGEST_NOTIFY_EVERY_S = 300.0, 86_400.0
+NOTIFY_OF = ("all", "holds", "failures")
 #: At which sizes to say something, in MiB: of the store, of its write-ahead file, of what the disk has left.
 WARN_FILE_MB, WARN_WAL_MB, WARN_LEFT_MB = 10_240.0, 256.0, 256.0
 

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
+from oncemore.codec.wire import head_of
 from oncemore.core.record import Run
 from oncemore.engine.history import verify
 from oncemore.engine.ops import Work
 from oncemore.engine.review import ruled, ruling
+from oncemore.store.base import Query
 from tests.artifacts.conftest import alter
 from tests.quarantine.world import Call, Crash, Heard, charge, die, doubtful, processes, quiet, told
 
@@ -64,6 +66,32 @@ def test_a_crash_anywhere_leaves_the_hold_with_all_its_notices_or_neither(name: 
             assert len(after.quarantine) == 1
     assert crashes == 2 * most
     assert holds, "no crash fell after the hold"
+
+
+def test_a_crash_anywhere_leaves_a_failure_with_all_its_notices_or_neither() -> None:
+    @oncemore.step(effect="idempotent", name="broken")
+    def broken(x: int) -> None:
+        raise ValueError(x)
+
+    def call(engine: Engine) -> Any:
+        return Call.of(engine, broken, 1)
+
+    def failed(engine: Engine) -> bool:
+        heads = engine.store.heads(Query("run"))
+        return any(head_of(head.head).state == "HARD_FAIL" for head in heads)
+
+    start = processes(lambda: quiet(Heard(), Heard()))
+    most, failures = end(start(), call), 0
+    for at in range(1, most + 1):
+        for when in WHENS:
+            start = processes(lambda: quiet(Heard(), Heard()))
+            end(start(), call, (at, when))
+            failures += failed(start())
+            assert len(told(start())) == (2 if failed(start()) else 0)
+            end(start(), call)  # the next process brings it to the same end
+            assert failed(start())
+            assert len(told(start())) == 2
+    assert failures, "no crash fell after the failure was written"
 
 
 def test_a_crash_anywhere_in_closing_the_last_lost_attempt_leaves_poison_with_its_notices_or_neither() -> (

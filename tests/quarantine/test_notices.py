@@ -17,6 +17,7 @@ from oncemore.edges.notify import sinks_of
 from oncemore.engine.history import verify
 from oncemore.engine.notices import TOPIC, Told
 from oncemore.engine.runtime import Engine
+from oncemore.opening import engine_of
 from oncemore.outbox import Command, JsonLines, Message, Relay, Webhook
 from tests.quarantine.world import Heard, charge, doubtful, notices, processes, quiet, told
 
@@ -63,6 +64,83 @@ def test_whoever_is_to_be_told_is_told_without_being_asked_for() -> None:
         assert settled(lambda: engine.quarantine.show(item).told[0].state == "DELIVERED")
         (notice,) = engine.quarantine.show(item).told
         assert notice == Told("ops", "DELIVERED", message.id, 0.0)
+
+
+@oncemore.step(effect="idempotent", name="broken")
+def broken(x: int) -> None:
+    """Fails for good at once."""
+    raise ValueError(x)
+
+
+@oncemore.step(effect="idempotent", name="tired")
+def tired(x: int) -> None:
+    """Fails for good when its attempts are used up."""
+    raise ConnectionResetError(x)
+
+
+def test_every_run_that_fails_for_good_is_told(clock: FakeClock) -> None:
+    heard = Heard()
+    with processes(lambda: quiet(heard, every_s=0.0))() as engine:
+        run, spent = broken.run(1), tired.run(1)
+        doubtful.run(1)
+        (item,) = engine.quarantine
+        engine.quarantine.reject(item, by="operator", reason="two stars")
+        deliver(engine)
+        assert [
+            (one.payload["what"], one.payload["step"], one.payload["reason"]) for one in heard.messages
+        ] == [
+            ("failure", "broken", "not_retryable"),
+            ("failure", "tired", "max_attempts_exceeded"),
+            ("quarantine", "doubtful", "quarantined"),
+            ("failure", "doubtful", "rejected"),
+        ]
+        first, second = heard.messages[:2]
+        assert first.payload["item"] == run.run_id
+        assert first.payload["next"] == f"oncemore show {run.run_id}"
+        assert first.payload["error"] == {"type": "ValueError", "code": "EXC_ValueError"}
+        assert (second.payload["item"], second.payload["attempts"]) == (spent.run_id, 3)
+        with pytest.raises(oncemore.Terminal):
+            broken(1)  # the stored failure is raised again, and is not a failure of its own
+        deliver(engine)
+        assert len(heard.messages) == 4
+        verify(engine.store.entries())
+
+
+def test_a_storm_of_failures_is_told_twice(clock: FakeClock) -> None:
+    heard = Heard()
+    with processes(lambda: quiet(heard, every_s=300.0))() as engine:
+        clock.advance(300.0 - engine.now() % 300.0 + 1.0)
+        for x in range(20):
+            broken.run(x)
+        deliver(engine)
+        assert [one.payload["what"] for one in heard.messages] == ["failure"]
+        clock.advance(300.0)
+        deliver(engine)
+        assert [one.payload["what"] for one in heard.messages] == ["failure", "more failures"]
+        assert heard.messages[1].payload["next"] == "oncemore runs --step broken --state HARD_FAIL"
+
+
+@pytest.mark.parametrize(
+    ("about", "steps"),
+    [("all", ["broken", "doubtful"]), ("holds", ["doubtful"]), ("failures", ["broken"])],
+)
+def test_settings_choose_what_is_told(about: str, steps: list[str], tmp_path: Path) -> None:
+    told = tmp_path / "told.jsonl"
+    (tmp_path / "oncemore.toml").write_text(
+        f'store = "memory:"\nnotify = ["file:told.jsonl"]\nnotify_every_s = 0\nnotify_of = "{about}"\n'
+    )
+    with engine_of(settings(tmp_path)):
+        broken.run(1)
+        doubtful.run(1)
+    assert [json.loads(line)["payload"]["step"] for line in told.read_text().splitlines()] == steps
+
+
+def test_a_word_that_does_not_say_what_is_told_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="notify_of is 'some'; the choices are all, holds, failures"):
+        oncemore.open("memory:", notify={"ops": Heard()}, notify_of="some")
+    (tmp_path / "oncemore.toml").write_text('notify_of = "some"\n')
+    with pytest.raises(UsageError, match=r"oncemore.toml: notify_of is 'some'; the choices are all"):
+        settings(tmp_path)
 
 
 @pytest.mark.req("MSG-7", "IDEM-15")
@@ -439,7 +517,7 @@ def test_a_teller_that_cannot_read_the_store_says_so_and_goes_on(caplog: pytest.
         store, heads = engine.store, engine.store.heads
         store.heads = lambda query: (_ for _ in ()).throw(oncemore.StoreError("gone"))  # type: ignore[method-assign]
         doubtful.run(1)
-        assert settled(lambda: "a notice of the quarantine was not delivered: StoreError" in caplog.text)
+        assert settled(lambda: "a notice was not delivered: StoreError" in caplog.text)
         store.heads = heads  # type: ignore[method-assign]
         engine.beat()
         assert settled(lambda: heard.messages)

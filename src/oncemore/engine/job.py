@@ -29,7 +29,6 @@ from oncemore.engine.history import opening_of
 from oncemore.engine.lease import RESERVED
 from oncemore.engine.marks import Mark, asked, asked_awaited, kept_as
 from oncemore.engine.meters import Meter
-from oncemore.engine.notices import entered
 from oncemore.engine.ops import (
     Begin,
     Check,
@@ -317,7 +316,7 @@ class Job:
             engine.circuits.wrote(engine, op.also)
             if any(seen.entity == CONTROL for seen, _ in op.also):
                 engine.controls.forget()  # a pipeline was halted
-        if engine.notices is not None and entered(op.change):
+        if engine.notices is not None and engine.notices.concerns(op.change):
             engine.notices.wake(engine)
         return after
 

@@ -1,9 +1,9 @@
-"""NOTICES: somebody is told when something comes into quarantine.
+"""NOTICES: sinks hear of everything that is held for a person, and of every run that fails for good.
 
 A notice is an event like all others (`engine.deliver`), one for each sink: written in the batch that holds
-the run, sets the artifact aside or gives the event up, so that it exists if and only if that does, and
-delivered at least once under one id. One that cannot be delivered is a dead letter, and in quarantine itself;
-of that nobody is told, for whom it was meant cannot be reached.
+or ends the run, sets the artifact aside or gives the event up, so that it exists if and only if that does,
+and delivered at least once under one id. One that cannot be delivered is a dead letter, and in quarantine
+itself; of that nobody is told, for whom it was meant cannot be reached.
 
 **Storms.** Work is often held in crowds, and a person who gets five hundred messages reads none. So within a
 stretch of time (`every_s`, 300 s) each sink hears of a step and a reason twice at most: of the first thing at
@@ -30,7 +30,7 @@ from oncemore.core.record import Kept, Outgoing, Run
 from oncemore.core.value import Value
 from oncemore.engine.attempt import OURS
 from oncemore.errors import StoreError, UsageError
-from oncemore.settings import NOTIFY_EVERY_S
+from oncemore.settings import NOTIFY_EVERY_S, NOTIFY_OF
 from oncemore.store.shield import Shield
 
 if TYPE_CHECKING:
@@ -49,6 +49,10 @@ LONGEST_NAME = 100
 #: How long an engine that is closed waits for what is being told.
 CLOSE_S = 5.0
 DEAD_LETTER, QUARANTINED = "dead_letter", "QUARANTINED"
+#: What a notice is about, as the setting `notify_of` names it.
+HOLD, FAILURE = "holds", "failures"
+#: The first and the second notice of a stretch, by what they are about.
+_WORDS = {HOLD: ("quarantine", "more in quarantine"), FAILURE: ("failure", "more failures")}
 
 
 class Told(Value):
@@ -68,6 +72,7 @@ class Told(Value):
 class What(Value):
     """What a notice is about."""
 
+    event: str
     kind: str
     item: str
     step: str
@@ -78,15 +83,21 @@ class What(Value):
     error: dict[str, Any]
 
 
-def entered(change: Change) -> bool:
-    """Whether a change takes something into quarantine."""
+def find_event(change: Change) -> str:
+    """Return what sinks may hear of: HOLD where something is held for a person, FAILURE where a run fails.
+
+    Empty for every other change.
+    """
     before, after = change.before, change.after
     if type(after) is Run:
-        was = type(before) is Run and before.held_for and before.run_id == after.run_id
-        return bool(after.held_for) and not was
+        same = type(before) is Run and before.run_id == after.run_id
+        if after.held_for:
+            return "" if same and before.held_for else HOLD  # type: ignore[union-attr]
+        failed_before = same and before.state == "HARD_FAIL"  # type: ignore[union-attr]
+        return FAILURE if after.state == "HARD_FAIL" and not failed_before else ""
     if type(after) is Outgoing:
-        return after.state == "DEAD" and not after.topic.startswith(TOPIC)
-    return type(after) is Kept and after.state == QUARANTINED
+        return HOLD if after.state == "DEAD" and not after.topic.startswith(TOPIC) else ""
+    return HOLD if type(after) is Kept and after.state == QUARANTINED else ""
 
 
 class Notices:
@@ -94,6 +105,7 @@ class Notices:
 
     sinks    by name; a sink is a function of one `Message`
     every_s  the stretch in which a sink hears twice at most of one step and reason; 0: of everything
+    about    what they hear of: all, holds or failures
     """
 
     def __init__(
@@ -103,7 +115,10 @@ class Notices:
         classify: Callable[[BaseException, float], Failure],
         describe: Callable[[BaseException, Failure | None], dict[str, Any]],
         every_s: float = NOTIFY_EVERY_S,
+        about: str = "all",
     ) -> None:
+        if about not in NOTIFY_OF:
+            raise UsageError(f"notify_of is {about!r}; the choices are {', '.join(NOTIFY_OF)}")
         for name in sinks:
             if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME:
                 raise UsageError(f"notify has the name {name!r}; it takes 1 to {LONGEST_NAME} characters")
@@ -111,7 +126,7 @@ class Notices:
 
         if Sinks(sinks).awaits:
             raise UsageError("notify takes plain functions; they are called in a thread of their own")
-        self.sinks, self.every_s = dict(sinks), every_s
+        self.sinks, self.every_s, self.about = dict(sinks), every_s, about
         self._classify, self._describe = classify, describe
         self.begin_anew()
 
@@ -122,11 +137,16 @@ class Notices:
 
     # Writing ----------------------------------------------------------------------------------------
 
+    def concerns(self, change: Change) -> bool:
+        """Return whether the sinks hear of a change."""
+        event = find_event(change)
+        return bool(event) and self.about in ("all", event)
+
     def of(
         self, engine: Engine, entity: str, version: int, change: Change, now: float
     ) -> tuple[Change, tuple[Given, ...]]:
         """Return a change that knows who is told of it, and the notices that are to be written with it."""
-        if not entered(change):
+        if not self.concerns(change):
             return change, ()
         what = _what(engine, entity, change)
         ids, given = [], []
@@ -143,6 +163,8 @@ class Notices:
     def _lane(self, sink: str, what: What, now: float, alone: str) -> str:
         stretch = str(int(now // self.every_s)) if self.every_s else alone
         group = {"sink": sink, "step": what.step, "reason": what.reason, "stretch": stretch}
+        if what.event == FAILURE:  # its reasons are other words than those of a hold, but may be the same
+            group["event"] = FAILURE
         return f"notice/{digest(group)[:32]}"
 
     def _ends(self, now: float) -> float:
@@ -154,7 +176,7 @@ class Notices:
             what.tenant, what.correlation_id,
         )  # fmt: skip
         return letter, {
-            "what": "quarantine" if ordinal == 0 else "more in quarantine",
+            "what": _WORDS[what.event][ordinal],
             "kind": what.kind,
             "item": what.item,
             "step": what.step,
@@ -163,9 +185,7 @@ class Notices:
             "error": {name: what.error.get(name, "") for name in ("type", "code")},
             "since": now,
             "told_again_after": self._ends(now) or None,
-            "next": f"oncemore quarantine show {what.item}"
-            if ordinal == 0
-            else f"oncemore quarantine list --step {what.step} --reason {what.reason}",
+            "next": _next_command(what, ordinal),
         }
 
     # Delivering -------------------------------------------------------------------------------------
@@ -212,7 +232,7 @@ class _Teller:
             try:
                 self._relay.run_once(self._stop)
             except Exception as error:  # noqa: BLE001 - what was not told is told at the next look
-                self._grumble(f"a notice of the quarantine was not delivered: {type(error).__name__}")
+                self._grumble(f"a notice was not delivered: {type(error).__name__}")
 
     def close(self, within_s: float) -> None:
         self._over.set()
@@ -226,17 +246,27 @@ def _there(engine: Engine, event_id: str) -> bool:
     return engine.store.head(f"event/{event_id}") is not None
 
 
+def _next_command(what: What, ordinal: int) -> str:
+    """Return the command with which an operator looks at what a notice is about."""
+    if what.event == FAILURE:
+        more = f"oncemore runs --step {what.step} --state HARD_FAIL"
+        return more if ordinal else f"oncemore show {what.item}"
+    more = f"oncemore quarantine list --step {what.step} --reason {what.reason}"
+    return more if ordinal else f"oncemore quarantine show {what.item}"
+
+
 def _what(engine: Engine, entity: str, change: Change) -> What:
-    """Return what a notice tells of something that is taken into quarantine."""
+    """Return what a notice tells of something that is held, or of a run that has failed."""
     after, error = change.after, change.body.get("error") or {}
     if type(after) is Run:
+        event = find_event(change)
         return What(
-            "run", after.run_id, after.step, after.held_for, after.tenant, after.correlation_id, after.tried,
-            error,
+            event, "run", after.run_id, after.step, after.held_for or after.reason, after.tenant,
+            after.correlation_id, after.tried, error,
         )  # fmt: skip
     if type(after) is Outgoing:
         return What(
-            "event", after.event_id, after.topic, DEAD_LETTER, after.tenant, after.correlation_id,
+            HOLD, "event", after.event_id, after.topic, DEAD_LETTER, after.tenant, after.correlation_id,
             after.attempt, error,
         )  # fmt: skip
     assert type(after) is Kept
@@ -244,7 +274,9 @@ def _what(engine: Engine, entity: str, change: Change) -> What:
     correlation_id = "" if head is None else head_of(head.head).correlation_id
     item = entity.removeprefix("artifact/")
     error = {"type": "Violation", "code": "CHECKSUM_MISMATCH"}
-    return What("artifact", item, after.step, "checksum_mismatch", after.tenant, correlation_id, 0, error)
+    return What(
+        HOLD, "artifact", item, after.step, "checksum_mismatch", after.tenant, correlation_id, 0, error
+    )
 
 
 def told(engine: Engine, ids: list[str]) -> tuple[Told, ...]:

@@ -74,7 +74,7 @@ class Engine:
     inline_wait_s  the longest wait that a call sits out; a longer one is parked
     on_event       called with each event that is worth knowing (`config_drift`, `store_size`)
     place          opens where the bytes of artifacts go; None if there is nowhere
-    notices        who is told of what comes into quarantine; None if nobody is
+    notices        who is told of what is held or has failed; None if nobody is
     codec          what seals the bodies of entries, or several of which the first one writes
     copies         "hold" a copied or restored store until somebody acknowledges it, or "trust" it
     warn           at which sizes to say that the store grows large; see `engine.sizes`
