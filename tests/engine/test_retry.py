@@ -568,7 +568,6 @@ def test_attempts_are_not_chained_to_each_other(clock: FakeClock) -> None:
     assert second.__cause__ is None
 
 
-@pytest.mark.req("CLASS-17")
 @each_colour
 def test_every_failure_that_does_not_reach_the_caller_leaves_a_log_line(
     colour: str, clock: FakeClock, caplog: pytest.LogCaptureFixture

@@ -101,7 +101,7 @@ def test_a_group_is_tried_again_if_all_of_it_may_pass(colour: str) -> None:
         do(colour, made(colour, mixed, name="mixed"))
 
 
-@pytest.mark.req("CLASS-9", "CLASS-18", "WAL-13")
+@pytest.mark.req("CLASS-18", "WAL-13")
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), GeneratorExit()], ids=repr)
 def test_what_is_no_exception_of_the_work_passes_untouched_and_leaves_the_run_resumable(
     error: BaseException, engine: oncemore.Engine
@@ -118,7 +118,6 @@ def test_what_is_no_exception_of_the_work_passes_untouched_and_leaves_the_run_re
     assert turns.calls == 2
 
 
-@pytest.mark.req("CLASS-9")
 @pytest.mark.usefixtures("engine", "clock")
 @pytest.mark.parametrize(
     ("error", "state"),
