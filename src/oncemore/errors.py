@@ -42,6 +42,12 @@ Warnings about a policy that works but is unwise are `PolicyWarning`.
 
 from __future__ import annotations
 
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+
 __all__ = [
     "AttemptTimeout",
     "Blocked",
@@ -311,3 +317,21 @@ class Violation(PermanentError):
 
 class PolicyWarning(UserWarning):
     """A policy that works but is unwise."""
+
+
+def warn_policy(*texts: str) -> None:
+    """Issue each text as a `PolicyWarning` at the nearest line that does not belong to this package."""
+    if not texts:
+        return
+    from warnings import warn
+
+    level, frame = 1, sys._getframe()  # noqa: SLF001 - `skip_file_prefixes` of warn() needs Python 3.12
+    while frame.f_back is not None and _is_ours(frame):
+        level, frame = level + 1, frame.f_back
+    for text in texts:
+        warn(text, PolicyWarning, stacklevel=level)
+
+
+def _is_ours(frame: FrameType) -> bool:
+    """Whether a frame belongs to this package; the methods that `dataclass` generates have no file."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "oncemore"

@@ -173,7 +173,19 @@ def _store(url: str) -> tuple[Callable[[], Store], str]:
     path = Path(name).expanduser().absolute()
     if not path.name or path.is_dir():
         raise UsageError(f"{describe_value(url, 500)} names no file; write sqlite:///folder/log.db")
+    _check_file_locks(url)
     return lambda: _sqlite(path), f"{SQLITE}{path}"
+
+
+def _check_file_locks(url: str) -> None:
+    """Refuse a file store on a platform whose file locks this package cannot use."""
+    try:
+        import fcntl  # noqa: F401
+    except ImportError:
+        raise UsageError(
+            f"{url!r} is a file, and a file store needs POSIX file locks (the module fcntl): it is supported "
+            "on Linux. Here, take a server (postgresql://…, nats://…), or memory: for tests"
+        ) from None
 
 
 def _place(store: str, artifacts: str | os.PathLike[str] | None) -> Callable[[], Place] | None:

@@ -6,14 +6,12 @@ in the morning; a message names the argument and what it takes.
 
 from __future__ import annotations
 
-from warnings import warn
-
 from oncemore.core.backoff import Jitter, Schedule
 from oncemore.core.classify import forbids_retry, verdict
 from oncemore.core.policy import STANDARD, Policy, check_jitter, check_schedule, check_seed
 from oncemore.edges.classify import classify, ready
 from oncemore.engine.retry import NO_FALLBACK, Plan
-from oncemore.errors import AttemptTimeout, PolicyWarning, UsageError
+from oncemore.errors import AttemptTimeout, UsageError, warn_policy
 from oncemore.settings import retries_on
 
 TYPE_CHECKING = False
@@ -182,8 +180,7 @@ def remember_plan(options: Options, plan: Plan) -> None:
 
 def caution(plan: Plan) -> None:
     """Warn, at the user's own line, of a policy that works but is unwise."""
-    for warning in plan.policy.warnings():
-        warn(warning, PolicyWarning, stacklevel=3)
+    warn_policy(*plan.policy.warnings())
 
 
 #: What the name of a policy ends with that was changed by options beside it.

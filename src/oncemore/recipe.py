@@ -83,6 +83,10 @@ class Recipe:
         self.lease, self.repeats_once = settings.lease, settings.repeats_once
         self.escalation = settings.escalation
         self.isolate = _isolate(told["isolate"], self.colour, self.effect)
+        if self.isolate:
+            from oncemore.engine.isolate import address_of
+
+            address_of(self.name, work)
         self.artifact = "" if told["artifact"] is None else name_of(told["artifact"])
         self.retain_s = 0.0 if told["retain_for"] is None else stretch("retain_for", told["retain_for"])
         self.not_applied = _not_applied(told["not_applied"], self.effect)

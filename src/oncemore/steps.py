@@ -7,7 +7,6 @@ from collections.abc import Sized
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, overload
-from warnings import warn
 
 from oncemore.codec import results
 from oncemore.codec.artifact import SHELF, Artifact
@@ -46,12 +45,12 @@ from oncemore.errors import (
     Failed,
     InProgress,
     Parked,
-    PolicyWarning,
     Quarantined,
     Refused,
     StoreError,
     Uncertain,
     UsageError,
+    warn_policy,
 )
 from oncemore.evidence.neutral import neutral
 from oncemore.opening import chosen, default_policy
@@ -619,6 +618,10 @@ class Step(Generic[P, R]):
         plan = self._plan
         if plan is None or self._shelf is not engine.shelf or self._wait_s != engine.inline_wait_s:
             recipe, shelf = self._recipe, engine.shelf
+            if recipe.isolate:
+                from oncemore.engine.isolate import check_importable
+
+                check_importable(recipe.name, recipe.work)
             encode, decode = _codec(recipe, shelf)
             ready()
             plan = Plan(
@@ -879,10 +882,12 @@ def step(
     """Make a function durable: every attempt is on record, its effect is applied once per key.
 
     effect             what running it does to the world; has no default:
-                         pure        nothing: running it again gives the same
-                         idempotent  something that the other side applies once per `current().key`
-                         outbox      only events, given away with `current().emit()`
-                         once        something that must not happen twice, and cannot be repeated blindly
+                         pure           nothing: running it again gives the same
+                         idempotent     something that the other side applies once per `current().key`
+                         transactional  rows in a database: one transaction with the record of the step
+                                        (`current().transaction(connection)`, `current().on_commit(write)`)
+                         outbox         only events, given away with `current().emit()`
+                         once           something that must not happen twice, and cannot be repeated blindly
     name               what it is known by, together with the key; its module and name unless given
     aliases            names that it had before, the oldest first: keys are made with that one, so that what
                        was done under it is not done again, also while an older version still runs
@@ -936,8 +941,7 @@ def step(
 
     def decorate(work: Callable[P, R]) -> Step[P, R]:
         recipe = Recipe(work, told)
-        for warning in recipe.policy.warnings():
-            warn(warning, PolicyWarning, stacklevel=2)
+        warn_policy(*recipe.policy.warnings())
         return Step(recipe)
 
     return decorate

@@ -150,6 +150,18 @@ def test_accidents_do_not_change_a_key() -> None:
         step_key("s", {"x": {"e\u0301": 1, "\u00e9": 2}})
 
 
+def test_an_aware_time_keeps_its_offset_if_python_reads_it_back() -> None:
+    for offset, text in (
+        (timedelta(hours=1), "2026-01-01T12:00:00.000000+01:00"),
+        (timedelta(0), "2026-01-01T12:00:00.000000Z"),
+        (timedelta(seconds=30), "2026-01-01T12:00:00.000000+00:00:30"),
+        (timedelta(microseconds=1), "2026-01-01T11:59:59.999999Z"),
+    ):
+        noon = datetime(2026, 1, 1, 12, tzinfo=timezone(offset))
+        assert Tagger().tag(noon, "it") == {"$time": text}
+        assert untag({"$time": text}) == noon
+
+
 def test_a_refused_argument_is_named() -> None:
     with pytest.raises(NoForm, match="argument 'session' is a Point"):
         step_key("s", {"session": Point(1)})

@@ -188,7 +188,7 @@ def parent(keep: Callable[[Attempt, Any], Any] | None = None, **more: Any) -> At
 
 
 def where(work: Any) -> tuple[str, str]:
-    return isolate._address("work", work)
+    return isolate.address_of("work", work)
 
 
 def letter(**more: Any) -> dict[str, Any]:

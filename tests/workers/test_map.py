@@ -85,7 +85,7 @@ def test_every_item_is_one_call_and_none_is_raised(engine: oncemore.Engine) -> N
     assert runs[1].error["type"] == "ValueError"  # type: ignore[union-attr,index]
     assert "no number" in job.items[1].error
     assert repr(job) == f"<oncemore.JobRun double {job.job_id} DONE: 2 done, 1 failed, 1 refused>"
-    with pytest.raises(oncemore.UsageError, match=r"item 1 of .* has no value"):
+    with pytest.raises(oncemore.Terminal, match="no number"):
         _ = job.values
     verify(engine.store.entries())
 

@@ -12,10 +12,13 @@ from typing import Any
 
 import msgspec
 
-from oncemore.codec.tagged import NoForm, Tagger, untag
+from oncemore.codec.tagged import PLAIN_VALUES, NoForm, Tagger, untag
 from oncemore.core.key import LARGEST_INTEGER
 
-_PLAIN = Tagger()
+_PLAIN = Tagger(
+    advice=f"return {PLAIN_VALUES}, annotate the function's return type with a dataclass or a model, or put "
+    "the bytes away as an artifact (current().put)"
+)
 _TYPED = "$typed"
 MOST_BYTES = 64 * 1024 * 1024
 #: A result that takes more is kept as an artifact, beside the log.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from oncemore.codec.tagged import Tagger
+from oncemore.codec.tagged import PLAIN_VALUES, Tagger
 from oncemore.core.key import LARGEST_INTEGER, canonical, digest
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from oncemore.core.key import Plain
 
-_KEYED = Tagger(keyed=True)
+_KEYED = Tagger(keyed=True, advice=f"pass {PLAIN_VALUES}, or leave it out of the key")
 _sorted = msgspec.json.Encoder(order="sorted").encode
 
 

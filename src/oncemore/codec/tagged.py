@@ -35,17 +35,23 @@ if TYPE_CHECKING:
     from oncemore.core.key import Plain
 
 
+PLAIN_VALUES: Final = "plain values (numbers, strings, dates, bytes, lists, mappings)"
+
+
 class NoForm(UsageError):
     """A value has no tagged form; the message says where and what to do."""
 
 
 class Tagger:
-    """Writes values as tagged JSON; with `keyed`, in the one form that keys are computed from."""
+    """Writes values as tagged JSON; with `keyed`, in the one form that keys are computed from.
 
-    __slots__ = ("_keyed",)
+    advice  what an error tells the user to do about a value that has no form
+    """
 
-    def __init__(self, *, keyed: bool = False) -> None:
-        self._keyed = keyed
+    __slots__ = ("_advice", "_keyed")
+
+    def __init__(self, *, keyed: bool = False, advice: str = f"pass {PLAIN_VALUES}") -> None:
+        self._keyed, self._advice = keyed, advice
 
     def tag(self, value: object, path: str, room: int = DEEPEST) -> Plain:
         """Return the plain form of a value; `path` is what an error calls it."""
@@ -75,10 +81,7 @@ class Tagger:
         if kind is ReadOnlyDict:
             return self._mapping(value, path, room)  # type: ignore[arg-type]
         if write is None:
-            raise NoForm(
-                f"{path} is {_article(kind.__name__)}, which has no form in JSON; pass plain values "
-                "(numbers, strings, dates, bytes, lists, mappings), or leave it out of the key"
-            )
+            raise NoForm(f"{path} is {_article(kind.__name__)}, which has no form in JSON; {self._advice}")
         return write(value)
 
     def _text(self, value: str, path: str) -> str:
@@ -136,10 +139,15 @@ def _large(value: int, path: str) -> Plain:
 
 
 def _moment(value: datetime) -> Plain:
-    """Return the form of a time: an aware one keeps its offset, because its hour and day depend on that."""
+    """Return the form of a time: an aware one keeps its offset, because its hour and day depend on that.
+
+    An offset with a part of a second is written in UTC: Python does not read each of them back.
+    """
     text = value.isoformat(timespec="microseconds")
     if value.tzinfo is None:
         return {"$datetime": text}
+    if "." in text[26:]:
+        text = _in_utc(value).isoformat(timespec="microseconds")
     return {"$time": f"{text.removesuffix('+00:00')}Z" if text.endswith("+00:00") else text}
 
 

@@ -22,7 +22,6 @@ Folders are 0700 and files 0600 or less: results and captured output are as priv
 
 from __future__ import annotations
 
-import fcntl
 import io
 import os
 import re
@@ -181,7 +180,7 @@ class Folder:
     def remove(self, digest: str, before: float) -> bool:
         """Remove an object, unless somebody published it anew."""
         file = self.where(digest)
-        with self.locked(fcntl.LOCK_EX):
+        with self.locked(shared=False):
             try:
                 if file.stat().st_mtime >= before:
                     return False
@@ -232,11 +231,13 @@ class Folder:
         return frozenset(file.read_text(encoding="utf-8") for file in files)
 
     @contextmanager
-    def locked(self, how: int) -> Iterator[None]:
+    def locked(self, *, shared: bool) -> Iterator[None]:
         """Hold the folder's lock; it ends with the file, also when the process dies."""
+        import fcntl  # only files need it: a platform that lacks it has `memory:`
+
         held = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            fcntl.flock(held, how)
+            fcntl.flock(held, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
             yield
         finally:
             os.close(held)
@@ -260,7 +261,7 @@ class FolderStage:
         os.fchmod(self._file.fileno(), 0o400)
         os.fsync(self._file.fileno())
         target = self._folder.where(digest)
-        with self._folder.locked(fcntl.LOCK_SH):
+        with self._folder.locked(shared=True):
             for made in (target.parent.parent, target.parent):
                 made.mkdir(mode=0o700, exist_ok=True)
             with suppress(FileNotFoundError), target.open("rb") as there:

@@ -245,20 +245,28 @@ def altered(plan: Plan, seen: Seen, fault: Exception) -> Exception:
 
 def failed(plan: Plan, seen: Seen, error: Exception | None, told: dict[str, Any] | None) -> Exception:
     """It failed for good; the work's own error is the cause, where it is at hand."""
-    run = seen.run
     told = told or (seen.body or {}).get("error") or (plan.describe(error, None) if error else {})
+    made = failure_of(_which(plan, seen.entity), seen.run, told)
+    made.__cause__ = error
+    return made
+
+
+def failure_of(which: str, run: Run, told: dict[str, Any]) -> Exception:
+    """Return the error of a run that failed for good, from what the log says of it.
+
+    which  the step and the key, for the message
+    """
     # An attempt that was cut off at the end of the whole run's time is no failure of the work.
     kind = DeadlineExceeded if told.get("code") == TOO_LATE["code"] else _KINDS.get(run.reason, Terminal)
     what = f"{told.get('type', '')}: {told.get('message', '')}".strip(": ")
     count = f"{run.tried} attempt{'s' if run.tried != 1 else ''}"
     if run.reason == "cancelled":
         return Cancelled(
-            f"{_which(plan, seen.entity)} was cancelled after {count}: {told.get('message', '')}; "
+            f"{which} was cancelled after {count}: {told.get('message', '')}; "
             "step.rerun(…, reason=…) begins a new run"
         )
-    text = f"{_which(plan, seen.entity)} failed after {count} ({run.reason})"
+    text = f"{which} failed after {count} ({run.reason})"
     made: Exception = kind(f"{text}: {what}" if what else text)
-    made.__cause__ = error
     return made
 
 

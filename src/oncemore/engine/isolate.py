@@ -14,6 +14,7 @@ import importlib
 import os
 import pickle
 import signal
+import sys
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -58,7 +59,7 @@ def run(job: Job, attempt: Attempt, invoke: Invoke) -> Any:
     """Run a job's function in a process of its own; kill that at its limit."""
     import multiprocessing
 
-    where = _address(job.name, job.work)
+    where = address_of(job.name, job.work)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     told = {"seen": attempt.seen, "ends_in": invoke.limit_s, "resume": attempt.resume()}
@@ -118,13 +119,30 @@ def _kill(pid: int | None) -> None:
         os.killpg(pid, signal.SIGKILL) if pid else None
 
 
-def _address(name: str, work: Any) -> tuple[str, str]:
+def address_of(name: str, work: Any) -> tuple[str, str]:
+    """Return the module and the name by which another process finds a function; or refuse it."""
     module, own = getattr(work, "__module__", None), getattr(work, "__qualname__", "")
-    if not module or "<" in own:
+    if not module or not own or "<" in own:
         raise UsageError(
             f"{name} cannot be found from another process; isolate='process' needs a function of a module"
         )
     return module, own
+
+
+def check_importable(name: str, work: Any) -> None:
+    """Refuse a function that another process would not find under its module and name."""
+    where = address_of(name, work)
+    main = sys.modules["__main__"]
+    no_file = where[0] == "__main__" and not getattr(main, "__file__", None)
+    try:
+        found = None if no_file else _function(*where)
+    except (ImportError, AttributeError):
+        found = None
+    if found is not work:
+        raise UsageError(
+            f"{name} cannot run with isolate='process': another process does not find it as "
+            f"{where[0]}.{where[1]}; define it under its own name at the top of a module that can be imported"
+        )
 
 
 def _served(ours: Connection, attempt: Attempt, invoke: Invoke, process: Any) -> Any:

@@ -8,6 +8,7 @@ from oncemore.codec.results import value_of
 from oncemore.codec.wire import head_of, read_body
 from oncemore.core.record import Mapped
 from oncemore.core.value import Value
+from oncemore.engine.endings import failure_of
 from oncemore.engine.history import Run
 from oncemore.errors import UsageError
 from oncemore.store.base import Query
@@ -150,11 +151,20 @@ class JobRun:
 
     @property
     def values(self) -> list[Any]:
-        """The result of each item; refused with the number of the first that has none."""
-        for item in self.items:
+        """The result of each item; where one has none, the failure of the first such item is raised."""
+        for item, run in zip(self.items, self.runs, strict=True):
             if item.outcome != "done":
-                raise UsageError(f"item {item.number} of {self!r} has no value: {item.error or item.outcome}")
+                raise self._missing(item, run)
         return [run.value for run in self.runs if run is not None]
+
+    def _missing(self, item: JobItem, run: Run | None) -> Exception:
+        """Return why an item has no value: the failure of its run, or that it has not come to its end."""
+        if run is None or run.status != "HARD_FAIL":
+            return UsageError(f"item {item.number} of {self!r} has no value: {item.error or item.outcome}")
+        failure: Any = failure_of(f"{run.step}: key {item.key[:12]}", run.state, run.error or {})
+        failure.run = run
+        failure.add_note(f"oncemore: this is item {item.number} of {self!r}")
+        return failure  # type: ignore[no-any-return]
 
 
 def jobs_of(engine: Engine, limit: int = 100) -> tuple[JobRun, ...]:

@@ -10,15 +10,10 @@ file is really read, at the line of the caller.
 
 from __future__ import annotations
 
-import os
-import sys
-from pathlib import Path
-from warnings import warn
-
 from oncemore.core.gate import Rules
 from oncemore.core.policy import STANDARD, StepSettings
 from oncemore.core.value import Value
-from oncemore.errors import PolicyError, PolicyWarning
+from oncemore.errors import PolicyError, warn_policy
 from oncemore.govern.address import address_of, find, forget_names, path_text, root_files
 from oncemore.govern.build import Built, build
 from oncemore.govern.chain import Draft, draft_of, is_governed
@@ -30,6 +25,7 @@ from oncemore.settings import BEATS, LEASE_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterable, Mapping
     from typing import Any, Final
 
@@ -39,7 +35,6 @@ if TYPE_CHECKING:
 MOST_REMEMBERED: Final = 128
 
 _remembered: dict[str, tuple[tuple[Stamp, ...], Profile]] = {}
-_OURS: Final = str(Path(__file__).resolve().parent.parent) + os.sep
 
 
 class Listed(Value):
@@ -57,7 +52,7 @@ def load(path: str | os.PathLike[str]) -> Profile:
     """Return the profile in a policy file, or raise a PolicyError that says everything wrong with it."""
     made, fresh = _load(path_text(path))
     if fresh:
-        _warn(made.warnings)
+        warn_policy(*made.warnings)
     return made
 
 
@@ -78,7 +73,7 @@ def quiet_policy(name: str | os.PathLike[str]) -> Policy:
     made, fresh = _load(at.path)
     if fresh:
         own = {text for each in _policies(made) for text in each.warnings()}
-        _warn(text for text in made.warnings if text not in own)
+        warn_policy(*(text for text in made.warnings if text not in own))
     return made.policy(at.policy, at.provider)
 
 
@@ -241,12 +236,3 @@ def _warnings(built: Built, path: str) -> Iterable[str]:
 
 def _policies(made: Profile) -> list[Policy]:
     return [one for each in (made.policies, *made.providers.values()) for one in each.values()]
-
-
-def _warn(texts: Iterable[str]) -> None:
-    """Warn at the nearest line that is not ours."""
-    level, frame = 1, sys._getframe()  # noqa: SLF001 - `skip_file_prefixes` of warn() needs Python 3.12
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
-        level, frame = level + 1, frame.f_back
-    for text in texts:
-        warn(text, PolicyWarning, stacklevel=level)

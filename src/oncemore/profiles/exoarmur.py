@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections import deque
 from threading import Lock
 from typing import TYPE_CHECKING, Any
-from warnings import warn
 
 from oncemore.core.key import seed_of
 from oncemore.core.policy import Policy, check_seed
@@ -38,11 +37,11 @@ from oncemore.errors import (
     InProgress,
     Parked,
     PolicyError,
-    PolicyWarning,
     Quarantined,
     ResultUnavailable,
     StoreError,
     UsageError,
+    warn_policy,
 )
 from oncemore.evidence.audit import Ids, Outlet, check_category
 from oncemore.evidence.stream import AuditStream
@@ -276,7 +275,7 @@ class RetryManager:
             refusal = UsageError(f"{text}; in governed mode it is not run so")
             it.refused(reason, refusal)
             raise refusal
-        warn(text, PolicyWarning, stacklevel=3)
+        warn_policy(text)
 
     def _tell(self, event: Event) -> None:
         self.audit(event)

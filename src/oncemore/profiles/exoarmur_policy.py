@@ -23,14 +23,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING, Literal
-from warnings import warn
 
 from oncemore import govern
 from oncemore.core.backoff import NONE, Jitter, Schedule
 from oncemore.core.classify import NEVER
 from oncemore.core.policy import MOST_ATTEMPTS, Policy
 from oncemore.core.value import Value
-from oncemore.errors import AttemptTimeout, Error, PermanentError, PolicyError, PolicyWarning
+from oncemore.errors import AttemptTimeout, Error, PermanentError, PolicyError, warn_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -111,8 +110,7 @@ class RetryPolicy:
             if self.timeout_s == 0:
                 _refuse("timeout_s", self.timeout_s, "more than 0, or None")
         self.lists()
-        for text in self._unwise():
-            warn(text, PolicyWarning, stacklevel=3)
+        warn_policy(*self._unwise())
 
     @classmethod
     def of(cls, policy: Policy) -> RetryPolicy:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 from urllib.error import URLError
-from warnings import warn
 
 from oncemore import govern
 from oncemore.core.backoff import Schedule
 from oncemore.core.classify import verdict
-from oncemore.errors import PolicyWarning, UsageError
+from oncemore.errors import UsageError, warn_policy
 from oncemore.settings import retries_on
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ def _changed(rules: Policy, count: str, attempts: int | None, wait: str, backoff
 def _raised(name: str, value: float, least: float) -> float:
     if value >= least:
         return value
-    warn(f"{name} is {value:g}; raised to its minimum, {least:g}", PolicyWarning, stacklevel=6)
+    warn_policy(f"{name} is {value:g}; raised to its minimum, {least:g}")
     return least
 
 
