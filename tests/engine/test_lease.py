@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from time import sleep
 
@@ -234,14 +235,19 @@ def test_a_lease_that_is_kept_alive_survives_a_failure_and_ends_with_its_worker(
     store._closed = False
     before = sum(1 for _ in store.entries("worker/w"))
     wait_until(lambda: sum(1 for _ in store.entries("worker/w")) > before)
-    heart = me._heart
-    assert heart is not None
     me.end()
-    caplog.clear()  # a record holds its error, whose frames hold the worker
+    assert state_of(store).state == "ENDED"
+
+
+def test_a_heartbeat_does_not_keep_a_worker_alive(store: MemoryStore, time: Time) -> None:
+    me = Identity(store, "w", 60.0, time).keep_alive(1000.0)
+    heart, known = me._heart, weakref.ref(me)
+    assert heart is not None
     del me
     gc.collect()
+    assert known() is None
     heart._beat()
-    assert state_of(store).state == "ENDED"
+    heart.stop()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

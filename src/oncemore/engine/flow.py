@@ -894,16 +894,15 @@ def note_redelivery(call: Call) -> Script:
     Once per run, so that a caller who asks for ever does not make the log grow for ever. The result stays
     that of the COMMIT. A run with another config is left to the call itself.
     """
-    while True:
+    saved = None
+    while saved is None:
         seen = yield Load(call.entity)
         run = seen.run
         done = run is not None and run.state == "COMPLETE" and not run.pruned
         if not done or run.cfg_hash != call.cfg_hash or run.reason == EXISTS:
-            yield End(None, None)
-            return
-        if (yield Save(seen, Change(("COMPLETE",), run, run._replace(reason=EXISTS)))) is not None:
-            yield End(None, None)
-            return
+            break
+        saved = yield Save(seen, Change(("COMPLETE",), run, run._replace(reason=EXISTS)))
+    yield End(None, None)
 
 
 # For somebody else to do ----------------------------------------------------------------------------
