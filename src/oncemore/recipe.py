@@ -106,11 +106,12 @@ class Recipe:
         self._plain_scope = b""
         self.timed = self._bucket is not None or self.policy.within_s is not None
         #: Gives the arguments of a call by name, defaults included; a call that does not fit is refused.
-        self.arguments = _binder(work)
+        self.arguments = _binder(self.name, work)
         #: Whether providers have breakers (BREAK-1) or rates of their own: calls differ by whom they ask.
         self.guards_each = self._guards is not None or self._rate is not None
         self._left_out, self._secret = _left_out(self.name, work, told["ignore"])
         self._key = _key(self.name, work, told["key"], self._left_out)
+        _check_key_rule(self.name, work, told, self._left_out)
         #: Whether the key is made of all arguments that count: equal keys are then equal arguments.
         self.covers_all = self._key is None
         self.key_names = None
@@ -530,12 +531,14 @@ def _of(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return value(*args, **kwargs) if callable(value) else value
 
 
-def _binder(work: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
+def _binder(name: str, work: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
     """Return what puts arguments to their names; plain signatures take a short way."""
     try:
         signature = inspect.signature(work)
     except ValueError:
-        raise UsageError(f"{work!r} does not say what arguments it takes; wrap it in a function") from None
+        raise UsageError(
+            f"{name}: {work!r} does not say what arguments it takes; wrap it in a function"
+        ) from None
     params = list(signature.parameters.values())
     plain = all(param.kind is param.POSITIONAL_OR_KEYWORD for param in params)
     names = tuple(signature.parameters)
@@ -655,6 +658,17 @@ def _key(name: str, work: Any, key: Any, left_out: frozenset[str]) -> Callable[.
             raise UsageError(f"key of {name} names {missing}, and a Secret takes no part in keys") from None
 
     return chosen
+
+
+def _check_key_rule(name: str, work: Any, told: Mapping[str, Any], left_out: frozenset[str]) -> None:
+    """Refuse a step whose key does not depend on its input: all calls would be the same work (IDEM-12)."""
+    inputs = [param for param in inspect.signature(work).parameters if param not in ("self", "cls")]
+    ruled = any(told[option] is not None for option in ("key", "partition", "bucket", "tenant"))
+    if inputs and not ruled and left_out.issuperset(inputs):
+        raise UsageError(
+            f"{name} has no rule for its key: ignore= or Secret leaves out all its arguments "
+            f"({', '.join(inputs)}), and all calls would be the same work; give key=, partition= or bucket="
+        )
 
 
 def _leaves(value: Any, room: int = 4) -> Iterator[Any]:

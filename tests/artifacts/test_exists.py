@@ -47,7 +47,6 @@ def test_ten_replays_of_a_complete_run_compute_nothing(engine: Engine) -> None:
     assert len(engine.artifacts.list()) == 1
 
 
-@pytest.mark.req("LEASE-5")
 def test_an_artifact_that_is_there_completes_the_run_without_computing(engine: Engine) -> None:
     report = Report()
     first, report.computed = report.step(), 0

@@ -81,7 +81,7 @@ def bucket() -> Iterator[Bucket]:
         pytest.skip(str(reason))
 
 
-@pytest.mark.req("AUTO-7", "AUTO-8", "IDEM-20")
+@pytest.mark.req("AUTO-7", "AUTO-8")
 @pytest.mark.timeout(120)
 def test_a_switch_in_a_bucket_is_written_once_seen_at_once_and_means_no_when_it_cannot_be_read(
     bucket: Bucket, tmp_path: Any

@@ -5,12 +5,9 @@ import os
 import uuid
 from pathlib import Path
 
-import pytest
-
 from oncemore.engine.ids import nonce, uuid7
 
 
-@pytest.mark.req("STATE-5")
 def test_ids_are_uuids_of_version_7_and_sort_by_time() -> None:
     now = 1_800_000_000.0
     times = [now + step for step in (0.0, 0.000001, 0.00025, 0.0009, 0.001, 0.5, 1.0, 86_400.0, 3e9)]

@@ -610,7 +610,6 @@ def test_a_read_sees_what_is_now_even_with_a_key(manager: RetryManager) -> None:
     assert told(manager.audit) == [("retry_succeeded", 1)] * 2
 
 
-@pytest.mark.req("IDEM-20")
 def test_governed_mode_refuses_what_is_only_warned_of_otherwise(manager: RetryManager) -> None:
     test_a_read_sees_what_is_now_even_with_a_key(manager)
     strict = RetryManager(governed=True)

@@ -167,7 +167,7 @@ async def execute(manager: RetryManager, name: str, done: list[str], **more: Any
     )
 
 
-@pytest.mark.req("AUTO-7", "AUTO-8", "AUTO-9", "IDEM-20")
+@pytest.mark.req("AUTO-7", "AUTO-8", "AUTO-9")
 def test_a_switch_and_an_approval_on_the_bus_decide_what_is_executed(
     url: str, cable: Wire, tmp_path: Path
 ) -> None:

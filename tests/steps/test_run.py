@@ -105,7 +105,7 @@ def test_the_log_of_a_scenario_reads_as_it_happened(scenario: str, reads: str) -
     assert read(played(scenario).wal(), "DECISION") == reads
 
 
-@pytest.mark.req("STATE-4", "STATE-5", "STATE-9", "WAL-7", "WAL-13")
+@pytest.mark.req("STATE-4", "STATE-9", "WAL-7", "WAL-13")
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("effect", ["pure", "idempotent", "outbox"])
 def test_every_record_is_complete_and_every_move_legal(effect: str, engine: oncemore.Engine) -> None:

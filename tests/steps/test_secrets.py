@@ -152,7 +152,7 @@ def test_secrets_inside_a_secret_are_found_too(tmp_path: Path) -> None:
     }
 
     @oncemore.step(effect="pure", name="nested")
-    def work(held: Secret) -> None:
+    def work(held: Secret, number: int = 0) -> None:
         raise ValueError(str(held.reveal()))
 
     with oncemore.open(tmp_path / "log.db"):
@@ -185,8 +185,8 @@ def test_a_result_that_cannot_be_kept_does_not_quote_itself_into_the_store(tmp_p
 
 
 def test_secrets_do_not_show_in_refusals_and_held_runs(tmp_path: Path) -> None:
-    @oncemore.step(effect="once", name="held", reconcile=lambda token: token.reveal())
-    def work(token: Secret) -> None:
+    @oncemore.step(effect="once", name="held", reconcile=lambda token, number: token.reveal())
+    def work(token: Secret, number: int = 0) -> None:
         raise SOON
 
     with oncemore.open(tmp_path / "log.db"):
