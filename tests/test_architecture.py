@@ -23,7 +23,7 @@ FRONT_DOOR = "oncemore"
 #: From the ground up. A room may import the rooms of every row above its own, never a row below it,
 #: nor a neighbour in its row. A new file or folder beside these needs a place here.
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("_version", "errors", "file_trust"),
+    ("_startup", "_version", "errors", "file_trust"),
     ("settings",),
     ("core",),
     ("codec",),

@@ -4,7 +4,16 @@ The front door: names only. What they stand for loads at first use, so that `imp
 next to nothing and brings no third-party module.
 """
 
-from __future__ import annotations
+import sys
+
+if getattr(sys, "argv", None) and sys.argv[0].endswith(("-m", "oncemore", "kfm-replay")):
+    # The program, not a library: from here on it ends quietly on SIGINT and SIGTERM.
+    import _signal  # type: ignore[import-not-found]
+
+    _mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, (2, 15))
+    import oncemore._startup  # noqa: F401
+
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, _mask)
 
 from oncemore._version import __version__
 

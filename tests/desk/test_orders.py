@@ -148,6 +148,6 @@ def test_a_worker_says_at_the_end_how_many_runs_came_to_what(shop: str) -> None:
     order("submit", f"{shop}:ship", "order=A-2", "lines=9")
     ran = run("worker", shop, "--drain", "--json", "--store", "log.db")
     assert (ran.returncode, json.loads(ran.stdout)) == (
-        0, {"done": 1, "failed": 1, "later": 0, "held": 0, "refused": 0, "left": 0},
+        0, {"done": 1, "failed": 1, "later": 0, "held": 0, "refused": 0, "left": 0, "leftovers": []},
     )  # fmt: skip
     assert "a worker ends: 1 done, 1 failed" in ran.stderr

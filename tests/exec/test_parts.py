@@ -235,3 +235,16 @@ def test_descendants_are_found_and_a_process_without_any_has_none() -> None:
         assert {shell.pid, inner} <= guard.descendants(os.getpid())
         assert guard.descendants(inner) == set()
         os.kill(inner, 9)
+
+
+def test_a_signal_that_comes_with_the_order_is_obeyed() -> None:
+    """Both in one packet: the guard died of it, and the attempt was held as lost."""
+    import socket
+
+    ours, theirs = socket.socketpair()
+    order = {"path": "/bin/sleep"}
+    ours.sendall(json.dumps(order).encode() + b'\n{"do": "end", "signal": 15}\n')
+    assert guard.heard(theirs) == (order, b'{"do": "end", "signal": 15}\n')
+    ours.close()
+    assert guard.heard(theirs) == (None, b"")
+    theirs.close()

@@ -25,6 +25,7 @@ import threading
 
 import click
 
+from oncemore._startup import restore_signals
 from oncemore.desk.cli.group import root
 from oncemore.desk.cli.paper import Paper, hush
 from oncemore.errors import Error, PolicyError, UsageError
@@ -44,8 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started us
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", closefd=False))
-    code = run(sys.argv[1:] if arguments is None else arguments)
-    _leave(code)
+    words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] != ["exec"]:  # which ends quietly on a signal until it handles signals itself
+        restore_signals()
+    _leave(run(words))
 
 
 def _leave(code: int) -> NoReturn:
@@ -71,7 +74,7 @@ def run(arguments: Sequence[str]) -> int:
     paper = Paper(sys.stderr, in_json="--json" in own)
     try:
         answer = root.main(list(arguments), prog_name="oncemore", standalone_mode=False)
-    except click.Abort:
+    except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)

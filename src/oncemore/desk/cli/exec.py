@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 
@@ -10,7 +11,7 @@ import click
 from oncemore.desk.cli import complete
 from oncemore.desk.cli.group import Whole, leaf, store_option
 from oncemore.desk.cli.paper import Paper
-from oncemore.desk.cli.words import DURATION, PAIR, SIZE, duration
+from oncemore.desk.cli.words import DURATION, PAIR, SIZE, duration, span
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 FAULT = 125
 
 EXAMPLES = """
-oncemore exec --key report-2026-11 --policy p2-batch-reporting -- ./monthly-report.sh
+oncemore exec --key report-11 --effect idempotent --policy kfm-loop -- ./report.sh
 oncemore exec --key backup --bucket day --effect idempotent -- rsync -a data/ backup/
 oncemore exec --key mail-42 --retry-on-exit 75 --stdin mail.txt -- sendmail -t
 oncemore exec --key order-7 --settle applied --reason 'the bank shows it' -- ./charge.sh
@@ -33,7 +34,7 @@ oncemore exec --key order-7 --settle applied --reason 'the bank shows it' -- ./c
 GROUPS = {
     "What the work is": "key key_from_args bucket name inputs tenant correlation_id effect",
     "When it is tried again": "policy attempts wait retry_on_exit retry_on_output fail_on_exit ok_exit "
-    "timeout within",
+    "timeout within max_wait",
     "How it runs": "env secret_env cwd stdin grace leave_running",
     "What is kept and shown": "keep_output max_output quiet in_json report store",
     "When there is a run already": "if_running rerun settle reason by",
@@ -66,6 +67,8 @@ GROUPS = {
 @click.option("--ok-exit", metavar="CODES", help="Exit codes that are a success, beside 0.")
 @click.option("--timeout", metavar="TIME", type=DURATION, help="The limit of one attempt.")
 @click.option("--within", metavar="TIME", type=DURATION, help="The limit of everything, waits included.")
+@click.option("--max-wait", metavar="TIME", type=DURATION,
+              help="End with 120 before a wait that is longer; a later call goes on.")  # fmt: skip
 @click.option(
     "--env",
     metavar="NAME=VALUE",
@@ -107,13 +110,15 @@ def exec_(command: tuple[str, ...], **told: Any) -> int:
     What it prints is passed on and kept; its exit code is passed on. The same call again prints the same and
     ends the same, and nothing is run.
     """
-    from oncemore.desk.program.cuts import Cuts
+    from oncemore.desk.program.cuts import Cuts, Interrupted
     from oncemore.errors import Error
 
     paper = Paper(sys.stderr, in_json=told["in_json"])
     try:
         with Cuts() as cuts:
             return _carried_out(paper, cuts, command, told)
+    except Interrupted as cut:
+        return 128 + cut.number
     except Error as error:
         paper.error(f"{error}")
         return FAULT
@@ -135,20 +140,45 @@ def _carried_out(paper: Paper, cuts: Any, command: tuple[str, ...], told: dict[s
 
     order, decided, engine = _order(command, told), _decided(told), made(told["store"])
 
-    def say(text: str) -> None:
-        if not told["quiet"] and not told["in_json"]:
-            paper.line(f"oncemore: {text}", "dim")
-
+    remarks = Remarks(paper, is_silent=told["quiet"] or told["in_json"])
     around = {"tenant": told["tenant"], "actor": somebody(told["by"])}
     around["correlation_id"] = told["correlation_id"] or os.environ.get("ONCEMORE_CORRELATION_ID") or None
     try:
         with engine, context(**around):
-            outcome = carry_out(order, engine, cuts, say, decided)
+            outcome = carry_out(order, engine, cuts, remarks, decided)
             _tell(paper, outcome, engine, told)
     except Interrupted as cut:
         outcome = Outcome(128 + cut.number, "oncemore", f"{cut}.")
         _tell(paper, outcome, None, told)
     return int(outcome.exit_code)
+
+
+class Remarks:
+    """What `exec` says on standard error: lines, and on a terminal a countdown of every wait."""
+
+    def __init__(self, paper: Paper, *, is_silent: bool) -> None:
+        self._paper, self._is_silent, self._is_waiting = paper, is_silent, False
+
+    def say(self, text: str) -> None:
+        """Write a line."""
+        if not self._is_silent:
+            self._paper.say(text, "dim", "oncemore: ")
+
+    def show_wait(self, left_s: float) -> None:
+        """Show a wait: on a terminal in one line that is written again and again, elsewhere once."""
+        text = f"the next attempt is in {span(left_s)}"
+        if self._is_silent or not self._paper.is_terminal:
+            if not self._is_waiting:
+                self.say(text)
+        else:
+            self._paper.status(f"oncemore: {text}")
+        self._is_waiting = True
+
+    def end_wait(self) -> None:
+        """Take the countdown away."""
+        if self._is_waiting and not self._is_silent and self._paper.is_terminal:
+            self._paper.status("")
+        self._is_waiting = False
 
 
 def _order(command: tuple[str, ...], told: dict[str, Any]) -> Order:
@@ -182,6 +212,8 @@ def _order(command: tuple[str, ...], told: dict[str, Any]) -> Order:
         inputs=told["inputs"], stdin=told["stdin"], cwd=told["cwd"], env=env, hidden=told["secret_env"],
         secrets=_secrets(told["secret_env"], env), if_running=told["if_running"], grace_s=told["grace"],
         leave=told["leave_running"], keep=told["keep_output"], most=told["max_output"],
+        max_wait_s=math.inf if told["max_wait"] is None else told["max_wait"],
+        wants_retries=any(told[option] is not None for option in ("policy", "attempts", "wait")),
         after=_after(chosen), through=through,
     )  # fmt: skip
 
@@ -267,9 +299,13 @@ def _decided(told: dict[str, Any]) -> Decided | None:
 def _tell(paper: Paper, outcome: Outcome, engine: Engine | None, told: dict[str, Any]) -> None:
     """Show what has not been seen yet: stored output, what went wrong, the report."""
     from oncemore.desk.program.outcome import replay
+    from oncemore.desk.service.times import shown
 
     program = outcome.program or {}
     notes = [*program.get("notes", ())]
+    if outcome.done_at is not None and not outcome.ran:
+        done = f"nothing was run: this work is done since {shown(outcome.done_at)[:19]}"
+        Remarks(paper, is_silent=told["quiet"] or told["in_json"]).say(done)
     if engine is not None and not outcome.shown and not told["quiet"]:
         notes += replay(outcome, engine, _written)
     if program.get("passed") and program.get("left_running"):

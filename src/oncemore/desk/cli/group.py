@@ -151,7 +151,7 @@ store_option = click.option(
 
 ROOT = """
 oncemore demo
-oncemore exec --key report-2026-11 --policy p2-batch-reporting -- ./monthly-report.sh
+oncemore exec --key report-2026-11 --effect idempotent -- ./monthly-report.sh
 oncemore runs --state HARD_FAIL --since 1d
 oncemore explain 0193a000 --attempt 3
 oncemore doctor

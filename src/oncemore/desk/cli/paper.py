@@ -45,8 +45,8 @@ class Paper:
         self._out = sys.stdout if out is None else out
         self.in_json = in_json
         self.hushed = False  # whether the reader has gone away
-        terminal = self._out.isatty() and os.environ.get("TERM") != "dumb"
-        self.coloured = terminal and not os.environ.get("NO_COLOR") and not in_json
+        self.is_terminal = self._out.isatty() and os.environ.get("TERM") != "dumb"
+        self.coloured = self.is_terminal and not os.environ.get("NO_COLOR") and not in_json
         self._ascii = not _can_show(self._out, "█░│─•")
 
     @property
@@ -64,6 +64,10 @@ class Paper:
         """Write one line; what would steer a terminal is shown instead of sent."""
         shown = show_controls(text.rstrip())
         self._write(f"\033[{_CODES[tint]}m{shown}\033[0m" if tint and self.coloured else shown)
+
+    def status(self, text: str) -> None:
+        """Replace the last, unfinished line of a terminal; an empty text takes it away."""
+        self._write("\r\033[K" + text.translate(_STEERING)[: self.width - 1], end="")
 
     def ids(self, names: Sequence[str]) -> None:
         """Write names for another command: one on each line, or with --json a list of them."""
@@ -146,12 +150,12 @@ class Paper:
             if hint:
                 self.say(hint, "", lead)
 
-    def _write(self, text: str) -> None:
+    def _write(self, text: str, end: str = "\n") -> None:
         if self._ascii:
             coding = self._out.encoding or "ascii"
             text = text.translate(_ASCII).encode(coding, "backslashreplace").decode(coding)
         try:
-            self._out.write(text + "\n")
+            self._out.write(text + end)
             self._out.flush()
         except BrokenPipeError:
             self._hush()

@@ -45,6 +45,18 @@ def duration(text: str) -> float | None:
     return seconds if math.isfinite(seconds) else None
 
 
+def span(seconds: float) -> str:
+    """Return a duration for people: 0.1 s, 45 s, 12 min 05 s, 1 h 02 min."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = math.ceil(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
 class Size(click.ParamType[int]):
     """Bytes, or a number with K, M or G."""
 

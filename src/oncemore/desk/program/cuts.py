@@ -1,12 +1,14 @@
 """Signals that end us: passed on to the program, waited for where the log is written, obeyed everywhere else.
 
-A first SIGINT, SIGTERM or SIGHUP goes to the program that runs, which has its grace to end; while something
-is being written it waits; where we wait it ends the waiting. A second one is no longer patient: the program
-is killed. What was ignored when we were started stays ignored, as `nohup` and background jobs want it.
+While `exec` starts, a signal ends it at once, with the signal's exit code: nothing has begun. From the first
+write on, a first SIGINT, SIGTERM or SIGHUP goes to the program that runs, which has its grace to end; while
+something is being written it waits; where we wait it ends the waiting. A second one is no longer patient: the
+program is killed. What was ignored when we were started stays ignored, as `nohup` and background jobs want.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -31,6 +33,7 @@ class Cuts:
 
     def __init__(self) -> None:
         self.number = 0
+        self._is_starting = True
         self._count = 0
         self._patient = False
         self._forward: Callable[[int, bool], object] | None = None
@@ -49,6 +52,8 @@ class Cuts:
             signal.signal(number, before)
 
     def _hear(self, number: int, frame: object) -> None:
+        if self._is_starting:
+            os._exit(128 + number)  # an exception could come up where nobody expects one
         self._count += 1
         self.number = self.number or number
         if self._forward is not None and self._count <= 2:
@@ -64,7 +69,7 @@ class Cuts:
     @contextmanager
     def patient(self) -> Iterator[None]:
         """Let a first signal wait: what is under way is brought to its end."""
-        before, self._patient = self._patient, True
+        before, self._patient, self._is_starting = self._patient, True, False
         try:
             yield
         finally:

@@ -22,7 +22,7 @@ from oncemore.desk.program.rules import Meaning, name_of, said
 from oncemore.desk.program.spool import Spool
 from oncemore.desk.program.watched import NotStarted, Start, StillThere, alone, run
 from oncemore.edges.classify import classify
-from oncemore.engine import flow
+from oncemore.engine import clock, flow
 from oncemore.engine.here import only_here
 from oncemore.engine.limits import too_late
 from oncemore.engine.ops import Save, Seen, Sleep, Watch, Work
@@ -35,6 +35,7 @@ from oncemore.steps import Step, told_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Protocol
 
     from oncemore.desk.program.cuts import Cuts
     from oncemore.desk.program.order import Order
@@ -47,7 +48,22 @@ if TYPE_CHECKING:
     from oncemore.engine.runtime import Engine
     from oncemore.steps import Look
 
+    class Remarks(Protocol):
+        """Where an order says what it does, beside the output of its program."""
+
+        def say(self, text: str) -> None:
+            """Say something, once."""
+
+        def show_wait(self, left_s: float) -> None:
+            """Show how long it is until the next attempt; called about once a second."""
+
+        def end_wait(self) -> None:
+            """Show no wait any more."""
+
+
 STREAMS = ("stdout", "stderr")
+#: How long a countdown stands still.
+STRETCH_S = 1.0
 SQLITE = "sqlite:///"
 
 
@@ -62,14 +78,14 @@ class ProgramFailed(Exception):
 class Program(Step[Any, Any]):
     """An order as a step."""
 
-    def __init__(self, order: Order, engine: Engine, cuts: Cuts, say: Callable[[str], object]) -> None:
+    def __init__(self, order: Order, engine: Engine, cuts: Cuts, remarks: Remarks) -> None:
         keyed = {"key": "key"} if order.key is not None else {}
         told = told_of(
             effect=order.rules.effect, name=order.name, policy=order.policy, bucket=order.bucket,
             if_running="raise" if order.if_running == "fail" else "wait", **keyed,
         )  # fmt: skip
         super().__init__(Recipe(_program, told), engine)
-        self._order, self._cuts, self._say = order, cuts, say
+        self._order, self._cuts, self._remarks = order, cuts, remarks
         self._path = ""
         self._shown: dict[str, Any] = {}
         #: The attempt whose output has passed through us, if any has.
@@ -92,6 +108,7 @@ class Program(Step[Any, Any]):
             return end.value
         if before is not None or _will_run(look):
             self._find()
+            self._warn()
         job = self._job(look)
         try:
             with self._cuts.patient():
@@ -101,6 +118,18 @@ class Program(Step[Any, Any]):
         except Error as error:
             self._attach(error, look)
             raise
+        finally:
+            self._remarks.end_wait()
+
+    def _warn(self) -> None:
+        """Say before the program starts that retries which were asked for will not happen."""
+        order, allowed = self._order, self._order.policy.max_attempts
+        if order.wants_retries and allowed > 1 and not order.rules.allow_retries(order.policy.classes):
+            self._remarks.say(
+                f"--effect once, the default, never repeats a program that failed: of {allowed} attempts "
+                "there will be one. --effect idempotent allows retries; --retry-on-exit allows them for the "
+                "codes that it names"
+            )
 
     def _arguments(self) -> tuple[str, str]:
         """Return what counts of the order: its key, and the HMAC of its command line."""
@@ -126,32 +155,44 @@ class Program(Step[Any, Any]):
                 op = script.send(answer)
             except StopIteration:
                 return
-            waits = type(op) in (Sleep, Watch)
             if type(op) is Sleep:
-                self._say(f"the next attempt is in {op.seconds:.1f} s")
-            elif type(op) is Watch and waited_for != op.version:
-                waited_for = op.version
-                self._say("another process is at it; waiting for it")
+                yield from self._wait(op.seconds)
+                answer = None
+                continue
+            if type(op) is Watch:
+                if waited_for != op.version:
+                    waited_for = op.version
+                    self._remarks.say("another process is at it; waiting for it")
+                self._cuts.impatient()
             elif type(op) is Work and self._cuts.number:
                 job.cut = Interrupted(self._cuts.number)  # between claim and start: nothing has begun
-            if waits:
-                self._cuts.impatient()
             answer = yield op
-            if waits:
+            if type(op) is Watch:
                 self._cuts.patient_again()
             if type(op) is Save and type(answer) is Seen:
                 self._tell(answer.run, answer.body or {})
+
+    def _wait(self, seconds: float) -> Script:
+        """Wait for the next attempt in short stretches, so that a countdown shows; a signal ends it."""
+        ends = clock.current.monotonic() + seconds
+        self._cuts.impatient()
+        while (left := ends - clock.current.monotonic()) > 0:
+            self._remarks.show_wait(left)
+            yield Sleep(min(left, STRETCH_S))
+        self._remarks.end_wait()
+        self._cuts.patient_again()
 
     def _tell(self, state: Any, body: dict[str, Any]) -> None:
         """Say what became of an attempt that is not the last."""
         if state.state == "SOFT_FAIL" and not state.held_for:
             why = (body.get("error") or {}).get("message") or state.reason
-            self._say(f"attempt {state.tried} of {state.allowed}: {why}")
+            self._remarks.say(f"attempt {state.tried} of {state.allowed}: {why}")
 
     def _own(self, plan: Plan) -> Plan:
         return plan.replaced(
             classify=_classified, covers=_covers, not_applied=_not_applied,
             describe=partial(_described, self._order.secrets), after_failure=self._order.after,
+            inline_wait_s=self._order.max_wait_s,
         )  # fmt: skip
 
     def _job(self, look: Look) -> Job:
@@ -182,7 +223,7 @@ class Program(Step[Any, Any]):
 
         try:
             with alone(_folder(job.engine), attempt.key, self._cuts.check) as held:
-                limit = None if invoke.ends is None else invoke.ends - time.monotonic()
+                limit = None if invoke.ends is None else invoke.ends - clock.current.monotonic()
                 ended = run(start, limit, held, self._cuts, spools, begins)
             return self._came_of(job, attempt, invoke, ended, spools, round(time.monotonic() - began, 3))
         finally:

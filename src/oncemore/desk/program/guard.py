@@ -219,6 +219,10 @@ class Guard:
                 time.sleep(0.002)
                 self._signal(signal.SIGKILL)
             os._exit(1)
+        self.obey(said)
+
+    def obey(self, said: bytes) -> None:
+        """Do what whole lines say; a part of one waits for the rest."""
         *lines, self._heard = (self._heard + said).split(b"\n")
         for line in lines:
             word = json.loads(line)
@@ -259,15 +263,19 @@ def raw(text: str) -> bytes:
     return text.encode("latin-1")
 
 
-def heard(line: socket.socket) -> dict[str, Any] | None:
-    """Return what is to be started; None if the other side is gone before it has said all of it."""
+def heard(line: socket.socket) -> tuple[dict[str, Any] | None, bytes]:
+    """Return what is to be started, and what was said after it: a signal may come right behind the order.
+
+    None if the other side is gone before it has said all of it.
+    """
     said = b""
-    while not said.endswith(b"\n"):
+    while b"\n" not in said:
         more = line.recv(65536)
         if not more or len(said) > LONGEST:
-            return None
+            return None, b""
         said += more
-    return json.loads(said)  # type: ignore[no-any-return]
+    order, _, rest = said.partition(b"\n")
+    return json.loads(order), rest
 
 
 def main(words: list[str]) -> None:
@@ -275,7 +283,7 @@ def main(words: list[str]) -> None:
     for word in words:
         os.set_inheritable(int(word), False)
     line = socket.socket(fileno=int(words[0]))
-    told = heard(line)
+    told, rest = heard(line)
     if told is None:
         return
     guard = Guard(line, told)
@@ -284,6 +292,7 @@ def main(words: list[str]) -> None:
         guard.tell({"errno": failed})
         return
     guard.tell({"pid": guard.pid})
+    guard.obey(rest)
     guard.watch()
     guard.tell({"over": True, "status": guard.status, "why": guard.why, "left": guard.left})
 

@@ -9,6 +9,7 @@ variables that `--secret-env` names, and without what looks like a secret (`core
 from __future__ import annotations
 
 import hmac
+import math
 import os
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,8 @@ class Order(Value):
     env      variables that `--env` sets
     hidden   names of variables that `--secret-env` names; `secrets` are their values
     most     how many bytes of each stream are kept
+    max_wait_s  the longest wait between attempts that a call sits out
+    wants_retries  whether the user asked for retries: by a policy, a number of attempts, or waits
     after    what a new call makes of work that failed: "raise", or "new_run" where the policy says so
     """
 
@@ -57,6 +60,8 @@ class Order(Value):
     leave: bool = False
     keep: str = "always"
     most: int = 10 * 1024 * 1024
+    max_wait_s: float = math.inf
+    wants_retries: bool = False
     after: str = "raise"
     through: tuple[int | None, int | None] = (None, None)
 

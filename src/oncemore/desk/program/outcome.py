@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from oncemore.codec.wire import header_of
 from oncemore.core.value import Value
 from oncemore.desk.program.cuts import Interrupted
 from oncemore.desk.program.durable import STREAMS, Program
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncemore.desk.program.cuts import Cuts
+    from oncemore.desk.program.durable import Remarks
     from oncemore.desk.program.order import Order
     from oncemore.engine.history import Run
     from oncemore.engine.ops import Call, Plan, Script
@@ -48,7 +50,7 @@ RUNNING, PARKED, HELD, REFUSED, LOST, TOO_LATE, FAULT = 119, 120, 121, 122, 123,
 #: Our own exit codes, and what they say.
 CODES: Final = {
     RUNNING: "another process is at it, and --if-running is fail",
-    PARKED: "it is due later than a call waits; a later call goes on",
+    PARKED: "it is due later than the call waits (--max-wait, or a budget that parks); a later call goes on",
     HELD: "attempts were lost: a person has to look, and to decide",
     REFUSED: "the key belongs to another command line, or its record is no longer kept, or the log is a copy",
     LOST: "it failed for good without an exit code: it was interrupted to the last attempt, or cancelled",
@@ -68,6 +70,7 @@ class Outcome(Value):
     status     the run's state; empty if there is no run
     program    what is known of the last attempt, the places of its output among it
     until      when a parked run is due, in POSIX seconds
+    done_at    since when the work is done, in POSIX seconds
     """
 
     exit_code: int
@@ -82,6 +85,7 @@ class Outcome(Value):
     run_id: str = ""
     attempts: int = 0
     until: float | None = None
+    done_at: float | None = None
     program: dict[str, Any] | None = None
 
     @property
@@ -98,10 +102,10 @@ class Decided(Value):
 
 
 def carry_out(
-    order: Order, engine: Engine, cuts: Cuts, say: Callable[[str], object], decided: Decided | None = None
+    order: Order, engine: Engine, cuts: Cuts, remarks: Remarks, decided: Decided | None = None
 ) -> Outcome:
     """Bring an order to its end, whatever that is."""
-    step = Program(order, engine, cuts, say)
+    step = Program(order, engine, cuts, remarks)
     try:
         value = step.go(None if decided is None else _decision(decided))
     except CannotRun as error:
@@ -111,7 +115,16 @@ def carry_out(
     except Error as error:
         return _ended(step, error)
     run = step.last_run()
-    return _with(step, run, Outcome(value["exit"], "program", program=_passed(step, value)))
+    made = Outcome(value["exit"], "program", program=_passed(step, value))
+    return _with(step, run, made._replace(done_at=_done_at(run, engine)))
+
+
+def _done_at(run: Run | None, engine: Engine) -> float | None:
+    """Return since when a run is COMPLETE."""
+    if run is None or not run.state.committed:
+        return None
+    entry = next(iter(engine.store.entries(f"run/{run.key}", run.state.committed - 1)), None)
+    return None if entry is None else header_of(entry.header).at
 
 
 def _decision(decided: Decided) -> Callable[[Plan, Call], Script]:

@@ -68,6 +68,12 @@ class Rules(Value):
             return Meaning("again", "exec:--retry-on-output")
         return _by_policy(code, classes) or self._by_effect(code)
 
+    def allow_retries(self, classes: Classes | None) -> bool:
+        """Return whether there is an exit code after which the program is tried again."""
+        named = () if classes is None else classes.retryable
+        by_policy = any(name.startswith(("EXIT_", "SIGNAL_")) for name in named)
+        return self.effect != "once" or bool(self.retry or self.outputs) or by_policy
+
     def _by_effect(self, code: int) -> Meaning:
         if self.effect == "once":
             return Meaning("unknown", "exec:once")
