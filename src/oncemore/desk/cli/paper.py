@@ -67,7 +67,7 @@ class Paper:
 
     def status(self, text: str) -> None:
         """Replace the last, unfinished line of a terminal; an empty text takes it away."""
-        self._write("\r\033[K" + text.translate(_STEERING)[: self.width - 1], end="")
+        self._write("\r\033[K" + show_controls(text)[: self.width - 1], end="")
 
     def ids(self, names: Sequence[str]) -> None:
         """Write names for another command: one on each line, or with --json a list of them."""
