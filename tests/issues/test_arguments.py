@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import UTC, datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -10,18 +9,11 @@ import pytest
 
 import oncemore
 from oncemore.core.backoff import Schedule
-from oncemore.desk.service.runs import Asked, find, runs
-from oncemore.desk.service.stores import looked_at
-from oncemore.desk.service.story import story
-from oncemore.desk.service.verified import Scratch
 from tests.issues import arguments
 from tests.issues.arguments import append_nine
-from tests.shell import ROOT
 from tests.steps.colours import POLICY, SOON, do, each_colour, made
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from oncemore.testing import FakeClock
 
 
@@ -165,15 +157,3 @@ def test_a_job_tries_its_items_again_from_their_recorded_arguments(
     job = made("plain", work).map([[1]], max_concurrency=1)
     assert job.values == [[1, 9]]
     assert work.saw == [[1], [1]]
-
-
-def test_a_replay_computes_the_recorded_result(
-    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
-    arguments.failures[0] = 2
-    with oncemore.open(tmp_path / "log.db"):
-        assert append_nine([1]) == [1, 9]
-    with looked_at(str(tmp_path / "log.db")) as store, Scratch(["tests.issues.arguments"]) as scratch:
-        (row,) = runs(store, Asked(step=append_nine.name))
-        assert scratch.verify(story(store, find(store, row.run_id))).verdict == "equal"
