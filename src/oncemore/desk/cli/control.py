@@ -34,6 +34,7 @@ oncemore approve 01a1e211 --revoke --reason "wrong warehouse"
     cls=Branch,
     homes={"status": "control:status", "on": "control:on", "off": "control:off"},
     examples=SWITCH,
+    usual="status",
 )
 def switch() -> None:
     """Stop work before it begins, and let it go on.
@@ -41,6 +42,7 @@ def switch() -> None:
     While a switch is on, no attempt begins: of any step, of one (--step), of one tenant's (--tenant) or of
     one pipeline's (--pipeline). What is under way may end. What waits is not failed and loses no attempt; it
     goes on when the switch is off. A policy with `halt_scope: pipeline` halts a pipeline by itself.
+    Without a command it is `status`, with all of its options.
     """
 
 

@@ -25,18 +25,15 @@ HOMES = {"list": "cooldowns:list_", "show": "cooldowns:show", "release": "cooldo
 HEADS = ("resource", "provider", "state", "asked", "eligible in", "last error")
 
 
-@click.group("cooldowns", cls=Branch, homes=HOMES, examples=EXAMPLES, invoke_without_command=True)
-@click.pass_context
-def cooldowns(context: click.Context) -> None:
+@click.group("cooldowns", cls=Branch, homes=HOMES, examples=EXAMPLES, usual="list")
+def cooldowns() -> None:
     """Look at what is left alone, and let it go.
 
-    Without a command it lists what is.
+    Without a command it is `list`, with all of its options.
 
     What a step with a cooldown asks for is left alone for a while after a failure, by every process on the
     store; what is in quarantine or failed for good waits until a person releases it.
     """
-    if context.invoked_subcommand is None:
-        context.invoke(list_)
 
 
 _resource = click.argument("resource", metavar="RESOURCE", help="What is asked for, such as a data product.")

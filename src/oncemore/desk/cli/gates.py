@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 BREAKERS = """
-oncemore breakers
+oncemore breakers --json
 oncemore breakers list --state OPEN --json
 oncemore breakers show stac.example
 oncemore breakers reset stac.example --by operator --reason 'it was our own network'
@@ -31,16 +31,13 @@ _name = click.argument("name", metavar="NAME", help="The provider, as the list h
     cls=Branch,
     homes={"list": "gates:list_", "show": "gates:show", "reset": "gates:reset"},
     examples=BREAKERS,
-    invoke_without_command=True,
+    usual="list",
 )
-@click.pass_context
-def breakers(context: click.Context) -> None:
+def breakers() -> None:
     """See which providers are left alone, and until when.
 
-    Without a command: all of them, those that are open first.
+    Without a command it is `list`, with all of its options.
     """
-    if context.invoked_subcommand is None:
-        _list(None, None, in_json=False)
 
 
 @leaf("list", "oncemore breakers list\noncemore breakers list --state OPEN --json")
@@ -49,10 +46,6 @@ def breakers(context: click.Context) -> None:
 @json_option
 def list_(state: str | None, store: str | None, in_json: bool) -> None:
     """List the breakers of a store, those that are open first."""
-    _list(state, store, in_json=in_json)
-
-
-def _list(state: str | None, store: str | None, *, in_json: bool) -> None:
     from oncemore.desk.cli.barriers import print_breakers
     from oncemore.desk.service import gates
     from oncemore.desk.service.stores import there
@@ -107,16 +100,14 @@ def reset(name: str, reason: str, by: str | None, store: str | None, in_json: bo
     cls=Branch,
     homes={"list": "gates:list_resources", "show": "gates:show_resource"},
     examples=RESOURCES,
-    invoke_without_command=True,
+    usual="list",
 )
-@click.pass_context
-def resources(context: click.Context) -> None:
+def resources() -> None:
     """See what those who share a provider may do.
 
-    How many calls at once, how many in a time, what their retries have left. Without a command: all of them.
+    How many calls at once, how many in a time, what their retries have left. Without a command it is `list`,
+    with all of its options.
     """
-    if context.invoked_subcommand is None:
-        _resources(None, None, in_json=False)
 
 
 @leaf("list", "oncemore resources list\noncemore resources list --json")

@@ -86,12 +86,29 @@ class Leaf(click.Command):
 
 
 class Branch(click.Group):
-    """A group whose commands are imported when they are asked for."""
+    """A group whose commands are imported when they are asked for.
 
-    def __init__(self, *args: Any, homes: dict[str, str], examples: str = "", **kw: Any):
+    usual  the command that the group stands for without one; `--json` and `--store` may then stand before any
+    """
+
+    def __init__(self, *args: Any, homes: dict[str, str], examples: str = "", usual: str = "", **kw: Any):
         super().__init__(*args, **kw)
         self.homes = homes
         self.examples = examples
+        self.usual = usual
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put the name of the command first: the one that is given, or the usual one."""
+        return super().parse_args(ctx, self._with_command(args) if self.usual else args)
+
+    def _with_command(self, args: list[str]) -> list[str]:
+        at = 0
+        while at < len(args) and args[at].partition("=")[0] in ("--json", "--store"):
+            at += 2 if args[at] == "--store" else 1
+        if at < len(args) and args[at] in self.homes:
+            return [args[at], *args[:at], *args[at + 1 :]]
+        is_other = bool(args) and (not args[0].startswith("-") or args[0] in ("-h", "--help"))
+        return args if is_other else [self.usual, *args]
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of the table."""

@@ -27,13 +27,16 @@ HOMES = {name: f"quarantine:{name}" for name in ("show", "release", "reject", "r
 REASONS = ("outcome_unknown", "quarantined", "checksum_mismatch", "poison", "dead_letter", "approval_needed")
 
 
-@click.group("quarantine", cls=Branch, homes={"list": "quarantine:list_", **HOMES}, examples=EXAMPLES)
+@click.group(
+    "quarantine", cls=Branch, homes={"list": "quarantine:list_", **HOMES}, examples=EXAMPLES, usual="list"
+)
 def quarantine() -> None:
     """Decide about what waits for a person.
 
     Runs whose outcome is unknown, that need review or whose workers died; artifacts whose bytes were altered;
     dead letters. An ID is that of the list, or its beginning. A decision needs a name and a reason, and both
-    are recorded. Exit code 1 means that nothing was decided: somebody was first.
+    are recorded. Exit code 1 means that nothing was decided: somebody was first. Without a command it is
+    `list`, with all of its options.
     """
 
 
