@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
+from oncemore.desk.service.stores import remove_companions
 from oncemore.testing import FakeClock
 
 if TYPE_CHECKING:
@@ -154,6 +155,10 @@ def test_a_start_refuses_artifacts_without_their_database(tmp_path: Path) -> Non
     with oncemore.open(tmp_path / "other.db"):
         pay("a")
     assert runs == ["a"], "another store may share the folder of artifacts"
+    assert remove_companions(str(path)) == [f"the mark of this store in {tmp_path / 'artifacts'}"]
+    assert remove_companions(str(path)) == []
+    with oncemore.open(path):
+        make()
 
 
 def test_many_threads_that_create_one_store_at_once_all_succeed(tmp_path: Path) -> None:
