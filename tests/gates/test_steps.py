@@ -225,7 +225,7 @@ def test_nothing_is_written_for_a_breaker_while_nothing_fails(engine: oncemore.E
         assert run(n).status == "COMPLETE"
     assert circuit(engine) is None
     kinds = {header_of(entry.header).entity.partition("/")[0] for entry in engine.store.entries()}
-    assert kinds == {"run", "worker"}
+    assert kinds == {"run", "worker", "policy"}
 
 
 def test_an_unknown_outcome_counts_and_a_good_answer_does_not(

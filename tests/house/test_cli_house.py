@@ -189,11 +189,11 @@ def test_verify_ends_with_one_if_the_log_was_altered(shop: Any, tmp_path: Path) 
     import apsw
 
     db = apsw.Connection(str(tmp_path / "log.db"))
-    db.execute("UPDATE log SET body=CAST('{}' AS BLOB) WHERE seq=2")
+    db.execute("UPDATE log SET body=CAST('{}' AS BLOB) WHERE seq=3")
     db.close()
     ran = run("verify")
     assert ran.code == 1
-    assert "entry 2" in ran.err
+    assert "entry 3" in ran.err
     assert "was altered" in ran.err
 
 

@@ -31,7 +31,7 @@ def test_sizes_tell_how_much_there_is_of_each_kind(engine: oncemore.Engine, cloc
     tell("b")
     sizes = engine.sizes()
     assert {kind: weight[:2] for kind, weight in sizes.kinds.items()} == {
-        "run": (2, 4), "event": (2, 2), "worker": (1, 1),
+        "run": (2, 4), "event": (2, 2), "worker": (1, 1), "policy": (1, 1),
     }  # fmt: skip
     assert all(weight.bytes > 0 for weight in sizes.kinds.values())
     assert (sizes.artifacts, sizes.artifact_bytes) == (0, 0)
