@@ -17,7 +17,7 @@ from oncemore.codec.read_only import make_read_only
 from oncemore.codec.step_key import cfg_hash
 from oncemore.engine import flow
 from oncemore.engine.attempt import current
-from oncemore.errors import UsageError
+from oncemore.errors import UsageError, warn_policy
 from oncemore.options import colour_of
 from oncemore.recipe import Recipe, module_of
 from oncemore.steps import Step, told_of
@@ -56,6 +56,8 @@ class NodeStep(Step[..., Any]):
             pipeline=getattr(node, "pipeline", None) or module_of(node.compute),
         )  # fmt: skip
         recipe = Recipe(work, told)
+        if engine is None:  # the copy for another engine would warn a second time
+            warn_policy(*recipe.policy.warnings())
         if recipe.on_version_change is None:  # neither the call nor the policy's own file says it
             recipe.on_version_change = govern.profile(PROFILE).sections["idempotency"]["on_config_change"]
         super().__init__(recipe, engine)

@@ -19,7 +19,7 @@ GROUPS: list[tuple[str, str, Any]] = [
     ("resources", "list", []),
     ("cooldowns", "list", []),
     ("quarantine", "list", []),
-    ("switch", "status", {"stopped": False, "switches": []}),
+    ("switch", "status", {"stopped": False, "switches": [], "moved": ""}),
 ]
 
 
