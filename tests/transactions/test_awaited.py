@@ -148,7 +148,7 @@ def test_a_limit_cancels_it_and_leaves_nothing(awaited: Database) -> None:
 
 def test_an_async_connection_needs_an_async_step(awaited: Database) -> None:
     @oncemore.step(effect="transactional", name="order")
-    def order(connection: oncemore.Secret[Any]) -> None:
+    def order(connection: oncemore.Secret[Any], number: int = 0) -> None:
         oncemore.current().transaction(connection.reveal())
 
     async def main() -> None:
