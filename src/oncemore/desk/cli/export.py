@@ -21,9 +21,14 @@ oncemore export asl --check nova-cat.asl.json
 """
 
 
-@click.group("export", cls=Branch, homes={"asl": "export:asl"}, examples=EXAMPLES)
+@click.group(
+    "export",
+    cls=Branch,
+    homes={"asl": "export:asl", "runs": "run_documents:export_runs"},
+    examples=EXAMPLES + "oncemore export runs 0193a000 --states states.yaml --out run.jsonl\n",
+)
 def export() -> None:
-    """Write policies and workflows in the languages of others."""
+    """Write policies, workflows and runs in the words of others."""
 
 
 @click.group(

@@ -88,11 +88,17 @@ class Leaf(click.Command):
 class Branch(click.Group):
     """A group whose commands are imported when they are asked for.
 
-    usual  the command that the group stands for without one; `--json` and `--store` may then stand before any
+    usual        the command that the group stands for without one; `--json` and `--store` may then stand
+                 before any
+    takes_words  whether a word that names no command is an argument of the usual one
     """
 
-    def __init__(self, *args: Any, homes: dict[str, str], examples: str = "", usual: str = "", **kw: Any):
+    def __init__(
+        self, *args: Any, homes: dict[str, str], examples: str = "", usual: str = "",
+        takes_words: bool = False, **kw: Any,
+    ):  # fmt: skip
         super().__init__(*args, **kw)
+        self.takes_words = takes_words
         self.homes = homes
         self.examples = examples
         self.usual = usual
@@ -107,8 +113,8 @@ class Branch(click.Group):
             at += 2 if args[at] == "--store" else 1
         if at < len(args) and args[at] in self.homes:
             return [args[at], *args[:at], *args[at + 1 :]]
-        is_other = bool(args) and (not args[0].startswith("-") or args[0] in ("-h", "--help"))
-        return args if is_other else [self.usual, *args]
+        is_word = bool(args) and not args[0].startswith("-") and not self.takes_words
+        return args if is_word or args[:1] in (["-h"], ["--help"]) else [self.usual, *args]
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of the table."""
@@ -212,6 +218,7 @@ oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
         "resources": "gates:resources",
         "cooldowns": "cooldowns:cooldowns",
         "import": "moving:bring_in",
+        "import-runs": "run_documents:import_runs",
         "prune": "house:prune",
         "erase": "house:erase",
         "backup": "house:backup",

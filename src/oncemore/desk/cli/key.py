@@ -1,10 +1,10 @@
-"""`oncemore key`: the idempotency key of given parameters."""
+"""`oncemore key`: the idempotency key of given parameters, and what happened to the record of one."""
 
 from __future__ import annotations
 
 import click
 
-from oncemore.desk.cli.group import json_option, leaf
+from oncemore.desk.cli.group import Branch, json_option, leaf, store_option
 from oncemore.desk.cli.paper import Paper
 
 TYPE_CHECKING = False
@@ -19,9 +19,59 @@ oncemore key --operation kill_switch_update --tenant tenant-123 --param switch_n
 oncemore key --operation kill_switch_update --params '{"limits": [1, 2]}' --legacy
 echo '{"operation": "kill_switch_update", "tenant_id": "tenant-123"}' | oncemore key -
 """
+SHOW = """
+oncemore key show b4b6cd73
+oncemore key show b4b6cd73 --audit audit.jsonl --json
+"""
+HEADS = ("when", "operation", "correlation id", "of", "where")
 
 
-@leaf("key", EXAMPLES)
+@click.group(
+    "key",
+    cls=Branch,
+    homes={"compute": "key:compute", "show": "key:show"},
+    examples=EXAMPLES.strip() + SHOW,
+    usual="compute",
+    takes_words=True,
+)
+def key() -> None:
+    """Compute idempotency keys, and audit the record of one.
+
+    Without a command it is `compute`, with all of its options.
+    """
+
+
+@leaf("show", SHOW)
+@click.argument("name", metavar="KEY", help="The key, or its beginning.")
+@click.option("--audit", "files", metavar="FILE", type=click.File(encoding="utf-8"), multiple=True,
+              help="A file of audit events: hits are there, and not in the log.")  # fmt: skip
+@store_option
+@json_option
+def show(name: str, files: tuple[TextIO, ...], store: str | None, in_json: bool) -> None:
+    """List what happened to the record of a key.
+
+    Hit, record, clear and expiry in the order of time, each with its correlation id. The log has all of them
+    but hits.
+    """
+    from oncemore.desk.service.key_audit import list_key_operations
+    from oncemore.desk.service.stores import looked_at
+    from oncemore.desk.service.times import shown
+
+    with looked_at(store) as opened:
+        whole, found = list_key_operations(opened, name, files)
+    paper = Paper(in_json=in_json)
+    if in_json:
+        paper.json({"key": whole, "operations": found})
+    else:
+        paper.line(whole, "bold")
+        rows = [
+            (shown(one.at), one.action, one.correlation_id, one.operation, one.entry or one.source)
+            for one in found
+        ]
+        paper.table([HEADS, *rows])
+
+
+@leaf("compute", EXAMPLES)
 @click.argument(
     "source",
     metavar="[FILE]",
@@ -36,7 +86,7 @@ echo '{"operation": "kill_switch_update", "tenant_id": "tenant-123"}' | oncemore
 @click.option("--params", metavar="JSON", help="Further parameters, as a JSON object.")
 @click.option("--legacy", is_flag=True, help="The document's printed form, for keys that it has stored.")
 @json_option
-def key(
+def compute(
     source: TextIO | None,
     operation: str | None,
     tenant: str | None,
