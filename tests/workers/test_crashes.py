@@ -86,15 +86,18 @@ def test_a_job_that_dies_at_any_write_is_finished_by_calling_it_again(when: str)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_work_that_is_handed_in_by_a_process_that_dies_is_there_once_or_not_at_all(when: str) -> None:
+@pytest.mark.parametrize("number", [1, 2], ids=["policy", "run"])
+def test_work_that_is_handed_in_by_a_process_that_dies_is_there_once_or_not_at_all(
+    number: int, when: str
+) -> None:
     store, executed = Dying(), Counter[int]()
     fetch = _job(executed)
-    store.dies_at = (1, when)
+    store.dies_at = (number, when)
     with pytest.raises(Crash):
         fetch.on(_engine(store)).submit(5)
     store.reborn()
     with _engine(store) as engine:
-        assert (fetch.last(5) is None) == (when == "before")
+        assert (fetch.last(5) is None) == ((number, when) != (2, "after"))
         fetch.submit(5)
         assert oncemore.Worker(engine, [fetch]).run_until_idle().done == 1
         assert executed == {5: 1}
