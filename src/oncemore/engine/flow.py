@@ -85,7 +85,7 @@ def run_step(plan: Plan, call: Call, seen: Seen | None = None) -> Script:
         if seen is None:
             seen = yield Load(call.entity)
         plan = current
-        if needs_own_policy(plan, seen.run):
+        if seen.run is not None and needs_own_policy(plan, seen.run):
             plan = yield from _pinned(plan, seen.run)
         now = yield NOW
         ready: Any = _anew(plan, call, seen, now) if seen.run is None else None

@@ -81,19 +81,14 @@ class RecordedPolicies:
         self._known[name] = policy
 
 
-def needs_own_policy(plan: Plan, run: Run | None) -> bool:
+def needs_own_policy(plan: Plan, run: Run) -> bool:
     """Whether a run is under way that began with another policy than the step has now."""
-    return (
-        run is not None
-        and run.policy != plan.policy_name
-        and run.policy != ""
-        and run.state not in ("COMPLETE", "HARD_FAIL")
-    )
+    return run.policy not in (plan.policy_name, "") and run.state not in ("COMPLETE", "HARD_FAIL")
 
 
-def plan_of_run(engine: Engine, plan: Plan, run: Run | None) -> Plan:
+def plan_of_run(engine: Engine, plan: Plan, run: Run) -> Plan:
     """Return the plan by which a run goes on: with the policy that it began with."""
-    if run is None or not needs_own_policy(plan, run):
+    if not needs_own_policy(plan, run):
         return plan
     policy = engine.policies.find_policy(engine, run.policy)
     return plan if policy is None else plan.replaced(policy=policy, policy_name=run.policy)
