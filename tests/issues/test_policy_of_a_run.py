@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.core.policy import STANDARD, Policy, restore_policy
+from oncemore.core.policy import STANDARD, Policy, policy_name, restore_policy
 from oncemore.desk.service.explained import explained
 from oncemore.desk.service.policies import find
 from oncemore.desk.service.replays import replay, whole
@@ -155,7 +155,9 @@ def test_a_policy_is_recorded_once_per_store_whoever_is_first(tmp_path: Path) ->
         other.policies.record_policy(other, name, STANDARD)
         (head,) = one.store.heads(Query("policy"))
         assert (head.entity, head.version) == ("policy/0123456789ab", 1)
+        one.policies.record_policy(one, policy_name(STANDARD), STANDARD)
         fresh = oncemore.open(tmp_path / "log.db")
+        assert fresh.policies.find_policy(fresh, policy_name(STANDARD)) == STANDARD
         with fresh, pytest.raises(oncemore.StoreError, match="its digest is not its name"):
             fresh.policies.find_policy(fresh, name)
 
