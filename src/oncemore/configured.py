@@ -231,6 +231,14 @@ def _warn_once(text: str) -> None:
         logging.getLogger("oncemore").warning("oncemore: %s", text)
 
 
+def artifact_folder(store: str, artifacts: str) -> Path | None:
+    """Return the folder of a store's artifacts; None where they are in memory, in a bucket or nowhere."""
+    if artifacts == MEMORY or (not artifacts and not store.startswith(SQLITE)):
+        return None
+    folder = artifacts.removeprefix("file://") or str(Path(store.removeprefix(SQLITE)).parent / "artifacts")
+    return None if "://" in folder else Path(folder).expanduser().absolute()
+
+
 def _beside(root: Path, url: str) -> str:
     """Return an address as it is meant in a file: relative to the file's folder."""
     if NO_PATH.match(url) is not None and not url.startswith(SQLITE):

@@ -18,7 +18,17 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from oncemore.configured import MEMORY, NAMES, NO_PATH, SQLITE, Settings, number, root_of, settings
+from oncemore.configured import (
+    MEMORY,
+    NAMES,
+    NO_PATH,
+    SQLITE,
+    Settings,
+    artifact_folder,
+    number,
+    root_of,
+    settings,
+)
 from oncemore.core.redact import describe_value, hide_credentials
 from oncemore.engine import clock as clocks
 from oncemore.engine.artifact_places import Folder, Memory
@@ -200,14 +210,13 @@ def _place(store: str, artifacts: str | os.PathLike[str] | None) -> Callable[[],
         return lambda: memory
     if not told and not store.startswith(SQLITE):
         return None
-    folder = told.removeprefix("file://") or str(Path(store.removeprefix(SQLITE)).parent / "artifacts")
-    if "://" in folder:
-        from oncemore.edges.objects import Bucket
+    path = artifact_folder(store, told)
+    if path is not None:
+        return lambda: Folder(path)
+    from oncemore.edges.objects import Bucket
 
-        bucket = Bucket(folder)
-        return lambda: bucket
-    path = Path(folder).expanduser().absolute()
-    return lambda: Folder(path)
+    bucket = Bucket(told)
+    return lambda: bucket
 
 
 def _with_artifacts(

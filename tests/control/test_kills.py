@@ -96,7 +96,7 @@ def test_a_copy_that_is_killed_anywhere_is_finished_by_the_next(
             ship("new")
         with oncemore.open(old) as source, oncemore.open(new) as target:
             found = copying.copy(source, target, reason="go on")
-            assert found.entries == 2 * 60 + 3, "runs, one worker with its end, and the switches"
+            assert found.entries == 2 * 60 + 4, "runs, a worker with its end, their policy, and the switches"
         with oncemore.open(new) as target:
             assert target.verify().entries == found.entries + 1
             run = ship.last("3")

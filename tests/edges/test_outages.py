@@ -48,7 +48,7 @@ def list_policies(column: str) -> list[str]:
 def compute_outcome(failure: Failure, address: str) -> str:
     """Return what the pure functions that the engine asks make of a failure."""
     meant = verdict(failure, govern.policy(address), "idempotent")
-    if meant == "TERMINAL" and loader.quarantines(address):
+    if meant == "TERMINAL" and loader.step_settings(address).quarantines:
         meant = "QUARANTINE"
     return {"RETRYABLE": outages.R, "TERMINAL": outages.F, "QUARANTINE": outages.Q}[meant]
 

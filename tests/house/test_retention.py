@@ -15,6 +15,7 @@ from oncemore.engine import retention
 from oncemore.engine.entry import seen_in, write_of
 from oncemore.engine.history import verify
 from oncemore.engine.lease import Identity
+from oncemore.engine.surroundings import innermost
 from oncemore.outbox import Relay
 from oncemore.store.base import Batch, Query
 from oncemore.store.memory import MemoryStore
@@ -463,7 +464,7 @@ def world() -> Mortal:
         pay("a")
         pay("b")
         tell("c")
-        Relay(oncemore.engine.runtime.innermost(), {"*": lambda message: None}).run_once()  # type: ignore[attr-defined]
+        Relay(innermost(), {"*": lambda message: None}).run_once()  # type: ignore[attr-defined]
         letter.run("held")
     return store
 

@@ -10,7 +10,7 @@ import os
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from oncemore.configured import SQLITE
+from oncemore.configured import MEMORY, SQLITE, artifact_folder
 from oncemore.errors import StoreError, UsageError
 
 TYPE_CHECKING = False
@@ -168,5 +168,8 @@ def folder_of(url: str | None = None) -> Folder | None:
     """Return the folder of a store's artifacts; None where they are not in a folder of this machine."""
     from oncemore.engine.artifact_places import Folder
 
-    shelf = shelf_of(url)
-    return shelf.place if shelf.there and isinstance(shelf.place, Folder) else None
+    found = told(url)
+    is_file = found.store.partition("://")[0] not in SERVERS and found.store != MEMORY
+    store = f"{SQLITE}{path_of(found.store)}" if is_file else found.store
+    path = artifact_folder(store, found.artifacts)
+    return None if path is None else Folder(path)
