@@ -17,6 +17,7 @@ import struct
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.error import HTTPError
 
 import anthropic
 import apsw
@@ -83,7 +84,10 @@ def raise_over_http(call: Callable[..., object]) -> Provoke:
     def provoke(fault: str) -> BaseException:
         if fault.isdigit():
             with faults.serve(faults.answers(int(fault))) as server:
-                return caught(call, server.url)
+                error = caught(call, server.url)
+            if isinstance(error, HTTPError):  # urllib's error is the response itself, with its socket
+                error.close()
+            return error
         with serve_fault(fault, faults.resets) as (host, port):
             scheme = "https" if fault == "tls" else "http"
             patience = SHORT if fault == "timeout" else clients.PATIENCE

@@ -505,6 +505,6 @@ def test_a_worker_is_not_given_up_while_another_call_is_about_to_begin_under_it(
     real = engine.identity
     engine.identity = lambda now: over.pop() if over else real(now)
     three = step._job(step._look((1,), {}))
-    assert three.begin(ops.Begin()).worker == one.me.name
+    assert three.begin(begin).worker == one.me.name
     one.release()
     three.release()
