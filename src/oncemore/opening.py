@@ -283,7 +283,15 @@ def _listener(on_event: Callable[[Event], object]) -> Callable[[str, Any], objec
         run, key = seen.run, seen.entity.removeprefix("run/")
         ids = (run.tenant or None, run.correlation_id or None, None)
         return on_event(
-            ConfigDrift("STEP", run.step, key, run.cfg_hash, *ids, rfc3339(clocks.current.wall()))
+            ConfigDrift(
+                "STEP",
+                run.step,
+                key,
+                run.cfg_hash,
+                *ids,
+                rfc3339(clocks.current.wall()),
+                policy=run.policy or None,
+            )
         )
 
     return hear

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from oncemore.core.backoff import Jitter, Schedule
 from oncemore.core.classify import forbids_retry, verdict
-from oncemore.core.policy import STANDARD, Policy, check_jitter, check_schedule, check_seed
+from oncemore.core.policy import STANDARD, Policy, check_jitter, check_schedule, check_seed, policy_name
 from oncemore.edges.classify import classify, ready
 from oncemore.engine.retry import NO_FALLBACK, Plan
 from oncemore.errors import AttemptTimeout, UsageError, warn_policy
@@ -132,7 +132,7 @@ def plan_of(options: Options, name: str, colour: str) -> Plan:
         seed=_seed(options.get("seed")) or check_seed(policy.jitter_seed),
         fallback=fallback,
         cuts=colour == "coroutine" or policy.timeout_s is not None,
-        witness=_witness(options, name),
+        witness=_witness(options, name, policy),
         breaker=_breaker(options),
         rate=_rate(options),
         **hooks,
@@ -302,7 +302,7 @@ def _hook(option: str, hook: Any, colour: str) -> Any:
     return hook
 
 
-def _witness(options: Options, name: str) -> Witness | None:
+def _witness(options: Options, name: str, policy: Policy) -> Witness | None:
     """Return who writes down what happens, where somebody wants to know; else nothing of it is loaded."""
     sink, category = options.get("on_event"), options.get("category")
     if sink is None and category is None:
@@ -312,7 +312,7 @@ def _witness(options: Options, name: str) -> Witness | None:
     code = category_of(options.get("name") or name) if category is None else check_category(category)
     if _hook("on_event", sink, "plain") is None:
         return None
-    return Recorder(Outlet(sink), code, options.get("name") or name)  # type: ignore[arg-type]
+    return Recorder(Outlet(sink), code, options.get("name") or name, policy=policy_name(policy))  # type: ignore[arg-type]
 
 
 def _breaker(options: Options) -> Gate | None:

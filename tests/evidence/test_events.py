@@ -153,3 +153,24 @@ def test_the_room_opens_for_the_names_it_lists_and_no_other() -> None:
     assert all(getattr(evidence, name) is not None for name in evidence.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Audit'"):
         evidence.Audit  # noqa: B018
+
+
+@pytest.mark.parametrize("event_type", KINDS)
+def test_version_2_is_version_1_and_the_policy(event_type: str) -> None:
+    event = sample(event_type, policy="mine@7:0123456789ab")
+    plain = event.plain(version=2)
+    assert plain == {**event.plain(), "policy": "mine@7:0123456789ab"}
+    assert json.loads(event.json(version=2)) == plain
+    assert event_from(plain).policy == "mine@7:0123456789ab"
+    assert event_from(event.plain()).policy is None
+    assert event_from(plain) == event_from(event.plain()) == event
+    assert sample(event_type).plain(version=2) == event.plain()
+    rules = schema(event_type, version=2)
+    assert faults(plain, rules) == []
+    assert rules["required"] == schema(event_type)["required"]
+    assert faults(plain, schema(event_type)) == ["not known: policy"]
+
+
+def test_there_are_two_versions_of_an_event() -> None:
+    with pytest.raises(UsageError, match="version is 3; events have the versions 1 and 2"):
+        schema("retry_attempt", version=3)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from oncemore.core.backoff import Schedule
 from oncemore.core.key import normalize_name
 from oncemore.core.model import Failure
-from oncemore.core.policy import Policy
+from oncemore.core.policy import Policy, policy_name
 from oncemore.core.redact import clean, masked, message_of, name_of
 from oncemore.core.value import Value
 from oncemore.engine.drive import wrap
@@ -67,16 +67,24 @@ class Ids(Value):
 class Recorder:
     """The witness of an operation: writes down what happens to it.
 
-    Takes the events' category and operation, the ids they share, and whom to tell.
+    Takes the events' category and operation, the ids they share, whom to tell, and the name of the policy.
     """
 
-    __slots__ = ("_category", "_ids", "_operation", "_tell")
+    __slots__ = ("_category", "_ids", "_operation", "_tell", "policy")
 
-    def __init__(self, tell: Sink, category: str, operation: str, ids: Ids = Ids()) -> None:  # noqa: B008
+    def __init__(
+        self,
+        tell: Sink,
+        category: str,
+        operation: str,
+        ids: Ids = Ids(),  # noqa: B008
+        policy: str | None = None,
+    ) -> None:
         self._tell = tell
         self._category = clean(category, LONGEST_NAME)
         self._operation = masked(operation, LONGEST_NAME)
         self._ids = ids.cleaned()
+        self.policy = policy
 
     def failed(self, report: Report) -> None:
         """Write down a failed attempt, or the end that it was."""
@@ -107,7 +115,7 @@ class Recorder:
         self._tell(self._made(kind, now, *own))
 
     def _made(self, kind: Callable[..., Event], now: float, *own: object) -> Event:
-        return kind(self._category, self._operation, *own, *self._ids, rfc3339(now))
+        return kind(self._category, self._operation, *own, *self._ids, rfc3339(now), policy=self.policy)
 
     def _of(self, report: Report) -> Event:
         decision, now = report.decision, report.decision.situation.now
@@ -205,7 +213,10 @@ def _plan(name: str, policy: Policy) -> Plan:
         return Failure("transient", "maybe", None, f"EXC_{name_of(error)}", "audit:sink")
 
     def report(what: Report) -> None:
-        recorder = Recorder(lambda event: logger.error("%s", event.json()), SINK_CATEGORY, f"write to {name}")
+        category, operation = SINK_CATEGORY, f"write to {name}"
+        recorder = Recorder(
+            lambda event: logger.error("%s", event.json()), category, operation, policy=policy_name(policy)
+        )
         recorder.failed(what)
 
     return Plan(f"audit sink {name}", policy, lambda error, failure: True, failure, on_give_up=report)

@@ -14,6 +14,9 @@ The fields of the first three are a contract that others parse: they are never r
 retyped, and nothing is added to them; whatever else is worth saying becomes a new type. Their JSON
 Schemas ship in `schemas/`, and a test pins the digests.
 
+Every event also carries the policy of its operation. Version 1 of the JSON has no field for it; version 2 is
+version 1 and the field `policy`, where a policy governs the operation.
+
 Texts are made fit to be written (`redact`) by whoever makes an event, so that an event can be read
 back from its own JSON unchanged.
 """
@@ -21,7 +24,7 @@ back from its own JSON unchanged.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -41,7 +44,17 @@ def rfc3339(posix: float) -> str:
     return datetime.fromtimestamp(held, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-class Event:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyReference:
+    """The policy that governs an operation, as runs name theirs: `name@version:digest`, the digest in short.
+
+    It is None where no retry policy acts, and in an event that was read from version 1 of the JSON.
+    """
+
+    policy: str | None = field(default=None, compare=False)
+
+
+class Event(PolicyReference):
     """A fact that is written down; its fields are the JSON object's, in this order."""
 
     __slots__ = ()
@@ -53,19 +66,32 @@ class Event:
     trace_id: str | None
     timestamp: str
 
-    def plain(self) -> dict[str, str | int | float | None]:
-        """Return the event as plain values."""
-        named = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-        return {"event_type": self.event_type, **named}
+    def plain(self, version: int = 1) -> dict[str, str | int | float | None]:
+        """Return the event as plain values, in one of the two versions of its form."""
+        check_version(version)
+        plain = {"event_type": self.event_type, **{name: getattr(self, name) for name in _names(type(self))}}
+        return plain if version == 1 or self.policy is None else {**plain, "policy": self.policy}
 
-    def json(self) -> str:
-        """Return the event as one line of JSON."""
-        return json.dumps(self.plain(), ensure_ascii=False, allow_nan=False)
+    def json(self, version: int = 1) -> str:
+        """Return the event as one line of JSON, in one of the two versions of its form."""
+        return json.dumps(self.plain(version), ensure_ascii=False, allow_nan=False)
 
     @property
     def posix(self) -> float:
         """The event's time as POSIX seconds."""
         return datetime.fromisoformat(self.timestamp).timestamp()
+
+
+def check_version(version: object) -> int:
+    """Return a version of the events' form, or say which there are."""
+    if type(version) is not int or version not in (1, 2):
+        raise UsageError(f"version is {version!r}; events have the versions 1 and 2")
+    return version
+
+
+def _names(kind: type[Event]) -> list[str]:
+    """Return the fields that an event has in both versions."""
+    return [one.name for one in fields(kind) if one.name != "policy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,20 +269,25 @@ OUTCOMES = (RetrySucceeded, RetryExhausted, RetryRefused)
 
 
 def event_from(plain: Mapping[str, Any]) -> Event:
-    """Return the event that a JSON object stands for; refuse one of unknown type or other fields."""
+    """Return the event that a JSON object of either version stands for; refuse any other object."""
     kind = KINDS.get(plain.get("event_type", ""))
     if kind is None:
         raise UsageError(f"{plain.get('event_type')!r} is no event; the types are {', '.join(KINDS)}")
-    wanted = ["event_type", *(field.name for field in fields(kind))]  # type: ignore[arg-type]
-    if set(plain) != set(wanted):
-        odd = sorted(set(plain) ^ set(wanted))
+    wanted = ["event_type", *_names(kind)]
+    if set(plain) - {"policy"} != set(wanted):
+        odd = sorted(set(plain) - {"policy"} ^ set(wanted))
         raise UsageError(f"{kind.event_type} has exactly {', '.join(wanted)}; not so: {', '.join(odd)}")
     return kind(**{name: value for name, value in plain.items() if name != "event_type"})
 
 
-def schema(event_type: str) -> dict[str, Any]:
-    """Return the JSON Schema of an event type."""
+def schema(event_type: str, version: int = 1) -> dict[str, Any]:
+    """Return the JSON Schema of an event type; version 2 is version 1 and the field `policy`."""
+    check_version(version)
     if event_type not in KINDS:
         raise UsageError(f"{event_type!r} is no event; the types are {', '.join(KINDS)}")
     file = Path(__file__).parent / "schemas" / f"{event_type}.v1.json"
-    return json.loads(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    if version == 2:
+        found["$id"] = found["$id"].removesuffix("v1") + "v2"
+        found["properties"]["policy"] = {"type": "string", "minLength": 1}
+    return found

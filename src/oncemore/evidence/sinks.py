@@ -12,7 +12,13 @@ from pathlib import Path
 from threading import Lock
 from typing import IO, TYPE_CHECKING
 
-from oncemore.evidence.events import Idempotency, IdempotencyCleared, RetryExhausted, RetrySucceeded
+from oncemore.evidence.events import (
+    Idempotency,
+    IdempotencyCleared,
+    RetryExhausted,
+    RetrySucceeded,
+    check_version,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,9 +35,12 @@ class JsonLines:
     Takes a path, whose file is opened at once and closed by `close()` or `with`, or an open file, text or
     binary, which stays its owner's. Lines of several threads, and of several processes that append to
     one path, do not mix. A line that was cut off by a full disk is ended before the next one begins.
+
+    version  of the events' form: 2 has the policy of each event
     """
 
-    def __init__(self, to: str | PathLike[str] | IO[str] | IO[bytes]) -> None:
+    def __init__(self, to: str | PathLike[str] | IO[str] | IO[bytes], *, version: int = 1) -> None:
+        self._version = check_version(version)
         self._lock = Lock()
         self._torn = False
         self._own = isinstance(to, str) or hasattr(to, "__fspath__")
@@ -41,7 +50,7 @@ class JsonLines:
 
     def __call__(self, event: Event) -> None:
         """Write one event; raises what the file raises."""
-        line = event.json() + "\n"
+        line = event.json(self._version) + "\n"
         with self._lock:
             line, self._torn = "\n" + line if self._torn else line, True
             self._write(line if self._text else line.encode())

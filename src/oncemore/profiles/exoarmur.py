@@ -217,7 +217,7 @@ class RetryManager:
     async def _once(self, doing: Doing, key: str, if_running: IfRunning) -> Any:
         """Return the key's recorded result, or do the work and record it."""
         it = doing.operation
-        about = About(it.category, it.name, it.ids)
+        about = About(it.category, it.name, it.ids, it.policy)
         try:
             settled = await self.idempotency_manager.once(key, about, doing, if_running)
         except Exception as error:

@@ -299,6 +299,8 @@ class Witnessed:
             self._done, self.number = answer, op.seen.run.tried
         elif type(op) is Begin:
             self._plan = self._plan.replaced(policy=op.policy, policy_name=op.policy_name)
+            self._about = self._about._replace(policy=op.policy_name)
+            self._it.use_policy(op.policy_name)
         elif type(op) is Save and answer is not None:
             return self._saved(op.seen.run, op.change)
         return None

@@ -170,7 +170,7 @@ class IdempotencyManager:
             record = await log.clear(engine, key)
         if record is not None and self.on_event is not None:
             about = record.about
-            recorder = Recorder(self.on_event, about.category, about.operation, about.ids)
+            recorder = Recorder(self.on_event, about.category, about.operation, about.ids, about.policy)
             recorder.tell(IdempotencyCleared, clocks.current.wall(), key)
         return record is not None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from oncemore.core.policy import policy_name
 from oncemore.core.redact import clean, masked_context
 from oncemore.core.value import Value
 from oncemore.engine import clock as clocks
@@ -91,7 +92,8 @@ class Operation:
         self._category = category
         self._policy = policy
         self._context = masked_context(dict(_checked(name, context)))
-        self._recorder = Recorder(self._heard, category.code, name, ids)
+        self.policy = policy_name(policy)
+        self._recorder = Recorder(self._heard, category.code, name, ids, self.policy)
         self._started = clocks.current.wall()
         self.events: list[Event] = []
         self.name = name
@@ -103,6 +105,10 @@ class Operation:
     def _heard(self, event: Event) -> None:
         self.events.append(event)
         self._tell(event)
+
+    def use_policy(self, name: str) -> None:
+        """Name the policy of the events that follow: a run goes on with the one that it began with."""
+        self._recorder.policy = name
 
     def failed(self, report: Report) -> None:
         """Write down a failed attempt and what was decided."""

@@ -46,6 +46,7 @@ class About(Value):
     category: str = ""
     operation: str = ""
     ids: Ids = Ids()
+    policy: str | None = None
 
 
 #: What is known of a result that was recorded directly: it belongs to everybody.
@@ -110,6 +111,7 @@ def kept_of(record: IdempotencyRecord) -> dict[str, Any]:
         "ids": [*about.ids.cleaned()],
         "metadata": record.metadata_text,
         "at": record.recorded_at,
+        "policy": about.policy,
     }
     if record.text is None:
         return {"result_unavailable": clean(record.why), "record": told}
@@ -121,7 +123,7 @@ def read_record(key: str, body: Mapping[str, Any]) -> IdempotencyRecord | None:
     told = body.get("record")
     if told is None:
         return None
-    about = About(told["category"], told["operation"], Ids(*told["ids"]))
+    about = About(told["category"], told["operation"], Ids(*told["ids"]), told.get("policy"))
     text, why = body.get("result"), body.get("result_unavailable", "")
     return IdempotencyRecord(key, text, why, told["metadata"], about, told["at"])
 

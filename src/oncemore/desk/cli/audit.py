@@ -75,9 +75,9 @@ def audit(file: IO[str], count: int, follow: bool, patterns: bool, in_json: bool
 
 def _print(paper: Paper, event: Event) -> None:
     if paper.in_json:
-        paper.record(event.plain())
+        paper.record(event.plain(version=2))
         return
-    plain = event.plain()
+    plain = event.plain(version=2)
     told = "  ".join(
         f"{name}={value:.3f}" if isinstance(value, float) else f"{name}={value}"
         for name, value in plain.items()

@@ -8,7 +8,7 @@ import click
 
 from oncemore.core.model import EFFECTS
 from oncemore.desk.cli import complete
-from oncemore.desk.cli.group import Branch, Finite, Whole, json_option, leaf
+from oncemore.desk.cli.group import Branch, Finite, Whole, json_option, leaf, store_option
 from oncemore.desk.cli.paper import Paper
 
 TYPE_CHECKING = False
@@ -83,12 +83,14 @@ oncemore policy show kfm-loop
 oncemore policy show policies/mine.yaml --provider eso
 oncemore policy show kfm-loop --attempt 3 --intensity 620 --price 0.31
 oncemore policy show kfm-rules --attempt 1 --error HTTP_429 --proof
+oncemore policy show mine@7:0c5b2a91d3e4 --store runs.db
 """
 
 
 @leaf("show", SHOW, {"What would it do": ASKED})
-@_address("policy", "A policy by its address or file.")
+@_address("policy", "A policy by its address or file, or as runs and audit events name it.")
 @provider_option
+@store_option
 @click.option("--attempt", metavar="N", type=Whole(1), help="Decide after this failed attempt.")
 @click.option("--error", metavar="CODE", default="", help="Its error, as HTTP_503; else one that is retried.")
 @click.option("--run-id", metavar="ID", default="", help="The run whose seed the draws come from.")
@@ -113,17 +115,36 @@ oncemore policy show kfm-rules --attempt 1 --error HTTP_429 --proof
 @click.option("--proof", is_flag=True, help="Print the proof as canonical JSON, and nothing else.")
 @json_option
 def show(
-    policy: str, provider: str | None, attempt: int | None, proof: bool, in_json: bool, **facts: Any
+    policy: str,
+    provider: str | None,
+    store: str | None,
+    attempt: int | None,
+    proof: bool,
+    in_json: bool,
+    **facts: Any,
 ) -> None:
     """Show a policy: its worst case, delays, values and origin.
 
     Every value stands with its meaning, and with the spelling and the remark of its file. With --attempt
     or --error it is said instead what a step would do after that attempt (the first), and why.
-    """
-    from oncemore.desk.service.policies import find
 
-    found = find(policy, provider)
+    A run, a proof and an audit event name their policy name@version:digest. Such a name is looked for in all
+    policy files and in the log; with --store in that log only.
+    """
+    from oncemore.desk.service.policies import FoundInLog, find, find_recorded
+
+    found = find_recorded(policy, store) or find(policy, provider)
     paper = Paper(in_json=in_json)
+    if isinstance(found, FoundInLog):
+        if attempt is not None or facts["error"] or proof:
+            raise click.UsageError(
+                "A policy in a log answers no questions; `oncemore explain RUN` shows what it decided.",
+                click.get_current_context(),
+            )
+        from oncemore.desk.cli.sheet import print_recorded
+
+        print_recorded(paper, found)
+        return
     if attempt is None and facts["error"]:
         attempt = 1
     if attempt is None:

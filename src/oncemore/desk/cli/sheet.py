@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from oncemore.core.spans import seconds
 from oncemore.desk.cli.listing import near
+from oncemore.desk.service.times import shown as at_time
 from oncemore.desk.ticks import shown
 
 TYPE_CHECKING = False
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from oncemore.desk.cli.paper import Paper
+    from oncemore.desk.service.policies import FoundInLog
     from oncemore.desk.service.schedule import Delay, Worst
     from oncemore.desk.service.sheet import Field, Sheet
 
@@ -39,6 +41,19 @@ def print_sheet(paper: Paper, sheet: Sheet) -> None:
         _print_fields(paper, "Tuning by carbon, price and deadline", sheet.tuning)
     _print_others(paper, sheet)
     _print_origin(paper, sheet)
+
+
+def print_recorded(paper: Paper, found: FoundInLog) -> None:
+    """Print a policy that a log has recorded."""
+    if paper.in_json:
+        paper.json(found)
+        return
+    paper.line(f"{found.name}, version {found.version}, as the log has it", "bold")
+    source = f", named {found.source}" if found.source else ""
+    paper.say(f"digest {found.digest}, recorded {at_time(found.recorded)}{source}", "dim")
+    _print_worst(paper, found.worst)
+    _head(paper, "Values")
+    paper.table([("name", "value"), *((name, flow(value)) for name, value in found.values.items())], MARGIN)
 
 
 def _head(paper: Paper, text: str) -> None:

@@ -1,7 +1,8 @@
 """One policy by its name or file, and what is wrong with a file.
 
 A policy is asked for by its address, `profile[/policy][@provider]`, where a path to a file may stand
-for the profile. Loading warns nobody here: what is unwise about a policy is part of the answer.
+for the profile; or by the name that runs, proofs and audit events have for it, `name@version:digest`.
+Loading warns nobody here: what is unwise about a policy is part of the answer.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any, Final
 
+    from oncemore.core.key import Plain
     from oncemore.core.policy import Policy
+    from oncemore.desk.service.schedule import Delay, Worst
     from oncemore.govern import Profile
 
 DEFAULT: Final = "default"
@@ -34,6 +37,8 @@ _FILE: Final = re.compile(r"\.ya?ml$")
 _ADDRESS: Final = re.compile(
     r"(?P<file>.*\.ya?ml|[^/@]+)(?:/(?P<policy>[^/@]+))?(?:@(?P<provider>[^/@]+))?", re.DOTALL
 )
+#: A policy as the log names it: `name@version:digest`, or `policy/digest`.
+_RECORDED: Final = re.compile(r"(?:.+@[^@]*:|policy/)(?P<digest>[0-9a-f]{12,64})", re.DOTALL)
 
 
 class Found(Value):
@@ -49,6 +54,19 @@ class Found(Value):
     def quarantines(self) -> bool:
         """Whether work that is not tried again waits for a person, as the engine has it."""
         return "quarantine" in self.profile.sections.get("on_non_retryable", ())
+
+
+class FoundInLog(Value):
+    """A policy that a log has recorded: its values and delays, when it was recorded, and its address then."""
+
+    name: str
+    version: str
+    digest: str
+    recorded: float
+    source: str
+    worst: Worst
+    delays: tuple[Delay, ...]
+    values: dict[str, Plain]
 
 
 class Fault(Value):
@@ -95,6 +113,56 @@ def find(address: str, provider: str | None = None) -> Found:
     whose = provider or parts["provider"]
     shown = profile.name if name == DEFAULT else f"{profile.name}/{name}"
     return Found(shown, name, whose, profile.policy(name, whose), profile)
+
+
+def find_recorded(name: str, store: str | None = None) -> Found | FoundInLog | None:
+    """Return the policy that runs and audit events name so; None if the text is not such a name.
+
+    It is looked for in the named log; or else in all policy files, and then in the log of the settings.
+    """
+    parts = _RECORDED.fullmatch(name)
+    if parts is None:
+        return None
+    digest = parts["digest"]
+    found = (_in_files(digest) if store is None else None) or _in_log(digest, store)
+    if found is None:
+        if store is not None:
+            raise UsageError(f"this log has no policy {name}; without --store the policy files are searched.")
+        raise UsageError(f"no policy file and no log here has a policy {name}; name its log with --store.")
+    return found
+
+
+def _in_files(digest: str) -> Found | None:
+    from oncemore.govern import names
+
+    for file in names():
+        profile = _profile(file)
+        for policy in profile.policies:
+            for provider in (None, *profile.providers):
+                if profile.policy(policy, provider).digest.startswith(digest):
+                    return find(f"{file}/{policy}", provider)
+    return None
+
+
+def _in_log(digest: str, store: str | None) -> FoundInLog | None:
+    from oncemore.codec.wire import head_of
+    from oncemore.core.policy import restore_policy
+    from oncemore.core.record import RecordedPolicy
+    from oncemore.desk.service import stores
+    from oncemore.desk.service.fields import values
+    from oncemore.desk.service.schedule import delays, worst
+    from oncemore.engine.policies import entity_of
+
+    with stores.looked_at(store) as log:
+        head = log.head(entity_of(digest[:12]))
+    record = None if head is None else head_of(head.head, RecordedPolicy)
+    if record is None or not record.digest.startswith(digest):
+        return None
+    policy = restore_policy(record.fields)
+    return FoundInLog(
+        record.name, record.version, record.digest, record.created, record.source, worst(policy),
+        delays(policy), values(policy),
+    )  # fmt: skip
 
 
 def _profile(name: str) -> Profile:
