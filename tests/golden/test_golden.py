@@ -75,10 +75,14 @@ def test_what_is_written_now_has_the_form_of_the_golden_log() -> None:
     def form(header: str, body: str) -> Any:
         plain = json.loads(header)
         sets = {name: type(value).__name__ for name, value in plain["sets"].items()}
-        return [*plain, sets, sorted(json.loads(body))]
+        said = json.loads(body)
+        if "event" in said.get("proof", {}).get("inputs", {}):
+            del said["proof"]
+        return [*plain, sets, sorted(said)]
 
     entries, _ = read(HERE / f"log-{FORMAT}.jsonl")
-    # Policies are recorded since the golden log was written: a new kind of entity, no new form of an entry.
+    # Since the golden log was written, policies are recorded: a new kind of entity. And every failure has a
+    # proof, also where no attempt asked for a decision: older readers know the field, newer ones may miss it.
     made_now = [line for line in made() if "entity" in line]
     now = [line for line in made_now if not str(line["entity"]).startswith("policy/")]
     old = [form(entry.header.decode(), (entry.body or b"").decode()) for entry in entries]

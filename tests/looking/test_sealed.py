@@ -41,4 +41,4 @@ def test_a_sealed_log_is_looked_at_with_and_without_its_key(tmp_path: Path) -> N
     assert shown.returncode == 0, "a named store is opened with the codec of the settings, too"
     assert "What can be decided" in shown.stdout
     whole = run("replay", "--all", "--store", str(path), **names)
-    assert "11 decisions computed again" in whole.stdout
+    assert "12 decisions computed again" in whole.stdout

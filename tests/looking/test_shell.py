@@ -172,12 +172,12 @@ def test_a_window_lists_each_runs_verdict_and_totals(path: Path) -> None:
     store = ("--store", str(path))
     window = told("replay", "--since", "1d", "--until", "2099-01-01", *store)
     assert window["totals"] == {
-        "runs": 11, "agrees": 11, "drift": 0, "damaged": 0, "entries": 41, "decisions": 11,
+        "runs": 11, "agrees": 11, "drift": 0, "damaged": 0, "entries": 41, "decisions": 12,
     }  # fmt: skip
     assert {one["verdict"] for one in window["verdicts"]} == {"agrees"}
     assert len(window["verdicts"]) == 11
     text = run("replay", "--until", "2099-01-01", *store).stdout
-    assert "11 runs: 11 agree, 0 drift, 0 damaged; 41 entries, 11 decisions computed again" in text
+    assert "11 runs: 11 agree, 0 drift, 0 damaged; 41 entries, 12 decisions computed again" in text
     assert told("replay", "--all", *store)["totals"]["agrees"] == 12
     assert told("replay", "--since", "2001-01-01", "--until", "2001-01-02", *store)["totals"]["runs"] == 0
     change(path, "UPDATE head SET state='PENDING' WHERE step='pay'")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.wire import head_of
+from oncemore.core.closing import close_run, closing_proof
 from oncemore.core.cooldown import Resource, held, name_of, record_of, skip
 from oncemore.core.key import normalize_name
 from oncemore.core.record import Change, over
@@ -172,17 +173,18 @@ def _released(entity: str, decided: dict[str, Any]) -> Script:
     now = yield Now()
     changes = letting_go(seen, now, decided)
     if changes:
-        yield from _let_go(seen, changes[0], decided)
+        yield from _let_go(seen, changes[0], decided, now)
     else:
         yield End(None, _nothing(seen.run))
 
 
-def _let_go(seen: Seen, change: tuple[Seen, Change], decided: dict[str, Any]) -> Script:
+def _let_go(seen: Seen, change: tuple[Seen, Change], decided: dict[str, Any], now: float) -> Script:
     run = (yield Load(seen.run.run)) if seen.run.run else None
     also: tuple[Any, ...] = ()
     if run is not None and run.run is not None and review.held(run.run):
         after = over(run.run, "HARD_FAIL", "released", failed=run.version + 1)
-        body = {**decided, "error": (run.body or {}).get("error", {})}
+        proof = closing_proof(close_run(run.run, "resource_released", now))
+        body = {**decided, "error": (run.body or {}).get("error", {}), "proof": proof}
         also = ((run, Change(("HARD_FAIL", "DECISION"), run.run, after, body)),)
     saved = yield Save(*change, also=also)
     late = StaleDecision(

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.json import encode
 
+from oncemore.core.closing import close_run, closing_proof
 from oncemore.core.cooldown import Attempted, Resource, ended, held, released, skip
 from oncemore.core.record import Change, Kept, Run, over
 from oncemore.engine import endings
@@ -147,7 +148,7 @@ def _gate(cooling: Cooling, op: Save) -> Script:
         return op._replace(guards={**op.guards, cooling.entity: book.version})
     refused = _refusal(cooling, book.run, why)
     open_ = op.seen.run is not None and op.seen.run.state in ("PENDING", "SOFT_FAIL")
-    if open_ and (yield Save(op.seen, _put_off(op.seen, refused))) is None:
+    if open_ and (yield Save(op.seen, _put_off(op.seen, refused, now))) is None:
         return None  # somebody else had it: the script is told so, and looks again
     return End(None, refused)
 
@@ -166,7 +167,7 @@ def _later(cooling: Cooling, op: Save) -> Parked:
     return endings.resting(cooling.step, cooling.resource, until)
 
 
-def _put_off(seen: Seen, refused: CoolingDown) -> Change:
+def _put_off(seen: Seen, refused: CoolingDown, now: float) -> Change:
     """Return what becomes of a run that waits and may not begin: it waits on, or there is no need for it."""
     run = seen.run
     told = {"type": "CoolingDown", "code": refused.outcome, "message": str(refused)}
@@ -174,7 +175,8 @@ def _put_off(seen: Seen, refused: CoolingDown) -> Change:
         after = run._replace(reason=COOLING, not_before=refused.until)
         return Change(("DECISION",), run, after, {"error": told})
     after = over(run, "HARD_FAIL", refused.outcome.lower(), failed=seen.version + 1)
-    return Change(("HARD_FAIL",), run, after, {"error": told})
+    proof = closing_proof(close_run(run, after.reason, now))
+    return Change(("HARD_FAIL",), run, after, {"error": told, "proof": proof})
 
 
 def _told(cooling: Cooling, op: End | Sleep) -> Script:

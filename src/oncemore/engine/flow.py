@@ -16,10 +16,12 @@ comes second writes nothing, reads again and decides again.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.artifact import plain_of
 from oncemore.core.classify import MISMATCH, verdict
+from oncemore.core.closing import DOUBTFUL, POISON, close_run, closing_proof
 from oncemore.core.control import MOVED as ELSEWHERE
 from oncemore.core.control import NEEDED, Wanted, objection
 from oncemore.core.decide import Situation, decide
@@ -62,6 +64,9 @@ from oncemore.engine.retry import EMPTY
 from oncemore.store.base import AlsoFailed
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from oncemore.core.closing import ClosingDecision
     from oncemore.core.decide import Decision
     from oncemore.engine.ops import Call, Given, Permission, Plan, Script, Seen, Terms
     from oncemore.errors import ResultUnavailable
@@ -69,7 +74,8 @@ if TYPE_CHECKING:
 UNKNOWN, NOW = Answer("unknown"), Now()
 #: What a run is held for: an outcome that nobody knows, bytes that are not what they were, and work whose
 #: workers died until no attempt was left. Any other word is the reason of a decision.
-DOUBTFUL, MISMATCHED, POISON = "outcome_unknown", "checksum_mismatch", "poison"
+MISMATCHED = "checksum_mismatch"
+NO_REMARKS: Mapping[str, Any] = MappingProxyType({})
 #: Why a run is COMPLETE that computed nothing: what it computes is there already.
 EXISTS = "artifact_exists"
 #: Says that a call has waited for a run, its own or somebody else's, and looks again.
@@ -265,15 +271,11 @@ def _meets_waiting(plan: Plan, call: Call, seen: Seen, now: float) -> Script:
     if run.held_for and run.held_for != NEEDED:  # whether somebody has approved it is asked before the claim
         return (yield from _held(plan, seen, now))
     if run.cancelled:  # while an attempt was under way, which has not come good
-        after = _over(run, "HARD_FAIL", "cancelled", failed=seen.version + 1)
-        yield Save(
-            seen, Change(_FAILED, run, after, _escalated({"error": endings.CANCELLED}, run, now, plan))
-        )
+        yield Save(seen, _closed(plan, seen, close_run(run, "cancelled", now), endings.CANCELLED))
         return None
     if _is_too_late(run, now):
-        after = _over(run, "HARD_FAIL", "deadline_passed", failed=seen.version + 1)
         error = endings.out_of_time(run, now)
-        yield Save(seen, Change(_FAILED, run, after, _escalated({"error": error}, run, now, plan)))
+        yield Save(seen, _closed(plan, seen, close_run(run, "deadline_passed", now), error))
         return None
     wait, purse = run.not_before - now, plan.purse if run.owes else None
     if wait <= 0:
@@ -292,8 +294,7 @@ def _pays(plan: Plan, seen: Seen, now: float) -> Script:
     paid = yield from spending.owed(plan, seen, now)
     body = spending.told(plan, last)
     if paid.over:
-        after = _over(run, "HARD_FAIL", EMPTY, failed=seen.version + 1, owes=0.0)
-        change = Change(_FAILED, run, after, _escalated({"error": body["last_error"]}, run, now, plan))
+        change = _closed(plan, seen, close_run(run, EMPTY, now), body["last_error"], owes=0.0)
     else:
         after = run._replace(owes=paid.owes, not_before=paid.until)
         change = Change(("QUOTA",), run, after, body)
@@ -343,7 +344,9 @@ def _there_already(plan: Plan, call: Call, terms: Terms, seen: Seen, now: float)
         return True
     after = _over(at, at.state, MISMATCHED)._replace(held_for=MISMATCHED)
     error = plan.describe(found.error, plan.classify(found.error, now))
-    body = {**body, "error": error, "quarantine": {"reason": MISMATCHED, "artifact": found.ref}}
+    proof = closing_proof(close_run(at, MISMATCHED, now))
+    said = {"reason": MISMATCHED, "artifact": found.ref}
+    body = {**body, "error": error, "quarantine": said, "proof": proof}
     marks = (*(marks or (at.state,)), "ESCALATION")
     yield Save(seen, Change(marks, seen.run, after, _escalated(body, at, now, plan, permanent=True)))
     return True
@@ -381,7 +384,8 @@ def _refused(plan: Plan, call: Call, seen: Seen, permit: Permission, now: float)
         return None
     if at.held_for != NEEDED or (seen.body or {}).get("wanted") != asked._asdict():
         told = {**endings.UNAPPROVED, "message": why}
-        body: dict[str, Any] = {"error": told, "wanted": asked._asdict()}
+        proof = closing_proof(close_run(at, NEEDED, now))
+        body: dict[str, Any] = {"error": told, "wanted": asked._asdict(), "proof": proof}
         after = _over(at, at.state, NEEDED)._replace(held_for=NEEDED)
         change = Change((at.state, "ESCALATION"), run, after, {**opening, **body})
         saved = yield Save(seen, change, guards=permit.guards)
@@ -576,10 +580,10 @@ def _commit(plan: Plan, done: Done, now: float) -> Script:
     except Exception as fault:  # noqa: BLE001 - whatever a value does when it is written, it is written down
         lost = endings.unavailable(plan, seen, fault, done.value)
         if plan.effect == "pure":
-            after = _over(run, "HARD_FAIL", "result_unavailable", failed=seen.version + 1)
-            body = _escalated({"error": plan.describe(lost, None)}, run, now, plan, permanent=True)
+            made = close_run(run, "result_unavailable", now)
+            change = _closed(plan, seen, made, plan.describe(lost, None), permanent=True)
             told = yield from passing.passed(plan, seen, now)
-            saved = yield Save(seen, Change(_FAILED, run, after, body), also=told)
+            saved = yield Save(seen, change, also=told)
             return MOVED if saved is None else End(None, endings.failed(plan, saved, lost, None))
         body = {"result_unavailable": str(lost)}
     events = done.events
@@ -736,8 +740,8 @@ def _interrupted(plan: Plan, done: Done, now: float) -> Script:
         return (
             yield from _close(plan, done.seen, "interrupted", now, ask=False, left=done.evidence, told=told)
         )
-    after = _over(run, "SOFT_FAIL", "released", tried=run.tried - 1, not_before=now)
-    change = Change(("SOFT_FAIL",), run, after, {"error": endings.LOST["released"]})
+    error, made = endings.LOST["released"], close_run(run, "released", now)
+    change = _closed(plan, done.seen, made, error, tried=run.tried - 1)
     return (yield Save(done.seen, change, also=told))
 
 
@@ -761,17 +765,33 @@ def _close(
     if run.effect == "once":
         answer = (yield Ask(seen)) if plan.asks and ask else UNKNOWN
         return (yield Save(seen, _settled(plan, seen, answer, reason, now, error), True, left, also=told))
-    if run.tried >= run.allowed and reason == "lease_expired":
-        after = _over(run, "SOFT_FAIL", reason)._replace(held_for=POISON)
-        marks: tuple[Any, ...] = ("SOFT_FAIL", "ESCALATION")
-        return (yield Save(seen, Change(marks, run, after, _escalated({"error": error}, run, now, plan))))
-    if run.tried >= run.allowed:
-        after = _over(run, "HARD_FAIL", "max_attempts_exceeded", failed=seen.version + 1)
-        change = Change(_FAILED, run, after, _escalated({"error": error}, run, now, plan))
-    else:
-        after = _over(run, "SOFT_FAIL", reason, not_before=now)
-        change = Change(("SOFT_FAIL",), run, after, {"error": error})
+    change = _closed(plan, seen, close_run(run, reason, now), error)
     return (yield Save(seen, change, True, left, also=told))
+
+
+def _closed(
+    plan: Plan,
+    seen: Seen,
+    made: ClosingDecision,
+    error: dict[str, Any],
+    said: Mapping[str, Any] = NO_REMARKS,
+    *,
+    permanent: bool = False,
+    **changes: Any,
+) -> Change:
+    """Return what a decision that no failed attempt asked for makes of the run, with its proof."""
+    run, now = seen.run, made.closing.now
+    body = {"error": error, **said, "proof": closing_proof(made)}
+    if made.action == "stop":
+        after = _over(run, "HARD_FAIL", made.reason, failed=seen.version + 1, **changes)
+        return Change(_FAILED, run, after, _escalated(body, run, now, plan, permanent=permanent))
+    if made.action == "retry":
+        after = _over(run, "SOFT_FAIL", made.reason, not_before=now, **changes)
+        return Change(("SOFT_FAIL",), run, after, body)
+    after = _over(run, "SOFT_FAIL", made.reason)._replace(held_for=made.held_for)
+    if made.held_for == POISON:
+        return Change(("SOFT_FAIL", "ESCALATION"), run, after, _escalated(body, run, now, plan))
+    return Change(("SOFT_FAIL",), run, after, body)
 
 
 def _settled(
@@ -786,14 +806,8 @@ def _settled(
         except Exception as fault:  # noqa: BLE001 - it is done, whatever its value does when it is written
             body = {"result_unavailable": str(endings.unavailable(plan, seen, fault, None))}
         return Change(("COMMIT", "COMPLETE"), run, after, {**body, **answer.decided})
-    if answer.found == "not_applied" and run.tried < run.allowed:
-        after = _over(run, "SOFT_FAIL", reason, not_before=now)
-        return Change(("SOFT_FAIL",), run, after, {"error": error, **answer.decided})
-    if answer.found == "not_applied":
-        after = _over(run, "HARD_FAIL", "max_attempts_exceeded", failed=seen.version + 1)
-        return Change(_FAILED, run, after, _escalated({"error": error, **answer.decided}, run, now, plan))
-    after = _over(run, "SOFT_FAIL", reason)._replace(held_for=DOUBTFUL)
-    return Change(("SOFT_FAIL",), run, after, {"error": error})
+    said = answer.decided if answer.found == "not_applied" else NO_REMARKS
+    return _closed(plan, seen, close_run(run, reason, now, answer.found), error, said)
 
 
 _FAILED: tuple[Any, ...] = ("HARD_FAIL", "ESCALATION")
@@ -963,9 +977,9 @@ def cancel(plan: Plan, call: Call, reason: str, actor: str) -> Script:
         if run.state == "RUNNING":
             change = Change(("DECISION",), run, run._replace(cancelled=now), told)
         else:
-            after = _over(run, "HARD_FAIL", "cancelled", failed=seen.version + 1, cancelled=now)
-            body = _escalated({"error": {**endings.CANCELLED, "message": reason}, **told}, run, now, plan)
-            change = Change(("HARD_FAIL", "DECISION", "ESCALATION"), run, after, body)
+            error = {**endings.CANCELLED, "message": reason}
+            change = _closed(plan, seen, close_run(run, "cancelled", now), error, told, cancelled=now)
+            change = change._replace(marks=("HARD_FAIL", "DECISION", "ESCALATION"))
         if (yield Save(seen, change)) is not None:
             yield End(None, None)
             return

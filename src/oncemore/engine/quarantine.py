@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore.codec.results import encode
 from oncemore.codec.wire import head_of, header_of, read_body
+from oncemore.core.closing import DOUBTFUL
 from oncemore.core.key import normalize_name
 from oncemore.core.policy import STANDARD
 from oncemore.core.record import Kept, Outgoing, Run
@@ -188,7 +189,7 @@ class Quarantine:
         where, made = self._aim(item, made)
         seen = seen_in(self._engine.store, where, self._engine.seal)
         run = seen.run
-        if type(run) is not Run or run.held_for != flow.DOUBTFUL:
+        if type(run) is not Run or run.held_for != DOUBTFUL:
             raise self._unsettled(where, seen, made)
         if made.version and made.version != seen.version:
             raise changed(

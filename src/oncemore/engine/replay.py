@@ -14,6 +14,7 @@ from msgspec.json import encode
 from oncemore.codec.seal import is_sealed, opened
 from oncemore.codec.wire import body_of, header_of
 from oncemore.core.backoff import Jitter, Schedule
+from oncemore.core.closing import closing_of, closing_proof, decide_closing, is_closing
 from oncemore.core.decide import Situation, decide
 from oncemore.core.key import seed_of
 from oncemore.core.model import Failure
@@ -167,6 +168,9 @@ def _of_decision(
 ) -> Iterator[Difference]:
     """Compare a recorded decision with the same made anew, and with what the entry makes of it."""
     try:
+        if is_closing(proof):
+            yield from _of_closing(entry, before, state, proof)
+            return
         decision = recomputed(proof)
         made = proof_under(decision, proof["policy"])
     except (KeyError, TypeError, ValueError, PolicyError) as fault:
@@ -179,6 +183,30 @@ def _of_decision(
         yield from _of_entry(entry, before, state, proof, decision)
     if current is not None:
         yield from _of_policy(entry, state, proof, decision, current)
+
+
+def _of_closing(entry: Entry, before: Any, state: Run, proof: dict[str, Any]) -> Iterator[Difference]:
+    """Compare a decision that no failed attempt asked for with the same made again, and with the run."""
+    decision = decide_closing(closing_of(proof))
+    made = closing_proof(decision)
+    if b'"proof":' + encode(made) not in (entry.body or b""):
+        yield from _parted(entry, state, "proof", proof, made)
+    run: Run = before if before is not None and before.run_id == state.run_id else state
+    open_states = (run.state, "SOFT_FAIL")
+    after = "HARD_FAIL" if decision.action == "stop" else state.state if state.state in open_states else ""
+    waits = state.not_before if decision.not_before is None else decision.not_before
+    rows = (
+        ("proof.attempt", proof["attempt"], run.tried),
+        ("proof.thresholds.max_attempts", proof["thresholds"]["max_attempts"], run.allowed),
+        ("proof.policy", decision.closing.policy, run.policy),
+        ("state", state.state, after),
+        ("reason", state.reason, decision.reason),
+        ("held_for", state.held_for, decision.held_for),
+        ("not_before", state.not_before, waits),
+    )
+    for what, recorded, computed in rows:
+        if recorded != computed:
+            yield _difference(entry, state, what, recorded, computed)
 
 
 def _of_entry(

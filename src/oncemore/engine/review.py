@@ -18,10 +18,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from oncemore.core.closing import DOUBTFUL, close_run, closing_proof
 from oncemore.core.control import NEEDED
 from oncemore.core.record import Change, Kept, Outgoing, Run, over
 from oncemore.engine.deliver import moved
-from oncemore.engine.flow import DOUBTFUL, escalated
+from oncemore.engine.flow import escalated
 from oncemore.engine.ops import End, Load, Now, Save
 from oncemore.errors import StaleDecision, UsageError
 
@@ -142,7 +143,8 @@ def _goes_on(seen: Seen, ruling: Ruling, now: float, allowed: int) -> Change:
     """Let a run go on where it was: as soon as somebody calls it, or a worker takes it."""
     run = seen.run
     after = over(run, run.state, "decided", not_before=now, deadline=_deadline(run, now), allowed=allowed)
-    return Change((run.state, "DECISION"), run, after, ruling.record)
+    body = {**ruling.record, "proof": closing_proof(close_run(run, "decided", now))}
+    return Change((run.state, "DECISION"), run, after, body)
 
 
 def _deadline(run: Run, now: float) -> float:
@@ -153,7 +155,8 @@ def _deadline(run: Run, now: float) -> float:
 def _reject_run(seen: Seen, ruling: Ruling, now: float) -> Verdict:
     run, told = seen.run, (seen.body or {}).get("error", {})
     after = over(run, "HARD_FAIL", "rejected", failed=seen.version + 1)
-    body = escalated({**ruling.record, "error": told}, run, now)
+    proof = closing_proof(close_run(run, "rejected", now))
+    body = escalated({**ruling.record, "error": told, "proof": proof}, run, now)
     return Change(("HARD_FAIL", "DECISION", "ESCALATION"), run, after, body)
 
 

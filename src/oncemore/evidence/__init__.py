@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         RetryRefused,
         RetrySucceeded,
         event_from,
+        proof_schema,
         schema,
     )
     from oncemore.evidence.sinks import JsonLines, to_logging
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "evidence.events": "Event Idempotency IdempotencyCleared RetryAttempt RetryExhausted RetryRefused "
-    "RetrySucceeded event_from schema",
+    "RetrySucceeded event_from proof_schema schema",
     "core.redact": "masked",
     "evidence.sinks": "JsonLines to_logging",
     "evidence.spool": "Spool",
@@ -47,6 +48,7 @@ __all__ = [
     "Summary",
     "event_from",
     "masked",
+    "proof_schema",
     "schema",
     "to_logging",
 ]

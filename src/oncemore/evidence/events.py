@@ -280,6 +280,12 @@ def event_from(plain: Mapping[str, Any]) -> Event:
     return kind(**{name: value for name, value in plain.items() if name != "event_type"})
 
 
+def proof_schema() -> dict[str, Any]:
+    """Return the JSON Schema of the proof of a decision."""
+    file = Path(__file__).with_name("proof.v1.json")
+    return json.loads(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
 def schema(event_type: str, version: int = 1) -> dict[str, Any]:
     """Return the JSON Schema of an event type; version 2 is version 1 and the field `policy`."""
     check_version(version)

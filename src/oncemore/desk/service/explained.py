@@ -6,6 +6,7 @@ why there was a third one and what it waited for, what became of it, and what wa
 
 from __future__ import annotations
 
+from oncemore.core.closing import is_closing
 from oncemore.core.control import NEEDED
 from oncemore.core.proof import explain
 from oncemore.core.spans import seconds
@@ -138,7 +139,7 @@ def _ended(story: Story, span: Span, end: Step | None) -> Iterator[str]:
     kept = f", with {span.checkpoints} checkpoint{'s' * (span.checkpoints > 1)}" if span.checkpoints else ""
     text = f"It ended as {end.state.state} after {seconds(span.ends - span.begins)}{kept}"
     yield f"{text}: {span.error}: {span.message}." if span.error else f"{text}."
-    if "proof" in end.body:
+    if "proof" in end.body and not is_closing(end.body["proof"]):
         counted = "" if end.state.tried == span.number else "Counted within this run: "
         yield counted + _of_proof(end.body["proof"])
     elif end.state.held_for:
