@@ -2,7 +2,15 @@
 
 import pytest
 
-from oncemore.core.classify import GROUPS, Classes, forbidden, matches, verdict
+from oncemore.core.classify import (
+    GROUPS,
+    UNMATCHED,
+    Classes,
+    forbidden,
+    forbids_retry,
+    matches,
+    verdict,
+)
 from oncemore.core.model import Failure
 from oncemore.core.policy import Policy
 from oncemore.errors import VIOLATIONS, PolicyError, UsageError, Violation
@@ -96,3 +104,31 @@ def test_what_the_work_gives_to_a_person_is_quarantined_whatever_a_policy_says(r
     for policy in (Policy(), everything):
         assert verdict(fact("AMBIGUOUS_NAME", rule=rule), policy, "pure") == "QUARANTINE"
     assert verdict(fact("AMBIGUOUS_NAME", rule=rule), everything, "once") == "UNKNOWN"
+
+
+FIRST = Classes(("HTTP_404",), ("HTTP_4xx",), "retryable_first")
+
+
+@pytest.mark.parametrize(
+    ("policy", "failure", "forbids"),
+    [
+        (Policy("p"), fact("HTTP_404"), False),
+        (Policy("p"), fact("SCHEMA_INVALID"), True),
+        (Policy("p", classes=Classes((), ("HTTP_404",))), fact("HTTP_404"), True),
+        (
+            Policy("p", classes=Classes(("HTTP_404",), ("HTTP_4xx",), "retryable_first")),
+            fact("HTTP_404"),
+            False,
+        ),
+        (
+            Policy("p", classes=Classes(("HTTP_404",), ("HTTP_4xx",), "retryable_first")),
+            fact("HTTP_403"),
+            True,
+        ),
+        (Policy("p", governed=True, timeout_s=1.0, unmatched="fail"), fact("HTTP_404"), True),
+        (Policy("p", governed=True, timeout_s=1.0, unmatched="fail"), fact("HTTP_503", "transient"), False),
+        (Policy("p", governed=True, timeout_s=1.0, unmatched="fail"), fact("EXC_X", rule=UNMATCHED), False),
+    ],
+)
+def test_what_on_may_not_widen(policy: Policy, failure: Failure, forbids: bool) -> None:
+    assert forbids_retry(failure, policy) is forbids

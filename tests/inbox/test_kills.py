@@ -74,7 +74,7 @@ import oncemore
 
 @oncemore.step(effect="idempotent")
 def book(order: str) -> str:
-    print(order, flush=True)
+    print(f"{order}\\n", end="", flush=True)  # one write: two threads print at once
     return order
 """
 

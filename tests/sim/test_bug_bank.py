@@ -332,7 +332,11 @@ def once_is_tried_again_after_a_lost_lease(patch: pytest.MonkeyPatch) -> type[Si
 @bug
 def once_is_tried_again_after_any_error(patch: pytest.MonkeyPatch) -> type[Sim]:
     verdict = flow.verdict
-    patch.setattr(flow, "verdict", lambda failure, policy, effect: verdict(failure, policy, "idempotent"))
+    patch.setattr(
+        flow,
+        "verdict",
+        lambda failure, policy, effect, **rest: verdict(failure, policy, "idempotent", **rest),
+    )
     return Sim
 
 

@@ -77,11 +77,6 @@ def quiet_policy(name: str | os.PathLike[str]) -> Policy:
     return made.policy(at.policy, at.provider)
 
 
-def after_failure(name: str | os.PathLike[str]) -> str:
-    """Return what a policy's profile makes of a new call of failed work: "raise" or "new_run"."""
-    return step_settings(name).after_failure
-
-
 def step_settings(name: str | os.PathLike[str]) -> StepSettings:
     """Return what a policy's profile says about the steps that name this policy."""
     if name == STANDARD.name:

@@ -285,7 +285,7 @@ class CoreClient:
             policy=self.policy.but(timeout_s=None, classes=None, max_attempts=MOST_OPERATIONS),
         )  # fmt: skip
         recipe = Recipe(answer, told)
-        recipe.after_failure = loader.after_failure(lit_policy.PROFILE)
+        recipe.after_failure = loader.step_settings(lit_policy.PROFILE).after_failure
         return Step(recipe)
 
 

@@ -224,9 +224,9 @@ def _after(policy: str) -> str:
 
     if policy == STANDARD.name:
         return "raise"
-    from oncemore.govern.loader import after_failure
+    from oncemore.govern.loader import step_settings
 
-    return after_failure(policy)
+    return step_settings(policy).after_failure
 
 
 def _rules(told: dict[str, Any]) -> Rules:
