@@ -26,14 +26,14 @@ import msgspec
 from _measure import Subject
 
 import oncemore
-from oncemore.store.sqlite import SCHEMA
+from oncemore.log.sqlite.store import SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import ExitStack
 
-    from oncemore.engine.runtime import Engine
-    from oncemore.store.base import Entry, Head
+    from oncemore.log.store import Entry, Head
+    from oncemore.steps.engine import Engine
 
     Run = Callable[[int], int]
     Clock = Callable[[], int]

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import apsw
 from _durable import HEAD_ROW, LOG_ROW, sample, work
 
-from oncemore.store.sqlite import SqliteStore
+from oncemore.log.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from oncemore.store.base import Entry, Head, Index
+    from oncemore.log.store import Entry, Head, Index
 
 DAY_S = 86_400.0
 IN_BULK = {"journal_mode": "off", "synchronous": "off", "cache_size": -500_000}

@@ -19,10 +19,10 @@ import nats
 from _measure import Effort, Goal, Group, Row, Subject, at_least, interleaved, ratios, spread
 
 import oncemore
-from oncemore.core.key import fingerprint
-from oncemore.core.record import NOWHERE, link
-from oncemore.store.base import Batch, Index, Write
-from oncemore.store.nats import NatsStore
+from oncemore.log.nats.store import NatsStore
+from oncemore.log.record import NOWHERE, link
+from oncemore.log.store import Batch, Index, Write
+from oncemore.policy.canonical_json import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

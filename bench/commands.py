@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CLICK = 'python -c "import click"'
-SCRIPT = "import sys; from oncemore.desk.cli import main; main(sys.argv[1:])"
+SCRIPT = "import sys; from oncemore.cli import main; main(sys.argv[1:])"
 MADE = """
 import oncemore
 @oncemore.step(effect="pure")

@@ -52,11 +52,11 @@ from _peers import (
 )
 
 import oncemore
-from oncemore.core.backoff import Jitter, Schedule
-from oncemore.core.decide import Situation, decide
-from oncemore.core.model import Failure
-from oncemore.core.policy import STANDARD, Policy
-from oncemore.core.tune import Signals, Tuning
+from oncemore.policy.backoff import Jitter, Schedule
+from oncemore.policy.decide import Situation, decide
+from oncemore.policy.model import Failure
+from oncemore.policy.policy import STANDARD, Policy
+from oncemore.policy.tuning import Signals, Tuning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -76,9 +76,9 @@ from _measure import (
 from _syncs import Syncs, opened
 
 import oncemore
-from oncemore.engine.history import verify
-from oncemore.engine.replay import Replay
-from oncemore.store.base import Query
+from oncemore.log.store import Query
+from oncemore.maintenance.replay import Replay
+from oncemore.steps.run import verify
 from oncemore.testing import instant
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ if TYPE_CHECKING:
 
     from _measure import Spread
 
-    from oncemore.store.base import Entry, Store
+    from oncemore.log.store import Entry, Store
 
     Costs = dict[str, list[float]]
     Found = tuple[list[Group], list[Goal]]

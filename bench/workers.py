@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import oncemore
-from oncemore.engine import worker as workers
-from oncemore.store.base import Query
+from oncemore.log.store import Query
+from oncemore.workers import worker as workers
 
 WORKER = """
 import oncemore, sys
@@ -126,11 +126,11 @@ def next_due_ms(engine: oncemore.Engine, name: str, rounds: int) -> float:
 
 def park(engine: oncemore.Engine, count: int, chunk: int = 2000) -> None:
     """Have runs wait for a time in a hundred years, as `submit` writes them."""
-    from oncemore.codec.wire import written
-    from oncemore.core.record import NOWHERE, Change
-    from oncemore.engine.entry import index_of
-    from oncemore.engine.ids import nonce, uuid7
-    from oncemore.store.base import Batch, Write
+    from oncemore._ids import nonce, uuid7
+    from oncemore.log.entry_codec import written
+    from oncemore.log.head_access import index_of
+    from oncemore.log.record import NOWHERE, Change
+    from oncemore.log.store import Batch, Write
 
     now = engine.now()
     made = parked.submit(-1, at=now + 3e9).state

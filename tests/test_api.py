@@ -10,7 +10,7 @@ import pytest
 
 import oncemore
 from oncemore import errors
-from oncemore.options import OPTIONS, colour_of
+from oncemore.retries.options import OPTIONS, colour_of
 from oncemore.testing import FakeClock
 
 
@@ -290,7 +290,7 @@ def test_colours_are_told_apart_without_calling() -> None:
 
 
 def test_transient_means_what_the_policys_classes_say(instant_retries: FakeClock) -> None:
-    from oncemore.core.classify import Classes
+    from oncemore.classifiers.verdict import Classes
 
     picky = oncemore.Policy(classes=Classes(retryable=("CONNECTION_REFUSED", "TIMEOUT")))
     for on, error, calls in (
@@ -336,8 +336,8 @@ def test_a_budget_shows_itself() -> None:
 
 
 def test_unknown_names_are_attribute_errors_and_dir_lists_the_front_door() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'retries'"):
-        oncemore.retries  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'retrier'"):
+        oncemore.retrier  # noqa: B018
     assert "retry" in dir(oncemore)
     assert set(oncemore.__all__) == set(dir(oncemore))
 

@@ -1,8 +1,8 @@
-"""The way imports may go, what the core may touch, and what `import oncemore` may load.
+"""The direction of imports, which files only compute, and which modules `import oncemore` may load.
 
-The rules are the tables below; `docs/design.md` §10 says why. Imports inside functions and those that
-only the type checker sees count as well: a word that a lower room needs from a higher one is in the
-wrong room, at whatever time it is read. Each checker is tried on small sources that break its rule.
+The rules are the tables below; `docs/design.md` §10 gives the reasons. Imports inside functions and imports
+for the type checker count as well: a name that a lower layer needs from a higher one is in the wrong module,
+whenever it is read. Each check is also run on small sources that break its rule.
 """
 
 from __future__ import annotations
@@ -18,51 +18,89 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
-FRONT_DOOR = "oncemore"
+PACKAGE = "oncemore"
 
-#: From the ground up. A room may import the rooms of every row above its own, never a row below it,
-#: nor a neighbour in its row. A new file or folder beside these needs a place here.
-ROWS: tuple[tuple[str, ...], ...] = (
-    ("_startup", "_version", "errors", "file_trust"),
-    ("settings",),
-    ("core",),
-    ("codec",),
-    ("store", "engine"),
-    ("signals", "evidence", "govern", "edges"),
-    ("configured",),
-    ("opening",),
-    ("breakers",),
-    ("options",),
-    ("recipe", "errands"),
-    ("api", "steps", "outbox"),
-    ("nodes",),
-    ("workers", "http"),
-    ("inbox",),
-    (FRONT_DOOR,),
-    ("profiles", "testing"),
-    ("desk",),
+#: The layers, lowest first. A folder (or a module directly in the package) may import every layer below its
+#: own and its neighbours in the same layer. A new folder needs a place here.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    (
+        "_version",
+        "_startup",
+        "errors",
+        "_file_trust",
+        "_redact",
+        "settings",
+        "clock",
+        "_values",
+        "_ids",
+        "_time_spans",
+    ),
+    ("policy", "classifiers", "log", "audit"),
+    ("limits", "artifacts"),
+    ("retries", "steps"),
+    ("config", "open_engine", "control", "workers", "messaging", "inbox", "outbox", "http", "maintenance"),
+    (PACKAGE,),
+    ("queries", "testing"),
+    ("profiles", "stepfunctions"),
+    ("programs", "screen"),
+    ("cli", "demo"),
     ("__main__",),
 )
 
-#: What a room may import from its own row all the same: the engine knows the store's protocol, and what
-#: keeps a Ctrl-C from a store at work, and never a store.
-BESIDE = {("engine", "oncemore.store.base"), ("engine", "oncemore.store.shield")}
+#: Folders that import a folder of a higher layer, with the reason. Only these pairs may.
+UPWARD: dict[tuple[str, str], str] = {
+    ("artifacts", "steps"): "an artifact is put by an attempt and recorded by its engine",
+    ("limits", "steps"): "the limits of durable calls are records of an engine",
+    ("limits", "retries"): "a breaker and a budget answer to the retry loop",
+    ("limits", "control"): "an operator resets a cooldown or a breaker",
+    ("limits", "maintenance"): "a cooldown is reset with a checked reason",
+    ("limits", "open_engine"): "a declared limit opens the configured engine at first use",
+    ("audit", "retries"): "the recorder listens to the retry loop",
+    ("audit", "messaging"): "the spool writes the same message envelope",
+    ("steps", "control"): "a step asks for switches and approvals before it begins",
+    ("steps", "workers"): "`Step.map` and `Step.submit` hand runs to workers",
+    ("steps", "maintenance"): "the engine offers backup, prune and erase as methods",
+    ("steps", "config"): "a step finds its engine in the settings",
+    ("steps", "open_engine"): "a step finds its engine in the settings",
+    ("log", "artifacts"): "tagged JSON carries references to artifacts",
+    ("log", "steps"): "building a write needs the operations of the flow",
+    ("maintenance", "queries"): "the replay sandbox loads the modules that define the steps",
+    ("maintenance", "testing"): "the replay sandbox runs on a test clock",
+    ("queries", "profiles"): "attempt counts of a profile's categories",
+}
 
-#: The core computes: values in, values out. What is not in this list could ask for the time, roll
-#: dice, or touch a file, a thread or the network.
-PURE = {
+#: Files that compute: values in, values out. They may import only each other; every layer may import them.
+PURE_FILES = {
+    *("oncemore._redact", "oncemore._time_spans", "oncemore._values"),
+    *(f"oncemore.policy.{name}" for name in ("backoff", "canonical_json", "closing", "decide", "model")),
+    *(
+        "oncemore.policy.policy",
+        "oncemore.policy.proof",
+        "oncemore.policy.tuning",
+        "oncemore.classifiers.verdict",
+    ),
+    *("oncemore.limits.breaker_rules", "oncemore.limits.concurrency_rules", "oncemore.limits.cooldown_rules"),
+    *("oncemore.limits.rate_rules", "oncemore.control.model", "oncemore.log.record"),
+    *("oncemore.maintenance.lineage", "oncemore.maintenance.merkle", "oncemore.maintenance.retention_rules"),
+    *("oncemore.workers.map_items", "oncemore.workers.turns"),
+}
+
+#: What a pure file may import of the standard library, and of us besides other pure files. Anything else
+#: could read a clock, draw random numbers, or touch a file, a thread or the network.
+PURE_IMPORTS = {
     *("__future__", "bisect", "collections", "functools", "hashlib", "itertools", "json", "math"),
     *("operator", "re", "string", "types", "unicodedata"),
     *("_collections", "_sha2", "_sha256"),  # the light inner parts of collections and hashlib
 }
+PURE_OURS = {"oncemore.errors"}
 
-#: Built in, and yet not a computation on values.
+#: Built-in functions that do more than compute.
 IMPURE_BUILTINS = {"__import__", "breakpoint", "eval", "exec", "input", "open", "print"}
 
 #: Modules of the standard library that `import oncemore` must not load: together they cost more than
-#: everything else it does, and somebody who only wants a `try` with a wait pays for them in each start
-#: of each process. They are loaded when first needed.
-DEAR = {
+#: everything else it does, and each process of a user who only wants `retry` would pay for them.
+#: They are imported at first use.
+EXPENSIVE = {
     "asyncio": "loaded with the first coroutine, which has loaded it already",
     "dataclasses": "brings inspect, and with it ast, dis, tokenize",
     "datetime": "only dates given by the caller need it, and they bring it",
@@ -77,28 +115,29 @@ DEAR = {
 
 
 class Import(NamedTuple):
-    """An imported module, the line, and whether only the type checker follows it."""
+    """An imported module, its line, and whether only the type checker follows it."""
 
     module: str
     line: int
     for_types: bool
 
 
-def module_of(path: Path) -> str:
+def module_name(path: Path) -> str:
+    """Return the dotted name of a source file."""
     parts = path.relative_to(SOURCE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {module_of(path): path for path in sorted(SOURCE.rglob("*.py"))}
+MODULES = {module_name(path): path for path in sorted(SOURCE.rglob("*.py"))}
 
 
-def room_of(module: str) -> str:
-    """The part after the package's name; the package itself is the front door."""
-    return module.split(".")[1] if "." in module else FRONT_DOOR
+def folder_of(module: str) -> str:
+    """Return the folder (or module) directly below the package; the package itself has its own name."""
+    return module.split(".")[1] if "." in module else PACKAGE
 
 
 def type_checking_lines(tree: ast.AST) -> set[int]:
-    """The lines in the bodies of `if TYPE_CHECKING:`."""
+    """Return the lines in the bodies of `if TYPE_CHECKING:`."""
     return {
         line
         for node in ast.walk(tree)
@@ -108,11 +147,11 @@ def type_checking_lines(tree: ast.AST) -> set[int]:
     }
 
 
-def imports_of(source: str, module: str, *, is_package: bool = False) -> list[Import]:
-    """Every import in a source, wherever it stands, as absolute names of modules."""
+def list_imports(source: str, module: str, *, is_package: bool = False) -> list[Import]:
+    """Return every import of a source, at the top or inside functions, with absolute module names."""
     tree = ast.parse(source)
     for_types = type_checking_lines(tree)
-    found = []
+    imports = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -121,109 +160,162 @@ def imports_of(source: str, module: str, *, is_package: bool = False) -> list[Im
             if node.level:
                 package = module.split(".") if is_package else module.split(".")[:-1]
                 base = ".".join([*package[: len(package) - node.level + 1], *([base] if base else [])])
-            # `from oncemore.core import key` is an import of oncemore.core.key when that is a module.
+            # `from oncemore.policy import decide` imports oncemore.policy.decide when that is a module.
             names = [
                 f"{base}.{alias.name}" if f"{base}.{alias.name}" in MODULES else base for alias in node.names
             ]
         else:
             continue
-        found += [Import(name, node.lineno, node.lineno in for_types) for name in names]
-    return found
+        imports += [Import(name, node.lineno, node.lineno in for_types) for name in names]
+    return imports
 
 
-def direction_faults(module: str, imports: list[Import]) -> list[str]:
-    """What a module imports from where it may not."""
-    row_of = {room: number for number, row in enumerate(ROWS) for room in row}
-    room = room_of(module)
-    if room not in row_of:
-        return [f"{module}: {room!r} has no place yet; add it to ROWS in {Path(__file__).name}"]
-    faults = []
-    for found in imports:
-        if found.module.split(".")[0] != FRONT_DOOR:
+def find_upward_imports(module: str, imports: list[Import]) -> list[str]:
+    """Return one message for each import from a higher layer that the tables do not permit."""
+    layer_of = {folder: number for number, layer in enumerate(LAYERS) for folder in layer}
+    folder = folder_of(module)
+    if folder not in layer_of:
+        return [f"{module}: {folder!r} has no layer; add it to LAYERS in {Path(__file__).name}"]
+    messages = []
+    for imported in imports:
+        if imported.module.split(".")[0] != PACKAGE or imported.module in PURE_FILES:
             continue
-        other = room_of(found.module)
-        if other == room or (room, found.module) in BESIDE:
-            continue
-        if other not in row_of:
-            faults.append(f"{module}:{found.line}: {found.module} has no place in ROWS")
-        elif row_of[other] >= row_of[room]:
-            faults.append(
-                f"{module}:{found.line}: {room} may not import {found.module}, which stands above it"
+        other = folder_of(imported.module)
+        if other not in layer_of:
+            messages.append(f"{module}:{imported.line}: {imported.module} has no layer in LAYERS")
+        elif layer_of[other] > layer_of[folder] and (folder, other) not in UPWARD:
+            messages.append(
+                f"{module}:{imported.line}: {folder} may not import {imported.module}, a higher layer"
             )
-    return faults
+    return messages
 
 
-def purity_faults(module: str, source: str, imports: list[Import]) -> list[str]:
-    """What a module of the core touches that is not a computation on values."""
-    faults = [
-        f"{module}:{found.line}: the core may not import {found.module}; pass what it gives as a value"
-        for found in imports
-        if not found.for_types and found.module.split(".")[0] not in PURE | {FRONT_DOOR}
+def find_impure_code(module: str, source: str, imports: list[Import]) -> list[str]:
+    """Return one message for each import or call of a pure file that does more than compute."""
+    messages = [
+        f"{module}:{imported.line}: a pure file may not import {imported.module}; pass values as arguments"
+        for imported in imports
+        if not (imported.for_types and imported.module.split(".")[0] != PACKAGE)
+        and imported.module not in PURE_FILES | PURE_OURS
+        and imported.module.split(".")[0] not in PURE_IMPORTS
     ]
-    faults += [
-        f"{module}:{node.lineno}: the core may not call {node.func.id}()"
+    messages += [
+        f"{module}:{node.lineno}: a pure file may not call {node.func.id}()"
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_BUILTINS
     ]
-    return faults
+    return messages
+
+
+def find_import_cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Return the groups of modules that import each other while they load."""
+    cycles: list[list[str]] = []
+    finished: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> None:
+        if module in path:
+            cycles.append([*path[path.index(module) :], module])
+        elif module not in finished:
+            for imported in sorted(graph.get(module, ())):
+                visit(imported, [*path, module])
+            finished.add(module)
+
+    for module in sorted(graph):
+        visit(module, [])
+    return cycles
+
+
+def load_time_imports(module: str, path: Path) -> set[str]:
+    """Return our modules that a module imports at its top level."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    top = ast.Module(
+        body=[node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], type_ignores=[]
+    )
+    imports = list_imports(ast.unparse(top), module, is_package=path.name == "__init__.py")
+    return {imported.module for imported in imports if imported.module in MODULES} - {module}
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_imports_go_one_way(module: str) -> None:
+def test_imports_go_down_the_layers(module: str) -> None:
     path = MODULES[module]
-    found = imports_of(path.read_text(encoding="utf-8"), module, is_package=path.name == "__init__.py")
-    assert direction_faults(module, found) == []
+    imports = list_imports(path.read_text(encoding="utf-8"), module, is_package=path.name == "__init__.py")
+    assert find_upward_imports(module, imports) == []
+
+
+def test_permitted_upward_imports_are_all_needed() -> None:
+    """A pair of UPWARD that no file uses any more must go."""
+    used = {
+        (folder_of(module), folder_of(imported.module))
+        for module, path in MODULES.items()
+        for imported in list_imports(
+            path.read_text(encoding="utf-8"), module, is_package=path.name == "__init__.py"
+        )
+        if imported.module not in PURE_FILES
+    }
+    assert set(UPWARD) - used == set()
+
+
+def test_no_modules_import_each_other_while_loading() -> None:
+    graph = {module: load_time_imports(module, path) for module, path in MODULES.items()}
+    assert find_import_cycles(graph) == []
+
+
+def test_an_import_cycle_is_found() -> None:
+    assert find_import_cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}}) == [["a", "b", "c", "a"]]
 
 
 @pytest.mark.req("PROD-5")
-@pytest.mark.parametrize("module", [module for module in MODULES if room_of(module) == "core"])
-def test_the_core_only_computes(module: str) -> None:
+@pytest.mark.parametrize("module", sorted(PURE_FILES))
+def test_pure_files_only_compute(module: str) -> None:
     source = MODULES[module].read_text(encoding="utf-8")
-    assert purity_faults(module, source, imports_of(source, module)) == []
+    assert find_impure_code(module, source, list_imports(source, module)) == []
 
 
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("oncemore.core.decide", "from oncemore.engine.drive import run"),
-        ("oncemore.core.decide", "from oncemore.engine import drive"),
-        ("oncemore.core.decide", "from ..engine import drive"),
-        ("oncemore.core.decide", "from .. import engine"),
-        ("oncemore.core.decide", "import oncemore.engine.drive as drive"),
-        ("oncemore.core.decide", "import oncemore"),
-        ("oncemore.core.decide", "def f():\n    from oncemore.api import retry"),
-        ("oncemore.core.decide", "if TYPE_CHECKING:\n    from oncemore.engine.drive import Op"),
-        ("oncemore.errors", "from oncemore.core.model import Failure"),
-        ("oncemore.engine.drive", "from oncemore.edges.classify import classify"),
-        ("oncemore.engine.drive", "from oncemore.store.sqlite import Store"),
-        ("oncemore.edges.classify", "from oncemore.signals.grid import read"),
-        ("oncemore.api", "from oncemore import retry"),
-        ("oncemore.testing", "from oncemore.desk.demo import main"),
+        ("oncemore.policy.decide", "from oncemore.retries.driver import run"),
+        ("oncemore.policy.decide", "from oncemore.retries import driver"),
+        ("oncemore.policy.decide", "from ..retries import driver"),
+        ("oncemore.policy.decide", "from .. import steps"),
+        ("oncemore.policy.decide", "import oncemore.retries.driver as driver"),
+        ("oncemore.policy.decide", "import oncemore"),
+        ("oncemore.policy.decide", "def f():\n    from oncemore.retries.decorator import retry"),
+        ("oncemore.policy.decide", "if TYPE_CHECKING:\n    from oncemore.retries.driver import Op"),
+        ("oncemore.errors", "from oncemore.policy.files.loader import load"),
+        ("oncemore.classifiers.classify", "from oncemore.signals.grid import read"),
+        ("oncemore.retries.decorator", "from oncemore import retry"),
+        ("oncemore.testing", "from oncemore.demo import main"),
         ("oncemore.attic", "pass"),
         ("oncemore.attic.old", "pass"),
-        ("oncemore.desk.demo", "from oncemore.attic import old"),
+        ("oncemore.demo", "from oncemore.attic import old"),
     ],
 )
-def test_an_import_the_wrong_way_is_found(module: str, source: str) -> None:
-    assert len(direction_faults(module, imports_of(source, module))) == 1
+def test_an_upward_import_is_found(module: str, source: str) -> None:
+    assert len(find_upward_imports(module, list_imports(source, module))) == 1
 
 
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("oncemore.core.decide", "from oncemore.errors import UsageError\nfrom oncemore.core import key"),
-        ("oncemore.core.decide", "from . import key\nfrom .key import draw"),
-        ("oncemore.engine.drive", "from oncemore.store.base import Store"),
-        ("oncemore.desk.demo", "import oncemore\nimport http.server"),
+        (
+            "oncemore.policy.decide",
+            "from oncemore.errors import UsageError\nfrom oncemore.policy import proof",
+        ),
+        ("oncemore.policy.decide", "from . import proof\nfrom .proof import Terms"),
+        ("oncemore.log.memory", "from oncemore.control.model import Switch"),
+        ("oncemore.retries.driver", "from oncemore.log.store import Store"),
+        ("oncemore.limits.budget", "from oncemore.steps.engine import Engine"),
+        ("oncemore.demo", "import oncemore\nimport http.server"),
         ("oncemore.settings", "from oncemore.errors import UsageError"),
     ],
 )
-def test_an_import_the_right_way_is_left_alone(module: str, source: str) -> None:
-    assert direction_faults(module, imports_of(source, module)) == []
+def test_a_downward_import_is_accepted(module: str, source: str) -> None:
+    assert find_upward_imports(module, list_imports(source, module)) == []
 
 
-def test_a_room_without_a_place_says_where_to_add_it() -> None:
-    assert "add it to ROWS in test_architecture.py" in direction_faults("oncemore.attic.old", [])[0]
+def test_a_folder_without_a_layer_says_where_to_add_it() -> None:
+    assert "add it to LAYERS in test_architecture.py" in find_upward_imports("oncemore.attic.old", [])[0]
 
 
 @pytest.mark.parametrize(
@@ -239,22 +331,25 @@ def test_a_room_without_a_place_says_where_to_add_it() -> None:
         ),
         "def late():\n    from time import time",
         "def late():\n    import rfc8785",
+        "from oncemore.steps.engine import Engine",
+        "if TYPE_CHECKING:\n    from oncemore.steps.engine import Engine",
         *(f"{call}('x')" for call in sorted(IMPURE_BUILTINS)),
     ],
 )
-def test_a_core_that_reaches_out_is_found(source: str) -> None:
-    module = "oncemore.core.decide"
-    assert len(purity_faults(module, source, imports_of(source, module))) == 1
+def test_impure_code_is_found(source: str) -> None:
+    module = "oncemore.policy.decide"
+    assert len(find_impure_code(module, source, list_imports(source, module))) == 1
 
 
-def test_a_core_may_compute_and_name_types() -> None:
+def test_a_pure_file_may_compute_and_name_types() -> None:
     source = (
         "import math\nif TYPE_CHECKING:\n    from typing import Final\n    from datetime import timedelta\n"
     )
-    assert purity_faults("oncemore.core.decide", source, imports_of(source, "oncemore.core.decide")) == []
+    module = "oncemore.policy.decide"
+    assert find_impure_code(module, source, list_imports(source, module)) == []
 
 
-# What `import oncemore` loads, asked in fresh interpreters.
+# What `import oncemore` loads, measured in fresh interpreters.
 
 LOADED = """
 import sys
@@ -265,8 +360,8 @@ print("\\n".join(sorted(set(sys.modules) - before)))
 """
 
 
-def loaded_by(module: str, *options: str, path: list[str]) -> set[str]:
-    """The modules that an import adds in a new interpreter that nobody measures."""
+def modules_loaded_by(module: str, *options: str, path: list[str]) -> set[str]:
+    """Return the modules that an import adds in a new interpreter without coverage."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
     command = [sys.executable, "-I", *options, "-c", LOADED.format(path=path, module=module)]
     run = subprocess.run(command, capture_output=True, text=True, check=False, env=clean)
@@ -274,35 +369,35 @@ def loaded_by(module: str, *options: str, path: list[str]) -> set[str]:
     return set(run.stdout.split())
 
 
-def strangers(loaded: set[str]) -> list[str]:
-    """Loaded modules that are neither of the standard library nor ours."""
+def third_party_modules(loaded: set[str]) -> list[str]:
+    """Return the loaded packages that are neither of the standard library nor ours."""
     return sorted({name.split(".")[0] for name in loaded} - sys.stdlib_module_names - {"oncemore"})
 
 
-def dear(loaded: set[str]) -> list[str]:
-    """Loaded modules that are too dear for a light door, with the reason."""
-    return [f"{name}: {DEAR[name]}" for name in sorted(loaded & DEAR.keys())]
+def expensive_modules(loaded: set[str]) -> list[str]:
+    """Return the loaded modules that a light import must not load, with the reason."""
+    return [f"{name}: {EXPENSIVE[name]}" for name in sorted(loaded & EXPENSIVE.keys())]
 
 
-# The door opens lazily, so what stands behind `oncemore.retry` is asked as well.
-DOORS = ("oncemore", "oncemore.api")
+# The package imports lazily, so the module behind `oncemore.retry` is measured as well.
+LIGHT_MODULES = ("oncemore", "oncemore.retries.decorator")
 
 
-@pytest.mark.parametrize("module", DOORS)
-def test_the_light_door_loads_no_third_party_module(module: str) -> None:
-    assert strangers(loaded_by(module, path=[str(SOURCE)])) == []
+@pytest.mark.parametrize("module", LIGHT_MODULES)
+def test_a_light_import_loads_no_third_party_module(module: str) -> None:
+    assert third_party_modules(modules_loaded_by(module, path=[str(SOURCE)])) == []
 
 
-@pytest.mark.parametrize("module", DOORS)
-def test_the_light_door_loads_none_of_the_dear_modules(module: str) -> None:
-    # Without site-packages, so that nothing there can have loaded them before we look.
-    assert dear(loaded_by(module, "-S", path=[str(SOURCE)])) == []
+@pytest.mark.parametrize("module", LIGHT_MODULES)
+def test_a_light_import_loads_no_expensive_module(module: str) -> None:
+    # Without site-packages, so that nothing there can have loaded them before.
+    assert expensive_modules(modules_loaded_by(module, "-S", path=[str(SOURCE)])) == []
 
 
-def test_a_dear_or_foreign_import_would_be_seen(tmp_path: Path) -> None:
+def test_an_expensive_or_third_party_import_is_found(tmp_path: Path) -> None:
     tmp_path.joinpath("heavy.py").write_text(
         "import tenacity\nfrom dataclasses import dataclass\nimport logging\n"
     )
-    assert {"heavy", "tenacity"} <= set(strangers(loaded_by("heavy", path=[str(tmp_path)])))
-    tmp_path.joinpath("heavy.py").write_text("\n".join(f"import {name}" for name in DEAR))
-    assert len(dear(loaded_by("heavy", "-S", path=[str(tmp_path)]))) == len(DEAR)
+    assert {"heavy", "tenacity"} <= set(third_party_modules(modules_loaded_by("heavy", path=[str(tmp_path)])))
+    tmp_path.joinpath("heavy.py").write_text("\n".join(f"import {name}" for name in EXPENSIVE))
+    assert len(expensive_modules(modules_loaded_by("heavy", "-S", path=[str(tmp_path)]))) == len(EXPENSIVE)

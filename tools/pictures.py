@@ -16,17 +16,17 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from oncemore import govern
-from oncemore.desk.demo import ending
-from oncemore.desk.demo.board import Board
-from oncemore.desk.demo.live import Terminal
-from oncemore.desk.demo.plan import Plan, planned
-from oncemore.desk.demo.story import CALM, Story
-from oncemore.desk.demo.tally import Count, Tally, tally
-from oncemore.desk.svg import safe
+from oncemore.cli.svg import safe
+from oncemore.demo.pipeline import ending
+from oncemore.demo.pipeline.board import Board
+from oncemore.demo.pipeline.live import Terminal
+from oncemore.demo.pipeline.plan import Plan, planned
+from oncemore.demo.pipeline.story import CALM, Story
+from oncemore.demo.pipeline.tally import Count, Tally, tally
+from oncemore.policy import files
 
 if TYPE_CHECKING:
-    from oncemore.desk.demo.board import Line
+    from oncemore.demo.pipeline.board import Line
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "pictures"
@@ -120,7 +120,7 @@ def policy_of(plan: Plan) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "demo.yaml")
         path.write_text(plan.policy(), encoding="utf-8")
-        return govern.policy(str(path))
+        return files.policy(str(path))
 
 
 def kept() -> dict[str, Any]:

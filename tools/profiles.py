@@ -11,9 +11,9 @@ import json
 import sys
 from pathlib import Path
 
-from oncemore.desk.service.catalogue import KEPT, kept_now
-from oncemore.govern.packaged import DIGESTS, FOLDER, digests_now
-from oncemore.govern.publish import reference, schema
+from oncemore.policy.files.json_schema import reference, schema
+from oncemore.policy.files.packaged import DIGESTS, FOLDER, digests_now
+from oncemore.queries.policy_catalogue import KEPT, kept_now
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "policy-files.md"

@@ -19,35 +19,9 @@ from oncemore._version import __version__
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from oncemore.api import (
-        additive,
-        attempts,
-        exponential,
-        fixed,
-        linear,
-        proportional,
-        retry,
-        retrying,
-    )
-    from oncemore.breakers import Breaker, Budget, Rate
-    from oncemore.codec.artifact import Artifact
-    from oncemore.codec.seal import EarlierBodies
-    from oncemore.codec.secret import Secret
-    from oncemore.core.backoff import Jitter, Schedule
-    from oncemore.core.cooldown import Cooldown
-    from oncemore.core.decide import Decision
-    from oncemore.core.model import Failure
-    from oncemore.core.policy import Policy
-    from oncemore.edges.classify import classify
-    from oncemore.edges.taught import classifier
-    from oncemore.engine.attempt import Attempt, current
-    from oncemore.engine.context import context
-    from oncemore.engine.helpers import still_running
-    from oncemore.engine.history import Run
-    from oncemore.engine.jobs import JobRun
-    from oncemore.engine.limits import Straggler, remaining
-    from oncemore.engine.retry import Report, decision
-    from oncemore.engine.runtime import Engine
+    from oncemore.artifacts.artifact import Artifact
+    from oncemore.classifiers.classify import classify
+    from oncemore.classifiers.custom import classifier
     from oncemore.errors import (
         AttemptTimeout,
         Blocked,
@@ -82,39 +56,65 @@ if TYPE_CHECKING:
         UsageError,
         Violation,
     )
-    from oncemore.opening import open  # noqa: A004 - read as oncemore.open
-    from oncemore.steps import Step, applied, not_applied, step, unknown
-    from oncemore.workers import Worker
+    from oncemore.limits.cooldown_rules import Cooldown
+    from oncemore.limits.declarations import Breaker, Budget, Rate
+    from oncemore.log.encryption import EarlierBodies
+    from oncemore.open_engine import open  # noqa: A004 - read as oncemore.open
+    from oncemore.policy.backoff import Jitter, Schedule
+    from oncemore.policy.decide import Decision
+    from oncemore.policy.model import Failure
+    from oncemore.policy.policy import Policy
+    from oncemore.retries.deadlines import Straggler, remaining
+    from oncemore.retries.decorator import (
+        additive,
+        attempts,
+        exponential,
+        fixed,
+        linear,
+        proportional,
+        retry,
+        retrying,
+    )
+    from oncemore.retries.loop import Report, decision
+    from oncemore.retries.timeouts import still_running
+    from oncemore.steps.attempt import Attempt, current
+    from oncemore.steps.context import context
+    from oncemore.steps.decorator import Step, applied, not_applied, step, unknown
+    from oncemore.steps.engine import Engine
+    from oncemore.steps.run import Run
+    from oncemore.steps.secret import Secret
+    from oncemore.workers.job_run import JobRun
+    from oncemore.workers.service import Worker
 
 _HOMES = {
-    "oncemore.api": "additive attempts exponential fixed linear proportional retry retrying",
-    "oncemore.breakers": "Breaker Budget Rate",
-    "oncemore.codec.artifact": "Artifact",
-    "oncemore.codec.seal": "EarlierBodies",
-    "oncemore.codec.secret": "Secret",
-    "oncemore.core.backoff": "Jitter Schedule",
-    "oncemore.core.cooldown": "Cooldown",
-    "oncemore.core.decide": "Decision",
-    "oncemore.core.model": "Failure",
-    "oncemore.core.policy": "Policy",
-    "oncemore.edges.classify": "classify",
-    "oncemore.edges.taught": "classifier",
-    "oncemore.engine.attempt": "Attempt current",
-    "oncemore.engine.context": "context",
-    "oncemore.engine.helpers": "still_running",
-    "oncemore.engine.history": "Run",
-    "oncemore.engine.jobs": "JobRun",
-    "oncemore.engine.limits": "Straggler remaining",
-    "oncemore.engine.retry": "Report decision",
-    "oncemore.engine.runtime": "Engine",
+    "oncemore.artifacts.artifact": "Artifact",
+    "oncemore.classifiers.classify": "classify",
+    "oncemore.classifiers.custom": "classifier",
     "oncemore.errors": "AttemptTimeout Blocked Cancelled CircuitOpen ConfigChanged CoolingDown "
-    "DeadlineExceeded Error Failed InProgress KeyConflict KeyExpired LeaseLost MissingExtra NeedsReview "
-    "OutcomeUnknown Parked PermanentError PolicyError PolicyWarning Quarantined Refused "
-    "RestoredCopy ResultUnavailable RetriesExhausted StaleDecision StoreError Terminal "
-    "TransientError Uncertain UsageError Violation",
-    "oncemore.opening": "open",
-    "oncemore.steps": "Step applied not_applied step unknown",
-    "oncemore.workers": "Worker",
+    "DeadlineExceeded Error Failed InProgress KeyConflict KeyExpired LeaseLost "
+    "MissingExtra NeedsReview OutcomeUnknown Parked PermanentError PolicyError "
+    "PolicyWarning Quarantined Refused RestoredCopy ResultUnavailable RetriesExhausted "
+    "StaleDecision StoreError Terminal TransientError Uncertain UsageError Violation",
+    "oncemore.limits.cooldown_rules": "Cooldown",
+    "oncemore.limits.declarations": "Breaker Budget Rate",
+    "oncemore.log.encryption": "EarlierBodies",
+    "oncemore.open_engine": "open",
+    "oncemore.policy.backoff": "Jitter Schedule",
+    "oncemore.policy.decide": "Decision",
+    "oncemore.policy.model": "Failure",
+    "oncemore.policy.policy": "Policy",
+    "oncemore.retries.deadlines": "Straggler remaining",
+    "oncemore.retries.decorator": "additive attempts exponential fixed linear proportional retry retrying",
+    "oncemore.retries.loop": "Report decision",
+    "oncemore.retries.timeouts": "still_running",
+    "oncemore.steps.attempt": "Attempt current",
+    "oncemore.steps.context": "context",
+    "oncemore.steps.decorator": "Step applied not_applied step unknown",
+    "oncemore.steps.engine": "Engine",
+    "oncemore.steps.run": "Run",
+    "oncemore.steps.secret": "Secret",
+    "oncemore.workers.job_run": "JobRun",
+    "oncemore.workers.service": "Worker",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 

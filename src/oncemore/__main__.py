@@ -1,5 +1,5 @@
 """`python -m oncemore` is the program `oncemore`."""
 
-from oncemore.desk.cli import main
+from oncemore.cli import main
 
 main()

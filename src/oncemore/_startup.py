@@ -2,7 +2,7 @@
 
 `import oncemore` loads this module only when the program is started (`oncemore …`, `python -m oncemore …`).
 While it starts, nothing has begun that could be lost. `restore_signals` gives the usual handlers back;
-`oncemore exec` replaces them by its own (`desk.program.cuts`).
+`oncemore exec` replaces them by its own (`programs.signals`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
     with relay:
         ...
 
-How it works is told in `engine.deliver`; here a relay is given what only the rooms above the engine know:
+How it works is told in `messaging.delivery`; here a relay is given what only the rooms above the engine know:
 what an error means, and what may be kept of it.
 """
 
@@ -14,22 +14,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from oncemore.codec.message import SCHEMA, Message
-from oncemore.edges.classify import classify, ready
-from oncemore.edges.command import Command
-from oncemore.edges.deliver import JsonLines, Webhook
-from oncemore.edges.notify import sink_at
-from oncemore.edges.queues import JetStream, Sqs
-from oncemore.engine import relay
-from oncemore.engine.deliver import Tally
-from oncemore.engine.relay import MOST_BYTES, POLICY, DeadLetter
-from oncemore.evidence.neutral import neutral
+from oncemore.audit.neutral import neutral
+from oncemore.classifiers.classify import classify, ready
+from oncemore.messaging import relay
+from oncemore.messaging.command_sink import Command
+from oncemore.messaging.delivery import Tally
+from oncemore.messaging.message import SCHEMA, Message
+from oncemore.messaging.queue_sinks import JetStream, Sqs
+from oncemore.messaging.relay import MOST_BYTES, POLICY, DeadLetter
+from oncemore.messaging.sink_urls import sink_at
+from oncemore.messaging.sinks import JsonLines, Webhook
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from oncemore.core.policy import Policy
-    from oncemore.engine.runtime import Engine
+    from oncemore.policy.policy import Policy
+    from oncemore.steps.engine import Engine
 
 __all__ = [
     "POLICY",

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.edges.objects import Bucket
-from oncemore.engine.artifact_places import Folder, Memory
-from oncemore.engine.runtime import Engine
-from oncemore.store.memory import MemoryStore
+from oncemore.artifacts.backends import Folder, Memory
+from oncemore.artifacts.object_store import Bucket
+from oncemore.log.memory import MemoryStore
+from oncemore.steps.engine import Engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from oncemore.engine.artifact_places import Place
+    from oncemore.artifacts.backends import Place
 
 PLACES = ("folder", "memory", "bucket")
 LONG_AGO = time.time() - 10 * 86_400

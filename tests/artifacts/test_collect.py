@@ -10,17 +10,17 @@ import pytest
 
 import oncemore
 from oncemore import UsageError
-from oncemore.core.record import Change, Kept
-from oncemore.engine.artifact_places import Folder
-from oncemore.engine.entry import seen_in, write_of
-from oncemore.store.base import Batch
+from oncemore.artifacts.backends import Folder
+from oncemore.log.head_access import seen_in, write_of
+from oncemore.log.record import Change, Kept
+from oncemore.log.store import Batch
 from oncemore.testing import FakeClock
 from tests.artifacts.conftest import LONG_AGO, age, objects_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from oncemore.engine.runtime import Engine
+    from oncemore.steps.engine import Engine
 
 
 def put(content: bytes, **told: Any) -> Any:

@@ -9,10 +9,10 @@ import pytest
 
 import oncemore
 from oncemore import Quarantined, ResultUnavailable, StoreError, Terminal, UsageError, Violation
-from oncemore.codec.wire import body_of, header_of
-from oncemore.engine.artifact_places import Memory
-from oncemore.engine.runtime import Engine
-from oncemore.store.memory import MemoryStore
+from oncemore.artifacts.backends import Memory
+from oncemore.log.entry_codec import body_of, header_of
+from oncemore.log.memory import MemoryStore
+from oncemore.steps.engine import Engine
 from oncemore.testing import FakeClock
 from tests.artifacts.conftest import alter, objects_of
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from oncemore.engine.history import verify
+from oncemore.steps.run import verify
 from tests.artifacts import victim
 from tests.artifacts.conftest import LONG_AGO, age, objects_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oncemore.engine.runtime import Engine
+    from oncemore.steps.engine import Engine
 
 ROOT = Path(__file__).resolve().parents[2]
 

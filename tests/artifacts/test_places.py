@@ -16,16 +16,16 @@ import pytest
 
 import oncemore
 from oncemore import MissingExtra, StoreError, UsageError, Violation
-from oncemore.edges import objects as edge
-from oncemore.edges.objects import Bucket
-from oncemore.engine.artifact_places import CHUNK, Folder, Memory
-from oncemore.engine.artifacts import Missing, Shelf
+from oncemore.artifacts import object_store as edge
+from oncemore.artifacts.backends import CHUNK, Folder, Memory
+from oncemore.artifacts.object_store import Bucket
+from oncemore.artifacts.store import Missing, Shelf
 from tests.artifacts.conftest import LONG_AGO, age, alter, bytes_of, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncemore.engine.artifact_places import Place
+    from oncemore.artifacts.backends import Place
 
 DATA = b"some bytes" * 1000
 DIGEST = sha256(DATA).hexdigest()
@@ -444,8 +444,8 @@ def test_a_store_without_a_folder_has_no_place_unless_told() -> None:
 
 
 def test_the_settings_name_the_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from oncemore.configured import settings
-    from oncemore.opening import chosen
+    from oncemore.config import settings
+    from oncemore.open_engine import chosen
 
     (tmp_path / "oncemore.toml").write_text('artifacts = "files"\n')
     inner = tmp_path / "inner"

@@ -12,15 +12,15 @@ import trio
 
 import oncemore
 from oncemore import Artifact, LeaseLost, ResultUnavailable, RetriesExhausted, Terminal, UsageError
-from oncemore.codec.artifact import SHELF
-from oncemore.core.record import NOWHERE, Change, Kept, Run
-from oncemore.engine.artifact_places import Folder
-from oncemore.engine.artifacts import Apart, ref_of
-from oncemore.engine.attempt import MOST_ARTIFACTS, Attempt
-from oncemore.engine.entry import write_of
-from oncemore.engine.history import KINDS, verify
-from oncemore.engine.ops import Seen
-from oncemore.store.base import Batch, Query
+from oncemore.artifacts.artifact import SHELF
+from oncemore.artifacts.backends import Folder
+from oncemore.artifacts.store import Apart, ref_of
+from oncemore.log.head_access import write_of
+from oncemore.log.record import NOWHERE, Change, Kept, Run
+from oncemore.log.store import Batch, Query
+from oncemore.steps.attempt import MOST_ARTIFACTS, Attempt
+from oncemore.steps.ops import Seen
+from oncemore.steps.run import KINDS, verify
 from oncemore.testing import FakeClock
 from tests.artifacts import steps
 from tests.artifacts.conftest import objects_of
@@ -28,7 +28,7 @@ from tests.artifacts.conftest import objects_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from oncemore.engine.runtime import Engine
+    from oncemore.steps.engine import Engine
 
 CELL, OTHER_CELL = "8928308280fffff", "85283473fffffff"
 
@@ -284,8 +284,8 @@ def test_an_error_of_storage_is_tried_again(tmp_path: Path) -> None:
 
 
 def test_a_store_without_a_place_says_what_to_do(tmp_path: Path) -> None:
-    from oncemore.engine.runtime import Engine
-    from oncemore.store.memory import MemoryStore
+    from oncemore.log.memory import MemoryStore
+    from oncemore.steps.engine import Engine
 
     store = MemoryStore()
     with Engine(lambda: store, "nowhere:"):

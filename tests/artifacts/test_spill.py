@@ -9,11 +9,11 @@ import pytest
 
 import oncemore
 from oncemore import ResultUnavailable
-from oncemore.codec.results import LARGE_BYTES
-from oncemore.codec.wire import body_of
-from oncemore.engine.artifact_places import Memory
-from oncemore.engine.runtime import Engine
-from oncemore.store.memory import MemoryStore
+from oncemore.artifacts.backends import Memory
+from oncemore.log.entry_codec import body_of
+from oncemore.log.memory import MemoryStore
+from oncemore.log.result_codec import LARGE_BYTES
+from oncemore.steps.engine import Engine
 from tests.artifacts.conftest import alter, objects_of
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import pytest
 
 import oncemore
 from oncemore import Artifact, UsageError
-from oncemore.codec import results
-from oncemore.codec.artifact import PENTAGONS, cell_of, date_of, label, media_type_of, name_of
-from oncemore.codec.tagged import Tagger, untag
+from oncemore.artifacts.artifact import PENTAGONS, cell_of, date_of, label, media_type_of, name_of
+from oncemore.log import result_codec
+from oncemore.log.tagged_json import Tagger, untag
 
 DIGEST = "ab" * 32
 CELL = "8928308280fffff"
@@ -138,8 +138,8 @@ def whole() -> Artifact:
 
 def test_an_artifact_in_a_result_reads_back_equal_and_is_data_only() -> None:
     value = {"files": [whole(), Artifact(DIGEST, 0)], "of": (whole(),)}
-    encoded = results.encode(value)
-    assert results.value_of(encoded) == value
+    encoded = result_codec.encode(value)
+    assert result_codec.value_of(encoded) == value
     assert msgspec.json.decode(encoded)["files"][1] == {
         "$artifact": {"digest": DIGEST, "size": 0, "name": "artifact"}
     }

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import oncemore
-from oncemore.store.sqlite import SqliteStore
+from oncemore.log.sqlite.store import SqliteStore
 
 MEGABYTE = 1024 * 1024
 SIZE = 100 * MEGABYTE

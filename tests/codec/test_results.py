@@ -8,9 +8,9 @@ import pydantic
 import pytest
 from hypothesis import given
 
-from oncemore.codec import results
-from oncemore.codec.results import SHORT, decode, encode, is_itself, large, value_of
-from oncemore.codec.tagged import NoForm
+from oncemore.log import result_codec
+from oncemore.log.result_codec import SHORT, decode, encode, is_itself, large, value_of
+from oncemore.log.tagged_json import NoForm
 from tests.codec.test_tagged import same, values
 
 
@@ -83,7 +83,7 @@ def test_typed_bytes_hold_fields_and_no_class_name_and_need_their_annotation() -
 
 
 def test_a_result_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "MOST_BYTES", 10)
+    monkeypatch.setattr(result_codec, "MOST_BYTES", 10)
     with pytest.raises(NoForm, match="takes 22 bytes; 10 is the most, write an artifact"):
         encode("x" * 20)
 

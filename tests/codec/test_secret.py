@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from oncemore import Secret
-from oncemore.codec.secret import texts_of
+from oncemore.steps.secret import texts_of
 
 
 @pytest.mark.parametrize("value", ["hunter2", b"hunter2", {"a": 1}, None, 5], ids=repr)

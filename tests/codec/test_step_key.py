@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncemore.codec.step_key import are_plain, argument_bytes, input_hash, step_key, tagged_arguments
-from oncemore.core.key import LARGEST_INTEGER, canonical, digest
+from oncemore.policy.canonical_json import LARGEST_INTEGER, canonical, digest
+from oncemore.steps.keys import are_plain, argument_bytes, input_hash, step_key, tagged_arguments
 
 VALUES = (
     st.none()

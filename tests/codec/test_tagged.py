@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncemore.codec.step_key import argument_bytes, cfg_hash, input_hash, step_key
-from oncemore.codec.tagged import NoForm, Tagger, untag
-from oncemore.core.key import canonical
+from oncemore.log.tagged_json import NoForm, Tagger, untag
+from oncemore.policy.canonical_json import canonical
+from oncemore.steps.keys import argument_bytes, cfg_hash, input_hash, step_key
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 scalars = (

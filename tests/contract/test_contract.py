@@ -6,19 +6,19 @@ from pathlib import Path
 import pytest
 
 from oncemore.errors import StoreError
-from oncemore.store.base import Batch, Entry, Head, Query, Store, Write
-from oncemore.store.memory import MemoryStore, Settled
-from oncemore.store.sqlite import SqliteStore
-from oncemore.testing import contract
+from oncemore.log.memory import MemoryStore, Settled
+from oncemore.log.sqlite.store import SqliteStore
+from oncemore.log.store import Batch, Entry, Head, Query, Store, Write
+from oncemore.testing import store_contract
 
 
-@pytest.mark.parametrize("check", contract.CHECKS, ids=contract.name)
+@pytest.mark.parametrize("check", store_contract.CHECKS, ids=store_contract.name)
 def test_the_store_in_memory_keeps_the_contract(check: Callable[[Callable[[], Store]], None]) -> None:
     store = MemoryStore()
     check(lambda: store)
 
 
-@pytest.mark.parametrize("check", contract.CHECKS, ids=contract.name)
+@pytest.mark.parametrize("check", store_contract.CHECKS, ids=store_contract.name)
 def test_the_store_in_a_file_keeps_the_contract(
     check: Callable[[Callable[[], Store]], None], tmp_path: Path
 ) -> None:
@@ -169,34 +169,34 @@ class MendsOver(MemoryStore):
 @pytest.mark.parametrize(
     ("broken", "check"),
     [
-        (OldestFirst, contract.the_newest_heads_are_listed_first_when_asked),
-        (TellsOfAll, contract.the_newest_heads_are_listed_first_when_asked),
-        (MendsOver, contract.heads_that_were_rebuilt_can_be_put_in_their_places),
-        (HeadsWithoutBodies, contract.a_head_comes_with_the_body_of_its_last_entry),
-        (ListsWithBodies, contract.a_head_comes_with_the_body_of_its_last_entry),
-        (Careless, contract.a_batch_that_contradicts_itself_is_refused),
-        (Careless, contract.several_entities_are_stored_together_or_not_at_all),
-        (Unguarded, contract.a_guard_holds_without_being_written),
-        (Unguarded, contract.a_guard_that_has_moved_refuses_the_batch),
-        (LastWins, contract.a_stale_write_is_refused_with_the_head_that_is_there),
-        (LastWins, contract.of_many_that_expect_the_same_version_one_wins),
-        (PrunesTooMuch, contract.pruned_bodies_are_gone_and_the_chain_still_verifies),
-        (PrunesTooMuch, contract.pruning_what_is_not_there_changes_nothing),
-        (PrunesEverybody, contract.pruned_bodies_are_gone_and_the_chain_still_verifies),
-        (PrunesDigests, contract.pruned_bodies_are_gone_and_the_chain_still_verifies),
-        (PrunesNothing, contract.pruned_bodies_are_gone_and_the_chain_still_verifies),
-        (PrunesOne, contract.bodies_of_several_entities_are_pruned_together),
-        (DropsWhatMoved, contract.what_is_dropped_is_gone_if_it_is_as_it_was_seen),
-        (DropsHeadsOnly, contract.what_is_dropped_is_gone_if_it_is_as_it_was_seen),
-        (PagesByDue, contract.heads_can_be_gone_through_page_by_page),
-        (TakesAllForDead, contract.a_worker_that_is_here_is_not_gone),
-        (KnowsNobody, contract.asking_for_an_unknown_worker_is_no_error),
-        (Forgetful, contract.batches_that_wait_for_the_disk_and_those_that_do_not_may_mix),
-        (Forgetful, contract.batches_that_have_nothing_in_common_do_not_disturb_each_other),
-        (Faulty, contract.batches_that_have_nothing_in_common_do_not_disturb_each_other),
-        (Faulty, contract.of_many_that_expect_the_same_version_one_wins),
-        (Faulty, contract.a_guard_that_has_moved_refuses_the_batch),
-        (Disordered, contract.seqs_rise_and_the_whole_log_is_in_their_order),
+        (OldestFirst, store_contract.the_newest_heads_are_listed_first_when_asked),
+        (TellsOfAll, store_contract.the_newest_heads_are_listed_first_when_asked),
+        (MendsOver, store_contract.heads_that_were_rebuilt_can_be_put_in_their_places),
+        (HeadsWithoutBodies, store_contract.a_head_comes_with_the_body_of_its_last_entry),
+        (ListsWithBodies, store_contract.a_head_comes_with_the_body_of_its_last_entry),
+        (Careless, store_contract.a_batch_that_contradicts_itself_is_refused),
+        (Careless, store_contract.several_entities_are_stored_together_or_not_at_all),
+        (Unguarded, store_contract.a_guard_holds_without_being_written),
+        (Unguarded, store_contract.a_guard_that_has_moved_refuses_the_batch),
+        (LastWins, store_contract.a_stale_write_is_refused_with_the_head_that_is_there),
+        (LastWins, store_contract.of_many_that_expect_the_same_version_one_wins),
+        (PrunesTooMuch, store_contract.pruned_bodies_are_gone_and_the_chain_still_verifies),
+        (PrunesTooMuch, store_contract.pruning_what_is_not_there_changes_nothing),
+        (PrunesEverybody, store_contract.pruned_bodies_are_gone_and_the_chain_still_verifies),
+        (PrunesDigests, store_contract.pruned_bodies_are_gone_and_the_chain_still_verifies),
+        (PrunesNothing, store_contract.pruned_bodies_are_gone_and_the_chain_still_verifies),
+        (PrunesOne, store_contract.bodies_of_several_entities_are_pruned_together),
+        (DropsWhatMoved, store_contract.what_is_dropped_is_gone_if_it_is_as_it_was_seen),
+        (DropsHeadsOnly, store_contract.what_is_dropped_is_gone_if_it_is_as_it_was_seen),
+        (PagesByDue, store_contract.heads_can_be_gone_through_page_by_page),
+        (TakesAllForDead, store_contract.a_worker_that_is_here_is_not_gone),
+        (KnowsNobody, store_contract.asking_for_an_unknown_worker_is_no_error),
+        (Forgetful, store_contract.batches_that_wait_for_the_disk_and_those_that_do_not_may_mix),
+        (Forgetful, store_contract.batches_that_have_nothing_in_common_do_not_disturb_each_other),
+        (Faulty, store_contract.batches_that_have_nothing_in_common_do_not_disturb_each_other),
+        (Faulty, store_contract.of_many_that_expect_the_same_version_one_wins),
+        (Faulty, store_contract.a_guard_that_has_moved_refuses_the_batch),
+        (Disordered, store_contract.seqs_rise_and_the_whole_log_is_in_their_order),
     ],
     ids=lambda value: value.__name__,
 )

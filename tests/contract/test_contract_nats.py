@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oncemore.store.nats import NatsStore
-from oncemore.testing import contract
+from oncemore.log.nats.store import NatsStore
+from oncemore.testing import store_contract
 from tests.servers import nats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from oncemore.store.base import Store
+    from oncemore.log.store import Store
 
 names = itertools.count()
 
@@ -28,7 +28,7 @@ def url() -> Iterator[str]:
         pytest.skip(str(reason))
 
 
-@pytest.mark.parametrize("check", contract.CHECKS, ids=contract.name)
+@pytest.mark.parametrize("check", store_contract.CHECKS, ids=store_contract.name)
 def test_the_store_in_nats_keeps_the_contract(check: Callable[[Callable[[], Store]], None], url: str) -> None:
     opened: list[NatsStore] = []
     namespace = f"contract_{next(names)}"

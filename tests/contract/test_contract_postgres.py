@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oncemore.store.postgres import PostgresStore
-from oncemore.testing import contract
+from oncemore.log.postgres.store import PostgresStore
+from oncemore.testing import store_contract
 from tests.servers import postgres
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from oncemore.store.base import Store
+    from oncemore.log.store import Store
 
 names = itertools.count()
 
@@ -28,7 +28,7 @@ def url() -> Iterator[str]:
         pytest.skip(str(reason))
 
 
-@pytest.mark.parametrize("check", contract.CHECKS, ids=contract.name)
+@pytest.mark.parametrize("check", store_contract.CHECKS, ids=store_contract.name)
 def test_the_store_in_postgresql_keeps_the_contract(
     check: Callable[[Callable[[], Store]], None], url: str
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import oncemore
-from oncemore.core.policy import Policy
+from oncemore.policy.policy import Policy
 
 ONE = Policy("one", max_attempts=1)
 

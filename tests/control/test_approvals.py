@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.codec.wire import body_of, header_of
 from oncemore.errors import Blocked, RetriesExhausted, StaleDecision, TransientError, UsageError
-from oncemore.workers import Worker
+from oncemore.log.entry_codec import body_of, header_of
+from oncemore.workers.service import Worker
 
 if TYPE_CHECKING:
-    from oncemore.engine.runtime import Engine
+    from oncemore.steps.engine import Engine
     from oncemore.testing import FakeClock
 
 calls: list[Any] = []
@@ -240,9 +240,9 @@ def test_two_who_approve_at_once_do_so_once(engine: Engine) -> None:
 
 
 def test_an_approval_of_what_has_just_changed_is_refused(engine: Engine) -> None:
-    from oncemore.core.control import Wanted
-    from oncemore.engine import switches
-    from oncemore.engine.entry import seen_in
+    from oncemore.control import switches
+    from oncemore.control.model import Wanted
+    from oncemore.log.head_access import seen_in
 
     run = step().run("orders")
     seen = seen_in(engine.store, f"run/{run.key}")

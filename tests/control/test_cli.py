@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.desk import cli
+from oncemore import cli
 
 if TYPE_CHECKING:
     from collections.abc import Callable

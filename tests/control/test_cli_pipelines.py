@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oncemore.desk import cli
+from oncemore import cli
 
 if TYPE_CHECKING:
     from pathlib import Path

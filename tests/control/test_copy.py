@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.core.control import CONTROL
-from oncemore.core.merkle import Tree
-from oncemore.desk import cli
-from oncemore.engine import copying
-from oncemore.engine.runtime import Engine
+from oncemore import cli
+from oncemore.control.model import CONTROL
 from oncemore.errors import Blocked, InProgress, StoreError, TransientError, UsageError
-from oncemore.store.base import Query
-from oncemore.store.memory import MemoryStore
-from oncemore.store.postgres import PostgresStore
-from oncemore.store.sqlite import SqliteStore
-from oncemore.workers import Worker
+from oncemore.log.memory import MemoryStore
+from oncemore.log.postgres.store import PostgresStore
+from oncemore.log.sqlite.store import SqliteStore
+from oncemore.log.store import Query
+from oncemore.maintenance import copy
+from oncemore.maintenance.merkle import Tree
+from oncemore.steps.engine import Engine
+from oncemore.workers.service import Worker
 from tests.servers import postgres
 
 if TYPE_CHECKING:
@@ -108,12 +108,12 @@ def test_a_log_moves_between_any_two_stores(opens: Any, source: str, target: str
     live(old)
     with old, new:
         before = [entry for entry in old.store.entries() if entry.entity != CONTROL]
-        found = copying.copy(old, new, reason="the move", by="operator")
+        found = copy.copy(old, new, reason="the move", by="operator")
         after = [entry for entry in new.store.entries() if entry.entity != CONTROL]
         assert [entry._replace(seq=0) for entry in after] == [entry._replace(seq=0) for entry in before]
         assert any(entry.body is None for entry in after), "what is pruned stays pruned"
         assert found.taken == found.entries == len(before) + 3
-        assert copying.copy(old, new, reason="again").taken == 0, "it is there already"
+        assert copy.copy(old, new, reason="again").taken == 0, "it is there already"
         with pytest.raises(Blocked, match="has moved to") as refused:
             pay.on(old)("new")
         assert refused.value.reason == "moved"
@@ -141,7 +141,7 @@ def test_the_target_is_closed_until_all_of_it_has_come(opens: Any, monkeypatch: 
     with old, new, other:
         warm = pay.on(other)
         seen: list[Any] = []
-        monkeypatch.setattr(copying, "PAGE", 5)
+        monkeypatch.setattr(copy, "PAGE", 5)
 
         def progress(done: int, of: int) -> None:
             try:
@@ -149,7 +149,7 @@ def test_the_target_is_closed_until_all_of_it_has_come(opens: Any, monkeypatch: 
             except Blocked as error:
                 seen.append(error.reason)
 
-        copying.copy(old, new, reason="x", progress=progress)
+        copy.copy(old, new, reason="x", progress=progress)
         assert seen[0] == "moved"
         assert set(seen) == {"moved", "paid o9"}, "what has come can be had, and nothing is begun"
         assert warm("o9") == "paid o9"
@@ -163,16 +163,16 @@ def test_a_copy_that_died_goes_on_where_it_was(opens: Any, at: str, monkeypatch:
 
     old, new = opens("sqlite", "old"), opens("memory", "new")
     live(old)
-    monkeypatch.setattr(copying, "PAGE", 7)
+    monkeypatch.setattr(copy, "PAGE", 7)
 
     def die(*told: Any) -> Any:
         raise Death
 
     with old, new, monkeypatch.context() as patch:
         if at == "source":
-            patch.setattr(copying, "_filled", die)
+            patch.setattr(copy, "_filled", die)
         elif at == "end":
-            patch.setattr(copying, "_compared", die)
+            patch.setattr(copy, "_compared", die)
         pages = iter(range(100))
 
         def progress(done: int, of: int) -> None:
@@ -180,7 +180,7 @@ def test_a_copy_that_died_goes_on_where_it_was(opens: Any, at: str, monkeypatch:
                 raise Death
 
         with pytest.raises(Death):
-            copying.copy(old, new, reason="x", progress=progress)
+            copy.copy(old, new, reason="x", progress=progress)
     with old, new:
         with pytest.raises(Blocked):
             pay.on(old)("new")
@@ -190,7 +190,7 @@ def test_a_copy_that_died_goes_on_where_it_was(opens: Any, at: str, monkeypatch:
     with old, new:
         if at == "middle":
             old.store.prune({"run/" + pay.key("kept"): 2})  # pruned after it was copied, or before
-        found = copying.copy(old, new, reason="x")
+        found = copy.copy(old, new, reason="x")
         assert found.entries > found.taken or at == "source"
         assert pay.on(new)("new") == "paid new"
         new.store.close()
@@ -201,23 +201,23 @@ def test_a_copy_that_has_not_come_to_its_end_can_be_abandoned(opens: Any) -> Non
     live(old)
     with old, new, other:
         with pytest.raises(UsageError, match="has not moved"):
-            copying.abandon(old, new, reason="x")
+            copy.abandon(old, new, reason="x")
 
         def stop(done: int, of: int) -> None:
             raise RuntimeError("enough")
 
         with pytest.raises(RuntimeError):
-            copying.copy(old, new, reason="x", progress=stop)
+            copy.copy(old, new, reason="x", progress=stop)
         with pytest.raises(UsageError, match="has moved to memory:new already"):
-            copying.copy(old, other, reason="x")
+            copy.copy(old, other, reason="x")
         with pytest.raises(UsageError, match="not to memory:other"):
-            copying.abandon(old, other, reason="x")
-        copying.abandon(old, new, reason="not today", by="operator")
+            copy.abandon(old, other, reason="x")
+        copy.abandon(old, new, reason="not today", by="operator")
         assert pay.on(old)("new") == "paid new"
     with old, new, other:
-        copying.copy(old, other, reason="x")
+        copy.copy(old, other, reason="x")
         with pytest.raises(UsageError, match="would be done twice"):
-            copying.abandon(old, other, reason="x")
+            copy.abandon(old, other, reason="x")
 
 
 def test_a_target_that_holds_something_else_is_not_touched(opens: Any) -> None:
@@ -228,7 +228,7 @@ def test_a_target_that_holds_something_else_is_not_touched(opens: Any) -> None:
         before = list(new.store.entries())
     with old, new:
         with pytest.raises(UsageError, match="holds something else"):
-            copying.copy(old, new, reason="x")
+            copy.copy(old, new, reason="x")
         assert [entry.hash for entry in new.store.entries()][: len(before)] == [
             entry.hash for entry in before
         ]
@@ -238,10 +238,10 @@ def test_a_target_that_has_gone_on_is_no_target(opens: Any) -> None:
     old, new = opens("memory", "old"), opens("memory", "new")
     live(old)
     with old, new:
-        copying.copy(old, new, reason="x")
+        copy.copy(old, new, reason="x")
         pay.on(new)("new")
         with pytest.raises(StoreError, match="not the same"):
-            copying.copy(old, new, reason="x")
+            copy.copy(old, new, reason="x")
 
 
 def test_nothing_is_copied_while_somebody_works_there(opens: Any) -> None:
@@ -266,7 +266,7 @@ def test_nothing_is_copied_while_somebody_works_there(opens: Any) -> None:
         assert begun.wait(30)
         with old, new:
             with pytest.raises(InProgress, match=r"somebody works on .*process"):
-                copying.copy(old, new, reason="x")
+                copy.copy(old, new, reason="x")
             assert pay.on(old)("goes on") == "paid goes on"
             assert list(new.store.entries()) == []
     finally:
@@ -280,7 +280,7 @@ def test_somebody_who_begins_in_the_last_moment_is_found_too(
     old, new = opens("memory", "old"), opens("memory", "new")
     live(old)
     with old, new:
-        idle = copying._check_idle
+        idle = copy._check_idle
         looks: list[int] = []
 
         def late(source: Engine, *told: Any) -> None:
@@ -289,9 +289,9 @@ def test_somebody_who_begins_in_the_last_moment_is_found_too(
                 source.identity()
             idle(source, *told)
 
-        monkeypatch.setattr(copying, "_check_idle", late)
+        monkeypatch.setattr(copy, "_check_idle", late)
         with pytest.raises(InProgress):
-            copying.copy(old, new, reason="x")
+            copy.copy(old, new, reason="x")
         assert pay.on(old)("goes on") == "paid goes on", "it is opened again"
 
 
@@ -301,7 +301,7 @@ def test_a_copy_that_is_not_the_same_stays_closed(opens: Any, monkeypatch: pytes
         live(old)
         with old, new, monkeypatch.context() as patch:
             store = new.store
-            filled = copying._filled
+            filled = copy._filled
 
             def spoiled(
                 source: Any, target: Any, progress: Any, filled: Any = filled, wrong: str = wrong
@@ -318,9 +318,9 @@ def test_a_copy_that_is_not_the_same_stays_closed(opens: Any, monkeypatch: pytes
                     target._log[20] = target._log[20]._replace(body=b"{}", header=b"{}")
                 return taken
 
-            patch.setattr(copying, "_filled", spoiled)
+            patch.setattr(copy, "_filled", spoiled)
             with pytest.raises(StoreError):
-                copying.copy(old, new, reason="x")
+                copy.copy(old, new, reason="x")
             with pytest.raises(Blocked):
                 pay.on(new)("new")
             del store
@@ -343,7 +343,7 @@ def test_what_is_added_while_it_is_copied_comes_too(opens: Any) -> None:
 
     with old, new:
         before = len(list(old.store.heads(Query("chore"))))
-        found = copying.copy(old, new, reason="x", progress=progress)
+        found = copy.copy(old, new, reason="x", progress=progress)
         run = pay.on(new).last("later")
         assert run is not None
         assert run.status == "PENDING"
@@ -356,12 +356,12 @@ def test_a_copy_goes_somewhere_else_and_from_an_original(opens: Any, tmp_path: P
     live(old)
     with old:
         with pytest.raises(UsageError, match="both source and target"):
-            copying.copy(old, old, reason="x")
+            copy.copy(old, old, reason="x")
         with pytest.raises(UsageError, match="reason"):
-            copying.copy(old, opens("memory", "new"), reason="")
+            copy.copy(old, opens("memory", "new"), reason="")
         old.backup(tmp_path / "backup.db")
     with opens("sqlite", "backup") as copied, pytest.raises(UsageError, match="is a copy itself"):
-        copying.copy(copied, opens("memory", "new"), reason="x")
+        copy.copy(copied, opens("memory", "new"), reason="x")
 
 
 def test_a_clock_that_is_behind_is_told(opens: Any) -> None:
@@ -371,7 +371,7 @@ def test_a_clock_that_is_behind_is_told(opens: Any) -> None:
     live(old)
     store = MemoryStore(lambda: time.time() - 100)
     with old, Engine(lambda: store, "memory:slow") as new:
-        assert copying.copy(old, new, reason="x").behind_s == pytest.approx(100, abs=5)
+        assert copy.copy(old, new, reason="x").behind_s == pytest.approx(100, abs=5)
 
 
 def test_the_root_is_that_of_rfc_6962() -> None:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from oncemore.codec.wire import head_of, header_of
-from oncemore.core.control import ALL, CONTROL, NEEDED, Approval, Control, turned_off, turned_on
-from oncemore.core.record import NOWHERE, Change, over
-from oncemore.engine import ops
-from oncemore.engine.controls import approval_of
-from oncemore.engine.entry import write_of
+from oncemore.control.model import ALL, CONTROL, NEEDED, Approval, Control, turned_off, turned_on
+from oncemore.control.permits import approval_of
 from oncemore.errors import Blocked, OutcomeUnknown
-from oncemore.store.base import Batch, Stored
+from oncemore.log.entry_codec import head_of, header_of
+from oncemore.log.head_access import write_of
+from oncemore.log.record import NOWHERE, Change, over
+from oncemore.log.store import Batch, Stored
+from oncemore.steps import ops
 from tests.crash.acts import Stage
 from tests.crash.world import ENTITY, Crash
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from oncemore.codec.wire import header_of
-from oncemore.core.control import CONTROL
-from oncemore.engine import copying
+from oncemore.control.model import CONTROL
 from oncemore.errors import Blocked
+from oncemore.log.entry_codec import header_of
+from oncemore.maintenance import copy
 from tests.control.shop import ship
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def test_a_copy_that_is_killed_anywhere_is_finished_by_the_next(
         with oncemore.open(old), pytest.raises(Blocked):
             ship("new")
         with oncemore.open(old) as source, oncemore.open(new) as target:
-            found = copying.copy(source, target, reason="go on")
+            found = copy.copy(source, target, reason="go on")
             assert found.entries == 2 * 60 + 4, "runs, a worker with its end, their policy, and the switches"
         with oncemore.open(new) as target:
             assert target.verify().entries == found.entries + 1

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.core.control import CONTROL
-from oncemore.engine.runtime import Engine
+from oncemore.control.model import CONTROL
 from oncemore.errors import Blocked, Cancelled, Failed, StoreError
-from oncemore.store.base import Batch, Conflict, Stored
-from oncemore.store.memory import MemoryStore, Settled
+from oncemore.log.memory import MemoryStore, Settled
+from oncemore.log.store import Batch, Conflict, Stored
+from oncemore.steps.engine import Engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -185,6 +185,6 @@ def test_what_may_not_be_late_is_refused_as_ever() -> None:
 
 
 def _write(entity: str) -> Any:
-    from oncemore.testing.contract import write
+    from oncemore.testing.store_contract import write
 
     return write(entity, None)

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore import outbox
-from oncemore.core.control import CONTROL
-from oncemore.desk import cli
-from oncemore.engine import circuits, copying, here
-from oncemore.engine.runtime import Engine
+from oncemore import cli, outbox
+from oncemore.control import moved_log
+from oncemore.control.model import CONTROL
 from oncemore.errors import Blocked, StaleDecision, StoreError
-from oncemore.store.base import Query
-from oncemore.store.memory import MemoryStore
+from oncemore.limits import shared_breaker
+from oncemore.log.memory import MemoryStore
+from oncemore.log.store import Query
+from oncemore.maintenance import copy
+from oncemore.steps.engine import Engine
 from tests.control import deeds
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ VERBS: dict[str, Callable[[Engine], object]] = {
     "cooldowns.bring_in": lambda engine: engine.cooldowns.bring_in(
         "file A-9", {"attempt_count_total": 7}, **WHY
     ),
-    "breakers.reset": lambda engine: circuits.reset(engine, "bank", "because", "operator"),
+    "breakers.reset": lambda engine: shared_breaker.reset(engine, "bank", "because", "operator"),
     "redeliver": lambda engine: outbox.Relay(engine, {"*": print}).redeliver(
         next(iter(engine.store.heads(Query("event")))).entity.removeprefix("event/"), reason="because"
     ),
@@ -91,7 +92,7 @@ def two() -> tuple[Engine, Engine]:
 def test_a_decision_in_a_log_that_has_moved_names_the_one_where_it_counts(verb: str) -> None:
     old, new = two()
     live(old)
-    copying.copy(old, new, reason="outgrown", by="operator")
+    copy.copy(old, new, reason="outgrown", by="operator")
     with old:
         before = [entry.hash for entry in old.store.entries()]
         with pytest.raises(Blocked, match="this log has moved to memory:new") as refused:
@@ -117,7 +118,7 @@ def test_a_decision_that_is_under_way_when_the_log_is_closed_is_refused(
         if not moved and not any(write.entity.startswith("worker/") for write in batch.writes):
             monkeypatch.setattr(old.store, "append", append)
             moved.append(True)
-            copying._close(old, "memory:new", "outgrown", "operator")
+            copy._close(old, "memory:new", "outgrown", "operator")
         return append(batch)
 
     with old:
@@ -171,7 +172,7 @@ def test_switches_that_are_turned_all_the_time_end_a_decision_in_words(
 
     with old:
         monkeypatch.setattr(old.store, "append", meddled)
-        with pytest.raises(StaleDecision, match=f"{here.TRIES} others turned switches"):
+        with pytest.raises(StaleDecision, match=f"{moved_log.TRIES} others turned switches"):
             deeds.ship.on(old).mark_done("A-9", reason="because")
 
 
@@ -226,7 +227,7 @@ def test_async_steps_are_refused_alike() -> None:
         with old:
             await later.on(old).run("A-1")
             await later.on(old).submit("A-2")
-        copying.copy(old, new, reason="outgrown", by="operator")
+        copy.copy(old, new, reason="outgrown", by="operator")
         with old:
             with pytest.raises(Blocked, match="nothing was decided about later: this log has moved to"):
                 await later.on(old).cancel("A-2", reason="because")

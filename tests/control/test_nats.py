@@ -15,13 +15,13 @@ import nats
 import pytest
 
 import oncemore
-from oncemore.core.control import Approval
-from oncemore.desk import cli
-from oncemore.edges.control import NatsControl, control_of
-from oncemore.engine import flow
+from oncemore import cli
+from oncemore.control.model import Approval
+from oncemore.control.nats_switches import NatsControl, control_of
 from oncemore.errors import Blocked, TransientError, UsageError
 from oncemore.profiles.exoarmur import RetryCategory, RetryManager
-from oncemore.testing.wire import wire
+from oncemore.steps import flow
+from oncemore.testing.fault_proxy import wire
 from tests.servers import nats as servers
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def test_switches_of_steps_and_tenants_and_what_makes_no_sense(bucket: Bucket, t
         for odd in ("a tenantü.", ".dots..and..more"):
             with pytest.raises(Blocked, match="tenant:"):
                 intent("b", odd)
-        from oncemore.workers import Worker
+        from oncemore.workers.service import Worker
 
         bucket.put(all_execution="on")
         assert Worker(engine, [intent], poll_s=0.05).run_until_idle().done == 0
@@ -195,7 +195,7 @@ async def test_an_approval_in_a_bucket_counts_for_what_it_was_given_for(
             await work("host-1")
         run = work.last("host-1")
         assert run is not None
-        from oncemore.engine.entry import seen_in
+        from oncemore.log.head_access import seen_in
 
         wanted = (seen_in(engine.store, f"run/{run.key}").body or {})["wanted"]
         attempt = wanted.pop("attempt")

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.core.control import CONTROL
-from oncemore.engine import copying, worker
-from oncemore.engine.runtime import Engine
+from oncemore.control.model import CONTROL
 from oncemore.errors import Blocked, UsageError
-from oncemore.store.base import Conflict
-from oncemore.store.memory import MemoryStore, Settled
-from oncemore.workers import Worker
+from oncemore.log.memory import MemoryStore, Settled
+from oncemore.log.store import Conflict
+from oncemore.maintenance import copy
+from oncemore.steps.engine import Engine
+from oncemore.workers import worker
+from oncemore.workers.service import Worker
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,7 +53,7 @@ def test_what_moved_takes_no_orders_and_its_history_has_what_people_said() -> No
         old.switch.on(reason="a test", by="operator")
         old.switch.off(reason="over", by="operator")
     with old, new:
-        copying.copy(old, new, reason="x")
+        copy.copy(old, new, reason="x")
         with pytest.raises(Blocked, match="has moved"):
             ship.on(old).submit("b")
         assert [said.what for said in old.switch.history()] == ["on", "off", "moved"]
@@ -73,7 +74,7 @@ def test_a_worker_that_died_does_not_keep_a_log_from_moving(tmp_path: Path) -> N
     assert killed.returncode == -9
     _, new = lasting("new")
     with oncemore.open(tmp_path / "log.db") as old, new:
-        assert copying.copy(old, new, reason="x").entries > 0
+        assert copy.copy(old, new, reason="x").entries > 0
 
 
 def test_what_was_pruned_after_it_was_copied_is_pruned_when_the_copy_goes_on(
@@ -91,13 +92,13 @@ def test_what_was_pruned_after_it_was_copied_is_pruned_when_the_copy_goes_on(
         ship.on(old)("a")
     with old, new:
         with monkeypatch.context() as patch:
-            patch.setattr(copying, "_compared", die)
+            patch.setattr(copy, "_compared", die)
             with pytest.raises(Death):
-                copying.copy(old, new, reason="x")
+                copy.copy(old, new, reason="x")
         entity = "run/" + ship.key("a")
         assert all(entry.body is not None for entry in target.entries(entity))
         old.store.prune({entity: 2})
-        copying.copy(old, new, reason="x")
+        copy.copy(old, new, reason="x")
         assert next(entry.body is None for entry in target.entries(entity))
 
 

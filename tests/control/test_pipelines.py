@@ -8,14 +8,14 @@ import pytest
 
 import oncemore
 from oncemore import Violation
-from oncemore.core.control import ALL
+from oncemore.control.model import ALL
 from oncemore.errors import Blocked, OutcomeUnknown, Quarantined, Terminal, UsageError
-from oncemore.workers import Worker
+from oncemore.workers.service import Worker
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from oncemore.engine.runtime import Engine
+    from oncemore.steps.engine import Engine
     from oncemore.testing import FakeClock
 
 calls: list[str] = []
@@ -151,7 +151,7 @@ def test_two_errors_halt_a_pipeline_once(engine: Engine) -> None:
 def test_a_log_without_room_for_another_switch_stops_everything(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oncemore.core.control.MOST_SWITCHES", 3)
+    monkeypatch.setattr("oncemore.control.model.MOST_SWITCHES", 3)
     for number in range(3):
         engine.switch.on(step=f"step-{number}", reason="full")
     with pytest.raises(Quarantined):
@@ -202,7 +202,7 @@ def test_names_of_pipelines_are_checked_and_compared_as_nfc(engine: Engine) -> N
 
 
 def test_a_function_of_this_package_stands_alone(engine: Engine) -> None:
-    from oncemore.core.control import switch_name
+    from oncemore.control.model import switch_name
 
     made = oncemore.step(effect="pure", name="named")(switch_name)
     engine.switch.on(pipeline="named", reason="stop")

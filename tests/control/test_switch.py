@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.core.control import ALL, CONTROL, Control
-from oncemore.core.record import Change
-from oncemore.engine.controls import read
-from oncemore.engine.entry import write_of
+from oncemore.control.model import ALL, CONTROL, Control
+from oncemore.control.permits import read
 from oncemore.errors import Blocked, Parked, StoreError, TransientError, UsageError
-from oncemore.store.base import Batch
-from oncemore.workers import Worker
+from oncemore.log.head_access import write_of
+from oncemore.log.record import Change
+from oncemore.log.store import Batch
+from oncemore.workers.service import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from oncemore.engine.runtime import Engine
+    from oncemore.steps.engine import Engine
     from oncemore.testing import FakeClock
 
 calls: list[Any] = []
@@ -50,7 +50,7 @@ async def pay(order: str) -> str:
 
 
 def intents(engine: Engine) -> int:
-    from oncemore.codec.wire import header_of
+    from oncemore.log.entry_codec import header_of
 
     return sum("INTENT" in header_of(entry.header).marks for entry in engine.store.entries())
 
@@ -195,14 +195,14 @@ def test_a_switch_released_between_the_look_and_the_refusal_lets_it_begin(engine
     engine.switch.on(reason="on")
     with pytest.raises(Blocked):
         ship("a")
-    other = oncemore.engine.runtime.Engine(lambda: engine.store, engine.url)
+    other = oncemore.steps.engine.Engine(lambda: engine.store, engine.url)
     other.switch.off(reason="by another process")
     assert ship("a") == "shipped a", "it is read anew before anybody is refused"
 
 
 def _throw(engine: Engine, store: Any) -> None:
     """Throw the switch as another process would: past all that this engine knows."""
-    from oncemore.core.control import ALL, turned_on
+    from oncemore.control.model import ALL, turned_on
 
     version, control = read(engine)
     head = store.head(CONTROL)
@@ -367,7 +367,7 @@ def test_a_switch_is_of_a_step_or_of_a_tenant(engine: Engine) -> None:
 
 
 def test_switches_have_a_limit(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oncemore.engine.switches.MOST_SWITCHES", 2)
+    monkeypatch.setattr("oncemore.control.switches.MOST_SWITCHES", 2)
     engine.switch.on(step="a", reason="x")
     engine.switch.on(step="b", reason="x")
     engine.switch.on(step="b", reason="again")
@@ -390,7 +390,7 @@ def test_two_who_throw_at_once_both_have_their_switch(engine: Engine) -> None:
 def test_a_switch_that_everybody_else_turns_is_given_up(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from oncemore.engine import switches
+    from oncemore.control import switches
     from oncemore.errors import StaleDecision
 
     monkeypatch.setattr(switches, "TRIES", 0)

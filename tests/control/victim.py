@@ -5,15 +5,15 @@ from __future__ import annotations
 import sys
 
 import oncemore
-from oncemore.engine import copying
+from oncemore.maintenance import copy
 
 if __name__ == "__main__":
     source, target = (oncemore.open(url) for url in sys.argv[1:])
-    copying.PAGE = 5
+    copy.PAGE = 5
 
     def progress(done: int, of: int) -> None:
         print(done, flush=True)
 
     with source, target:
-        copying.copy(source, target, reason="the move", by="operator", progress=progress)
+        copy.copy(source, target, reason="the move", by="operator", progress=progress)
     print("over", flush=True)

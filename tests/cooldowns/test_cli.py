@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.desk import cli
-from oncemore.desk.cli.cooldowns import countdown
+from oncemore import cli
+from oncemore.cli.cooldowns import countdown
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oncemore.engine import flow, ops
 from oncemore.errors import Cancelled, CoolingDown
+from oncemore.steps import flow, ops
 from tests.cooldowns.world import Crash, Room
 
 if TYPE_CHECKING:
-    from oncemore.core.cooldown import Resource
+    from oncemore.limits.cooldown_rules import Resource
 
 #: Turns of the work, and the outcomes that its record may have: deaths use attempts up.
 SCENARIOS = {

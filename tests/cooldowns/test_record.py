@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import oncemore
-from oncemore.core.cooldown import (
+from oncemore.errors import UsageError
+from oncemore.limits.cooldown_rules import (
     ACQUISITION,
     OUTCOMES,
     VALIDATION,
@@ -25,7 +26,6 @@ from oncemore.core.cooldown import (
     skip,
     standing,
 )
-from oncemore.errors import UsageError
 
 REST = Rest()
 EIGHT = (
@@ -66,12 +66,15 @@ def test_the_record_has_all_eight_fields_and_refuses_any_other_value() -> None:
 #: The code that names a scientific field, and the one comparison with a value that each may make. Whether a
 #: product is there is not retryability; everything else would be.
 READS_SCIENCE = {
-    "core/cooldown.py": {"VALID", "QUARANTINED"},  # "released" makes QUARANTINED bytes unvalidated again
-    "engine/cooldowns.py": {"VALID"},
-    "profiles/nova_cat_workflow.py": set(),
-    "profiles/nova_cat.py": set(),
-    "desk/cli/cooldowns.py": set(),
-    "desk/demo/nova_cat.py": set(),
+    "limits/cooldown_rules.py": {
+        "VALID",
+        "QUARANTINED",
+    },  # "released" makes QUARANTINED bytes unvalidated again
+    "limits/cooldowns.py": {"VALID"},
+    "profiles/nova_cat/workflow.py": set(),
+    "profiles/nova_cat/__init__.py": set(),
+    "cli/cooldowns.py": set(),
+    "demo/nova_cat/story.py": set(),
 }
 
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.engine.artifacts import Apart
-from oncemore.engine.runtime import Engine
+from oncemore.artifacts.store import Apart
 from oncemore.errors import CoolingDown, Parked, Quarantined, RetriesExhausted, Terminal, UsageError
-from oncemore.store.memory import MemoryStore
+from oncemore.log.memory import MemoryStore
+from oncemore.steps.engine import Engine
 from oncemore.testing import FakeClock
 from tests.quarantine.world import Heard, notices
 
 if TYPE_CHECKING:
-    from oncemore.core.cooldown import Resource
+    from oncemore.limits.cooldown_rules import Resource
 
 BUSY = oncemore.TransientError("busy")
 
@@ -472,8 +472,8 @@ def test_what_is_listed_shown_and_brought_in(engine: oncemore.Engine, clock: Fak
 
 
 def test_of_two_who_let_go_the_second_is_told(engine: oncemore.Engine, clock: FakeClock) -> None:
-    from oncemore.engine import cooldowns
-    from oncemore.engine.ops import Save
+    from oncemore.limits import cooldowns
+    from oncemore.steps.ops import Save
 
     fetch, _ = fetching(Source(oncemore.NeedsReview("DOUBT")))
     fetch.map(["p"])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from oncemore.core.cooldown import Resource, Rest
-from oncemore.core.model import Failure
-from oncemore.engine import flow, ops
-from oncemore.engine.cooling import Cooling, cooled
-from oncemore.engine.entry import seen_in, write_of
-from oncemore.store.base import Batch, Stored
+from oncemore.limits.cooldown_rules import Resource, Rest
+from oncemore.limits.cooldown_step import Cooling, cooled
+from oncemore.log.head_access import seen_in, write_of
+from oncemore.log.store import Batch, Stored
+from oncemore.policy.model import Failure
+from oncemore.steps import flow, ops
 from tests.crash.world import ENTITY, KINDS, Crash, Permanent, Transient, World
 
 COOLING = Cooling("p", "step", "A", Rest(), lambda error: error.get("type", ""))

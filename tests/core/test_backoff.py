@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncemore.core.backoff import FULL, NONE, SPREADS, Jitter, Schedule, drawn, jittered, largest, planned
-from oncemore.core.key import draw, seed_of
-from oncemore.core.policy import Policy
+from oncemore.policy.backoff import FULL, NONE, SPREADS, Jitter, Schedule, drawn, jittered, largest, planned
+from oncemore.policy.canonical_json import draw, seed_of
+from oncemore.policy.policy import Policy
 
 RUN = "0193a000-0000-7000-8000-000000000001"
 SEED = "e5b98e905ec655bde09d063b91a602f256857065a49798c351aacc1f9015b68f"

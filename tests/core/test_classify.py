@@ -2,7 +2,7 @@
 
 import pytest
 
-from oncemore.core.classify import (
+from oncemore.classifiers.verdict import (
     GROUPS,
     UNMATCHED,
     Classes,
@@ -11,9 +11,9 @@ from oncemore.core.classify import (
     matches,
     verdict,
 )
-from oncemore.core.model import Failure
-from oncemore.core.policy import Policy
 from oncemore.errors import VIOLATIONS, PolicyError, UsageError, Violation
+from oncemore.policy.model import Failure
+from oncemore.policy.policy import Policy
 
 
 def fact(code: str, kind: str = "permanent", rule: str = "http:status") -> Failure:

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncemore.core.backoff import FULL, NONE, Jitter, Schedule
-from oncemore.core.decide import Decision, Situation, decide
-from oncemore.core.key import canonical
-from oncemore.core.model import Failure
-from oncemore.core.policy import Policy
-from oncemore.core.tune import Signals, Tuning
 from oncemore.errors import UsageError
+from oncemore.policy.backoff import FULL, NONE, Jitter, Schedule
+from oncemore.policy.canonical_json import canonical
+from oncemore.policy.decide import Decision, Situation, decide
+from oncemore.policy.model import Failure
+from oncemore.policy.policy import Policy
+from oncemore.policy.tuning import Signals, Tuning
 
 PLAIN = Policy("plain", max_attempts=4, schedule=Schedule("fixed", delays=(5.0, 10.0, 20.0)), jitter=NONE)
 
@@ -195,8 +195,9 @@ def test_a_call_that_always_fails_ends(policy: Policy, seed: int) -> None:
 
 
 SCRIPT = """
-from oncemore.core.backoff import *; from oncemore.core.decide import *; from oncemore.core.model import *
-from oncemore.core.policy import *; from oncemore.core.key import seed_of; import sys
+from oncemore.policy.backoff import *; from oncemore.policy.decide import *
+from oncemore.policy.model import *
+from oncemore.policy.policy import *; from oncemore.policy.canonical_json import seed_of; import sys
 p = Policy("p", max_attempts=6, schedule=Schedule("exponential", 10.0, 2.0, "attempt"),
            jitter=Jitter("additive", 10.0), max_delay_s=900.0)
 for n in range(1, 7):

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from oncemore.core import gate
-from oncemore.core.gate import EVENTS, MOVES, PASS, PROBE, STATES, Holder, Refusal, Rules
-from oncemore.core.model import Failure
-from oncemore.core.record import Circuit
 from oncemore.errors import PolicyError
+from oncemore.limits import breaker_rules
+from oncemore.limits.breaker_rules import EVENTS, MOVES, PASS, PROBE, STATES, Holder, Refusal, Rules
+from oncemore.log.record import Circuit
+from oncemore.policy.model import Failure
 
 RULES = Rules(failures=3, cooldown_s=300.0)
 NEW = Circuit(name="stac")
@@ -23,7 +23,7 @@ WRONG = Failure("permanent", "maybe", None, "HTTP_404", "test")
 
 def after(*events: str, rules: Rules = RULES, circuit: Circuit = NEW, now: float = 1000.0) -> Circuit:
     for event in events:
-        made = {"passed": gate.passed, "failed": gate.failed}[event]
+        made = {"passed": breaker_rules.passed, "failed": breaker_rules.failed}[event]
         circuit = made(rules, circuit, now)
     return circuit
 
@@ -33,7 +33,7 @@ def opened(now: float = 1000.0) -> Circuit:
 
 
 def half_open(now: float = 1300.0) -> Circuit:
-    return gate.asked(RULES, opened(), now, Holder("w1", "run/a", 4, 60.0))
+    return breaker_rules.asked(RULES, opened(), now, Holder("w1", "run/a", 4, 60.0))
 
 
 # The table ------------------------------------------------------------------------------------------
@@ -44,19 +44,19 @@ def test_every_move_of_the_table_can_be_made_and_no_other() -> None:
     for state in STATES:
         for event in EVENTS:
             if (state, event) in MOVES:
-                assert gate.move(RULES, states[state], event, 2000.0).state == MOVES[state, event]  # type: ignore[arg-type]
+                assert breaker_rules.move(RULES, states[state], event, 2000.0).state == MOVES[state, event]  # type: ignore[arg-type]
             else:
                 with pytest.raises(KeyError):
-                    gate.move(RULES, states[state], event, 2000.0)  # type: ignore[arg-type]
+                    breaker_rules.move(RULES, states[state], event, 2000.0)  # type: ignore[arg-type]
 
 
 def test_what_is_not_in_the_table_changes_nothing() -> None:
     for circuit in (opened(), half_open()):
-        assert gate.passed(RULES, circuit, 2000.0) is circuit
-        assert gate.failed(RULES, circuit, 2000.0) is circuit
-        assert gate.released(RULES, circuit, 2000.0, 0) is circuit
-    assert gate.released(RULES, NEW, 2000.0, 0) is NEW
-    assert gate.passed(RULES, NEW, 2000.0) is NEW
+        assert breaker_rules.passed(RULES, circuit, 2000.0) is circuit
+        assert breaker_rules.failed(RULES, circuit, 2000.0) is circuit
+        assert breaker_rules.released(RULES, circuit, 2000.0, 0) is circuit
+    assert breaker_rules.released(RULES, NEW, 2000.0, 0) is NEW
+    assert breaker_rules.passed(RULES, NEW, 2000.0) is NEW
 
 
 @pytest.mark.req("BREAK-2")
@@ -70,31 +70,31 @@ def test_it_opens_after_three_failures_that_follow_each_other() -> None:
 
 def test_an_open_one_lets_nobody_through_before_its_time_and_then_one() -> None:
     circuit = opened()
-    assert gate.ask(circuit, 1299.999) == Refusal(1300.0)
-    assert gate.ask(circuit, 1300.0) is PROBE
+    assert breaker_rules.ask(circuit, 1299.999) == Refusal(1300.0)
+    assert breaker_rules.ask(circuit, 1300.0) is PROBE
     probing = half_open()
     assert (probing.state, probing.turn, probing.worker, probing.holder, probing.fence) == (
         "HALF_OPEN", 1, "w1", "run/a", 4,
     )  # fmt: skip
-    assert gate.ask(probing, 1301.0) == Refusal(1331.0, probing=True)
-    assert gate.ask(probing, 1359.0) == Refusal(1360.0, probing=True)  # no longer than its lease
-    assert gate.ask(NEW, 0.0) is PASS
+    assert breaker_rules.ask(probing, 1301.0) == Refusal(1331.0, probing=True)
+    assert breaker_rules.ask(probing, 1359.0) == Refusal(1360.0, probing=True)  # no longer than its lease
+    assert breaker_rules.ask(NEW, 0.0) is PASS
 
 
 def test_a_probe_whose_holder_is_dead_or_late_is_taken_over() -> None:
     probing = half_open()
-    assert gate.ask(probing, 1301.0, held=False) is PROBE
-    assert gate.ask(probing, 1360.0) is PROBE
-    second = gate.asked(RULES, probing, 1360.0, Holder("w2", "run/b", 1, 60.0))
+    assert breaker_rules.ask(probing, 1301.0, held=False) is PROBE
+    assert breaker_rules.ask(probing, 1360.0) is PROBE
+    second = breaker_rules.asked(RULES, probing, 1360.0, Holder("w2", "run/b", 1, 60.0))
     assert (second.turn, second.worker) == (2, "w2")
-    assert gate.passed(RULES, second, 1361.0, 1) is second  # the first one comes back
-    assert gate.failed(RULES, second, 1361.0, 1) is second
-    assert gate.released(RULES, second, 1361.0, 1) is second
-    assert gate.passed(RULES, second, 1361.0, 2).state == "CLOSED"
+    assert breaker_rules.passed(RULES, second, 1361.0, 1) is second  # the first one comes back
+    assert breaker_rules.failed(RULES, second, 1361.0, 1) is second
+    assert breaker_rules.released(RULES, second, 1361.0, 1) is second
+    assert breaker_rules.passed(RULES, second, 1361.0, 2).state == "CLOSED"
 
 
 def test_what_a_probe_comes_to() -> None:
-    closed = gate.passed(RULES, half_open(), 1305.0, 1)
+    closed = breaker_rules.passed(RULES, half_open(), 1305.0, 1)
     assert (closed.state, closed.failures, closed.until, closed.worker, closed.holder) == (
         "CLOSED",
         0,
@@ -102,27 +102,37 @@ def test_what_a_probe_comes_to() -> None:
         "",
         "",
     )
-    again = gate.failed(RULES, half_open(), 1305.0, 1, "HTTP_500")
+    again = breaker_rules.failed(RULES, half_open(), 1305.0, 1, "HTTP_500")
     assert (again.state, again.until, again.opens, again.code) == ("OPEN", 1605.0, 2, "HTTP_500")
-    given_back = gate.released(RULES, half_open(), 1305.0, 1)
+    given_back = breaker_rules.released(RULES, half_open(), 1305.0, 1)
     assert (given_back.state, given_back.opens) == ("OPEN", 1)
-    assert gate.ask(given_back, 1305.0) is PROBE
+    assert breaker_rules.ask(given_back, 1305.0) is PROBE
 
 
 def test_a_person_closes_it_and_a_probe_under_way_has_nothing_to_say_any_more() -> None:
     for circuit in (opened(), half_open(), after("failed")):
-        closed = gate.reset(RULES, circuit, 1310.0)
+        closed = breaker_rules.reset(RULES, circuit, 1310.0)
         assert (closed.state, closed.failures) == ("CLOSED", 0)
-        assert gate.failed(RULES, closed, 1311.0, circuit.turn).failures == 1
+        assert breaker_rules.failed(RULES, closed, 1311.0, circuit.turn).failures == 1
 
 
 def test_a_clock_that_was_set_back_makes_no_cooldown_longer() -> None:
-    assert gate.ask(opened(now=10_000.0), 0.0) == Refusal(300.0)
+    assert breaker_rules.ask(opened(now=10_000.0), 0.0) == Refusal(300.0)
 
 
 def test_what_records_say_of_it() -> None:
-    assert [gate.is_open(one) for one in (None, NEW, opened(), half_open())] == [False, False, True, True]
-    assert [gate.clean(one) for one in (None, NEW, after("failed"), opened())] == [True, True, False, False]
+    assert [breaker_rules.is_open(one) for one in (None, NEW, opened(), half_open())] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert [breaker_rules.clean(one) for one in (None, NEW, after("failed"), opened())] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 # A rate ---------------------------------------------------------------------------------------------
@@ -138,7 +148,7 @@ def test_a_rate_opens_it_from_enough_calls_on() -> None:
     assert (
         after("passed", rules=rules, circuit=circuit).state == "CLOSED"
     )  # two of four only count at a failure
-    assert not gate.clean(after("passed", rules=rules))
+    assert not breaker_rules.clean(after("passed", rules=rules))
 
 
 def test_what_is_older_than_the_window_is_forgotten() -> None:
@@ -152,9 +162,9 @@ def test_what_is_older_than_the_window_is_forgotten() -> None:
 
 def test_calls_that_came_good_may_be_told_together() -> None:
     rules = Rules(rate=0.5, window_s=60.0, least=4)
-    circuit = gate.passed(rules, NEW, 1000.0, calls=30)
+    circuit = breaker_rules.passed(rules, NEW, 1000.0, calls=30)
     for _ in range(5):
-        circuit = gate.failed(rules, circuit, 1001.0, calls=2)
+        circuit = breaker_rules.failed(rules, circuit, 1001.0, calls=2)
     assert circuit.state == "CLOSED"
     assert sum(slot[0] for slot in circuit.slots.values()) == 45
 
@@ -183,13 +193,13 @@ def test_calls_that_came_good_may_be_told_together() -> None:
 def test_what_counts_as_a_failure(
     failure: Failure, verdict: Any, action: Any, already: bool, probe: bool, counts: bool
 ) -> None:
-    assert gate.counted(RULES, failure, verdict, action, already, probe) is counts
+    assert breaker_rules.counted(RULES, failure, verdict, action, already, probe) is counts
 
 
 def test_under_attempts_every_failed_call_counts() -> None:
     rules = Rules(counts="attempts")
-    assert gate.counted(rules, DOWN, "RETRYABLE", "retry", True, False)
-    assert not gate.counted(rules, WRONG, "TERMINAL", "stop", True, False)
+    assert breaker_rules.counted(rules, DOWN, "RETRYABLE", "retry", True, False)
+    assert not breaker_rules.counted(rules, WRONG, "TERMINAL", "stop", True, False)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +219,7 @@ def test_under_attempts_every_failed_call_counts() -> None:
 )
 def test_rules_that_make_no_sense_are_refused(told: dict[str, Any], says: str) -> None:
     with pytest.raises(PolicyError, match=says):
-        gate.check_rules(Rules(**told))
+        breaker_rules.check_rules(Rules(**told))
 
 
 # Anything, in any order -----------------------------------------------------------------------------
@@ -233,14 +243,14 @@ class Anything(RuleBasedStateMachine):
     @rule()
     def somebody_asks(self) -> None:
         before = self.circuit
-        answer = gate.ask(before, self.now, held=self.alive)
+        answer = breaker_rules.ask(before, self.now, held=self.alive)
         if type(answer) is Refusal:
             assert before.state != "CLOSED"
             assert answer.until > self.now
             return
         if answer is PROBE:
             assert before.until <= self.now or not self.alive
-            self.circuit = gate.asked(self.rules, before, self.now, Holder("w", "r", 1, 60.0))
+            self.circuit = breaker_rules.asked(self.rules, before, self.now, Holder("w", "r", 1, 60.0))
             self.alive = True
             self.through.append(self.circuit.turn)
         else:
@@ -253,9 +263,9 @@ class Anything(RuleBasedStateMachine):
         turn = self.through.pop(at % len(self.through))
         before = self.circuit
         if how == "released":
-            self.circuit = gate.released(self.rules, before, self.now, turn)
+            self.circuit = breaker_rules.released(self.rules, before, self.now, turn)
         else:
-            self.circuit = {"passed": gate.passed, "failed": gate.failed}[how](
+            self.circuit = {"passed": breaker_rules.passed, "failed": breaker_rules.failed}[how](
                 self.rules, before, self.now, turn
             )
         if before.state == "HALF_OPEN" and turn != before.turn:
@@ -275,7 +285,7 @@ class Anything(RuleBasedStateMachine):
 
     @rule()
     def a_person_resets_it(self) -> None:
-        self.circuit, self.streak = gate.reset(self.rules, self.circuit, self.now), 0
+        self.circuit, self.streak = breaker_rules.reset(self.rules, self.circuit, self.now), 0
 
     @invariant()
     def it_makes_sense(self) -> None:

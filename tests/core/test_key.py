@@ -8,9 +8,17 @@ import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncemore.core import key
-from oncemore.core.key import DEEPEST, Fragment, canonical, digest, exoarmur_key, fragment, number
 from oncemore.errors import UsageError
+from oncemore.policy import canonical_json
+from oncemore.policy.canonical_json import (
+    DEEPEST,
+    Fragment,
+    canonical,
+    digest,
+    exoarmur_key,
+    fragment,
+    number,
+)
 
 plain = st.recursive(
     st.none()
@@ -150,9 +158,9 @@ def test_an_exoarmur_key_refuses_ids_that_are_not_texts(field: str) -> None:
 
 
 def test_what_is_remembered_of_shapes_is_bounded() -> None:
-    for n in range(key._MOST_ORDERS + 10):
+    for n in range(canonical_json._MOST_ORDERS + 10):
         canonical({f"name-{n}": 1})
-    assert len(key._orders) <= key._MOST_ORDERS
-    wide = {f"{n:03}": n for n in range(key._LONGEST_ORDER + 1)}
+    assert len(canonical_json._orders) <= canonical_json._MOST_ORDERS
+    wide = {f"{n:03}": n for n in range(canonical_json._LONGEST_ORDER + 1)}
     assert canonical(wide) == rfc8785.dumps(wide)  # type: ignore[arg-type]
-    assert tuple(wide) not in key._orders
+    assert tuple(wide) not in canonical_json._orders

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oncemore.core.lineage import entity_id, lineage
+from oncemore.maintenance.lineage import entity_id, lineage
 
 
 def test_the_same_work_on_the_same_bytes_has_the_same_ids_in_any_order() -> None:

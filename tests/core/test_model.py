@@ -4,11 +4,11 @@ import pickle
 
 import pytest
 
-from oncemore.core.classify import verdict
-from oncemore.core.model import EFFECTS, KINDS, MOVES, STATES, Failure, move
-from oncemore.core.policy import Policy
-from oncemore.core.value import Record, Value
+from oncemore._values import Record, Value
+from oncemore.classifiers.verdict import verdict
 from oncemore.errors import IllegalMove
+from oncemore.policy.model import EFFECTS, KINDS, MOVES, STATES, Failure, move
+from oncemore.policy.policy import Policy
 
 LEGAL = {
     ("PENDING", "RUNNING"), ("RUNNING", "SOFT_FAIL"), ("RUNNING", "HARD_FAIL"), ("RUNNING", "COMPLETE"),

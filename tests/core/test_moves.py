@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from oncemore.core.record import KINDS, NEW, Change, Run, begun, fold, over
+from oncemore.log.record import KINDS, NEW, Change, Run, begun, fold, over
 
 TEXTS, NUMBERS = ("", "a", "b"), (0, 1, 2)
 

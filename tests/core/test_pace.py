@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncemore.core.board import AHEAD, FOREVER, QUIET_S, Board, Item
-from oncemore.core.pace import Pace
+from oncemore.limits.concurrency_rules import Pace
+from oncemore.workers.map_items import AHEAD, FOREVER, QUIET_S, Board, Item
 
 
 @pytest.mark.req("CONC-5")

@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from oncemore.core import policy as policies
-from oncemore.core.backoff import NONE, Jitter, Schedule
-from oncemore.core.policy import STANDARD, Policy
-from oncemore.core.tune import Tuning
 from oncemore.errors import PolicyError
+from oncemore.policy import policy as policies
+from oncemore.policy.backoff import NONE, Jitter, Schedule
+from oncemore.policy.policy import STANDARD, Policy
+from oncemore.policy.tuning import Tuning
 
 
 @pytest.mark.req("API-10", "TEST-1")

@@ -7,13 +7,13 @@ import math
 import pytest
 from hypothesis import given
 
-from oncemore.core.backoff import FULL, Jitter, Schedule
-from oncemore.core.decide import Situation, decide
-from oncemore.core.model import KINDS, Failure
-from oncemore.core.policy import Policy
-from oncemore.core.proof import FORMAT
-from oncemore.core.spans import seconds
-from oncemore.core.tune import Signals, Tuning
+from oncemore._time_spans import seconds
+from oncemore.policy.backoff import FULL, Jitter, Schedule
+from oncemore.policy.decide import Situation, decide
+from oncemore.policy.model import KINDS, Failure
+from oncemore.policy.policy import Policy
+from oncemore.policy.proof import FORMAT
+from oncemore.policy.tuning import Signals, Tuning
 from tests.core.test_decide import PLAIN, failed, policies, situations
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncemore.core.rate import Pulse, check_pulse, pulse_of, take
 from oncemore.errors import UsageError
+from oncemore.limits.rate_rules import Pulse, check_pulse, pulse_of, take
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncemore.core.redact import (
+from oncemore._redact import (
     DEEPEST,
     LIMIT,
     MASK,

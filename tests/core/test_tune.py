@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncemore.core.backoff import Jitter, Schedule
-from oncemore.core.decide import Situation, decide
-from oncemore.core.model import Failure
-from oncemore.core.policy import Policy
-from oncemore.core.tune import Signals, Tuning, tune
+from oncemore.policy.backoff import Jitter, Schedule
+from oncemore.policy.decide import Situation, decide
+from oncemore.policy.model import Failure
+from oncemore.policy.policy import Policy
+from oncemore.policy.tuning import Signals, Tuning, tune
 
 DEFAULT = Tuning()
 FAILURE = Failure("transient", "maybe", None, "HTTP_503", "http:status")

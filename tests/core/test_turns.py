@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncemore.core.turns import Turn, in_turn
+from oncemore.workers.turns import Turn, in_turn
 
 
 def waiting(**lanes: str) -> dict[str, list[Turn]]:

@@ -9,18 +9,18 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from oncemore.codec.wire import written
-from oncemore.core.record import NOWHERE, Change, Outgoing, due
-from oncemore.engine import flow, ops
 from oncemore.errors import LeaseLost
-from oncemore.store.base import Batch, Conflict, Index, Stored, Write
+from oncemore.log.entry_codec import written
+from oncemore.log.record import NOWHERE, Change, Outgoing, due
+from oncemore.log.store import Batch, Conflict, Index, Stored, Write
+from oncemore.steps import flow, ops
 from tests.crash.world import ENTITY, Crash, Permanent, Refused, Transient, World
 from tests.sim.judge import Book, Judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from oncemore.core.record import Run
+    from oncemore.log.record import Run
 
     Script = Generator[Any, Any, Any]
 

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from oncemore.core.backoff import Schedule
-from oncemore.engine import ops
 from oncemore.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -22,6 +20,8 @@ from oncemore.errors import (
     Terminal,
     UsageError,
 )
+from oncemore.policy.backoff import Schedule
+from oncemore.steps import ops
 from tests.crash.acts import Cut, Stage
 from tests.crash.world import ENTITY, POLICY, Crash
 

@@ -6,9 +6,6 @@ import pickle
 import msgspec
 import pytest
 
-from oncemore.codec.wire import head_of, header_of
-from oncemore.core.record import fold, rebuilt
-from oncemore.engine import flow, ops
 from oncemore.errors import (
     IllegalMove,
     InProgress,
@@ -22,6 +19,9 @@ from oncemore.errors import (
     StoreError,
     Terminal,
 )
+from oncemore.log.entry_codec import head_of, header_of
+from oncemore.log.record import fold, rebuilt
+from oncemore.steps import flow, ops
 from tests.crash.world import ENTITY, POLICY, Crash, World
 
 SCRIPTS = {

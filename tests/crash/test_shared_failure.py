@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from oncemore.engine import flow, ops
 from oncemore.errors import Quarantined, RetriesExhausted, Terminal
+from oncemore.steps import flow, ops
 from tests.crash.world import World
 
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from oncemore.codec.wire import body_of, head_of, header_of, written
-from oncemore.core.backoff import Jitter, Schedule
-from oncemore.core.key import fingerprint
-from oncemore.core.model import Failure
-from oncemore.core.policy import Policy
-from oncemore.core.record import NOWHERE, Run, due, fold, link
-from oncemore.engine import flow, ops
-from oncemore.engine.controls import Controls
-from oncemore.store.base import Batch, Head, Index, Stored, Write
-from oncemore.store.memory import MemoryStore
+from oncemore.control.permits import Controls
+from oncemore.log.entry_codec import body_of, head_of, header_of, written
+from oncemore.log.memory import MemoryStore
+from oncemore.log.record import NOWHERE, Run, due, fold, link
+from oncemore.log.store import Batch, Head, Index, Stored, Write
+from oncemore.policy.backoff import Jitter, Schedule
+from oncemore.policy.canonical_json import fingerprint
+from oncemore.policy.model import Failure
+from oncemore.policy.policy import Policy
+from oncemore.steps import flow, ops
 
 ENTITY = "run/k"
 POLICY = Policy("crash", max_attempts=3, schedule=Schedule("fixed", delays=(5.0, 7.0)), jitter=Jitter("none"))

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from oncemore.desk import cli
-from oncemore.desk.service.audits import Trail, Wanted
-from oncemore.evidence import JsonLines
+from oncemore import cli
+from oncemore.audit import JsonLines
 from oncemore.profiles.exoarmur import RetryCategory, RetryError, RetryManager
+from oncemore.queries.audit import Trail, Wanted
 from oncemore.testing import FakeClock
 
 if TYPE_CHECKING:

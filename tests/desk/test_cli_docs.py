@@ -12,8 +12,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from oncemore.desk import cli
-from oncemore.desk.cli.group import Branch, root
+from oncemore import cli
+from oncemore.cli.commands import Branch, root
 from tests.golden.stored import store_golden
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")

@@ -118,5 +118,5 @@ def test_a_check_says_where_and_what(tmp_path: Path, monkeypatch: pytest.MonkeyP
     made["Comment"] = "x" * (1 << 20)
     file.write_text(json.dumps(made), encoding="utf-8")
     assert "it has more than 1048576 characters (size)" in Ran("export", "asl", "--check", str(file)).words
-    monkeypatch.setattr("oncemore.desk.service.exports.MOST_BYTES", 10)
+    monkeypatch.setattr("oncemore.stepfunctions.service.MOST_BYTES", 10)
     assert Ran("export", "asl", "--check", str(file)).code == 2

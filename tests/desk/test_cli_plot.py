@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncemore.core.backoff import Jitter, Schedule
-from oncemore.core.policy import Policy
-from oncemore.desk.cli.chart import MOST_ROWS, NARROWEST, chart
-from oncemore.desk.service.schedule import delays, sample
-from oncemore.desk.svg import picture
-from oncemore.desk.ticks import shown, ticks
+from oncemore.cli.charts import MOST_ROWS, NARROWEST, chart
+from oncemore.cli.svg import picture
+from oncemore.cli.ticks import shown, ticks
+from oncemore.policy.backoff import Jitter, Schedule
+from oncemore.policy.policy import Policy
+from oncemore.queries.policy_schedule import delays, sample
 
 SVG = "{http://www.w3.org/2000/svg}"
 LOOP = Policy(

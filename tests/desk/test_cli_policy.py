@@ -10,11 +10,11 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from oncemore import govern
-from oncemore.desk import cli
-from oncemore.desk.service import catalogue
-from oncemore.desk.service.policies import find
-from oncemore.desk.service.sheet import sheet
+from oncemore import cli
+from oncemore.policy import files
+from oncemore.queries import policy_catalogue
+from oncemore.queries.policies import find
+from oncemore.queries.policy_sheet import sheet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,7 @@ class Ran:
 def _no_root(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("ONCEMORE_POLICY_ROOT", raising=False)
     yield
-    govern.forget()
+    files.forget()
 
 
 # show
@@ -107,13 +107,13 @@ def test_show_calls_one_attempt_no_retry_and_keeps_its_numbers(name: str) -> Non
     assert f"{name} 1 (no retry)" in Ran("policy", "show", "exoarmur").words
 
 
-@pytest.mark.parametrize("name", [row.name for row in catalogue.rows()])
+@pytest.mark.parametrize("name", [row.name for row in policy_catalogue.rows()])
 def test_every_packaged_policy_can_be_shown_drawn_and_explained(name: str) -> None:
-    for policy in govern.profile(name).policies:
+    for policy in files.profile(name).policies:
         address = f"{name}/{policy}"
         shown = Ran("policy", "show", address, "--json")
         assert shown.code == 0, shown.err
-        found = govern.policy(address)
+        found = files.policy(address)
         assert shown.json["worst"]["calls"] == found.max_attempts
         assert shown.json["worst"]["delay_s"] == pytest.approx(found.most_delay_s)
         assert shown.json["digest"] == found.digest
@@ -178,7 +178,7 @@ def test_a_proof_is_printed_as_its_canonical_bytes() -> None:
     ran = Ran(*asked, "--proof")
     proof = json.loads(ran.out)
     assert proof["delay_s"] == pytest.approx(1.916976, abs=1e-6)
-    assert proof["policy"]["digest"] == govern.policy("kfm-rules").digest
+    assert proof["policy"]["digest"] == files.policy("kfm-rules").digest
     assert ran.out == json.dumps(proof, separators=(",", ":"), sort_keys=True).replace(".0,", ",") + "\n"
     assert Ran(*asked, "--json").json["canonical"] + "\n" == ran.out
 
@@ -239,7 +239,7 @@ def test_check_says_what_is_unwise_and_lets_it_pass() -> None:
 
 
 def test_check_knows_packaged_files_by_any_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(catalogue.PACKAGE / "profiles")
+    monkeypatch.chdir(policy_catalogue.PACKAGE / "profiles")
     ran = Ran("policy", "check", "kfm-loop.yaml", "retry-loop/policies/default.yaml")
     assert (ran.code, ran.out.splitlines()[-1]) == (0, "2 files, all good")
 
@@ -370,26 +370,26 @@ def test_list_has_packaged_profiles_and_all_files_below_the_root(
 
 
 def test_the_kept_list_is_in_step_with_the_files() -> None:
-    assert catalogue.KEPT.read_text(encoding="utf-8") == catalogue.kept_now(), (
+    assert policy_catalogue.KEPT.read_text(encoding="utf-8") == policy_catalogue.kept_now(), (
         "python tools/profiles.py --write"
     )
-    assert catalogue.rows() == catalogue.read()
+    assert policy_catalogue.rows() == policy_catalogue.read()
 
 
 @pytest.mark.parametrize("fault", ["", "[]", "[{}]", "{", '[{"name": "x"}]'])
 def test_a_kept_list_that_is_not_about_these_files_is_not_used(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = catalogue.rows()
-    kept = catalogue.KEPT.read_text(encoding="utf-8")
+    wanted = policy_catalogue.rows()
+    kept = policy_catalogue.KEPT.read_text(encoding="utf-8")
     stale = tmp_path / "packaged.json"
     stale.write_text(fault or kept.replace(wanted[0].digest, "0" * 64))
-    monkeypatch.setattr(catalogue, "KEPT", stale)
-    assert catalogue.rows() == wanted
+    monkeypatch.setattr(policy_catalogue, "KEPT", stale)
+    assert policy_catalogue.rows() == wanted
 
 
 def test_schema_is_the_published_one() -> None:
-    assert Ran("policy", "schema").json == json.loads(json.dumps(govern.schema()))
+    assert Ran("policy", "schema").json == json.loads(json.dumps(files.schema()))
 
 
 # Names that nobody knows.

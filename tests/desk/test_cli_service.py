@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncemore.core.backoff import Jitter, Schedule
-from oncemore.core.classify import Classes
-from oncemore.core.policy import Policy
-from oncemore.core.tune import Signals, Tuning
-from oncemore.desk.service import plain
-from oncemore.desk.service.compare import EXAMPLES, compare
-from oncemore.desk.service.keys import documents, key_of
-from oncemore.desk.service.question import Question, ask
-from oncemore.desk.service.schedule import delays, sample, worst
+from oncemore.classifiers.verdict import Classes
 from oncemore.errors import UsageError
+from oncemore.policy.backoff import Jitter, Schedule
+from oncemore.policy.policy import Policy
+from oncemore.policy.tuning import Signals, Tuning
+from oncemore.queries import plain
+from oncemore.queries.keys import documents, key_of
+from oncemore.queries.policy_compare import EXAMPLES, compare
+from oncemore.queries.policy_question import Question, ask
+from oncemore.queries.policy_schedule import delays, sample, worst
 
 LOOP = Policy(
     "kfm-loop", "retry-loop-v11.2", max_attempts=6, timeout_s=3600.0, max_delay_s=900.0,

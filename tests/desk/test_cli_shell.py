@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import oncemore
-from oncemore.desk.cli.paper import Paper
+from oncemore.cli.output import Paper
 from tests.shell import PROGRAM, environment, on_a_terminal, run
 
 SAMPLE = ("key", "--operation", "kill_switch_update", "--tenant", "tenant-123", "--correlation", "corr-456")
@@ -306,7 +306,7 @@ def test_the_demo_is_a_command() -> None:
 LOADED = """
 import sys
 before = set(sys.modules)
-from oncemore.desk.cli import run
+from oncemore.cli import run
 code = run({words!r})
 print(*(set(sys.modules) - before), file=sys.stderr)
 sys.exit(code)
@@ -329,7 +329,9 @@ def test_a_simple_command_loads_click_and_nothing_dear(words: tuple[str, ...]) -
     foreign = {name.split(".")[0] for name in loaded} - sys.stdlib_module_names
     assert foreign == {"click", "oncemore"}
     assert not {
-        name for name in loaded if name.startswith(("oncemore.govern", "oncemore.engine", "oncemore.api"))
+        name
+        for name in loaded
+        if name.startswith(("oncemore.policy.files", "oncemore.engine", "oncemore.retries.decorator"))
     }
     assert not loaded & {"asyncio", "logging", "http", "urllib.request", "difflib", "tempfile", "dataclasses"}
 
@@ -347,7 +349,12 @@ def test_a_command_that_looks_at_a_store_loads_no_engine(words: str, tmp_path: P
     loaded = loaded_by(words, *run, "--store", str(store))
     foreign = {name.split(".")[0] for name in loaded} - sys.stdlib_module_names
     assert foreign <= {"click", "oncemore", "apsw", "msgspec", "typing_extensions"}
-    assert not loaded & {"oncemore.opening", "oncemore.engine.runtime", "oncemore.engine.ops", "oncemore.api"}
+    assert not loaded & {
+        "oncemore.open_engine",
+        "oncemore.steps.engine",
+        "oncemore.steps.ops",
+        "oncemore.retries.decorator",
+    }
     assert not loaded & {"asyncio", "logging", "http", "tempfile", "shutil", "dataclasses", "difflib"}
 
 

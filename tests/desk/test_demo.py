@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 import oncemore
-from oncemore import govern
-from oncemore.desk.demo import ending, story
-from oncemore.desk.demo.board import LEGEND, NAME, Board, Cell, News, columns, cut, fitted, shown, word
-from oncemore.desk.demo.live import Terminal, wrapped
-from oncemore.desk.demo.plan import AT_A_TIME, HELD, SCRIPTS, planned
-from oncemore.desk.demo.tally import Count, Tally, lines, tally
+from oncemore.demo.pipeline import ending, story
+from oncemore.demo.pipeline.board import LEGEND, NAME, Board, Cell, News, columns, cut, fitted, shown, word
+from oncemore.demo.pipeline.live import Terminal, wrapped
+from oncemore.demo.pipeline.plan import AT_A_TIME, HELD, SCRIPTS, planned
+from oncemore.demo.pipeline.tally import Count, Tally, lines, tally
+from oncemore.policy import files
 from tools import pictures
 
 if TYPE_CHECKING:
@@ -622,7 +622,7 @@ def test_an_option_of_another_story_is_refused() -> None:
 
 def test_the_module_is_the_command(tmp_path: Path) -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "oncemore.desk.demo", "--help"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "oncemore.demo", "--help"], capture_output=True, text=True, check=False
     )
     assert run.returncode == 0
     assert "oncemore demo [OPTIONS] [pipeline|retry|kfm-loop|lit|nova-cat|exoarmur]" in run.stdout
@@ -650,4 +650,4 @@ def test_a_picture_is_one_file_that_describes_itself() -> None:
 def test_the_policy_file_of_a_plan_is_a_good_one(tmp_path: Path) -> None:
     path = tmp_path / "demo.yaml"
     path.write_text(planned("1", 0.15).policy())
-    assert govern.policy(str(path)).schedule.base == pytest.approx(0.12)
+    assert files.policy(str(path)).schedule.base == pytest.approx(0.12)

@@ -21,14 +21,14 @@ from typing import NamedTuple
 import pytest
 
 import oncemore
-from oncemore.desk import cli
-from oncemore.desk.demo import exoarmur, exoarmur_count, exoarmur_ending
-from oncemore.desk.demo.exoarmur_cast import NONSENSE, planned
-from oncemore.desk.demo.hosts import end_servers
-from oncemore.desk.demo.tally import Count, lines
-from oncemore.engine.history import verify
-from oncemore.evidence import AuditStream, RetrySucceeded
+from oncemore import cli
+from oncemore.audit import AuditStream, RetrySucceeded
+from oncemore.demo.exoarmur import count, ending, story
+from oncemore.demo.exoarmur.cast import NONSENSE, planned
+from oncemore.demo.exoarmur.hosts import end_servers
+from oncemore.demo.pipeline.tally import Count, lines
 from oncemore.profiles.exoarmur import RetryCategory
+from oncemore.steps.run import verify
 from oncemore.testing import nats
 from tests.desk.test_demo import is_gone
 
@@ -52,7 +52,7 @@ class Told(NamedTuple):
         return " ".join(self.out.split())
 
     def counts(self) -> dict[str, Count]:
-        kinds = [*exoarmur_count.EFFECTS.values(), *exoarmur_count.STREAMS.values()]
+        kinds = [*count.EFFECTS.values(), *count.STREAMS.values()]
         found = {}
         for line in self.out.splitlines():
             for kind in kinds:
@@ -104,7 +104,7 @@ def test_ctrl_c_ends_everything_that_it_started_and_so_does_its_own_death() -> N
         folder, pids = begun(stopped)
         stopped.send_signal(signal.SIGINT)
         out, err = stopped.communicate(timeout=30)
-        assert (stopped.returncode, err) == (exoarmur.STOPPED, "")
+        assert (stopped.returncode, err) == (story.STOPPED, "")
         assert out.rstrip().endswith("Stopped.")
         assert all(is_gone(pid) for pid in pids)
         assert not folder.exists()
@@ -182,7 +182,7 @@ def the_log_says_so_too(told: Told) -> None:
         assert f"{category} {one.operations} {one.total_attempts} {rates}" in told.words
     with oncemore.open(told.folder / "log.db") as engine:
         verify(engine.store.entries())
-        in_stream, in_log = exoarmur_count.decisions(events, engine)
+        in_stream, in_log = count.decisions(events, engine)
         assert in_stream == in_log
         assert in_log.total() >= 10
     assert cli.run(["replay", "--all", "--store", str(told.folder / "log.db")]) == 0
@@ -255,21 +255,19 @@ def test_the_count_notices_what_was_done_twice_or_not_at_all(tmp_path: Path) -> 
             for _ in range(0 if name in skipped else 2 if name == twice else 1)
         ]
         (tmp_path / "recorder.jsonl").write_text("".join(json.dumps(line) + "\n" for line in book))
-        return exoarmur_count.effects(tmp_path, plan)
+        return count.effects(tmp_path, plan)
 
     assert [(one.duplicated, one.lost) for one in write()] == [(0, 0)] * 3
     assert [(one.duplicated, one.lost) for one in write(twice=plan.critical)] == [(0, 0), (1, 0), (0, 0)]
     assert [(one.duplicated, one.lost) for one in write(plan.sound[0])] == [(0, 1), (0, 0), (0, 0)]
-    assert exoarmur_count._disorder([["a", "b"], ["c"]], ["a", "c", "b"]) == []
-    assert exoarmur_count._disorder([["a", "b"], ["c"]], ["b", "c", "a"]) == [
+    assert count._disorder([["a", "b"], ["c"]], ["a", "c", "b"]) == []
+    assert count._disorder([["a", "b"], ["c"]], ["b", "c", "a"]) == [
         "the events of agent 1 came in another order"
     ]
     calm = RetrySucceeded("RETRY_KV_GET", "look", 1, None, None, None, "2026-11-16T08:00:00.000000Z")
-    assert len(exoarmur_count.missing([calm])) == 17
-    assert exoarmur_ending.of_event(calm) is None
-    assert any(
-        "nothing" in text for line in exoarmur_ending.per_category(AuditStream(), 80) for text, _ in line
-    )
+    assert len(count.missing([calm])) == 17
+    assert ending.of_event(calm) is None
+    assert any("nothing" in text for line in ending.per_category(AuditStream(), 80) for text, _ in line)
 
 
 def test_a_seed_is_a_story_and_every_story_has_all_faults() -> None:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore import govern
-from oncemore.desk import cli
-from oncemore.desk.demo import kfm_loop
-from oncemore.desk.demo.kfm_loop import Filing, Scenario, play, replay, scenarios
-from oncemore.desk.service import replays
+from oncemore import cli
+from oncemore.demo import kfm_loop
+from oncemore.demo.kfm_loop import Filing, Scenario, play, replay, scenarios
+from oncemore.policy import files
+from oncemore.queries import replay as replays
 from oncemore.testing import instant
 
 if TYPE_CHECKING:
@@ -80,10 +80,10 @@ def test_what_does_not_agree_is_said(engine: oncemore.Engine, monkeypatch: pytes
     states, computes = replay(engine, other, run).faults
     assert "SOFT_FAIL(2) RUNNING(3) COMPLETE(3), and not PENDING(1) RUNNING(1) COMPLETE(1)" in states
     assert computes == "it was computed 3 times, and not 1"
-    changed = govern.policy("kfm-loop").but(max_delay_s=40.0)
+    changed = files.policy("kfm-loop").but(max_delay_s=40.0)
     monkeypatch.setattr(replays, "_policies_now", lambda store: lambda recorded: changed)
     faults = replay(engine, scenario, run).faults
-    assert f"attempt 1: policy.digest is '{govern.policy('kfm-loop').digest}' in the log" in faults[0]
+    assert f"attempt 1: policy.digest is '{files.policy('kfm-loop').digest}' in the log" in faults[0]
     assert any("now.delay_s" in fault for fault in faults)
 
 
@@ -111,7 +111,7 @@ def test_a_late_report_is_done_in_time_with_the_bias_and_misses_its_deadline_wit
     began, ended = done.wal()[0]["at"], done.wal()[-1]["at"]
     assert (done.status, ended < began + kfm_loop.LEFT_S) == ("COMPLETE", True)
     assert (missed.status, missed.reason) == ("HARD_FAIL", "wait_beyond_deadline")
-    policy = govern.policy("p2-batch-reporting")
+    policy = files.policy("p2-batch-reporting")
     assert policy.tuning is not None
     assert policy.tuning.min_buffer_s > kfm_loop.LEFT_S
     risks = [line["decision_proof"]["terms"]["tuned"]["risk"] for line in of(done.wal(), "DECISION")]

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from oncemore.desk.demo import lit
-from oncemore.desk.demo.core import Core
-from oncemore.desk.demo.lit import Row, Stage, shown
+from oncemore.demo.lit import story
+from oncemore.demo.lit.server import Core
+from oncemore.demo.lit.story import Row, Stage, shown
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,9 +41,9 @@ def test_a_story_that_goes_otherwise_fails(monkeypatch: pytest.MonkeyPatch) -> N
         stage.core.acted += 1  # as if the action had been applied before
         return Stage.accepts(stage)
 
-    monkeypatch.setattr(lit, "SCENES", (("Something else acts.", twice),))
+    monkeypatch.setattr(story, "SCENES", (("Something else acts.", twice),))
     out = io.StringIO()
-    assert lit.main(out, plain=True) == 1
+    assert story.main(out, plain=True) == 1
     assert "Otherwise than told: accept f-12." in out.getvalue()
 
 

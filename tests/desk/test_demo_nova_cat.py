@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from oncemore.desk import cli
-from oncemore.desk.demo import nova_cat
+from oncemore import cli
+from oncemore.demo.nova_cat import story
 
 
 @pytest.mark.req("SCEN-8")
@@ -37,12 +37,12 @@ def test_the_story_comes_out_as_the_document_has_it(
 
 
 def test_a_story_that_goes_wrong_ends_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def short(story: nova_cat.Story, folder: object) -> None:
+    def short(story: story.Story, folder: object) -> None:
         story.acquire({"data_product_id": "x", "provider": "A"}, "SUCCESS")
 
-    monkeypatch.setattr(nova_cat, "tell", short)
+    monkeypatch.setattr(story, "tell", short)
     out = io.StringIO()
-    assert nova_cat.main(out, plain=True) == 1
+    assert story.main(out, plain=True) == 1
     assert "1 things were not as they should be." in out.getvalue()
 
 

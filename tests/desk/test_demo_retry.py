@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 import oncemore
-from oncemore.desk.demo import retry as demo
-from oncemore.desk.demo.flaky import ALWAYS, RESET, Fault, FlakyServer
-from oncemore.desk.screen import Screen
+from oncemore.demo.retry import story as demo
+from oncemore.demo.retry.server import ALWAYS, RESET, Fault, FlakyServer
+from oncemore.screen import Screen
 from tests.quickest import best
 
 SOURCE = str(Path(oncemore.__file__).parents[1])
-COMMAND = [sys.executable, "-W", "error", "-m", "oncemore.desk.demo.retry"]
+COMMAND = [sys.executable, "-W", "error", "-m", "oncemore.demo.retry.story"]
 #: How much sooner than asked a visit may seem to come: the two sides read their clocks one after the other.
 CLOCKS_S = 0.02
 
@@ -222,7 +222,7 @@ def test_it_needs_the_standard_library_only_and_no_proxy() -> None:
     # Without site-packages; and with a proxy in the environment on which nobody listens.
     script = (
         f"import runpy, sys; sys.path.insert(0, {SOURCE!r}); sys.argv[1:] = ['--fast']; "
-        "runpy.run_module('oncemore.desk.demo.retry', run_name='__main__')"
+        "runpy.run_module('oncemore.demo.retry.story', run_name='__main__')"
     )
     run = subprocess.run(
         [sys.executable, "-S", "-c", script],

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 import oncemore
-from oncemore.codec.wire import head_of
-from oncemore.desk import cli
-from oncemore.store.base import Query
+from oncemore import cli
+from oncemore.log.entry_codec import head_of
+from oncemore.log.store import Query
 from tests.shell import run
 
 if TYPE_CHECKING:

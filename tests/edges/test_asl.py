@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from statelint.linter import Linter
 
 import oncemore
-from oncemore import govern
-from oncemore.core.backoff import NONE, Jitter, Schedule
-from oncemore.core.classify import Classes, verdict
-from oncemore.core.policy import Policy
-from oncemore.core.tune import Tuning
-from oncemore.edges import asl, asl_task
-from oncemore.edges.asl import Inexpressible, definition, solved, translated, waits
-from oncemore.edges.asl_check import faults
-from oncemore.edges.classify import classify
-from oncemore.govern.packaged import PACKAGED
+from oncemore.classifiers.classify import classify
+from oncemore.classifiers.verdict import Classes, verdict
+from oncemore.policy import files
+from oncemore.policy.backoff import NONE, Jitter, Schedule
+from oncemore.policy.files.packaged import PACKAGED
+from oncemore.policy.policy import Policy
+from oncemore.policy.tuning import Tuning
+from oncemore.stepfunctions import export, task
+from oncemore.stepfunctions.check import faults
+from oncemore.stepfunctions.export import Inexpressible, definition, solved, translated, waits
 from tests.servers.step_functions import emulator
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from tests.servers.step_functions import Machine
 
-RETRYABLE, TERMINAL = asl_task.RetryableError("HTTP_503"), asl_task.TerminalError("HTTP_404")
-QUARANTINE = asl_task.QuarantineError("CHECKSUM_MISMATCH")
+RETRYABLE, TERMINAL = task.RetryableError("HTTP_503"), task.TerminalError("HTTP_404")
+QUARANTINE = task.QuarantineError("CHECKSUM_MISMATCH")
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_kfm_loop_with_tuning_is_refused_with_the_knob() -> None:
     with pytest.raises(
         Inexpressible, match=r"kfm-loop cannot be written .*: tuning \(telemetry_tuning"
     ) as caught:
-        definition(govern.policy("kfm-loop"))
+        definition(files.policy("kfm-loop"))
     assert [knob.name for knob in caught.value.faults] == ["tuning", "jitter"]
     assert isinstance(caught.value, oncemore.PolicyError)
     again = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own
@@ -144,7 +144,7 @@ def test_a_knob_that_cannot_be_said_is_named(policy: Policy, knob: str, why: str
 @pytest.mark.req("SFN-8")
 @pytest.mark.parametrize("name", PACKAGED)
 def test_every_packaged_policy_is_exact_or_refused(name: str) -> None:
-    for own, policy in govern.profile(name).policies.items():
+    for own, policy in files.profile(name).policies.items():
         knobs = [policy.jitter.spread != "none", policy.tuning is not None, policy.schedule.base % 1]
         if any(knobs) and policy.max_attempts > 1:
             with pytest.raises(Inexpressible, match="cannot be written"):
@@ -156,12 +156,12 @@ def test_every_packaged_policy_is_exact_or_refused(name: str) -> None:
 
 
 def test_what_is_accepted_is_written_into_the_definition() -> None:
-    made = definition(govern.policy("kfm-rules"), accept=["jitter"])
+    made = definition(files.policy("kfm-rules"), accept=["jitter"])
     (retrier,) = made["States"]["Work"]["Retry"]
     assert retrier["JitterStrategy"] == "FULL"
     assert waits(retrier) == [1, 2, 4, 8]
     assert "delays are spread at random by Step Functions" in made["Comment"]
-    made = definition(govern.policy("kfm-loop"), accept=["jitter", "tuning"])
+    made = definition(files.policy("kfm-loop"), accept=["jitter", "tuning"])
     (retrier,) = made["States"]["Work"]["Retry"]
     assert (retrier["JitterStrategy"], waits(retrier)) == ("NONE", [20, 40, 80, 160, 320])
     assert "delays are not tuned" in made["Comment"]
@@ -176,7 +176,7 @@ def test_what_is_accepted_is_written_into_the_definition() -> None:
 
 @pytest.mark.req("SFN-3")
 def test_only_what_a_policy_retries_is_in_its_retrier() -> None:
-    made = translated(govern.policy("nova-cat"))
+    made = translated(files.policy("nova-cat"))
     assert made.errors[:2] == ("RetryableError", "States.Timeout")
     assert "Lambda.TooManyRequestsException" in made.errors
     strict = listed(2, classes=Classes(("HTTP_503",)))
@@ -236,7 +236,7 @@ def test_a_definition_does_what_the_policy_says(delays: tuple[int, ...], machine
     ],
 )
 def test_a_task_fails_under_the_name_of_its_class(error: Exception, name: str, told: str) -> None:
-    @asl_task.task(govern.policy("nova-cat"))
+    @task.task(files.policy("nova-cat"))
     def handler(event: Any, context: Any) -> Any:
         """Do it."""
         raise error
@@ -249,7 +249,7 @@ def test_a_task_fails_under_the_name_of_its_class(error: Exception, name: str, t
 
 
 def test_a_task_that_may_not_be_repeated_goes_to_a_person_when_it_is_lost() -> None:
-    @asl_task.task(govern.policy("nova-cat"), effect="once")
+    @task.task(files.policy("nova-cat"), effect="once")
     def pay(event: Any) -> Any:
         if event == "lost":
             raise ConnectionResetError
@@ -258,9 +258,9 @@ def test_a_task_that_may_not_be_repeated_goes_to_a_person_when_it_is_lost() -> N
         return event
 
     assert pay("good") == "good"
-    with pytest.raises(asl_task.QuarantineError):
+    with pytest.raises(task.QuarantineError):
         pay("lost")
-    with pytest.raises(asl_task.RetryableError):
+    with pytest.raises(task.RetryableError):
         pay("refused")
 
 
@@ -269,8 +269,8 @@ def test_an_error_of_a_task_means_the_same_wherever_it_goes() -> None:
         assert classify(error, 0.0).kind == kind
         again = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
         assert (type(again), again.code, str(again)) == (type(error), error.code, str(error))
-    assert verdict(classify(QUARANTINE, 0.0), govern.policy("standard"), "idempotent") == "QUARANTINE"
+    assert verdict(classify(QUARANTINE, 0.0), files.policy("standard"), "idempotent") == "QUARANTINE"
 
 
 def test_names_are_those_of_the_language() -> None:
-    assert asl.OF_THE_PLATFORM.keys() & {"States.ALL", "States.TaskFailed", "States.Runtime"} == set()
+    assert export.OF_THE_PLATFORM.keys() & {"States.ALL", "States.TaskFailed", "States.Runtime"} == set()

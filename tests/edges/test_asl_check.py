@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from statelint.linter import Linter
 
-from oncemore import govern
-from oncemore.edges import asl_check
-from oncemore.edges.asl import definition
-from oncemore.edges.asl_check import faults
-from oncemore.profiles.nova_cat_workflow import workflow
+from oncemore.policy import files
+from oncemore.profiles.nova_cat.workflow import workflow
+from oncemore.stepfunctions import check
+from oncemore.stepfunctions.check import faults
+from oncemore.stepfunctions.export import definition
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,7 +87,7 @@ def test_a_good_definition_has_no_fault() -> None:
     assert faults(GOOD) == []
     assert Linter.validate(GOOD) == []
     assert faults(workflow()) == []
-    assert faults(definition(govern.policy("nova-cat"))) == []
+    assert faults(definition(files.policy("nova-cat"))) == []
 
 
 BROKEN = [
@@ -205,7 +205,7 @@ def test_limits_hold() -> None:
         deep = {"StartAt": f"S{level}", "States": {f"S{level}": state}}
     assert [fault.rule for fault in faults(deep)] == ["depth"]
     many = {"StartAt": "A", "States": {f"s/{n}": {"Type": "?"} for n in range(900)}}
-    assert len(faults(many)) == asl_check.MOST_FAULTS
+    assert len(faults(many)) == check.MOST_FAULTS
     assert faults(many)[0].where == "/States/s~10"
     test: Any = {"Variable": "$.x", "IsNull": True}
     for _ in range(30):

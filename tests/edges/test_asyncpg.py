@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from oncemore.edges.classify import classify
+from oncemore.classifiers.classify import classify
 from tests.edges.clients import caught
 from tests.servers import faults
 

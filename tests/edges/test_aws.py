@@ -12,7 +12,7 @@ import botocore.session
 import pytest
 from botocore.config import Config
 
-from oncemore.edges.classify import classify
+from oncemore.classifiers.classify import classify
 from tests.edges.clients import caught
 from tests.servers import faults
 

@@ -12,7 +12,7 @@ from azure.core.exceptions import map_error
 from azure.core.pipeline import policies
 from azure.core.rest import HttpRequest
 
-from oncemore.edges.classify import classify
+from oncemore.classifiers.classify import classify
 from tests.edges.clients import PATIENCE, SHORT, caught
 from tests.servers import faults
 

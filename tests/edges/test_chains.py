@@ -11,10 +11,10 @@ import tenacity
 import urllib3
 
 import oncemore.errors as ours
-from oncemore.core.classify import STOPPED
-from oncemore.core.model import Failure
-from oncemore.edges import classify as module
-from oncemore.edges.classify import classify, register
+from oncemore.classifiers import classify as module
+from oncemore.classifiers.classify import classify, register
+from oncemore.classifiers.verdict import STOPPED
+from oncemore.policy.model import Failure
 from tests.edges.clients import caught
 from tests.servers import faults
 
@@ -300,7 +300,7 @@ def test_rules_that_cannot_be_looked_for_now_are_looked_for_the_next_time(
             raise OSError(24, "Too many open files")
         return False
 
-    monkeypatch.setattr("oncemore.edges.plugins.load", load)
+    monkeypatch.setattr("oncemore.classifiers.plugins.load", load)
     monkeypatch.setattr(module, "_unready", True)
     for expected in (1, 2, 2):
         module.ready()

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncemore.core.model import Failure
-from oncemore.edges.classify import classify
-from oncemore.edges.fingerprint import fingerprint, steady
+from oncemore.audit.fingerprint import fingerprint, steady
+from oncemore.classifiers.classify import classify
+from oncemore.policy.model import Failure
 from tests.edges.clients import CLIENTS, caught
 from tests.servers import faults
 

@@ -13,7 +13,7 @@ import requests
 from google.api_core import exceptions, grpc_helpers, grpc_helpers_async, retry
 from google.auth import exceptions as auth
 
-from oncemore.edges.classify import classify
+from oncemore.classifiers.classify import classify
 from tests.edges.clients import caught
 from tests.servers import faults
 from tests.servers import grpc as servers

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from oncemore.edges.classify import classify
-from oncemore.edges.waits import in_details, in_status
+from oncemore.classifiers.classify import classify
+from oncemore.classifiers.retry_after import in_details, in_status
 from tests.edges.clients import caught
 from tests.servers import faults
 from tests.servers import grpc as servers

@@ -28,9 +28,9 @@ import urllib3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncemore.core.model import KINDS, Failure
-from oncemore.edges.classify import classify, classify_status
+from oncemore.classifiers.classify import classify, classify_status
 from oncemore.errors import Violation
+from oncemore.policy.model import KINDS, Failure
 
 #: The attributes that some rule reads.
 READ = (

@@ -12,9 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from requests.structures import CaseInsensitiveDict
 
-from oncemore.edges.classify import classify_status, parse_retry_after
-from oncemore.edges.http import LONGEST, failed_status
-from oncemore.edges.http_date import parse_http_date
+from oncemore.classifiers.classify import classify_status, parse_retry_after
+from oncemore.classifiers.http_date import parse_http_date
+from oncemore.classifiers.http_status import LONGEST, failed_status
 
 #: Sun, 06 Nov 1994 08:49:37 GMT, the example of RFC 9110.
 EPOCH = 784111777.0

@@ -10,14 +10,14 @@ import pytest
 import trustme
 import urllib3
 
-from oncemore.edges.classify import classify, classify_status
+from oncemore.classifiers.classify import classify, classify_status
 from tests.edges.clients import CLIENTS, PATIENCE, RETURNING, SHORT, caught, with_urllib3
 from tests.servers import faults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from oncemore.core.model import Failure
+    from oncemore.policy.model import Failure
 
 #: Sun, 06 Nov 1994 08:49:37 GMT, the example of RFC 9110.
 EPOCH = 784111777.0

@@ -13,7 +13,7 @@ import pytest
 import requests
 import urllib3
 
-from oncemore.edges.classify import classify
+from oncemore.classifiers.classify import classify
 from tests.edges.clients import TLS, caught
 from tests.servers import faults
 

@@ -13,7 +13,7 @@ import httpx2
 import pytest
 import urllib3
 
-from oncemore.edges.classify import classify
+from oncemore.classifiers.classify import classify
 from tests.edges.clients import caught, with_urllib
 from tests.servers import faults
 

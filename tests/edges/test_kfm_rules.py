@@ -6,7 +6,7 @@ import pytest
 from neo4j import exceptions
 
 import oncemore
-from oncemore.edges.classify import classify
+from oncemore.classifiers.classify import classify
 from tests.edges.clients import caught
 from tests.edges.test_stac import answered
 

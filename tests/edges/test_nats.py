@@ -14,7 +14,7 @@ import nats.js.api
 import nats.js.errors
 import pytest
 
-from oncemore.edges.classify import classify
+from oncemore.classifiers.classify import classify
 from tests.servers import faults
 from tests.servers import nats as servers
 

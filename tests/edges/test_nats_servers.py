@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from oncemore.edges.control import NatsControl
-from oncemore.edges.nats_servers import connected, servers_of, shown
+from oncemore.control.nats_switches import NatsControl
 from oncemore.errors import UsageError
-from oncemore.inbox.from_jetstream import JetStream as Letters
+from oncemore.log.nats.servers import connected, servers_of, shown
+from oncemore.messaging.sources.jetstream import JetStream as Letters
 from oncemore.outbox import JetStream
 from oncemore.testing.nats import free_ports
 from tests.servers import nats

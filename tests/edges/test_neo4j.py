@@ -13,8 +13,8 @@ import neo4j
 import pytest
 from neo4j import exceptions
 
-from oncemore.core.classify import matches
-from oncemore.edges.classify import classify
+from oncemore.classifiers.classify import classify
+from oncemore.classifiers.verdict import matches
 from tests.edges.clients import caught
 from tests.servers import faults
 

@@ -12,7 +12,7 @@ import openai
 import pytest
 from openai import _exceptions as shown  # a few of its classes are not at its front door
 
-from oncemore.edges.classify import classify
+from oncemore.classifiers.classify import classify
 from tests.edges.clients import PATIENCE, SHORT, caught
 from tests.servers import faults
 

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oncemore import govern
-from oncemore.core.classify import verdict
-from oncemore.core.gate import Rules, counted
-from oncemore.edges.classify import _tables, classify
-from oncemore.govern import loader
-from oncemore.govern.packaged import PACKAGED
+from oncemore.classifiers.classify import _tables, classify
+from oncemore.classifiers.verdict import verdict
+from oncemore.limits.breaker_rules import Rules, counted
+from oncemore.policy import files
+from oncemore.policy.files import loader
+from oncemore.policy.files.packaged import PACKAGED
 from tests.edges.outages import raise_fault
 from tools import outages
 
 if TYPE_CHECKING:
-    from oncemore.core.model import Failure
+    from oncemore.policy.model import Failure
 
 #: Top-level modules that have rules of their own, and the client of the table that meets them.
 MODULES = {
@@ -33,7 +33,7 @@ MODULES = {
 #: Rules for something else than a client: streams of event loops, processes, retry libraries, our own errors.
 NO_CLIENTS = {"anyio", "asyncio", "oncemore", "subprocess", "tenacity", "trio"}
 
-ADDRESSES = [f"{name}/{policy}" for name in PACKAGED for policy in govern.profile(name).policies]
+ADDRESSES = [f"{name}/{policy}" for name in PACKAGED for policy in files.profile(name).policies]
 
 
 def list_policies(column: str) -> list[str]:
@@ -47,7 +47,7 @@ def list_policies(column: str) -> list[str]:
 
 def compute_outcome(failure: Failure, address: str) -> str:
     """Return what the pure functions that the engine asks make of a failure."""
-    meant = verdict(failure, govern.policy(address), "idempotent")
+    meant = verdict(failure, files.policy(address), "idempotent")
     if meant == "TERMINAL" and loader.step_settings(address).quarantines:
         meant = "QUARANTINE"
     return {"RETRYABLE": outages.R, "TERMINAL": outages.F, "QUARANTINE": outages.Q}[meant]

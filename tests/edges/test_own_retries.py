@@ -19,8 +19,8 @@ from pystac_client.stac_api_io import StacApiIO
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from oncemore.edges.classify import _tables
-from oncemore.edges.own_retries import CLIENTS
+from oncemore.classifiers.classify import _tables
+from oncemore.classifiers.client_retries import CLIENTS
 from tests.edges.clients import caught
 from tests.servers import faults
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from oncemore.edges import plugins
+from oncemore.classifiers import plugins
 
 SOURCE = Path(plugins.__file__).resolve().parents[2]
 

@@ -14,7 +14,7 @@ import psycopg
 import psycopg_pool
 import pytest
 
-from oncemore.edges.classify import classify
+from oncemore.classifiers.classify import classify
 from tests.edges.clients import caught
 from tests.servers import faults
 

@@ -19,7 +19,7 @@ import pytest
 import trio
 
 import oncemore.errors as ours
-from oncemore.edges.classify import classify
+from oncemore.classifiers.classify import classify
 from tests.edges.clients import caught
 from tests.servers import faults
 
@@ -221,8 +221,8 @@ def test_a_real_missing_file_and_a_real_existing_one(tmp_path: Path) -> None:
 OUT_OF_DESCRIPTORS = """
 import sys
 import httpx, requests, resource, socket, urllib.error
-from oncemore.edges.classify import classify
-from oncemore.core.model import Failure
+from oncemore.classifiers.classify import classify
+from oncemore.policy.model import Failure
 
 request = httpx.Request("GET", "http://127.0.0.1/")
 date = {"Retry-After": "Sun, 06 Nov 1994 08:49:47 GMT"}
@@ -255,7 +255,7 @@ def test_classifying_needs_no_file_descriptor_and_no_import() -> None:
 LIGHT = """
 import sys
 before = set(sys.modules)
-import oncemore.edges.classify, oncemore.edges.fingerprint
+import oncemore.classifiers.classify, oncemore.audit.fingerprint
 heavy = "typing enum dataclasses re datetime email inspect logging json ssl socket asyncio traceback".split()
 new = set(sys.modules) - before
 assert not new & set(heavy), new & set(heavy)

@@ -17,7 +17,7 @@ from redis import exceptions
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from oncemore.edges.classify import classify
+from oncemore.classifiers.classify import classify
 from tests.edges.clients import caught
 from tests.servers import faults
 from tests.servers import redis as servers

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc, orm
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from oncemore.edges.classify import classify
+from oncemore.classifiers.classify import classify
 from tests.edges.clients import caught
 from tests.servers import faults
 

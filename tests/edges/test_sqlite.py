@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import apsw
 import pytest
 
-from oncemore.edges.classify import classify
-from oncemore.edges.sqlite import _name
+from oncemore.classifiers.classify import classify
+from oncemore.classifiers.clients.sqlite import _name
 from tests.edges.clients import caught
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import pytest
 from pystac_client.exceptions import APIError, ParametersError
 from pystac_client.stac_api_io import StacApiIO
 
-from oncemore.core.classify import matches
-from oncemore.edges.classify import classify
+from oncemore.classifiers.classify import classify
+from oncemore.classifiers.verdict import matches
 from tests.edges.clients import PATIENCE, SHORT, caught
 from tests.servers import faults
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oncemore.core.model import KINDS
-from oncemore.edges import classify as module
-from oncemore.edges.classify import UNMATCHED, _find, _tables
+from oncemore.classifiers import classify as module
+from oncemore.classifiers.classify import UNMATCHED, _find, _tables
+from oncemore.policy.model import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,9 +41,9 @@ HOMES = {
     "neo4j": ("neo4j.exceptions", "neo4j._exceptions"),
     "oncemore": (
         "oncemore.errors",
-        "oncemore.edges.asl_task",
-        "oncemore.profiles.lit_errors",
-        "oncemore.profiles.nova_cat_input",
+        "oncemore.stepfunctions.task",
+        "oncemore.profiles.lit.errors",
+        "oncemore.profiles.nova_cat.input",
     ),
     "openai": ("openai", "openai._exceptions"),
     "psycopg": ("psycopg", "psycopg.errors"),

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.core.classify import matches
-from oncemore.edges import taught
-from oncemore.edges.classify import classify
+from oncemore.classifiers import custom
+from oncemore.classifiers.classify import classify
+from oncemore.classifiers.verdict import matches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,10 +35,10 @@ BUSY = oncemore.Failure("throttled", "no", 2.5, "QUEUE_BUSY")
 @pytest.fixture(autouse=True)
 def nothing_stays() -> Iterator[None]:
     """What a test teaches is forgotten after it."""
-    before = taught._taught, taught._installed
+    before = custom._taught, custom._installed
     yield
-    taught._taught, taught._installed = before
-    taught.ask_first(taught._before)
+    custom._taught, custom._installed = before
+    custom.ask_first(custom._before)
 
 
 def teach(*of: Any, answer: object = BUSY, name: str = "busy") -> list[BaseException]:
@@ -351,9 +351,9 @@ def test_a_function_may_be_forgotten() -> None:
     def rule(_error: QueueBusy) -> oncemore.Failure:
         return BUSY
 
-    assert taught.knows(rule)
-    taught.forget(rule)
-    assert not taught.knows(rule)
+    assert custom.knows(rule)
+    custom.forget(rule)
+    assert not custom.knows(rule)
     assert classify(QueueBusy(), 0.0).rule == "default:unmatched"
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 import oncemore
-from oncemore.core.record import Run
-from oncemore.engine import attempt as attempt_module
-from oncemore.engine.attempt import MOST_EVENTS, Attempt
-from oncemore.engine.ops import Seen
+from oncemore.log.record import Run
+from oncemore.steps import attempt as attempt_module
+from oncemore.steps.attempt import MOST_EVENTS, Attempt
+from oncemore.steps.ops import Seen
 
 KEY = "ab" * 32
 STATE = Run(

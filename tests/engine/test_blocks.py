@@ -7,7 +7,7 @@ import pytest
 import trio
 
 import oncemore
-from oncemore import options
+from oncemore.retries import options
 from oncemore.testing import FakeClock
 
 RUNNERS = {"asyncio": asyncio.run, "trio": lambda coroutine: trio.run(lambda: coroutine)}

@@ -1,7 +1,7 @@
 """What an item of a job came to, as its lane notes it."""
 
-from oncemore.engine.came import Came, Notes
-from oncemore.engine.ops import Seen
+from oncemore.steps.ops import Seen
+from oncemore.workers.item_result import Came, Notes
 
 
 def test_an_item_that_asks_for_no_resource_is_done_by_itself() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import oncemore
-from oncemore.engine.context import CONTEXT, Context
+from oncemore.steps.context import CONTEXT, Context
 
 LATER = datetime.datetime(2027, 1, 15, 8, tzinfo=datetime.UTC)
 

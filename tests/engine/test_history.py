@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 import oncemore
-from oncemore.codec.wire import Header, body_of, header_of, written
-from oncemore.core.key import fingerprint
-from oncemore.core.record import NOWHERE, Change, Run, link
-from oncemore.engine.history import RECORDS, told, verify, wal
 from oncemore.errors import StoreError
-from oncemore.store.base import Entry
+from oncemore.log.entry_codec import Header, body_of, header_of, written
+from oncemore.log.record import NOWHERE, Change, Run, link
+from oncemore.log.store import Entry
+from oncemore.policy.canonical_json import fingerprint
+from oncemore.steps.run import RECORDS, told, verify, wal
 from oncemore.testing import instant
 
 

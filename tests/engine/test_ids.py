@@ -5,7 +5,7 @@ import os
 import uuid
 from pathlib import Path
 
-from oncemore.engine.ids import nonce, uuid7
+from oncemore._ids import nonce, uuid7
 
 
 def test_ids_are_uuids_of_version_7_and_sort_by_time() -> None:

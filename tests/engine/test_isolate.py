@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.codec.artifact import SHELF
-from oncemore.core.record import Kept, Outgoing, Run
-from oncemore.engine import isolate
-from oncemore.engine.artifact_places import Folder
-from oncemore.engine.artifacts import Apart, Shelf
-from oncemore.engine.attempt import Attempt
-from oncemore.engine.isolate import ProcessDied, RemoteError, Unsent
-from oncemore.engine.ops import Seen
-from oncemore.engine.retry import ENDS, Invoke
-from oncemore.engine.surroundings import innermost
+from oncemore.artifacts.artifact import SHELF
+from oncemore.artifacts.backends import Folder
+from oncemore.artifacts.store import Apart, Shelf
+from oncemore.log.record import Kept, Outgoing, Run
+from oncemore.retries.loop import ENDS, Invoke
+from oncemore.steps import isolation
+from oncemore.steps.attempt import Attempt
+from oncemore.steps.entered_engine import innermost
+from oncemore.steps.isolation import ProcessDied, RemoteError, Unsent
+from oncemore.steps.ops import Seen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -188,7 +188,7 @@ def parent(keep: Callable[[Attempt, Any], Any] | None = None, **more: Any) -> At
 
 
 def where(work: Any) -> tuple[str, str]:
-    return isolate.address_of("work", work)
+    return isolation.address_of("work", work)
 
 
 def letter(**more: Any) -> dict[str, Any]:
@@ -229,7 +229,7 @@ class Child:
 
     def be(self, work: Any, *args: Any, **more: Any) -> None:
         try:
-            isolate._child(self.theirs, where(work), args, {}, letter(**more))
+            isolation._child(self.theirs, where(work), args, {}, letter(**more))
         except Ended:
             self.theirs.close()
 
@@ -238,7 +238,7 @@ class Child:
         half = threading.Thread(target=partial(self.be, work, *args, **more), daemon=True)
         half.start()
         try:
-            return isolate._served(self.ours, attempt, Invoke(3, SOON_S), no_process())
+            return isolation._served(self.ours, attempt, Invoke(3, SOON_S), no_process())
         finally:
             half.join(SOON_S)
 
@@ -295,16 +295,16 @@ def at_its_end(reading: int) -> bool:
 def test_work_is_found_by_module_and_name_without_what_was_put_around_it() -> None:
     assert where(add) == (__name__, "add")
     assert where(Around.inner) == (__name__, "Around.inner")
-    assert isolate._function(*where(add)) is add
-    assert isolate._function(*where(Around.inner))(5) == -5
-    assert isolate._function(__name__, "decorated") is not decorated
-    assert isolate._function(__name__, "decorated")(4) == 40  # outside of any engine: it is the work itself
+    assert isolation._function(*where(add)) is add
+    assert isolation._function(*where(Around.inner))(5) == -5
+    assert isolation._function(__name__, "decorated") is not decorated
+    assert isolation._function(__name__, "decorated")(4) == 40  # outside of any engine: it is the work itself
 
 
 @pytest.mark.parametrize("work", [lambda: 1, SimpleNamespace(__module__=None)], ids=["lambda", "no module"])
 def test_work_that_another_process_cannot_find_is_refused_before_anything_is_started(work: Any) -> None:
     with pytest.raises(oncemore.UsageError, match="work cannot be found from another process"):
-        isolate.run(job(work), parent(), Invoke(3, SOON_S))
+        isolation.run(job(work), parent(), Invoke(3, SOON_S))
 
 
 def test_work_that_is_not_where_it_was_said_to_be_is_an_error_of_the_attempt(child: Child) -> None:
@@ -411,7 +411,7 @@ def test_what_a_failed_attempt_gave_away_does_not_come_over(child: Child) -> Non
         (Locked(), RemoteError, "Locked: locked"),
         (Mute(), RemoteError, "Mute: it cannot be shown"),
         (Other("more"), RemoteError, "Other: more"),
-        (Picky("z" * 9999, ""), RemoteError, ("Picky: " + "z" * 9999)[: isolate.MOST_TEXT]),
+        (Picky("z" * 9999, ""), RemoteError, ("Picky: " + "z" * 9999)[: isolation.MOST_TEXT]),
     ],
     ids=["plain", "exit", "picky", "locked", "mute", "other", "long"],
 )
@@ -435,18 +435,18 @@ def test_a_value_that_cannot_be_read_again_is_said_in_words_and_not_an_error(chi
     value = child.serve(parent(), returns, Bomb)
     assert type(value) is Unsent
     assert value.text.startswith("LookupError: not to be made anew")
-    assert len(value.text) == isolate.MOST_TEXT
+    assert len(value.text) == isolation.MOST_TEXT
 
 
 def test_what_is_said_of_a_value_is_bounded(pipe: tuple[Connection, Connection]) -> None:
     ours, theirs = pipe
-    isolate._send(theirs, "value", Wide())
+    isolation._send(theirs, "value", Wide())
     assert ours.recv() == "value"
-    assert ours.recv().text == ("a Wide: " + "y" * 9999)[: isolate.MOST_TEXT]
+    assert ours.recv().text == ("a Wide: " + "y" * 9999)[: isolation.MOST_TEXT]
 
 
 def test_answers_arrive_in_order_and_the_end_of_the_pipe_is_the_end_of_the_group(child: Child) -> None:
-    answers = isolate._Answers(child.theirs)
+    answers = isolation._Answers(child.theirs)
     child.ours.send(None)
     child.ours.send("second")
     child.ours.close()
@@ -458,7 +458,7 @@ def test_answers_arrive_in_order_and_the_end_of_the_pipe_is_the_end_of_the_group
 
 def test_a_pipe_that_breaks_is_the_end_of_the_group_too(child: Child) -> None:
     child.theirs.close()
-    isolate._Answers(child.theirs).listen()  # OSError: handle is closed
+    isolation._Answers(child.theirs).listen()  # OSError: handle is closed
     assert child.killed == [(0, signal.SIGKILL)]
 
 
@@ -477,8 +477,8 @@ def test_a_pipe_that_ends_without_an_answer_tells_how_the_process_ended(
     theirs.close()
     text = r"work: the process of attempt 3 ended without an answer \(exit code -11\)"
     with pytest.raises(ProcessDied, match=text) as caught:
-        isolate._served(ours, parent(), Invoke(3, SOON_S), process)
-    assert joined == [isolate.GRACE_S]
+        isolation._served(ours, parent(), Invoke(3, SOON_S), process)
+    assert joined == [isolation.GRACE_S]
     assert isinstance(caught.value, ConnectionError)  # which policies take for transient
     assert caught.value.__suppress_context__
 
@@ -488,7 +488,7 @@ def test_an_answer_that_is_cut_off_in_the_middle_is_none(pipe: tuple[Connection,
     theirs.send("value")
     theirs.close()
     with pytest.raises(ProcessDied):
-        isolate._served(ours, parent(), Invoke(3, SOON_S), no_process())
+        isolation._served(ours, parent(), Invoke(3, SOON_S), no_process())
 
 
 @pytest.mark.parametrize(
@@ -499,7 +499,7 @@ def test_silence_beyond_the_limit_is_a_timeout(
 ) -> None:
     limit(0.05)
     with pytest.raises(kind, match=r"work: attempt 3 was cut off after 0\.05 s") as caught:
-        isolate._served(pipe[0], parent(), Invoke(3, 0.05, whole), no_process())
+        isolation._served(pipe[0], parent(), Invoke(3, 0.05, whole), no_process())
     assert type(caught.value) is kind
 
 
@@ -509,7 +509,7 @@ def test_an_error_that_cannot_be_read_here_is_said_in_words(pipe: tuple[Connecti
     theirs.send("error")
     theirs.send_bytes(pickle.dumps(Picky("one", "two")))
     with pytest.raises(RemoteError, match=r"TypeError: .*missing 1 required positional argument"):
-        isolate._served(ours, parent(), Invoke(3, SOON_S), no_process())
+        isolation._served(ours, parent(), Invoke(3, SOON_S), no_process())
 
 
 def test_killing_ends_the_process_and_whatever_it_has_started() -> None:
@@ -517,7 +517,7 @@ def test_killing_ends_the_process_and_whatever_it_has_started() -> None:
     with subprocess.Popen(["sh", "-c", script], start_new_session=True, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"begun\n"
-        isolate._kill(process.pid)
+        isolation._kill(process.pid)
         assert process.stdout.read() == b""  # at its end only when the program has ended too
         assert process.wait(SOON_S) == -signal.SIGKILL
 
@@ -534,9 +534,9 @@ def test_killing_one_that_is_gone_or_was_never_there_is_nothing(
 
     monkeypatch.setattr(os, "kill", partial(refuse, "process"))
     monkeypatch.setattr(os, "killpg", partial(refuse, "group"))
-    isolate._kill(None)
+    isolation._kill(None)
     assert asked == []  # least of all this process's own group, which 0 would mean
-    isolate._kill(12345)
+    isolation._kill(12345)
     assert asked == [("process", 12345, signal.SIGKILL), ("group", 12345, signal.SIGKILL)]
 
 
@@ -545,7 +545,7 @@ def test_killing_one_that_is_gone_or_was_never_there_is_nothing(
 
 def test_nothing_of_an_attempt_is_left_when_it_has_returned(fifo: tuple[str, int]) -> None:
     path, reading = fifo
-    pid = isolate.run(job(starts_a_program, path), parent(), Invoke(3, SOON_S))
+    pid = isolation.run(job(starts_a_program, path), parent(), Invoke(3, SOON_S))
     assert pid != os.getpid()
     assert at_its_end(reading), "the program goes on"
 
@@ -554,7 +554,7 @@ def test_a_process_is_killed_at_its_limit(limit: Callable[[float], None]) -> Non
     limit(0.2)
     began = time.monotonic()
     with pytest.raises(oncemore.AttemptTimeout):
-        isolate.run(job(sleeps), parent(), Invoke(3, 0.2))
+        isolation.run(job(sleeps), parent(), Invoke(3, 0.2))
     assert time.monotonic() - began < SOON_S
     assert multiprocessing.active_children() == []
 
@@ -564,7 +564,7 @@ def test_a_process_whose_caller_is_gone_ends_with_all_its_programs(fifo: tuple[s
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     args = (theirs, where(starts_a_program_and_waits), (path,), {}, letter())
-    process = context.Process(target=isolate._child, args=args, daemon=True)
+    process = context.Process(target=isolation._child, args=args, daemon=True)
     process.start()
     theirs.close()
     assert ours.poll(SOON_S)
@@ -589,7 +589,7 @@ def test_the_child_enters_the_engine_of_its_surroundings_or_refuses_its_steps(
     opens = partial(oncemore.open, tmp_path / "log.db")
 
     def child() -> None:
-        isolate._enter(pickle.dumps(opens) if reachable else "it cannot be reached")
+        isolation._enter(pickle.dumps(opens) if reachable else "it cannot be reached")
         engine = innermost()
         assert engine is not None
         try:

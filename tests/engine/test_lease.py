@@ -9,13 +9,13 @@ from time import sleep
 import pytest
 
 import oncemore
-from oncemore.codec.wire import head_of
-from oncemore.core.record import Worker
-from oncemore.engine.history import verify
-from oncemore.engine.lease import RESERVED, Heart, Identity
 from oncemore.errors import StoreError
-from oncemore.store.base import Batch, Conflict
-from oncemore.store.memory import MemoryStore, Settled
+from oncemore.log.entry_codec import head_of
+from oncemore.log.memory import MemoryStore, Settled
+from oncemore.log.record import Worker
+from oncemore.log.store import Batch, Conflict
+from oncemore.steps.lease import RESERVED, Heart, Identity
+from oncemore.steps.run import verify
 
 
 class Time:

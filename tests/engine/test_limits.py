@@ -16,8 +16,8 @@ import pytest
 import trio
 
 import oncemore
-from oncemore.engine import helpers, limits
-from oncemore.engine.retry import Invoke
+from oncemore.retries import deadlines, timeouts
+from oncemore.retries.loop import Invoke
 from tests.engine.colours import COLOURS, Script, run
 from tests.quickest import best, quickest
 
@@ -145,7 +145,7 @@ def test_a_straggler_is_listed_until_it_ends_and_its_late_result_goes_nowhere() 
 
 def test_the_number_of_stragglers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     wait_for_stragglers()
-    monkeypatch.setattr(helpers, "MOST_STRAGGLERS", 2)
+    monkeypatch.setattr(timeouts, "MOST_STRAGGLERS", 2)
     release = threading.Event()
     limited = oncemore.retrying(lambda: release.wait(20), on=KeyError, attempts=1, timeout=0.05)
     for _ in range(2):
@@ -166,12 +166,12 @@ def test_helpers_are_used_again_and_only_a_few_are_kept() -> None:
     for caller in callers:
         caller.join()
     for _ in range(100):
-        threads = [one for one in threading.enumerate() if isinstance(one, helpers.Helper)]
+        threads = [one for one in threading.enumerate() if isinstance(one, timeouts.Helper)]
         alive = sum(not one.busy for one in threads)  # others' stragglers may still run
-        if alive <= helpers.MOST_IDLE:
+        if alive <= timeouts.MOST_IDLE:
             break
         time.sleep(0.02)
-    assert alive <= helpers.MOST_IDLE
+    assert alive <= timeouts.MOST_IDLE
 
 
 def test_a_forked_child_makes_its_own_helpers() -> None:
@@ -183,24 +183,24 @@ def test_a_forked_child_makes_its_own_helpers() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     with pytest.MonkeyPatch.context() as patch:  # the same without a fork
         helper = object()
-        patch.setattr(helpers, "_lock", held := threading.Lock())
-        patch.setattr(helpers, "_idle", [helper])
-        patch.setattr(helpers, "_stragglers", {helper: limits.Straggler("work", 0.0, 1.0)})
-        helpers._forget()
-        assert (helpers._idle, helpers._stragglers) == ([], {})
-        assert helpers._lock is not held
+        patch.setattr(timeouts, "_lock", held := threading.Lock())
+        patch.setattr(timeouts, "_idle", [helper])
+        patch.setattr(timeouts, "_stragglers", {helper: deadlines.Straggler("work", 0.0, 1.0)})
+        timeouts._forget()
+        assert (timeouts._idle, timeouts._stragglers) == ([], {})
+        assert timeouts._lock is not held
 
 
 def test_who_is_interrupted_goes_at_once_and_the_call_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
 
-    class Interrupted(helpers.SimpleQueue[object]):
+    class Interrupted(timeouts.SimpleQueue[object]):
         def get(self, block: bool = True, timeout: float | None = None) -> object:
             if timeout == 30:
                 raise KeyboardInterrupt
             return super().get(block, timeout)
 
-    monkeypatch.setattr(helpers, "SimpleQueue", Interrupted)
+    monkeypatch.setattr(timeouts, "SimpleQueue", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         oncemore.retrying(lambda: over.wait(20), on=KeyError, attempts=1, timeout=30)()
     assert 30 in [left.limit_s for left in oncemore.still_running()]
@@ -245,7 +245,7 @@ def test_work_that_loses_its_cancellation_is_cut_off_all_the_same(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `asyncio.wait_for` does in Python 3.11 when its answer comes at the same moment."""
-    monkeypatch.setattr(limits, "AGAIN_S", 0.05)
+    monkeypatch.setattr(deadlines, "AGAIN_S", 0.05)
     lost: list[str] = []
 
     async def work() -> None:
@@ -508,9 +508,9 @@ def test_an_inner_calls_end_is_no_reason_to_try_again() -> None:
 
 
 def test_a_call_that_ends_as_it_is_left_is_no_straggler() -> None:
-    helper = helpers._take("just in time")
-    helper.jobs.put((int, helpers.SimpleQueue()))
+    helper = timeouts._take("just in time")
+    helper.jobs.put((int, timeouts.SimpleQueue()))
     while helper.busy:
         time.sleep(0.001)
-    helpers._leave(helper, "just in time", Invoke(1, 0.1))
+    timeouts._leave(helper, "just in time", Invoke(1, 0.1))
     assert "just in time" not in {straggler.name for straggler in oncemore.still_running()}

@@ -1,4 +1,4 @@
-"""What is made past its constructor (`core.value.make`) has all of its fields: none has its default there."""
+"""What is made past its constructor (`_values.make`) has all of its fields: none has its default there."""
 
 import ast
 from importlib import import_module

@@ -11,21 +11,22 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.core.policy import STANDARD, policy_name
-from oncemore.core.record import Change
-from oncemore.engine import helpers, ops, perform
-from oncemore.engine.entry import seen_in, write_of
-from oncemore.engine.lease import Identity
-from oncemore.engine.runtime import Engine
 from oncemore.errors import StoreError
-from oncemore.store.base import Batch, Conflict
-from oncemore.store.memory import MemoryStore, Settled
-from oncemore.store.shield import Shield
+from oncemore.log.head_access import seen_in, write_of
+from oncemore.log.interrupt_shield import Shield
+from oncemore.log.memory import MemoryStore, Settled
+from oncemore.log.record import Change
+from oncemore.log.store import Batch, Conflict
+from oncemore.policy.policy import STANDARD, policy_name
+from oncemore.retries import timeouts
+from oncemore.steps import driver, ops
+from oncemore.steps.engine import Engine
+from oncemore.steps.lease import Identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from oncemore.store.base import Head
+    from oncemore.log.store import Head
 
 
 class Cut(MemoryStore):
@@ -274,8 +275,8 @@ def test_a_ctrl_c_while_a_thread_starts_comes_when_it_has_started(
 def test_so_does_one_while_a_helper_starts(interrupt_as_it_starts: Any) -> None:
     started = interrupt_as_it_starts("oncemore-helper")
     with pytest.raises(KeyboardInterrupt):
-        helpers.Helper()
-    answer: helpers.SimpleQueue[Any] = helpers.SimpleQueue()
+        timeouts.Helper()
+    answer: timeouts.SimpleQueue[Any] = timeouts.SimpleQueue()
     started[0].jobs.put((lambda: 5, answer))
     assert answer.get(timeout=10) == (5, None), "it is there for others"
 
@@ -289,19 +290,19 @@ def test_after_a_cut_nothing_is_waited_for() -> None:
         job = step._job(step._look((1,), {}))
         job.cut = Cutoff()
         seen = seen_in(job.store, "run/x")
-        assert perform._ask(job, ops.Ask(seen)).found == "unknown"
-        assert asyncio.run(perform._ask_awaited(job, ops.Ask(seen))).found == "unknown"
-        assert not perform._work(job, ops.Work(seen)).begun
-        assert not asyncio.run(perform._work_awaited(job, ops.Work(seen))).begun
-        for wait in (perform._sleep, perform._watch):
+        assert driver._ask(job, ops.Ask(seen)).found == "unknown"
+        assert asyncio.run(driver._ask_awaited(job, ops.Ask(seen))).found == "unknown"
+        assert not driver._work(job, ops.Work(seen)).begun
+        assert not asyncio.run(driver._work_awaited(job, ops.Work(seen))).begun
+        for wait in (driver._sleep, driver._watch):
             with pytest.raises(Cutoff):
-                wait(job, ops.Watch("run/x", 0, 60.0) if wait is perform._watch else ops.Sleep(60.0))
-        for pause in (perform._sleep_awaited, perform._watch_awaited):
+                wait(job, ops.Watch("run/x", 0, 60.0) if wait is driver._watch else ops.Sleep(60.0))
+        for pause in (driver._sleep_awaited, driver._watch_awaited):
             with pytest.raises(Cutoff):
                 asyncio.run(
                     pause(
                         job,
-                        ops.Watch("run/x", 0, 60.0) if pause is perform._watch_awaited else ops.Sleep(9.0),
+                        ops.Watch("run/x", 0, 60.0) if pause is driver._watch_awaited else ops.Sleep(9.0),
                     )
                 )
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import oncemore
-from oncemore.codec.wire import head_of
-from oncemore.core.record import Worker
-from oncemore.engine import runtime
-from oncemore.engine.surroundings import innermost
-from oncemore.store.memory import MemoryStore
+from oncemore.log.entry_codec import head_of
+from oncemore.log.memory import MemoryStore
+from oncemore.log.record import Worker
+from oncemore.steps import engine as runtime
+from oncemore.steps.entered_engine import innermost
 from oncemore.testing import FakeClock
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import oncemore
-from oncemore.core.board import Item
-from oncemore.engine import elsewhere
-from oncemore.engine.came import Came
-from oncemore.engine.elsewhere import Elsewhere, Reply, sent
+from oncemore.workers import executors
+from oncemore.workers.executors import Elsewhere, Reply, sent
+from oncemore.workers.item_result import Came
+from oncemore.workers.map_items import Item
 
 LOST = BrokenExecutor("a process died\nwith more to say")
 
@@ -81,8 +81,8 @@ class Met:
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elsewhere, "TURN_S", 0.0)
-    monkeypatch.setattr(elsewhere, "AGAIN_S", 0.0)
+    monkeypatch.setattr(executors, "TURN_S", 0.0)
+    monkeypatch.setattr(executors, "AGAIN_S", 0.0)
 
 
 def once(place: Place, *, lease_s: float = 60.0, met: Met | None = None, tries: int = 4) -> Any:
@@ -164,7 +164,7 @@ def test_what_is_lost_when_the_job_has_been_stopped_is_left() -> None:
 
 
 def test_what_has_not_begun_when_the_job_is_stopped_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elsewhere, "LOOK_S", 0.01)
+    monkeypatch.setattr(executors, "LOOK_S", 0.01)
     met, place = Met(), Place("hang")
     met.stopped = True
     assert once(place, met=met).came.word == "later"
@@ -184,7 +184,7 @@ def test_whoever_waits_for_the_first_answer_can_be_interrupted(monkeypatch: pyte
     def interrupted(*told: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(elsewhere, "wait", interrupted)
+    monkeypatch.setattr(executors, "wait", interrupted)
     place = Place("hang")
     with pytest.raises(KeyboardInterrupt):
         Elsewhere(place, Trip(), 3, 60.0).ready("j")  # type: ignore[arg-type]

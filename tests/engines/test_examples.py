@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import oncemore
-from oncemore.engine.history import verify
+from oncemore.steps.run import verify
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples" / "engines"
 

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore import errands
-from oncemore.codec.wire import head_of
-from oncemore.core.record import Worker
-from oncemore.engine.history import verify
-from oncemore.engine.runtime import Engine
 from oncemore.errors import StoreError
-from oncemore.store.base import Query
-from oncemore.store.memory import MemoryStore
+from oncemore.log.entry_codec import head_of
+from oncemore.log.memory import MemoryStore
+from oncemore.log.record import Worker
+from oncemore.log.store import Query
+from oncemore.steps.engine import Engine
+from oncemore.steps.run import verify
+from oncemore.workers import remote
 from tests.engines import work
 
 if TYPE_CHECKING:
@@ -45,7 +45,9 @@ def engine(tmp_path: Path) -> Iterator[oncemore.Engine]:
 def processes(count: int, **told: Any) -> ProcessPoolExecutor:
     """A pool of fresh processes: they know nothing of this one, and start quickly."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["oncemore.errands", "oncemore.steps", "oncemore.store.sqlite"])
+    context.set_forkserver_preload(
+        ["oncemore.workers.remote", "oncemore.steps.decorator", "oncemore.log.sqlite.store"]
+    )
     return ProcessPoolExecutor(count, mp_context=context, **told)
 
 
@@ -172,9 +174,9 @@ def test_in_threads_nothing_has_to_travel(store: str) -> None:
 def test_an_executor_of_ones_own_is_told_addresses_and_finds_the_engine_that_is_here(
     engine: oncemore.Engine,
 ) -> None:
-    before = dict(errands._opened)
+    before = dict(remote._opened)
     assert set(work.where.map(range(4), on=Elsewhere()).values) == {os.getpid()}
-    assert errands._opened == before, "it opened no second engine"
+    assert remote._opened == before, "it opened no second engine"
 
 
 # What is refused ------------------------------------------------------------------------------------
@@ -262,17 +264,17 @@ def test_a_step_that_is_not_there_ends_the_job_before_an_item_is_sent(
     (job,) = engine.jobs()
     assert (job.state, job.items) == ("STOPPED", ())
     monkeypatch.setattr(only_here, "lonely", 5)
-    errand = errands.Errand("j", "only_here", "lonely", "only_here.lonely", b"", ())
-    assert errands.hello(pickle.dumps(tuple(errand))).startswith("only_here:lonely is no step 'only_here.lon")
+    errand = remote.Errand("j", "only_here", "lonely", "only_here.lonely", b"", ())
+    assert remote.hello(pickle.dumps(tuple(errand))).startswith("only_here:lonely is no step 'only_here.lon")
     sys.modules.pop("only_here")
 
 
 def test_another_store_under_the_same_address_is_refused(engine: oncemore.Engine, tmp_path: Path) -> None:
-    posted = errands.Posted(work.where, engine, "argument", ())
+    posted = remote.Posted(work.where, engine, "argument", ())
     hello, (packed,) = posted.hello("01a1e2da-0000-7000-8000-000000000000")
     assert "is another store there than here: it does not know the job 01a1e2da" in hello(packed)
     gone = oncemore.open(tmp_path / "gone.db")
-    hello, (packed,) = errands.Posted(work.where, gone, "argument", ()).hello("j")
+    hello, (packed,) = remote.Posted(work.where, gone, "argument", ()).hello("j")
     del gone
     gc.collect()  # here it would be found, since it is here
     assert f"there is no {tmp_path / 'gone.db'}; a SQLite store is for one machine" in hello(packed)
@@ -282,15 +284,15 @@ def test_another_store_under_the_same_address_is_refused(engine: oncemore.Engine
 def test_a_step_that_is_missing_only_there_and_then_ends_the_job(
     engine: oncemore.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, asked = errands._found, []
+    real, asked = remote._found, []
 
     def found(errand: Any) -> Any:
         asked.append(errand)
         if len(asked) > 3:
-            raise errands.Unusable("this machine has older code")
+            raise remote.Unusable("this machine has older code")
         return real(errand)
 
-    monkeypatch.setattr(errands, "_found", found)
+    monkeypatch.setattr(remote, "_found", found)
     with pytest.raises(oncemore.UsageError, match="this machine has older code"):
         work.where.map(range(500), on=Elsewhere(), max_concurrency=1)
     assert len(asked) == 4

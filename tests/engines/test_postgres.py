@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from oncemore.engine.history import verify
+from oncemore.steps.run import verify
 from tests.engines import work
 from tests.engines.test_executors import processes
 from tests.servers import postgres

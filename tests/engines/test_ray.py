@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.engine.history import verify
+from oncemore.steps.run import verify
 from tests.engines import work
 
 if TYPE_CHECKING:

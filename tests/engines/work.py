@@ -11,10 +11,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import oncemore
-from oncemore.core.backoff import Jitter, Schedule
-from oncemore.core.policy import Policy
-from oncemore.engine.context import CONTEXT
-from oncemore.engine.surroundings import innermost
+from oncemore.policy.backoff import Jitter, Schedule
+from oncemore.policy.policy import Policy
+from oncemore.steps.context import CONTEXT
+from oncemore.steps.entered_engine import innermost
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,8 +15,8 @@ from urllib.error import HTTPError
 import pytest
 
 import oncemore
-from oncemore.evidence import AuditStream, Event, JsonLines, to_logging
-from oncemore.evidence.audit import Ids, Outlet, Recorder, category_of
+from oncemore.audit import AuditStream, Event, JsonLines, to_logging
+from oncemore.audit.recorder import Ids, Outlet, Recorder, category_of
 from oncemore.testing import FakeClock, instant
 from tests.engine.colours import COLOURS, Script, run
 

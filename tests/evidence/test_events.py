@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from oncemore import evidence
+from oncemore import audit
+from oncemore.audit.events import KINDS, event_from, rfc3339, schema
 from oncemore.errors import UsageError
-from oncemore.evidence.events import KINDS, event_from, rfc3339, schema
 
 #: The table of AUDIT-3, as printed.
 DOCUMENTED = {
@@ -46,7 +46,7 @@ SAMPLES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def sample(event_type: str, **changes: Any) -> evidence.Event:
+def sample(event_type: str, **changes: Any) -> audit.Event:
     kind = KINDS[event_type]
     plain = {field.name: SAMPLES[str(field.type)] for field in fields(kind)}  # type: ignore[arg-type]
     return kind(**{**plain, "timestamp": rfc3339(0), **changes})
@@ -54,7 +54,7 @@ def sample(event_type: str, **changes: Any) -> evidence.Event:
 
 @pytest.mark.req("AUDIT-7")
 def test_the_shipped_schemas_are_the_ones_that_were_pinned() -> None:
-    folder = Path(evidence.__file__).parent / "schemas"
+    folder = Path(audit.__file__).parent / "schemas"
     shipped = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()}
     assert shipped == PINNED
 
@@ -149,10 +149,10 @@ def test_an_event_knows_its_time_as_a_number() -> None:
 
 
 def test_the_room_opens_for_the_names_it_lists_and_no_other() -> None:
-    assert dir(evidence) == sorted(evidence.__all__)
-    assert all(getattr(evidence, name) is not None for name in evidence.__all__)
+    assert dir(audit) == sorted(audit.__all__)
+    assert all(getattr(audit, name) is not None for name in audit.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Audit'"):
-        evidence.Audit  # noqa: B018
+        audit.Audit  # noqa: B018
 
 
 @pytest.mark.parametrize("event_type", KINDS)

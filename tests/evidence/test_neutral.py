@@ -6,9 +6,9 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from oncemore.core.model import Failure
-from oncemore.core.redact import LIMIT, MASK
-from oncemore.evidence.neutral import MOST_FRAMES, MOST_MEMBERS, MOST_SEARCHED, neutral
+from oncemore._redact import LIMIT, MASK
+from oncemore.audit.neutral import MOST_FRAMES, MOST_MEMBERS, MOST_SEARCHED, neutral
+from oncemore.policy.model import Failure
 
 
 def raised(error: BaseException) -> BaseException:
@@ -57,7 +57,7 @@ def test_places_are_the_last_few_and_none_of_ours() -> None:
     assert len(frames) == MOST_FRAMES
     assert all(" deeper" in frame for frame in frames)
     for name, ours in (
-        ("oncemore.engine.flow", True),
+        ("oncemore.steps.flow", True),
         ("oncemore", True),
         ("my_oncemore_app", False),
         ("a.oncemore", False),

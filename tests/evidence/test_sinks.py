@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from oncemore.audit import AuditStream, JsonLines
 from oncemore.errors import UsageError
-from oncemore.evidence import AuditStream, JsonLines
 from tests.evidence.test_events import sample
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def test_lines_of_processes_do_not_mix(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     code = """
 import sys
-from oncemore.evidence import JsonLines, RetrySucceeded
+from oncemore.audit import JsonLines, RetrySucceeded
 event = RetrySucceeded("C", "x" * 150, 1, None, None, None, "2027-01-15T08:00:00.000000Z")
 sink = JsonLines(sys.argv[1])
 for _ in range(300):

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from oncemore.audit import RetrySucceeded, Spool, event_from
+from oncemore.audit import spool as spooling
+from oncemore.audit.recorder import Outlet
 from oncemore.errors import PermanentError, StoreError, UsageError
-from oncemore.evidence import RetrySucceeded, Spool, event_from
-from oncemore.evidence import spool as spooling
-from oncemore.evidence.audit import Outlet
 from oncemore.outbox import JetStream, JsonLines
 from oncemore.profiles.exoarmur import RetryCategory, RetryManager
 from oncemore.testing import FakeClock
@@ -219,7 +219,7 @@ def test_the_thread_sends_by_itself_notes_now_and_then_and_survives_a_sick_disk(
 
 VICTIM = """
 import os, signal, sys
-from oncemore.evidence import RetrySucceeded, Spool
+from oncemore.audit import RetrySucceeded, Spool
 from oncemore.outbox import JsonLines
 
 sink, left = JsonLines(sys.argv[2]), [3]

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import oncemore
+from oncemore.audit import AuditStream
+from oncemore.audit.events import rfc3339
+from oncemore.audit.stream import Summary
 from oncemore.errors import UsageError
-from oncemore.evidence import AuditStream
-from oncemore.evidence.events import rfc3339
-from oncemore.evidence.stream import Summary
 from oncemore.testing import FakeClock
 from tests.engine.colours import Script, run
 from tests.evidence.test_events import sample

@@ -11,11 +11,11 @@ import pytest
 import trio
 
 import oncemore
-from oncemore.core.policy import Policy
-from oncemore.edges.classify import classify
-from oncemore.engine.blocks import Attempts
-from oncemore.engine.drive import wrap
-from oncemore.engine.retry import Plan
+from oncemore.classifiers.classify import classify
+from oncemore.policy.policy import Policy
+from oncemore.retries.attempts import Attempts
+from oncemore.retries.driver import wrap
+from oncemore.retries.loop import Plan
 from oncemore.testing import FakeClock, instant
 from tests.engine.colours import COLOURS, RUNNERS, Script
 

@@ -10,9 +10,9 @@ import signal
 import sys
 from typing import Any
 
-from oncemore.desk.cli import main
-from oncemore.engine import perform
-from oncemore.engine.ops import Save, Work
+from oncemore.cli import main
+from oncemore.steps import driver
+from oncemore.steps.ops import Save, Work
 
 
 def lethal(does: Any, kind: str, when: str, at: str) -> Any:
@@ -33,7 +33,7 @@ def lethal(does: Any, kind: str, when: str, at: str) -> Any:
 
 if __name__ == "__main__":
     when, at = sys.argv[1].split("-")
-    performs: Any = perform._BLOCKING
+    performs: Any = driver._BLOCKING
     if at == "work":
         performs[Work] = lethal(performs[Work], "work", when, at)
     else:

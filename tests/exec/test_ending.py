@@ -174,7 +174,7 @@ def test_a_guard_that_is_killed_is_an_attempt_that_was_lost(desk: Desk) -> None:
     script = 'echo $$ $PPID >> "$RAN"; [ "$ONCEMORE_ATTEMPT" = 2 ] || sleep 300'
     program = desk.start(*words, "sh", "-c", script)
     pid, guard = map(int, desk.await_lines(1)[0].split())
-    assert "guard.py" in Path(f"/proc/{guard}/cmdline").read_text()
+    assert "guardian.py" in Path(f"/proc/{guard}/cmdline").read_text()
     os.kill(guard, signal.SIGKILL)
     assert program.wait(30) == 0  # the second attempt
     assert not alive(pid)

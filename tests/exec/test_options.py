@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oncemore.desk import cli
+from oncemore import cli
 from tests.exec.conftest import RAN
 
 if TYPE_CHECKING:

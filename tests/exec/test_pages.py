@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oncemore.desk.program.outcome import CODES
+from oncemore.programs.exit_code import CODES
 
 if TYPE_CHECKING:
     from tests.exec.conftest import Desk

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncemore.core.classify import Classes
-from oncemore.desk.cli.words import PAIR, SIZE, duration
-from oncemore.desk.program import guard, matcher
-from oncemore.desk.program.found import CannotRun, find
-from oncemore.desk.program.order import MOST_WORDS, words_of
-from oncemore.desk.program.rules import ANY, Rules, check, exits, name_of, said
-from oncemore.desk.program.spool import Spool
+from oncemore.classifiers.verdict import Classes
+from oncemore.cli.params import PAIR, SIZE, duration
 from oncemore.errors import UsageError
+from oncemore.programs import guardian, output_match
+from oncemore.programs.command import MOST_WORDS, words_of
+from oncemore.programs.exit_rules import ANY, Rules, check, exits, name_of, said
+from oncemore.programs.find_command import CannotRun, find
+from oncemore.programs.output_spool import Spool
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -112,23 +112,26 @@ def test_a_spool_keeps_all_or_beginning_and_end_and_counts_the_rest(most: int, p
 def looked(patterns: list[str], *frames: tuple[int, bytes]) -> int:
     sent = json.dumps({"patterns": patterns}).encode() + b"\n"
     sent += b"".join(bytes([number]) + len(data).to_bytes(4, "big") + data for number, data in frames)
-    return matcher.look(io.BytesIO(sent))
+    return output_match.look(io.BytesIO(sent))
 
 
 def test_lines_are_matched_stream_by_stream_whole_or_at_the_end() -> None:
-    assert looked(["^ab$"], (0, b"x\na"), (0, b"b\n")) == matcher.MATCH
-    assert looked(["^ab$"], (0, b"a"), (1, b"b\n")) == matcher.NONE  # two streams are two texts
-    assert looked(["nope", "b$"], (1, b"ab")) == matcher.MATCH
-    assert looked(["^ab$"], (0, b"ab\r\n")) == matcher.MATCH
-    assert looked(["\ufffd"], (0, b"\xff\n")) == matcher.MATCH
-    assert looked(["a"]) == matcher.NONE
+    assert looked(["^ab$"], (0, b"x\na"), (0, b"b\n")) == output_match.MATCH
+    assert looked(["^ab$"], (0, b"a"), (1, b"b\n")) == output_match.NONE  # two streams are two texts
+    assert looked(["nope", "b$"], (1, b"ab")) == output_match.MATCH
+    assert looked(["^ab$"], (0, b"ab\r\n")) == output_match.MATCH
+    assert looked(["\ufffd"], (0, b"\xff\n")) == output_match.MATCH
+    assert looked(["a"]) == output_match.NONE
 
 
 def test_a_line_without_end_is_looked_at_in_pieces_that_overlap() -> None:
-    needle, filler = b"try again", b"x" * (matcher.LONGEST - 5)
-    assert looked(["try again"], (0, filler), (0, needle), (0, filler * 3)) == matcher.MATCH
-    assert looked(["try again"], (0, filler * 2 + needle[:4]), (0, needle[4:] + filler * 2)) == matcher.MATCH
-    assert looked(["try again"], (0, filler * 9)) == matcher.NONE
+    needle, filler = b"try again", b"x" * (output_match.LONGEST - 5)
+    assert looked(["try again"], (0, filler), (0, needle), (0, filler * 3)) == output_match.MATCH
+    assert (
+        looked(["try again"], (0, filler * 2 + needle[:4]), (0, needle[4:] + filler * 2))
+        == output_match.MATCH
+    )
+    assert looked(["try again"], (0, filler * 9)) == output_match.NONE
 
 
 # What is written down of a command line.
@@ -232,8 +235,8 @@ def test_descendants_are_found_and_a_process_without_any_has_none() -> None:
     with subprocess.Popen(["sh", "-c", "sleep 300 & echo $!; wait"], stdout=subprocess.PIPE) as shell:
         assert shell.stdout is not None
         inner = int(shell.stdout.readline())
-        assert {shell.pid, inner} <= guard.descendants(os.getpid())
-        assert guard.descendants(inner) == set()
+        assert {shell.pid, inner} <= guardian.descendants(os.getpid())
+        assert guardian.descendants(inner) == set()
         os.kill(inner, 9)
 
 
@@ -244,7 +247,7 @@ def test_a_signal_that_comes_with_the_order_is_obeyed() -> None:
     ours, theirs = socket.socketpair()
     order = {"path": "/bin/sleep"}
     ours.sendall(json.dumps(order).encode() + b'\n{"do": "end", "signal": 15}\n')
-    assert guard.heard(theirs) == (order, b'{"do": "end", "signal": 15}\n')
+    assert guardian.heard(theirs) == (order, b'{"do": "end", "signal": 15}\n')
     ours.close()
-    assert guard.heard(theirs) == (None, b"")
+    assert guardian.heard(theirs) == (None, b"")
     theirs.close()

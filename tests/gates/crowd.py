@@ -12,16 +12,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import oncemore
-from oncemore.codec.wire import head_of, header_of
-from oncemore.core.gate import Rules
-from oncemore.core.record import Circuit, Quota, Run, fold
-from oncemore.engine import flow, ops, spending
-from oncemore.engine.controls import Controls
-from oncemore.engine.entry import seen_in, write_of
-from oncemore.engine.gates import waited_for
+from oncemore.control.permits import Controls
 from oncemore.errors import Parked
-from oncemore.store.base import Batch, Stored
-from oncemore.store.memory import MemoryStore
+from oncemore.limits import budget_step
+from oncemore.limits.breaker import waited_for
+from oncemore.limits.breaker_rules import Rules
+from oncemore.log.entry_codec import head_of, header_of
+from oncemore.log.head_access import seen_in, write_of
+from oncemore.log.memory import MemoryStore
+from oncemore.log.record import Circuit, Quota, Run, fold
+from oncemore.log.store import Batch, Stored
+from oncemore.steps import flow, ops
 from tests.crash.world import Transient, World
 
 BREAKER, BUDGET = "breaker/p", "quota/p"
@@ -55,7 +56,7 @@ class Crowd:
         self.rng = Random(seed)
         self.now = 1000.0
         self.store = MemoryStore(lambda: self.now)
-        self.pockets = spending.Pockets()
+        self.pockets = budget_step.Pockets()
         self.controls = Controls()
         self.alive: set[str] = set()
         self.died: dict[str, int] = {}
@@ -127,13 +128,13 @@ class Crowd:
         return ops.Permission({})  # nobody stops anything here
 
     def _draw(self, lane: Lane, op: ops.Draw) -> ops.Drawn:
-        return spending.drawn(self.engine, op)
+        return budget_step.drawn(self.engine, op)
 
     def _refund(self, lane: Lane, op: ops.Refund) -> None:
-        spending.refund(self.engine, op)
+        budget_step.refund(self.engine, op)
 
     def _earn(self, lane: Lane, op: ops.Earn) -> None:
-        waited_for(spending.earned(self.engine, op.purse))
+        waited_for(budget_step.earned(self.engine, op.purse))
 
     def _now(self, lane: Lane, op: ops.Now) -> float:
         return self.now

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oncemore.engine.circuits import Shared
-from oncemore.engine.gates import waited_for
+from oncemore.limits.breaker import waited_for
+from oncemore.limits.shared_breaker import Shared
 
 if TYPE_CHECKING:
     import oncemore
-    from oncemore.core.record import Circuit
+    from oncemore.log.record import Circuit
 
 
 def lasting(engine: oncemore.Engine, found: Circuit, seconds: float) -> None:

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from oncemore.core import gate
-from oncemore.core.record import Change, Quota
-from oncemore.engine import flow, passing, spending
-from oncemore.engine.entry import seen_in
-from oncemore.engine.gates import waited_for
-from oncemore.engine.resources import changed
+from oncemore.limits import breaker_rules, breaker_step, budget_step
+from oncemore.limits.breaker import waited_for
+from oncemore.limits.concurrency import changed
+from oncemore.log.head_access import seen_in
+from oncemore.log.record import Change, Quota
+from oncemore.steps import flow
 from tests.gates.crowd import BUDGET, Crowd, Violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncemore.engine.ops import Drawn, Save
+    from oncemore.steps.ops import Drawn, Save
 
     Bug = Callable[[pytest.MonkeyPatch], None]
 
@@ -33,36 +33,40 @@ def bug(function: Bug) -> Bug:
 
 @bug
 def a_claim_has_no_guard(patch: pytest.MonkeyPatch) -> None:
-    claim = passing.Way.claim
+    claim = breaker_step.Way.claim
 
     def open_(self: Any, seen: Any, change: Change, now: float, guards: Any, *, late: bool) -> Save:
         return claim(self, seen, change, now, guards, late=late)._replace(guards=guards)
 
-    patch.setattr(passing.Way, "claim", open_)
+    patch.setattr(breaker_step.Way, "claim", open_)
 
 
 @bug
 def a_probe_is_held_by_nobody(patch: pytest.MonkeyPatch) -> None:
-    ask = gate.ask
-    patch.setattr(passing.core, "ask", lambda circuit, now, held=True: ask(circuit, now, held=False))
+    ask = breaker_rules.ask
+    patch.setattr(breaker_step.core, "ask", lambda circuit, now, held=True: ask(circuit, now, held=False))
 
 
 @bug
 def a_probe_is_not_written_with_the_claim(patch: pytest.MonkeyPatch) -> None:
-    claim = passing.Way.claim
+    claim = breaker_step.Way.claim
 
     def bare(self: Any, seen: Any, change: Change, now: float, guards: Any, *, late: bool) -> Save:
         return claim(self, seen, change, now, guards, late=late)._replace(also=())
 
-    patch.setattr(passing.Way, "claim", bare)
+    patch.setattr(breaker_step.Way, "claim", bare)
 
 
 @bug
 def a_late_success_closes_an_open_breaker(patch: pytest.MonkeyPatch) -> None:
     def closes(rules: Any, circuit: Any, now: float, turn: int = 0, calls: int = 1) -> Any:
-        return gate.reset(rules, circuit, now) if circuit.state != "CLOSED" or circuit.failures else circuit
+        return (
+            breaker_rules.reset(rules, circuit, now)
+            if circuit.state != "CLOSED" or circuit.failures
+            else circuit
+        )
 
-    patch.setattr(passing.core, "passed", closes)
+    patch.setattr(breaker_step.core, "passed", closes)
 
 
 @bug
@@ -70,12 +74,12 @@ def a_token_is_taken_twice_when_others_were_faster(patch: pytest.MonkeyPatch) ->
     def keeps(paid: Any) -> Any:
         yield from ()
 
-    patch.setattr(spending, "back", keeps)
+    patch.setattr(budget_step, "back", keeps)
 
 
 @bug
 def a_token_is_taken_before_the_decision_is_written(patch: pytest.MonkeyPatch) -> None:
-    drawn = spending.drawn
+    drawn = budget_step.drawn
 
     def early(engine: Any, op: Any) -> Drawn:
         found = drawn(engine, op)
@@ -90,7 +94,7 @@ def a_token_is_taken_before_the_decision_is_written(patch: pytest.MonkeyPatch) -
             found = found._replace(seen=seen_in(engine.store, BUDGET, None, Quota))
         return found
 
-    patch.setattr(spending, "drawn", early)
+    patch.setattr(budget_step, "drawn", early)
 
 
 @bug
@@ -111,7 +115,7 @@ def two_take_the_same_token(patch: pytest.MonkeyPatch) -> None:
 
 @bug
 def a_retry_is_not_paid_for(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(spending, "PAYS", ())
+    patch.setattr(budget_step, "PAYS", ())
 
 
 @bug

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.desk import cli
-from oncemore.desk.service import gates
+from oncemore import cli
+from oncemore.queries import limits
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -122,7 +122,7 @@ def test_a_failure_of_a_run_is_told_with_the_run(said: Any, tmp_path: Path, cloc
 
     with oncemore.open(tmp_path / "log.db") as engine:
         run = poll.run()
-        _, moves = gates.breaker(engine, "stac")
+        _, moves = limits.breaker(engine, "stac")
         assert moves[0].run == run.key
     text = " ".join(said("breakers", "show", "stac").split())
     assert f"CONNECTION_RESET: by the peer (run {run.key[:12]})" in text

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from oncemore.codec.wire import body_of, head_of, header_of
-from oncemore.core.gate import Rules
-from oncemore.core.record import NOWHERE, Circuit, Run, fold
-from oncemore.engine import flow, ops
-from oncemore.engine.entry import write_of
 from oncemore.errors import Failed, Parked
-from oncemore.store.base import Batch, Stored
+from oncemore.limits.breaker_rules import Rules
+from oncemore.log.entry_codec import body_of, head_of, header_of
+from oncemore.log.head_access import write_of
+from oncemore.log.record import NOWHERE, Circuit, Run, fold
+from oncemore.log.store import Batch, Stored
+from oncemore.steps import flow, ops
 from tests.crash.world import ENTITY, POLICY, Crash, World
 
 BREAKER = "breaker/p"
@@ -169,10 +169,10 @@ def test_who_is_second_at_the_breaker_reads_again() -> None:
     op = world.advance(script, op, ops.Save)  # the failure, with what it means for the breaker
     assert op.also
     other = world.seen_of(BREAKER, Circuit)
-    from oncemore.core import gate
-    from oncemore.engine.circuits import change_of, fresh
+    from oncemore.limits import breaker_rules
+    from oncemore.limits.shared_breaker import change_of, fresh
 
-    after = gate.failed(world.rules, fresh(BREAKER), world.now)
+    after = breaker_rules.failed(world.rules, fresh(BREAKER), world.now)
     write = write_of(BREAKER, other.version, other.hash, change_of(None, after), world.now)
     assert isinstance(world.store.append(Batch((write,))).wait(), Stored)
     assert world.do(op) is None  # nothing of it is written
@@ -192,8 +192,8 @@ def test_a_claim_that_meets_an_opened_breaker_is_made_by_nobody() -> None:
     script = flow.run_step(world.plan(), world.call())
     claim = world.advance(script, next(script), ops.Save)
     assert claim.guards[BREAKER] == 0
-    from oncemore.core import gate
-    from oncemore.engine.circuits import change_of, fresh
+    from oncemore.limits import breaker_rules as gate
+    from oncemore.limits.shared_breaker import change_of, fresh
 
     after = gate.failed(world.rules, fresh(BREAKER), world.now)
     write = write_of(BREAKER, 0, NOWHERE, change_of(None, after), world.now)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from oncemore.codec.wire import body_of, head_of, header_of
-from oncemore.core.record import Circuit, Quota, fold
-from oncemore.engine.history import verify
+from oncemore.log.entry_codec import body_of, head_of, header_of
+from oncemore.log.record import Circuit, Quota, fold
+from oncemore.steps.run import verify
 from tests.gates.longer import lasting
 from tests.gates.server import Provider, provider
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.codec.wire import head_of, header_of
-from oncemore.core.backoff import Jitter, Schedule
-from oncemore.core.policy import Policy
-from oncemore.core.record import Quota, fold
-from oncemore.engine import resources
 from oncemore.errors import StoreError
-from oncemore.store.base import Query
+from oncemore.limits import concurrency
+from oncemore.log.entry_codec import head_of, header_of
+from oncemore.log.record import Quota, fold
+from oncemore.log.store import Query
+from oncemore.policy.backoff import Jitter, Schedule
+from oncemore.policy.policy import Policy
 from tests.gates.server import Provider, provider
 
 if TYPE_CHECKING:
@@ -141,8 +141,8 @@ def test_two_jobs_together_keep_to_the_limit_of_a_provider_that_throttles(
 ) -> None:
     """Two maps of five toward a server that takes two at once: after it has said so, there are no more."""
     URL[0], served.delay_s, served.most = served.url, 0.1, 2
-    monkeypatch.setattr(resources, "QUIET_S", 60.0)
-    monkeypatch.setattr("oncemore.core.board.QUIET_S", 60.0)
+    monkeypatch.setattr(concurrency, "QUIET_S", 60.0)
+    monkeypatch.setattr("oncemore.workers.map_items.QUIET_S", 60.0)
     found: list[Any] = []
 
     def job(first: int) -> None:
@@ -175,7 +175,7 @@ def test_a_worker_asks_less_of_a_provider_that_throttles(
     tmp_path: Path, served: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     URL[0], served.delay_s, served.most = served.url, 0.03, 2
-    monkeypatch.setattr(resources, "QUIET_S", 60.0)
+    monkeypatch.setattr(concurrency, "QUIET_S", 60.0)
     with oncemore.open(tmp_path / "log.db") as engine:
         for n in range(15):
             paced.submit(n)

@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 
 import oncemore
-from oncemore.codec.wire import body_of, head_of, header_of
-from oncemore.core.record import Quota, Run, fold
-from oncemore.engine import flow, ops, spending
-from oncemore.engine.entry import write_of
-from oncemore.engine.gates import waited_for
-from oncemore.engine.resources import changed
-from oncemore.engine.retry import EMPTY
 from oncemore.errors import Failed, Parked
-from oncemore.store.base import Batch, Stored
+from oncemore.limits import budget_step
+from oncemore.limits.breaker import waited_for
+from oncemore.limits.concurrency import changed
+from oncemore.log.entry_codec import body_of, head_of, header_of
+from oncemore.log.head_access import write_of
+from oncemore.log.record import Quota, Run, fold
+from oncemore.log.store import Batch, Stored
+from oncemore.retries.loop import EMPTY
+from oncemore.steps import flow, ops
 from tests.crash.world import ENTITY, POLICY, Crash, World
 from tests.gates.test_crashes import AT_LENGTH, seen_of
 
@@ -34,7 +35,7 @@ class Paying(World):
         super().__init__("idempotent", turns)
         self.budget = oncemore.Budget(capacity, 0, at_empty=at_empty, name="p", shared=True)
         self.given = self.waits = 0
-        self.pockets = spending.Pockets()
+        self.pockets = budget_step.Pockets()
 
     @property
     def engine(self) -> Any:
@@ -47,13 +48,13 @@ class Paying(World):
         return seen_of(self, op.entity, Run)
 
     def _draw(self, op: ops.Draw) -> ops.Drawn:
-        return spending.drawn(self.engine, op)
+        return budget_step.drawn(self.engine, op)
 
     def _refund(self, op: ops.Refund) -> None:
-        spending.refund(self.engine, op)
+        budget_step.refund(self.engine, op)
 
     def _earn(self, op: ops.Earn) -> None:
-        waited_for(spending.earned(self.engine, op.purse))
+        waited_for(budget_step.earned(self.engine, op.purse))
 
     def _save(self, op: ops.Save) -> ops.Seen | None:
         pairs = [(op.seen, op.change), *op.also]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from oncemore.core.gate import Rules
-from oncemore.govern.loader import breaker_rules
+from oncemore.limits.breaker_rules import Rules
+from oncemore.policy.files.loader import breaker_rules
 
 if TYPE_CHECKING:
     from pathlib import Path

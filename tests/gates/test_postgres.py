@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.core.backoff import Schedule
-from oncemore.core.policy import Policy
-from oncemore.engine.history import verify
-from oncemore.engine.resources import known
-from oncemore.store.postgres import PostgresStore
+from oncemore.limits.concurrency import known
+from oncemore.log.postgres.store import PostgresStore
+from oncemore.policy.backoff import Schedule
+from oncemore.policy.policy import Policy
+from oncemore.steps.run import verify
 from tests.gates.test_budgets import test_all_who_share_a_store_have_one_budget
 from tests.gates.test_paces import (
     test_calls_that_had_begun_before_count_as_permits,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.engine import meters, resources
 from oncemore.errors import StoreError
+from oncemore.limits import concurrency, shared_rate
 
 if TYPE_CHECKING:
     from oncemore.testing import FakeClock
@@ -91,7 +91,7 @@ def test_all_who_share_a_store_have_one_rate_together(engine: oncemore.Engine, c
         for call in calls:
             call()
     assert clock.monotonic() - began >= 3.8  # forty calls, ten a second
-    found = resources.PREFIX + "api"
+    found = concurrency.PREFIX + "api"
     head = engine.store.head(found)
     assert head is not None
     assert head.version <= 40
@@ -147,18 +147,18 @@ def test_what_is_no_rate_is_refused_where_it_is_given() -> None:
 def test_others_who_write_first_are_read_again_and_not_for_ever(
     engine: oncemore.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from oncemore.engine.gates import waited_for
-    from oncemore.store.base import Conflict
+    from oncemore.limits.breaker import waited_for
+    from oncemore.log.store import Conflict
 
     class Always:
         def wait(self) -> Conflict:
             return Conflict("quota/api", None)
 
     monkeypatch.setattr(engine.store, "append", lambda batch: Always())
-    monkeypatch.setattr(resources, "MOST_TRIES", 3)
+    monkeypatch.setattr(concurrency, "MOST_TRIES", 3)
     with pytest.raises(StoreError, match="others wrote to it 3 times in a row"):
-        waited_for(resources.changed(engine, "api", lambda found, now: (found._replace(per=9), None)))
-    assert meters.MOST_TAKEN == 100
+        waited_for(concurrency.changed(engine, "api", lambda found, now: (found._replace(per=9), None)))
+    assert shared_rate.MOST_TAKEN == 100
 
 
 # Durable steps --------------------------------------------------------------------------------------

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.engine import circuits, gates
+from oncemore.audit.events import event_from
 from oncemore.errors import StoreError
-from oncemore.evidence.events import event_from
-from oncemore.store.base import Batch, Conflict
+from oncemore.limits import breaker as gates
+from oncemore.limits import shared_breaker
+from oncemore.log.store import Batch, Conflict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -448,7 +449,7 @@ def test_a_name_is_one_circuit_wherever_it_is_named(run: Run, clock: FakeClock) 
 def test_a_name_goes_by_the_rules_of_its_policy() -> None:
     wrapped: Any = oncemore.retrying(int, on="transient", breaker="test-ruled", policy="kfm-rules")
     assert wrapped() == 0
-    from oncemore.govern.loader import breaker_rules
+    from oncemore.policy.files.loader import breaker_rules
 
     assert breaker_rules("kfm-rules") == gates.Rules(3, 300, "operations")
     assert breaker_rules("standard") is None
@@ -566,14 +567,14 @@ def test_a_store_that_fails_a_write_is_no_reason_to_stop(
 def test_others_who_write_first_are_read_again_and_not_for_ever(
     engine: oncemore.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    book = circuits.Shared("stac", lambda: engine)
+    book = shared_breaker.Shared("stac", lambda: engine)
 
     class Always:
         def wait(self) -> Conflict:
             return Conflict("breaker/stac", None)
 
     monkeypatch.setattr(engine.store, "append", lambda batch: Always())
-    monkeypatch.setattr(circuits, "MOST_TRIES", 3)
+    monkeypatch.setattr(shared_breaker, "MOST_TRIES", 3)
     with pytest.raises(StoreError, match="others wrote to it 3 times in a row"):
         gates.waited_for(book.changed(engine, lambda at, now, held: (at._replace(failures=9), None), None))
 
@@ -620,7 +621,7 @@ def test_a_failed_probe_is_told_to_people_and_to_those_who_listen(clock: FakeClo
         assert [event.state for event in heard] == ["OPEN", "HALF_OPEN", "OPEN", "HALF_OPEN", "CLOSED"]
         assert [event.circuit_open for event in heard] == [True, True, True, True, False]
         assert event_from(json.loads(heard[0].json())) == heard[0]
-        from oncemore.codec.wire import body_of, header_of
+        from oncemore.log.entry_codec import body_of, header_of
 
         entries = list(engine.store.entries("breaker/stac"))
         escalated = [entry for entry in entries if "ESCALATION" in header_of(entry.header).marks]
@@ -635,20 +636,20 @@ def test_a_reset_is_on_record_with_who_and_why(engine: oncemore.Engine, clock: F
     with pytest.raises(ConnectionResetError), breaker:
         raise ConnectionResetError
     with pytest.raises(oncemore.UsageError, match="is reset for a reason"):
-        circuits.reset(engine, "stac", " ", "operator")
+        shared_breaker.reset(engine, "stac", " ", "operator")
     with pytest.raises(oncemore.UsageError, match="there is no breaker 'nobody' in this store"):
-        circuits.reset(engine, "nobody", "because", "operator")
-    assert circuits.reset(engine, "stac", "it was our network", "operator").state == "CLOSED"
+        shared_breaker.reset(engine, "nobody", "because", "operator")
+    assert shared_breaker.reset(engine, "stac", "it was our network", "operator").state == "CLOSED"
     with breaker:
         pass
-    from oncemore.codec.wire import body_of
+    from oncemore.log.entry_codec import body_of
 
     last = list(engine.store.entries("breaker/stac"))[-1]
     assert last.body is not None
     assert body_of(last.body)["decision"] == {
         "what": "reset", "reason": "it was our network", "actor": "operator",
     }  # fmt: skip
-    assert [circuit.name for circuit in circuits.circuits_of(engine)] == ["stac"]
+    assert [circuit.name for circuit in shared_breaker.circuits_of(engine)] == ["stac"]
 
 
 def test_audit_events_say_that_a_call_was_not_let_through(make: Make, run: Run, clock: FakeClock) -> None:

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.codec.wire import body_of, header_of
-from oncemore.core.backoff import Jitter, Schedule
-from oncemore.core.policy import Policy
-from oncemore.engine.gates import waited_for
-from oncemore.engine.history import verify
-from oncemore.engine.replay import Replay
-from oncemore.engine.resources import known
-from oncemore.engine.retry import EMPTY
-from oncemore.engine.spending import Pockets
 from oncemore.errors import StoreError
-from oncemore.store.base import Conflict
+from oncemore.limits.breaker import waited_for
+from oncemore.limits.budget_step import Pockets
+from oncemore.limits.concurrency import known
+from oncemore.log.entry_codec import body_of, header_of
+from oncemore.log.store import Conflict
+from oncemore.maintenance.replay import Replay
+from oncemore.policy.backoff import Jitter, Schedule
+from oncemore.policy.policy import Policy
+from oncemore.retries.loop import EMPTY
+from oncemore.steps.run import verify
 from oncemore.testing import FakeClock
 
 if TYPE_CHECKING:
@@ -312,7 +312,7 @@ def test_what_cannot_be_earned_is_no_failure_of_the_work(
     caplog: pytest.LogCaptureFixture,
     colour: str,
 ) -> None:
-    from oncemore.engine import spending
+    from oncemore.limits import budget_step
 
     ask = made(oncemore.Budget(1, 1, name="api", shared=True))
     ask.run(1)
@@ -322,7 +322,7 @@ def test_what_cannot_be_earned_is_no_failure_of_the_work(
         raise StoreError("gone")
         yield
 
-    monkeypatch.setattr(spending, "changed", gone)
+    monkeypatch.setattr(budget_step, "changed", gone)
     if colour == "plain":
         assert ask(2) == 2
     else:

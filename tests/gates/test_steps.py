@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.codec.wire import body_of, head_of, header_of
-from oncemore.core.policy import Policy
-from oncemore.core.record import Circuit
-from oncemore.engine import circuits
-from oncemore.engine.history import verify, wal
+from oncemore.limits import shared_breaker
+from oncemore.log.entry_codec import body_of, head_of, header_of
+from oncemore.log.record import Circuit
+from oncemore.policy.policy import Policy
+from oncemore.steps.run import verify, wal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -264,7 +264,7 @@ def test_each_provider_has_its_own(engine: oncemore.Engine, clock: FakeClock) ->
 def test_a_step_keeps_plans_for_so_many_providers(
     engine: oncemore.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import oncemore.steps as steps
+    import oncemore.steps.decorator as steps
 
     monkeypatch.setattr(steps, "MOST_PROVIDERS", 2)
     world.error = None
@@ -311,7 +311,7 @@ def test_a_claim_is_refused_if_the_breaker_has_opened_since_it_was_looked_at(
         shared = oncemore.Breaker("stac", failures=1, shared=True)
         with pytest.raises(ConnectionResetError), shared:
             raise ConnectionResetError
-        engine.circuits = circuits.Circuits() if other is not engine else engine.circuits
+        engine.circuits = shared_breaker.Circuits() if other is not engine else engine.circuits
     world.asked.clear()
     assert poll.run(2).reason == "circuit_open"
     assert world.asked == []
@@ -405,7 +405,7 @@ def test_a_callers_patience_ends_its_wait_for_a_probe(engine: oncemore.Engine, c
     open_it(engine)
     clock.advance(301)
     passage = oncemore.Breaker("stac", shared=True).passage()
-    from oncemore.engine.gates import waited_for
+    from oncemore.limits.breaker import waited_for
 
     assert waited_for(passage.admit()) is None
     impatient = oncemore.open(engine.url, max_inline_wait_s=0.0) if engine.url != "memory:" else None

@@ -19,8 +19,8 @@ from collections import Counter
 from contextvars import copy_context
 
 import oncemore
-from oncemore.core.backoff import Jitter, Schedule
-from oncemore.core.policy import Policy
+from oncemore.policy.backoff import Jitter, Schedule
+from oncemore.policy.policy import Policy
 
 URL = ""
 COOLDOWN_S = float(os.environ.get("GATES_COOLDOWN_S", "1"))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from oncemore.codec.wire import head_bytes
-from oncemore.engine.history import verify
-from oncemore.engine.rebuild import index
-from oncemore.store.base import Batch, Stored, Write
-from oncemore.store.sqlite import SqliteStore
+from oncemore.log.entry_codec import head_bytes
+from oncemore.log.sqlite.store import SqliteStore
+from oncemore.log.store import Batch, Stored, Write
+from oncemore.maintenance.rebuild import index
+from oncemore.steps.run import verify
 from tests.golden.test_golden import read
 
 LOG = Path(__file__).parent / "log-1.jsonl"

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from oncemore.codec.wire import body_of, head_bytes, head_of, header_of
-from oncemore.core.key import fingerprint
-from oncemore.core.record import FORMAT, NOWHERE
-from oncemore.engine.history import KINDS, told, verify, wal
-from oncemore.store.base import Entry
+from oncemore.log.entry_codec import body_of, head_bytes, head_of, header_of
+from oncemore.log.record import FORMAT, NOWHERE
+from oncemore.log.store import Entry
+from oncemore.policy.canonical_json import fingerprint
+from oncemore.steps.run import KINDS, told, verify, wal
 from tests.golden.make import made
 
 HERE = Path(__file__).parent

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from oncemore import govern
+from oncemore.policy import files
 
 Write = Callable[..., Path]
 
@@ -15,9 +15,9 @@ Write = Callable[..., Path]
 @pytest.fixture(autouse=True)
 def _nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("ONCEMORE_POLICY_ROOT", raising=False)
-    govern.forget()
+    files.forget()
     yield
-    govern.forget()
+    files.forget()
 
 
 @pytest.fixture

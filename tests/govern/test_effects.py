@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore import PolicyError, Violation, govern
-from oncemore.codec.wire import head_of
-from oncemore.core import classify
-from oncemore.core.classify import UNMATCHED
-from oncemore.core.cooldown import Cooldown
-from oncemore.core.decide import Situation, decide
-from oncemore.core.model import Failure
-from oncemore.core.record import Worker
-from oncemore.core.tune import Signals
-from oncemore.desk import cli
+from oncemore import PolicyError, Violation, cli
+from oncemore.classifiers import verdict as classify
+from oncemore.classifiers.verdict import UNMATCHED
 from oncemore.errors import ConfigChanged
-from oncemore.govern.fields import CLASSIFY, COOLDOWN, RETRY
-from oncemore.govern.sections import FIELDS
+from oncemore.limits.cooldown_rules import Cooldown
+from oncemore.log.entry_codec import head_of
+from oncemore.log.record import Worker
+from oncemore.policy import files
+from oncemore.policy.decide import Situation, decide
+from oncemore.policy.files.fields import CLASSIFY, COOLDOWN, RETRY
+from oncemore.policy.files.sections import FIELDS
+from oncemore.policy.model import Failure
+from oncemore.policy.tuning import Signals
 from oncemore.profiles.nova_cat import NovaCat
 from oncemore.testing import FakeClock
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from oncemore.govern.fields import Row
+    from oncemore.policy.files.fields import Row
 
     Observe = Callable[[Path], Any]
 
@@ -50,7 +50,7 @@ DIRTY = Signals(grid_intensity=400.0, energy_price=0.2)
 
 
 def of_policy(name: str, address: str = "") -> Observe:
-    return lambda path: getattr(govern.policy(f"{path}{address}"), name)
+    return lambda path: getattr(files.policy(f"{path}{address}"), name)
 
 
 def prints(text: str) -> Observe:
@@ -71,14 +71,14 @@ def delay(attempt: int = 1, seed: str = "seed", **known: Any) -> Observe:
         at = Situation(
             attempt, Failure("transient", code="HTTP_503"), "RETRYABLE", 1000.0, seed, 0.0, **known
         )
-        found = decide(govern.policy(path), at)
+        found = decide(files.policy(path), at)
         return found.action, round(found.delay_s, 3)
 
     return observe
 
 
 def verdict(code: str, kind: Any = "transient", rule: str = "http") -> Observe:
-    return lambda path: classify.verdict(Failure(kind, code=code, rule=rule), govern.policy(path), "pure")
+    return lambda path: classify.verdict(Failure(kind, code=code, rule=rule), files.policy(path), "pure")
 
 
 def ended(error: Exception, **options: Any) -> Observe:
@@ -128,7 +128,7 @@ def of_step(name: str) -> Observe:
 
 
 def rests(path: Path) -> Any:
-    return {name: tuple(rest) for name, rest in govern.load(path).cooldowns.items()}
+    return {name: tuple(rest) for name, rest in files.load(path).cooldowns.items()}
 
 
 def calls_of_failed_work(path: Path) -> int:
@@ -185,14 +185,14 @@ def gives_signs_of_life(path: Path) -> bool:
 
 def _version(path: Path) -> str:
     try:
-        return govern.load(path).version
+        return files.load(path).version
     except PolicyError:
         return ""
 
 
 def _fault(path: Path) -> str:
     try:
-        govern.load(path)
+        files.load(path)
     except PolicyError as error:
         return str(error)
     return ""
@@ -210,7 +210,7 @@ class Change:
     def __call__(self, path: Path) -> None:
         path.write_text(self.base)
         assert self.observe(path) != self.expected, "the same is seen without the field"
-        govern.forget()
+        files.forget()
         path.write_text(self.base + self.text)
         assert self.observe(path) == self.expected
 
@@ -224,7 +224,7 @@ class Refusal:
     def __call__(self, path: Path) -> None:
         path.write_text(BASE + self.text)
         with pytest.raises(PolicyError) as caught:
-            govern.load(path)
+            files.load(path)
         (fault,) = str(caught.value).splitlines()
         assert fault.startswith(f"{path}:3:")
         assert f": {self.field} {self.why}" in fault
@@ -239,11 +239,11 @@ class Statement:
 
     def __call__(self, path: Path) -> None:
         path.write_text(BASE + self.text)
-        govern.load(path)
-        govern.forget()
+        files.load(path)
+        files.forget()
         path.write_text(BASE + self.other)
         with pytest.raises(PolicyError, match=r"mine\.yaml:3:.*; it must be "):
-            govern.load(path)
+            files.load(path)
 
 
 class Several:
@@ -254,7 +254,7 @@ class Several:
 
     def __call__(self, path: Path) -> None:
         for row in self.rows:
-            govern.forget()
+            files.forget()
             row(path)
 
 
@@ -285,7 +285,7 @@ NOT_SENT = ConnectionRefusedError()
 
 ROWS: dict[str, Callable[[Path], None]] = {
     # The file.
-    "profile": Change("profile: ours\n", lambda path: govern.load(path).name, "ours"),
+    "profile": Change("profile: ours\n", lambda path: files.load(path).name, "ours"),
     "version": Change('version: "2"\n', _version, "2", "extends: standard\n"),
     "extends": Change("extends: lit\n", of_policy("max_attempts"), 2, f"{ALONE}retry_policy: {{}}\n"),
     "description": Change("description: for reports\n", prints("for reports"), True),
@@ -295,7 +295,7 @@ ROWS: dict[str, Callable[[Path], None]] = {
     "care_notes": Change("care_notes: masked first\n", prints("masked first"), True),
     "governed": Change(
         "governed: true\n",
-        lambda path: govern.load(path).warnings != (),
+        lambda path: files.load(path).warnings != (),
         True,
         "version: retry-loop-v1.0\nretry_policy: {timeout_s: 5}\n",
     ),
@@ -336,7 +336,7 @@ ROWS: dict[str, Callable[[Path], None]] = {
     ),
     "policies": Change(
         "policies: {slow: {max_attempts: 7}}\n",
-        lambda path: sorted(govern.load(path).policies),
+        lambda path: sorted(files.load(path).policies),
         ["default", "slow"],
     ),
     "classify": Change("classify: {non_retryable: [HTTP_503]}\n", verdict("HTTP_503"), "TERMINAL"),

@@ -7,24 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from oncemore import Policy, PolicyError, PolicyWarning, govern
-from oncemore.core.backoff import Jitter, Schedule
-from oncemore.core.classify import Classes
-from oncemore.core.tune import Tuning
+from oncemore import Policy, PolicyError, PolicyWarning
+from oncemore.classifiers.verdict import Classes
+from oncemore.policy import files
+from oncemore.policy.backoff import Jitter, Schedule
+from oncemore.policy.tuning import Tuning
 
 Write = Callable[..., Path]
 
 
 def faults(write: Write, text: str) -> str:
     with pytest.raises(PolicyError) as caught:
-        govern.load(write(text))
+        files.load(write(text))
     return str(caught.value)
 
 
 def of(write: Write, fields: str, more: str = "", version: str = '"1"') -> Policy:
     """The policy that a file with these fields holds."""
-    govern.forget()
-    return govern.load(write(f"version: {version}\nretry_policy: {{{fields}}}\n{more}")).policy()
+    files.forget()
+    return files.load(write(f"version: {version}\nretry_policy: {{{fields}}}\n{more}")).policy()
 
 
 @pytest.mark.req("POL-9")
@@ -307,7 +308,7 @@ policies:
   own: {classify: {retry_on: [THROTTLED], precedence: retryable_first}}
   none: {classify: {retryable: [], non_retryable: []}}
 """
-    profile = govern.load(write(text))
+    profile = files.load(write(text))
     assert profile.policy("plain").classes == Classes(("HTTP_5xx",), ("HTTP_501",))
     assert profile.policy("own").classes == Classes(("THROTTLED",), ("HTTP_501",), "retryable_first")
     assert profile.policy("none").classes is None
@@ -330,9 +331,9 @@ def test_a_violation_cannot_be_made_retryable(write: Write, name: str) -> None:
 def test_a_class_in_both_lists_is_a_warning_that_says_which_wins(write: Write) -> None:
     both = 'version: "1"\nretry_policy: {}\nclassify: {retryable: [A], non_retryable: [A]}\n'
     with pytest.warns(PolicyWarning, match="A is in both lists; non_retryable wins"):
-        govern.load(write(both))
+        files.load(write(both))
     with pytest.warns(PolicyWarning, match="A is in both lists; retryable wins"):
-        govern.load(write(both.replace("[A]}", "[A], precedence: retryable_first}"), "other.yaml"))
+        files.load(write(both.replace("[A]}", "[A], precedence: retryable_first}"), "other.yaml"))
 
 
 @pytest.mark.req("TUNE-4")
@@ -369,7 +370,7 @@ def test_large_bounds_are_flagged_on_load_at_the_callers_line(write: Write) -> N
 
 
 def test_what_a_file_says_about_itself_is_kept(write: Write) -> None:
-    profile = govern.load(
+    profile = files.load(
         write(
             'version: "1"\nretry_policy: {}\ndescription: what for\nowner: data steward\nreviewer: council\n'
             "review_by: 2026-03-31\ncare_notes: with care\npriority: P1\nkfm_compliant: true\n"

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from oncemore import PolicyError, govern
-from oncemore.govern.disk import MOST_BYTES
-from oncemore.govern.nodes import DEEPEST, MOST_NODES
+from oncemore import PolicyError
+from oncemore.policy import files
+from oncemore.policy.files.disk import MOST_BYTES
+from oncemore.policy.files.yaml_reader import DEEPEST, MOST_NODES
 
 Write = Callable[..., Path]
 
@@ -108,10 +109,10 @@ def refusal(path: Path) -> tuple[str, float]:
     """The message, and the least CPU time that it took in three tries."""
     spent = []
     for _ in range(3):
-        govern.forget()
+        files.forget()
         began = time.process_time()
         with pytest.raises(PolicyError) as caught:
-            govern.load(path)
+            files.load(path)
         spent.append(time.process_time() - began)
     return str(caught.value), min(spent)
 
@@ -138,7 +139,7 @@ def test_nothing_in_a_file_is_ever_run(write: Write, tmp_path: Path) -> None:
         "!!python/name:os.system",
     ):
         with pytest.raises(PolicyError, match="tags are not allowed"):
-            govern.load(write(f'version: {tag} ["touch {mark}"]\n'))
+            files.load(write(f'version: {tag} ["touch {mark}"]\n'))
     assert not mark.exists()
 
 
@@ -176,7 +177,7 @@ def test_a_file_that_this_user_may_not_read_is_refused(write: Write) -> None:
         os.seteuid(65534)
     try:
         with pytest.raises(PolicyError, match="cannot be read: this user may not read it"):
-            govern.load(path)
+            files.load(path)
     finally:
         os.seteuid(me)
 
@@ -184,9 +185,9 @@ def test_a_file_that_this_user_may_not_read_is_refused(write: Write) -> None:
 def test_a_file_that_grows_while_it_is_read_is_refused(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write("#" * 100)
     grown = iter([b"#" * MOST_BYTES, b"#", b""])
-    monkeypatch.setattr("oncemore.govern.disk.os.read", lambda handle, most: next(grown))
+    monkeypatch.setattr("oncemore.policy.files.disk.os.read", lambda handle, most: next(grown))
     with pytest.raises(PolicyError, match="is larger than 32 KiB"):
-        govern.load(path)
+        files.load(path)
 
 
 def test_a_disk_that_fails_is_a_refusal_too(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,22 +196,22 @@ def test_a_disk_that_fails_is_a_refusal_too(write: Write, monkeypatch: pytest.Mo
     def fail(handle: int, most: int) -> bytes:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("oncemore.govern.disk.os.read", fail)
+    monkeypatch.setattr("oncemore.policy.files.disk.os.read", fail)
     with pytest.raises(PolicyError, match="cannot be read: Input/output error"):
-        govern.load(path)
+        files.load(path)
 
 
 def test_all_faults_are_told_at_once_and_a_great_many_are_counted(write: Write) -> None:
     path = write("".join(f"wrong{n}: 1\n" for n in range(30)))
-    with pytest.raises(govern.PolicyFileError) as caught:
-        govern.load(path)
+    with pytest.raises(files.PolicyFileError) as caught:
+        files.load(path)
     assert len(caught.value.faults) == 20
     assert str(caught.value).endswith("and 11 more")  # the policy is missing as well
     assert str(caught.value).count("\n") == 20
 
 
 def test_a_byte_order_mark_and_windows_lines_are_read(write: Write) -> None:
-    assert govern.load(write("\ufeff" + GOOD.replace("\n", "\r\n"))).version == "1"
+    assert files.load(write("\ufeff" + GOOD.replace("\n", "\r\n"))).version == "1"
 
 
 def test_loading_starts_nothing_and_opens_nothing_else(write: Write) -> None:
@@ -218,7 +219,7 @@ def test_loading_starts_nothing_and_opens_nothing_else(write: Write) -> None:
     path = write(GOOD)
     program = f"""
 import sys
-import oncemore.govern, ruamel.yaml, oncemore.govern.loader
+import oncemore.policy.files, ruamel.yaml, oncemore.policy.files.loader
 from ruamel.yaml import YAML
 list(YAML(typ="safe", pure=True).parse("a: 1"))
 opened = []
@@ -228,7 +229,7 @@ def watch(event, arguments):
     if event in ("open", "os.system", "subprocess.Popen", "socket.connect", "os.exec", "exec", "compile"):
         opened.append((event, str(arguments[0])))
 sys.addaudithook(watch)
-oncemore.govern.load({str(path)!r})
+oncemore.policy.files.load({str(path)!r})
 assert opened == [("open", {str(path)!r})], opened
 """
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from oncemore import PolicyError, PolicyWarning, UsageError, govern
-from oncemore.core.backoff import Jitter, Schedule
+from oncemore import PolicyError, PolicyWarning, UsageError
+from oncemore.policy import files
+from oncemore.policy.backoff import Jitter, Schedule
 
 Write = Callable[..., Path]
 
@@ -23,10 +24,10 @@ lease: {ttl_s: 60, renew_every_s: 20}
 """
 
 
-def child(write: Write, text: str, parent: str = PARENT) -> govern.Profile:
-    govern.forget()
+def child(write: Write, text: str, parent: str = PARENT) -> files.Profile:
+    files.forget()
     write(parent, "parent.yaml")
-    return govern.load(write(f'version: "2"\nextends: parent.yaml\n{text}', "child.yaml"))
+    return files.load(write(f'version: "2"\nextends: parent.yaml\n{text}', "child.yaml"))
 
 
 def faults(write: Write, text: str, parent: str = PARENT) -> str:
@@ -90,7 +91,7 @@ def test_the_default_policy_is_one_wherever_it_is_written(write: Write, parent: 
 
 
 def test_policies_stand_on_the_default_one_but_have_their_own_names(write: Write) -> None:
-    made = govern.load(
+    made = files.load(
         write(
             'version: "1"\ndefaults: {attempts: 5, timeout_s: 3, name: base, description: all}\n'
             "categories: {quick: {timeout_s: 1}, slow: {code: SLOW}}\n"
@@ -107,7 +108,7 @@ def test_policies_stand_on_the_default_one_but_have_their_own_names(write: Write
 
 @pytest.mark.req("POL-10")
 def test_a_provider_changes_what_it_says_and_nothing_else(write: Write) -> None:
-    made = govern.load(
+    made = files.load(
         write(
             """
 version: "1"
@@ -137,7 +138,7 @@ providers:
 
 @pytest.mark.req("BACKOFF-11", "POL-10")
 def test_two_providers_in_one_file_have_different_cooldowns_after_the_same_failures(write: Write) -> None:
-    made = govern.load(
+    made = files.load(
         write(
             """
 version: "1"
@@ -164,9 +165,9 @@ providers:
 
 
 def test_a_file_without_cooldowns_has_none(write: Write) -> None:
-    made = govern.load(write('version: "1"\nretry_policy: {}\nproviders: {eso: {cooldown: {base_s: 7}}}\n'))
+    made = files.load(write('version: "1"\nretry_policy: {}\nproviders: {eso: {cooldown: {base_s: 7}}}\n'))
     assert made.cooldown() is None
-    assert made.cooldown("eso") == govern.Cooldown(7.0)
+    assert made.cooldown("eso") == files.Cooldown(7.0)
 
 
 def test_bounds_hold_in_every_file_that_extends_theirs_and_can_only_narrow(write: Write) -> None:
@@ -199,12 +200,12 @@ def test_a_governed_policy_may_not_extend_what_breaks_the_kfm_rules(write: Write
     for parent in ("lit", "between.yaml"):
         path = write(f"version: retry-loop-v1.0\ngoverned: true\nextends: {parent}\n", "child.yaml")
         with pytest.raises(PolicyError, match=r"child.yaml:2:1: governed cannot be true .* \(X-41\)"):
-            govern.load(path)
+            files.load(path)
     path = write("version: '1'\nextends: lit\nkfm_compliant: true\n", "child.yaml")
     with pytest.raises(
         PolicyError, match="kfm_compliant cannot be true here: what this file extends does not"
     ):
-        govern.load(path)
+        files.load(path)
 
 
 @pytest.mark.req("BACKOFF-21")
@@ -233,9 +234,9 @@ def test_circles_are_refused(write: Write) -> None:
     with pytest.raises(
         PolicyError, match=r"b.yaml:2:10: extends leads in a circle: c.yaml → a.yaml → b.yaml → c.yaml"
     ):
-        govern.load(path)
+        files.load(path)
     with pytest.raises(PolicyError, match=r"extends leads in a circle: self.yaml → self.yaml"):
-        govern.load(write('version: "1"\nextends: self.yaml\n', "self.yaml"))
+        files.load(write('version: "1"\nextends: self.yaml\n', "self.yaml"))
 
 
 def test_a_long_way_is_refused(write: Write) -> None:
@@ -243,9 +244,9 @@ def test_a_long_way_is_refused(write: Write) -> None:
     for n in range(1, 8):
         write(f'version: "1"\nextends: f{n - 1}.yaml\n', f"f{n}.yaml")
     here = write("", "x").parent
-    assert govern.load(here / "f5.yaml").extends == ("f4", "f3", "f2", "f1", "f0")
+    assert files.load(here / "f5.yaml").extends == ("f4", "f3", "f2", "f1", "f0")
     with pytest.raises(PolicyError, match=r"f1.yaml:2:10: extends leads over more than 5 files"):
-        govern.load(here / "f6.yaml")
+        files.load(here / "f6.yaml")
 
 
 @pytest.mark.parametrize(
@@ -263,7 +264,7 @@ def test_a_long_way_is_refused(write: Write) -> None:
 def test_what_cannot_be_extended_is_refused(write: Write, extends: str, said: str) -> None:
     write("zzz: 1\n", "broken.yaml")
     with pytest.raises(PolicyError) as caught:
-        govern.load(write(f'version: "1"\nextends: {extends}\n', "child.yaml"))
+        files.load(write(f'version: "1"\nextends: {extends}\n', "child.yaml"))
     assert said in str(caught.value)
 
 

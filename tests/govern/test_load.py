@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from oncemore import PolicyError, PolicyWarning, govern
-from oncemore.core.policy import STANDARD
-from oncemore.govern import address, loader, packaged
+from oncemore import PolicyError, PolicyWarning
+from oncemore.policy import files
+from oncemore.policy.files import address, loader, packaged
+from oncemore.policy.policy import STANDARD
 
 if TYPE_CHECKING:
     from oncemore.testing import FakeClock
@@ -38,15 +39,15 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_an_address_names_a_profile_a_policy_and_a_provider(write: Write) -> None:
     path = write(MANY)
-    assert govern.policy(path).max_attempts == 2
-    assert govern.policy(str(path)).max_attempts == 2
-    assert govern.policy(f"{path}/slow").max_attempts == 7
-    assert govern.policy(f"{path}/slow@eso").timeout_s == 3.0
-    assert govern.policy(f"{path}@eso").timeout_s == 3.0
-    assert govern.policy(path, provider="eso").timeout_s == 3.0
-    assert govern.policy(f"{path}/slow", provider="eso").name == "mine/slow@eso"
-    assert govern.policy("nova-cat/acquisition").max_delay_s == 180.0
-    assert govern.policy("standard") == STANDARD
+    assert files.policy(path).max_attempts == 2
+    assert files.policy(str(path)).max_attempts == 2
+    assert files.policy(f"{path}/slow").max_attempts == 7
+    assert files.policy(f"{path}/slow@eso").timeout_s == 3.0
+    assert files.policy(f"{path}@eso").timeout_s == 3.0
+    assert files.policy(path, provider="eso").timeout_s == 3.0
+    assert files.policy(f"{path}/slow", provider="eso").name == "mine/slow@eso"
+    assert files.policy("nova-cat/acquisition").max_delay_s == 180.0
+    assert files.policy("standard") == STANDARD
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_an_address_names_a_profile_a_policy_and_a_provider(write: Write) -> Non
     ],
 )
 def test_an_unknown_address_is_refused_with_those_that_are_known(address: str, said: str) -> None:
-    for ask in (govern.policy, lambda policy: oncemore.retry(on=OSError, policy=policy)):
+    for ask in (files.policy, lambda policy: oncemore.retry(on=OSError, policy=policy)):
         with pytest.raises(PolicyError) as caught:
             ask(address)
         assert said in str(caught.value)
@@ -77,12 +78,12 @@ def test_a_file_without_a_default_policy_says_which_it_has(write: Write) -> None
     with pytest.raises(
         PolicyError, match=r"policy 'mine' is not known; .*mine.yaml has mine/quick, mine/slow"
     ):
-        govern.policy(path)
+        files.policy(path)
 
 
 def test_a_path_of_bytes_is_refused() -> None:
     with pytest.raises(PolicyError, match="the path of a policy file is b'x'; it must be a text"):
-        govern.load(b"x")  # type: ignore[arg-type]
+        files.load(b"x")  # type: ignore[arg-type]
 
 
 @pytest.mark.req("POL-8")
@@ -95,7 +96,7 @@ def test_every_policy_below_the_root_is_listed_with_version_and_signature(root: 
     root.joinpath("broken.yaml").write_text("zzz: 1\n")
     root.joinpath("unreadable.yaml").write_bytes(b"\xff")
     root.joinpath("notes.txt").write_text("not a policy")
-    listed = {one.name: one for one in govern.listing()}
+    listed = {one.name: one for one in files.listing()}
     assert (listed["mine"].version, listed["mine"].governed, listed["mine"].signature) == (
         "3",
         False,
@@ -108,68 +109,68 @@ def test_every_policy_below_the_root_is_listed_with_version_and_signature(root: 
     assert listed["kfm-loop"][1:5] == (
         "retry-loop-v11.2", True, packaged.path_of("kfm-loop"), "packaged, digest verified",
     )  # fmt: skip
-    assert govern.names() == sorted([*packaged.PACKAGED, "mine", "night", "other", "broken", "unreadable"])
+    assert files.names() == sorted([*packaged.PACKAGED, "mine", "night", "other", "broken", "unreadable"])
 
 
 def test_policies_of_the_root_are_known_by_name(root: Path) -> None:
     root.joinpath("mine.yaml").write_text(MANY)
     root.joinpath("retry-loop/policies/child.yaml").write_text('version: "2"\nextends: mine\n')
-    assert govern.policy("mine/slow@eso").max_attempts == 7
-    assert govern.profile("child").extends == ("mine",)
+    assert files.policy("mine/slow@eso").max_attempts == 7
+    assert files.profile("child").extends == ("mine",)
     with pytest.raises(PolicyError, match=r"known are .*mine"):
-        govern.profile("nope")
+        files.profile("nope")
 
 
 def test_a_name_must_be_one_files_own(root: Path) -> None:
     root.joinpath("a.yaml").write_text('profile: same\nversion: "1"\nretry_policy: {}\n')
     root.joinpath("same.yaml").write_text('version: "1"\nretry_policy: {}\n')
     with pytest.raises(PolicyError, match=r"two files are called same: .*a.yaml and .*same.yaml"):
-        govern.profile("same")
+        files.profile("same")
 
 
 def test_a_file_may_not_have_the_name_of_a_packaged_profile(root: Path, write: Write) -> None:
     root.joinpath("kfm-rules.yaml").write_text('version: "1"\nretry_policy: {}\n')
     with pytest.raises(PolicyError, match=r"kfm-rules.yaml is called kfm-rules, like a packaged profile"):
-        govern.policy("kfm-rules")
+        files.policy("kfm-rules")
     with pytest.raises(PolicyError, match=r"kfm-rules.yaml: profile is kfm-rules, like a packaged profile"):
-        govern.load(root / "kfm-rules.yaml")
+        files.load(root / "kfm-rules.yaml")
     path = write('version: "1"\nname: lit\nretry_policy: {}\n')
     with pytest.raises(PolicyError, match=r"mine.yaml:2:1: profile is lit, like a packaged profile"):
-        govern.load(path)
-    assert len([one for one in govern.listing() if one.name == "kfm-rules"]) == 2
+        files.load(path)
+    assert len([one for one in files.listing() if one.name == "kfm-rules"]) == 2
 
 
 def test_a_root_that_is_no_folder_or_too_full_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(address, "MOST_FILES", 3)
     for n in range(3):
         root.joinpath(f"f{n}.yaml").write_text('version: "1"\nretry_policy: {}\n')
-    assert len(govern.names()) == len(packaged.PACKAGED) + 3
+    assert len(files.names()) == len(packaged.PACKAGED) + 3
     root.joinpath("f3.yaml").touch()
     with pytest.raises(PolicyError, match="holds more than 3 policy files"):
-        govern.names()
+        files.names()
     monkeypatch.setenv("ONCEMORE_POLICY_ROOT", str(root / "nowhere"))
     with pytest.raises(PolicyError, match=r"ONCEMORE_POLICY_ROOT is '.*nowhere', which is not a folder"):
-        govern.policy("kfm-rules")
+        files.policy("kfm-rules")
     monkeypatch.setenv("ONCEMORE_POLICY_ROOT", "")
-    assert govern.names() == sorted(packaged.PACKAGED)
+    assert files.names() == sorted(packaged.PACKAGED)
 
 
 def test_what_is_remembered_of_names_is_bounded(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(5):
         root.joinpath("mine.yaml").write_text(f'version: "{n}"\nretry_policy: {{}}\n' + "#" * n)
-        assert "mine" in govern.names()
+        assert "mine" in files.names()
         monkeypatch.setattr(address, "MOST_FILES", 2)
         assert len(address._known) <= 2
     root.joinpath("gone.yaml").symlink_to(root / "nowhere")
-    assert "gone" in govern.names()
+    assert "gone" in files.names()
 
 
 def test_a_file_whose_name_cannot_be_one_must_say_its_own(write: Write) -> None:
     text = 'version: "1"\nretry_policy: {}\n'
     for name in ("my policy.yaml", "a@b.yaml", ".yaml"):
         with pytest.raises(PolicyError, match="profile is missing, and the file's own name"):
-            govern.load(write(text, name))
-        assert govern.load(write(f"profile: mine\n{text}", name)).name == "mine"
+            files.load(write(text, name))
+        assert files.load(write(f"profile: mine\n{text}", name)).name == "mine"
 
 
 # Trust.
@@ -181,7 +182,7 @@ def test_a_packaged_file_is_known_however_the_way_to_it_is_written(
     monkeypatch.chdir(packaged.FOLDER)
     tmp_path.joinpath("link").symlink_to(packaged.FOLDER)
     for path in ("lit.yaml", "./retry-loop/../lit.yaml", tmp_path / "link" / "lit.yaml"):
-        assert govern.load(path).signature == "packaged, digest verified"
+        assert files.load(path).signature == "packaged, digest verified"
 
 
 @pytest.mark.parametrize("name", packaged.PACKAGED)
@@ -194,37 +195,37 @@ def test_one_altered_byte_in_a_packaged_profile_is_refused_by_name(
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(path.read_bytes())
     monkeypatch.setattr(packaged, "FOLDER", tmp_path)
-    assert govern.profile(name).signature == "packaged, digest verified"
+    assert files.profile(name).signature == "packaged, digest verified"
     file = tmp_path / packaged.PACKAGED[name]
     data = bytearray(file.read_bytes())
     data[-2] ^= 1
     file.write_bytes(data)
     with pytest.raises(PolicyError, match=r"was changed after its release: its SHA-256 is") as caught:
-        govern.profile(name)
+        files.profile(name)
     assert str(file) in str(caught.value)
     tmp_path.joinpath("digests.txt").unlink()
     with pytest.raises(PolicyError, match=r"digests.txt: cannot be read; install the package again"):
-        govern.profile(name)
+        files.profile(name)
 
 
 def test_a_governed_file_that_nobody_signed_loads_with_one_warning(write: Write) -> None:
     path = write(GOVERNED)
     with pytest.warns(PolicyWarning, match="a governed policy file that nobody has signed") as caught:
-        profile = govern.load(path)
+        profile = files.load(path)
     assert [warning.filename for warning in caught] == [__file__]
     assert (profile.governed, profile.signature) == (True, "unsigned")
-    assert govern.load(path) is profile  # and it is said once
+    assert files.load(path) is profile  # and it is said once
 
 
 def test_an_ungoverned_file_and_packaged_ones_load_in_silence(write: Write) -> None:
-    assert govern.load(write(MANY)).warnings == ()
-    assert [govern.profile(name).warnings for name in packaged.PACKAGED] == [()] * len(packaged.PACKAGED)
+    assert files.load(write(MANY)).warnings == ()
+    assert [files.profile(name).warnings for name in packaged.PACKAGED] == [()] * len(packaged.PACKAGED)
 
 
 def test_a_file_that_extends_another_is_warned_of_once(write: Write) -> None:
     write(GOVERNED, "parent.yaml")
     with pytest.warns(PolicyWarning) as caught:
-        govern.load(write("version: retry-loop-v1.1\nextends: parent.yaml\n"))
+        files.load(write("version: retry-loop-v1.1\nextends: parent.yaml\n"))
     assert ["mine.yaml" in str(warning.message) for warning in caught] == [True]
 
 
@@ -234,21 +235,21 @@ def test_a_file_that_extends_another_is_warned_of_once(write: Write) -> None:
 def test_a_file_is_read_again_when_it_or_what_it_extends_has_changed(write: Write) -> None:
     write('version: "1"\nretry_policy: {max_attempts: 2}\n', "parent.yaml")
     path = write('version: "1"\nextends: parent.yaml\n')
-    first = govern.load(path)
-    assert govern.load(path) is first
+    first = files.load(path)
+    assert files.load(path) is first
     write('version: "1"\nretry_policy: {max_attempts: 5}\n', "parent.yaml")
-    assert govern.load(path).policy().max_attempts == 5
+    assert files.load(path).policy().max_attempts == 5
     write('version: "1"\nretry_policy: {max_attempts: 6}\n')
-    assert govern.load(path).policy().max_attempts == 6
+    assert files.load(path).policy().max_attempts == 6
     path.unlink()
     with pytest.raises(PolicyError, match="there is no such file"):
-        govern.load(path)
+        files.load(path)
 
 
 def test_what_is_remembered_is_bounded(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "MOST_REMEMBERED", 3)
     for n in range(7):
-        govern.load(write(MANY, f"f{n}.yaml"))
+        files.load(write(MANY, f"f{n}.yaml"))
         assert len(loader._remembered) <= 3
 
 
@@ -256,7 +257,7 @@ def test_what_is_remembered_is_bounded(write: Write, monkeypatch: pytest.MonkeyP
 
 
 def test_a_profile_is_frozen_comparable_and_can_be_pickled(write: Write) -> None:
-    profile = govern.load(write(MANY))
+    profile = files.load(write(MANY))
     with pytest.raises(AttributeError, match="Profile is frozen"):
         profile.name = "other"
     with pytest.raises(TypeError):
@@ -266,20 +267,20 @@ def test_a_profile_is_frozen_comparable_and_can_be_pickled(write: Write) -> None
     again = pickle.loads(pickle.dumps(profile))  # noqa: S301
     assert again == profile
     assert hash(again) == hash(profile)
-    govern.forget()
-    assert govern.load(profile.source) == profile
+    files.forget()
+    assert files.load(profile.source) == profile
 
 
 def test_a_profile_can_be_shown_as_plain_values(write: Write) -> None:
     import json
 
     for name in packaged.PACKAGED:
-        plain = json.loads(json.dumps(govern.profile(name).plain()))
+        plain = json.loads(json.dumps(files.profile(name).plain()))
         assert plain["name"] == name
-    plain = govern.load(write(MANY)).plain()
+    plain = files.load(write(MANY)).plain()
     assert plain["policies"]["slow"]["max_attempts"] == 7
     assert plain["providers"]["eso"]["default"]["timeout_s"] == 3.0
-    assert govern.profile("nova-cat").plain()["cooldowns"] == {
+    assert files.profile("nova-cat").plain()["cooldowns"] == {
         "": {"base_s": 300.0, "multiplier": 2.0, "cap_s": 86400.0}
     }
 
@@ -288,12 +289,12 @@ def test_the_digest_is_that_of_the_file(write: Write) -> None:
     from hashlib import sha256
 
     path = write(MANY)
-    assert govern.load(path).digest == sha256(path.read_bytes()).hexdigest()
+    assert files.load(path).digest == sha256(path.read_bytes()).hexdigest()
 
 
 def test_an_error_keeps_its_faults_over_pickling(write: Write) -> None:
-    with pytest.raises(govern.PolicyFileError) as caught:
-        govern.load(write("zzz: 1\n"))
+    with pytest.raises(files.PolicyFileError) as caught:
+        files.load(write("zzz: 1\n"))
     again = pickle.loads(pickle.dumps(caught.value))  # noqa: S301
     assert again.faults == caught.value.faults
     assert str(again) == str(caught.value)

@@ -9,18 +9,18 @@ import jsonschema_rs
 import pytest
 from ruamel.yaml import YAML
 
-from oncemore import govern
-from oncemore.govern.packaged import FOLDER, PACKAGED, digests_now
-from oncemore.govern.publish import reference
-from oncemore.govern.sections import FIELDS
+from oncemore.policy import files
+from oncemore.policy.files.json_schema import reference
+from oncemore.policy.files.packaged import FOLDER, PACKAGED, digests_now
+from oncemore.policy.files.sections import FIELDS
 from tools import profiles
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from oncemore.govern.fields import Row
+    from oncemore.policy.files.fields import Row
 
-SCHEMA = jsonschema_rs.validator_for(govern.schema())
+SCHEMA = jsonschema_rs.validator_for(files.schema())
 
 
 def read(text: str | Path) -> Any:
@@ -32,8 +32,8 @@ def test_what_is_kept_is_what_is_made() -> None:
 
 
 def test_the_schema_is_one_by_its_own_standard() -> None:
-    jsonschema_rs.meta.validate(govern.schema())
-    assert json.loads((FOLDER / "policy.schema.json").read_text(encoding="utf-8")) == govern.schema()
+    jsonschema_rs.meta.validate(files.schema())
+    assert json.loads((FOLDER / "policy.schema.json").read_text(encoding="utf-8")) == files.schema()
 
 
 @pytest.mark.req("POL-3")
@@ -69,8 +69,8 @@ def test_the_schema_refuses_what_the_loader_refuses(text: str, tmp_path: Path) -
     assert not SCHEMA.is_valid(read(text))
     file = tmp_path / "mine.yaml"
     file.write_text(text)
-    with pytest.raises(govern.PolicyFileError):
-        govern.load(file)
+    with pytest.raises(files.PolicyFileError):
+        files.load(file)
 
 
 def test_the_schema_takes_every_spelling() -> None:

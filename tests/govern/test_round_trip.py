@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncemore import PolicyError, PolicyWarning, govern
-from oncemore.core.policy import STANDARD
-from oncemore.govern.nodes import parse
-from oncemore.govern.packaged import FOLDER, PACKAGED
+from oncemore import PolicyError, PolicyWarning
+from oncemore.policy import files as govern
+from oncemore.policy.files.packaged import FOLDER, PACKAGED
+from oncemore.policy.files.yaml_reader import parse
+from oncemore.policy.policy import STANDARD
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import oncemore
-from oncemore.store.memory import MemoryStore, Settled
+from oncemore.log.memory import MemoryStore, Settled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from oncemore.engine.artifact_places import Memory
-    from oncemore.engine.runtime import Engine
-    from oncemore.store.base import Batch
+    from oncemore.artifacts.backends import Memory
+    from oncemore.log.store import Batch
+    from oncemore.steps.engine import Engine
 
 
 class Died(BaseException):

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import oncemore
-from oncemore.desk import cli
+from oncemore import cli
 from oncemore.testing import FakeClock
 
 if TYPE_CHECKING:
@@ -224,11 +224,11 @@ def test_import_marks_a_files_keys(shop: Any, tmp_path: Path) -> None:
 def test_import_lists_what_is_something_else_and_ends_with_one(
     shop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from oncemore.desk.service import imports
+    from oncemore.queries import import_keys
 
     with oncemore.open("log.db"):
         shop.held.run("h2")
-    monkeypatch.setattr(imports, "MOST_SHOWN", 1)
+    monkeypatch.setattr(import_keys, "MOST_SHOWN", 1)
     (tmp_path / "done.csv").write_text("order\nh\nh2\nfree\n")
     ran = run("import", "--step", "shop_of_this_test:held", "done.csv")
     assert ran.code == 1
@@ -259,20 +259,20 @@ def test_a_wrong_import_is_refused_with_the_next_step(
 
 
 def test_on_a_terminal_it_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    from oncemore.desk.cli import house
+    from oncemore.cli import maintenance
 
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    show = house.count_on_terminal("pages")
+    show = maintenance.count_on_terminal("pages")
     show(50, 200)
     show(200, 200)
-    house.count_on_terminal("lines")(7)
+    maintenance.count_on_terminal("lines")(7)
     assert capsys.readouterr().err == "\r50 of 200 (25%) pages\r200 of 200 (100%) pages\n\r7 lines"
 
 
 def test_a_person_is_asked_and_may_say_no(monkeypatch: pytest.MonkeyPatch) -> None:
     import click
 
-    from oncemore.desk.cli import house
+    from oncemore.cli import maintenance as house
 
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("click.confirm", lambda question, **told: asked.append(question))

@@ -12,10 +12,10 @@ import apsw
 import pytest
 
 import oncemore
-from oncemore.engine.house import in_doubt
+from oncemore.log.memory import MemoryStore
+from oncemore.log.sqlite.store import SqliteStore
+from oncemore.maintenance.backup import in_doubt
 from oncemore.outbox import Relay
-from oncemore.store.memory import MemoryStore
-from oncemore.store.sqlite import SqliteStore
 from oncemore.testing import FakeClock
 from tests.house.crashing import engine_on
 from tests.house.test_retention import letter, pay, ran, tell

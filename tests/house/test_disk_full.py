@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.desk.service.imports import Sheet, bring_in
+from oncemore.queries.import_keys import Sheet, bring_in
 from oncemore.testing import FakeClock
 from tests.house.disk import Disk, may_mount, mounted
 from tests.house.test_retention import pay, ran
@@ -226,7 +226,7 @@ def test_a_full_disk_can_be_pruned_and_erased(engine: oncemore.Engine, disk: Dis
 
     for n in range(20):
         heap(n)
-    from oncemore.engine import clock as clocks
+    from oncemore import clock as clocks
 
     clocks.current.advance(DAY)  # type: ignore[attr-defined]
     disk.fill()

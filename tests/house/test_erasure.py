@@ -8,11 +8,11 @@ import apsw
 import pytest
 
 import oncemore
-from oncemore.engine import erasure
-from oncemore.engine.artifact_places import Memory
-from oncemore.engine.history import verify
+from oncemore.artifacts.backends import Memory
+from oncemore.log.store import Query
+from oncemore.maintenance import erase
 from oncemore.outbox import Relay
-from oncemore.store.base import Query
+from oncemore.steps.run import verify
 from tests.house.crashing import Mortal, deaths, engine_on
 
 if TYPE_CHECKING:
@@ -293,4 +293,4 @@ def test_a_body_that_is_gone_without_a_word_is_noticed(engine: oncemore.Engine) 
     engine.store.prune({f"run/{pay.key('a')}": 2})
     with pytest.raises(oncemore.StoreError, match=r"\(run/.* is gone, and nothing says who removed it"):
         engine.verify()
-    assert erasure.SHORTEST_KEY == 8
+    assert erase.SHORTEST_KEY == 8

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from oncemore.desk.service.imports import Sheet, bring_in
 from oncemore.outbox import Relay
+from oncemore.queries.import_keys import Sheet, bring_in
 from oncemore.testing import FakeClock
 from tests.house.steps import finished, imported, person
 

@@ -8,11 +8,11 @@ import psycopg
 import pytest
 
 import oncemore
-from oncemore.engine.lease import Identity
-from oncemore.engine.runtime import Engine
+from oncemore.log.postgres.store import PostgresStore
+from oncemore.log.store import Query
 from oncemore.outbox import Relay
-from oncemore.store.base import Query
-from oncemore.store.postgres import PostgresStore
+from oncemore.steps.engine import Engine
+from oncemore.steps.lease import Identity
 from tests.house.test_retention import DAY, pay, ran, tell
 from tests.servers import postgres
 

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.codec.wire import body_of, head_of
-from oncemore.core.record import Change, Run, Worker
-from oncemore.core.retain import cannot_go
-from oncemore.engine import retention
-from oncemore.engine.entry import seen_in, write_of
-from oncemore.engine.history import verify
-from oncemore.engine.lease import Identity
-from oncemore.engine.surroundings import innermost
+from oncemore.log.entry_codec import body_of, head_of
+from oncemore.log.head_access import seen_in, write_of
+from oncemore.log.memory import MemoryStore
+from oncemore.log.record import Change, Run, Worker
+from oncemore.log.sqlite.store import SqliteStore
+from oncemore.log.store import Batch, Query
+from oncemore.maintenance import prune
+from oncemore.maintenance.retention_rules import cannot_go
 from oncemore.outbox import Relay
-from oncemore.store.base import Batch, Query
-from oncemore.store.memory import MemoryStore
-from oncemore.store.sqlite import SqliteStore
+from oncemore.steps.entered_engine import innermost
+from oncemore.steps.lease import Identity
+from oncemore.steps.run import verify
 from oncemore.testing import FakeClock
 from tests.house.crashing import Mortal, deaths, engine_on
 
@@ -125,7 +125,7 @@ def test_without_a_time_only_steps_that_say_one_are_pruned_and_theirs_always_hol
     assert engine.prune(older_than=DAY, dry_run=True).kept == {"young": 1}, "brief is inside its own time"
     assert engine.prune().kept == {"unsaid": 1, "young": 1}
     clock.advance(6 * DAY)
-    assert engine.prune() == retention.Pruned(1, 0, {"unsaid": 1}, 0, 0)
+    assert engine.prune() == prune.Pruned(1, 0, {"unsaid": 1}, 0, 0)
     assert left(engine, brief, "b") == [False, False, True]
     assert left(engine, pay, "a") == [True, True]
 
@@ -144,7 +144,7 @@ def test_what_is_open_or_held_is_never_touched_however_old_it_is(
 
     with pytest.raises(oncemore.Parked):
         later("x")
-    inside: list[retention.Pruned] = []
+    inside: list[prune.Pruned] = []
 
     @oncemore.step(effect="idempotent", name="house.busy")
     def busy() -> None:
@@ -152,7 +152,7 @@ def test_what_is_open_or_held_is_never_touched_however_old_it_is(
         inside.append(engine.prune(older_than=DAY))
 
     busy()
-    assert inside == [retention.Pruned(0, 0, {"open": 3}, 0, 0)]
+    assert inside == [prune.Pruned(0, 0, {"open": 3}, 0, 0)]
     assert left(engine, letter, "somebody") == [True, True]
     later("x")
     letter.settle(oncemore.applied("sent"), "somebody", reason="it was there")
@@ -295,7 +295,7 @@ def test_only_one_step_can_be_pruned_and_a_dry_run_writes_nothing(
     before = list(engine.store.entries())
     assert engine.prune(older_than=60, step="house.pay", dry_run=True).runs == 1
     assert list(engine.store.entries()) == before
-    assert engine.prune(older_than=60, step="house.pay") == retention.Pruned(1, 0, {}, 0, 0)
+    assert engine.prune(older_than=60, step="house.pay") == prune.Pruned(1, 0, {}, 0, 0)
     assert left(engine, pay, "a") == [False, False, True]
 
 
@@ -307,8 +307,8 @@ def test_many_runs_go_in_small_groups(clock: FakeClock, monkeypatch: pytest.Monk
             sizes.append(len(batch.writes) + len(batch.guards))
             return super().append(batch)
 
-    monkeypatch.setattr(retention, "PAGE", 7)
-    monkeypatch.setattr(retention, "MOST_GUARDS", 6)
+    monkeypatch.setattr(prune, "PAGE", 7)
+    monkeypatch.setattr(prune, "MOST_GUARDS", 6)
     with engine_on(Watched()) as engine:
         for n in range(20):
             tell(str(n))
@@ -514,7 +514,7 @@ def test_a_pass_beside_another_that_is_alive_leaves_its_chore_alone(clock: FakeC
     store = world()
     clock.advance(DAY)
     one, other = engine_on(store), engine_on(store)
-    from oncemore.engine.chores import Doing
+    from oncemore.maintenance.tasks import Doing
 
     with Doing(one, "prune", "r", "b"):
         other.prune(older_than=3600)
@@ -525,7 +525,7 @@ def test_a_pass_beside_another_that_is_alive_leaves_its_chore_alone(clock: FakeC
 
 
 def test_a_chore_that_somebody_else_writes_is_not_written_over(clock: FakeClock) -> None:
-    from oncemore.engine.chores import Doing, close, left_open
+    from oncemore.maintenance.tasks import Doing, close, left_open
 
     store = MemoryStore()
     engine = engine_on(store)
@@ -540,7 +540,7 @@ def test_a_chore_that_somebody_else_writes_is_not_written_over(clock: FakeClock)
 
 
 def test_a_chore_whose_worker_was_retired_meanwhile_buries_it(clock: FakeClock) -> None:
-    from oncemore.engine.chores import Doing
+    from oncemore.maintenance.tasks import Doing
 
     engine = engine_on(MemoryStore())
     with Doing(engine, "prune", "r", "b"):

@@ -9,7 +9,7 @@ import pytest
 from cryptography.fernet import Fernet
 
 import oncemore
-from oncemore.codec.seal import Seal, opened
+from oncemore.log.encryption import Seal, opened
 from oncemore.outbox import Relay
 from oncemore.testing import FakeClock, instant
 from tests.house.test_retention import DAY
@@ -192,8 +192,8 @@ def test_the_settings_can_name_a_codec(tmp_path: Path, monkeypatch: pytest.Monke
     module.key, module.made, module.nothing = Key("k9"), lambda: [Key("k8")], 7
     monkeypatch.setitem(sys.modules, "mykeys", module)
     monkeypatch.setenv("ONCEMORE_STORE", str(tmp_path / "log.db"))
-    from oncemore.configured import settings
-    from oncemore.opening import engine_of
+    from oncemore.config import settings
+    from oncemore.open_engine import engine_of
 
     for name, ids in (("mykeys:key", ["k9"]), ("mykeys:made", ["k8"])):
         monkeypatch.setenv("ONCEMORE_CODEC", name)

@@ -10,9 +10,9 @@ import apsw
 import pytest
 
 import oncemore
-from oncemore.engine.watch import MB, Limits, Watch
-from oncemore.store.base import Room
-from oncemore.store.memory import MemoryHouse, MemoryStore
+from oncemore.log.memory import MemoryHouse, MemoryStore
+from oncemore.log.store import Room
+from oncemore.maintenance.size_warning import MB, Limits, Watch
 from oncemore.testing import FakeClock
 from tests.house.crashing import engine_on
 from tests.house.test_retention import DAY, pay, ran, tell
@@ -208,7 +208,7 @@ def test_a_listener_gets_an_event_that_can_be_written_down(tmp_path: Path) -> No
     (event,) = heard
     assert (event.event_type, event.retry_category, event.operation) == ("store_size", "STORE", "the store")
     assert event.size_bytes > event.limit_bytes
-    from oncemore.evidence.events import event_from
+    from oncemore.audit.events import event_from
 
     assert event_from(event.plain()) == event
 

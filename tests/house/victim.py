@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import oncemore
-from oncemore.desk.service.imports import Sheet, bring_in
+from oncemore.queries.import_keys import Sheet, bring_in
 from tests.house.steps import finished, imported, person
 
 

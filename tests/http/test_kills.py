@@ -16,7 +16,7 @@ import pytest
 
 import oncemore
 import oncemore.http
-from oncemore.engine.history import verify
+from oncemore.steps.run import verify
 from tests.http.shop import HOST, Book, Shop, serving, who
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import trio
 
 import oncemore
 import oncemore.http
-from oncemore.http.endpoint import Request, TurnedAway, _problem_of
-from oncemore.http.kept import Kept, Wire
-from oncemore.http.keys import read
+from oncemore.http.key_scope import read
+from oncemore.http.middleware import Request, TurnedAway, _problem_of
+from oncemore.http.stored_response import Kept, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

@@ -396,7 +396,7 @@ def test_an_async_client_has_breakers_too(clock: FakeClock) -> None:
 
 
 def test_hosts_beyond_the_limit_are_forgotten(clock: FakeClock) -> None:
-    from oncemore.http.exchange import MOST_HOSTS, Hosts
+    from oncemore.http.request_retry import MOST_HOSTS, Hosts
 
     hosts = Hosts("budget", lambda host: oncemore.Budget(), oncemore.Budget)
     first = hosts.of("h0")

@@ -7,7 +7,7 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from oncemore.testing import wire as wires
+from oncemore.testing import fault_proxy as wires
 from tests.servers import nats as servers
 
 if TYPE_CHECKING:

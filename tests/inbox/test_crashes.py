@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 import oncemore
-from oncemore.engine import courier as couriers
-from oncemore.engine.courier import Courier, Sinks
-from oncemore.engine.history import verify
-from oncemore.engine.intake import Letter, Perform, Reply, letter_of, take, topic_of
-from oncemore.engine.ops import Load, Now, Save
-from oncemore.inbox.taking import Taker
+from oncemore.messaging import driver as couriers
+from oncemore.messaging.driver import Courier, Sinks
+from oncemore.messaging.inbox_flow import Letter, Perform, Reply, letter_of, take, topic_of
+from oncemore.messaging.inbox_step import Taker
+from oncemore.steps.ops import Load, Now, Save
+from oncemore.steps.run import verify
 from tests.inbox.world import Shop, letter
 from tests.relay.world import Crash, World
 

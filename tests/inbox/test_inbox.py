@@ -161,8 +161,8 @@ def test_a_dead_letter_that_is_released_is_taken_again_and_what_failed_runs_once
 
 
 def _runs(engine: oncemore.Engine) -> list[Any]:
-    from oncemore.engine.history import Run
-    from oncemore.store.base import Query
+    from oncemore.log.store import Query
+    from oncemore.steps.run import Run
 
     return [Run(engine, head.entity) for head in engine.store.heads(Query("run", limit=100))]
 
@@ -245,7 +245,7 @@ def test_letters_of_one_lane_are_taken_in_their_order_and_wait_for_one_that_is_p
 def test_a_queue_that_cannot_be_asked_is_asked_again(
     engine: oncemore.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oncemore.inbox.service.AWAY_S", 0.001)
+    monkeypatch.setattr("oncemore.messaging.inbox_service.AWAY_S", 0.001)
     shop, queue = Shop(), Queue(letter("m1", {"order": "A-1"}))
     queue.opens, queue.looks = [OSError("down")], [OSError("down")]
     assert drain(queue, shop.step).taken == Taken(done=1)

@@ -11,7 +11,7 @@ import pytest
 
 import oncemore
 from oncemore.inbox import Inbox, Taken, inbox_at, jetstream
-from oncemore.inbox.from_jetstream import JetStream
+from oncemore.messaging.sources.jetstream import JetStream
 from tests.inbox.broker import Broker, left, published, wire
 from tests.inbox.world import Shop
 from tests.servers.faults import refusing
@@ -32,7 +32,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 @pytest.fixture(autouse=True)
 def _short_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """To be told to stop is heard between two looks."""
-    monkeypatch.setattr("oncemore.inbox.from_jetstream.LOOK_S", 0.2)
+    monkeypatch.setattr("oncemore.messaging.sources.jetstream.LOOK_S", 0.2)
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ class Held(JetStream):
 def test_a_server_killed_between_commit_and_ack_delivers_again_and_nothing_is_run(
     store: oncemore.Engine, broker: Broker, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oncemore.inbox.from_jetstream.ANSWER_S", 0.5)
+    monkeypatch.setattr("oncemore.messaging.sources.jetstream.ANSWER_S", 0.5)
     shop = Shop()
     put(url, "KILLED", "A-1")
     source = Held(url, stream="KILLED", durable="shop", ack_wait_s=0.4)
@@ -194,7 +194,7 @@ def test_a_server_killed_between_commit_and_ack_delivers_again_and_nothing_is_ru
 def test_an_ack_that_is_lost_on_the_wire_is_given_again_and_nothing_is_run(
     store: oncemore.Engine, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oncemore.inbox.from_jetstream.ANSWER_S", 0.5)
+    monkeypatch.setattr("oncemore.messaging.sources.jetstream.ANSWER_S", 0.5)
     shop = Shop()
     put(url, "CUT", "A-1")
     with wire(url) as cable:

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import oncemore
-from oncemore.engine.history import Run, verify
-from oncemore.inbox import Taken, from_jetstream, jetstream
-from oncemore.store.base import Query
+from oncemore.inbox import Taken, jetstream
+from oncemore.log.store import Query
+from oncemore.messaging.sources import jetstream as from_jetstream
+from oncemore.steps.run import Run, verify
 from tests.inbox.broker import left, published
 from tests.inbox.victim import STEP
 from tests.servers import nats

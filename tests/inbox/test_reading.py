@@ -9,8 +9,8 @@ import pytest
 
 import oncemore
 from oncemore.errors import CoolingDown
-from oncemore.inbox.reading import Reader, Unreadable, id_in
-from oncemore.inbox.taking import Taker, _ended
+from oncemore.messaging.inbox_message import Reader, Unreadable, id_in
+from oncemore.messaging.inbox_step import Taker, _ended
 from tests.inbox.world import Shop, letter
 
 

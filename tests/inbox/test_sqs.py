@@ -9,7 +9,7 @@ import pytest
 
 import oncemore
 from oncemore.inbox import Inbox, Taken, sqs
-from oncemore.inbox.from_sqs import Sqs as Source
+from oncemore.messaging.sources.sqs import Sqs as Source
 from oncemore.outbox import Relay, Sqs
 from tests.inbox.world import POLICY, Shop
 

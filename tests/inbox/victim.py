@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import oncemore
 from oncemore.inbox import Inbox
-from oncemore.inbox.from_jetstream import JetStream
+from oncemore.messaging.sources.jetstream import JetStream
 
 if TYPE_CHECKING:
     from oncemore.inbox import Delivery

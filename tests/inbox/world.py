@@ -11,10 +11,10 @@ import json
 from typing import Any
 
 import oncemore
-from oncemore.core.backoff import Jitter, Schedule
-from oncemore.core.policy import Policy
-from oncemore.engine.intake import Letter
 from oncemore.inbox import Delivery, Inbox
+from oncemore.messaging.inbox_flow import Letter
+from oncemore.policy.backoff import Jitter, Schedule
+from oncemore.policy.policy import Policy
 
 #: Two attempts, the second after 90 seconds.
 POLICY = Policy("test", max_attempts=2, schedule=Schedule("fixed", delays=(90.0,)), jitter=Jitter("none"))

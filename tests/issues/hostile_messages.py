@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import oncemore
-from oncemore.core.backoff import Jitter, Schedule
-from oncemore.core.policy import Policy
+from oncemore.policy.backoff import Jitter, Schedule
+from oncemore.policy.policy import Policy
 
 POLICY = Policy("test", max_attempts=2, schedule=Schedule("fixed", delays=(90.0,)), jitter=Jitter("none"))
 

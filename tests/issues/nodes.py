@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import oncemore
-from oncemore.profiles.kfm_loop import retry_loop
+from oncemore.profiles.kfm.loop import retry_loop
 
 INPUTS, CFG = {"rows": [1, 2, 3]}, {"partition": "date=2026-10", "unit": "kg"}
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.core.backoff import Schedule
+from oncemore.policy.backoff import Schedule
 from tests.issues import arguments
 from tests.issues.arguments import append_nine
 from tests.steps.colours import POLICY, SOON, do, each_colour, made

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.desk import cli
+from oncemore import cli
 from tests.exec.conftest import desk
 from tests.rooms import _alone
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oncemore.desk import cli
-from oncemore.desk.cli.words import span
+from oncemore import cli
+from oncemore.cli.params import span
 from oncemore.testing import FakeClock
 from tests.rooms import _alone
 

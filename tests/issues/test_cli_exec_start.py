@@ -30,14 +30,14 @@ def trace(frame, event, argument):
         sys.settrace(None)
         os.kill(os.getpid(), number)
     where = frame.f_code.co_filename, frame.f_code.co_name
-    if at == COUNT and where[0].endswith("program/watched.py") and where[1] == "run":
+    if at == COUNT and where[0].endswith("programs/process.py") and where[1] == "run":
         sys.settrace(None)
         with open("calls.txt", "w") as file:
             file.write(str(calls))
 
 COUNT = 1 << 60
 sys.settrace(trace)
-from oncemore.desk.cli import main
+from oncemore.cli import main
 sys.exit(main())
 """
 
@@ -73,7 +73,7 @@ def test_at_the_first_instruction_nothing_is_said(desk: Desk, number: signal.Sig
     launcher = desk.folder / "oncemore"
     launcher.write_text(
         "import os, sys\nimport oncemore._version\n"
-        f"os.kill(os.getpid(), {int(number)})\nfrom oncemore.desk.cli import main\nmain()\n"
+        f"os.kill(os.getpid(), {int(number)})\nfrom oncemore.cli import main\nmain()\n"
     )
     done = desk.run("--key", "k", "--", "true", program=[sys.executable, str(launcher), "exec"])
     assert (done.returncode, done.stdout, done.stderr) == (128 + number, b"", b"")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.desk import cli
+from oncemore import cli
 from oncemore.profiles.exoarmur import IdempotencyManager, RetryManager
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import oncemore
-from oncemore.desk import cli
+from oncemore import cli
 from tests.rooms import _alone
 
 __all__ = ["_alone"]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from oncemore.desk import cli
-from oncemore.evidence import JsonLines
+from oncemore import cli
+from oncemore.audit import JsonLines
 from oncemore.profiles.exoarmur import IdempotencyManager, RetryCategory, RetryManager
 from oncemore.testing import FakeClock
 from tests.rooms import _alone

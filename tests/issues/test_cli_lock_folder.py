@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oncemore.desk.program.watched import NotStarted, alone
+from oncemore.programs.process import NotStarted, alone
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import oncemore
-from oncemore.profiles.kfm_loop import last_run, retry_loop
+from oncemore.profiles.kfm.loop import last_run, retry_loop
 from tests import shell
 from tests.issues.nodes import CFG, INPUTS, Report
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from oncemore.core.policy import Policy
-from oncemore.engine.history import told
-from oncemore.evidence import AuditStream, JsonLines, schema
+from oncemore.audit import AuditStream, JsonLines, schema
+from oncemore.policy.policy import Policy
 from oncemore.profiles.exoarmur import IdempotencyManager, RetryError, RetryManager, RetryPolicy
+from oncemore.steps.run import told
 from tests.desk.test_cli_policy import Ran
 
 if TYPE_CHECKING:

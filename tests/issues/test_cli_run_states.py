@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.desk import cli
+from oncemore import cli
 from oncemore.errors import Error, PermanentError, TransientError
 from tests.rooms import _alone
 
@@ -91,7 +91,7 @@ def test_api_and_command_line_report_one_of_five_states_for_every_run() -> None:
 
 
 def _all_runs() -> Any:
-    from oncemore.store.base import Query
+    from oncemore.log.store import Query
 
     return Query("run", limit=100)
 

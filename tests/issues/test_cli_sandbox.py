@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 PROGRAM = """
 import ctypes, errno, pathlib, socket, struct, sys
-from oncemore.desk.guard import Guard
+from oncemore.maintenance.sandbox import Guard
 
 libc = ctypes.CDLL(None, use_errno=True)  # before the doors close; its calls raise no audit event
 guard = Guard(pathlib.Path(sys.argv[1]))

@@ -8,7 +8,7 @@ import apsw
 import pytest
 
 import oncemore
-from oncemore.codec.seal import Seal, opened
+from oncemore.log.encryption import Seal, opened
 from oncemore.outbox import Relay
 from oncemore.testing import instant
 from tests.house.test_seal import Key

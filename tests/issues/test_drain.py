@@ -8,11 +8,11 @@ import pytest
 
 import oncemore
 from oncemore import Policy
-from oncemore.core.backoff import Jitter, Schedule
-from oncemore.core.control import Control, turned_on
-from oncemore.engine.copying import copy
-from oncemore.engine.worker_report import Leftover, summarize
+from oncemore.control.model import Control, turned_on
 from oncemore.errors import TransientError
+from oncemore.maintenance.copy import copy
+from oncemore.policy.backoff import Jitter, Schedule
+from oncemore.workers.worker_report import Leftover, summarize
 from tests.rooms import _alone, clock, engine
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.core.redact import describe_value, mask_headers, masked
+from oncemore._redact import describe_value, mask_headers, masked
 from oncemore.http import Idempotency, everyone
 from oncemore.inbox import endpoint
 from oncemore.outbox import Message, Sqs

@@ -8,12 +8,12 @@ import apsw
 import pytest
 
 import oncemore
-from oncemore.edges.control import key_of
-from oncemore.edges.objects import Bucket
-from oncemore.engine.artifact_places import Folder
-from oncemore.http.endpoint import _fingerprint
-from oncemore.inbox.reading import id_in
-from oncemore.profiles.exoarmur_bus import subject_of
+from oncemore.artifacts.backends import Folder
+from oncemore.artifacts.object_store import Bucket
+from oncemore.control.nats_switches import key_of
+from oncemore.http.middleware import _fingerprint
+from oncemore.messaging.inbox_message import id_in
+from oncemore.profiles.exoarmur.bus import subject_of
 
 if TYPE_CHECKING:
     from pathlib import Path

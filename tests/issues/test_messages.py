@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore import govern
-from oncemore.core.backoff import Jitter, Schedule
-from oncemore.core.model import EFFECTS
-from oncemore.core.policy import Policy
-from oncemore.engine import isolate
-from oncemore.profiles import kfm_loop
-from oncemore.profiles.exoarmur_policy import RetryPolicy
+from oncemore.policy import files
+from oncemore.policy.backoff import Jitter, Schedule
+from oncemore.policy.model import EFFECTS
+from oncemore.policy.policy import Policy
+from oncemore.profiles.exoarmur.policy import RetryPolicy
+from oncemore.profiles.kfm import loop
+from oncemore.steps import isolation
 from tests.issues import isolated
 from tests.steps.colours import POLICY, SOON
 
@@ -133,11 +133,11 @@ def test_a_function_that_is_not_found_under_its_name_is_refused_before_anything_
 def test_a_function_of_a_program_without_a_file_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    isolate.check_importable("outer", isolated.outer.__wrapped__)
+    isolation.check_importable("outer", isolated.outer.__wrapped__)
     monkeypatch.setattr(isolated.outer.__wrapped__, "__module__", "__main__")
     monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
     with pytest.raises(oncemore.UsageError, match="another process does not find it"):
-        isolate.check_importable("outer", isolated.outer.__wrapped__)
+        isolation.check_importable("outer", isolated.outer.__wrapped__)
 
 
 # Without file locks -----------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def _call_retrying() -> Any:
 
 
 def _load_file() -> Any:
-    return govern.policy("mine.yaml")
+    return files.policy("mine.yaml")
 
 
 def _name_file() -> Any:
@@ -198,7 +198,7 @@ class Node:
 
 def _run_node() -> Any:
     with oncemore.open("memory:"):
-        return kfm_loop.retry_loop(Node(), 1, policy=AT_ONCE)
+        return loop.retry_loop(Node(), 1, policy=AT_ONCE)
 
 
 WAYS = [

@@ -9,18 +9,18 @@ import pytest
 
 import oncemore
 import oncemore.http
-from oncemore.core.control import CONTROL, Control, turned_on
-from oncemore.core.record import Change
-from oncemore.desk.service import gates
-from oncemore.desk.service.audits import Trail
-from oncemore.desk.service.audits import Wanted as WantedEvents
-from oncemore.desk.service.follow import Tail, Wanted
-from oncemore.desk.service.runs import Asked, runs
-from oncemore.edges.control import key_of
-from oncemore.engine.entry import seen_in, write_of
+from oncemore.audit.recorder import Ids
+from oncemore.control.model import CONTROL, Control, turned_on
+from oncemore.control.nats_switches import key_of
 from oncemore.errors import Blocked
-from oncemore.evidence.audit import Ids
-from oncemore.store.base import Batch
+from oncemore.log.head_access import seen_in, write_of
+from oncemore.log.record import Change
+from oncemore.log.store import Batch
+from oncemore.queries import limits
+from oncemore.queries.audit import Trail
+from oncemore.queries.audit import Wanted as WantedEvents
+from oncemore.queries.runs import Asked, runs
+from oncemore.queries.tail import Tail, Wanted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,8 +93,8 @@ def test_breakers_rates_and_budgets_have_one_name(first: str, second: str, engin
     with pytest.raises(ConnectionRefusedError):
         one.call(_refuse)
     assert (other.state, other.name) == ("OPEN", NFC)
-    assert gates.breaker(engine, second)[0].state == "OPEN"
-    assert gates.reset(engine, second, "test", first).state == "CLOSED"
+    assert limits.breaker(engine, second)[0].state == "OPEN"
+    assert limits.reset(engine, second, "test", first).state == "CLOSED"
     assert one.state == "CLOSED"
     assert oncemore.Rate("1/s", name=first).name == oncemore.Rate("1/s", name=second, shared=True).name == NFC
     assert oncemore.Budget(name=first).name == oncemore.Budget(name=second, shared=True).name == NFC

@@ -10,10 +10,10 @@ import nats as client
 import pytest
 
 import oncemore
-from oncemore.evidence import Spool
+from oncemore.audit import Spool
 from oncemore.outbox import JetStream
 from oncemore.profiles.exoarmur import IdempotencyManager, RetryCategory, RetryManager
-from oncemore.profiles.exoarmur_bus import Bus
+from oncemore.profiles.exoarmur.bus import Bus
 from oncemore.testing import instant
 from tests.servers import nats
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def test_from_jetstream_each_of_them_is_answered_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oncemore.inbox.from_jetstream.LOOK_S", 0.2)
+    monkeypatch.setattr("oncemore.messaging.sources.jetstream.LOOK_S", 0.2)
     broker = Broker(tmp_path)
     broker.start()
     try:

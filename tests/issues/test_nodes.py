@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.codec.read_only import ReadOnlyDict, ReadOnlyList, make_read_only
 from oncemore.errors import Blocked, TransientError, UsageError
-from oncemore.profiles.kfm_loop import last_run, retry_loop
-from oncemore.workers import Worker, steps_in
+from oncemore.profiles.kfm.loop import last_run, retry_loop
+from oncemore.steps.read_only_values import ReadOnlyDict, ReadOnlyList, make_read_only
+from oncemore.workers.service import Worker, steps_in
 from tests.issues.nodes import CFG, INPUTS, Later, Report, table
 
 if TYPE_CHECKING:

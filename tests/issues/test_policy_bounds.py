@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import oncemore
-from oncemore import govern
-from oncemore.core.policy import Policy
-from oncemore.desk.service import policies
 from oncemore.errors import PolicyError, PolicyWarning
+from oncemore.policy import files
+from oncemore.policy.policy import Policy
+from oncemore.queries import policies
 
 #: What is written into a file that extends a governed profile, by the field and the rule that refuse it.
 LOOSE = {
@@ -54,7 +54,7 @@ def test_a_file_that_loosens_a_governed_profile_is_refused(base: str, field: str
     path.write_text(f'version: "1"\nretry_policy: {{{field}}}\n')
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PolicyWarning)
-        govern.load(path)
+        files.load(path)
     constant = field in ("delays_s: [1, 1, 1, 1, 1]", "delays_s: [0]")
     assert any("never grows" in str(one.message) for one in caught) is constant
 
@@ -120,7 +120,7 @@ def test_values_given_in_code_are_held_to_the_rules(given: dict[str, Any], said:
 
 
 def test_a_changed_copy_is_held_to_the_rules() -> None:
-    rules = govern.policy("kfm-rules")
+    rules = files.policy("kfm-rules")
     for change in ({"max_attempts": 50}, {"jitter": oncemore.Jitter("none")}, {"max_delay_s": 31}):
         with pytest.raises(PolicyError, match=r"governed policy|bounds of this profile"):
             rules.but(**change)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from oncemore import govern
-from oncemore.core.backoff import jittered
-from oncemore.desk.service import policies
 from oncemore.errors import PolicyError, PolicyWarning
-from oncemore.govern import loader
+from oncemore.policy import files
+from oncemore.policy.backoff import jittered
+from oncemore.policy.files import loader
+from oncemore.queries import policies
 
 if TYPE_CHECKING:
-    from oncemore.core.policy import Policy
+    from oncemore.policy.policy import Policy
 
 #: As the Deterministic Retry Loop Pattern prints it (POL-1).
 LOOP = """
@@ -53,7 +53,7 @@ retry_policy: {max_retries: 3, backoff_s: [2, 10, 30]}
 def load(text: str, name: str = "mine.yaml") -> Policy:
     Path(name).write_text(text)
     with pytest.warns(PolicyWarning, match='version is missing; decisions record "unversioned"'):
-        return govern.load(name).policy()
+        return files.load(name).policy()
 
 
 def delays(policy: Policy) -> list[float]:
@@ -69,7 +69,7 @@ def delays(policy: Policy) -> list[float]:
     ids=["loop", "rules", "exoarmur", "nova-cat"],
 )
 def test_a_documents_own_file_waits_as_long_as_its_profile(text: str, profile: str) -> None:
-    policy, known = load(text), govern.policy(profile)
+    policy, known = load(text), files.policy(profile)
     assert delays(policy) == delays(known.but(max_attempts=policy.max_attempts))
     assert (policy.version, policy.name) == ("unversioned", "mine")
     assert policy.tuning == known.tuning
@@ -111,7 +111,7 @@ def test_a_governed_file_without_a_version_is_refused_and_any_other_is_unversion
     for text in ("governed: true\nretry_policy: {timeout_s: 1}", "extends: kfm-loop"):
         Path("mine.yaml").write_text(text)
         with pytest.raises(PolicyError, match=r"version is missing; every decision records it \(POL-4\)"):
-            govern.load("mine.yaml")
+            files.load("mine.yaml")
     with oncemore.open("memory:"), oncemore.testing.instant():
 
         @oncemore.step(effect="pure", policy="kfm-loop")
@@ -126,17 +126,17 @@ def test_a_user_may_call_a_file_like_one_of_the_published_layout(monkeypatch: py
     own = 'version: "7"\nretry_policy: {max_attempts: 2}\n'
     Path("p2-batch-reporting.yaml").write_text(own)
     assert policies.check("p2-batch-reporting.yaml").good
-    assert govern.policy("./p2-batch-reporting.yaml").version == "7"
-    assert govern.policy("p2-batch-reporting").version == "retry-loop-v11.2"
+    assert files.policy("./p2-batch-reporting.yaml").version == "7"
+    assert files.policy("p2-batch-reporting").version == "retry-loop-v11.2"
     monkeypatch.setenv("ONCEMORE_POLICY_ROOT", ".")
     loader.forget()
-    assert govern.policy("p2-batch-reporting").version == "7"
+    assert files.policy("p2-batch-reporting").version == "7"
     Path("p2-batch-reporting.yaml").write_text("version: retry-loop-v12.0\nextends: p2-batch-reporting\n")
     loader.forget()
     with pytest.warns(PolicyWarning, match="nobody has signed"):
-        made = govern.profile("p2-batch-reporting")
+        made = files.profile("p2-batch-reporting")
     assert (made.version, made.extends) == ("retry-loop-v12.0", ("p2-batch-reporting", "kfm-loop"))
     Path("kfm-rules.yaml").write_text(own)
     loader.forget()
     with pytest.raises(PolicyError, match="like a packaged profile"):
-        govern.policy("./kfm-rules.yaml")
+        files.policy("./kfm-rules.yaml")

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.core.policy import STANDARD, Policy, policy_name, restore_policy
-from oncemore.desk.service.explained import explained
-from oncemore.desk.service.policies import find
-from oncemore.desk.service.replays import replay, whole
-from oncemore.desk.service.runs import find as find_run
-from oncemore.desk.service.story import story
-from oncemore.engine import policies
-from oncemore.govern import loader
-from oncemore.store.base import Query
+from oncemore.log.store import Query
+from oncemore.policy.files import loader
+from oncemore.policy.policy import STANDARD, Policy, policy_name, restore_policy
+from oncemore.queries.explain import explained
+from oncemore.queries.policies import find
+from oncemore.queries.replay import replay, whole
+from oncemore.queries.run_timeline import story
+from oncemore.queries.runs import find as find_run
+from oncemore.steps import recorded_policies
 from tests.steps.colours import SOON, Turns, do, each_colour, in_memory, made
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def test_a_log_of_an_earlier_version_goes_on_with_the_present_policy(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(policies.RecordedPolicies, "record_policy", lambda *told: None)
+        patch.setattr(recorded_policies.RecordedPolicies, "record_policy", lambda *told: None)
         made("plain", Turns(SOON), policy=write_policy(OLD)).submit()
     new = made("plain", Turns(SOON, "done"), policy=write_policy(NEW))
     assert new() == "done"
@@ -163,7 +163,7 @@ def test_a_policy_is_recorded_once_per_store_whoever_is_first(tmp_path: Path) ->
 
 
 def test_an_engine_remembers_a_bounded_number_of_policies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policies, "MOST_KNOWN", 2)
+    monkeypatch.setattr(recorded_policies, "MOST_KNOWN", 2)
     with oncemore.open("memory:") as engine:
         for number in range(5):
             made("plain", Turns("done"), name=f"step {number}", policy=Policy(f"p{number}"))()
@@ -172,7 +172,7 @@ def test_an_engine_remembers_a_bounded_number_of_policies(monkeypatch: pytest.Mo
 
 def test_a_recorded_policy_is_restored_as_it_was() -> None:
     for name in ("kfm-loop", "kfm-rules", "nova-cat", "lit", "exoarmur/NATS_CONNECT", "standard"):
-        policy = oncemore.govern.policy(name)
+        policy = oncemore.policy.files.policy(name)
         assert restore_policy(policy.plain()) == policy  # type: ignore[arg-type]
         assert restore_policy(policy.plain()).digest == policy.digest  # type: ignore[arg-type]
     with pytest.raises(oncemore.PolicyError, match="has patience_s, which this oncemore does not know"):

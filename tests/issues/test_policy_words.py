@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 import oncemore
-from oncemore import govern
-from oncemore.core.decide import Decision, Situation, decide
-from oncemore.core.model import Failure
-from oncemore.core.tune import Signals
-from oncemore.desk.service.policies import find
-from oncemore.desk.service.question import Question, ask
-from oncemore.desk.service.replays import replay, whole
-from oncemore.govern import loader
-from oncemore.store.base import Query
+from oncemore.log.store import Query
+from oncemore.policy import files
+from oncemore.policy.decide import Decision, Situation, decide
+from oncemore.policy.files import loader
+from oncemore.policy.model import Failure
+from oncemore.policy.tuning import Signals
+from oncemore.queries.policies import find
+from oncemore.queries.policy_question import Question, ask
+from oncemore.queries.replay import replay, whole
 from oncemore.testing import instant
 from tests.steps.colours import SOON, Turns, in_memory, made
 
@@ -78,7 +78,7 @@ def test_replay_compares_a_policy_whose_records_have_another_name(engine: oncemo
 
 
 def decide_with(signals: Signals, max_stretch: float) -> Decision:
-    loop = govern.policy("kfm-loop")
+    loop = files.policy("kfm-loop")
     assert loop.tuning is not None
     policy = loop.but(tuning=loop.tuning._replace(max_stretch=max_stretch))
     return decide(policy, Situation(1, Failure("transient"), "RETRYABLE", 0.0, "seed", signals=signals))

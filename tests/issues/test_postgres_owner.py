@@ -9,8 +9,8 @@ import psycopg
 import pytest
 
 import oncemore
-from oncemore.desk.service.checkup import checkup
-from oncemore.desk.service.stores import looked_at
+from oncemore.queries.doctor import checkup
+from oncemore.queries.open_engine import looked_at
 from tests.servers import postgres
 
 if TYPE_CHECKING:

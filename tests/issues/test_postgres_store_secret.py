@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from oncemore.engine.copying import copy
-from oncemore.engine.store_secret import load_store_secret
+from oncemore.maintenance.copy import copy
+from oncemore.programs.store_secret import load_store_secret
 from tests.rooms import _alone
 from tests.servers import postgres
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.codec.wire import header_of
-from oncemore.engine.runtime import Engine
 from oncemore.errors import PolicyWarning
+from oncemore.log.entry_codec import header_of
 from oncemore.profiles.exoarmur import RetryManager
-from oncemore.profiles.kfm_loop import last_run, retry_loop
+from oncemore.profiles.kfm.loop import last_run, retry_loop
+from oncemore.steps.engine import Engine
 from oncemore.testing import FakeClock
 from tests.steps.colours import POLICY, SOON, Busy, do, each_colour, made
 

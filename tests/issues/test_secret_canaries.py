@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.core.redact import describe_value, hide_credentials, mask_headers, masked, show_controls
-from oncemore.desk.cli.paper import Paper
-from oncemore.engine.intake import Letter
+from oncemore._redact import describe_value, hide_credentials, mask_headers, masked, show_controls
+from oncemore.cli.output import Paper
 from oncemore.inbox import endpoint, inbox_at, sqs
+from oncemore.messaging.inbox_flow import Letter
 from oncemore.outbox import Command, JetStream, Relay, Sqs, Webhook
 from tests.inbox.world import Queue, drain
 from tests.issues.hostile_messages import make_step

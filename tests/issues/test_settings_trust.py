@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 import oncemore
-from oncemore import configured, file_trust
-from oncemore.configured import settings
+from oncemore import _file_trust, config
+from oncemore.config import settings
 
 OTHER_USER = 54321
 
 
 @pytest.fixture(autouse=True)
 def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in configured.NAMES.values():
+    for name in config.NAMES.values():
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(configured, "_warned", set())
+    monkeypatch.setattr(config, "_warned", set())
 
 
 def give_to_other_user(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +26,7 @@ def give_to_other_user(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.geteuid() == 0:
         os.chown(path, OTHER_USER, OTHER_USER)
     else:
-        monkeypatch.setattr(file_trust.os, "geteuid", lambda: OTHER_USER)
+        monkeypatch.setattr(_file_trust.os, "geteuid", lambda: OTHER_USER)
 
 
 @pytest.mark.parametrize("name", ["oncemore.toml", "pyproject.toml"])
@@ -141,7 +141,7 @@ def test_a_symbolic_link_counts_as_well_as_its_target(
         assert settings().lease_s == 60
 
 
-@pytest.mark.parametrize("name", configured.ESSENTIAL)
+@pytest.mark.parametrize("name", config.ESSENTIAL)
 def test_without_a_setting_that_protects_something_no_work_starts(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,11 +150,11 @@ def test_without_a_setting_that_protects_something_no_work_starts(
     file.write_text(f'{name} = "something"\n')
     file.chmod(0o666)
     step = oncemore.step(effect="pure")(lambda: 1)  # needs the policy only
-    with pytest.raises(oncemore.UsageError, match=f"it sets {name}.*{configured.NAMES[name]}"):
+    with pytest.raises(oncemore.UsageError, match=f"it sets {name}.*{config.NAMES[name]}"):
         step()
     with oncemore.open("memory:"):
         assert step() == 1
-    monkeypatch.setenv(configured.NAMES[name], "memory:")
+    monkeypatch.setenv(config.NAMES[name], "memory:")
     assert getattr(settings(), name) == "memory:"
 
 
@@ -188,7 +188,7 @@ def test_a_pipe_or_an_endless_file_is_refused_and_not_waited_for(tmp_path: Path)
     with pytest.raises(oncemore.UsageError, match="not a regular file"):
         settings()
     file.unlink()
-    file.write_text("#" * (file_trust.MAX_BYTES + 1))
+    file.write_text("#" * (_file_trust.MAX_BYTES + 1))
     with pytest.raises(oncemore.UsageError, match="larger than"):
         settings()
 
@@ -197,7 +197,7 @@ def test_platforms_without_user_ids_have_no_check(tmp_path: Path, monkeypatch: p
     file = tmp_path / "oncemore.toml"
     file.write_text("lease_s = 5\n")
     file.chmod(0o666)
-    monkeypatch.delattr(file_trust.os, "geteuid")
+    monkeypatch.delattr(_file_trust.os, "geteuid")
     assert settings().lease_s == 5
 
 
@@ -224,8 +224,8 @@ def test_in_a_user_namespace_folders_of_the_host_are_trusted(
     (tmp_path / "overflow").write_text(f"{OTHER_USER}\n")
     if uid_map is not None:
         (tmp_path / "map").write_text(uid_map)
-    monkeypatch.setattr(file_trust, "UID_MAP", tmp_path / "map")
-    monkeypatch.setattr(file_trust, "OVERFLOW_UID", tmp_path / "overflow")
+    monkeypatch.setattr(_file_trust, "UID_MAP", tmp_path / "map")
+    monkeypatch.setattr(_file_trust, "OVERFLOW_UID", tmp_path / "overflow")
     monkeypatch.chdir(folder)
     assert settings().lease_s == (5 if is_used else 60)
     os.chown(folder / "oncemore.toml", OTHER_USER, OTHER_USER)

@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 import oncemore
-from oncemore.codec.signature import SecretSource, decode_key, find_signature_fault, sign_message
-from oncemore.configured import settings
+from oncemore.config import settings
 from oncemore.inbox import endpoint
+from oncemore.messaging.signature import SecretSource, decode_key, find_signature_fault, sign_message
 from oncemore.outbox import Relay, Webhook
 from tests.issues.hostile_messages import make_step
 from tests.rooms import _alone, clock

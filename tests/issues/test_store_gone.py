@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from oncemore.desk.service.stores import remove_companions
+from oncemore.queries.open_engine import remove_companions
 from oncemore.testing import FakeClock
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def test_a_start_refuses_artifacts_without_their_database(tmp_path: Path) -> Non
 
 
 def test_many_threads_that_create_one_store_at_once_all_succeed(tmp_path: Path) -> None:
-    from oncemore.store.sqlite import SqliteStore
+    from oncemore.log.sqlite.store import SqliteStore
 
     faults: list[BaseException] = []
     begin = threading.Barrier(8)

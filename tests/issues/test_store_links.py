@@ -110,7 +110,7 @@ def test_a_companion_with_two_hard_links_is_refused(log_file: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("suffix", ["", ".sent", ".refused"])
 def test_a_spool_does_not_write_through_a_symbolic_link(tmp_path: Path, suffix: str) -> None:
-    from oncemore.evidence.spool import Spool
+    from oncemore.audit.spool import Spool
 
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
@@ -121,8 +121,8 @@ def test_a_spool_does_not_write_through_a_symbolic_link(tmp_path: Path, suffix: 
 
 
 def test_the_doctor_reports_a_second_hard_link(log_file: Path, tmp_path: Path) -> None:
-    from oncemore.desk.service.checkup import checkup
-    from oncemore.desk.service.stores import looked_at
+    from oncemore.queries.doctor import checkup
+    from oncemore.queries.open_engine import looked_at
 
     os.link(log_file, tmp_path / "other.db")
     with looked_at(str(log_file)) as store:

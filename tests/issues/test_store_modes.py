@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from oncemore.desk.service.checkup import checkup
-from oncemore.desk.service.stores import looked_at
-from oncemore.engine.artifact_places import Folder
-from oncemore.store.files import make_private_folder
+from oncemore.artifacts.backends import Folder
+from oncemore.log.sqlite.files import make_private_folder
+from oncemore.queries.doctor import checkup
+from oncemore.queries.open_engine import looked_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.engine.store_secret import ENTITY, load_store_secret
 from oncemore.errors import Blocked, StoreError, UsageError
+from oncemore.programs.store_secret import ENTITY, load_store_secret
 from tests.rooms import _alone, engine
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def test_a_codec_seals_it_and_without_the_codec_it_cannot_be_read(tmp_path: Path
 
 
 def test_a_log_that_has_moved_does_not_get_one(tmp_path: Path) -> None:
-    from oncemore.engine.copying import copy
+    from oncemore.maintenance.copy import copy
 
     with oncemore.open(tmp_path / "a.db") as source, oncemore.open(tmp_path / "b.db") as target:
         source.switch.on(reason="there is something to copy")

@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 import oncemore
-from oncemore.core.redact import message_of
-from oncemore.engine.intake import Letter
+from oncemore._redact import message_of
 from oncemore.inbox import Inbox, Taken, endpoint, sqs
+from oncemore.messaging.inbox_flow import Letter
 from tests.inbox.world import Queue, drain
 from tests.issues.hostile_messages import BODIES, GOOD, ExitingText, make_step
 from tests.rooms import _alone

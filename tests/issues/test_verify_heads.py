@@ -8,8 +8,8 @@ import apsw
 import pytest
 
 import oncemore
-from oncemore.desk.service.checkup import checkup
-from oncemore.desk.service.stores import looked_at
+from oncemore.queries.doctor import checkup
+from oncemore.queries.open_engine import looked_at
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from oncemore.store.base import Store
+    from oncemore.log.store import Store
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def path(seen: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def store(path: Path) -> Iterator[Store]:
     """That store, opened to be looked at."""
-    from oncemore.desk.service.stores import looked_at
+    from oncemore.queries.open_engine import looked_at
 
     with looked_at(str(path)) as opened:
         yield opened

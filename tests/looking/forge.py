@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.json import decode, encode
 
-from oncemore.codec.wire import linked
-from oncemore.core.key import fingerprint
-from oncemore.core.record import NOWHERE
-from oncemore.store.base import Batch, Index, Stored, Write
-from oncemore.store.memory import MemoryStore
+from oncemore.log.entry_codec import linked
+from oncemore.log.memory import MemoryStore
+from oncemore.log.record import NOWHERE
+from oncemore.log.store import Batch, Index, Stored, Write
+from oncemore.policy.canonical_json import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncemore.store.base import Store
+    from oncemore.log.store import Store
 
     Change = Callable[[dict[str, Any], dict[str, Any]], None]
 
@@ -37,6 +37,6 @@ def forged(store: Store, entity: str, change: Change) -> MemoryStore:
 
 def entity_of(store: Store, step: str) -> str:
     """Return the entity of a step's newest run."""
-    from oncemore.store.base import Query
+    from oncemore.log.store import Query
 
     return next(iter(store.heads(Query("run", step=step, newest=True)))).entity

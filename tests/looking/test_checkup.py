@@ -10,35 +10,35 @@ import apsw
 import pytest
 
 import oncemore
-from oncemore.desk.service import checkup
-from oncemore.desk.service.checkup import Check, rebuilt
-from oncemore.desk.service.follow import Tail, Wanted
-from oncemore.desk.service.health import health
-from oncemore.desk.service.replays import whole, window
-from oncemore.desk.service.runs import Asked, find, runs
-from oncemore.desk.service.stores import looked_at, shelf_of, written_to
-from oncemore.desk.service.story import story
-from oncemore.engine.rebuild import mend
 from oncemore.errors import StoreError, UsageError
-from oncemore.store.base import Batch, Facts
-from oncemore.store.memory import MemoryStore
-from oncemore.store.sqlite_look import LookedAt
-from oncemore.testing import FakeClock, contract
+from oncemore.log.memory import MemoryStore
+from oncemore.log.sqlite.read_only import LookedAt
+from oncemore.log.store import Batch, Facts
+from oncemore.maintenance.rebuild import mend
+from oncemore.queries import doctor
+from oncemore.queries.doctor import Check, rebuilt
+from oncemore.queries.health import health
+from oncemore.queries.open_engine import looked_at, shelf_of, written_to
+from oncemore.queries.replay import whole, window
+from oncemore.queries.run_timeline import story
+from oncemore.queries.runs import Asked, find, runs
+from oncemore.queries.tail import Tail, Wanted
+from oncemore.testing import FakeClock, store_contract
 from tests.looking.test_rebuild import change
 from tests.looking.test_story import killed
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from oncemore.store.base import Store
+    from oncemore.log.store import Store
 
 
 def checks(store: Store, known: list[str] | None = None) -> dict[str, Check]:
-    return {check.name: check for check in checkup.checkup(store, known).checks}
+    return {check.name: check for check in doctor.checkup(store, known).checks}
 
 
 def test_a_store_in_order_is_ok_but_for_who_waits_for_a_person(store: Store) -> None:
-    found = checkup.checkup(store)
+    found = doctor.checkup(store)
     assert found.worst == "warn"
     # Waits of its making ended at once, so that some entries are ahead of their time.
     bad = {check.name: check for check in found.checks if check.status != "ok" and "clock" not in check.name}
@@ -141,8 +141,8 @@ def test_files_of_others_full_disks_and_long_logs_are_seen(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path.chmod(0o644)
-    monkeypatch.setattr(checkup, "LOW_DISK", 1 << 60)
-    monkeypatch.setattr(checkup, "LARGE_LOG", -1)
+    monkeypatch.setattr(doctor, "LOW_DISK", 1 << 60)
+    monkeypatch.setattr(doctor, "LARGE_LOG", -1)
     with looked_at(str(path)) as store:
         found = checks(store)
     assert found["rights"].next.startswith("chmod 600")
@@ -235,7 +235,7 @@ def test_looking_changes_not_one_byte(path: Path) -> None:
 def test_what_would_write_is_refused(path: Path) -> None:
     store = LookedAt(path)
     for use in (
-        lambda: store.append(contract.Batch(())),
+        lambda: store.append(store_contract.Batch(())),
         lambda: store.prune({"run/a": 1}),
         lambda: store.drop({"run/a": 1}),
         lambda: store.mend([], 1),
@@ -247,7 +247,7 @@ def test_what_would_write_is_refused(path: Path) -> None:
 
 
 def test_who_is_there_is_asked_without_taking_anything(tmp_path: Path) -> None:
-    from oncemore.store.sqlite import SqliteStore
+    from oncemore.log.sqlite.store import SqliteStore
 
     path = tmp_path / "log.db"
     writer = SqliteStore(path)
@@ -344,9 +344,9 @@ def test_work_that_is_computed_again_and_leaves_something_else_is_unhealthy(tmp_
         # As a bug would do it: the finished run is begun anew under the same configuration.
         head = engine.store.head(entity)
         assert head is not None
-        from oncemore.codec.wire import head_of
-        from oncemore.core.record import Change
-        from oncemore.engine.entry import write_of
+        from oncemore.log.entry_codec import head_of
+        from oncemore.log.head_access import write_of
+        from oncemore.log.record import Change
 
         run = head_of(head.head)
         anew = run._replace(
@@ -358,7 +358,7 @@ def test_work_that_is_computed_again_and_leaves_something_else_is_unhealthy(tmp_
             run_id=run.run_id[:-1] + ("0" if run.run_id[-1] != "0" else "1"),
         )
         engine.store.append(
-            contract.Batch(
+            store_contract.Batch(
                 (write_of(entity, 2, head.hash, Change(("PENDING", "RUNNING", "INTENT"), run, anew), 0.0),)
             )
         ).wait()
@@ -366,7 +366,7 @@ def test_work_that_is_computed_again_and_leaves_something_else_is_unhealthy(tmp_
         assert claim is not None
         over = anew._replace(state="COMPLETE", committed=4)
         commit = Change(("COMMIT", "COMPLETE"), anew, over, {"result": 99})
-        engine.store.append(contract.Batch((write_of(entity, 3, claim.hash, commit, 0.0),))).wait()
+        engine.store.append(store_contract.Batch((write_of(entity, 3, claim.hash, commit, 0.0),))).wait()
     with looked_at(str(path)) as store:
         found = health(store)
     assert [one.holds for one in found.criteria] == [False, True, False, True]

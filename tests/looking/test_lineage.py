@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oncemore.desk.service.runs import Asked, find, runs
-from oncemore.desk.service.stores import looked_at
-from oncemore.desk.service.story import story
+from oncemore.queries.open_engine import looked_at
+from oncemore.queries.run_timeline import story
+from oncemore.queries.runs import Asked, find, runs
 from tests.shell import environment, run, told
 
 if TYPE_CHECKING:

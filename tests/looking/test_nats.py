@@ -10,15 +10,15 @@ import pytest
 from click.testing import CliRunner
 
 import oncemore
-from oncemore.desk import cli
-from oncemore.desk.service.runs import Asked, find, runs
-from oncemore.desk.service.stores import looked_at
-from oncemore.desk.service.story import story
-from oncemore.engine.replay import Replay
+from oncemore import cli
 from oncemore.errors import StoreError
-from oncemore.store.nats import NatsStore
-from oncemore.store.nats_look import LookedAt
-from oncemore.testing import contract
+from oncemore.log.nats.read_only import LookedAt
+from oncemore.log.nats.store import NatsStore
+from oncemore.maintenance.replay import Replay
+from oncemore.queries.open_engine import looked_at
+from oncemore.queries.run_timeline import story
+from oncemore.queries.runs import Asked, find, runs
+from oncemore.testing import store_contract
 from tests.looking.work import everything
 from tests.servers import nats
 from tests.shell import run
@@ -91,7 +91,7 @@ def test_runs_are_found_told_and_replayed(url: str) -> None:
 def test_what_would_write_is_refused(url: str) -> None:
     store = LookedAt(url)
     for use in (
-        lambda: store.append(contract.Batch(())),
+        lambda: store.append(store_contract.Batch(())),
         lambda: store.prune({"run/a": 1}),
         lambda: store.drop({"run/a": 1}),
         lambda: store.mend([], 1),
@@ -119,7 +119,7 @@ def test_the_commands_look_and_the_doctor_repairs(url: str) -> None:
     assert found["rebuild"]["status"] == "ok"
     store = NatsStore(url)
     for step in ("flaky", "pay"):
-        (head,) = store.heads(contract.Query("run", step=step))
+        (head,) = store.heads(store_contract.Query("run", step=step))
         wrong = head._replace(
             by=head.by._replace(state="PENDING"), head=head.head.replace(b"standard", b"other")
         )

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from oncemore.desk.service.runs import Asked, find, runs
-from oncemore.desk.service.stores import looked_at
-from oncemore.desk.service.story import story
-from oncemore.engine.replay import Replay
 from oncemore.errors import StoreError
-from oncemore.store.postgres_look import LookedAt
-from oncemore.testing import contract
+from oncemore.log.postgres.read_only import LookedAt
+from oncemore.maintenance.replay import Replay
+from oncemore.queries.open_engine import looked_at
+from oncemore.queries.run_timeline import story
+from oncemore.queries.runs import Asked, find, runs
+from oncemore.testing import store_contract
 from tests.looking.work import everything
 from tests.servers import postgres
 from tests.shell import run, told
@@ -95,19 +95,19 @@ def test_runs_are_found_told_and_replayed(url: str) -> None:
 def test_lists_are_the_same_where_the_end_of_the_log_has_too_little(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from oncemore.store import postgres_list
-    from oncemore.store.postgres import PostgresStore
+    from oncemore.log.postgres import queries
+    from oncemore.log.postgres.store import PostgresStore
 
-    monkeypatch.setattr(postgres_list, "LATELY", 1)
+    monkeypatch.setattr(queries, "LATELY", 1)
     store = PostgresStore(url, "listed")
-    contract.the_newest_heads_are_listed_first_when_asked(lambda: store)
+    store_contract.the_newest_heads_are_listed_first_when_asked(lambda: store)
     store.close()
 
 
 def test_what_would_write_is_refused(url: str) -> None:
     store = LookedAt(url)
     for use in (
-        lambda: store.append(contract.Batch(())),
+        lambda: store.append(store_contract.Batch(())),
         lambda: store.prune({"run/a": 1}),
         lambda: store.drop({"run/a": 1}),
         lambda: store.mend([], 1),
@@ -166,7 +166,7 @@ def test_a_program_that_may_only_append_cannot_repair(url: str) -> None:
     if other == url:
         other = url.replace("//", "//app@", 1)
     query(url, "delete from oncemore.head where step = 'chart'")
-    from oncemore.store.postgres import PostgresStore
+    from oncemore.log.postgres.store import PostgresStore
 
     store = PostgresStore(other)
     with pytest.raises(StoreError, match="permission denied"):

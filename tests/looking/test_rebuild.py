@@ -9,14 +9,14 @@ import pytest
 from msgspec.json import decode, encode
 
 import oncemore
-from oncemore.engine import rebuild
-from oncemore.engine.rebuild import Rebuilt, Wrong, mend, rebuilt_head
 from oncemore.errors import StoreError
-from oncemore.store.base import Batch, Head, Query, Store
-from oncemore.store.memory import MemoryStore
-from oncemore.store.sqlite import SqliteStore
-from oncemore.store.sqlite_look import LookedAt
-from oncemore.testing import contract
+from oncemore.log.memory import MemoryStore
+from oncemore.log.sqlite.read_only import LookedAt
+from oncemore.log.sqlite.store import SqliteStore
+from oncemore.log.store import Batch, Head, Query, Store
+from oncemore.maintenance import rebuild
+from oncemore.maintenance.rebuild import Rebuilt, Wrong, mend, rebuilt_head
+from oncemore.testing import store_contract
 from tests.looking.forge import entity_of
 from tests.looking.test_story import killed
 from tests.looking.victim import repeat
@@ -24,7 +24,7 @@ from tests.looking.victim import repeat
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from oncemore.core.record import Run
+    from oncemore.log.record import Run
 
 
 def change(path: Path, *statements: str) -> None:
@@ -166,7 +166,7 @@ def test_others_may_go_on_writing_meanwhile(path: Path) -> None:
                 for one in (entity, "run/new"):
                     head = writer.head(one)
                     before = head or None
-                    write = contract.write(one, before, kind="run", state="RUNNING")
+                    write = store_contract.write(one, before, kind="run", state="RUNNING")
                     writer.append(Batch((write,))).wait()
             return super().heads(query)
 
@@ -195,7 +195,7 @@ def test_memory_is_mended_in_bounded_parts(monkeypatch: pytest.MonkeyPatch) -> N
     store, parts = MemoryStore(), list[int]()
     heads = []
     for n in range(5):
-        contract.stored(contract.put(store, contract.write(f"run/{n}", None)))
+        store_contract.stored(store_contract.put(store, store_contract.write(f"run/{n}", None)))
         head = store.head(f"run/{n}")
         assert head is not None
         heads.append(head)
@@ -241,7 +241,7 @@ def test_a_write_that_was_torn_off_is_forgotten_whole(path: Path) -> None:
     # The last frames of SQLite's write-ahead log are cut as a power loss may leave them.
     store = SqliteStore(path)
     for n in range(3):
-        contract.stored(contract.put(store, contract.write(f"run/{n}", None)))
+        store_contract.stored(store_contract.put(store, store_contract.write(f"run/{n}", None)))
     torn = path.with_name("torn.db")
     torn.write_bytes(path.read_bytes())
     log = path.with_name("log.db-wal").read_bytes()

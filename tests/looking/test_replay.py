@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.codec.seal import Seal
-from oncemore.core.closing import is_closing
-from oncemore.core.policy import STANDARD, Policy
-from oncemore.engine import replay
-from oncemore.engine.replay import Difference, Replay, policy_of, recomputed
 from oncemore.errors import StoreError
+from oncemore.log.encryption import Seal
+from oncemore.maintenance import replay
+from oncemore.maintenance.replay import Difference, Replay, policy_of, recomputed
+from oncemore.policy.closing import is_closing
+from oncemore.policy.policy import STANDARD, Policy
 from tests.looking.forge import entity_of, forged
 from tests.looking.sealing import codec
 from tests.looking.work import SURE, everything
@@ -21,7 +21,7 @@ from tests.looking.work import SURE, everything
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from oncemore.store.base import Store
+    from oncemore.log.store import Store
 
 
 def differences(store: Store, entity: str | None = None, **told: Any) -> list[Difference]:
@@ -75,7 +75,7 @@ def test_a_thousand_decisions_under_all_policies_are_reproduced(tmp_path: Path) 
 
 
 def policy_tuning() -> Any:
-    from oncemore.core.tune import Tuning
+    from oncemore.policy.tuning import Tuning
 
     return Tuning(carbon_low=100.0)
 

@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oncemore.codec.wire import written
-from oncemore.core.record import NOWHERE, Change, Run
-from oncemore.desk.service import times
-from oncemore.desk.service.runs import Asked, find, names, runs
-from oncemore.desk.service.story import story
-from oncemore.engine.ids import uuid7
-from oncemore.engine.listed import index_of
+from oncemore._ids import uuid7
 from oncemore.errors import UsageError
-from oncemore.store import sqlite_list
-from oncemore.store.base import Batch, Stored, Write
-from oncemore.store.sqlite import SqliteStore
-from oncemore.testing import contract
+from oncemore.log.entry_codec import written
+from oncemore.log.head_index import index_of
+from oncemore.log.record import NOWHERE, Change, Run
+from oncemore.log.sqlite import queries
+from oncemore.log.sqlite.store import SqliteStore
+from oncemore.log.store import Batch, Stored, Write
+from oncemore.queries import times
+from oncemore.queries.run_timeline import story
+from oncemore.queries.runs import Asked, find, names, runs
+from oncemore.testing import store_contract
 from tests.quickest import quickest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from oncemore.store.base import Store
+    from oncemore.log.store import Store
 
 
 def steps(store: Store, **asked: object) -> list[str]:
@@ -150,9 +150,9 @@ def test_an_earlier_life_of_a_key_is_found_by_its_id(store: Store) -> None:
 def test_lists_are_the_same_where_the_end_of_the_log_has_too_little(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_list, "LATELY", 1)
+    monkeypatch.setattr(queries, "LATELY", 1)
     store = SqliteStore(tmp_path / "log.db")
-    contract.the_newest_heads_are_listed_first_when_asked(lambda: store)
+    store_contract.the_newest_heads_are_listed_first_when_asked(lambda: store)
     store.close()
 
 
@@ -193,7 +193,7 @@ def test_what_is_no_time_is_refused_with_examples(text: str) -> None:
 
 
 def test_a_time_is_found_in_the_log_by_halving(store: Store) -> None:
-    from oncemore.codec.wire import header_of
+    from oncemore.log.entry_codec import header_of
 
     entries = list(store.entries())
     for entry in entries:

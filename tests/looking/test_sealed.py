@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 import oncemore
-from oncemore.desk.service.health import health
+from oncemore.queries.health import health
 from tests.looking.sealing import codec
 from tests.looking.work import everything
 from tests.shell import ROOT, run, told

@@ -146,7 +146,7 @@ def test_replay_ends_with_0_on_agreement_and_1_on_drift(path: Path) -> None:
     kfm = [
         sys.executable,
         "-c",
-        "from oncemore.desk.cli import kfm_replay; kfm_replay()",
+        "from oncemore.cli import kfm_replay; kfm_replay()",
         "--run",
         run_id,
         *store,
@@ -164,7 +164,7 @@ def test_replay_ends_with_0_on_agreement_and_1_on_drift(path: Path) -> None:
 
 def test_the_program_kfm_replay_is_installed() -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert 'kfm-replay = "oncemore.desk.cli:kfm_replay"' in text
+    assert 'kfm-replay = "oncemore.cli:kfm_replay"' in text
 
 
 @pytest.mark.req("REPLAY-8")
@@ -418,7 +418,7 @@ def test_readers_that_go_away_are_no_error(path: Path) -> None:
 
 def test_looking_does_not_wait_for_somebody_who_holds_the_door(path: Path) -> None:
     code = (
-        "import sys, time\nfrom oncemore.store.sqlite import SqliteStore\n"
+        "import sys, time\nfrom oncemore.log.sqlite.store import SqliteStore\n"
         "store = SqliteStore(sys.argv[1])\nstore._door.__enter__()\n"
         "print('held', flush=True)\ntime.sleep(60)\n"
     )
@@ -439,7 +439,7 @@ def test_looking_does_not_wait_for_somebody_who_holds_the_door(path: Path) -> No
 def test_progress_is_shown_on_a_terminal_and_gone_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     import io
 
-    from oncemore.desk.cli import progress
+    from oncemore.cli import progress
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -490,7 +490,7 @@ def test_every_help_has_examples_that_fit(name: str) -> None:
 def test_looking_loads_no_engine_and_no_reader_of_policies(path: Path, name: str) -> None:
     words = [name, "--store", str(path)] + ([key_of(path, "flaky")] if name == "show" else [])
     code = (
-        "import sys\nfrom oncemore.desk.cli import run\n"
+        "import sys\nfrom oncemore.cli import run\n"
         f"code = run({words!r})\nprint(*sys.modules, file=sys.stderr)\nsys.exit(code)\n"
     )
     clean = {name: value for name, value in environment().items() if not name.startswith("COVERAGE")}
@@ -499,6 +499,6 @@ def test_looking_loads_no_engine_and_no_reader_of_policies(path: Path, name: str
     )
     loaded = set(ran.stderr.split())
     assert not {
-        name for name in loaded if name.startswith(("oncemore.govern", "ruamel", "asyncio", "psycopg"))
+        name for name in loaded if name.startswith(("oncemore.policy.files", "ruamel", "asyncio", "psycopg"))
     }
     assert name == "show" or not {name for name in loaded if name.startswith("oncemore.engine")}

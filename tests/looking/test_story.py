@@ -13,12 +13,12 @@ import apsw
 import pytest
 
 import oncemore
-from oncemore.desk.cli.timeline import legend, timeline
-from oncemore.desk.service.explained import Explained, explained
-from oncemore.desk.service.runs import Asked, Found, find, runs
-from oncemore.desk.service.stores import looked_at
-from oncemore.desk.service.story import Span, Story, story
+from oncemore.cli.timeline import legend, timeline
 from oncemore.errors import UsageError
+from oncemore.queries.explain import Explained, explained
+from oncemore.queries.open_engine import looked_at
+from oncemore.queries.run_timeline import Span, Story, story
+from oncemore.queries.runs import Asked, Found, find, runs
 from oncemore.testing import FakeClock
 from tests.looking.victim import ARMED, pay, repeat
 from tests.looking.work import SURE
@@ -27,7 +27,7 @@ from tests.shell import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from oncemore.store.base import Store
+    from oncemore.log.store import Store
 
 
 def of(store: Store, step: str) -> Story:

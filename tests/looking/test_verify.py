@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.desk.service import replays
-from oncemore.desk.service.runs import Asked, find, runs
-from oncemore.desk.service.stores import looked_at
-from oncemore.desk.service.story import story
-from oncemore.desk.service.verified import Scratch, Verified
 from oncemore.errors import StoreError, UsageError
-from oncemore.store.sqlite_look import LookedAt
+from oncemore.log.sqlite.read_only import LookedAt
+from oncemore.queries import replay
+from oncemore.queries.open_engine import looked_at
+from oncemore.queries.recompute import Scratch, Verified
+from oncemore.queries.run_timeline import story
+from oncemore.queries.runs import Asked, find, runs
 from oncemore.testing import FakeClock
 from tests.looking import pure
 from tests.shell import ROOT
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from oncemore.store.base import Entry
+    from oncemore.log.store import Entry
 
 MODULE = "tests.looking.pure"
 
@@ -228,12 +228,12 @@ def test_a_large_replay_that_fails_is_tried_once(log: Path, given: Path, how: st
 
     with FakeClock() as clock, closing(Unreadable(log)) as store:
         if how == "whole":
-            found = replays.whole(store)
+            found = replay.whole(store)
             assert (found.totals.damaged, found.verdicts[0].fault) == (1, "the disk does not answer")
             (event,) = found.events
             expected = "retry_exhausted", "REPLAY_REPLAY_PROCESSING", 1
             assert (event["event_type"], event["retry_category"], event["total_attempts"]) == expected
         else:
             with pytest.raises(StoreError, match="the disk does not answer"):
-                replays.window(store, 0.0, store.now())
+                replay.window(store, 0.0, store.now())
         assert (asked, clock.delays) == (1, [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 import oncemore
-from oncemore import govern
+from oncemore.policy import files
 from oncemore.testing import instant
 
 
@@ -32,7 +32,7 @@ def squared(n: int) -> int:
 
 
 #: Spread, but known: waits of nearly no time could not be seen when a run is drawn.
-SURE = govern.policy("standard").but(jitter_seed="looking")
+SURE = files.policy("standard").but(jitter_seed="looking")
 
 
 @oncemore.step(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore import govern
-from oncemore.store.memory import MemoryStore
+from oncemore.log.memory import MemoryStore
+from oncemore.policy import files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,7 +60,7 @@ def test_without_the_alias_it_would_be_done_again(engine: oncemore.Engine) -> No
 def test_an_open_run_of_the_old_name_is_continued_under_the_new_one(
     engine: oncemore.Engine, clock: FakeClock
 ) -> None:
-    told = {"effect": "idempotent", "policy": govern.policy("standard").but(jitter=oncemore.Jitter("none"))}
+    told = {"effect": "idempotent", "policy": files.policy("standard").but(jitter=oncemore.Jitter("none"))}
     old, new = named("shop.pay", fails=1, **told), named("billing.charge", "shop.pay", fails=1, **told)
     engine.inline_wait_s = 0.0
     with pytest.raises(oncemore.Parked):

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.core.value import Value
-from oncemore.desk.service import imports
-from oncemore.desk.service.imports import Sheet, bring_in, would_bring_in
-from oncemore.desk.service.modules import step_of
-from oncemore.engine.moving import mark
+from oncemore._values import Value
+from oncemore.maintenance.import_keys import mark
+from oncemore.queries import import_keys
+from oncemore.queries.import_keys import Sheet, bring_in, would_bring_in
+from oncemore.queries.modules import step_of
 from tests.house.crashing import Mortal, deaths, engine_on
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def test_a_csv_file_marks_its_lines_by_the_annotations_of_the_step(
     found = bring_in(
         engine, pay, Sheet(path, {}, "receipt"), reason="we moved", by="an operator", progress=told.append
     )
-    assert found == imports.Imported(3, 2, 1, 0, ())
+    assert found == import_keys.Imported(3, 2, 1, 0, ())
     assert (pay("a", 5), pay("b", 6)) == ({"n": 1}, None)
     assert ran == []
     assert told == [3]
@@ -183,7 +183,7 @@ def test_keys_that_are_something_else_are_told_by_their_lines_and_stay(
 
     for n in range(3):
         held.run(f"h{n}")
-    monkeypatch.setattr(imports, "MOST_SHOWN", 2)
+    monkeypatch.setattr(import_keys, "MOST_SHOWN", 2)
     path = csv(tmp_path, "order\nh0\nfree\nh1\nh2\n")
     found = bring_in(engine, held, Sheet(path, {}), reason="r")
     assert found[:4] == (4, 1, 0, 3)
@@ -253,7 +253,7 @@ def test_bytes_that_are_no_text_and_lines_without_end_are_refused(
     path.write_bytes(b"order,cents\n\xff\xfe,5\n")
     with pytest.raises(oncemore.UsageError, match=r"done.csv:1 or below: it is not UTF-8"):
         bring_in(engine, pay, Sheet(path, {}), reason="r")
-    monkeypatch.setattr(imports, "MOST_LINE", 20)
+    monkeypatch.setattr(import_keys, "MOST_LINE", 20)
     path = csv(tmp_path, json.dumps({"order": "a" * 50}), "done.jsonl")
     with pytest.raises(oncemore.UsageError, match=r"done.jsonl:1: the line is longer than 20 bytes"):
         bring_in(engine, pay, Sheet(path, {}), reason="r")
@@ -279,7 +279,7 @@ def test_what_else_the_key_may_be_made_of_must_be_there(engine: oncemore.Engine)
 def test_an_import_that_dies_anywhere_is_finished_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(imports, "GROUP", 2)
+    monkeypatch.setattr(import_keys, "GROUP", 2)
     path = csv(tmp_path, "order,cents\n" + "".join(f"o{n},1\n" for n in range(5)))
 
     def act(store: Mortal) -> None:

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 import oncemore
-from oncemore.codec.wire import head_bytes, head_of
-from oncemore.core.record import Chore, Kept, Outgoing, Run, Worker
-from oncemore.store.memory import MemoryStore
+from oncemore.log.entry_codec import head_bytes, head_of
+from oncemore.log.memory import MemoryStore
+from oncemore.log.record import Chore, Kept, Outgoing, Run, Worker
 from tests.house.crashing import engine_on
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "log-1.jsonl"

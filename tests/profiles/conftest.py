@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oncemore import govern
+from oncemore.policy import files
 from tests.rooms import clock
 
 if TYPE_CHECKING:
@@ -19,6 +19,6 @@ __all__ = ["clock"]
 @pytest.fixture(autouse=True)
 def _as_shipped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("ONCEMORE_POLICY_ROOT", raising=False)
-    govern.forget()
+    files.forget()
     yield
-    govern.forget()
+    files.forget()

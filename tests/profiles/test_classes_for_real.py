@@ -10,10 +10,10 @@ from urllib.request import urlopen
 import pytest
 
 import oncemore
-from oncemore.core.classify import verdict
-from oncemore.core.decide import Situation, decide
-from oncemore.core.model import Failure
-from oncemore.govern import policy
+from oncemore.classifiers.verdict import verdict
+from oncemore.policy.decide import Situation, decide
+from oncemore.policy.files import policy
+from oncemore.policy.model import Failure
 from oncemore.testing import FakeClock
 from tests.servers.faults import answers, closes, refusing, resets, serve, stalls
 

@@ -15,8 +15,8 @@ import pytest
 import trio
 
 import oncemore
+from oncemore.audit import AuditStream, Event
 from oncemore.errors import PolicyError, PolicyWarning, UsageError
-from oncemore.evidence import AuditStream, Event
 from oncemore.profiles.exoarmur import (
     IdempotencyManager,
     RetryCategory,

@@ -11,22 +11,21 @@ import nats as client
 import pytest
 
 import oncemore
-from oncemore.core.control import Approval
-from oncemore.edges.control import NatsControl, key_of
+from oncemore.audit import Idempotency
+from oncemore.control.model import Approval
+from oncemore.control.nats_switches import NatsControl, key_of
 from oncemore.errors import Blocked, KeyConflict, MissingExtra, StaleDecision, UsageError
-from oncemore.evidence import Idempotency
-from oncemore.profiles import exoarmur_bus
-from oncemore.profiles.exoarmur import IdempotencyManager, RetryCategory, RetryError, RetryManager
-from oncemore.profiles.exoarmur_bus import Bus, Letters
+from oncemore.profiles.exoarmur import IdempotencyManager, RetryCategory, RetryError, RetryManager, bus
+from oncemore.profiles.exoarmur.bus import Bus, Letters
 from oncemore.testing import instant
-from oncemore.testing.wire import wire
+from oncemore.testing.fault_proxy import wire
 from tests.servers import nats
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
-    from oncemore.testing.wire import Wire
+    from oncemore.testing.fault_proxy import Wire
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -325,7 +324,7 @@ def test_a_switch_that_is_released_after_every_write_is_not_reported_as_on(
             await bus.turn("on", reason="stop", by="operator")
         assert await bus.switch() is False
 
-    monkeypatch.setattr(exoarmur_bus, "MOST_TURNS", 3)
+    monkeypatch.setattr(bus, "MOST_TURNS", 3)
     on(lambda: Bus(manager, cable.url, control="strife"), work)
     assert cable.cuts == 3
 

@@ -18,12 +18,9 @@ import pytest
 import trio
 
 import oncemore
-from oncemore.core.record import Change
-from oncemore.engine import clock as clocks
-from oncemore.engine.ops import End, Load, Save
-from oncemore.engine.retry import ENDS
+from oncemore import clock as clocks
 from oncemore.errors import KeyConflict, Parked, RetriesExhausted, StoreError, Terminal, UsageError
-from oncemore.profiles import exoarmur_durable
+from oncemore.log.record import Change
 from oncemore.profiles.exoarmur import (
     IdempotencyManager,
     InProgress,
@@ -31,7 +28,10 @@ from oncemore.profiles.exoarmur import (
     RetryError,
     RetryManager,
     RetryPolicy,
+    durable,
 )
+from oncemore.retries.loop import ENDS
+from oncemore.steps.ops import End, Load, Save
 from oncemore.testing import FakeClock
 from tests.engine.colours import Script
 from tests.profiles.test_exoarmur import RUN_ID, run, told, work_of
@@ -314,7 +314,7 @@ def test_a_pruned_result_is_lost_and_not_made_again(manager: RetryManager, engin
         yield Save(seen, Change(("PRUNE",), seen.run, after))
         return End(None, None)
 
-    asyncio.run(exoarmur_durable._done(engine, pruning()))
+    asyncio.run(durable._done(engine, pruning()))
     with pytest.raises(ResultUnavailable, match="its result is lost: it was pruned"):
         write(manager, script)
     assert script.calls == 1
@@ -327,7 +327,7 @@ def test_a_record_is_found_under_later_entries_too(manager: RetryManager, engine
         return End(None, None)
 
     write(manager, Script("value"))
-    asyncio.run(exoarmur_durable._done(engine, noting()))
+    asyncio.run(durable._done(engine, noting()))
     assert write(manager, Script()) == "value"
 
 
@@ -598,4 +598,4 @@ def test_the_attempt_of_a_killed_process_is_closed_and_the_next_one_is_another_p
         assert told(manager.audit)[1:3] == [("retry_attempt", 2), ("retry_succeeded", 3)]
         outcomes = [(attempt.number, attempt.reason) for attempt in run_of(engine).attempts]
         assert outcomes == [(1, "lease_expired"), (2, "retry"), (3, "")]
-        assert oncemore.engine.history.verify(engine.store.entries())  # type: ignore[attr-defined]
+        assert oncemore.steps.run.verify(engine.store.entries())  # type: ignore[attr-defined]

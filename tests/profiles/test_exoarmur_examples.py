@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oncemore.evidence.events import KINDS, schema
+from oncemore.audit.events import KINDS, schema
 from oncemore.profiles import exoarmur
 from tests.test_docs import blocks_of, run_page
 

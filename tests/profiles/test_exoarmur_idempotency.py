@@ -12,8 +12,9 @@ import pytest
 import trio
 
 import oncemore
+from oncemore.audit import AuditStream
 from oncemore.errors import UsageError
-from oncemore.evidence import AuditStream
+from oncemore.log.postgres.store import PostgresStore
 from oncemore.profiles.exoarmur import (
     RECORDED_NONE,
     IdempotencyManager,
@@ -24,9 +25,8 @@ from oncemore.profiles.exoarmur import (
     RetryManager,
     RetryPolicy,
 )
-from oncemore.profiles.exoarmur_idempotency import _Claim, _over
-from oncemore.profiles.exoarmur_record import MOST_CHARACTERS, NOBODY
-from oncemore.store.postgres import PostgresStore
+from oncemore.profiles.exoarmur.idempotency import _Claim, _over
+from oncemore.profiles.exoarmur.record import MOST_CHARACTERS, NOBODY
 from tests.engine.colours import Script
 from tests.profiles.test_exoarmur import run, told, work_of
 from tests.servers import nats, postgres

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from oncemore.configured import names_a_store
+from oncemore.config import names_a_store
 from oncemore.errors import Error
 from oncemore.profiles import exoarmur
 from oncemore.profiles.exoarmur import IdempotencyManager, RetryManager

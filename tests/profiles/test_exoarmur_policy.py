@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import oncemore
-from oncemore import govern
-from oncemore.core.backoff import jittered
-from oncemore.edges.classify import classify
+from oncemore.classifiers.classify import classify
 from oncemore.errors import PolicyError, PolicyWarning
+from oncemore.policy import files
+from oncemore.policy.backoff import jittered
 from oncemore.profiles.exoarmur import RetryCategory, RetryError, RetryManager, RetryPolicy
-from oncemore.profiles.exoarmur_policy import READING, VERDICTS, built_in
+from oncemore.profiles.exoarmur.policy import READING, VERDICTS, built_in
 
 DEFAULTS = {
     "max_attempts": 3, "base_delay": 1.0, "max_delay": 30.0, "backoff_multiplier": 2.0,
@@ -89,7 +89,7 @@ def test_the_17_policies_are_those_of_the_document() -> None:
 
 def test_the_numbers_come_from_the_packaged_profile_with_a_timeout_each() -> None:
     for name, category in built_in().items():
-        assert category.rules == govern.policy(f"exoarmur/{name}")
+        assert category.rules == files.policy(f"exoarmur/{name}")
         assert (category.rules.name, category.rules.version) == (category.code, "1.0")
         assert category.policy.core(category.code).schedule == category.rules.schedule
     limits = {"NATS": 5, "KV": 5, "EXECUTION": 30, "APPROVAL": 30, "API": 30, "REPLAY": 300}

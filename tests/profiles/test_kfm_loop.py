@@ -18,10 +18,10 @@ import pytest
 import trio
 
 import oncemore
-from oncemore import govern
-from oncemore.engine.history import wal
-from oncemore.opening import chosen
-from oncemore.profiles.kfm_loop import PermanentError, TransientError, last_run, retry_loop
+from oncemore.open_engine import chosen
+from oncemore.policy import files
+from oncemore.profiles.kfm.loop import PermanentError, TransientError, last_run, retry_loop
+from oncemore.steps.run import wal
 from tests.test_docs import run_page
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def test_a_cut_from_outside_leaves_nothing_running_either() -> None:
 
 def test_the_delays_are_those_of_the_worked_example(clock: FakeClock) -> None:
     node = Node(TransientError("busy"))
-    policy = govern.policy("kfm-loop").but(jitter_seed=SEED)
+    policy = files.policy("kfm-loop").but(jitter_seed=SEED)
     assert retry_loop(node, INPUTS, CFG, policy=policy) == "HARD_FAIL"
     proofs = run_of(node).proofs
     assert [round(proof["delay_s"], 6) for proof in proofs] == [*DELAYS, 0.0]
@@ -325,7 +325,7 @@ def test_a_changed_configuration_is_not_answered_from_before_unless_told_so() ->
     assert node.computed == 1
     assert retry_loop(node, INPUTS, changed, on_config_change="new") == "OK"
     assert node.computed == 2
-    fewer = govern.policy("kfm-loop").but(max_attempts=2)
+    fewer = files.policy("kfm-loop").but(max_attempts=2)
     assert retry_loop(node, INPUTS, changed, policy=fewer) == "OK", "a policy is no configuration"
     assert node.computed == 2
 
@@ -346,7 +346,7 @@ def test_a_rest_that_is_longer_than_the_policys_longest_delay_is_not_sat_out(clo
     headers = Message()
     headers["Retry-After"] = "7200"
     node = Node(HTTPError("http://catalogue", 503, "busy", headers, None), 1)
-    policy = govern.policy("kfm-loop").but(classes=None)
+    policy = files.policy("kfm-loop").but(classes=None)
     with pytest.raises(oncemore.Parked):
         retry_loop(node, INPUTS, CFG, policy=policy)
     assert clock.delays == []

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.profiles import lit_alert
-from oncemore.profiles.lit import Exhaustion
+from oncemore.profiles.lit import Exhaustion, alert
 
 if TYPE_CHECKING:
     from oncemore.testing import FakeClock
@@ -56,7 +55,7 @@ def test_the_numbers_of_the_alert_are_those_of_the_requirements(clock: FakeClock
 def test_the_counter_keeps_so_many_operations_and_no_more(
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lit_alert, "MOST_KEPT", 10)
+    monkeypatch.setattr(alert, "MOST_KEPT", 10)
     counter = Exhaustion()
     count(counter, 0, 8)
     count(counter, 8)

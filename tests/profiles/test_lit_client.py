@@ -18,11 +18,12 @@ from urllib.error import URLError
 import pytest
 
 import oncemore
-from oncemore import govern
-from oncemore.desk.demo.core import LOST, STALLED, Core
-from oncemore.edges.classify import classify
-from oncemore.profiles import lit, lit_policy
+from oncemore.classifiers.classify import classify
+from oncemore.demo.lit.server import LOST, STALLED, Core
+from oncemore.policy import files
+from oncemore.profiles import lit
 from oncemore.profiles.lit import CoreClient, CoreClientError, CoreClientHTTPError, Exhaustion, context
+from oncemore.profiles.lit import policy as lit_policy
 from tests.servers.faults import (
     Behaviour,
     Server,
@@ -87,10 +88,10 @@ def test_a_server_that_fails_once_gets_two_requests_a_quarter_second_apart() -> 
 @pytest.mark.req("HTTP-1")
 def test_a_new_client_has_the_numbers_of_the_profile() -> None:
     policy = CoreClient("http://localhost").policy
-    assert policy == govern.profile("lit").policy()
+    assert policy == files.profile("lit").policy()
     assert (policy.max_attempts, policy.schedule.base, policy.timeout_s) == (2, 0.25, 30.0)
     assert lit_policy.LEAST == {"retry_attempts": 1, "retry_backoff_seconds": 0.0}
-    text = (govern.packaged.FOLDER / "lit.yaml").read_text(encoding="utf-8")
+    text = (files.packaged.FOLDER / "lit.yaml").read_text(encoding="utf-8")
     assert "minimums:" in text
     for name, least in lit_policy.LEAST.items():
         assert f"\n  {name}: {least}\n" in text
@@ -261,7 +262,7 @@ def test_an_answer_without_content_is_none() -> None:
 
 
 def test_an_endless_answer_is_cut_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oncemore.profiles.lit_http.MOST_BYTES", 1000)
+    monkeypatch.setattr("oncemore.profiles.lit.http.MOST_BYTES", 1000)
     with serve(answers(200, body=b"[" + b"1," * 70_000 + b"1]")) as server:
         with pytest.raises(CoreClientError, match="more than 1000 bytes"):
             client(server).get("/")

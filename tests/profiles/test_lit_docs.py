@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oncemore.desk.demo.core import LOST, Core
+from oncemore.demo.lit.server import LOST, Core
 from tests.test_docs import run_page
 
 if TYPE_CHECKING:

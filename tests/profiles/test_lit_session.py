@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.desk.demo.core import LOST, STALLED, UNHEARD, Core
-from oncemore.profiles import lit_session
+from oncemore.demo.lit.server import LOST, STALLED, UNHEARD, Core
 from oncemore.profiles.lit import (
     ActionOutcomeUnknown,
     CoreClient,
@@ -21,7 +20,8 @@ from oncemore.profiles.lit import (
     Session,
     State,
 )
-from oncemore.profiles.lit_session import judge
+from oncemore.profiles.lit import session as lit_session
+from oncemore.profiles.lit.session import judge
 from tests.servers.faults import answers, refusing, serve
 
 if TYPE_CHECKING:

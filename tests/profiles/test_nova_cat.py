@@ -14,12 +14,11 @@ from uuid import uuid4
 import pytest
 
 import oncemore
-from oncemore.desk.demo.spectra import Archive, broken, image, listing, table
+from oncemore.demo.nova_cat.server import Archive, broken, image, listing, table
 from oncemore.errors import MissingExtra, UsageError
+from oncemore.log.store import Query
 from oncemore.outbox import JsonLines as Lines
 from oncemore.outbox import Relay
-from oncemore.profiles import nova_cat_events, nova_cat_fits
-from oncemore.profiles import nova_cat_names as names
 from oncemore.profiles.nova_cat import (
     JsonLines,
     NovaCat,
@@ -27,9 +26,11 @@ from oncemore.profiles.nova_cat import (
     RetryableError,
     TerminalError,
     download,
+    events,
+    fits,
+    names,
     validate,
 )
-from oncemore.store.base import Query
 from oncemore.testing import FakeClock
 from tests.test_docs import run_page
 
@@ -221,7 +222,7 @@ def test_what_is_not_there_is_terminal_and_a_wish_is_kept(
 def test_a_file_that_is_too_large_is_terminal(
     engine: oncemore.Engine, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oncemore.profiles.nova_cat_fetch.MOST_BYTES", 1000)
+    monkeypatch.setattr("oncemore.profiles.nova_cat.fetch.MOST_BYTES", 1000)
     made = NovaCat().acquire(product(archive.put("/x.fits", image())))
     assert (made.outcome, made.reason) == ("TERMINAL_FAILURE", "INVALID_FIELD")
 
@@ -282,7 +283,7 @@ def test_providers_are_asked_one_after_another_and_once_an_hour(
             [one["data_product_id"] for one in found] for found in made.value
         ], "the same product has the same id"
     topics = [head.by.step for head in engine.store.heads(Query("event"))]
-    assert topics == [nova_cat_events.DISCOVERED] * 6, "each is told of once, however often it is found"
+    assert topics == [events.DISCOVERED] * 6, "each is told of once, however often it is found"
 
 
 @pytest.mark.req("CONC-2")
@@ -299,7 +300,7 @@ def test_references_are_reconciled_some_at_a_time(
         assert cat.reconcile(given).outcome == "SUCCESS"
         assert len(archive.asked) == 15
     topics = [head.by.step for head in engine.store.heads(Query("event"))]
-    assert topics == [nova_cat_events.LINKED] * 15
+    assert topics == [events.LINKED] * 15
 
 
 @pytest.mark.req("CONC-2", "COOL-11")
@@ -409,12 +410,12 @@ def test_every_event_fits_its_schema_which_requires_the_id_and_has_no_field_for_
     out = tmp_path / "events.jsonl"
     Relay(engine, {"*": Lines(out)}).run_once()
     sent = [json.loads(line) for line in out.read_text().splitlines()]
-    assert {one["topic"] for one in sent} == set(nova_cat_events.SCHEMAS)
+    assert {one["topic"] for one in sent} == set(events.SCHEMAS)
     for one in sent:
-        schema = nova_cat_events.SCHEMAS[one["topic"]]
+        schema = events.SCHEMAS[one["topic"]]
         assert set(one["payload"]) == set(schema["required"]) == set(schema["properties"])
         assert schema["additionalProperties"] is False
-    for schema in nova_cat_events.SCHEMAS.values():
+    for schema in events.SCHEMAS.values():
         assert "correlation_id" in schema["required"]
         assert not [name for name in schema["properties"] if "key" in name]
     keys = [head.entity.removeprefix("run/") for head in engine.store.heads(Query("run"))]
@@ -501,7 +502,7 @@ def test_without_astropy_the_extra_is_named_before_anybody_is_asked(
     with pytest.raises(MissingExtra, match=r"pip install 'oncemore\[fits\]'"):
         NovaCat().acquire(product(where))
     assert archive.asked == []
-    assert nova_cat_fits.PROFILES
+    assert fits.PROFILES
 
 
 def test_the_code_on_the_page_runs() -> None:

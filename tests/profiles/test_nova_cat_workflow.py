@@ -12,14 +12,14 @@ import pytest
 from statelint.linter import Linter
 
 import oncemore
-from oncemore import govern
-from oncemore.core import cooldown
-from oncemore.core.backoff import planned
-from oncemore.edges import asl, asl_task
-from oncemore.edges.asl import waits
-from oncemore.edges.asl_check import faults
-from oncemore.profiles import nova_cat_names as names
-from oncemore.profiles.nova_cat_workflow import FUNCTIONS, workflow
+from oncemore.limits import cooldown_rules
+from oncemore.policy import files
+from oncemore.policy.backoff import planned
+from oncemore.profiles.nova_cat import names
+from oncemore.profiles.nova_cat.workflow import FUNCTIONS, workflow
+from oncemore.stepfunctions import export, task
+from oncemore.stepfunctions.check import faults
+from oncemore.stepfunctions.export import waits
 from tests.servers.step_functions import emulator
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ def played(machine: Machine, product: Product, given: Any = GIVEN) -> Ended:
     return machine.run(DEPLOYED, given, product.functions())
 
 
-RETRYABLE, TERMINAL = asl_task.RetryableError("HTTP_429"), asl_task.TerminalError("INVALID_UUID")
-QUARANTINE = asl_task.QuarantineError("CHECKSUM_MISMATCH")
+RETRYABLE, TERMINAL = task.RetryableError("HTTP_429"), task.TerminalError("INVALID_UUID")
+QUARANTINE = task.QuarantineError("CHECKSUM_MISMATCH")
 GOOD = {"sha256": "51ab"}
 
 
@@ -109,7 +109,7 @@ def test_its_retriers_are_the_schedules_of_the_profile() -> None:
     assert [usual[name] for name in numbers] == [2, 5, 30, 3]
     assert [slow[name] for name in numbers] == [10, 6, 180, 3]
     assert (waits(usual), waits(slow)) == ([2, 10, 30], [10, 60, 180])
-    profile = govern.profile("nova-cat")
+    profile = files.profile("nova-cat")
     for retrier, name in ((usual, "default"), (slow, "acquisition")):
         policy = profile.policy(name)
         assert waits(retrier) == [planned(policy.schedule, n) for n in range(1, policy.max_attempts)]
@@ -126,8 +126,8 @@ def test_only_retryable_errors_are_in_a_retrier() -> None:
 
 def test_the_names_of_errors_are_those_of_the_profile() -> None:
     named = (names.RETRYABLE_ERROR, names.TERMINAL_ERROR, names.QUARANTINE_ERROR)
-    assert named == (asl.RETRYABLE_ERROR, asl.TERMINAL_ERROR, asl.QUARANTINE_ERROR)
-    raised = (asl_task.RetryableError, asl_task.TerminalError, asl_task.QuarantineError)
+    assert named == (export.RETRYABLE_ERROR, export.TERMINAL_ERROR, export.QUARANTINE_ERROR)
+    raised = (task.RetryableError, task.TerminalError, task.QuarantineError)
     assert named == tuple(error.__name__ for error in raised)
 
 
@@ -231,7 +231,7 @@ RECORDS: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("record", "outcome"), RECORDS)
 def test_the_checks_are_those_of_the_cooldown(record: dict[str, Any], outcome: str) -> None:
     known = {name: value for name, value in record.items() if value is not None}
-    assert cooldown.skip(cooldown.Resource(**known), 1000.0) == outcome
+    assert cooldown_rules.skip(cooldown_rules.Resource(**known), 1000.0) == outcome
 
 
 @pytest.mark.req("SFN-6")

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from oncemore import PolicyError, govern
-from oncemore.core.backoff import NONE, Jitter, Schedule, planned
-from oncemore.core.classify import Classes
-from oncemore.core.decide import Situation, decide
-from oncemore.core.model import Failure
-from oncemore.core.policy import STANDARD, Policy
-from oncemore.core.tune import Signals, Tuning
+from oncemore import PolicyError
+from oncemore.classifiers.verdict import Classes
 from oncemore.errors import VIOLATIONS
-from oncemore.govern.packaged import FOLDER, PACKAGED, digests
+from oncemore.policy import files as govern
+from oncemore.policy.backoff import NONE, Jitter, Schedule, planned
+from oncemore.policy.decide import Situation, decide
+from oncemore.policy.files.packaged import FOLDER, PACKAGED, digests
+from oncemore.policy.model import Failure
+from oncemore.policy.policy import STANDARD, Policy
+from oncemore.policy.tuning import Signals, Tuning
 
 REQUIREMENTS = Path(__file__).parents[2] / "docs" / "requirements.md"
 RUN_SEED = "e5b98e905ec655bde09d063b91a602f256857065a49798c351aacc1f9015b68f"

@@ -10,7 +10,7 @@ import pydantic
 import pytest
 
 import oncemore
-from oncemore import govern
+from oncemore.policy import files
 from tests.edges.outages import Point, raise_fault
 from tests.servers import faults
 from tools import outages
@@ -60,7 +60,7 @@ def test_a_step_does_with_every_fault_what_the_table_says(
             run = step.run()
             # A throttled operation counts where it ends by it; each operation counts once.
             assert (fault, breaker.circuit.failures) == (fault, 0 if counts == "no" else 1)
-        most = govern.policy(column).max_attempts if expected == outages.R else 1
+        most = files.policy(column).max_attempts if expected == outages.R else 1
         assert (fault, len(calls)) == (fault, most)
         assert (fault, run.status) == (fault, "SOFT_FAIL" if expected == outages.Q else "HARD_FAIL")
         assert (fault, bool(run.held_for)) == (fault, expected == outages.Q)
@@ -84,7 +84,7 @@ def test_a_provider_that_refuses_connections_opens_the_breaker_of_kfm_rules() ->
     assert runs[2].reason == "circuit_open"
 
 
-@pytest.mark.parametrize("policy", ["standard", *govern.packaged.PACKAGED])
+@pytest.mark.parametrize("policy", ["standard", *files.packaged.PACKAGED])
 def test_invalid_data_is_not_retried_with_on_exception(policy: str, instant_retries: FakeClock) -> None:
     calls = []
 

@@ -13,19 +13,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from oncemore import PermanentError, TransientError, Violation, govern
-from oncemore.core.classify import verdict
-from oncemore.core.model import Failure
-from oncemore.edges.classify import classify
+from oncemore import PermanentError, TransientError, Violation
+from oncemore.classifiers.classify import classify
+from oncemore.classifiers.verdict import verdict
 from oncemore.errors import VIOLATIONS
-from oncemore.govern.packaged import PACKAGED
+from oncemore.policy import files
+from oncemore.policy.files.packaged import PACKAGED
+from oncemore.policy.model import Failure
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from oncemore.testing import FakeClock
 
-EVERY = [f"{name}/{policy}" for name in PACKAGED for policy in govern.profile(name).policies]
+EVERY = [f"{name}/{policy}" for name in PACKAGED for policy in files.profile(name).policies]
 PROFILES = ["standard", "kfm-rules", "kfm-loop", "lit", "nova-cat", "exoarmur"]
 
 
@@ -48,7 +49,7 @@ def calls(error: Exception, on: object = "transient", **options: object) -> int:
 def test_work_that_always_fails_is_called_as_often_as_the_policy_says(
     address: str, instant_retries: FakeClock
 ) -> None:
-    most = govern.policy(address).max_attempts
+    most = files.policy(address).max_attempts
     assert calls(OSError("always"), on=OSError, policy=address) == most
     assert len(instant_retries.delays) == most - 1
 
@@ -133,7 +134,7 @@ def test_what_kfm_rules_lists_as_retryable_is_retried(tmp_path: Path, instant_re
     ):
         assert classify(error, 0.0).code == error_class
         assert calls(error, policy="kfm-rules") == 5, error_class
-    kfm = govern.policy("kfm-rules")
+    kfm = files.policy("kfm-rules")
     for code in ("NEO4J:TransientError.Transaction.DeadlockDetected", "STAC_SLOWDOWN"):
         assert verdict(Failure("transient", "no", None, code, "test"), kfm, "pure") == "RETRYABLE"
     for unlisted in (http(404), http(505), http(507), KeyError("x")):
@@ -160,7 +161,7 @@ def test_no_file_makes_a_violation_retryable(profile: str, code: str, tmp_path: 
             f"version: '1'\nextends: {profile}\nretry_policy: {{classify: {{retryable: ['{name}']}}}}\n"
         )
         with pytest.raises(oncemore.PolicyError, match=r"\(CLASS-2\)"):
-            govern.load(file)
+            files.load(file)
 
 
 @pytest.mark.req("CLASS-12")
@@ -171,7 +172,7 @@ def test_an_exception_that_nobody_knows_is_retried_under_exoarmur_only(
     class UnheardError(Exception):
         """Not in any table."""
 
-    expected = govern.policy(profile).max_attempts if profile == "exoarmur" else 1
+    expected = files.policy(profile).max_attempts if profile == "exoarmur" else 1
     assert calls(UnheardError(), policy=profile) == expected
     assert calls(ValueError(), policy=profile) == expected
 

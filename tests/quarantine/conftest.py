@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from oncemore.engine.runtime import Engine
-from oncemore.store.postgres import PostgresStore
+from oncemore.log.postgres.store import PostgresStore
+from oncemore.steps.engine import Engine
 from oncemore.testing import FakeClock
 from tests.servers import postgres
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import oncemore
-from oncemore.desk import cli
-from oncemore.desk.service.times import ago
+from oncemore import cli
+from oncemore.queries.times import ago
 from tests.quarantine.world import charge, doubtful
 
 BY = ("--by", "operator", "--reason", "looked at it")
@@ -174,7 +174,7 @@ def test_what_was_not_told_is_told_by_hand(run: Any, tmp_path: Path, monkeypatch
         from tests.quarantine.world import quiet
 
         engine.notices = quiet(print)
-        from oncemore.edges.notify import sinks_of
+        from oncemore.messaging.sink_urls import sinks_of
 
         engine.notices.sinks = sinks_of("file:told.jsonl")
         doubtful.run(5)
@@ -187,7 +187,7 @@ def test_a_notice_that_is_given_up_by_hand_is_said_so(run: Any, monkeypatch: pyt
     (command := Path("fail.sh")).write_text("")  # cannot be run: it is no program
     sink = json.dumps([{"command": [f"./{command}"], "name": "x"}])
     monkeypatch.setenv("ONCEMORE_NOTIFY", sink)
-    from oncemore.edges.notify import sinks_of
+    from oncemore.messaging.sink_urls import sinks_of
     from tests.quarantine.world import quiet
 
     with oncemore.open("log.db") as engine:

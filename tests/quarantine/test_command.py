@@ -13,8 +13,8 @@ import pytest
 
 import oncemore
 from oncemore import UsageError
-from oncemore.codec.message import Message
-from oncemore.edges import command
+from oncemore.messaging import command_sink
+from oncemore.messaging.message import Message
 from oncemore.outbox import Command, Relay
 from tests.relay.world import give, states
 
@@ -110,7 +110,7 @@ def test_what_cuts_the_caller_off_ends_the_program(tmp_path: Path, monkeypatch: 
         assert within(30, (tmp_path / "pids").exists)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command.subprocess.Popen, "communicate", cut)
+    monkeypatch.setattr(command_sink.subprocess.Popen, "communicate", cut)
     with pytest.raises(KeyboardInterrupt):
         python(STUBBORN)(MESSAGE)
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
@@ -118,9 +118,9 @@ def test_what_cuts_the_caller_off_ends_the_program(tmp_path: Path, monkeypatch: 
 
 
 def test_a_program_that_is_gone_already_is_left_alone() -> None:
-    process = command.subprocess.Popen([sys.executable, "-c", "pass"], start_new_session=True)
+    process = command_sink.subprocess.Popen([sys.executable, "-c", "pass"], start_new_session=True)
     process.wait(30)
-    command._end(process)
+    command_sink._end(process)
     assert process.returncode == 0
 
 

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.codec.wire import head_of
-from oncemore.core.record import Run
-from oncemore.engine.history import verify
-from oncemore.engine.ops import Work
-from oncemore.engine.review import ruled, ruling
-from oncemore.store.base import Query
+from oncemore.control.review import ruled, ruling
+from oncemore.log.entry_codec import head_of
+from oncemore.log.record import Run
+from oncemore.log.store import Query
+from oncemore.steps.ops import Work
+from oncemore.steps.run import verify
 from tests.artifacts.conftest import alter
 from tests.quarantine.world import Call, Crash, Heard, charge, die, doubtful, processes, quiet, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncemore.engine.runtime import Engine
+    from oncemore.steps.engine import Engine
 
 WHENS = ("before", "after")
 

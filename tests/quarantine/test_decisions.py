@@ -9,17 +9,17 @@ import pytest
 
 import oncemore
 from oncemore import LeaseLost, StaleDecision, UsageError
-from oncemore.core.record import Kept, Outgoing, Run
-from oncemore.engine.history import verify
-from oncemore.engine.ops import End, Save, Work
-from oncemore.engine.review import MOST_EXTRA, choices, held, ruled, ruling
+from oncemore.control.review import MOST_EXTRA, choices, held, ruled, ruling
+from oncemore.log.record import Kept, Outgoing, Run
 from oncemore.outbox import Message, Relay
+from oncemore.steps.ops import End, Save, Work
+from oncemore.steps.run import verify
 from tests.artifacts.conftest import alter
 from tests.quarantine.world import Call, charge, die, doubtful, marks, processes
 
 if TYPE_CHECKING:
-    from oncemore.engine.quarantine import Item
-    from oncemore.engine.runtime import Engine
+    from oncemore.control.quarantine import Item
+    from oncemore.steps.engine import Engine
     from oncemore.testing import FakeClock
 
 ANN: Any = {"by": "operator", "reason": "looked at it"}
@@ -216,7 +216,7 @@ def test_settling_what_has_changed_bounces_and_says_so(engine: Engine) -> None:
 
 
 def test_who_settles_in_the_very_moment_that_another_does_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    from oncemore.engine import flow
+    from oncemore.steps import flow
 
     with oncemore.open("memory:") as engine:
         charge.run(1)

@@ -12,16 +12,16 @@ import pytest
 
 import oncemore
 from oncemore import NeedsReview, OutcomeUnknown, Quarantined, UsageError, Violation
-from oncemore.codec.wire import body_of
-from oncemore.engine.history import verify
-from oncemore.engine.ops import Work
+from oncemore.log.entry_codec import body_of
+from oncemore.log.store import Query
 from oncemore.outbox import Message, Relay
-from oncemore.store.base import Query
+from oncemore.steps.ops import Work
+from oncemore.steps.run import verify
 from tests.artifacts.conftest import alter
 from tests.quarantine.world import Call, charge, die, doubtful, marks, processes
 
 if TYPE_CHECKING:
-    from oncemore.engine.runtime import Engine
+    from oncemore.steps.engine import Engine
     from oncemore.testing import FakeClock
 
 

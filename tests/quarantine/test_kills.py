@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import oncemore
-from oncemore.codec.wire import body_of
-from oncemore.engine.history import verify
+from oncemore.log.entry_codec import body_of
+from oncemore.steps.run import verify
 from tests.quarantine.victim import deadly, doubtful, engine_on
 from tests.quarantine.world import told
 

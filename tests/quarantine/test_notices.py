@@ -12,13 +12,13 @@ import pytest
 
 import oncemore
 from oncemore import UsageError
-from oncemore.configured import settings
-from oncemore.edges.notify import sinks_of
-from oncemore.engine.history import verify
-from oncemore.engine.notices import TOPIC, Told
-from oncemore.engine.runtime import Engine
-from oncemore.opening import engine_of
+from oncemore.config import settings
+from oncemore.control.notifications import TOPIC, Told
+from oncemore.messaging.sink_urls import sinks_of
+from oncemore.open_engine import engine_of
 from oncemore.outbox import Command, JsonLines, Message, Relay, Webhook
+from oncemore.steps.engine import Engine
+from oncemore.steps.run import verify
 from tests.quarantine.world import Heard, charge, doubtful, notices, processes, quiet, told
 
 if TYPE_CHECKING:
@@ -359,10 +359,10 @@ def test_of_two_relays_that_give_events_up_at_once_both_know_why() -> None:
 
 def given_up(start: Any) -> tuple[Any, Any]:
     """Return a courier and the write by which it gives an event up, undone."""
-    from oncemore.core.record import Change, Outgoing
-    from oncemore.engine.deliver import moved
-    from oncemore.engine.entry import seen_in
-    from oncemore.engine.ops import Save
+    from oncemore.log.head_access import seen_in
+    from oncemore.log.record import Change, Outgoing
+    from oncemore.messaging.delivery import moved
+    from oncemore.steps.ops import Save
 
     @oncemore.step(effect="outbox", name="give")
     def give() -> None:
@@ -377,9 +377,9 @@ def given_up(start: Any) -> tuple[Any, Any]:
 
 
 def _events(engine: Engine) -> list[Any]:
-    from oncemore.codec.wire import head_of
-    from oncemore.core.record import Outgoing
-    from oncemore.store.base import Query
+    from oncemore.log.entry_codec import head_of
+    from oncemore.log.record import Outgoing
+    from oncemore.log.store import Query
 
     return [head_of(head.head, Outgoing) for head in engine.store.heads(Query("event", limit=1000))]
 
@@ -388,7 +388,7 @@ def _events(engine: Engine) -> list[Any]:
 def test_a_notice_that_somebody_else_has_just_written_is_no_reason_to_forget_why(colour: str) -> None:
     import asyncio
 
-    from oncemore.engine import courier as couriers
+    from oncemore.messaging import driver as couriers
 
     start = processes(lambda: quiet(Heard()))
     courier, save = given_up(start)
@@ -399,8 +399,8 @@ def test_a_notice_that_somebody_else_has_just_written_is_no_reason_to_forget_why
         made = of(engine, *told_)
         if first and first.pop():  # in between somebody writes the very same notice
             other = start()
-            from oncemore.engine.entry import notice_write
-            from oncemore.store.base import Batch
+            from oncemore.log.head_access import notice_write
+            from oncemore.log.store import Batch
 
             other.store.append(Batch(tuple(notice_write(each, 1.0) for each in made[1]))).wait()
         return made
@@ -417,8 +417,8 @@ def test_a_notice_that_somebody_else_has_just_written_is_no_reason_to_forget_why
 
 
 def test_a_file_is_set_aside_though_somebody_else_has_just_written_its_notice() -> None:
-    from oncemore.engine.entry import notice_write
-    from oncemore.store.base import Batch
+    from oncemore.log.head_access import notice_write
+    from oncemore.log.store import Batch
     from tests.artifacts.conftest import alter
 
     @oncemore.step(effect="idempotent", name="report", artifact="report")
@@ -494,9 +494,9 @@ def test_an_engine_that_is_closed_at_once_tells_first() -> None:
 
 
 def test_a_sink_that_hangs_does_not_keep_an_engine_from_closing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from oncemore.engine import runtime
+    from oncemore.steps import engine
 
-    monkeypatch.setattr(runtime, "CLOSE_S", 0.2)
+    monkeypatch.setattr(engine, "CLOSE_S", 0.2)
     hangs, go = threading.Event(), threading.Event()
 
     def sink(message: Message) -> None:
@@ -545,7 +545,7 @@ def test_a_teller_that_cannot_start_any_more_is_not_waited_for(monkeypatch: pyte
 
 
 def test_notices_that_cannot_be_read_are_left_out_of_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
-    from oncemore.engine import notices as module
+    from oncemore.control import notifications as module
 
     with oncemore.open("memory:", notify={"a": Heard()}) as engine:
         assert module.told(engine, ["nothing"]) == ()
@@ -567,7 +567,7 @@ def test_sinks_are_read_from_the_file_of_settings(tmp_path: Path) -> None:
     os.chdir(tmp_path / "sub")
     with pytest.MonkeyPatch.context():
         doubtful.run(1)
-        from oncemore.opening import chosen
+        from oncemore.open_engine import chosen
 
         engine = chosen()
         assert engine.notices is not None
@@ -593,7 +593,7 @@ def test_a_file_may_name_one_address(tmp_path: Path) -> None:
     ],
 )
 def test_sinks_are_read_from_the_environment(value: str, names: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from oncemore.opening import chosen
+    from oncemore.open_engine import chosen
 
     monkeypatch.setenv("ONCEMORE_NOTIFY", value)
     monkeypatch.setenv("ONCEMORE_STORE", "memory:")
@@ -602,7 +602,7 @@ def test_sinks_are_read_from_the_environment(value: str, names: int, monkeypatch
 
 
 def test_a_list_that_is_no_json_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from oncemore.opening import chosen
+    from oncemore.open_engine import chosen
 
     monkeypatch.setenv("ONCEMORE_NOTIFY", "[nothing")
     with pytest.raises(UsageError, match="ONCEMORE_NOTIFY is no list in JSON"):

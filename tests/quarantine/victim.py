@@ -13,8 +13,8 @@ import sys
 from typing import Any
 
 import oncemore
-from oncemore.edges.classify import classify
-from oncemore.evidence.neutral import neutral
+from oncemore.audit.neutral import neutral
+from oncemore.classifiers.classify import classify
 from oncemore.outbox import JsonLines, Message
 from tests.quarantine.world import AGES, Quiet
 from tests.storm.points import Point, arm, here, watch

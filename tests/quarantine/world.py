@@ -9,16 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import oncemore
-from oncemore.codec.wire import head_of, header_of
-from oncemore.core.record import Outgoing
-from oncemore.edges.classify import classify
-from oncemore.engine import flow, perform
-from oncemore.engine.notices import TOPIC, Notices
-from oncemore.engine.ops import End
-from oncemore.engine.runtime import Engine
-from oncemore.evidence.neutral import neutral
-from oncemore.store.base import Query
-from oncemore.store.memory import MemoryStore
+from oncemore.audit.neutral import neutral
+from oncemore.classifiers.classify import classify
+from oncemore.control.notifications import TOPIC, Notices
+from oncemore.log.entry_codec import head_of, header_of
+from oncemore.log.memory import MemoryStore
+from oncemore.log.record import Outgoing
+from oncemore.log.store import Query
+from oncemore.steps import driver, flow
+from oncemore.steps.engine import Engine
+from oncemore.steps.ops import End
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,7 +128,7 @@ class Call:
             assert self.count < 500, "the script does not end"
             if crash_at == (self.count, "before"):
                 self._die()
-            do = perform._QUICK.get(type(self.op)) or perform._BLOCKING[type(self.op)]
+            do = driver._QUICK.get(type(self.op)) or driver._BLOCKING[type(self.op)]
             answer = do(self.job, self.op)
             if crash_at == (self.count, "after"):
                 self._die()
@@ -138,7 +138,7 @@ class Call:
     def up_to(self, kind: type) -> Any:
         """Go on to the operation of a kind, and return that one undone."""
         while type(self.op) is not kind:
-            do = perform._QUICK.get(type(self.op)) or perform._BLOCKING[type(self.op)]
+            do = driver._QUICK.get(type(self.op)) or driver._BLOCKING[type(self.op)]
             self.op = self.script.send(do(self.job, self.op))
         return self.op
 

@@ -6,9 +6,9 @@ import pytest
 
 import oncemore
 from oncemore import outbox
-from oncemore.core.record import Outgoing
-from oncemore.engine.deliver import MOVES, Send, moved
-from oncemore.engine.ops import Save
+from oncemore.log.record import Outgoing
+from oncemore.messaging.delivery import MOVES, Send, moved
+from oncemore.steps.ops import Save
 from tests.relay.world import POLICY, Crash, World, states
 
 SOON = oncemore.TransientError("not yet")

@@ -12,19 +12,19 @@ import pytest
 import trio
 
 import oncemore
-from oncemore.codec.wire import body_of, header_of
-from oncemore.core.backoff import Jitter, Schedule
-from oncemore.core.policy import Policy
-from oncemore.engine import relay as relays
-from oncemore.engine.history import verify
+from oncemore.log.entry_codec import body_of, header_of
+from oncemore.messaging import relay as relays
 from oncemore.outbox import POLICY as STANDARD
 from oncemore.outbox import Message, Relay, Tally
+from oncemore.policy.backoff import Jitter, Schedule
+from oncemore.policy.policy import Policy
+from oncemore.steps.run import verify
 from tests.relay.world import POLICY, Consumer, World, events, give, states
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncemore.store.base import Query
+    from oncemore.log.store import Query
     from oncemore.testing import FakeClock
 
 SOON = oncemore.TransientError("not yet")
@@ -243,7 +243,7 @@ def test_waiting_events_do_not_hide_those_behind_them(engine: oncemore.Engine) -
 def test_a_pass_ends_though_events_keep_coming(
     engine: oncemore.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oncemore.engine.deliver.MOST_LOOKS", 5)
+    monkeypatch.setattr("oncemore.messaging.delivery.MOST_LOOKS", 5)
     numbers = iter(range(10_000))
     give("first", ["x"])
     tally = relay_of(engine, lambda message: give(f"next{next(numbers)}", ["x"])).run_once()
@@ -252,7 +252,7 @@ def test_a_pass_ends_though_events_keep_coming(
 
 @pytest.mark.parametrize("engine", ["memory"], indirect=True)
 def test_a_look_lists_no_more_than_its_most(engine: oncemore.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oncemore.engine.deliver.MOST_LISTED", 8)
+    monkeypatch.setattr("oncemore.messaging.delivery.MOST_LISTED", 8)
     give("a", ["slow"] + ["x"] * 30)
     assert relay_of(engine, Consumer({("slow", 1): SOON}), batch=4).run_once().waiting == 8
 
@@ -436,7 +436,7 @@ def test_of_two_people_who_decide_at_once_one_is_told_to_look_again() -> None:
 
 
 def relays_save(courier: Any, op: Any) -> Any:
-    from oncemore.engine.courier import _save
+    from oncemore.messaging.driver import _save
 
     return _save(courier, op)
 

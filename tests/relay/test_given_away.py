@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import oncemore
-from oncemore.store.base import Query
+from oncemore.log.store import Query
 
 
 def payload(kind: str, key: str) -> tuple[str, Any]:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from oncemore.engine.history import verify
 from oncemore.outbox import Relay, Webhook
+from oncemore.steps.run import verify
 from tests.relay.consumer import Shop, open_shop
 from tests.relay.victim import TOPICS, give
 from tests.relay.world import events, states

@@ -13,7 +13,7 @@ import jsonschema_rs
 import pytest
 
 import oncemore
-from oncemore.codec.tagged import Tagger
+from oncemore.log.tagged_json import Tagger
 from oncemore.outbox import SCHEMA, JsonLines, Message, Relay, Webhook
 from tests.relay.consumer import open_shop
 from tests.relay.world import POLICY, Consumer, events
@@ -66,8 +66,8 @@ def test_the_schema_speaks_of_the_fields_that_a_message_has() -> None:
     ids=str,
 )
 def test_a_payload_is_written_in_jsons_own_words_and_given_as_it_was(value: Any, written: Any) -> None:
-    from oncemore.codec.message import message_of
-    from oncemore.core.record import Outgoing
+    from oncemore.log.record import Outgoing
+    from oncemore.messaging.message import message_of
 
     event = Outgoing("SENDING", "t", "0" * 32, "run/x", 3, 1.0, correlation_id="c", attempt=1)
     message = message_of(event, 2, Tagger().tag(value, "it"))

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from oncemore.engine.deliver import Send, deliver_due
-from oncemore.engine.history import verify
-from oncemore.engine.runtime import Engine
+from oncemore.log.postgres.store import PostgresStore
+from oncemore.messaging.delivery import Send, deliver_due
 from oncemore.outbox import Message, Relay, Tally
-from oncemore.store.postgres import PostgresStore
+from oncemore.steps.engine import Engine
+from oncemore.steps.run import verify
 from tests.relay.world import POLICY, Consumer, events, give, states
 from tests.servers import postgres
 
@@ -91,6 +91,6 @@ def test_what_a_silent_relay_had_is_sent_again_when_its_lease_is_over_and_not_be
 
 
 def _done(courier: object, op: object) -> object:
-    from oncemore.engine import courier as couriers
+    from oncemore.messaging import driver as couriers
 
     return (couriers._QUICK.get(type(op)) or couriers._BLOCKING[type(op)])(courier, op)  # type: ignore[arg-type]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.edges.cloudevents import binary, structured
-from oncemore.edges.notify import sinks_of
+from oncemore.messaging.cloudevents import binary, structured
+from oncemore.messaging.sink_urls import sinks_of
 from oncemore.outbox import JetStream, Message, Relay, Webhook
 from tests.inbox.broker import wire
 from tests.relay.world import events

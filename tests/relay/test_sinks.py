@@ -13,7 +13,7 @@ import pytest
 import trustme
 
 import oncemore
-from oncemore.edges import deliver
+from oncemore.messaging import sinks
 from oncemore.outbox import JsonLines, Message, Relay, Tally, Webhook
 from tests.relay.consumer import Shop, open_shop, takes_and
 from tests.relay.world import POLICY, events, give
@@ -255,7 +255,7 @@ def test_a_line_that_does_not_fit_on_the_disk_is_not_there_at_all(
             raise OSError(28, "No space left on device")
         return write(file, data[: left.pop()])
 
-    monkeypatch.setattr(deliver.os, "write", full)
+    monkeypatch.setattr(sinks.os, "write", full)
     with pytest.raises(OSError, match="No space"):
         JsonLines(path)(MESSAGE)
     assert path.read_bytes() == MESSAGE.json_line()
@@ -263,7 +263,7 @@ def test_a_line_that_does_not_fit_on_the_disk_is_not_there_at_all(
 
 def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
-    monkeypatch.setattr(deliver.os, "write", lambda file, data: write(file, data[:7]))
+    monkeypatch.setattr(sinks.os, "write", lambda file, data: write(file, data[:7]))
     JsonLines(tmp_path / "out")(MESSAGE)
     assert (tmp_path / "out").read_bytes() == MESSAGE.json_line()
 
@@ -281,7 +281,7 @@ def test_many_writers_make_whole_lines(tmp_path: Path) -> None:
 def test_a_file_that_stays_locked_is_given_up_for_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deliver, "LOCK_S", 0.02)
+    monkeypatch.setattr(sinks, "LOCK_S", 0.02)
     path = tmp_path / "out.jsonl"
     with path.open("wb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -306,7 +306,7 @@ def test_a_folder_that_is_missing_ends_in_the_dead_list(engine: oncemore.Engine,
 
 
 def test_a_sink_that_cannot_be_called_is_refused() -> None:
-    from oncemore.engine.courier import Sinks
+    from oncemore.messaging.driver import Sinks
 
     with pytest.raises(oncemore.UsageError, match="the sink of 'orders' is 5"):
         Sinks({"orders": 5})  # type: ignore[dict-item]

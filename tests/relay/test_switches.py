@@ -12,14 +12,14 @@ import pytest
 
 import oncemore
 from oncemore import outbox
-from oncemore.codec.wire import header_of
-from oncemore.core.control import CONTROL, Approval, Control
-from oncemore.edges.classify import classify
-from oncemore.engine import copying
-from oncemore.engine.deliver import Listed, Send
-from oncemore.engine.notices import TOPIC
+from oncemore.audit.neutral import neutral
+from oncemore.classifiers.classify import classify
+from oncemore.control.model import CONTROL, Approval, Control
+from oncemore.control.notifications import TOPIC
 from oncemore.errors import Blocked
-from oncemore.evidence.neutral import neutral
+from oncemore.log.entry_codec import header_of
+from oncemore.maintenance import copy
+from oncemore.messaging.delivery import Listed, Send
 from oncemore.outbox import Tally
 from tests.quarantine.world import Quiet
 from tests.relay.world import POLICY, Consumer, Crash, Shared, World, events, give, states
@@ -239,7 +239,7 @@ def test_it_is_not_told_from_a_log_that_has_moved() -> None:
     world, new = World(), Shared()
     held_payment(world, told.append)
     here, there = world.engine(), oncemore.Engine(lambda: new, "memory:new")
-    copying.copy(here, there, reason="outgrown", by="operator")
+    copy.copy(here, there, reason="outgrown", by="operator")
     routes = {f"{TOPIC}*": told.append}
     with pytest.raises(Blocked, match=r"the delivery of event \S+ was not begun: this log has moved"):
         outbox.Relay(here, routes).run_once()
@@ -318,7 +318,7 @@ def test_a_log_that_has_moved_delivers_nothing_here_and_everything_there() -> No
     for engine in world._engines:
         engine.close()
     here, there = world.engine(), oncemore.Engine(lambda: new, "memory:new")
-    copying.copy(here, there, reason="outgrown", by="operator")
+    copy.copy(here, there, reason="outgrown", by="operator")
     with pytest.raises(Blocked, match="of events was not begun: this log has moved to memory:new"):
         world.relay(here).run_once()
     assert world.relay(there).run_once() == Tally(delivered=2)

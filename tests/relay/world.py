@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import oncemore
 from oncemore import outbox
-from oncemore.codec.wire import head_of
-from oncemore.core.backoff import Jitter, Schedule
-from oncemore.core.policy import Policy
-from oncemore.core.record import Outgoing
-from oncemore.engine import courier as couriers
-from oncemore.engine.deliver import deliver_due
-from oncemore.engine.history import verify
-from oncemore.engine.runtime import Engine
-from oncemore.store.base import Query
-from oncemore.store.memory import MemoryStore
+from oncemore.log.entry_codec import head_of
+from oncemore.log.memory import MemoryStore
+from oncemore.log.record import Outgoing
+from oncemore.log.store import Query
+from oncemore.messaging import driver as couriers
+from oncemore.messaging.delivery import deliver_due
+from oncemore.policy.backoff import Jitter, Schedule
+from oncemore.policy.policy import Policy
+from oncemore.steps.engine import Engine
+from oncemore.steps.run import verify
 
 if TYPE_CHECKING:
     from oncemore.outbox import Message

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from oncemore.testing.fault_proxy import Wire, wire
 from oncemore.testing.nats import free_ports
-from oncemore.testing.wire import Wire, wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,12 +19,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from oncemore.codec.wire import written
-from oncemore.core.backoff import Jitter, Schedule
-from oncemore.core.policy import Policy
-from oncemore.core.record import NOWHERE, Run
-from oncemore.engine import flow
-from oncemore.engine.ops import (
+from oncemore.log.entry_codec import written
+from oncemore.log.record import NOWHERE, Run
+from oncemore.policy.backoff import Jitter, Schedule
+from oncemore.policy.policy import Policy
+from oncemore.steps import flow
+from oncemore.steps.ops import (
     Answer,
     Ask,
     Begin,

@@ -9,10 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from oncemore.codec.wire import head_of, header_of
-from oncemore.core.key import fingerprint
-from oncemore.core.model import MOVES
-from oncemore.core.record import NOWHERE, Outgoing, Run, fold, link
 from oncemore.errors import (
     Blocked,
     Cancelled,
@@ -30,11 +26,15 @@ from oncemore.errors import (
     Terminal,
     UsageError,
 )
+from oncemore.log.entry_codec import head_of, header_of
+from oncemore.log.record import NOWHERE, Outgoing, Run, fold, link
+from oncemore.policy.canonical_json import fingerprint
+from oncemore.policy.model import MOVES
 
 if TYPE_CHECKING:
-    from oncemore.engine.ops import Save, Seen, Watch
-    from oncemore.store.base import Batch
-    from oncemore.store.memory import MemoryStore
+    from oncemore.log.memory import MemoryStore
+    from oncemore.log.store import Batch
+    from oncemore.steps.ops import Save, Seen, Watch
 
 FINAL = ("COMPLETE", "HARD_FAIL")
 UNAVAILABLE = "(no value)"

@@ -29,14 +29,19 @@ from random import Random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from oncemore.codec.wire import head_of
-from oncemore.core.backoff import Jitter, Schedule
-from oncemore.core.model import Failure
-from oncemore.core.policy import Policy
-from oncemore.core.record import Run, Worker
-from oncemore.engine import entry, flow, job, lease, runtime
-from oncemore.engine.job import Job, Kit
-from oncemore.engine.ops import (
+from oncemore.errors import Failed, InProgress, LeaseLost, OutcomeUnknown, Parked, StoreError
+from oncemore.log import head_access
+from oncemore.log.entry_codec import head_of
+from oncemore.log.memory import MemoryStore, Settled
+from oncemore.log.record import Run, Worker
+from oncemore.log.store import Stored
+from oncemore.policy.backoff import Jitter, Schedule
+from oncemore.policy.model import Failure
+from oncemore.policy.policy import Policy
+from oncemore.steps import call_in_progress, engine, flow, lease
+from oncemore.steps.call_in_progress import Job, Kit
+from oncemore.steps.engine import Engine
+from oncemore.steps.ops import (
     Answer,
     Ask,
     Begin,
@@ -56,10 +61,6 @@ from oncemore.engine.ops import (
     Watch,
     Work,
 )
-from oncemore.engine.runtime import Engine
-from oncemore.errors import Failed, InProgress, LeaseLost, OutcomeUnknown, Parked, StoreError
-from oncemore.store.base import Stored
-from oncemore.store.memory import MemoryStore, Settled
 from tests.sim.judge import FINAL, Book, Judge, Violation
 
 if TYPE_CHECKING:
@@ -161,11 +162,11 @@ class _Chance:
 _HOST = SimpleNamespace(nodename="sim")
 _HERE = SimpleNamespace(uname=lambda: _HOST, getpid=lambda: 1)
 _SEEDED = (
-    (entry, "nonce", _Chance.nonce),
+    (head_access, "nonce", _Chance.nonce),
     (lease, "nonce", _Chance.nonce),
     (lease, "os", _HERE),
-    (runtime, "uuid7", _Chance.uuid7),
-    (runtime.log, "disabled", True),  # a heartbeat that fails says so, a thousand times here
+    (engine, "uuid7", _Chance.uuid7),
+    (engine.log, "disabled", True),  # a heartbeat that fails says so, a thousand times here
 )
 
 
@@ -229,7 +230,9 @@ class Link:
             lane.cut = lane.cut or error
             # What comes for a lease is not sent again; what comes too often, or with a cut, neither.
             lane.errors += 1
-            lane.store_failed |= self.op is None or lane.errors > len(job.AGAIN_S) or lane.at == "Save again"
+            lane.store_failed |= (
+                self.op is None or lane.errors > len(call_in_progress.AGAIN_S) or lane.at == "Save again"
+            )
         return error or StoreError("the answer is lost")
 
     def close(self) -> None: ...

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from oncemore.core.record import Change, Run
-from oncemore.engine import endings, flow
-from oncemore.engine.entry import seen_in, write_of
-from oncemore.engine.job import Job
-from oncemore.engine.ops import Answer, Done, End, Load, Save, Terms
-from oncemore.store.base import Batch, Conflict, Stored
-from oncemore.store.memory import MemoryStore
+from oncemore.log.head_access import seen_in, write_of
+from oncemore.log.memory import MemoryStore
+from oncemore.log.record import Change, Run
+from oncemore.log.store import Batch, Conflict, Stored
+from oncemore.steps import flow, refusals
+from oncemore.steps.call_in_progress import Job
+from oncemore.steps.ops import Answer, Done, End, Load, Save, Terms
 from tests.sim.judge import Violation
 from tests.sim.simulator import Fails, Sim, run_many, seeded
 
@@ -319,7 +319,7 @@ def _blind(
     plan: Any, seen: Any, reason: str, now: float, *, ask: bool = True, left: Any = (), told: Any = ()
 ) -> Any:
     after = flow._over(seen.run, "SOFT_FAIL", reason, not_before=now)
-    body = {"error": endings.LOST[reason]}
+    body = {"error": refusals.LOST[reason]}
     return (yield Save(seen, Change(("SOFT_FAIL",), seen.run, after, body)))
 
 

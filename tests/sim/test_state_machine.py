@@ -24,11 +24,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from oncemore.core.backoff import Jitter, Schedule
-from oncemore.core.key import fingerprint
-from oncemore.core.policy import Policy
-from oncemore.core.record import NOWHERE, link
-from oncemore.engine import flow, ops
 from oncemore.errors import (
     DeadlineExceeded,
     InProgress,
@@ -40,9 +35,14 @@ from oncemore.errors import (
     Terminal,
     UsageError,
 )
-from oncemore.store.base import Batch, Conflict, Index, Query, Stored, Write
-from oncemore.store.memory import MemoryStore
-from oncemore.store.sqlite import SqliteStore
+from oncemore.log.memory import MemoryStore
+from oncemore.log.record import NOWHERE, link
+from oncemore.log.sqlite.store import SqliteStore
+from oncemore.log.store import Batch, Conflict, Index, Query, Stored, Write
+from oncemore.policy.backoff import Jitter, Schedule
+from oncemore.policy.canonical_json import fingerprint
+from oncemore.policy.policy import Policy
+from oncemore.steps import flow, ops
 from tests.crash.world import Crash, World
 from tests.sim.test_bug_bank import BUGS
 

@@ -10,8 +10,8 @@ import pytest
 import trio
 
 import oncemore
-from oncemore.core.backoff import Jitter, Schedule
-from oncemore.core.policy import Policy
+from oncemore.policy.backoff import Jitter, Schedule
+from oncemore.policy.policy import Policy
 from oncemore.testing import FakeClock
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ import pytest
 import trio
 
 import oncemore
-from oncemore.codec.wire import body_of, head_of
-from oncemore.core.record import Outgoing
-from oncemore.store.base import Query
+from oncemore.log.entry_codec import body_of, head_of
+from oncemore.log.record import Outgoing
+from oncemore.log.store import Query
 from oncemore.testing import FakeClock
 from tests.steps.colours import (
     COLOURS,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import oncemore
-from oncemore.codec.results import MOST_BYTES
+from oncemore.log.result_codec import MOST_BYTES
 from oncemore.testing import FakeClock
 from tests.steps.colours import SOON, Turns, do, each_colour, in_memory, made, on_sqlite
 

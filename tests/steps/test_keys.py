@@ -184,7 +184,7 @@ def test_what_has_no_form_is_refused_by_its_name_before_anything_is_written(
 def stored_arguments(step: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a step and return what the log keeps of its arguments."""
     run = step.run(*args, **kwargs)
-    from oncemore.codec.wire import body_of
+    from oncemore.log.entry_codec import body_of
 
     (first, *_) = run._engine.store.entries("run/" + run.key)
     return body_of(first.body)["arguments"]

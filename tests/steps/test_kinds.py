@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.core.backoff import Jitter, Schedule
-from oncemore.core.policy import Policy
-from oncemore.steps import Step
+from oncemore.policy.backoff import Jitter, Schedule
+from oncemore.policy.policy import Policy
+from oncemore.steps.decorator import Step
 
 if TYPE_CHECKING:
-    from oncemore.engine.job import Job
-    from oncemore.engine.ops import Plan
-    from oncemore.steps import Look
+    from oncemore.steps.call_in_progress import Job
+    from oncemore.steps.decorator import Look
+    from oncemore.steps.ops import Plan
     from oncemore.testing import FakeClock
 
 LATER = Policy("later", "1", schedule=Schedule("fixed", delays=(5.0, 10.0)), jitter=Jitter("none"))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import oncemore
-from oncemore.core.model import EFFECTS
+from oncemore.policy.model import EFFECTS
 
 
 def work(x: int = 0, *, token: str = "") -> int:

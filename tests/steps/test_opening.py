@@ -11,24 +11,24 @@ from typing import Any
 import pytest
 
 import oncemore
-from oncemore import configured, opening
-from oncemore.codec.wire import head_of
-from oncemore.configured import settings
-from oncemore.core.record import Worker
-from oncemore.engine.surroundings import innermost
-from oncemore.store.base import Query
+from oncemore import config, open_engine
+from oncemore.config import settings
+from oncemore.log.entry_codec import head_of
+from oncemore.log.record import Worker
+from oncemore.log.store import Query
+from oncemore.steps.entered_engine import innermost
 from tests.steps.colours import Busy, Turns, made
 
 
 @pytest.fixture(autouse=True)
 def _closed() -> Any:
     """Close the engines that the settings opened."""
-    before = dict(opening._known)
+    before = dict(open_engine._known)
     yield
-    for where, engine in list(opening._known.items()):
+    for where, engine in list(open_engine._known.items()):
         if where not in before:
             engine.close()
-            del opening._known[where]
+            del open_engine._known[where]
 
 
 # Where it is ----------------------------------------------------------------------------------------
@@ -55,11 +55,11 @@ def test_the_default_store_lies_beside_the_nearest_mark_of_a_project(
     assert made("plain", turns)() == "value"
     assert turns.calls == 1
     assert caplog.text.count("created a new store") == 1
-    assert len({id(engine) for where, engine in opening._known.items() if str(tmp_path) in where[0]}) == 1
+    assert len({id(engine) for where, engine in open_engine._known.items() if str(tmp_path) in where[0]}) == 1
 
 
 def test_without_any_mark_it_is_the_working_folder(tmp_path: Path) -> None:
-    assert configured.root_of(tmp_path) == (tmp_path, None)
+    assert config.root_of(tmp_path) == (tmp_path, None)
     assert settings().store == str(tmp_path / ".oncemore" / "log.db")
 
 
@@ -73,52 +73,52 @@ def test_oncemore_toml_comes_before_pyproject_in_the_same_folder(tmp_path: Path)
 def test_argument_comes_before_environment_before_file_before_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert settings() == opening.Settings(str(tmp_path / ".oncemore/log.db"), 60.0, 60.0, "standard")
+    assert settings() == open_engine.Settings(str(tmp_path / ".oncemore/log.db"), 60.0, 60.0, "standard")
     (tmp_path / "oncemore.toml").write_text(
         'store = "state/log.db"\nlease_s = 30\nmax_inline_wait_s = 5.5\npolicy = "lit"\n'
     )
-    assert settings() == opening.Settings(str(tmp_path / "state/log.db"), 30.0, 5.5, "lit")
+    assert settings() == open_engine.Settings(str(tmp_path / "state/log.db"), 30.0, 5.5, "lit")
     monkeypatch.setenv("ONCEMORE_STORE", "memory:")
     monkeypatch.setenv("ONCEMORE_LEASE_S", "20")
     monkeypatch.setenv("ONCEMORE_MAX_INLINE_WAIT_S", "")
     monkeypatch.setenv("ONCEMORE_POLICY", "exoarmur")
-    assert settings() == opening.Settings("memory:", 20.0, 5.5, "exoarmur")
-    engine = opening.chosen()
+    assert settings() == open_engine.Settings("memory:", 20.0, 5.5, "exoarmur")
+    engine = open_engine.chosen()
     assert (engine.url, engine.lease_s, engine.inline_wait_s) == ("memory:", 20.0, 5.5)
-    assert opening.chosen() is engine
+    assert open_engine.chosen() is engine
     own = oncemore.open(tmp_path / "own.db", lease_s=10, max_inline_wait_s=1)
     assert (own.lease_s, own.inline_wait_s) == (10, 1)
     with own:
-        assert opening.chosen() is own
-    assert opening.chosen() is engine
+        assert open_engine.chosen() is own
+    assert open_engine.chosen() is engine
 
 
 def test_each_store_of_the_settings_has_one_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for store in ("a.db", "b.db", f"sqlite:///{tmp_path}/a.db", f"{tmp_path}/b.db"):
         monkeypatch.setenv("ONCEMORE_STORE", store)
-        found.append(opening.chosen())
+        found.append(open_engine.chosen())
     assert found[0] is found[2] is not found[1] is found[3]
 
 
 def test_who_comes_second_takes_the_engine_that_the_first_has_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONCEMORE_STORE", "memory:")
-    monkeypatch.setattr(opening, "_known", {})
-    engine = opening.chosen()
-    (where,) = [where for where, known in opening._known.items() if known is engine]
-    del opening._known[where]
+    monkeypatch.setattr(open_engine, "_known", {})
+    engine = open_engine.chosen()
+    (where,) = [where for where, known in open_engine._known.items() if known is engine]
+    del open_engine._known[where]
 
     class Meanwhile:
         """A lock: while one waits for it, somebody else makes the engine."""
 
         def __enter__(self) -> None:
-            opening._known[where] = engine
+            open_engine._known[where] = engine
 
         def __exit__(self, *error: object) -> None:
             pass
 
-    monkeypatch.setattr(opening, "_lock", Meanwhile())
-    assert opening.chosen() is engine
+    monkeypatch.setattr(open_engine, "_lock", Meanwhile())
+    assert open_engine.chosen() is engine
 
 
 def test_a_step_that_names_no_policy_has_that_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,12 +211,12 @@ def test_a_path_in_a_file_is_meant_from_the_files_folder(
 
 
 def test_whether_somebody_chose_a_store_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not configured.names_a_store()
+    assert not config.names_a_store()
     (tmp_path / "oncemore.toml").write_text('store = "log.db"\n')
-    assert configured.names_a_store()
+    assert config.names_a_store()
     (tmp_path / "oncemore.toml").unlink()
     monkeypatch.setenv("ONCEMORE_STORE", "memory:")
-    assert configured.names_a_store()
+    assert config.names_a_store()
 
 
 # What can be opened ---------------------------------------------------------------------------------

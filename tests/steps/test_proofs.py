@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 
 import oncemore
-from oncemore.core.closing import HOLDS, RESUMES, STOPS, Closing, closing_of, closing_proof, decide_closing
-from oncemore.core.decide import Situation, decide
-from oncemore.engine.replay import Replay
-from oncemore.evidence import proof_schema
+from oncemore.audit import proof_schema
+from oncemore.maintenance.replay import Replay
+from oncemore.policy.closing import HOLDS, RESUMES, STOPS, Closing, closing_of, closing_proof, decide_closing
+from oncemore.policy.decide import Situation, decide
 from oncemore.testing import FakeClock
 from tests.core.test_decide import policies, situations
 from tests.steps.colours import POLICY, SOON, Turns, abandoned, made
@@ -20,7 +20,7 @@ from tests.steps.colours import POLICY, SOON, Turns, abandoned, made
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from oncemore.core.policy import Policy
+    from oncemore.policy.policy import Policy
 
 SCHEMA = jsonschema_rs.validator_for(proof_schema())
 EVENTS = (*STOPS, *HOLDS, *RESUMES, "lease_expired", "interrupted", "outcome_unknown", "reconciled")

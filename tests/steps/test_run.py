@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import oncemore
-from oncemore.codec.wire import head_of
-from oncemore.core.model import MOVES, STATES
-from oncemore.engine.history import KINDS, verify
-from oncemore.store.base import Query
+from oncemore.log.entry_codec import head_of
+from oncemore.log.store import Query
+from oncemore.policy.model import MOVES, STATES
+from oncemore.steps.run import KINDS, verify
 from oncemore.testing import FakeClock
 from tests.steps.colours import (
     POLICY,

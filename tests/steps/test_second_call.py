@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import oncemore
-from oncemore import steps
-from oncemore.codec.wire import head_of
-from oncemore.core.record import Change
-from oncemore.core.record import Run as State
-from oncemore.engine.entry import write_of
-from oncemore.store.base import Batch, Stored
+from oncemore.log.entry_codec import head_of
+from oncemore.log.head_access import write_of
+from oncemore.log.record import Change
+from oncemore.log.record import Run as State
+from oncemore.log.store import Batch, Stored
+from oncemore.steps import decorator
 from oncemore.testing import FakeClock
 from tests.steps.colours import SOON, Busy, Turns, abandoned, do, each_colour, made, on_sqlite
 
@@ -32,7 +32,7 @@ VALUES: list[Any] = [
 def _how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything here holds also where each call is taken for one of new work."""
     if request.param == "taken for new":
-        monkeypatch.setattr(steps, "IN_A_ROW", 0)
+        monkeypatch.setattr(decorator, "IN_A_ROW", 0)
 
 
 @each_colour
@@ -49,14 +49,14 @@ def test_work_is_taken_for_new_after_many_calls_of_new_work_until_one_is_not(
 
     do(colour, work, -1)
     monkeypatch.setattr(engine.store, "head", counted)
-    for number in range(steps.IN_A_ROW + 10):
+    for number in range(decorator.IN_A_ROW + 10):
         do(colour, work, number)
-    assert len(looked) == max(0, steps.IN_A_ROW - 1)
+    assert len(looked) == max(0, decorator.IN_A_ROW - 1)
     looked.clear()
     for number in (0, 1, 2):
         do(colour, work, number)
     assert len(looked) == 3, "one was claimed in vain and then read, the others were read at once"
-    assert ran == list(range(-1, steps.IN_A_ROW + 10))
+    assert ran == list(range(-1, decorator.IN_A_ROW + 10))
 
 
 @pytest.mark.usefixtures("engine")

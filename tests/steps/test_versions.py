@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import oncemore
-from oncemore.evidence.events import ConfigDrift
+from oncemore.audit.events import ConfigDrift
 from tests.steps.colours import POLICY, Turns, do, each_colour, in_memory, made
 
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import nats as client
 
-from oncemore.store.base import Batch, Conflict, Stored
-from oncemore.testing.contract import write
+from oncemore.log.store import Batch, Conflict, Stored
+from oncemore.testing.store_contract import write
 from tests.servers.cutting import BODY
 
 if TYPE_CHECKING:
     from oncemore.errors import StoreError
-    from oncemore.store.base import Write
-    from oncemore.store.nats import NatsStore
+    from oncemore.log.nats.store import NatsStore
+    from oncemore.log.store import Write
 
 
 class Answered(NamedTuple):

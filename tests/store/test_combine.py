@@ -15,11 +15,11 @@ import pytest
 import trio
 
 from oncemore.errors import StoreError, UsageError
-from oncemore.store import combine
-from oncemore.store.base import Batch, Conflict, Stored
-from oncemore.store.combine import Combiner, Op
-from oncemore.store.sqlite import SqliteStore
-from oncemore.testing.contract import put, stored, whole, write
+from oncemore.log import group_commit
+from oncemore.log.group_commit import Combiner, Op
+from oncemore.log.sqlite.store import SqliteStore
+from oncemore.log.store import Batch, Conflict, Stored
+from oncemore.testing.store_contract import put, stored, whole, write
 
 
 @pytest.fixture
@@ -159,8 +159,8 @@ def test_threads_and_both_kinds_of_loop_share_one_store(store: SqliteStore) -> N
 
 def test_each_loop_is_woken_once_per_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     woken: list[int] = []
-    real = combine._wake_all
-    monkeypatch.setattr(combine, "_wake_all", lambda wakes: (woken.append(len(wakes)), real(wakes)))
+    real = group_commit._wake_all
+    monkeypatch.setattr(group_commit, "_wake_all", lambda wakes: (woken.append(len(wakes)), real(wakes)))
     disk = Disk()
     combiner = Combiner(disk)
 
@@ -184,8 +184,8 @@ async def waited(op: Op) -> Stored | Conflict:
 def test_trio_is_not_imported_for_asyncio() -> None:
     code = """
         import asyncio, sys, tempfile, pathlib
-        from oncemore.store.sqlite import SqliteStore
-        from oncemore.store.base import Batch, Index, Write
+        from oncemore.log.sqlite.store import SqliteStore
+        from oncemore.log.store import Batch, Index, Write
         async def main(store):
             return await store.append(Batch((Write("run/a", 0, b"", b"", b"h", b"", Index("run")),)))
         with tempfile.TemporaryDirectory() as folder:
@@ -321,7 +321,7 @@ def test_half_of_those_who_came_back_together_are_stored_first_if_both_they_and_
 
 
 def test_a_long_queue_is_stored_in_several_commits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(combine, "MOST", 3)
+    monkeypatch.setattr(group_commit, "MOST", 3)
     disk = Disk()
     combiner = Combiner(disk)
 
@@ -447,7 +447,7 @@ def test_a_thread_that_is_interrupted_at_the_gate_does_not_keep_the_turn(served:
         first = pool.submit(combiner.submit(batch("first")).wait)
         assert disk.busy.wait(20)
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(combine, "allocate_lock", Gate)
+            patched.setattr(group_commit, "allocate_lock", Gate)
             with pytest.raises(Interrupted):
                 combiner.submit(batch("interrupted")).wait()
         disk.open.set()

@@ -18,10 +18,10 @@ import nats as client
 import pytest
 
 from oncemore.errors import StoreError
-from oncemore.store.base import Batch, Conflict, Query, Stored
-from oncemore.store.nats import NatsStore
-from oncemore.testing import contract
-from oncemore.testing.contract import whole
+from oncemore.log.nats.store import NatsStore
+from oncemore.log.store import Batch, Conflict, Query, Stored
+from oncemore.testing import store_contract
+from oncemore.testing.store_contract import whole
 from tests.servers import nats
 from tests.servers.repeating import Repeater
 from tests.store.nats_judge import MOVES, Answered, misled, nonced, raw, wrong
@@ -29,19 +29,19 @@ from tests.store.nats_judge import MOVES, Answered, misled, nonced, raw, wrong
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from oncemore.store.base import Store
+    from oncemore.log.store import Store
 
 names = itertools.count()
 TORTURE = os.environ.get("ONCEMORE_TORTURE") == "1"
 #: What a cluster could do wrong where a single server does not.
 RACES = (
-    contract.what_is_written_can_be_read_back,
-    contract.a_guard_that_has_moved_refuses_the_batch,
-    contract.a_guard_that_may_be_looked_at_late_is_told_of_all_the_same,
-    contract.heads_that_were_rebuilt_can_be_put_in_their_places,
-    contract.of_many_that_expect_the_same_version_one_wins,
-    contract.pruned_bodies_are_gone_and_the_chain_still_verifies,
-    contract.what_is_dropped_is_gone_if_it_is_as_it_was_seen,
+    store_contract.what_is_written_can_be_read_back,
+    store_contract.a_guard_that_has_moved_refuses_the_batch,
+    store_contract.a_guard_that_may_be_looked_at_late_is_told_of_all_the_same,
+    store_contract.heads_that_were_rebuilt_can_be_put_in_their_places,
+    store_contract.of_many_that_expect_the_same_version_one_wins,
+    store_contract.pruned_bodies_are_gone_and_the_chain_still_verifies,
+    store_contract.what_is_dropped_is_gone_if_it_is_as_it_was_seen,
 )
 ROUNDS = 3 if TORTURE else 1
 #: What is done to the servers; each leaves all three running.
@@ -62,7 +62,7 @@ def cluster() -> Iterator[nats.Cluster]:
         pytest.skip(str(reason))
 
 
-@pytest.mark.parametrize("check", contract.CHECKS if TORTURE else RACES, ids=contract.name)
+@pytest.mark.parametrize("check", store_contract.CHECKS if TORTURE else RACES, ids=store_contract.name)
 def test_three_replicas_keep_the_contract(
     check: Callable[[Callable[[], Store]], None], cluster: nats.Cluster
 ) -> None:

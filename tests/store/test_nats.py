@@ -16,11 +16,11 @@ import pytest
 import trustme
 
 from oncemore.errors import MissingExtra, StoreError, UsageError
-from oncemore.store import nats_crowd, nats_forget, nats_frames, nats_list, nats_server, nats_wire
-from oncemore.store.base import Batch, Conflict, Index, Query, Stored
-from oncemore.store.nats import NatsStore
-from oncemore.store.nats_address import address
-from oncemore.testing.contract import put, stored, whole, write
+from oncemore.log.nats import batching, connection, messages, prune, queries, server_check
+from oncemore.log.nats.address import address
+from oncemore.log.nats.store import NatsStore
+from oncemore.log.store import Batch, Conflict, Index, Query, Stored
+from oncemore.testing.store_contract import put, stored, whole, write
 from tests.servers import nats
 from tests.servers.faults import refusing
 from tests.servers.processes import processes
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from oncemore.store.base import Entry
+    from oncemore.log.store import Entry
 
 names = itertools.count()
 
@@ -80,8 +80,8 @@ def api(url: str, what: str, **asked: Any) -> dict[str, Any]:
 
 WRITER = """
     import sys, threading
-    from oncemore.store.nats import NatsStore
-    from oncemore.testing.contract import put, write
+    from oncemore.log.nats.store import NatsStore
+    from oncemore.testing.store_contract import put, write
     store = NatsStore(sys.argv[1])
 
     def work(mine):
@@ -142,8 +142,8 @@ def test_who_follows_writers_by_seq_misses_nothing_and_nothing_acknowledged_is_l
 
 OPENER = """
     import sys
-    from oncemore.store.nats import NatsStore
-    from oncemore.testing.contract import put, write
+    from oncemore.log.nats.store import NatsStore
+    from oncemore.testing.store_contract import put, write
     print("open", flush=True)
     sys.stdin.readline()
     store = NatsStore(sys.argv[1])
@@ -321,7 +321,7 @@ def test_a_server_that_goes_away_and_comes_back_is_waited_for(node: nats.Node, s
 def test_a_server_that_is_not_there_is_said_to_be_so_in_bounded_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(nats_wire, "CONNECT_S", 0.5)
+    monkeypatch.setattr(connection, "CONNECT_S", 0.5)
     began, threads = time.monotonic(), threading.active_count()
     with refusing() as nobody, pytest.raises(StoreError, match=r"no connection to the server.*is it running"):
         NatsStore(f"nats://127.0.0.1:{nobody.port}/x")
@@ -334,7 +334,7 @@ def test_a_server_without_jetstream_or_an_old_one_is_refused(
 ) -> None:
     with nats.running(jetstream=False) as (plain, _), pytest.raises(StoreError, match="has no JetStream"):
         NatsStore(plain)
-    monkeypatch.setattr(nats_server, "OLDEST", (99, 1))
+    monkeypatch.setattr(server_check, "OLDEST", (99, 1))
     with pytest.raises(StoreError, match=r"99\.1 is needed"):
         NatsStore(node.url)
 
@@ -364,16 +364,16 @@ WRONG: dict[str, Any] = {
 
 
 def test_every_rule_for_a_stream_has_a_wrong_one_here() -> None:
-    assert {*nats_server.MUST, *nats_server.NEVER} <= WRONG.keys()
+    assert {*server_check.MUST, *server_check.NEVER} <= WRONG.keys()
 
 
 @pytest.mark.parametrize("field", WRONG)
 def test_a_stream_on_which_something_would_not_hold_is_refused(url: str, namespace: str, field: str) -> None:
-    where = nats_frames.subjects(namespace)
+    where = messages.subjects(namespace)
     config = {
-        **nats_server.MUST,
+        **server_check.MUST,
         "name": f"{namespace}_LOG",
-        "subjects": nats_server._subjects(where),
+        "subjects": server_check._subjects(where),
         "num_replicas": 1,
         "metadata": {"oncemore": "1"},
         field: WRONG[field],
@@ -466,7 +466,7 @@ def test_a_user_a_token_and_certificates_are_let_in(tmp_path: Path) -> None:
         stored(put(store, write("run/a", None)))
         store.close()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(nats_wire, "CONNECT_S", 1.0)
+            patch.setattr(connection, "CONNECT_S", 1.0)
             for bad in (f"ca={tmp_path}/other.pem&{files}", f"ca={tmp_path}/ca.pem"):
                 with pytest.raises(StoreError, match="no connection to the server"):
                     NatsStore(f"tls://{where}/x?{bad}")
@@ -503,7 +503,7 @@ CANARY = "c4n4ry%40pass"
     ],
 )
 def test_a_password_is_in_no_error(node: nats.Node, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nats_wire, "CONNECT_S", 0.3)
+    monkeypatch.setattr(connection, "CONNECT_S", 0.3)
     with pytest.raises((StoreError, UsageError)) as caught:
         NatsStore(form.replace("{port}", str(node.port)))
     told = "".join(traceback.format_exception(caught.value, chain=True))
@@ -531,7 +531,7 @@ def test_names_and_states_that_nats_cannot_keep_are_the_callers_mistake(store: N
         one._replace(entity=half),
         one._replace(by=Index("run", step="\ud800")),
         one._replace(head=b"." * 50_000),
-        one._replace(body=b"." * (nats_frames.LARGEST_BODY + 1)),
+        one._replace(body=b"." * (messages.LARGEST_BODY + 1)),
     ):
         with pytest.raises(UsageError):
             store.append(Batch((wrong,)))
@@ -601,7 +601,7 @@ def test_who_reads_while_others_forget_meets_every_entry(store: NatsStore, url: 
     thread.start()
     looks = 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nats_wire, "PAGE", 5)
+        patch.setattr(connection, "PAGE", 5)
         while not over.is_set() or not looks:
             found = [(entry.seq, entry.entity, entry.version, entry.hash) for entry in store.entries()]
             assert found == there
@@ -619,7 +619,7 @@ class Killed(BaseException):
 
 def dying(patch: pytest.MonkeyPatch, where: str, times: int) -> None:
     """Die at the so many-th call of something."""
-    original: Callable[..., Any] = getattr(nats_forget, where)
+    original: Callable[..., Any] = getattr(prune, where)
     left = [times]
 
     async def die(*args: Any, **named: Any) -> Any:
@@ -628,7 +628,7 @@ def dying(patch: pytest.MonkeyPatch, where: str, times: int) -> None:
             raise Killed
         return await original(*args, **named)
 
-    patch.setattr(nats_forget, where, die)
+    patch.setattr(prune, where, die)
 
 
 @pytest.mark.parametrize(("where", "times"), [("publish", 1), ("purge", 1), ("purge", 2), ("purge", 3)])
@@ -714,7 +714,7 @@ def test_tidying_up_takes_old_stones_and_what_guards_left(store: NatsStore, url:
     assert sorted(left.values()) == [1, 1], left
     assert f"{namespace}.g" not in left
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nats_forget, "STONES_S", -1.0)
+        patch.setattr(prune, "STONES_S", -1.0)
         store.tidy()
     assert list(subjects(url, namespace).values()) == [1]
     assert store.house().tidy() == ""
@@ -725,17 +725,17 @@ def test_a_drop_whose_answer_was_lost_counts_and_one_of_another_does_not(
     store: NatsStore, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored(put(store, write("run/a", None)))
-    original = nats_forget.publish
+    original = prune.publish
     lost: list[bool] = []
 
     async def lose(*args: Any) -> Any:
         answer = await original(*args)
         if not lost:
             lost.append(True)
-            raise nats_wire.Unanswered("lost")
+            raise connection.Unanswered("lost")
         return answer
 
-    monkeypatch.setattr(nats_forget, "publish", lose)
+    monkeypatch.setattr(prune, "publish", lose)
     assert store.drop({"run/a": 1}) == 1
     assert store.drop({"run/a": 1}) == 0
     assert lost
@@ -772,9 +772,9 @@ def test_a_list_that_nobody_asked_for_long_is_made_anew(
         stored(put(store, write(entity, None)))
     assert len(list(other.heads(Query("run")))) == 2
     store.drop({"run/a": 1})
-    monkeypatch.setattr(nats_forget, "STONES_S", -1.0)
+    monkeypatch.setattr(prune, "STONES_S", -1.0)
     store.tidy()  # no trace is left
-    monkeypatch.setattr(nats_list, "STALE_S", -1.0)
+    monkeypatch.setattr(queries, "STALE_S", -1.0)
     assert [head.entity for head in other.heads(Query("run"))] == ["run/b"]
     other.close()
 
@@ -810,7 +810,7 @@ def test_a_message_that_is_not_ours_is_said_to_be_so(store: NatsStore, url: str,
     "reply", ["$JS.ACK.S.C.1.42.7.1500000000.3", "$JS.ACK.hub.HASH.S.C.1.42.7.1500000000.3.random"]
 )
 def test_what_a_consumer_says_is_read_in_both_of_its_forms(reply: str) -> None:
-    found = nats_wire.given("s", reply, {}, b"")
+    found = connection.given("s", reply, {}, b"")
     assert (found.message.seq, found.number, found.stored, found.left) == (42, 7, 1.5, 3)
 
 
@@ -818,13 +818,13 @@ def test_those_who_rely_on_the_same_go_together_and_one_that_is_stale_hurts_nobo
     store: NatsStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    original = nats_crowd.Crowd._heard
+    original = batching.Crowd._heard
 
-    def heard(self: nats_crowd.Crowd, group: Any, message: Any, why: str) -> None:
+    def heard(self: batching.Crowd, group: Any, message: Any, why: str) -> None:
         sizes.append(len(group))
         original(self, group, message, why)
 
-    monkeypatch.setattr(nats_crowd.Crowd, "_heard", heard)
+    monkeypatch.setattr(batching.Crowd, "_heard", heard)
     stored(put(store, write("switch/s", None)))
     stored(put(store, write("run/7", None)))
     store._log.forget()
@@ -864,5 +864,5 @@ def test_those_who_rely_on_the_same_go_together_and_one_that_is_stale_hurts_nobo
     ],
 )
 def test_header_lines_are_read_as_the_client_reads_them(raw: bytes) -> None:
-    assert nats_wire.fields(raw) == client.NATS._parse_header_lines(raw)
-    assert nats_wire._headers(b"NATS/1.0\r\n" + raw) == nats_wire.fields(raw)
+    assert connection.fields(raw) == client.NATS._parse_header_lines(raw)
+    assert connection._headers(b"NATS/1.0\r\n" + raw) == connection.fields(raw)

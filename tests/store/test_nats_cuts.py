@@ -19,10 +19,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from oncemore.errors import StoreError
-from oncemore.store import nats_append, nats_log, nats_wire
-from oncemore.store.base import Batch, Conflict, Stored
-from oncemore.store.nats import NatsStore
-from oncemore.testing.contract import put, stored, whole, write
+from oncemore.log.nats import append, connection, reader
+from oncemore.log.nats.store import NatsStore
+from oncemore.log.store import Batch, Conflict, Stored
+from oncemore.testing.store_contract import put, stored, whole, write
 from tests.servers import nats
 from tests.servers.cutting import BODY, WAYS, Proxy
 from tests.store.nats_judge import MOVES, Answered, misled, nonced, raw, work, wrong
@@ -98,7 +98,7 @@ def pair(proxy: Proxy, url: str) -> Iterator[tuple[NatsStore, NatsStore, str]]:
 
 def meddling(patch: pytest.MonkeyPatch, meddle: Any) -> None:
     """Have something done after the answer was lost, before anybody looks for it."""
-    original = nats_append.Appender._look
+    original = append.Appender._look
     done: list[bool] = []
 
     async def look(self: Any, one: Any) -> Any:
@@ -107,7 +107,7 @@ def meddling(patch: pytest.MonkeyPatch, meddle: Any) -> None:
             await asyncio.get_running_loop().run_in_executor(None, meddle)
         return await original(self, one)
 
-    patch.setattr(nats_append.Appender, "_look", look)
+    patch.setattr(append.Appender, "_look", look)
 
 
 def there(store: NatsStore, entity: str, version: int) -> Any:
@@ -130,7 +130,7 @@ def test_what_was_stored_is_recognised_whatever_others_did_meanwhile(
     room: int,
 ) -> None:
     cut, other, _ = pair
-    monkeypatch.setattr(nats_wire.Line, "largest", room)
+    monkeypatch.setattr(connection.Line, "largest", room)
     stored(put(other, write("switch/s", None)))
     for _ in range(began):
         stored(put(cut, nonced(cut, "run/a")))
@@ -207,8 +207,8 @@ def test_what_was_not_stored_is_refused_when_its_guard_has_moved(
 def test_a_server_that_stays_away_is_reported_as_unknown_in_bounded_time(
     pair: tuple[NatsStore, NatsStore, str], proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nats_append, "GIVE_UP_S", 0.6)
-    monkeypatch.setattr(nats_log, "PATIENCE_S", 0.6)
+    monkeypatch.setattr(append, "GIVE_UP_S", 0.6)
+    monkeypatch.setattr(reader, "PATIENCE_S", 0.6)
     cut, _, _ = pair
     stored(put(cut, nonced(cut, "run/a")))
     two = nonced(cut, "run/a")

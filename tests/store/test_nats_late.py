@@ -10,10 +10,10 @@ import pytest
 
 import oncemore
 from oncemore.errors import Blocked, StoreError
-from oncemore.store import nats_append, nats_wire
-from oncemore.store.base import Batch, Conflict, Stored
-from oncemore.store.nats import NatsStore
-from oncemore.testing.contract import put, stored, whole, write
+from oncemore.log.nats import append, connection
+from oncemore.log.nats.store import NatsStore
+from oncemore.log.store import Batch, Conflict, Stored
+from oncemore.testing.store_contract import put, stored, whole, write
 from tests.servers import nats
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def move(store: NatsStore) -> None:
 def meddling(patch: pytest.MonkeyPatch, *meddle: Callable[..., Any]) -> list[list[str]]:
     """Have something done instead of each of the first looks; return what was looked at."""
     looked: list[list[str]] = []
-    original = nats_wire.Line.last_now
+    original = connection.Line.last_now
     left = list(meddle)
 
     def last_now(self: Any, stream: str, subjects: list[str], hear: Any) -> bool:
@@ -76,7 +76,7 @@ def meddling(patch: pytest.MonkeyPatch, *meddle: Callable[..., Any]) -> list[lis
             return answer
         return original(self, stream, subjects, hear)
 
-    patch.setattr(nats_wire.Line, "last_now", last_now)
+    patch.setattr(connection.Line, "last_now", last_now)
     return looked
 
 
@@ -158,8 +158,8 @@ def test_a_look_that_has_no_answer_is_repeated(store: NatsStore, monkeypatch: py
 def test_what_cannot_be_read_is_not_said_to_be_stored(
     store: NatsStore, other: NatsStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nats_append, "GIVE_UP_S", 0.1)
-    monkeypatch.setattr(nats_wire.Line, "last_now", lambda self, stream, subjects, hear: False)
+    monkeypatch.setattr(append, "GIVE_UP_S", 0.1)
+    monkeypatch.setattr(connection.Line, "last_now", lambda self, stream, subjects, hear: False)
     with pytest.raises(StoreError, match="it must be taken back"):
         store.append(claim("run/a", 0)).wait()
     assert other.head("run/a") is not None
@@ -169,14 +169,14 @@ def test_what_makes_no_sense_is_no_look(store: NatsStore, monkeypatch: pytest.Mo
     """A subject that two entities share, which cannot be but by chance or malice."""
     move(store)
     alike = store._log.where.entity(SWITCH)
-    monkeypatch.setattr(nats_append, "GIVE_UP_S", 0.1)
+    monkeypatch.setattr(append, "GIVE_UP_S", 0.1)
     original = type(store._log.where).entity
     monkeypatch.setattr(
         type(store._log.where),
         "entity",
         lambda self, name: alike if name == "switch/t" else original(self, name),
     )
-    store._log.remember("switch/t", nats_append.At(1, 1, b"1"))
+    store._log.remember("switch/t", append.At(1, 1, b"1"))
     with pytest.raises(StoreError, match="have one subject"):
         store.append(Batch((write("run/a", None),), {"switch/t": 1}, late=True)).wait()
 
@@ -185,7 +185,7 @@ def test_what_makes_no_sense_is_no_look(store: NatsStore, monkeypatch: pytest.Mo
 def test_a_claim_whose_answer_is_lost_is_found_and_looked_at(
     store: NatsStore, other: NatsStore, monkeypatch: pytest.MonkeyPatch, moves: bool
 ) -> None:
-    original = nats_wire.Line.publish_now
+    original = connection.Line.publish_now
     lost: list[bool] = []
 
     def publish_now(self: Any, sent: Any, hear: Any) -> bool:
@@ -194,11 +194,11 @@ def test_a_claim_whose_answer_is_lost_is_found_and_looked_at(
         lost.append(True)
         return original(self, sent, lambda message, why: hear(None, "lost"))
 
-    monkeypatch.setattr(nats_wire.Line, "publish_now", publish_now)
+    monkeypatch.setattr(connection.Line, "publish_now", publish_now)
     move(other)
     if moves:
         move(other)
-    store._log.remember(SWITCH, store._log.known(SWITCH, 1) or nats_append.At(1, 1, _first(other)))
+    store._log.remember(SWITCH, store._log.known(SWITCH, 1) or append.At(1, 1, _first(other)))
     answer = store.append(claim("run/a", 1)).wait()
     seqs = (whole(other, "run/a")[0].seq,)
     assert answer == (Conflict(SWITCH, other.head(SWITCH), seqs) if moves else Stored(seqs))

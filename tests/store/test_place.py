@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from oncemore.errors import StoreError
-from oncemore.store import place
+from oncemore.log.sqlite import machine
 
 
 def holder(path: Path) -> subprocess.Popen[str]:
@@ -26,12 +26,12 @@ def holder(path: Path) -> subprocess.Popen[str]:
 
 
 def test_a_process_has_one_door_for_each_store(tmp_path: Path) -> None:
-    assert place.door(tmp_path / "log.db") is place.door(tmp_path / "log.db")
-    assert place.door(tmp_path / "log.db") is not place.door(tmp_path / "other.db")
+    assert machine.door(tmp_path / "log.db") is machine.door(tmp_path / "log.db")
+    assert machine.door(tmp_path / "log.db") is not machine.door(tmp_path / "other.db")
 
 
 def test_one_thread_at_a_time_passes_the_door(tmp_path: Path) -> None:
-    door, inside, most = place.Door(tmp_path / "log.db-door"), [0], [0]
+    door, inside, most = machine.Door(tmp_path / "log.db-door"), [0], [0]
 
     def work() -> None:
         for _ in range(50):
@@ -50,8 +50,8 @@ def test_one_thread_at_a_time_passes_the_door(tmp_path: Path) -> None:
 
 
 def test_a_thread_that_stays_inside_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place, "DOOR_WAIT_S", 0.05)
-    door = place.Door(tmp_path / "log.db-door")
+    monkeypatch.setattr(machine, "DOOR_WAIT_S", 0.05)
+    door = machine.Door(tmp_path / "log.db-door")
     with door, pytest.raises(StoreError, match="another thread has been writing"):
         door.__enter__()
     with door:
@@ -61,8 +61,8 @@ def test_a_thread_that_stays_inside_is_reported(tmp_path: Path, monkeypatch: pyt
 def test_a_waiter_passes_soon_after_the_door_opens_and_one_that_is_stuck_waits_without_working(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(place, "PLAINLY_STUCK_S", 0.1)
-    door, path = place.Door(tmp_path / "log.db-door"), tmp_path / "log.db-door"
+    monkeypatch.setattr(machine, "PLAINLY_STUCK_S", 0.1)
+    door, path = machine.Door(tmp_path / "log.db-door"), tmp_path / "log.db-door"
     held = holder(path)
     timer = threading.Timer(1.0, held.kill)
     timer.start()
@@ -75,7 +75,7 @@ def test_a_waiter_passes_soon_after_the_door_opens_and_one_that_is_stuck_waits_w
 
 
 def test_a_door_that_cannot_be_locked_is_reported_and_shuts_nobody_out(tmp_path: Path) -> None:
-    door = place.Door(tmp_path / "log.db-door")
+    door = machine.Door(tmp_path / "log.db-door")
     with door:
         assert door._file is not None
     read_only, write_only = os.pipe()
@@ -91,11 +91,11 @@ def test_a_door_that_cannot_be_locked_is_reported_and_shuts_nobody_out(tmp_path:
 
 def test_boots_are_told_apart_by_an_id_where_the_system_has_one(tmp_path: Path) -> None:
     (tmp_path / "boot_id").write_text("b00t\n")
-    assert place.boot_id(tmp_path / "boot_id") == "b00t"
-    assert place.boot_id(tmp_path / "none") == ""
+    assert machine.boot_id(tmp_path / "boot_id") == "b00t"
+    assert machine.boot_id(tmp_path / "none") == ""
 
 
 def test_the_time_since_boot_only_grows() -> None:
-    readings = [place.since_boot() for _ in range(100)]
+    readings = [machine.since_boot() for _ in range(100)]
     assert readings == sorted(readings)
     assert readings[0] > 0

@@ -19,19 +19,19 @@ import psycopg
 import pytest
 
 from oncemore.errors import StoreError, UsageError
-from oncemore.store import postgres as module
-from oncemore.store import postgres_write
-from oncemore.store.base import Batch, Conflict, Index, Query, Stored, Write
-from oncemore.store.postgres import PostgresStore
-from oncemore.store.postgres_wire import READERS, address
-from oncemore.testing.contract import put, stored, whole, write
+from oncemore.log.postgres import store as module
+from oncemore.log.postgres import writer as postgres_write
+from oncemore.log.postgres.connection import READERS, address
+from oncemore.log.postgres.store import PostgresStore
+from oncemore.log.store import Batch, Conflict, Index, Query, Stored, Write
+from oncemore.testing.store_contract import put, stored, whole, write
 from tests.servers import postgres
 from tests.servers.processes import processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oncemore.store.base import Entry
+    from oncemore.log.store import Entry
 
 names = itertools.count()
 
@@ -81,8 +81,8 @@ def appended(boss: psycopg.Connection, schema: str, *writes: Write) -> list[int]
 
 WRITER = """
     import sys, threading
-    from oncemore.store.postgres import PostgresStore
-    from oncemore.testing.contract import put, write
+    from oncemore.log.postgres.store import PostgresStore
+    from oncemore.testing.store_contract import put, write
     store = PostgresStore(sys.argv[1], sys.argv[2])
 
     def work(mine):
@@ -180,9 +180,9 @@ def test_a_number_that_somebody_saw_is_not_given_again_after_a_crash(
 
 RELYING = """
     import sys
-    from oncemore.store.base import Batch, Stored
-    from oncemore.store.postgres import PostgresStore
-    from oncemore.testing.contract import write
+    from oncemore.log.store import Batch, Stored
+    from oncemore.log.postgres.store import PostgresStore
+    from oncemore.testing.store_contract import write
     store = PostgresStore(sys.argv[1], sys.argv[2])
     print("open", flush=True)
     sys.stdin.readline()
@@ -409,8 +409,8 @@ def test_a_server_that_can_lose_what_it_acknowledged_is_refused_or_told_of(
 
 OPENER = """
     import sys
-    from oncemore.store.postgres import PostgresStore
-    from oncemore.testing.contract import put, write
+    from oncemore.log.postgres.store import PostgresStore
+    from oncemore.testing.store_contract import put, write
     print("open", flush=True)
     sys.stdin.readline()
     store = PostgresStore(sys.argv[1], sys.argv[2])
@@ -473,7 +473,7 @@ def test_without_the_driver_the_extra_is_named() -> None:
     source = (
         "import sys; sys.modules['psycopg'] = None\n"
         "from oncemore.errors import MissingExtra\n"
-        "try:\n    import oncemore.store.postgres\nexcept MissingExtra as error:\n    print(error)\n"
+        "try:\n    import oncemore.log.postgres.store\nexcept MissingExtra as error:\n    print(error)\n"
     )
     run = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     assert "pip install 'oncemore[postgres]'" in run.stdout
@@ -586,7 +586,7 @@ def test_names_that_postgresql_cannot_keep_are_the_callers_mistake(store: Postgr
 
 HERE = """
     import sys
-    from oncemore.store.postgres import PostgresStore
+    from oncemore.log.postgres.store import PostgresStore
     store = PostgresStore(sys.argv[1], sys.argv[2])
     store.enter("killed")
     store.enter("left").close()

@@ -18,17 +18,17 @@ import psycopg
 import pytest
 
 from oncemore.errors import StoreError
-from oncemore.store import postgres_write
-from oncemore.store.base import Batch, Conflict, Stored
-from oncemore.store.postgres import PostgresStore
-from oncemore.testing.contract import put, stored, whole, write
+from oncemore.log.postgres import writer
+from oncemore.log.postgres.store import PostgresStore
+from oncemore.log.store import Batch, Conflict, Stored
+from oncemore.testing.store_contract import put, stored, whole, write
 from tests.servers import postgres
 from tests.servers.cutting import BODY, PATIENCE, WAYS, Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oncemore.store.base import Write
+    from oncemore.log.store import Write
 
 names = itertools.count()
 
@@ -127,7 +127,7 @@ def test_what_was_stored_is_recognised_after_others_have_gone_on(proxy: Proxy, u
     first = cut.append(Batch((nonced(cut, "run/a"),), {"switch/s": 1})).wait()  # the line is open
     assert isinstance(first, Stored)
 
-    original = postgres_write._pause
+    original = writer._pause
 
     def meddle(tries: int) -> None:
         if tries == 1:
@@ -139,7 +139,7 @@ def test_what_was_stored_is_recognised_after_others_have_gone_on(proxy: Proxy, u
         original(tries)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(postgres_write, "_pause", meddle)
+        patch.setattr(writer, "_pause", meddle)
         proxy.arm("answer swallowed")
         mine = nonced(cut, "run/a")
         answer = cut.append(Batch((mine,), {"switch/s": 1})).wait()
@@ -154,7 +154,7 @@ def test_what_was_stored_is_recognised_after_others_have_gone_on(proxy: Proxy, u
 def test_a_line_that_stays_dead_is_reported_as_unknown_in_bounded_time(
     proxy: Proxy, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_write, "RESOLVE_S", 0.3)
+    monkeypatch.setattr(writer, "RESOLVE_S", 0.3)
     store = PostgresStore(through(proxy, url), f"cuts_{next(names)}")
     one = nonced(store, "run/a")
     stored(put(store, one))

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from oncemore.store.base import Batch, Conflict, Stored
-from oncemore.store.postgres import PostgresStore
-from oncemore.testing.contract import put, stored, whole, write
+from oncemore.log.postgres.store import PostgresStore
+from oncemore.log.store import Batch, Conflict, Stored
+from oncemore.testing.store_contract import put, stored, whole, write
 from tests.servers import postgres
 
 if TYPE_CHECKING:

@@ -13,12 +13,14 @@ import pytest
 import trustme
 
 from oncemore.errors import StoreError
-from oncemore.store import place, postgres_bell, postgres_format, postgres_put
-from oncemore.store.base import Batch, Stored
-from oncemore.store.postgres import PostgresStore
-from oncemore.store.postgres_clock import ASK_S, ServerClock
-from oncemore.store.postgres_wire import MOST_CONNECTIONS
-from oncemore.testing.contract import put, stored, whole, write
+from oncemore.log.postgres import fast_append, notify
+from oncemore.log.postgres import schema as postgres_format
+from oncemore.log.postgres.clock import ASK_S, ServerClock
+from oncemore.log.postgres.connection import MOST_CONNECTIONS
+from oncemore.log.postgres.store import PostgresStore
+from oncemore.log.sqlite import machine
+from oncemore.log.store import Batch, Stored
+from oncemore.testing.store_contract import put, stored, whole, write
 from tests.servers import postgres
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ def in_format(number: int, url: str, schema: str) -> PostgresStore:
     """A store as an earlier version made it and has it open: with `append`, and no short way."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(postgres_format, "FORMAT", number)
-        patch.setattr(postgres_put, "prepared", lambda schema: ())
+        patch.setattr(fast_append, "prepared", lambda schema: ())
         made = PostgresStore(url, schema)
     writer = made._writer
     ends = time.monotonic() + 60
@@ -283,8 +285,8 @@ def listening(store: PostgresStore, *but: float | None) -> float:
 def test_who_waits_is_woken_by_another_process_and_looks_by_itself_where_no_notice_comes(
     url: str, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_bell, "LOOK_S", 0.05)
-    monkeypatch.setattr(postgres_bell, "SURE_S", 60.0)
+    monkeypatch.setattr(notify, "LOOK_S", 0.05)
+    monkeypatch.setattr(notify, "SURE_S", 60.0)
     waiter, writer = PostgresStore(url, schema), PostgresStore(url, schema)
     last = stored(put(writer, write("run/0", None))).seqs[0]
     listening(waiter)
@@ -295,7 +297,7 @@ def test_who_waits_is_woken_by_another_process_and_looks_by_itself_where_no_noti
     last = stored(put(writer, write("run/1", None))).seqs[0]
     thread.join(15)
     assert told, "no notice came"
-    monkeypatch.setattr(postgres_bell, "SURE_S", 0.2)
+    monkeypatch.setattr(notify, "SURE_S", 0.2)
     monkeypatch.setattr(writer._bell, "ring", lambda: None)  # as of one that died after its commit
     thread, told = woken(waiter, last, 30.0)
     stored(put(writer, write("run/2", None)))
@@ -308,8 +310,8 @@ def test_who_waits_is_woken_by_another_process_and_looks_by_itself_where_no_noti
 def test_one_notice_stands_for_many_appends_and_none_is_sent_while_nobody_listens(
     url: str, schema: str, boss: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_bell, "LOOK_S", 0.02)
-    monkeypatch.setattr(postgres_bell, "EVERY_S", 0.1)
+    monkeypatch.setattr(notify, "LOOK_S", 0.02)
+    monkeypatch.setattr(notify, "EVERY_S", 0.1)
     tag = postgres_format.tag_of(schema)
     store = PostgresStore(url, schema)
     boss.execute(f"listen oncemore_{tag}")
@@ -328,7 +330,7 @@ def test_one_notice_stands_for_many_appends_and_none_is_sent_while_nobody_listen
 def test_a_listener_whose_line_is_cut_listens_again(
     url: str, schema: str, boss: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_bell, "AGAIN_S", 0.02)
+    monkeypatch.setattr(notify, "AGAIN_S", 0.02)
     store = PostgresStore(url, schema)
     first = listening(store)
     boss.execute("select pg_terminate_backend(pid, 5000) from pg_stat_activity where query like 'listen%'")
@@ -341,7 +343,7 @@ def test_a_listener_whose_line_is_cut_listens_again(
 def test_threads_and_lines_that_nobody_needs_end(
     url: str, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_bell, "IDLE_S", 0.05)
+    monkeypatch.setattr(notify, "IDLE_S", 0.05)
     store = PostgresStore(url, schema)
     stored(put(store, write("run/a", None)))
     store.changed(1 << 40, 0.1)
@@ -349,7 +351,7 @@ def test_threads_and_lines_that_nobody_needs_end(
     while store._bell._ringing or store._bell._listening:
         assert time.monotonic() < ends
         time.sleep(0.02)
-    monkeypatch.setattr(postgres_bell, "IDLE_S", 10.0)
+    monkeypatch.setattr(notify, "IDLE_S", 10.0)
     thread, told = woken(store, 1, 20.0)
     stored(put(store, write("run/b", None)))
     thread.join(20)
@@ -366,7 +368,7 @@ class Ticking:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.mine, self.theirs, self.there, self.back = 100.0, 5000.0, 0.0, 0.0
         self.asked = 0
-        monkeypatch.setattr(place, "since_boot", lambda: self.mine)
+        monkeypatch.setattr(machine, "since_boot", lambda: self.mine)
 
     def ask(self) -> float:
         self.asked += 1

@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from oncemore.store import postgres_put, postgres_write
-from oncemore.store.base import Batch, Conflict, Stored
-from oncemore.store.postgres import PostgresStore
-from oncemore.store.postgres_wire import address
-from oncemore.testing.contract import put, stored, whole, write
+from oncemore.log.postgres import fast_append
+from oncemore.log.postgres import writer as postgres_write
+from oncemore.log.postgres.connection import address
+from oncemore.log.postgres.store import PostgresStore
+from oncemore.log.store import Batch, Conflict, Stored
+from oncemore.testing.store_contract import put, stored, whole, write
 from tests.servers import postgres
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from oncemore.store.base import Head, Write
+    from oncemore.log.store import Head, Write
 
 names = itertools.count()
 SWITCH = "switch/s"
@@ -71,10 +72,10 @@ def test_one_goes_alone_and_many_together_and_what_is_refused_is_asked_about(
     stored(put(store, write("run/a", None)))
     a = store.head("run/a")
     stored(put(store, next_of(store, "run/a", b"second")))
-    assert sent == [postgres_put.ONE] * 2
+    assert sent == [fast_append.ONE] * 2
     assert put(store, write("run/a", a)) == Conflict("run/a", store.head("run/a"))
     assert put(store, write("run/a", None)) == Conflict("run/a", store.head("run/a"))
-    assert sent[2:] == [postgres_put.ONE, postgres_write.APPEND] * 2
+    assert sent[2:] == [fast_append.ONE, postgres_write.APPEND] * 2
     del sent[:]
     fresh = store.head("run/a")
     answers = store._writer.store(
@@ -88,7 +89,7 @@ def test_one_goes_alone_and_many_together_and_what_is_refused_is_asked_about(
             Batch((write("run/d", _elsewhere("run/d")),)),
         ]
     )
-    assert sent == [postgres_put.MANY, postgres_write.APPEND]
+    assert sent == [fast_append.MANY, postgres_write.APPEND]
     kinds = [type(answer).__name__ for answer in answers]
     assert kinds[0] == "Conflict"
     assert sorted(kinds[1:3]) == sorted(kinds[3:5]) == ["Conflict", "Stored"]
@@ -108,7 +109,7 @@ def test_one_goes_alone_and_many_together_and_what_is_refused_is_asked_about(
 
 def _elsewhere(entity: str) -> Head:
     """A head of something that is not there."""
-    from oncemore.store.memory import MemoryStore
+    from oncemore.log.memory import MemoryStore
 
     other = MemoryStore()
     put(other, write(entity, None))
@@ -124,18 +125,18 @@ def test_a_guard_refuses_those_who_have_it_and_nobody_else(
     first = Batch((write("run/first", None),), {SWITCH: 1})
     sent = ways(monkeypatch)
     assert isinstance(store.append(first).wait(), Stored)
-    assert sent == [postgres_put.ONE, postgres_write.APPEND], "a guard that nobody has named is made one"
+    assert sent == [fast_append.ONE, postgres_write.APPEND], "a guard that nobody has named is made one"
     assert isinstance(store.append(Batch((write("run/second", None),), {SWITCH: 1})).wait(), Stored)
-    assert sent[2:] == [postgres_put.ONE]
+    assert sent[2:] == [fast_append.ONE]
     stored(put(store, next_of(store, SWITCH)))
-    assert sent[3:] == [postgres_put.ONE, postgres_write.APPEND], "who moves a guard has the log for itself"
+    assert sent[3:] == [fast_append.ONE, postgres_write.APPEND], "who moves a guard has the log for itself"
     late = store.append(Batch((write("run/late", None),), {SWITCH: 1})).wait()
     assert late == Conflict(SWITCH, store.head(SWITCH))
     del sent[:]
     mixed = [Batch((write(f"run/{n}", None),), {SWITCH: 1} if n % 2 else {}) for n in range(6)]
     answers = store._writer.store(mixed)
     assert [type(answer).__name__ for answer in answers] == ["Stored", "Conflict"] * 3
-    assert sent == [postgres_put.MANY, postgres_write.APPEND]
+    assert sent == [fast_append.MANY, postgres_write.APPEND]
     assert store.head("run/1") is None
     fits = [Batch((write(f"fits/{n}", None),), {SWITCH: 2} if n % 2 else {}) for n in range(6)]
     assert all(isinstance(answer, Stored) for answer in store._writer.store(fits))
@@ -147,18 +148,18 @@ def test_a_guard_refuses_those_who_have_it_and_nobody_else(
 
 def test_what_has_no_short_way() -> None:
     one = Batch((write("run/a", None),))
-    assert postgres_put.way([one]) is not None
+    assert fast_append.way([one]) is not None
     for other in (
         Batch((write("run/b", None), write("run/c", None))),
         Batch((), {SWITCH: 1}),
         Batch((write("run/b", None),), {SWITCH: 1, "switch/t": 1}),
         Batch((write("run/b", None),), also=lambda joined: None),
     ):
-        assert postgres_put.way([other]) is None
-        assert postgres_put.way([one, other]) is None
+        assert fast_append.way([other]) is None
+        assert fast_append.way([one, other]) is None
     guarded = [Batch((write(f"run/{n}", None),), {SWITCH: n}) for n in (1, 2)]
-    assert postgres_put.way([one, guarded[0]]) is not None
-    assert postgres_put.way(guarded) is None, "they do not rely on the same"
+    assert fast_append.way([one, guarded[0]]) is not None
+    assert fast_append.way(guarded) is None, "they do not rely on the same"
 
 
 @pytest.mark.parametrize("many", [1, 3])
@@ -169,13 +170,13 @@ def test_who_follows_does_not_pass_what_is_at_work(
     stored(put(store, write("run/before", None)))
     at = store.changed(0, 0.0)
     batches = [Batch((write(f"run/slow{n}", None),)) for n in range(many)]
-    way = postgres_put.way(batches)
+    way = fast_append.way(batches)
     assert way is not None
     with psycopg.connect(url) as slow:
-        for statement in postgres_put.prepared(schema):
+        for statement in fast_append.prepared(schema):
             slow.execute(statement)
         writer = postgres_write.Writer(address(url), schema)
-        numbers = postgres_put.numbers(writer._exec(slow, *way))
+        numbers = fast_append.numbers(writer._exec(slow, *way))
         assert all(numbers)
         stored(put(store, write("run/quick", None)))
         assert store.changed(at, 0.05) == at, "what came later is not shown before it"

@@ -17,10 +17,11 @@ import apsw
 import pytest
 
 from oncemore.errors import StoreError
-from oncemore.store import place, sqlite
-from oncemore.store.base import Batch, Conflict, Query, Stored
-from oncemore.store.sqlite import SqliteStore
-from oncemore.testing.contract import put, stored, whole, write
+from oncemore.log.sqlite import machine
+from oncemore.log.sqlite import store as sqlite
+from oncemore.log.sqlite.store import SqliteStore
+from oncemore.log.store import Batch, Conflict, Query, Stored
+from oncemore.testing.store_contract import put, stored, whole, write
 
 
 @pytest.fixture
@@ -85,14 +86,14 @@ def test_a_network_file_system_is_refused(tmp_path: Path) -> None:
         "31 22 0:51 / /mnt/with\\040space rw shared:1 - fuse.sshfs host rw\n"
         "garbage\n"
     )
-    assert place.file_system(Path("/mnt/share/a/b"), table) == "nfs4"
-    assert place.file_system(Path("/mnt/with space/x"), table) == "fuse.sshfs"
-    assert place.file_system(Path("/elsewhere/x"), table) == "ext4"
-    assert place.file_system(Path("/x"), tmp_path / "none") == ""
+    assert machine.file_system(Path("/mnt/share/a/b"), table) == "nfs4"
+    assert machine.file_system(Path("/mnt/with space/x"), table) == "fuse.sshfs"
+    assert machine.file_system(Path("/elsewhere/x"), table) == "ext4"
+    assert machine.file_system(Path("/x"), tmp_path / "none") == ""
     for kind in ("nfs4", "cifs", "fuse.sshfs"):
         with pytest.raises(StoreError, match="network file system"):
-            place.check_local(Path("/x"), kind)
-    place.check_local(Path("/x"), "ext4")
+            machine.check_local(Path("/x"), kind)
+    machine.check_local(Path("/x"), "ext4")
 
 
 def test_a_store_of_a_newer_version_is_refused_and_left_alone(store: SqliteStore, path: Path) -> None:
@@ -233,7 +234,7 @@ def test_the_stores_clock_does_not_follow_the_wall_clock(
     other = SqliteStore(path)
     assert 0 <= other.now() - first < 60
     other.close()
-    monkeypatch.setattr(place, "boot_id", lambda: "another boot")
+    monkeypatch.setattr(machine, "boot_id", lambda: "another boot")
     rebooted = SqliteStore(path)
     assert abs(rebooted.now() - 12345.0) < 60
     rebooted.close()
@@ -241,9 +242,9 @@ def test_the_stores_clock_does_not_follow_the_wall_clock(
 
 WORKER = """
     import sys
-    from oncemore.store.base import Conflict
-    from oncemore.store.sqlite import SqliteStore
-    from oncemore.testing.contract import put, write
+    from oncemore.log.store import Conflict
+    from oncemore.log.sqlite.store import SqliteStore
+    from oncemore.testing.store_contract import put, write
     store = SqliteStore(sys.argv[1])
     print("open", flush=True)
     while True:
@@ -300,7 +301,7 @@ def test_a_door_that_stays_shut_is_reported(
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == "shut\n"
-    monkeypatch.setattr(place, "DOOR_WAIT_S", 0.2)
+    monkeypatch.setattr(machine, "DOOR_WAIT_S", 0.2)
     with pytest.raises(StoreError, match="another process has been writing"):
         put(store, write("run/a", None))
     holder.kill()

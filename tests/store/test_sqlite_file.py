@@ -12,10 +12,11 @@ import apsw
 import pytest
 
 from oncemore.errors import StoreError, UsageError
-from oncemore.store import place, sqlite
-from oncemore.store.base import Batch, Index, Query, Stored, Write
-from oncemore.store.sqlite import SqliteStore
-from oncemore.testing.contract import put, stored, whole, write
+from oncemore.log.sqlite import machine as place
+from oncemore.log.sqlite import store as sqlite
+from oncemore.log.sqlite.store import SqliteStore
+from oncemore.log.store import Batch, Index, Query, Stored, Write
+from oncemore.testing.store_contract import put, stored, whole, write
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from oncemore.errors import StoreError, UsageError
-from oncemore.store.sqlite import SqliteStore
-from oncemore.testing.contract import put, stored, write
+from oncemore.log.sqlite.store import SqliteStore
+from oncemore.testing.store_contract import put, stored, write
 
 ENTER = """
     import sys
-    from oncemore.store.sqlite import SqliteStore
+    from oncemore.log.sqlite.store import SqliteStore
     store = SqliteStore(sys.argv[1])
     here = [store.enter(name) for name in sys.argv[2:]]
     print("here", flush=True)
@@ -112,7 +112,7 @@ def test_a_worker_of_this_process_can_be_asked_for_without_being_lost(store: Sql
 
 def asked_elsewhere(path: Path, name: str) -> str:
     asks = (
-        "import sys; from oncemore.store.sqlite import SqliteStore; "
+        "import sys; from oncemore.log.sqlite.store import SqliteStore; "
         "print(SqliteStore(sys.argv[1]).gone(sys.argv[2]))"
     )
     return subprocess.run(
@@ -137,7 +137,7 @@ def test_a_forked_child_has_none_of_its_parents_workers(path: Path) -> None:
     """In a program of its own: this one has threads, and what they hold at that moment a child never gets."""
     forks = textwrap.dedent("""
         import os, sys
-        from oncemore.store.sqlite import SqliteStore
+        from oncemore.log.sqlite.store import SqliteStore
         store = SqliteStore(sys.argv[1])
         here = store.enter("w1")
         child = os.fork()
@@ -175,7 +175,7 @@ def test_a_child_that_outlives_its_parent_does_not_keep_the_parents_workers_aliv
 ) -> None:
     forks = textwrap.dedent("""
         import os, sys, time
-        from oncemore.store.sqlite import SqliteStore
+        from oncemore.log.sqlite.store import SqliteStore
         store = SqliteStore(sys.argv[1])
         here = store.enter("w1")
         child = os.fork()
@@ -255,7 +255,7 @@ def test_of_many_that_ask_for_a_dead_worker_all_are_told_the_same(store: SqliteS
 def test_a_worker_that_is_entering_is_never_taken_for_dead(store: SqliteStore, path: Path) -> None:
     enters = textwrap.dedent("""
         import sys
-        from oncemore.store.sqlite import SqliteStore
+        from oncemore.log.sqlite.store import SqliteStore
         store = SqliteStore(sys.argv[1])
         print("open", flush=True)
         for n in range(300):

@@ -15,10 +15,10 @@ from collections import Counter, defaultdict
 from typing import Any, NamedTuple
 
 import oncemore
-from oncemore.codec.results import value_of
-from oncemore.codec.wire import body_of, head_of, header_of
-from oncemore.engine.history import KINDS, told, verify
 from oncemore.errors import StoreError
+from oncemore.log.entry_codec import body_of, head_of, header_of
+from oncemore.log.result_codec import value_of
+from oncemore.steps.run import KINDS, told, verify
 
 
 class Report(NamedTuple):

@@ -16,7 +16,7 @@ from tests.storm.work import RECORDER, STEPS, acknowledge, do, happen, ready
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncemore.engine.runtime import Engine
+    from oncemore.steps.engine import Engine
 
 FINE, WRONG = 0, 7
 

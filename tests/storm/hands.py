@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 import oncemore
-from oncemore.store.base import Query
+from oncemore.log.store import Query
 from tests.storm.work import STEPS, ready
 
 

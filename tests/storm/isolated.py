@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import oncemore
-from oncemore.core.backoff import Jitter, Schedule
-from oncemore.core.policy import Policy
+from oncemore.policy.backoff import Jitter, Schedule
+from oncemore.policy.policy import Policy
 from tests.storm.work import ready
 
 QUICK = Policy("quick", max_attempts=3, schedule=Schedule("exponential", base=0.001), jitter=Jitter("full"))

@@ -19,7 +19,7 @@ import threading
 import time
 from typing import Any, NamedTuple
 
-from oncemore.codec.wire import header_of
+from oncemore.log.entry_codec import header_of
 
 
 class Point(NamedTuple):

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import oncemore
-from oncemore.core.policy import Policy
 from oncemore.outbox import Relay
-from oncemore.profiles.kfm_loop import retry_loop
+from oncemore.policy.policy import Policy
+from oncemore.profiles.kfm.loop import retry_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,9 +15,9 @@ import pytest
 import trio
 
 import oncemore
-from oncemore.codec.wire import header_of
-from oncemore.core.backoff import Jitter, Schedule
-from oncemore.core.policy import Policy
+from oncemore.log.entry_codec import header_of
+from oncemore.policy.backoff import Jitter, Schedule
+from oncemore.policy.policy import Policy
 from tests.storm import storm
 from tests.storm.crew import ROOT, until
 from tests.storm.points import Point
@@ -155,7 +155,7 @@ def test_ctrl_c_ends_every_wait_at_once(crew: Crew, where: str) -> None:
 
 
 def _runs() -> Any:
-    from oncemore.store.base import Query
+    from oncemore.log.store import Query
 
     return Query("run")
 
@@ -480,6 +480,6 @@ def _environment() -> dict[str, str]:
 
 
 def _workers() -> Any:
-    from oncemore.store.base import Query
+    from oncemore.log.store import Query
 
     return Query("worker")

@@ -17,8 +17,8 @@ import psycopg
 import pytest
 
 import oncemore
-from oncemore.codec.wire import head_of
-from oncemore.store.base import Query
+from oncemore.log.entry_codec import head_of
+from oncemore.log.store import Query
 from tests.servers import nats, postgres
 from tests.storm import storm
 from tests.storm.crew import Crew
@@ -28,7 +28,7 @@ from tests.storm.work import STEPS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oncemore.core.record import Run
+    from oncemore.log.record import Run
     from tests.storm.crew import Child, Warm
 
 LONG = bool(os.environ.get("ONCEMORE_TORTURE"))

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.codec.wire import body_of
-from oncemore.engine.isolate import ProcessDied, RemoteError
-from oncemore.store.base import Query
+from oncemore.log.entry_codec import body_of
+from oncemore.log.store import Query
+from oncemore.steps.isolation import ProcessDied, RemoteError
 from tests.storm import isolated
 from tests.storm.crew import until
 

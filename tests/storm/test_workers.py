@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.codec.wire import head_of
+from oncemore.log.entry_codec import head_of
 from tests.storm import storm
 from tests.storm.work import STEPS
 
 if TYPE_CHECKING:
-    from oncemore.core.record import Run
+    from oncemore.log.record import Run
     from tests.storm.crew import Child, Crew
 
 KILLS = int(os.environ.get("ONCEMORE_KILLS", "200")) // 2

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.codec.wire import header_of
-from oncemore.engine.history import told as told_by
+from oncemore.log.entry_codec import header_of
+from oncemore.steps.run import told as told_by
 from tests.storm import storm
 from tests.storm.crew import until
 from tests.storm.points import Point

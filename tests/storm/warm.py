@@ -27,8 +27,8 @@ from contextlib import suppress
 from typing import Any
 
 import oncemore
-import oncemore.store.nats
-import oncemore.store.sqlite
+import oncemore.log.nats.store
+import oncemore.log.sqlite.store
 import tests.storm.work
 
 children: set[int] = set()

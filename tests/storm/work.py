@@ -17,15 +17,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import oncemore
-from oncemore.core.backoff import Jitter, Schedule
-from oncemore.core.policy import Policy
+from oncemore.policy.backoff import Jitter, Schedule
+from oncemore.policy.policy import Policy
 from tests.storm import points
 from tests.storm.recorder import ask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oncemore.engine.runtime import Engine
+    from oncemore.steps.engine import Engine
 
 MOST_ATTEMPTS = 5
 POLICY = Policy(

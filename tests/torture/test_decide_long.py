@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncemore.core.backoff import Jitter, Schedule
-from oncemore.core.decide import Decision, Situation, decide
-from oncemore.core.model import Failure
-from oncemore.core.policy import Policy
-from oncemore.core.tune import Signals, Tuning
+from oncemore.policy.backoff import Jitter, Schedule
+from oncemore.policy.decide import Decision, Situation, decide
+from oncemore.policy.model import Failure
+from oncemore.policy.policy import Policy
+from oncemore.policy.tuning import Signals, Tuning
 
 START = 1_700_000_000.0
 

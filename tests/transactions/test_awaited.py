@@ -9,7 +9,7 @@ import pytest
 import trio
 
 import oncemore
-from oncemore.engine import marks
+from oncemore.steps import transactions
 from oncemore.testing import FakeClock
 from tests.transactions.databases import AWAITED, Database
 
@@ -208,8 +208,8 @@ def test_a_script_that_is_closed_in_the_middle_awaits_nothing_more() -> None:
         begin = commit = rollback
 
     attempt: Any = type("At", (), {"step": "s", "key": "k", "fence": 1})
-    mark = marks.Mark(Line(), None, attempt, "")
-    coroutine = marks.asked_awaited(mark.finish("{}"))
+    mark = transactions.Mark(Line(), None, attempt, "")
+    coroutine = transactions.asked_awaited(mark.finish("{}"))
     coroutine.send(None)
     coroutine.close()
     assert undone == []

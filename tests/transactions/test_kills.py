@@ -18,8 +18,8 @@ import psycopg
 import pytest
 
 import oncemore
-from oncemore.engine.history import verify
-from oncemore.store.base import Query
+from oncemore.log.store import Query
+from oncemore.steps.run import verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable

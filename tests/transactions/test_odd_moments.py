@@ -13,7 +13,7 @@ import trio
 import trio.lowlevel
 
 import oncemore
-from oncemore.engine import marks, perform
+from oncemore.steps import driver, transactions
 from oncemore.testing import FakeClock
 from tests.transactions.databases import Database
 from tests.transactions.test_own_database import ordering
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("engine")
 def test_an_attempt_that_finds_a_later_fence_does_not_begin(database: Database) -> None:
     order = ordering(database)
     with closing(sqlite3.connect(database.file)) as connection, connection:
-        connection.execute(marks.CREATE)
+        connection.execute(transactions.CREATE)
         connection.execute("INSERT INTO oncemore_applied VALUES ('order', ?, 99, 0, NULL)", (order.key(1),))
     with FakeClock(), pytest.raises(oncemore.Error) as caught:
         order(1)
@@ -40,25 +40,27 @@ def test_an_attempt_that_finds_a_later_fence_does_not_begin(database: Database) 
 def test_a_table_that_cannot_be_made_is_told_by_who_misses_it(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(marks, "CREATE", "CREATE TABLE oncemore_applied(")
+    monkeypatch.setattr(transactions, "CREATE", "CREATE TABLE oncemore_applied(")
     with FakeClock(), pytest.raises(oncemore.Error, match="no such table: oncemore_applied"):
         ordering(database)(1)
     assert database.orders() == []
 
 
 def test_what_is_committed_is_not_undone(tmp_path: Path) -> None:
-    mark = marks.Mark(SimpleNamespace(awaits=False), None, SimpleNamespace(step="s", key="k", fence=1), "")  # type: ignore[arg-type]
+    mark = transactions.Mark(
+        SimpleNamespace(awaits=False), None, SimpleNamespace(step="s", key="k", fence=1), ""
+    )  # type: ignore[arg-type]
     mark.finished = True
-    assert marks.asked(mark.undo()) is None
-    assert marks.asked(mark.finish("{}")) is None
+    assert transactions.asked(mark.undo()) is None
+    assert transactions.asked(mark.finish("{}")) is None
 
 
 def test_a_cut_after_the_commit_is_kept_until_the_run_is_in_order() -> None:
     job: Any = SimpleNamespace(cut=None)
     cut = KeyboardInterrupt()
-    assert perform._finished(job, SimpleNamespace(finished=True), cut).error is None  # type: ignore[arg-type]
+    assert driver._finished(job, SimpleNamespace(finished=True), cut).error is None  # type: ignore[arg-type]
     assert job.cut is cut
-    assert perform._finished(job, SimpleNamespace(finished=False), cut).error is cut  # type: ignore[arg-type]
+    assert driver._finished(job, SimpleNamespace(finished=False), cut).error is cut  # type: ignore[arg-type]
 
 
 def test_a_second_cut_is_as_good_as_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,9 +76,9 @@ def test_a_second_cut_is_as_good_as_a_kill(monkeypatch: pytest.MonkeyPatch) -> N
         def __exit__(self, *error: object) -> None:
             pass
 
-    monkeypatch.setattr(perform, "Shield", Twice)
+    monkeypatch.setattr(driver, "Shield", Twice)
     with pytest.raises(KeyboardInterrupt):
-        perform._finish(SimpleNamespace(cut=None), SimpleNamespace())  # type: ignore[arg-type]
+        driver._finish(SimpleNamespace(cut=None), SimpleNamespace())  # type: ignore[arg-type]
 
 
 async def _passed() -> None:
@@ -102,7 +104,7 @@ def test_a_cancelled_task_of_trio_still_rolls_back() -> None:
     async def main() -> None:
         with trio.CancelScope() as scope:
             scope.cancel()
-            await perform._undone_awaited(mark, trio.Cancelled)  # type: ignore[arg-type]
+            await driver._undone_awaited(mark, trio.Cancelled)  # type: ignore[arg-type]
 
     trio.run(main)
     assert mark.count == 1
@@ -110,14 +112,14 @@ def test_a_cancelled_task_of_trio_still_rolls_back() -> None:
 
 def test_a_coroutine_that_is_closed_rolls_nothing_back() -> None:
     mark = Undone()
-    asyncio.run(perform._undone_awaited(mark, GeneratorExit()))  # type: ignore[arg-type]
+    asyncio.run(driver._undone_awaited(mark, GeneratorExit()))  # type: ignore[arg-type]
     assert mark.count == 0
 
 
 def test_a_commit_that_fails_in_a_task_is_a_failed_attempt(
     tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    database, finish, fails = Database("psycopg-async", tmp_path, server), marks.Mark.finish, [True]
+    database, finish, fails = Database("psycopg-async", tmp_path, server), transactions.Mark.finish, [True]
 
     def once(self: Any, kept: str) -> Any:
         if fails:
@@ -126,7 +128,7 @@ def test_a_commit_that_fails_in_a_task_is_a_failed_attempt(
             raise oncemore.TransientError("the network went away")
         yield from finish(self, kept)
 
-    monkeypatch.setattr(marks.Mark, "finish", once)
+    monkeypatch.setattr(transactions.Mark, "finish", once)
 
     @oncemore.step(effect="transactional", name="order")
     async def order(n: int) -> int:

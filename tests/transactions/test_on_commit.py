@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 import oncemore
-from oncemore.store import base
+from oncemore.log import store
 from oncemore.testing import FakeClock
 
 if TYPE_CHECKING:
@@ -203,9 +203,9 @@ FOREVER = {
 @pytest.mark.parametrize("how", ["a statement", "python", "python, then a statement"])
 def test_it_is_bounded_in_time(beside: Beside, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others wait for it: what takes too long is undone, and is a failed attempt."""
-    for module in ("sqlite_joined", "postgres_joined"):
-        monkeypatch.setattr(f"oncemore.store.{module}.ALSO_S", 0.1)
-    monkeypatch.setattr(base, "ALSO_S", 0.1)
+    for module in ("sqlite.joined", "postgres.joined"):
+        monkeypatch.setattr(f"oncemore.log.{module}.ALSO_S", 0.1)
+    monkeypatch.setattr(store, "ALSO_S", 0.1)
 
     def slow(tx: Any) -> None:
         if how == "a statement":
@@ -282,4 +282,4 @@ def test_a_store_without_tables_refuses_it() -> None:
     ):
         order.on(engine)()
     with oncemore.open("memory:") as engine, pytest.raises(oncemore.UsageError, match="has no tables"):
-        engine.store.append(base.Batch((), also=lambda tx: None))
+        engine.store.append(store.Batch((), also=lambda tx: None))

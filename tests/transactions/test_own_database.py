@@ -12,10 +12,10 @@ import pytest
 import sqlalchemy
 
 import oncemore
-from oncemore.core.backoff import Jitter, Schedule
-from oncemore.core.policy import Policy
-from oncemore.engine import marks
-from oncemore.store.base import Query
+from oncemore.log.store import Query
+from oncemore.policy.backoff import Jitter, Schedule
+from oncemore.policy.policy import Policy
+from oncemore.steps import transactions
 from oncemore.testing import FakeClock
 from tests.transactions.databases import Database
 
@@ -112,8 +112,8 @@ def test_what_was_not_committed_is_done_again(
     connections = []
     connect = database.connect
     database.connect = lambda: connections.append(connect()) or connections[-1]  # type: ignore[method-assign]
-    monkeypatch.setattr(marks.Mark, "finish", die)
-    monkeypatch.setattr(marks.Mark, "undo", lambda self: iter(()))
+    monkeypatch.setattr(transactions.Mark, "finish", die)
+    monkeypatch.setattr(transactions.Mark, "undo", lambda self: iter(()))
     order = ordering(database)
     with pytest.raises(Killed):
         order(1)
@@ -172,13 +172,13 @@ def test_a_later_fence_in_the_database_is_enough(
     database: Database, engine: oncemore.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where our own log has not heard of it, the row alone keeps a former attempt from committing."""
-    finish = marks.Mark.finish
+    finish = transactions.Mark.finish
 
     def raised(self: Any, kept: str) -> Any:
         yield from self._line.run("UPDATE oncemore_applied SET fence = 9")
         yield from finish(self, kept)
 
-    monkeypatch.setattr(marks.Mark, "finish", raised)
+    monkeypatch.setattr(transactions.Mark, "finish", raised)
     with FakeClock(), pytest.raises(oncemore.Error) as caught:
         ordering(database)(1)
     assert "another attempt took over" in repr(caught.value.__cause__)
@@ -195,7 +195,7 @@ def test_a_result_that_cannot_be_kept_is_done_all_the_same(database: Database) -
 
 @pytest.mark.parametrize("database", ["sqlite3", "psycopg"], indirect=True)
 def test_a_commit_that_fails_is_a_failed_attempt(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    finish, fails = marks.Mark.finish, [True]
+    finish, fails = transactions.Mark.finish, [True]
 
     def once(self: Any, kept: str) -> Any:
         if fails:
@@ -204,7 +204,7 @@ def test_a_commit_that_fails_is_a_failed_attempt(database: Database, monkeypatch
             raise oncemore.TransientError("the network went away")
         yield from finish(self, kept)
 
-    monkeypatch.setattr(marks.Mark, "finish", once)
+    monkeypatch.setattr(transactions.Mark, "finish", once)
     with FakeClock():
         assert ordering(database)(1) == {"n": 1}
     assert database.orders() == [(1, 2)]
@@ -321,7 +321,7 @@ def test_a_limit_is_told_afterwards_and_nothing_is_left(database: Database) -> N
 def test_the_mark_may_be_there_while_others_make_the_table(tmp_path: Path) -> None:
     database = Database("sqlite3", tmp_path, "")
     with sqlite3.connect(database.file) as connection:
-        connection.execute(marks.CREATE)
+        connection.execute(transactions.CREATE)
     connection.close()
     assert ordering(database)(1) == {"n": 1}
     database.close()

@@ -18,9 +18,9 @@ from typing import Any
 import psycopg
 
 import oncemore
-from oncemore.core.backoff import Jitter, Schedule
-from oncemore.core.policy import Policy
-from oncemore.engine import marks
+from oncemore.policy.backoff import Jitter, Schedule
+from oncemore.policy.policy import Policy
+from oncemore.steps import transactions
 
 folder, server, first, last = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 point = sys.argv[5] if len(sys.argv) > 5 else ""
@@ -32,7 +32,7 @@ def here(name: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-finish = marks.Mark.finish
+finish = transactions.Mark.finish
 
 
 def finished(self: Any, kept: str) -> Any:
@@ -41,7 +41,7 @@ def finished(self: Any, kept: str) -> Any:
     here("finish")  # the user's rows and the mark are committed, our log has not heard of it
 
 
-marks.Mark.finish = finished  # type: ignore[method-assign]
+transactions.Mark.finish = finished  # type: ignore[method-assign]
 
 
 #: So many attempts that no order is held for killing its workers: whoever is killed here is innocent.

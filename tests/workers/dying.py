@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from oncemore.engine.entry import seen_in
-from oncemore.engine.ops import Work
-from oncemore.engine.perform import _BLOCKING, _QUICK
+from oncemore.log.head_access import seen_in
+from oncemore.steps.driver import _BLOCKING, _QUICK
+from oncemore.steps.ops import Work
 
 if TYPE_CHECKING:
     import oncemore

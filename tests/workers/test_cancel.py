@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.core.backoff import Jitter, Schedule
-from oncemore.core.policy import Policy
-from oncemore.engine.history import verify
+from oncemore.policy.backoff import Jitter, Schedule
+from oncemore.policy.policy import Policy
+from oncemore.steps.run import verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable

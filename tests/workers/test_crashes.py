@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import oncemore
-from oncemore.engine.history import verify
-from oncemore.engine.runtime import Engine
-from oncemore.store.memory import MemoryStore
+from oncemore.log.memory import MemoryStore
+from oncemore.steps.engine import Engine
+from oncemore.steps.run import verify
 
 
 class Crash(BaseException):

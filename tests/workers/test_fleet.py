@@ -19,10 +19,10 @@ import pytest
 from click.exceptions import BadParameter
 
 import oncemore
-from oncemore.desk.cli.health import ROUND_S, SEEN_S, ailing, answering, place_of
-from oncemore.engine.worker import Pulse
+from oncemore.cli.health import ROUND_S, SEEN_S, ailing, answering, place_of
 from oncemore.errors import StoreError
-from oncemore.workers import Worked
+from oncemore.workers.service import Worked
+from oncemore.workers.worker import Pulse
 from tests.servers import nats, postgres
 
 if TYPE_CHECKING:

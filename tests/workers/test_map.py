@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.codec.wire import head_of
-from oncemore.core.backoff import Jitter, Schedule
-from oncemore.core.policy import Policy
-from oncemore.core.record import Mapped
-from oncemore.engine import course
-from oncemore.engine.history import verify
-from oncemore.engine.jobs import ByProvider
-from oncemore.engine.progress import Bar
-from oncemore.engine.sweeping import note
 from oncemore.errors import StoreError
-from oncemore.store.base import Query
+from oncemore.log.entry_codec import head_of
+from oncemore.log.record import Mapped
+from oncemore.log.store import Query
+from oncemore.policy.backoff import Jitter, Schedule
+from oncemore.policy.policy import Policy
+from oncemore.steps.run import verify
+from oncemore.workers import map as course
+from oncemore.workers.job_run import ByProvider
+from oncemore.workers.progress import Bar
+from oncemore.workers.takeover import note
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -310,7 +310,7 @@ def test_a_job_tells_what_it_met_at_each_provider(engine: oncemore.Engine, clock
     assert 0 < stored.started <= stored.ended
     ids = {attempt.correlation_id for run in job.runs if run for attempt in run.attempts}
     events = engine.store.heads(Query("event"))
-    from oncemore.core.record import Outgoing
+    from oncemore.log.record import Outgoing
 
     ids |= {head_of(head.head, Outgoing).correlation_id for head in events}
     assert ids == {stored.correlation_id}

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.engine import worker as workers
-from oncemore.engine.entry import seen_in
-from oncemore.engine.history import verify
-from oncemore.engine.ops import Work
-from oncemore.engine.perform import _BLOCKING, _QUICK
-from oncemore.engine.runtime import Engine
-from oncemore.store.base import Query
-from oncemore.store.postgres import PostgresStore
-from oncemore.workers import Worked
+from oncemore.log.head_access import seen_in
+from oncemore.log.postgres.store import PostgresStore
+from oncemore.log.store import Query
+from oncemore.steps.driver import _BLOCKING, _QUICK
+from oncemore.steps.engine import Engine
+from oncemore.steps.ops import Work
+from oncemore.steps.run import verify
+from oncemore.workers import worker as workers
+from oncemore.workers.service import Worked
 from tests.servers import postgres
 from tests.workers.test_scale import park
 

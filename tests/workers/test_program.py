@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.desk.cli import run as program
-from oncemore.engine.history import verify
-from oncemore.workers import steps_in
+from oncemore.cli import run as program
+from oncemore.steps.run import verify
+from oncemore.workers.service import steps_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

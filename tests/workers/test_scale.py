@@ -8,9 +8,9 @@ import apsw
 import pytest
 
 import oncemore
-from oncemore.engine import worker as workers
-from oncemore.store.base import Batch, Index, Query, Write
-from oncemore.store.sqlite import SqliteStore
+from oncemore.log.sqlite.store import SqliteStore
+from oncemore.log.store import Batch, Index, Query, Write
+from oncemore.workers import worker as workers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +27,7 @@ def park(store: Any, begin: int, end: int, step: str) -> None:
 
 def steps_taken(store: SqliteStore, monkeypatch: pytest.MonkeyPatch, query: Query) -> int:
     """Return how many instructions of its machine SQLite needs for a query."""
-    from oncemore.store import sqlite
+    from oncemore.log.sqlite import store as sqlite
 
     taken, real = [0], sqlite._rows
 

@@ -7,13 +7,13 @@ import time
 from typing import TYPE_CHECKING
 
 import oncemore
-from oncemore.core.turns import Turn
-from oncemore.engine import sharing
-from oncemore.engine.runtime import Engine
-from oncemore.engine.sharing import LEFT_S, Sharing
-from oncemore.store.base import Query
-from oncemore.store.memory import MemoryStore
-from oncemore.workers import Worker
+from oncemore.log.memory import MemoryStore
+from oncemore.log.store import Query
+from oncemore.steps.engine import Engine
+from oncemore.workers import fairness
+from oncemore.workers.fairness import LEFT_S, Sharing
+from oncemore.workers.service import Worker
+from oncemore.workers.turns import Turn
 
 if TYPE_CHECKING:
     import pytest
@@ -66,7 +66,7 @@ def test_the_share_of_one_that_is_alive_and_takes_nothing_is_done_by_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done.clear()
-    monkeypatch.setattr(sharing, "LEFT_S", 0.05)
+    monkeypatch.setattr(fairness, "LEFT_S", 0.05)
     store = Shared()
     with Engine(lambda: store, "memory:one") as one, Engine(lambda: store, "memory:two") as two:
         two.identity()  # it is there, and has a share of what is due

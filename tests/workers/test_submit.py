@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.codec.wire import body_of
-from oncemore.engine.history import verify
+from oncemore.log.entry_codec import body_of
+from oncemore.steps.run import verify
 
 if TYPE_CHECKING:
     from oncemore.testing import FakeClock
@@ -32,7 +32,7 @@ def double(x: Any, *more: Any, by: int = 2, **rest: Any) -> Any:
 @oncemore.step(effect="idempotent", name="who")
 def who(x: int) -> list[Any]:
     around = oncemore.current()
-    from oncemore.engine.context import CONTEXT
+    from oncemore.steps.context import CONTEXT
 
     return [around.tenant, around.correlation_id, CONTEXT.get().actor, around.remaining() is not None]
 

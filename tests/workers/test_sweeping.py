@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.engine.lease import Identity
-from oncemore.engine.sweeping import JITTER, LONGEST_S, SWEEP_S, Sweep
-from oncemore.store.base import Query
-from oncemore.store.memory import MemoryStore
-from oncemore.workers import Worked
+from oncemore.log.memory import MemoryStore
+from oncemore.log.store import Query
+from oncemore.steps.lease import Identity
+from oncemore.workers.service import Worked
+from oncemore.workers.takeover import JITTER, LONGEST_S, SWEEP_S, Sweep
 from tests.workers.dying import begin_and_fall_silent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oncemore.store.base import Head
+    from oncemore.log.store import Head
 
 BEGAN, LEASE_S = 1_000_000.0, 60.0
 

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.codec.wire import head_of
-from oncemore.core.backoff import Jitter, Schedule
-from oncemore.core.policy import Policy
-from oncemore.core.record import NOWHERE, Change, Mapped
-from oncemore.core.record import Worker as Lease
-from oncemore.engine import worker as workers
-from oncemore.engine.entry import write_of
-from oncemore.engine.history import verify
-from oncemore.engine.sweeping import note
 from oncemore.errors import StoreError
-from oncemore.store.base import Batch, Query
-from oncemore.workers import Worked
+from oncemore.log.entry_codec import head_of
+from oncemore.log.head_access import write_of
+from oncemore.log.record import NOWHERE, Change, Mapped
+from oncemore.log.record import Worker as Lease
+from oncemore.log.store import Batch, Query
+from oncemore.policy.backoff import Jitter, Schedule
+from oncemore.policy.policy import Policy
+from oncemore.steps.run import verify
+from oncemore.workers import worker as workers
+from oncemore.workers.service import Worked
+from oncemore.workers.takeover import note
 from tests.workers.dying import begin_and_fall_silent
 
 if TYPE_CHECKING:

@@ -15,17 +15,17 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from oncemore.http.clients import Adapter, AsyncTransport, Transport
-    from oncemore.http.endpoint import Idempotency, everyone
-    from oncemore.http.exchange import Told, told
-    from oncemore.http.kept import Answer
-    from oncemore.http.keys import idempotency_key
+    from oncemore.http.key_scope import idempotency_key
+    from oncemore.http.middleware import Idempotency, everyone
+    from oncemore.http.request_retry import Told, told
+    from oncemore.http.stored_response import Answer
 
 _HOMES = {
     "oncemore.http.clients": "Adapter AsyncTransport Transport",
-    "oncemore.http.endpoint": "Idempotency everyone",
-    "oncemore.http.exchange": "Told told",
-    "oncemore.http.keys": "idempotency_key",
-    "oncemore.http.kept": "Answer",
+    "oncemore.http.key_scope": "idempotency_key",
+    "oncemore.http.middleware": "Idempotency everyone",
+    "oncemore.http.request_retry": "Told told",
+    "oncemore.http.stored_response": "Answer",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 

@@ -1,7 +1,8 @@
 """Transports for httpx and httpx2, and an adapter for requests: other people's clients, with our retries.
 
 A client keeps what it is: its pool, redirects, cookies, authentication, and the errors it raises. What goes
-through one of these is sent as often as `http.exchange` allows; every attempt goes to the transport inside.
+through one of these is sent as often as `http.request_retry` allows; every attempt goes to the transport
+inside.
 No library is imported here: which one is in use is known by the request that comes in.
 """
 
@@ -11,15 +12,15 @@ import sys
 from _thread import allocate_lock
 from contextlib import suppress
 
-from oncemore.edges.own_retries import refuse_own
-from oncemore.engine import clock as clocks
-from oncemore.engine.context import CONTEXT
-from oncemore.engine.drive import awaiting, blocking
-from oncemore.engine.retry import ENDS, again
+from oncemore import clock as clocks
+from oncemore.classifiers.client_retries import refuse_own
 from oncemore.errors import MissingExtra, UsageError
-from oncemore.http.exchange import Asked, Exchange, Rules, Unwelcome, small
-from oncemore.http.keys import FIELD
-from oncemore.options import caution
+from oncemore.http.key_scope import FIELD
+from oncemore.http.request_retry import Asked, Exchange, Rules, Unwelcome, small
+from oncemore.retries.driver import awaiting, blocking
+from oncemore.retries.loop import ENDS, again
+from oncemore.retries.options import caution
+from oncemore.steps.context import CONTEXT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     import httpx2
     import requests.adapters
 
-    from oncemore.engine.retry import Report
-    from oncemore.http.exchange import Sending
+    from oncemore.http.request_retry import Sending
+    from oncemore.retries.loop import Report
 
     # For type checkers a transport is one of both libraries; while running it needs to be none.
     class _Plain(httpx.BaseTransport, httpx2.BaseTransport):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from json import dumps
 
-from oncemore.core.value import Value
+from oncemore._values import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from oncemore.engine.clock import Clock, in_trio, use
+from oncemore.clock import Clock, in_trio, use
 from oncemore.errors import UsageError
 
 TYPE_CHECKING = False

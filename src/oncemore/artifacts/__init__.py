@@ -1,0 +1,1 @@
+"""Files that steps leave, stored by digest."""

@@ -1,0 +1,1 @@
+"""Decisions of operators: quarantine, approvals, switches, notifications."""

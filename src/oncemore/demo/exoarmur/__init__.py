@@ -1,0 +1,1 @@
+"""An agent on a bus of three servers, one of which is killed."""

@@ -1,0 +1,269 @@
+"""`oncemore demo kfm-loop`: the scenarios of the KFM loop (WAL-4, SCEN-1), each replayed from its log.
+
+Real runs in a scratch store, under the profile's own numbers; only the waits (up to five minutes each) end
+at once, by the clock that `oncemore.testing` has for that. What is shown of a scenario is its log, entry by
+entry. Then it is replayed: every link and every state is read again, every decision is computed again from
+what was known, and the bytes of artifacts are held against their digests. Nothing is executed for that.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import oncemore
+from oncemore.demo.pipeline.board import cut
+from oncemore.demo.pipeline.live import Terminal, hushed, wrapped
+from oncemore.errors import UsageError
+from oncemore.open_engine import chosen
+from oncemore.policy import files
+from oncemore.profiles.kfm.loop import PROFILE, PermanentError, TransientError, last_run, retry_loop
+from oncemore.queries import replay as replays
+from oncemore.testing import instant
+
+if TYPE_CHECKING:
+    from typing import TextIO
+
+    from oncemore.demo.pipeline.board import Line
+    from oncemore.policy.policy import Policy
+
+INPUTS, CFG = {"month": "2026-10"}, {"partition": "date=2026-10"}
+BUSY, WRONG = TransientError("the warehouse is busy"), PermanentError("row 7 is negative")
+
+
+class Node:
+    """A node of a pipeline that fares as it is told, attempt by attempt; the last word stays."""
+
+    def __init__(self, node_id: str, *turns: object) -> None:
+        self.node_id, self.turns = node_id, list(turns)
+        self.computed = 0
+
+    def preflight_checkpoint(self, run: Any, key: str) -> Any:
+        """Begin where the last attempt left off."""
+        return run.resume({"done": 0})
+
+    def compute(self, inputs: Any, cfg: Any, checkpoint: Any) -> Any:
+        """Do the work, or fail as told."""
+        turn = self.turns[min(self.computed, len(self.turns) - 1)]
+        self.computed += 1
+        if isinstance(turn, Exception):
+            raise turn
+        return turn
+
+
+class Filing:
+    """A node whose result is a file; it is asked twice."""
+
+    def __init__(self, name: str) -> None:
+        self.computed = 0
+        made = oncemore.step(effect="pure", name=name, artifact="report.csv", policy=PROFILE)
+        self.step = made(self.compute)
+
+    def compute(self, month: str) -> Any:
+        """Write the file."""
+        self.computed += 1
+        return oncemore.current().put(b"site,kg\nnorth,12\n", date=month, media_type="text/csv")
+
+
+class Scenario(NamedTuple):
+    """A run to be made.
+
+    name      what it is asked for by; several runs may make one scenario
+    states    what its transitions must read, with the attempt of each (WAL-4, WAL-5)
+    within_s  how long there is until its deadline, if it has one
+    """
+
+    name: str
+    title: str
+    node: Node | Filing
+    computes: int
+    states: str
+    policy: Policy | str = PROFILE
+    within_s: float | None = None
+
+
+def scenarios() -> tuple[Scenario, ...]:
+    """Return the five scenarios of WAL-4, and those of SCEN that need no signals from outside."""
+    soft = [f"RUNNING({n}) SOFT_FAIL({n})" for n in range(1, 6)]
+    return (
+        Scenario(
+            "success", "success", Node("success", {"total": 10}), 1, "PENDING(1) RUNNING(1) COMPLETE(1)"
+        ),
+        Scenario(
+            "two-soft-fails", "two soft fails, then success",
+            Node("two-soft-fails", BUSY, BUSY, {"total": 10}), 3,
+            f"PENDING(1) {' '.join(soft[:2])} RUNNING(3) COMPLETE(3)",
+        ),
+        Scenario("permanent", "permanent", Node("permanent", WRONG), 1, "PENDING(1) RUNNING(1) HARD_FAIL(1)"),
+        Scenario(
+            "exhausted", "exhausted", Node("exhausted", BUSY), 6,
+            f"PENDING(1) {' '.join(soft)} RUNNING(6) HARD_FAIL(6)",
+        ),
+        Scenario(
+            "artifact-exists", "artifact exists", Filing("artifact-exists"), 1,
+            "PENDING(1) RUNNING(1) COMPLETE(1) PENDING(1) COMPLETE(1)",
+        ),
+        *_deadline_catchup(soft),
+    )  # fmt: skip
+
+
+#: What an outage of hours has left of the time to the deadline, far below the buffer that the policy wants.
+LEFT_S = 900.0
+CATCHUP = "deadline-catchup"
+
+
+def _deadline_catchup(soft: list[str]) -> tuple[Scenario, Scenario]:
+    """Return a report that is late, with the policy's deadline bias and without it (SCEN-1)."""
+    biased = files.policy("p2-batch-reporting")
+    assert biased.tuning is not None
+    patient = biased.but(name="p2 without deadline bias", tuning=biased.tuning._replace(deadline_bias=False))
+    return (
+        Scenario(
+            CATCHUP, "late, with deadline bias",
+            Node(CATCHUP, *4 * [BUSY], {"total": 10}), 5,
+            f"PENDING(1) {' '.join(soft[:4])} RUNNING(5) COMPLETE(5)", biased, LEFT_S,
+        ),
+        Scenario(
+            CATCHUP, "late, without deadline bias",
+            Node(f"{CATCHUP}-unbiased", *4 * [BUSY], {"total": 10}), 4,
+            f"PENDING(1) {' '.join(soft[:3])} RUNNING(4) HARD_FAIL(4)", patient, LEFT_S,
+        ),
+    )  # fmt: skip
+
+
+def named(name: str | None) -> tuple[Scenario, ...]:
+    """Return the runs of one scenario, or all."""
+    found = tuple(one for one in scenarios() if name in (None, one.name))
+    if not found:
+        known = ", ".join(dict.fromkeys(one.name for one in scenarios()))
+        raise UsageError(f"there is no scenario {name!r}; there are {known}")
+    return found
+
+
+class Replay(NamedTuple):
+    """What came out when a run was read again; `faults` is empty if all of it agrees."""
+
+    states: int
+    decisions: int
+    digests: int
+    faults: tuple[str, ...]
+
+
+def play(scenario: Scenario) -> oncemore.Run:
+    """Make a scenario's run, and return it."""
+    node = scenario.node
+    if isinstance(node, Filing):
+        node.step("2026-10")
+        node.step.rerun("2026-10", reason="the message came twice")
+        run = node.step.last("2026-10")
+    else:
+        ends = None if scenario.within_s is None else chosen().now() + scenario.within_s
+        with oncemore.context(deadline=ends):
+            retry_loop(node, INPUTS, CFG, policy=scenario.policy)
+        run = last_run(node, INPUTS, CFG)
+    assert run is not None
+    return run
+
+
+def transitions(wal: list[dict[str, Any]]) -> list[str]:
+    """Return the states of a run in order, each with its attempt."""
+    return [f"{line['state']}({line['attempt']})" for line in wal if line["kind"] == "TRANSITION"]
+
+
+def replay(engine: oncemore.Engine, scenario: Scenario, run: oncemore.Run) -> Replay:
+    """Read a run again from its log alone, and say where it differs."""
+    before = scenario.node.computed
+    again, wal = replays.replay(engine.store, f"run/{run.key}", current=True), run.wal()
+    faults = [again.fault] if again.fault else []
+    faults += [
+        f"attempt {one.attempt}: {one.what} is {one.recorded!r} in the log, {one.computed!r} when computed"
+        for one in again.differences
+    ]
+    if transitions(wal) != scenario.states.split():
+        faults.append(f"the states are {' '.join(transitions(wal))}, and not {scenario.states}")
+    kept = run.artifacts
+    faults += [f"{one.name} was altered" for one in kept if sha256(one.read()).hexdigest() != one.digest]
+    if scenario.node.computed != before or before != scenario.computes:
+        faults.append(f"it was computed {scenario.node.computed} times, and not {scenario.computes}")
+    return Replay(len(transitions(wal)), again.decisions, len(kept), tuple(faults))
+
+
+def shown(scenario: Scenario, run: oncemore.Run, width: int) -> list[Line]:
+    """Return a scenario with its entries."""
+    row = "  {:>4} {:<11} {:<10} {:>7}  {}".format
+    ended = run.status + (f" ({run.reason})" if run.reason else "")
+    lines: list[Line] = [
+        [(f"{scenario.title}: {ended}", "green" if run.status == "COMPLETE" else "red")],
+        [(row("seq", "kind", "state", "attempt", ""), "dim")],
+    ]
+    for each in run.wal():
+        told = row(each["seq"], each["kind"], each["state"], each["attempt"], _what(each))
+        lines.append([(told, "")])
+    return [cut(line, width) for line in lines]
+
+
+def _what(line: dict[str, Any]) -> str:
+    """Return what there is to say of an entry beside its state."""
+    proof, error = line["decision_proof"], line["error"] or {}
+    if line["kind"] == "DECISION" and proof:
+        return f"retry in {proof['delay_s']:.3f} s" if proof["action"] == "retry" else str(proof["action"])
+    if line["kind"] == "INTENT":
+        return str(line["intent"])
+    if line["kind"] == "TRANSITION":
+        said = error.get("last") or error
+        told = f"{said['type']}: {said['message']}" if "type" in said else ""
+        return ", ".join(filter(None, [line["reason"] if line["reason"] != "retry" else "", told]))
+    return ""
+
+
+def verdict(found: Replay, width: int) -> list[Line]:
+    """Return what a replay found."""
+    if found.faults:
+        return wrapped(f"replayed: {'; '.join(found.faults)}", width, "red", "  ")
+    said = [
+        f"{found.states} states agree",
+        f"{found.decisions} of {found.decisions} decisions come out the same" if found.decisions else "",
+        "its digest is valid" if found.digests else "",
+        "nothing executed",
+    ]
+    return wrapped(f"replayed: {', '.join(filter(None, said))}", width, "bold", "  ")
+
+
+def listed(out: TextIO) -> int:
+    """Say which scenarios there are, and what happens in each."""
+    for name in dict.fromkeys(one.name for one in scenarios()):
+        titles = [one.title for one in scenarios() if one.name == name]
+        out.write(f"{name:<18}{'; '.join(titles)}\n")
+    return 0
+
+
+def main(out: TextIO, *, plain: bool = False, scenario: str | None = None) -> int:
+    """Play, show and replay scenarios, all or one; return 1 if any of them differs."""
+    chosen_ones = named(scenario)
+    terminal, faults = Terminal(out, 0, plain=plain), 0
+    width = terminal.size()[0]
+    terminal.say(
+        "The reference scenarios of the KFM loop, under its policies, in a scratch store. Waits are decided "
+        "and kept as always, and end at once."
+    )
+    with (
+        hushed(),
+        tempfile.TemporaryDirectory(prefix="oncemore-demo-") as folder,
+        instant(),
+        oncemore.open(Path(folder) / "log.db") as engine,
+    ):
+        for one in chosen_ones:
+            run = play(one)
+            found = replay(engine, one, run)
+            faults += len(found.faults)
+            terminal.lines([[], *shown(one, run, width), *verdict(found, width)])
+    terminal.lines([[]])
+    agree = (
+        f"All {len(chosen_ones)} agree with their logs."
+        if len(chosen_ones) > 1
+        else "It agrees with its log."
+    )
+    terminal.say(agree if not faults else f"{faults} differences.", "bold")
+    return 1 if faults else 0

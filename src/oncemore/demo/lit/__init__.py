@@ -1,0 +1,1 @@
+"""A review platform whose core fails."""

@@ -1,0 +1,1 @@
+"""Spectra from an archive that throttles and sends broken files."""

@@ -1,0 +1,1 @@
+"""A pipeline that is killed in the middle and finishes."""

@@ -1,0 +1,89 @@
+"""What happened, as it can be read: from the log of oncemore, and from the recorder of the world.
+
+A *fact* is plain data with its time in seconds since the story began, so that a story can be kept and drawn
+again (tools/pictures.py does). Nobody tells anything here: both are files that others write.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from oncemore.log.entry_codec import body_of, header_of
+from oncemore.log.record import Outgoing, Run, fold
+from oncemore.steps.run import KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from oncemore.log.store import Store
+
+    Fact = dict[str, Any]
+
+
+class LogTail:
+    """New entries of a log, as facts about orders.
+
+    proofs  every decision that was made, with its order, step and key
+    """
+
+    def __init__(self, store: Store, began: float) -> None:
+        self._store, self._began = store, began
+        self._seq = 0
+        self._states: dict[str, Any] = {}
+        self._orders: dict[str, str] = {}
+        self.proofs: list[tuple[str, str, str, dict[str, Any]]] = []
+
+    def read(self) -> Iterator[Fact]:
+        """Return what is new."""
+        for entry in list(self._store.entries(None, self._seq)):
+            self._seq = entry.seq
+            header = header_of(entry.header)
+            kind: Any = KINDS[header.entity.partition("/")[0]]
+            state = self._states[header.entity] = fold(self._states.get(header.entity), header.sets, kind)
+            body = {} if entry.body is None else body_of(entry.body, None)
+            order = (body.get("arguments") or body.get("payload") or {}).get("order")
+            order = self._orders.setdefault(header.entity, order or "")
+            if order and type(state) in (Run, Outgoing):
+                yield self._fact(order, header.entity, header.at, state, body)
+
+    def _fact(self, order: str, entity: str, at: float, state: Any, body: dict[str, Any]) -> Fact:
+        """Return one transition; a message counts as a step of its own, `send`."""
+        step = state.step if type(state) is Run else "send"
+        proof = body.get("proof") or {}
+        if proof:
+            self.proofs.append((order, step, entity.partition("/")[2], proof))
+        return {
+            "t": round(at - self._began, 3),
+            "who": "log",
+            "order": order,
+            "step": step,
+            "attempt": state.attempt,
+            "state": state.state,
+            "reason": state.reason,
+            "code": (body.get("error") or {}).get("code", ""),
+            "until": round(state.not_before - self._began, 3) if state.not_before else 0.0,
+            "sentence": proof.get("sentence", ""),
+        }
+
+
+class RecorderTail:
+    """New lines of the recorder, as facts; a line that is not whole yet is read the next time."""
+
+    def __init__(self, path: Path, began: float) -> None:
+        self._path, self._began = path, began
+        self._read = 0
+
+    def read(self) -> Iterator[Fact]:
+        """Return what is new."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as book:
+            book.seek(self._read)
+            new = book.read()
+        whole = new[: new.rfind(b"\n") + 1]
+        self._read += len(whole)
+        for line in whole.splitlines():
+            told = json.loads(line)
+            yield {**told, "who": "world", "t": round(told.pop("at") - self._began, 3)}

@@ -1,1 +1,0 @@
-"""Where people look and act."""

@@ -1,1 +1,0 @@
-"""The way through: knows the order, not the database."""

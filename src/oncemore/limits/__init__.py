@@ -1,0 +1,1 @@
+"""Breakers, retry budgets, rates, concurrency and cooldowns."""

@@ -1,0 +1,173 @@
+-- The tables and functions of one log in PostgreSQL; `log/postgres/store.py` says how they are used.
+-- {schema} and {tag} (19 bits of the schema's name, for the names of locks) are filled in when it is made.
+
+create table {schema}.meta(name text primary key, value text not null);
+
+create table {schema}.head(
+    entity text collate "C" primary key, version bigint not null, hash bytea not null, head bytea not null,
+    kind text collate "C" not null, state text not null, due float8, step text not null,
+    worker text not null, dataset text not null, seq bigint not null)
+    with (fillfactor = 85, autovacuum_vacuum_scale_factor = 0.02);
+create index head_due on {schema}.head(kind, due) where due is not null;
+create index head_step on {schema}.head(kind, step, due, entity) where due is not null;
+
+create table {schema}.log(
+    seq bigint not null unique, entity text collate "C" not null, version bigint not null,
+    hash bytea not null, header bytea not null, body bytea, digest bytea,
+    primary key (entity, version));
+create sequence {schema}.seq;
+
+-- Entities that were ever a guard: who writes one of them appends alone.
+create table {schema}.guarded(entity text collate "C" primary key);
+
+-- Emptied by the server's recovery from a crash, which may have forgotten numbers that somebody saw.
+create unlogged table {schema}.alive(one int not null);
+insert into {schema}.alive values (1);
+
+create table {schema}.worker(
+    name text collate "C" primary key, token text not null, entered timestamptz not null,
+    left_at timestamptz);
+
+-- Whether an append must have the log for itself.
+create function {schema}.needs_all(entities text[], guards text[]) returns bool
+language sql volatile as $$
+    select exists (select from {schema}.guarded where entity = any(entities))
+        or exists (select from unnest(guards) g where not exists (select from {schema}.guarded where entity = g))
+        or not exists (select from {schema}.alive);
+$$;
+
+-- Take the log for one append: shared, or alone if it writes or brings a guard. The queue for an advisory
+-- lock is fair, so that a stream of sharers cannot keep out who must be alone, as shared row locks could.
+-- Then publish the number below which this append will draw none: see last_seq().
+create function {schema}.take_log(entities text[], guards text[]) returns void
+language plpgsql volatile as $$
+begin
+    if not needs_all(entities, guards) then
+        perform pg_advisory_xact_lock_shared({tag}, 1);
+        if needs_all(entities, guards) then  -- since we looked; giving the lock back means starting again
+            raise exception 'a guard appeared' using errcode = '40001';
+        end if;
+    else
+        perform pg_advisory_xact_lock({tag}, 1);
+        insert into guarded select distinct unnest(guards) on conflict do nothing;
+        if not exists (select from alive) then
+            perform setval('seq', last_value + 1000000) from seq;
+            insert into alive values (1);
+        end if;
+    end if;
+    perform pg_advisory_xact_lock_shared(({tag}::bigint << 44) | (last_value + is_called::int)) from seq;
+end$$;
+
+-- Compare and set the batches 1..members, each for itself; one row each. The writes are parallel arrays in
+-- the order of their batch (m), as are the guards (gm); x and gx are the versions that must stand.
+-- A plan made while a table was small would scan it when it is large: hence no sequential scans; and as
+-- their price is then sky-high where there is no other way (alive), no compiling of such "dear" plans.
+create function {schema}.append(
+    members int, m int[], e text[], x bigint[], h bytea[], hd bytea[], b bytea[], st bytea[],
+    k text[], s text[], d float8[], sp text[], w text[], ds text[],
+    gm int[], ge text[], gx bigint[], sync bool)
+returns table(
+    missed text, seqs bigint[], entity text, version bigint, hash bytea, head bytea, kind text, state text,
+    due float8, step text, worker text, dataset text, seq bigint, body bytea)
+language plpgsql volatile security definer
+set search_path = {schema}, pg_temp set enable_seqscan = off set jit = off set lock_timeout = '30s' as $$
+#variable_conflict use_column
+declare
+    n int := cardinality(e); i int := 1; j int; q int := 1; v bigint; at bigint;
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception 'oncemore appends in read committed only' using errcode = '0A000';
+    end if;
+    if not sync then
+        perform set_config('synchronous_commit', 'off', true);
+    elsif current_setting('synchronous_commit') not in ('on', 'remote_apply') then
+        perform set_config('synchronous_commit', 'on', true);
+    end if;
+    perform take_log(e, ge);
+    if n > members then  -- batches of several writes: lock in one order, or two appends wait for each other
+        perform from head where entity = any(e) order by entity for update;
+    end if;
+    for a in 1..members loop
+        missed := null; seqs := '{{}}';
+        while gm[q] = a loop
+            if missed is null
+                and coalesce((select version from head where entity = ge[q]), 0) <> gx[q] then
+                missed := ge[q];
+            end if;
+            q := q + 1;
+        end loop;
+        j := i;
+        while m[j] = a loop
+            if missed is null then
+                select version into v from head where entity = e[j] for update;
+                if coalesce(v, 0) <> x[j] then missed := e[j]; end if;
+            end if;
+            j := j + 1;
+        end loop;
+        if missed is null then for o in i .. j - 1 loop
+            at := nextval('seq');
+            if x[o] = 0 then
+                insert into head values (e[o], 1, h[o], st[o], k[o], s[o], d[o], sp[o], w[o], ds[o], at)
+                    on conflict do nothing;
+            else
+                update head set version = x[o] + 1, hash = h[o], head = st[o], kind = k[o], state = s[o],
+                    due = d[o], step = sp[o], worker = w[o], dataset = ds[o], seq = at
+                    where entity = e[o] and version = x[o];
+            end if;
+            if not found then  -- somebody made it while we looked
+                if o > i then raise exception 'half a batch' using errcode = '40001'; end if;
+                missed := e[o];
+                exit;
+            end if;
+            insert into log values (at, e[o], x[o] + 1, h[o], hd[o], b[o], null);
+            seqs := seqs || at;
+        end loop; end if;
+        i := j;
+        entity := null; version := null; hash := null; head := null; kind := null; state := null;
+        due := null; step := null; worker := null; dataset := null; seq := null; body := null;
+        if missed is not null then
+            select c.entity, c.version, c.hash, c.head, c.kind, c.state, c.due, c.step, c.worker, c.dataset,
+                c.seq, l.body
+                into entity, version, hash, head, kind, state, due, step, worker, dataset, seq, body
+                from head c join log l on l.entity = c.entity and l.version = c.version
+                where c.entity = missed;
+        end if;
+        return next;
+    end loop;
+end$$;
+
+-- The last seq that can be followed from: nothing becomes visible at or below it later. Numbers are drawn
+-- before they are committed, so this is below the lowest that an append at work may hold. The order of the
+-- questions is the proof: what was drawn before the first is held at the second, or visible at the third.
+create function {schema}.last_seq() returns bigint
+language plpgsql volatile security definer set search_path = {schema}, pg_temp set jit = off as $$
+declare
+    next bigint; low bigint;
+begin
+    select last_value + is_called::int into next from seq;
+    select min(((classid::bigint & 4095) << 32) | objid::bigint) into low from pg_locks
+        where locktype = 'advisory' and objsubid = 1 and classid::bigint >> 12 = {tag}
+            and database = (select oid from pg_database where datname = current_database());
+    return coalesce((select max(l.seq) from log l where l.seq < least(next, low)), 0);
+end$$;
+
+create function {schema}.prune(of text, before bigint) returns void
+language sql volatile security definer set search_path = {schema}, pg_temp as $$
+    update log set digest = sha256(body), body = null
+        where entity = of and version < before and body is not null;
+$$;
+
+-- A worker enters (here) or leaves, by the token that it entered with. What is a week old says nothing any more.
+create function {schema}.presence(who text, with_token text, here bool) returns void
+language plpgsql volatile security definer set search_path = {schema}, pg_temp as $$
+begin
+    if here then
+        delete from worker where coalesce(left_at, entered) < clock_timestamp() - interval '7 days';
+        insert into worker values (who, with_token, clock_timestamp())
+            on conflict (name) do update set token = with_token, entered = clock_timestamp(), left_at = null;
+    else
+        update worker set left_at = clock_timestamp() where name = who and token = with_token;
+    end if;
+end$$;
+
+revoke all on all functions in schema {schema} from public;

@@ -1,0 +1,1 @@
+"""Care of a log: prune, erase, back up, copy, rebuild, replay, import."""

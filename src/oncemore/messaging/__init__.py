@@ -1,0 +1,1 @@
+"""Events that leave (outbox) and messages that arrive (inbox)."""

@@ -1,0 +1,1 @@
+"""Queues that an inbox reads from."""

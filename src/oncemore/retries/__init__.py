@@ -1,0 +1,1 @@
+"""Retries in memory: the decorator, its options, the loop and its time limits."""

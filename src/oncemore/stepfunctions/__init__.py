@@ -1,0 +1,1 @@
+"""Policies as Amazon States Language, and tasks for Step Functions."""

@@ -1,0 +1,1 @@
+"""Durable steps: one run per key, recorded before and after each attempt."""

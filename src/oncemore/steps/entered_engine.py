@@ -1,0 +1,78 @@
+"""Which engine a step uses where nothing else is said: that of the `with engine:` block around the call.
+
+The block is kept in a context variable. A task inherits it; a new thread does not, and uses the engine that
+the process has entered.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from oncemore.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from oncemore.steps.engine import Engine
+
+_INSIDE: ContextVar[tuple[Engine, ...]] = ContextVar("oncemore.engines", default=())
+#: The engines whose `with` blocks this process is in.
+_entered: list[Engine] = []
+
+
+def enter_engine(engine: Engine) -> None:
+    """Make an engine that of all steps called from here on, also in threads without a context."""
+    if engine not in _entered:
+        _entered.append(engine)
+    _INSIDE.set((*_INSIDE.get(), engine))
+
+
+def leave_engine(engine: Engine, *, last: bool) -> None:
+    """End a block; `last` says that the process is in no other block of this engine."""
+    around = list(_INSIDE.get())
+    around.reverse()
+    if engine in around:  # a block may end in another task than it began in, as fixtures do
+        around.remove(engine)
+    _INSIDE.set(tuple(reversed(around)))
+    if last and engine in _entered:
+        _entered.remove(engine)
+
+
+@contextmanager
+def inside(engine: Engine) -> Iterator[None]:
+    """Make an engine that of all steps called inside, without closing it afterwards."""
+    token = _INSIDE.set((*_INSIDE.get(), engine))
+    try:
+        yield
+    finally:
+        _INSIDE.reset(token)
+
+
+def innermost() -> Engine | None:
+    """Return the engine of the innermost `with engine:` around this line, or None.
+
+    A thread without a context uses the engine that the process has entered. Several engines are refused,
+    because each of them could be the wrong store.
+    """
+    inside = _INSIDE.get()
+    if inside:
+        return inside[-1]
+    entered = _entered[:]
+    if len(entered) > 1:
+        raise UsageError(
+            "this thread is not inside a `with engine:` block, and the process has entered "
+            f"{len(entered)} engines: {', '.join(engine.url for engine in entered)}; name the one to use "
+            "with step.on(engine), or start the thread with contextvars.copy_context().run"
+        )
+    return entered[0] if entered else None
+
+
+def _after_fork() -> None:
+    """Forget the blocks of other threads, which do not exist in a forked child."""
+    _entered[:] = dict.fromkeys(_INSIDE.get()) or _entered
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,289 @@
+"""Work in a process of its own: one that can really be stopped, whatever it does.
+
+Each attempt gets a fresh process. It is told where to find the function (module and name: nothing of ours is
+shipped there but arguments), calls it, and sends back its value or its error over a pipe. At its limit it is
+killed. If the caller's process dies, the pipe closes and the child ends itself at once, so that nothing goes
+on behind the back of whoever takes over.
+
+The transport between the two is `multiprocessing`'s, which pickles; nothing of it is stored.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import signal
+import sys
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from oncemore.artifacts.store import apart
+from oncemore.errors import UsageError
+from oncemore.retries.deadlines import too_late
+from oncemore.steps.engine import Engine
+from oncemore.steps.entered_engine import enter_engine, innermost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.connection import Connection
+
+    from oncemore.retries.loop import Invoke
+    from oncemore.steps.attempt import Attempt
+    from oncemore.steps.call_in_progress import Job
+
+GRACE_S = 5.0
+MOST_TEXT = 2000
+
+
+class ProcessDied(ConnectionError):
+    """The process that an attempt ran in ended without an answer; the message has its exit code."""
+
+
+class RemoteError(Exception):
+    """An error from the other process that could not be brought over; the message says what it was."""
+
+
+class Unsent:
+    """Stands for a value that could not be brought over: the work is done, and its value is lost."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return f"<a value that could not leave its process: {self.text}>"
+
+
+def run(job: Job, attempt: Attempt, invoke: Invoke) -> Any:
+    """Run a job's function in a process of its own; kill that at its limit."""
+    import multiprocessing
+
+    where = address_of(job.name, job.work)
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    told = {"seen": attempt.seen, "ends_in": invoke.limit_s, "resume": attempt.resume()}
+    told["files"] = apart(job)
+    told["engine"] = _surroundings()
+    process = context.Process(target=_child, args=(theirs, where, job.args, job.kwargs, told), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        return _served(ours, attempt, invoke, process)
+    finally:
+        _kill(process.pid)
+        process.join(GRACE_S)
+        ours.close()
+
+
+def _surroundings() -> bytes | str:
+    """Return what opens the engine that steps called by the work use; or why the child cannot open it.
+
+    It is empty where they use the engine of the settings, which are the same in the child.
+    """
+    try:
+        engine = innermost()
+        return b"" if engine is None else pickle.dumps(_reopening(engine))
+    except UsageError as refused:
+        return str(refused)
+    except Exception as fault:  # noqa: BLE001 - whatever a codec or a sink does when it is pickled
+        return f"the engine of the surroundings cannot be sent to a process of its own: {fault}"
+
+
+def _reopening(engine: Engine) -> Callable[[], Engine]:
+    if engine.reopen is None:
+        raise UsageError(
+            f"{engine.url} cannot be opened in the process of an isolated attempt; call its inner steps "
+            "without isolate='process', or use a SQLite file or a server"
+        )
+    return engine.reopen
+
+
+def _enter(surroundings: bytes | str) -> None:
+    """Have steps that the work calls use the engine of the parent's surroundings, or refuse them."""
+
+    def refuse() -> Any:
+        raise UsageError(str(surroundings))
+
+    if isinstance(surroundings, str):
+        enter_engine(Engine(refuse, "memory:"))
+    elif surroundings:
+        enter_engine(pickle.loads(surroundings)())  # noqa: S301 - from our own parent
+
+
+def _kill(pid: int | None) -> None:
+    """Kill the child and whatever it has started; it leads a group of its own."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid or 0, signal.SIGKILL) if pid else None
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL) if pid else None
+
+
+def address_of(name: str, work: Any) -> tuple[str, str]:
+    """Return the module and the name by which another process finds a function; or refuse it."""
+    module, own = getattr(work, "__module__", None), getattr(work, "__qualname__", "")
+    if not module or not own or "<" in own:
+        raise UsageError(
+            f"{name} cannot be found from another process; isolate='process' needs a function of a module"
+        )
+    return module, own
+
+
+def check_importable(name: str, work: Any) -> None:
+    """Refuse a function that another process would not find under its module and name."""
+    where = address_of(name, work)
+    main = sys.modules["__main__"]
+    no_file = where[0] == "__main__" and not getattr(main, "__file__", None)
+    try:
+        found = None if no_file else _function(*where)
+    except (ImportError, AttributeError):
+        found = None
+    if found is not work:
+        raise UsageError(
+            f"{name} cannot run with isolate='process': another process does not find it as "
+            f"{where[0]}.{where[1]}; define it under its own name at the top of a module that can be imported"
+        )
+
+
+def _served(ours: Connection, attempt: Attempt, invoke: Invoke, process: Any) -> Any:
+    """Answer what the child asks for, until it sends its end, dies or takes too long."""
+    while True:
+        try:
+            what, value = _heard(ours, attempt, invoke), _heard(ours, attempt, invoke)
+        except (EOFError, ConnectionResetError):
+            process.join(GRACE_S)
+            raise ProcessDied(
+                f"{attempt.step}: the process of attempt {attempt.number} ended without an answer "
+                f"(exit code {process.exitcode})"
+            ) from None
+        if what == "value":
+            return value
+        if what == "error":
+            raise value if isinstance(value, BaseException) else RemoteError(value.text)
+        if what == "events":
+            attempt.take(value)
+        else:
+            assert what == "checkpoint"
+            ours.send(_kept(attempt, value))
+
+
+def _heard(ours: Connection, attempt: Attempt, invoke: Invoke) -> Any:
+    """Return what the child sent; what cannot be read here is said in words."""
+    if not ours.poll(attempt.remaining()):
+        raise too_late(attempt.step, invoke)
+    sent = ours.recv_bytes()
+    try:
+        return pickle.loads(sent)  # noqa: S301 - from our own child, by a pipe that nobody else has
+    except Exception as fault:  # noqa: BLE001 - whatever a class does when it is made anew
+        return Unsent(f"{type(fault).__name__}: {fault}"[:MOST_TEXT])
+
+
+def _kept(attempt: Attempt, plain: Any) -> BaseException | None:
+    try:
+        attempt.keep(plain)
+    except Exception as error:  # noqa: BLE001 - the child raises it where the work is
+        return _portable(error)  # one that the child could not read would leave it waiting
+    return None
+
+
+def _child(pipe: Connection, where: tuple[str, str], args: Any, kwargs: Any, told: dict[str, Any]) -> None:
+    """Be the process of one attempt."""
+    os.setsid()
+    if pipe.poll(0):
+        os._exit(1)  # nothing is sent before the work asks for it: this is the end of whoever called
+    answers = _Answers(pipe)
+    threading.Thread(target=answers.listen, daemon=True).start()
+    try:
+        value, events = _call(answers, where, args, kwargs, told)
+    except BaseException as error:  # noqa: BLE001 - it is raised again in the process that called
+        _send(pipe, "error", _portable(error))
+    else:
+        _send(pipe, "events", events)
+        _send(pipe, "value", value)
+    os._exit(0)  # nothing of the parent's that was copied here is closed or flushed
+
+
+class _Answers:
+    """What the parent sends; when it is gone, so are we."""
+
+    def __init__(self, pipe: Connection) -> None:
+        from queue import SimpleQueue
+
+        self.pipe = pipe
+        self.arrived: Any = SimpleQueue()
+
+    def listen(self) -> None:
+        """Take what comes; the pipe's end is the end of this process."""
+        try:
+            while True:
+                self.arrived.put(self.pipe.recv())
+        except (EOFError, OSError):
+            os.killpg(0, signal.SIGKILL)  # with whatever the work has started
+
+
+def _call(answers: _Answers, where: tuple[str, str], args: Any, kwargs: Any, told: dict[str, Any]) -> Any:
+    from oncemore import clock as clocks
+    from oncemore.artifacts.artifact import SHELF
+    from oncemore.log.tagged_json import Tagger, untag
+    from oncemore.retries.loop import ENDS
+    from oncemore.steps.attempt import CURRENT, Attempt
+
+    plain, kept = Tagger(), [told["resume"]]
+
+    def keep(attempt: Attempt, value: Any) -> None:
+        _send(answers.pipe, "checkpoint", value)
+        refused = answers.arrived.get()
+        if refused is not None:
+            raise refused
+        kept[0] = untag(value)
+        attempt.seen = attempt.seen._replace(run=attempt.seen.run._replace(checkpoint=1))
+
+    attempt = Attempt(
+        told["seen"],
+        clocks.current.wall,
+        lambda value: plain.tag(value, "the value"),
+        keep,
+        lambda seen: kept[0],
+        None,
+        told["files"],
+    )
+    SHELF.set(told["files"].shelf)
+    CURRENT.set(attempt)
+    _enter(told["engine"])
+    if told["ends_in"] is not None:
+        ENDS.set(clocks.current.monotonic() + told["ends_in"])
+    value = _function(*where)(*args, **kwargs)
+    return value, attempt.given()
+
+
+def _function(module: str, name: str) -> Any:
+    """Return the function behind a step, found by its module and name."""
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return getattr(found, "__wrapped__", found)
+
+
+def _send(pipe: Connection, what: str, value: Any) -> None:
+    """Send what it is, then the thing itself; what cannot be sent is said in words."""
+    pipe.send(what)
+    try:
+        pipe.send(value)
+    except Exception as fault:  # noqa: BLE001 - whatever a value does when it is written
+        pipe.send(Unsent(f"a {type(value).__name__}: {fault}"[:MOST_TEXT]))
+
+
+def _portable(error: BaseException) -> BaseException:
+    """Return an error that can be raised elsewhere: itself, or what it was in words."""
+    try:
+        same = type(pickle.loads(pickle.dumps(error))) is type(error)  # noqa: S301 - our own
+    except Exception:  # noqa: BLE001 - many errors cannot be made anew from what they keep
+        same = False
+    return error if same else RemoteError(f"{type(error).__name__}: {_words(error)}"[:MOST_TEXT])
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - an error that cannot even be shown is still an error
+        return "it cannot be shown"

@@ -1,0 +1,179 @@
+"""A node of a pipeline as a durable step, and the nodes that a module defines.
+
+A node has `preflight_checkpoint(run, key)` and `compute(inputs, cfg, checkpoint)` (`profiles.kfm.loop` runs
+it). Its step takes `inputs` and `cfg`, and the log keeps both: a worker that knows the node goes on with a
+run whose process died, and `replay --verify` computes it again. The key is made of node, inputs and
+partition; `cfg` makes the `cfg_hash`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from oncemore.errors import UsageError, warn_policy
+from oncemore.policy import files
+from oncemore.retries.options import colour_of
+from oncemore.steps import flow
+from oncemore.steps.attempt import current
+from oncemore.steps.decorator import Step, told_of
+from oncemore.steps.keys import cfg_hash
+from oncemore.steps.options import Recipe, module_of
+from oncemore.steps.read_only_values import make_read_only
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from oncemore.steps.decorator import Look
+    from oncemore.steps.engine import Engine
+    from oncemore.steps.ops import Terms
+
+#: The policy of a node that names none.
+PROFILE = "kfm-loop"
+#: Names under which a configuration may say which partition a node writes; that is a part of the key.
+PARTITION = ("target_partition", "partition")
+_PARTS = ("preflight_checkpoint", "compute")
+_VERSION = "1"
+
+
+class NodeStep(Step[..., Any]):
+    """The step of a node: called with its inputs and its configuration."""
+
+    def __init__(
+        self,
+        node: Any,
+        *,
+        policy: Any = None,
+        on_config_change: str | None = None,
+        engine: Engine | None = None,
+    ) -> None:
+        self._node, self._policy, self._on_change = node, policy, on_config_change
+        work = _work_awaited(node) if awaits(node) else _work(node)
+        told = told_of(
+            effect=getattr(node, "effect", "pure"), name=node_id_of(node), partition=_partition_of,
+            ignore="cfg", on_version_change=on_config_change, policy=policy or policy_of(node),
+            pipeline=getattr(node, "pipeline", None) or module_of(node.compute),
+        )  # fmt: skip
+        recipe = Recipe(work, told)
+        if engine is None:  # the copy for another engine would warn a second time
+            warn_policy(*recipe.policy.warnings())
+        if recipe.on_version_change is None:  # neither the call nor the policy's own file says it
+            recipe.on_version_change = files.profile(PROFILE).sections["idempotency"]["on_config_change"]
+        super().__init__(recipe, engine)
+
+    def on(self, engine: Engine) -> NodeStep:
+        """Return the same step on another engine."""
+        return NodeStep(self._node, policy=self._policy, on_config_change=self._on_change, engine=engine)
+
+    def note_redelivery(self, inputs: Any, cfg: Any) -> Any:
+        """Write down that a call found the work done (`artifact_exists`), once per run; nothing is run.
+
+        To be awaited if the node is async.
+        """
+        look = self._look((inputs, cfg), {})
+        return self._ordered(look, flow.note_redelivery(look.call))
+
+    def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, guess: bool = False) -> Look:
+        look = super()._look(args, kwargs, guess=guess)
+        config = _without_partition(self._cfg_of(look))
+        return look._replace(call=look.call._replace(cfg_hash=cfg_hash(_VERSION, config)), withheld=())
+
+    def _terms(self, look: Look, worker: str, now: float) -> Terms:
+        counted = {**look.counted, "cfg": self._cfg_of(look)}
+        return super()._terms(look, worker, now)._replace(arguments=self._recipe.stored(counted))
+
+    def _cfg_of(self, look: Look) -> Any:
+        return self._recipe.arguments(look.args, look.kwargs)["cfg"]
+
+
+def is_node(found: Any) -> bool:
+    """Whether an object is a node: not a class, and with a node's two functions and its name."""
+    named = isinstance(getattr(found, "node_id", None) or getattr(found, "name", None), str)
+    return (
+        named and not isinstance(found, type) and all(callable(getattr(found, part, None)) for part in _PARTS)
+    )
+
+
+def nodes_in(module: Any) -> Iterator[NodeStep]:
+    """Return the steps of a module's nodes: of its objects, and of its own classes that take no arguments."""
+    known: set[str] = set()
+    for value in vars(module).values():
+        node = value
+        if isinstance(value, type) and value.__module__ == module.__name__ and _is_node_class(value):
+            node = value()
+        if is_node(node) and node_id_of(node) not in known:
+            known.add(node_id_of(node))
+            yield NodeStep(node)
+
+
+def _is_node_class(found: type) -> bool:
+    named = isinstance(vars(found).get("node_id", vars(found).get("name")), str)
+    if not named or not all(callable(getattr(found, part, None)) for part in _PARTS):
+        return False
+    needed = [one for one in inspect.signature(found).parameters.values() if one.default is one.empty]
+    return all(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in needed)
+
+
+def policy_of(node: Any) -> Any:
+    """Return the policy that a node names, or `kfm-loop`."""
+    return getattr(node, "policy", None) or PROFILE
+
+
+def node_id_of(node: Any) -> str:
+    """Return what a node is called in the log."""
+    found = getattr(node, "node_id", None) or getattr(node, "name", None)
+    if not isinstance(found, str):
+        raise UsageError(f"{node!r} has no node_id; it names the work in the log, and is a part of its key")
+    return found
+
+
+def awaits(node: Any) -> bool:
+    """Whether a node's `compute` is async; what is not a node is refused."""
+    for name in _PARTS:
+        if not callable(getattr(node, name, None)):
+            raise UsageError(
+                f"{node!r} is no node: it has no {name}; a node has preflight_checkpoint(run, key) and "
+                "compute(inputs, cfg, checkpoint)"
+            )
+    return colour_of(node.compute) == "coroutine"
+
+
+def _partition_of(inputs: Any, cfg: Any) -> Any:
+    return next((cfg[name] for name in PARTITION if name in cfg), None) if isinstance(cfg, Mapping) else None
+
+
+def _without_partition(cfg: Any) -> Any:
+    """Return what of a configuration is hashed: all but the first name of a partition."""
+    config = dict(cfg) if isinstance(cfg, Mapping) else {}
+    for name in PARTITION:
+        if name in config:
+            del config[name]
+            break
+    return config
+
+
+def _work(node: Any) -> Callable[[Any, Any], Any]:
+    def compute(inputs: Any, cfg: Any) -> Any:
+        run = current()
+        found, last = node.preflight_checkpoint(run, run.key), run.resume()
+        if found is not None and found != last:
+            run.checkpoint(found)
+            last = found
+        return node.compute(make_read_only(inputs), make_read_only(cfg), last)
+
+    return compute
+
+
+def _work_awaited(node: Any) -> Callable[[Any, Any], Any]:
+    async def compute(inputs: Any, cfg: Any) -> Any:
+        run = current()
+        found, last = node.preflight_checkpoint(run, run.key), run.resume()
+        if hasattr(type(found), "__await__"):
+            found = await found
+        if found is not None and found != last:
+            await run.checkpoint(found)
+            last = found
+        return await node.compute(make_read_only(inputs), make_read_only(cfg), last)
+
+    return compute

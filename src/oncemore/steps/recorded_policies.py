@@ -1,0 +1,94 @@
+"""POLICIES: the policies that runs began with, each an entity of the log named by its digest.
+
+A run's head names its policy (`Run.policy`). Before the first run under a policy is claimed, the engine
+writes the policy itself, once per store: every attempt of the run, in whatever process, decides by it, and
+the log can be recomputed without the policy's file. An engine remembers what it has written or read: a run
+under a known policy costs one lookup in a dict.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncemore.errors import StoreError
+from oncemore.log.head_access import seen_in, write_of
+from oncemore.log.interrupt_shield import Shield
+from oncemore.log.record import NOWHERE, Change, RecordedPolicy
+from oncemore.log.store import Batch
+from oncemore.policy.canonical_json import digest
+from oncemore.policy.policy import restore_policy
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from oncemore.log.record import Run
+    from oncemore.policy.policy import Policy
+    from oncemore.steps.engine import Engine
+    from oncemore.steps.ops import Plan
+
+PREFIX = "policy/"
+MARKS: tuple[Any, ...] = ("POLICY",)
+MOST_KNOWN = 1000
+
+
+def entity_of(name: str) -> str:
+    """Return the entity of a policy, given as runs name it: `name@version:digest`."""
+    return PREFIX + name.rpartition(":")[2]
+
+
+class RecordedPolicies:
+    """What an engine knows of the policies in its store, by the name that runs have for them."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Policy] = {}
+
+    def record_policy(self, engine: Engine, name: str, policy: Policy, source: str = "") -> None:
+        """Write a policy into the log, unless it is there; `source` is the address it was named by.
+
+        Without waiting for the disk: the claim that follows is written after it, and synced with it.
+        """
+        if name in self._known:
+            return
+        entity = entity_of(name)
+        with Shield():
+            if engine.store.head(entity) is None:
+                now = engine.now()
+                after = RecordedPolicy(
+                    "RECORDED", policy.name, policy.version, policy.digest, now, policy.plain(), source
+                )
+                write = write_of(entity, 0, NOWHERE, Change(MARKS, None, after), now, engine.seal)
+                # A conflict means that another process has just written the same policy.
+                engine.store.append(Batch((write,), {}, False)).wait()
+        self._remember(name, policy)
+
+    def find_policy(self, engine: Engine, name: str) -> Policy | None:
+        """Return a policy by the name that runs have for it; None where the log does not have it."""
+        known = self._known.get(name)
+        if known is not None:
+            return known
+        record = seen_in(engine.store, entity_of(name), engine.seal, RecordedPolicy).run
+        if record is None:
+            return None
+        if not digest(record.fields).startswith(entity_of(name).removeprefix(PREFIX)):
+            raise StoreError(f"{entity_of(name)} is not what was written: its digest is not its name")
+        policy = restore_policy(record.fields)
+        self._remember(name, policy)
+        return policy
+
+    def _remember(self, name: str, policy: Policy) -> None:
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        self._known[name] = policy
+
+
+def needs_own_policy(plan: Plan, run: Run) -> bool:
+    """Whether a run is under way that began with another policy than the step has now."""
+    return run.policy not in (plan.policy_name, "") and run.state not in ("COMPLETE", "HARD_FAIL")
+
+
+def plan_of_run(engine: Engine, plan: Plan, run: Run) -> Plan:
+    """Return the plan by which a run goes on: with the policy that it began with."""
+    if not needs_own_policy(plan, run):
+        return plan
+    policy = engine.policies.find_policy(engine, run.policy)
+    return plan if policy is None else plan.replaced(policy=policy, policy_name=run.policy)

@@ -1,0 +1,1 @@
+"""Workers, `map`, and executors in other processes."""
