@@ -34,7 +34,7 @@ from tools import pictures
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-HERE = Path(oncemore.__file__).parent / "desk" / "demo"
+HERE = Path(oncemore.__file__).parent / "demo" / "pipeline"
 COMMAND = [sys.executable, "-W", "error", "-m", "oncemore", "demo"]
 SEED = "7"
 KINDS = ("HTTP charges", "table rows", "files", "webhook messages")

@@ -55,7 +55,7 @@ def test_a_prune_that_is_killed_anywhere_is_finished_by_the_next(
             finished(f"n{n}")
     kills = 0
     for _ in range(KILLS):
-        kills += killed("prune", store, tmp_path, chance.uniform(0.0, 0.15))
+        kills += killed("prune", store, tmp_path, chance.uniform(0.0, 0.05))
         with oncemore.open(store) as engine:
             engine.verify()
     with FakeClock() as clock, oncemore.open(store) as engine:
