@@ -69,7 +69,7 @@ $(ENGINES)/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 engines: $(ENGINES)/.ready
-	@$(ENGINES)/bin/python -m pytest tests/engines -v --ignore tests/engines/test_kills.py
+	@$(ENGINES)/bin/python -m pytest tests/workers/engines -v --ignore tests/workers/engines/test_kills.py
 
 requirements: $(VENV)/.dev
 	@$(BIN)/python tools/requirements.py

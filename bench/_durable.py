@@ -26,7 +26,7 @@ import msgspec
 from _measure import Subject
 
 import oncemore
-from oncemore.log.sqlite.store import SCHEMA
+from oncemore.log.sqlite.schema import SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,12 +96,12 @@ def engine_at(path: Path, stack: ExitStack) -> Engine:
 
 def ours(engine: Engine, name: str = OURS, step: Any = work, clock: Clock = wall) -> Subject:
     """One step after the other."""
-    return Subject(name, timed(step.on(engine), clock))
+    return Subject(name, timed(step.bind(engine), clock))
 
 
 def in_tasks(engine: Engine, runner: asyncio.Runner) -> Subject:
     """32 tasks of one loop, each one step after the other."""
-    step = task.on(engine)
+    step = task.bind(engine)
 
     async def drain(left: Any) -> None:
         for _ in left:
@@ -121,7 +121,7 @@ def in_tasks(engine: Engine, runner: asyncio.Runner) -> Subject:
 
 def in_threads(engine: Engine, pool: ThreadPoolExecutor) -> Subject:
     """32 threads, each one step after the other."""
-    step = work.on(engine)
+    step = work.bind(engine)
 
     def drain(left: Any) -> None:
         for _ in left:
@@ -216,15 +216,15 @@ def sample(step: Any, path: Path) -> list[tuple[Head, Entry]]:
     heads: list[Head] = []
 
     def seen(n: int) -> int:
-        heads.append(engine.store.head(entity))  # type: ignore[arg-type]
+        heads.append(engine.store.load_head(entity))  # type: ignore[arg-type]
         return n
 
     watched = oncemore.step(effect="idempotent", name=step.name)(seen)
     with closing(oncemore.open(path)) as engine:
-        entity = f"run/{watched.on(engine).key(0)}"
-        watched.on(engine)(0)
-        heads.append(engine.store.head(entity))  # type: ignore[arg-type]
-        return list(zip(heads, engine.store.entries(entity), strict=True))
+        entity = f"run/{watched.bind(engine).key(0)}"
+        watched.bind(engine)(0)
+        heads.append(engine.store.load_head(entity))  # type: ignore[arg-type]
+        return list(zip(heads, engine.store.read_entries(entity), strict=True))
 
 
 class ByHand:

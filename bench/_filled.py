@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from oncemore.log.store import Entry, Head, Index
+    from oncemore.log.store import Entry, Head, HeadIndex
 
 DAY_S = 86_400.0
 IN_BULK = {"journal_mode": "off", "synchronous": "off", "cache_size": -500_000}
@@ -43,7 +43,9 @@ def fill(path: Path, runs: int, due: int) -> None:
     _settle(path)
 
 
-def _copy(connection: apsw.Connection, rows: list[tuple[Head, Entry]], first: int, n: int, by: Index) -> None:
+def _copy(
+    connection: apsw.Connection, rows: list[tuple[Head, Entry]], first: int, n: int, by: HeadIndex
+) -> None:
     """Store a run's last head, looked up by something else, and its two entries, n times."""
     (_, claim), (over, outcome) = rows
     keys = {at: f"run/{sha256(b'%d' % at).hexdigest()}" for at in range(first, first + n)}

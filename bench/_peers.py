@@ -111,7 +111,7 @@ def with_oncemore(work: Work, wait: float, on: type[Exception] = ConnectionError
 
 def with_oncemore_within(work: Work, wait: float) -> Work:
     """A limit for the whole call: a success then needs more than to be returned."""
-    return with_oncemore(work, wait, within=60.0)
+    return with_oncemore(work, wait, total_timeout=60.0)
 
 
 def with_oncemore_drawn(work: Work, wait: float) -> Work:
@@ -170,7 +170,7 @@ class Peer(NamedTuple):
 
 
 OURS = Peer("oncemore", with_oncemore)
-OURS_WITHIN = Peer("oncemore, within=60", with_oncemore_within)
+OURS_WITHIN = Peer("oncemore, total_timeout=60", with_oncemore_within)
 OURS_UNKNOWN = Peer("oncemore, own error class", with_oncemore_unknown)
 OURS_DRAWN = Peer("oncemore, with jitter", with_oncemore_drawn)
 LIBRARIES = (

@@ -20,9 +20,9 @@ from _measure import Effort, Goal, Group, Row, Subject, at_least, interleaved, r
 
 import oncemore
 from oncemore.log.nats.store import NatsStore
-from oncemore.log.record import NOWHERE, link
-from oncemore.log.store import Batch, Index, Write
-from oncemore.policy.canonical_json import fingerprint
+from oncemore.log.record import NOWHERE, hash_entry
+from oncemore.log.store import Batch, EntryWrite, HeadIndex
+from oncemore.policy.canonical_json import hash_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -112,18 +112,22 @@ class Ours:
         self._numbers = count(1)
         self._runner = asyncio.Runner()
         self._pool = ThreadPoolExecutor(AT_ONCE)
-        self._work = oncemore.step(effect="idempotent", name="bench")(lambda n: n).on(self._engine)
+        self._work = oncemore.step(effect="idempotent", name="bench")(lambda n: n).bind(self._engine)
 
         async def work(n: int) -> int:
             return n
 
-        self._task = oncemore.step(effect="idempotent", name="bench.task")(work).on(self._engine)
+        self._task = oncemore.step(effect="idempotent", name="bench.task")(work).bind(self._engine)
 
     def _batch(self) -> Batch:
         header = b"header"
-        hashed = link(NOWHERE, header, fingerprint(BODY))
+        hashed = hash_entry(NOWHERE, header, hash_bytes(BODY))
         return Batch(
-            (Write(f"bench/{next(self._numbers)}", 0, header, BODY, hashed, b"head", Index("bench")),)
+            (
+                EntryWrite(
+                    f"bench/{next(self._numbers)}", 0, header, BODY, hashed, b"head", HeadIndex("bench")
+                ),
+            )
         )
 
     def append(self, n: int) -> int:

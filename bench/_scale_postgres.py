@@ -53,7 +53,7 @@ import sys, oncemore
 sys.path.insert(0, sys.argv[1])
 from _scale_postgres import touch
 with oncemore.open(sys.argv[2]) as engine:
-    engine.store.head("run/0")
+    engine.store.load_head("run/0")
     print("ready", flush=True)
     sys.stdin.readline()
     print(oncemore.Worker(engine, [touch], concurrency=int(sys.argv[3])).run_until_idle().done, flush=True)
@@ -177,7 +177,7 @@ def workers(server: Server, effort: Effort) -> Iterator[Group]:
 
 
 def _hand_in(engine: oncemore.Engine, numbers: list[int]) -> None:
-    step = touch.on(engine)
+    step = touch.bind(engine)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(step.submit, numbers))
 

@@ -34,7 +34,7 @@ import oncemore
 @oncemore.step(effect="pure")
 def double(x: int) -> int: return 2 * x
 for x in range(20): double(x)
-print(double.last(19).state.run_id)
+print(double.last_run(19).state.run_id)
 """
 #: What needs no store, and what looks at one.
 PLAIN = ("--version", "policy list", "key --operation a --tenant t")

@@ -116,7 +116,7 @@ def durable(effort: Effort) -> tuple[Group, Goal]:
     ):
         plain = oncemore.step(effect="idempotent", name="plain")(_worked)
         gated = oncemore.step(effect="idempotent", name="gated", breaker="provider")(_worked)
-        costs = interleaved([_each(STEP, plain.on(engine)), _each(GATED, gated.on(engine))], effort)
+        costs = interleaved([_each(STEP, plain.bind(engine)), _each(GATED, gated.bind(engine))], effort)
     against = ratios(costs, STEP)
     rows = [Row(subject, spread(own), against[subject]) for subject, own in costs.items()]
     group = Group("a durable step, its breaker closed", "ns CPU per call", STEP, rows)

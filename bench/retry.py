@@ -53,7 +53,7 @@ from _peers import (
 
 import oncemore
 from oncemore.policy.backoff import Jitter, Schedule
-from oncemore.policy.decide import Situation, decide
+from oncemore.policy.decide import Situation, decide_retry
 from oncemore.policy.model import Failure
 from oncemore.policy.policy import STANDARD, Policy
 from oncemore.policy.tuning import Signals, Tuning
@@ -234,7 +234,7 @@ KFM_LOOP = Policy(
     "kfm-loop", max_attempts=6, schedule=Schedule("exponential", 10.0, 2.0, "attempt"),
     jitter=Jitter("additive", 10.0), max_delay_s=900.0, timeout_s=3600.0,
 )  # fmt: skip
-TUNED = KFM_LOOP.but(name="kfm-loop, tuned", tuning=Tuning())
+TUNED = KFM_LOOP.replace(name="kfm-loop, tuned", tuning=Tuning())
 SIGNALS = Signals(grid_intensity=400.0, energy_price=0.31, queue_depth=12.0, parallelism=4.0)
 
 
@@ -257,10 +257,10 @@ def decisions(effort: Effort) -> Group:
     for policy in (STANDARD, KFM_LOOP, TUNED):
         at = situations(policy)
         subjects += [
-            calls(f"decide, {policy.name}", lambda at, policy=policy: decide(policy, next(at)), at),
+            calls(f"decide, {policy.name}", lambda at, policy=policy: decide_retry(policy, next(at)), at),
             calls(
                 f"{PROVED}, {policy.name}",
-                lambda at, policy=policy: decide(policy, next(at)).proof_bytes(),
+                lambda at, policy=policy: decide_retry(policy, next(at)).proof_bytes(),
                 at,
             ),
         ]

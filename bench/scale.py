@@ -46,7 +46,7 @@ def on_nats(effort: Effort) -> Iterator[Group]:
     with ExitStack() as opened:
         try:
             node = opened.enter_context(nats.node())
-        except nats.NoNats as reason:
+        except nats.NatsUnavailable as reason:
             print(f"NATS is left out: {reason}", file=sys.stderr)
             return
         yield from _scale_nats.groups(node.url, effort, opened)

@@ -76,10 +76,10 @@ from _measure import (
 from _syncs import Syncs, opened
 
 import oncemore
-from oncemore.log.store import Query
-from oncemore.maintenance.replay import Replay
-from oncemore.steps.run import verify
-from oncemore.testing import instant
+from oncemore.log.store import HeadQuery
+from oncemore.maintenance.replay import LogReplay
+from oncemore.steps.run import verify_chain
+from oncemore.testing import instant_waits
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -276,7 +276,7 @@ def together(scale: Scale, at: Place) -> Found:
         warm(mine, at.disk, scale.warm_up)
     dbos = {DBOS_TASKS: "tasks", DBOS_THREADS: "threads"}
     subjects = [*mine, fdatasync(at.disk / "raw", at.stack)]
-    costs = with_dbos(subjects, dbos, scale.many, at.disk, least=scale.dbos_least)
+    costs = with_dbos(subjects, dbos, scale.many, at.disk, minimum_calls=scale.dbos_least)
     syncs = Syncs(connections)
     synced = {subject.name: syncs.each(subject.run, scale.counted) for subject in mine}
     goals = [
@@ -320,7 +320,7 @@ def over_dbos(costs: Costs) -> Goal:
 
 
 def second_call(scale: Scale, at: Place) -> Found:
-    hand, step = ByHand(at.disk / "hand.db"), work.on(at.engine("ours"))
+    hand, step = ByHand(at.disk / "hand.db"), work.bind(at.engine("ours"))
     stdlib = WithStdlib(at.disk / "stdlib.db")
     for n in range(scale.counted):
         hand.call(n)
@@ -369,7 +369,7 @@ def listing(engine: oncemore.Engine, name: str) -> Subject:
     """List what is due, of which both files have the same."""
 
     def listed(_: int) -> None:
-        found = list(engine.store.heads(Query("run", due_by=engine.now())))
+        found = list(engine.store.list_heads(HeadQuery("run", due_by=engine.now())))
         assert len(found) == DUE
 
     return Subject(name, timed(listed, wall))
@@ -403,21 +403,21 @@ def grown(path: Path, step: oncemore.Step, runs: int) -> float:
     sizes = []
     for first, last in ((0, AT_ONCE), (AT_ONCE, AT_ONCE + runs)):
         with closing(oncemore.open(path, max_inline_wait_s=0)) as engine:
-            begin(step.on(engine), range(first, last))
+            begin(step.bind(engine), range(first, last))
         sizes.append(path.stat().st_size)
     return (sizes[1] - sizes[0]) / runs
 
 
 def begin(step: oncemore.Step, numbers: range) -> None:
     for n in numbers:
-        with suppress(oncemore.Parked):
+        with suppress(oncemore.Deferred):
             step(n)
 
 
 def held_by_parked(path: Path, runs: int) -> float:
     """Return the bytes of the interpreter's memory that a parked run keeps."""
     with closing(oncemore.open(path, max_inline_wait_s=0)) as engine:
-        step, held = parked.on(engine), []
+        step, held = parked.bind(engine), []
         tracemalloc.start()
         try:
             for first, last in ((0, AT_ONCE), (AT_ONCE, AT_ONCE + runs)):
@@ -437,12 +437,12 @@ REPLAY = "replay: … and every decision computed again"
 
 def reading(scale: Scale, at: Place) -> Found:
     engine = at.engine("log", at.memory)
-    step, store = work.on(engine), engine.store
+    step, store = work.bind(engine), engine.store
     for n in range(scale.counted):
         step(n)
     subjects = [
         passes(SCAN, store, lambda entries: deque(entries, 0)),
-        passes(VERIFY, store, verify),
+        passes(VERIFY, store, verify_chain),
         passes(REPLAY, store, told_again),
     ]
     costs = interleaved(subjects, scale.memory)
@@ -457,16 +457,16 @@ def reading(scale: Scale, at: Place) -> Found:
 
 def told_again(entries: Iterator[Entry]) -> None:
     """Replay entries; what does not agree would end the benchmark."""
-    for told in Replay().tell(entries):
+    for told in LogReplay().replay_entries(entries):
         assert not told.differences
 
 
 def decisions(scale: Scale, at: Place) -> tuple[Costs, Group]:
     """Read a log back in which every other entry is a decision: the dearest there is."""
     engine = at.engine("failing", at.memory)
-    with instant():
+    with instant_waits():
         for n in range(scale.counted // 5):
-            failing.on(engine).run(n)
+            failing.bind(engine).run(n)
     store = engine.store
     subjects = [passes(SCAN, store, lambda entries: deque(entries, 0)), passes(REPLAY, store, told_again)]
     costs = interleaved(subjects, scale.memory)
@@ -480,12 +480,12 @@ def failing(n: int) -> None:
 
 def passes(name: str, store: Store, read: Callable[[Iterator[Entry]], object]) -> Subject:
     """Read so many entries, from the first on as often as needed."""
-    whole = sum(1 for _ in store.entries())
+    whole = sum(1 for _ in store.read_entries())
 
     def run(n: int) -> int:
         begun, left = cpu(), n
         while left > 0:
-            read(islice(store.entries(), left))
+            read(islice(store.read_entries(), left))
             left -= whole
         return cpu() - begun
 

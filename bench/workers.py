@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import oncemore
-from oncemore.log.store import Query
+from oncemore.log.store import HeadQuery
 from oncemore.workers import worker as workers
 
 WORKER = """
@@ -119,29 +119,33 @@ def next_due_ms(engine: oncemore.Engine, name: str, rounds: int) -> float:
     took = []
     for _ in range(rounds):
         began = time.perf_counter()
-        list(engine.store.heads(Query("run", step=name, due_by=workers.EVER, limit=workers.PAGE)))
+        list(
+            engine.store.list_heads(
+                HeadQuery("run", step=name, due_by=workers.FAR_FUTURE, limit=workers.PAGE_SIZE)
+            )
+        )
         took.append(1e3 * (time.perf_counter() - began))
     return statistics.median(took)
 
 
 def park(engine: oncemore.Engine, count: int, chunk: int = 2000) -> None:
     """Have runs wait for a time in a hundred years, as `submit` writes them."""
-    from oncemore._ids import nonce, uuid7
-    from oncemore.log.entry_codec import written
-    from oncemore.log.head_access import index_of
-    from oncemore.log.record import NOWHERE, Change
-    from oncemore.log.store import Batch, Write
+    from oncemore._ids import new_nonce, new_uuid7
+    from oncemore.log.entry_codec import encode_entry
+    from oncemore.log.head_access import build_index
+    from oncemore.log.record import NOWHERE, RecordChange
+    from oncemore.log.store import Batch, EntryWrite
 
     now = engine.now()
     made = parked.submit(-1, at=now + 3e9).state
     for begin in range(0, count, chunk):
         writes = []
         for n in range(begin, min(count, begin + chunk)):
-            run = made._replace(run_id=uuid7(now), not_before=now + 3e9)
-            entity = f"run/{nonce():016x}{n:048x}"
-            change = Change(("PENDING",), None, run, {"arguments": {"x": n}})
-            data = written(change, entity, 1, NOWHERE, now, nonce())
-            writes.append(Write(entity, 0, *data, index_of(run)))
+            run = made._replace(run_id=new_uuid7(now), not_before=now + 3e9)
+            entity = f"run/{new_nonce():016x}{n:048x}"
+            change = RecordChange(("PENDING",), None, run, {"arguments": {"x": n}})
+            data = encode_entry(change, entity, 1, NOWHERE, now, new_nonce())
+            writes.append(EntryWrite(entity, 0, *data, build_index(run)))
         engine.store.append(Batch(tuple(writes), {}, False)).wait()
 
 
@@ -151,7 +155,9 @@ def measure(path: Path, count: int, parked_runs: int) -> dict[str, float]:
     with oncemore.open(path) as engine:
         found["submits a second, one thread"] = submit_rate(count, 1)
         found["submits a second, 16 threads"] = submit_rate(count, 16)
-        waiting = len(list(engine.store.heads(Query("run", step=touch.name, due_by=1e15, limit=1_000_000))))
+        waiting = len(
+            list(engine.store.list_heads(HeadQuery("run", step=touch.name, due_by=1e15, limit=1_000_000)))
+        )
         found["runs a second, 1 worker of 5"] = work_rate(path, waiting, 1, 5)
         for processes in (1, 2):
             submit_rate(count, 16)
@@ -172,7 +178,7 @@ def measure(path: Path, count: int, parked_runs: int) -> dict[str, float]:
         worker = oncemore.Worker(engine, [touch, parked])
         began = time.perf_counter()
         worker.run_until_idle()
-        found["runs a second beside them, 1 worker of 5"] = worker.worked.done / (time.perf_counter() - began)
+        found["runs a second beside them, 1 worker of 5"] = worker.stats.done / (time.perf_counter() - began)
         found["MB of memory more than before"] = memory_mb() - before
     found["bytes on disk for each"] = (path.stat().st_size - size) / parked_runs
     return found

@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 TRIES = 5
 
 
-def best(take: Callable[[], float], within_s: float) -> float:
+def best(take: Callable[[], float], total_timeout_s: float) -> float:
     """Take the time, again if it was longer than that and up to `TRIES` times; return the shortest."""
     took = [take()]
-    while took[-1] > within_s and len(took) < TRIES:
+    while took[-1] > total_timeout_s and len(took) < TRIES:
         took.append(take())
     return min(took)
 
 
-def quickest(act: Callable[[], object], within_s: float) -> float:
+def quickest(act: Callable[[], object], total_timeout_s: float) -> float:
     """Return how long it takes to do something, the best of several if it takes longer than that."""
 
     def take() -> float:
@@ -27,4 +27,4 @@ def quickest(act: Callable[[], object], within_s: float) -> float:
         act()
         return time.monotonic() - began
 
-    return best(take, within_s)
+    return best(take, total_timeout_s)

@@ -10,7 +10,7 @@ import pytest
 
 import oncemore
 from oncemore import errors
-from oncemore.retries.options import OPTIONS, colour_of
+from oncemore.retries.options import OPTIONS, function_colour
 from oncemore.testing import FakeClock
 
 
@@ -34,12 +34,12 @@ async def async_generator() -> AsyncIterator[int]:
         ({"on": "flaky"}, "on is 'flaky'; the names are 'transient', 'not-sent'"),
         ({"on": 5}, "on is 5; it takes exception types, a predicate"),
         ({"on": (OSError, "x")}, "it takes exception types, a predicate"),
-        ({"on": coroutine}, "on is an async function; a predicate answers at once"),
+        ({"on": coroutine}, "on is an async function; it takes a plain function"),
         ({"on": OSError, "attempts": 0}, "max_attempts is 0"),
         ({"on": OSError, "attempts": math.inf}, "max_attempts is inf"),
         ({"on": OSError, "timeout": 0}, "timeout_s is 0"),
         ({"on": OSError, "timeout": "5s"}, "timeout is '5s'; it takes seconds as a number, or a timedelta"),
-        ({"on": OSError, "within": True}, "within is True; it takes seconds"),
+        ({"on": OSError, "total_timeout": True}, "total_timeout is True; it takes seconds"),
         ({"on": OSError, "wait": "1"}, "wait is '1'; it takes seconds"),
         ({"on": OSError, "wait": -1}, "number 1, is -1.0"),
         ({"on": OSError, "wait": []}, "schedule.delays is empty"),
@@ -72,7 +72,7 @@ def test_on_has_no_default() -> None:
     with pytest.raises(TypeError, match="'on'"):
         oncemore.retry()  # type: ignore[call-arg]
     for use in (lambda: oncemore.retrying(print), lambda: oncemore.attempts()):
-        with pytest.raises(oncemore.UsageError, match="needs on=: what may be tried again has no default"):
+        with pytest.raises(oncemore.UsageError, match="needs on=: the errors to retry have no default"):
             use()
 
 
@@ -94,8 +94,8 @@ def test_a_bare_decorator_is_refused() -> None:
         (functools.partial(generator), "generator function"),
         (classmethod(print), "put @oncemore.retry below @classmethod"),
         (staticmethod(print), "put @oncemore.retry below @staticmethod"),
-        (int, "int is a class; retry a function that makes one"),
-        (5, "5 cannot be called"),
+        (int, "int is a class; retry a function that creates an instance"),
+        (5, "5 is not callable"),
     ],
     ids=["generator", "async generator", "partial", "classmethod", "staticmethod", "class", "number"],
 )
@@ -111,8 +111,8 @@ def test_an_option_that_does_not_exist_is_named() -> None:
     ):
         oncemore.retrying(print, on=OSError, retries=3)  # type: ignore[call-arg]
     work = oncemore.retrying(print, on=OSError)
-    with pytest.raises(oncemore.UsageError, match=r"using\(\) has no retries="):
-        work.using(retries=3)  # type: ignore[call-arg]
+    with pytest.raises(oncemore.UsageError, match=r"with_options\(\) has no retries="):
+        work.with_options(retries=3)  # type: ignore[call-arg]
     with pytest.raises(oncemore.UsageError, match=r"attempts\(\) has no tries="):
         oncemore.attempts(on=OSError, tries=3)  # type: ignore[call-arg]
 
@@ -138,7 +138,7 @@ def test_warnings_point_at_the_users_line() -> None:
         lambda: oncemore.retry(on=OSError, wait=1),
         lambda: oncemore.retrying(print, on=OSError, wait=[2, 2]),
         lambda: oncemore.attempts(on=OSError, wait=0),
-        lambda: work.using(wait=timedelta(seconds=3)),
+        lambda: work.with_options(wait=timedelta(seconds=3)),
     ):
         with pytest.warns(oncemore.PolicyWarning, match="never grows") as caught:
             use()
@@ -229,7 +229,7 @@ def test_a_policy_is_taken_by_name_or_value_and_changed_beside(instant_retries: 
         with pytest.raises(OSError) as caught:
             oncemore.retrying(work, on=OSError, policy=policy, **more)()  # type: ignore[arg-type]
         assert instant_retries.delays == delays
-        decision = oncemore.decision(caught.value)
+        decision = oncemore.get_decision(caught.value)
         assert decision is not None
         assert decision.policy.name == name
 
@@ -272,27 +272,27 @@ def test_colours_are_told_apart_without_calling() -> None:
     class Wrapping:
         __call__ = staticmethod(coroutine)
 
-    assert colour_of(print) == "plain"
-    assert colour_of(int) == "plain"
-    assert colour_of(lambda: 0) == "plain"
-    assert colour_of(coroutine) == "coroutine"
-    assert colour_of(functools.partial(functools.partial(coroutine), 1)) == "coroutine"
-    assert colour_of(Wrapping()) in ("coroutine", "plain")
-    assert colour_of(object()) == "plain"
-    assert colour_of(Marked()) in ("coroutine", "plain")
+    assert function_colour(print) == "plain"
+    assert function_colour(int) == "plain"
+    assert function_colour(lambda: 0) == "plain"
+    assert function_colour(coroutine) == "coroutine"
+    assert function_colour(functools.partial(functools.partial(coroutine), 1)) == "coroutine"
+    assert function_colour(Wrapping()) in ("coroutine", "plain")
+    assert function_colour(object()) == "plain"
+    assert function_colour(Marked()) in ("coroutine", "plain")
 
     class Endless:
         @property
         def __func__(self) -> "Endless":
             return Endless()
 
-    assert colour_of(Endless()) == "plain"
+    assert function_colour(Endless()) == "plain"
 
 
 def test_transient_means_what_the_policys_classes_say(instant_retries: FakeClock) -> None:
-    from oncemore.classifiers.verdict import Classes
+    from oncemore.policy.verdict import ErrorClasses
 
-    picky = oncemore.Policy(classes=Classes(retryable=("CONNECTION_REFUSED", "TIMEOUT")))
+    picky = oncemore.Policy(classes=ErrorClasses(retryable=("CONNECTION_REFUSED", "TIMEOUT")))
     for on, error, calls in (
         ("transient", ConnectionRefusedError, 3),
         ("transient", TimeoutError, 3),
@@ -327,11 +327,11 @@ def test_a_budget_is_checked_when_it_is_made(arguments: tuple[float, ...], messa
 
 def test_a_budget_shows_itself() -> None:
     budget = oncemore.Budget(5, per_success=1)
-    assert budget.take(2) is None
+    assert budget.take_tokens(2) is None
     assert repr(budget) == "Budget(3 of 5 tokens, 1 per success)"
-    assert budget.take(4) == 3.0
+    assert budget.take_tokens(4) == 3.0
     for _ in range(9):
-        budget.earn()
+        budget.earn_tokens()
     assert budget.tokens == 5
 
 
@@ -347,7 +347,7 @@ def test_errors_can_be_pickled() -> None:
 
     error = pickle.loads(pickle.dumps(oncemore.RetriesExhausted("never", {"state": "pending"})))  # noqa: S301
     assert (str(error), error.value) == ("never", {"state": "pending"})
-    broken = pickle.loads(pickle.dumps(oncemore.Violation("SCHEMA_INVALID", "no x")))  # noqa: S301
+    broken = pickle.loads(pickle.dumps(oncemore.PolicyViolation("SCHEMA_INVALID", "no x")))  # noqa: S301
     assert (str(broken), broken.code) == ("no x", "SCHEMA_INVALID")
     done = pickle.loads(pickle.dumps(errors.ResultUnavailable("done, not kept", lambda: 5)))  # noqa: S301
     assert (str(done), done.value) == ("done, not kept", None)

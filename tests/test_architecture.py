@@ -75,13 +75,16 @@ PURE_FILES = {
     *(f"oncemore.policy.{name}" for name in ("backoff", "canonical_json", "closing", "decide", "model")),
     *(
         "oncemore.policy.policy",
+        "oncemore.policy.explain",
+        "oncemore.policy.policy_checks",
         "oncemore.policy.proof",
         "oncemore.policy.tuning",
-        "oncemore.classifiers.verdict",
+        "oncemore.policy.verdict",
     ),
     *("oncemore.limits.breaker_rules", "oncemore.limits.concurrency_rules", "oncemore.limits.cooldown_rules"),
     *("oncemore.limits.rate_rules", "oncemore.control.model", "oncemore.log.record"),
-    *("oncemore.maintenance.lineage", "oncemore.maintenance.merkle", "oncemore.maintenance.retention_rules"),
+    "oncemore.log.attempt_transitions",
+    *("oncemore.maintenance.lineage", "oncemore.maintenance.retention_rules"),
     *("oncemore.workers.map_items", "oncemore.workers.turns"),
 }
 

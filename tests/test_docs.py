@@ -256,7 +256,7 @@ def run_page(name: str, text: str) -> None:
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A folder of its own, for what a page may write, and waits that end at once."""
     monkeypatch.chdir(tmp_path)
-    with oncemore.testing.instant():
+    with oncemore.testing.instant_waits():
         yield
 
 

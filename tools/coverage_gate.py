@@ -15,7 +15,7 @@ PACKAGE = Path("src/oncemore")
 
 DECIDING = (
     "_ids.py", "_redact.py", "_time_spans.py", "_values.py", "clock.py", "errors.py",
-    "artifacts/*.py", "audit/*.py", "classifiers/classify.py", "classifiers/verdict.py", "control/*.py",
+    "artifacts/*.py", "audit/*.py", "classifiers/classify.py", "control/*.py",
     "limits/*.py", "log/*.py", "maintenance/*.py",
     "messaging/delivery.py", "messaging/driver.py", "messaging/inbox_flow.py", "messaging/message.py",
     "messaging/relay.py", "messaging/signature.py",
@@ -25,10 +25,11 @@ DECIDING = (
 
 #: Files in these folders that are shown by tests with servers, clients and programs instead.
 NOT_MEASURED = (
-    "artifacts/object_store.py", "audit/fingerprint.py", "control/nats_switches.py",
+    "artifacts/object_store.py", "control/nats_switches.py",
     "limits/declarations.py", "log/group_commit.py", "log/interrupt_shield.py", "log/memory.py",
     "log/read_only.py", "log/store.py", "maintenance/sandbox.py", "maintenance/sandbox_process.py",
-    "steps/db_adapters.py", "steps/decorator.py", "steps/nodes.py", "steps/options.py",
+    "steps/db_adapters.py", "steps/decorator.py", "steps/nodes.py", "steps/options.py", "steps/prepare.py",
+    "steps/step_calls.py", "steps/step_map.py",
     "workers/executor_adapters.py", "workers/remote.py", "workers/service.py",
 )  # fmt: skip
 

@@ -3,7 +3,7 @@
     python tools/outages.py           say whether docs/reference/outages.md is up to date
     python tools/outages.py --write   write it
 
-`tests/edges/test_outages.py` provokes every fault below with every client that is listed for it, and
+`tests/classifiers/test_outages.py` provokes every fault below with every client that is listed for it, and
 `tests/profiles/test_outages.py` runs durable steps with them under every policy that ships.
 """
 
@@ -209,7 +209,7 @@ HEAD = (
     "# What an outage means\n\n"
     "*Made by `python tools/outages.py --write`; the tests hold every row against real client libraries.*\n\n"
     "A failure is read twice. The "
-    "[classifiers](../how-to/choose-what-to-retry.md#what-the-classifiers-know) say what happened, as a code "
+    "[classifiers](../how-to/choose-what-to-retry.md#known-errors) say what happened, as a code "
     "and a kind; the [policy](policy-files.md) says what follows. This page has the result for every profile "
     "that ships:\n\n"
     "* **retried**: tried again, within the policy's attempts.\n"

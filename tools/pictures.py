@@ -16,13 +16,13 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from oncemore.cli.svg import safe
+from oncemore.cli.svg import escape_xml
 from oncemore.demo.pipeline import ending
-from oncemore.demo.pipeline.board import Board
-from oncemore.demo.pipeline.live import Terminal
-from oncemore.demo.pipeline.plan import Plan, planned
-from oncemore.demo.pipeline.story import CALM, Story
-from oncemore.demo.pipeline.tally import Count, Tally, tally
+from oncemore.demo.pipeline.board import OrderBoard
+from oncemore.demo.pipeline.live import LiveTerminal
+from oncemore.demo.pipeline.plan import PipelinePlan, make_plan
+from oncemore.demo.pipeline.story import CALM, PipelineDemo
+from oncemore.demo.pipeline.tally import EffectCount, EffectTotals, count_effects
 from oncemore.policy import files
 
 if TYPE_CHECKING:
@@ -59,13 +59,13 @@ def picture(title: str, lines: list[Line]) -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height}" width="{width:g}" '
             f'height="{height}" role="img" aria-labelledby="title desc">',
-            f'<title id="title">{safe(title)}</title>',
-            f'<desc id="desc">{safe(told)}</desc>',
+            f'<title id="title">{escape_xml(title)}</title>',
+            f'<desc id="desc">{escape_xml(told)}</desc>',
             f"<style>{STYLE}</style>",
             f'<rect class="paper" x=".5" y=".5" width="{width - 1:g}" height="{height - 1}" rx="8"/>',
             f'<path class="bar" d="M1 {BAR}V9a8 8 0 0 1 8-8h{width - 18:g}a8 8 0 0 1 8 8v{BAR - 9}z"/>',
             *(f'<circle class="knob" cx="{20 + 18 * at}" cy="15" r="5.5"/>' for at in range(3)),
-            f'<text class="dim" x="{width / 2:g}" y="20" text-anchor="middle">{safe(title)}</text>',
+            f'<text class="dim" x="{width / 2:g}" y="20" text-anchor="middle">{escape_xml(title)}</text>',
             *(_line(line, BAR + EDGE + number * HIGH + 14) for number, line in enumerate(lines)),
             "</svg>\n",
         ]
@@ -81,7 +81,7 @@ def _line(line: Line, y: int) -> str:
             kind = f' class="{tint}"' if tint else ""
             parts.append(
                 f'<tspan{kind} x="{EDGE + start * WIDE:g}" textLength="{len(said) * WIDE:g}" '
-                f'lengthAdjust="spacingAndGlyphs">{safe(said)}</tspan>'
+                f'lengthAdjust="spacingAndGlyphs">{escape_xml(said)}</tspan>'
             )
         column += len(text)
     return f'<text y="{y}" xml:space="preserve">{"".join(parts)}</text>'
@@ -89,37 +89,44 @@ def _line(line: Line, y: int) -> str:
 
 def live(kept: dict[str, Any]) -> list[Line]:
     """Return the view right after a kill, as it was."""
-    plan = planned(kept["seed"], kept["pace"])
-    board, killed = Board(order for order, _ in plan.orders), 0
+    plan = make_plan(kept["seed"], kept["pace"])
+    board, killed = OrderBoard(order for order, _ in plan.orders), 0
     for fact in kept["facts"]:
-        board.see(fact)
+        board.add_fact(fact)
         killed += fact["who"] == "stage" and fact["what"] == "kill"
         if killed == KILL:
-            return board.frame(COLUMNS, fact["t"] + 0.4)
+            return board.frame_lines(COLUMNS, fact["t"] + 0.4)
     raise SystemExit(f"{KEPT} has no kill number {KILL}: record it anew")
 
 
 def end(kept: dict[str, Any]) -> list[Line]:
     """Return what is said when all is over."""
-    plan = planned(kept["seed"], kept["pace"])
-    board = Board(order for order, _ in plan.orders)
+    plan = make_plan(kept["seed"], kept["pace"])
+    board = OrderBoard(order for order, _ in plan.orders)
     for fact in kept["facts"]:
-        board.see(fact)
-    found = Tally(tuple(Count(*count) for count in kept["counts"]), kept["early"])
-    lines, same = ending.explained(kept["proved"], policy_of(plan), COLUMNS)
+        board.add_fact(fact)
+    found = EffectTotals(tuple(EffectCount(*count) for count in kept["counts"]), kept["early"])
+    lines, same = ending.explain_decision(kept["proved"], policy_of(plan), COLUMNS)
     if not same:
         raise SystemExit(f"the decision in {KEPT} comes out otherwise today: record it anew")
     return [
-        *board.rows(COLUMNS, kept["facts"][-1]["t"]), [], *ending.legend(COLUMNS), [],
-        *ending.counted(found, COLUMNS), [], *ending.summed_up(found, plan, board, COLUMNS), [], *lines,
-    ]  # fmt: skip
+        *board.table_lines(COLUMNS, kept["facts"][-1]["t"]),
+        [],
+        *ending.legend_lines(COLUMNS),
+        [],
+        *ending.count_lines(found, COLUMNS),
+        [],
+        *ending.summary_lines(found, plan, board, COLUMNS),
+        [],
+        *lines,
+    ]
 
 
-def policy_of(plan: Plan) -> Any:
+def policy_of(plan: PipelinePlan) -> Any:
     """Return the policy that a telling waits by."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "demo.yaml")
-        path.write_text(plan.policy(), encoding="utf-8")
+        path.write_text(plan.policy_yaml(), encoding="utf-8")
         return files.policy(str(path))
 
 
@@ -138,13 +145,13 @@ def pictures(kept: dict[str, Any]) -> dict[str, str]:
 
 def record() -> dict[str, Any]:
     """Tell the demo, and return what happened."""
-    plan = planned(SEED, CALM)
+    plan = make_plan(SEED, CALM)
     with tempfile.TemporaryDirectory() as folder:
-        story = Story(plan, Path(folder), Terminal(io.StringIO(), 0, plain=True))
-        proofs, ended = story.play()
-        found = tally(Path(folder), plan.asked)
-    proved = ending.most_telling(proofs)
-    if not ended or not found.good or proved is None:
+        story = PipelineDemo(plan, Path(folder), LiveTerminal(io.StringIO(), 0, plain=True))
+        proofs, ended = story.play_demo()
+        found = count_effects(Path(folder), plan.expected_orders)
+    proved = ending.choose_decision(proofs)
+    if not ended or not found.is_exact or proved is None:
         raise SystemExit(f"that telling went wrong: {found}")
     return {
         "seed": plan.seed, "pace": plan.pace, "facts": story.facts, "proved": proved,

@@ -11,9 +11,9 @@ import json
 import sys
 from pathlib import Path
 
-from oncemore.policy.files.json_schema import reference, schema
-from oncemore.policy.files.packaged import DIGESTS, FOLDER, digests_now
-from oncemore.queries.policy_catalogue import KEPT, kept_now
+from oncemore.policy.files.file_reader import DIGESTS_FILE, PROFILES_FOLDER, compute_digests
+from oncemore.policy.files.json_schema import reference_tables, schema
+from oncemore.queries.policy_catalogue import PACKAGED_ROWS_FILE, packaged_json
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "policy-files.md"
@@ -26,10 +26,10 @@ def wanted(page: str) -> dict[Path, str]:
     head, _, rest = page.partition(BEGIN)
     tail = rest.partition(END)[2]
     return {
-        FOLDER / DIGESTS: digests_now(),
-        KEPT: kept_now(),
-        FOLDER / "policy.schema.json": json.dumps(schema(), indent=1, ensure_ascii=False) + "\n",
-        PAGE: f"{head}{BEGIN}\n{reference()}\n{END}{tail}",
+        PROFILES_FOLDER / DIGESTS_FILE: compute_digests(),
+        PACKAGED_ROWS_FILE: packaged_json(),
+        PROFILES_FOLDER / "policy.schema.json": json.dumps(schema(), indent=1, ensure_ascii=False) + "\n",
+        PAGE: f"{head}{BEGIN}\n{reference_tables()}\n{END}{tail}",
     }
 
 

@@ -38,11 +38,11 @@ CAMPAIGNS = (
     "tests/storm",
     *sorted(
         str(path.relative_to(ROOT))
-        for path in ROOT.glob("tests/*/test_kill*.py")
+        for path in ROOT.glob("tests/**/test_kill*.py")
         if "storm" not in path.parts
     ),
-    "tests/desk/test_demo.py",
-    "tests/desk/test_demo_exoarmur.py",
+    "tests/demo/test_demo.py",
+    "tests/demo/test_demo_exoarmur.py",
 )
 
 
@@ -58,22 +58,22 @@ def found(*patterns: str, but: tuple[str, ...] = ()) -> tuple[str, ...]:
 AROUND = found(
     "tests/bench",
     "tests/contract",
-    "tests/desk",
+    "tests/cli",
     "tests/docs",
-    "tests/edges/test_*.py",
-    "tests/exec",
+    "tests/classifiers/test_*.py",
+    "tests/programs",
     "tests/http",
-    "tests/inbox/test_*.py",
-    "tests/looking/test_*.py",
+    "tests/messaging/inbox/test_*.py",
+    "tests/queries/test_*.py",
     "tests/profiles/test_*.py",
-    "tests/store",
+    "tests/log/test_*.py",
     "tests/tools",
     "tests/torture",
-    "tests/*/test_bug_bank.py",
-    "tests/*/test_cli*.py",
-    "tests/*/test_nats*.py",
-    "tests/*/test_postgres*.py",
-    "tests/gates/test_*crashes.py",
+    "tests/**/test_bug_bank.py",
+    "tests/**/test_cli*.py",
+    "tests/**/test_nats*.py",
+    "tests/**/test_postgres*.py",
+    "tests/limits/test_*crashes.py",
     "tests/steps/test_names.py",
     "tests/workers/test_fleet.py",
     "tests/workers/test_program.py",
@@ -83,12 +83,12 @@ AROUND = found(
     "tests/test_repo.py",
     "tests/test_requirements_plugin.py",
     but=(
-        "tests/edges/test_chains.py",
-        "tests/edges/test_hostile.py",
-        "tests/inbox/test_crashes.py",
-        "tests/inbox/test_inbox.py",
-        "tests/looking/test_rebuild.py",
-        "tests/looking/test_replay.py",
+        "tests/classifiers/test_wrappers.py",
+        "tests/classifiers/test_hostile.py",
+        "tests/messaging/inbox/test_crashes.py",
+        "tests/messaging/inbox/test_inbox.py",
+        "tests/queries/test_rebuild.py",
+        "tests/queries/test_replay.py",
         "tests/profiles/test_exoarmur*.py",
         *CAMPAIGNS,
     ),

@@ -2,9 +2,9 @@
 
     python examples/engines/in_celery.py
 
-`acks_late` and `reject_on_worker_lost` have Celery deliver a task again whose process died: without them it
-would be lost, with them it runs at least once, and the step makes that once. Tasks are not retried by Celery
-itself (`max_retries=0`): what may be tried again, when and how often is the step's policy.
+With `acks_late` and `reject_on_worker_lost` Celery delivers the task of a dead process again: without them it
+would be lost, with them it runs at least once, and the step applies it once. Celery itself does not retry
+(`max_retries=0`): the step's policy decides about retries.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ app.conf.update(
         "polling_interval": 0.1,
     },
     broker_connection_retry_on_startup=True,
-    worker_prefetch_multiplier=1,  # what waits in a worker's hands is lost longest when it dies
+    worker_prefetch_multiplier=1,  # a prefetched message waits longest when its worker dies
     worker_enable_remote_control=False,
     worker_lost_wait=1.0,
     worker_hijack_root_logger=False,
@@ -41,12 +41,12 @@ app.conf.update(
 
 @app.task(name="deliver", acks_late=True, reject_on_worker_lost=True, max_retries=0, ignore_result=True)
 def deliver(order: str) -> None:
-    """Do the work of one message."""
+    """Process one message."""
     shop.deliver(order)
 
 
 def main() -> None:
-    """Send three orders, one of them twice, and have a worker do them."""
+    """Send three orders, one of them twice, and start a worker."""
     for order in ("A-1", "A-1", "A-2", "A-3"):
         deliver.delay(order)
     words = "-q -A in_celery worker --pool prefork -c 1 --without-gossip --without-mingle --without-heartbeat"
@@ -57,9 +57,9 @@ def main() -> None:
         ends = time.monotonic() + 90
         while len(shop.delivered()) < 6 or set(shop.booked()) != {"A-1", "A-2", "A-3"}:
             if time.monotonic() > ends or worker.poll() is not None:
-                raise SystemExit("the worker did not come to an end with it")
+                raise SystemExit("the worker did not finish the orders")
             time.sleep(0.1)
-        time.sleep(1.0)  # whatever else would be delivered comes now
+        time.sleep(1.0)  # a further delivery would arrive now
     finally:
         worker.terminate()
         worker.wait(30)

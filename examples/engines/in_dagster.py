@@ -1,4 +1,4 @@
-"""Orders as ops of a Dagster job: one is retried by Dagster, the whole job is run twice, each is booked once.
+"""Orders as ops of a Dagster job: Dagster retries one, the whole job runs twice, each is booked once.
 
 python examples/engines/in_dagster.py
 """
@@ -15,14 +15,14 @@ from dagster import DagsterInstance, DynamicOut, DynamicOutput, RetryPolicy, job
 
 @op(out=DynamicOut())
 def received():
-    """Say which orders there are."""
+    """Yield the orders."""
     for order in ("A-1", "A-2", "A-3"):
         yield DynamicOutput(order, mapping_key=order.replace("-", "_"))
 
 
 @op(retry_policy=RetryPolicy(max_retries=2))
 def deliver(order: str) -> str:
-    """Do the work of one op."""
+    """Process one order."""
     return shop.deliver(order)
 
 

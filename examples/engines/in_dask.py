@@ -1,9 +1,9 @@
-"""Orders as Dask tasks: two workers are killed, Dask runs their tasks elsewhere, each order is booked once.
+"""Orders as Dask tasks: two workers are killed, Dask runs their tasks again, each order is booked once.
 
     python examples/engines/in_dask.py
 
-A step is called inside a task like any function. Or the other way round: `step.map(items, on=client)` has
-Dask do the attempts, and keeps the counting, the waiting and the pace.
+A task calls a step like any function. With `step.map(items, executor=client)` Dask runs the attempts, while
+`map` counts, waits and limits the concurrency.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> None:
     ):
         for order in ("A-1", "A-1", "A-2", "A-3"):
             client.submit(shop.deliver, order, pure=False).result(timeout=90)
-        job = shop.book.map(["A-1", "A-2", "B-1", "B-2", "B-3"], on=client)
+        job = shop.book.map(["A-1", "A-2", "B-1", "B-2", "B-3"], executor=client)
         print(job.outcome, job.counts["done"])
     shop.report()
 

@@ -2,8 +2,8 @@
 
     python examples/engines/in_dramatiq.py
 
-Dramatiq delivers at least once and retries what raises; few retries, close together, are enough, since the
-step has its own. The broker here is Dramatiq's in-memory one, with a real worker.
+Dramatiq delivers at least once and retries after exceptions; few retries, close together, are enough, since
+the step has its own. The broker here is Dramatiq's in-memory one, with a real worker.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ dramatiq.set_broker(broker)
 
 @dramatiq.actor(max_retries=2, min_backoff=10, max_backoff=100)
 def deliver(order: str) -> None:
-    """Do the work of one message."""
+    """Process one message."""
     shop.deliver(order)
 
 
 def main() -> None:
-    """Send three orders, one of them twice, and have a worker do them."""
+    """Send three orders, one of them twice, and start a worker."""
     shop.open_shop(meets="errors")
     worker = dramatiq.Worker(broker, worker_threads=2, worker_timeout=100)
     for order in ("A-1", "A-1", "A-2", "A-3"):

@@ -1,9 +1,9 @@
-"""Orders as tasks of a Prefect flow: one is retried, the flow is run twice, each order is booked once.
+"""Orders as tasks of a Prefect flow: one is retried, the flow runs twice, each order is booked once.
 
     python examples/engines/in_prefect.py
 
-Prefect's own cache would answer for a task that it knows to be done; the step answers for one that Prefect
-does not know to be done, and for a flow that somebody else starts once more.
+Prefect's own cache returns the result of a task that Prefect knows to be done; the step returns it where
+Prefect does not know, and in a flow that is started again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 os.environ.update(
     PREFECT_LOGGING_LEVEL="CRITICAL",
     PREFECT_SERVER_ANALYTICS_ENABLED="false",
-    PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS="100",  # it is a server of its own, and starts slowly
+    PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS="100",  # a separate process that starts slowly
 )
 
 import shop
@@ -23,7 +23,7 @@ from prefect.cache_policies import NO_CACHE
 
 @task(retries=2, retry_delay_seconds=0, cache_policy=NO_CACHE)
 def deliver(order: str) -> str:
-    """Do the work of one task."""
+    """Process one order."""
     return shop.deliver(order)
 
 

@@ -2,8 +2,8 @@
 
     python examples/engines/in_ray.py
 
-`max_retries` is how often Ray runs a task again whose worker died. `step.map(items, on=ray)` does without:
-what is lost there is sent again by the job, which counts.
+`max_retries` is the number of repeats of a task whose worker died. `step.map(items, executor=ray)` does not
+need it: the job sends lost items again and counts them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import shop
 
 @ray.remote(max_retries=2)
 def deliver(order: str) -> str:
-    """Do the work of one task."""
+    """Process one order."""
     return shop.deliver(order)
 
 
@@ -29,7 +29,7 @@ def main() -> None:
     try:
         for order in ("A-1", "A-1", "A-2", "A-3"):
             ray.get(deliver.remote(order), timeout=90)
-        job = shop.book.map(["A-1", "A-2", "B-1", "B-2", "B-3"], on=ray)
+        job = shop.book.map(["A-1", "A-2", "B-1", "B-2", "B-3"], executor=ray)
         print(job.outcome, job.counts["done"])
     finally:
         ray.shutdown()

@@ -1,8 +1,8 @@
-"""The work that every example here gives to another engine: an order is booked, and others count how often.
+"""The work of every example here: an order is booked, and two files count deliveries and bookings.
 
-The step knows nothing of the engine that calls it, and finds its store by ONCEMORE_STORE. `deliver` stands
-for whatever a task does: it writes down that it was called, has the order booked, and, when it is called for
-the first time, meets the worst moment there is: the work is done, and the engine does not know it yet.
+The step does not know the engine that calls it, and finds its store by ONCEMORE_STORE. `deliver` stands for
+a task: it records the call, books the order, and, at the first call for an order, fails at the worst moment:
+the work is done, and the engine does not know it yet.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import oncemore
 
 @oncemore.step(effect="transactional")
 def book(order: str) -> str:
-    """Write the order down in the shop's own database, in one transaction with the mark that it is done."""
+    """Insert the order into the shop's own database, in one transaction with the marker of the step."""
     ledger = oncemore.current().transaction(sqlite3.connect(_home() / "ledger.db", timeout=30))
     ledger.execute("INSERT INTO orders VALUES (?)", (order,))
     if order == "A-3" and oncemore.current().number == 1 and "kills" in os.environ["SHOP_MEETS"]:
@@ -28,7 +28,7 @@ def book(order: str) -> str:
 
 
 def deliver(order: str) -> str:
-    """Do what a task of an engine does."""
+    """Do the work of a task: record the call, book the order, fail at the chosen moment."""
     first = order not in delivered()
     with open(_home() / "deliveries", "a", encoding="utf-8") as file:  # noqa: PTH123 - O_APPEND, one line
         file.write(f"{order}\n")
@@ -41,9 +41,9 @@ def deliver(order: str) -> str:
 
 
 def open_shop(meets: str) -> None:
-    """Have a new shop in a folder (the first argument, or a new one), for this process and its children.
+    """Create a shop in a folder (the first argument, or a new one), for this process and its children.
 
-    meets  what goes wrong: "errors", or "kills" where the engine survives the death of a worker
+    meets  the fault: "errors", or "kills" where the engine survives the death of a worker
     """
     home = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()).absolute()
     os.environ.update(SHOP=str(home), SHOP_MEETS=meets, ONCEMORE_STORE=str(home / "log.db"))
@@ -53,12 +53,12 @@ def open_shop(meets: str) -> None:
 
 
 def delivered() -> list[str]:
-    """Which orders a task was called with, once for each call."""
+    """Return the order of each call of a task."""
     return (_home() / "deliveries").read_text(encoding="utf-8").split()
 
 
 def booked() -> list[str]:
-    """Which orders are in the ledger."""
+    """Return the orders in the ledger."""
     with sqlite3.connect(_home() / "ledger.db", timeout=30) as ledger:
         return [row[0] for row in ledger.execute("SELECT number FROM orders ORDER BY number")]
 

@@ -24,37 +24,37 @@ if TYPE_CHECKING:
     from oncemore.classifiers.custom import classifier
     from oncemore.errors import (
         AttemptTimeout,
-        Blocked,
+        CallRefused,
         Cancelled,
         CircuitOpen,
         ConfigChanged,
         CoolingDown,
         DeadlineExceeded,
+        Deferred,
         Error,
-        Failed,
         InProgress,
         KeyConflict,
         KeyExpired,
         LeaseLost,
         MissingExtra,
         NeedsReview,
+        NotPermitted,
+        OutcomeUncertain,
         OutcomeUnknown,
-        Parked,
         PermanentError,
+        PermanentFailure,
         PolicyError,
+        PolicyViolation,
         PolicyWarning,
         Quarantined,
-        Refused,
         RestoredCopy,
         ResultUnavailable,
         RetriesExhausted,
         StaleDecision,
+        StepFailed,
         StoreError,
-        Terminal,
         TransientError,
-        Uncertain,
         UsageError,
-        Violation,
     )
     from oncemore.limits.cooldown_rules import Cooldown
     from oncemore.limits.declarations import Breaker, Budget, Rate
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from oncemore.policy.decide import Decision
     from oncemore.policy.model import Failure
     from oncemore.policy.policy import Policy
-    from oncemore.retries.deadlines import Straggler, remaining
+    from oncemore.retries.deadlines import AbandonedCall, time_remaining
     from oncemore.retries.decorator import (
         additive,
         attempts,
@@ -75,8 +75,8 @@ if TYPE_CHECKING:
         retry,
         retrying,
     )
-    from oncemore.retries.loop import Report, decision
-    from oncemore.retries.timeouts import still_running
+    from oncemore.retries.loop import RetryReport, get_decision
+    from oncemore.retries.timeouts import abandoned_calls
     from oncemore.steps.attempt import Attempt, current
     from oncemore.steps.context import context
     from oncemore.steps.decorator import Step, applied, not_applied, step, unknown
@@ -90,11 +90,12 @@ _HOMES = {
     "oncemore.artifacts.artifact": "Artifact",
     "oncemore.classifiers.classify": "classify",
     "oncemore.classifiers.custom": "classifier",
-    "oncemore.errors": "AttemptTimeout Blocked Cancelled CircuitOpen ConfigChanged CoolingDown "
-    "DeadlineExceeded Error Failed InProgress KeyConflict KeyExpired LeaseLost "
-    "MissingExtra NeedsReview OutcomeUnknown Parked PermanentError PolicyError "
-    "PolicyWarning Quarantined Refused RestoredCopy ResultUnavailable RetriesExhausted "
-    "StaleDecision StoreError Terminal TransientError Uncertain UsageError Violation",
+    "oncemore.errors": "AttemptTimeout CallRefused Cancelled CircuitOpen ConfigChanged CoolingDown "
+    "DeadlineExceeded Deferred Error InProgress KeyConflict KeyExpired LeaseLost "
+    "MissingExtra NeedsReview NotPermitted OutcomeUncertain OutcomeUnknown "
+    "PermanentError PermanentFailure PolicyError PolicyViolation PolicyWarning "
+    "Quarantined RestoredCopy ResultUnavailable RetriesExhausted StaleDecision "
+    "StepFailed StoreError TransientError UsageError",
     "oncemore.limits.cooldown_rules": "Cooldown",
     "oncemore.limits.declarations": "Breaker Budget Rate",
     "oncemore.log.encryption": "EarlierBodies",
@@ -103,10 +104,10 @@ _HOMES = {
     "oncemore.policy.decide": "Decision",
     "oncemore.policy.model": "Failure",
     "oncemore.policy.policy": "Policy",
-    "oncemore.retries.deadlines": "Straggler remaining",
+    "oncemore.retries.deadlines": "AbandonedCall time_remaining",
     "oncemore.retries.decorator": "additive attempts exponential fixed linear proportional retry retrying",
-    "oncemore.retries.loop": "Report decision",
-    "oncemore.retries.timeouts": "still_running",
+    "oncemore.retries.loop": "RetryReport get_decision",
+    "oncemore.retries.timeouts": "abandoned_calls",
     "oncemore.steps.attempt": "Attempt current",
     "oncemore.steps.context": "context",
     "oncemore.steps.decorator": "Step applied not_applied step unknown",
@@ -119,12 +120,13 @@ _HOMES = {
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
+    "AbandonedCall",
     "Artifact",
     "Attempt",
     "AttemptTimeout",
-    "Blocked",
     "Breaker",
     "Budget",
+    "CallRefused",
     "Cancelled",
     "CircuitOpen",
     "ConfigChanged",
@@ -132,10 +134,10 @@ __all__ = [
     "CoolingDown",
     "DeadlineExceeded",
     "Decision",
+    "Deferred",
     "EarlierBodies",
     "Engine",
     "Error",
-    "Failed",
     "Failure",
     "InProgress",
     "Jitter",
@@ -145,33 +147,33 @@ __all__ = [
     "LeaseLost",
     "MissingExtra",
     "NeedsReview",
+    "NotPermitted",
+    "OutcomeUncertain",
     "OutcomeUnknown",
-    "Parked",
     "PermanentError",
+    "PermanentFailure",
     "Policy",
     "PolicyError",
+    "PolicyViolation",
     "PolicyWarning",
     "Quarantined",
     "Rate",
-    "Refused",
-    "Report",
     "RestoredCopy",
     "ResultUnavailable",
     "RetriesExhausted",
+    "RetryReport",
     "Run",
     "Schedule",
     "Secret",
     "StaleDecision",
     "Step",
+    "StepFailed",
     "StoreError",
-    "Straggler",
-    "Terminal",
     "TransientError",
-    "Uncertain",
     "UsageError",
-    "Violation",
     "Worker",
     "__version__",
+    "abandoned_calls",
     "additive",
     "applied",
     "attempts",
@@ -179,18 +181,17 @@ __all__ = [
     "classify",
     "context",
     "current",
-    "decision",
     "exponential",
     "fixed",
+    "get_decision",
     "linear",
     "not_applied",
     "open",
     "proportional",
-    "remaining",
     "retry",
     "retrying",
     "step",
-    "still_running",
+    "time_remaining",
     "unknown",
 ]
 

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 MASK: Final = "***"
 #: The longest text that is written, and the longest that is looked at.
-LIMIT: Final = 500
-MOST_CHARACTERS: Final = 8_000
+MAX_LENGTH: Final = 500
+MAX_CHARACTERS: Final = 8_000
 #: How deep and how wide a context may be; beyond stands a mask.
-DEEPEST: Final = 8
-WIDEST: Final = 100
+MAX_DEPTH: Final = 8
+MAX_WIDTH: Final = 100
 
 #: Names that stand before a secret; a longer name may end or begin with one (DB_PASSWORD, password_hash).
 _NAMES = (
@@ -59,7 +59,7 @@ _SCHEME = r"(?:basic|bearer|digest|negotiate|token|apikey|aws4-hmac-sha256)\s{1,
 _PARAMETER = r"""[\w-]{1,40}=(?:"[^"]{0,500}"|[^\s,"']{1,500}+)"""
 
 #: Patterns and what takes their place, in the order in which they are applied.
-RULES: Final = (
+MASK_RULES: Final = (
     # A private key in text form, also one that was cut off.
     (r"-----BEGIN [A-Z ]{0,30}KEY-----.*?(?:-----END [A-Z ]{0,30}KEY-----|\Z)", MASK),
     # user:password@ in an address; a password may hold an @ and, where it is no port, a slash.
@@ -99,35 +99,35 @@ _USERINFO = r"(?<=://)([^\s/?#@:]*+)(?::?[^\s/?#]*@|:(?!\d{1,5}(?:[/?#,]|$))\S*@
 _ESCAPES = r"\x1b(?:\[[0-?]{0,40}[ -/]{0,5}[@-~]|\][^\x07\x1b]{0,200}+(?:\x07|\x1b\\)|[@-Z\\-_])"
 _BREAKS = "[\t\n\x0b\x0c\r\x1c-\x1e\x85\u2028\u2029]+"
 #: Controls, marks that turn the direction of writing, characters of no width; and halves of characters.
-_STEERING = (
+_CONTROL_ESCAPES = (
     "\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\U000e0000-\U000e007f"
 )
-_HALVES = "[\ud800-\udfff]"
+_SURROGATES = "[\ud800-\udfff]"
 
 
-def masked(text: str, limit: int = LIMIT) -> str:
+def mask_text(text: str, limit: int = MAX_LENGTH) -> str:
     """Return the text without secrets and controls, on one line, of `limit` characters at most."""
     text = str.__str__(text)  # a subclass could do anything when it is sliced
-    if len(text) > MOST_CHARACTERS:
-        text = text[:MOST_CHARACTERS].rpartition(" ")[0] + " …"
-    text = clean(text, MOST_CHARACTERS)
-    for pattern, to in RULES:
+    if len(text) > MAX_CHARACTERS:
+        text = text[:MAX_CHARACTERS].rpartition(" ")[0] + " …"
+    text = clean_text(text, MAX_CHARACTERS)
+    for pattern, to in MASK_RULES:
         text = _compiled(pattern, re.IGNORECASE | re.DOTALL).sub(to, text)
-    return _shortened(text, limit)
+    return _shorten_text(text, limit)
 
 
-def clean(text: str, limit: int = LIMIT) -> str:
+def clean_text(text: str, limit: int = MAX_LENGTH) -> str:
     """Return the text on one line without controls, of `limit` characters at most; masks nothing."""
-    text = str.__str__(text)[: 2 * MOST_CHARACTERS]
-    for pattern, to in ((_ESCAPES, ""), (_BREAKS, " "), (f"[{_STEERING}]+", ""), (_HALVES, "�")):
+    text = str.__str__(text)[: 2 * MAX_CHARACTERS]
+    for pattern, to in ((_ESCAPES, ""), (_BREAKS, " "), (f"[{_CONTROL_ESCAPES}]+", ""), (_SURROGATES, "�")):
         text = _compiled(pattern).sub(to, text)
-    return _shortened(text, limit)
+    return _shorten_text(text, limit)
 
 
 def show_controls(text: str) -> str:
     """Return a text in which every character that could steer a terminal is shown as an escape."""
-    return _compiled(f"[{_STEERING}\ud800-\udfff]").sub(_escape_sign, text)
+    return _compiled(f"[{_CONTROL_ESCAPES}\ud800-\udfff]").sub(_escape_sign, text)
 
 
 def _escape_sign(found: re.Match[str]) -> str:
@@ -159,8 +159,8 @@ def is_secret_name(name: str) -> bool:
 def describe_value(value: object, limit: int = 80) -> str:
     """Return how a message shows a value that was given for an option: without secrets, and short."""
     if isinstance(value, str):
-        return repr(masked(hide_credentials(value[:MOST_CHARACTERS]), limit))
-    return clean(repr(masked_context(value)), limit)
+        return repr(mask_text(hide_credentials(value[:MAX_CHARACTERS]), limit))
+    return clean_text(repr(mask_context(value)), limit)
 
 
 def mask_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -170,18 +170,18 @@ def mask_headers(headers: Mapping[str, str]) -> dict[str, str]:
         if _compiled(_READ_FIELDS).fullmatch(name)
         else MASK
         if is_secret_name(name)
-        else masked(value, MOST_CHARACTERS)
+        else mask_text(value, MAX_CHARACTERS)
         for name, value in headers.items()
     }
 
 
-def _shortened(text: str, limit: int) -> str:
+def _shorten_text(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def message_of(error: BaseException | None, limit: int = LIMIT) -> str:
+def masked_message(error: BaseException | None, limit: int = MAX_LENGTH) -> str:
     """Return what an error says of itself, fit to be written; also of one that cannot say it."""
-    return "" if error is None else masked(read_message(error), limit)
+    return "" if error is None else mask_text(read_message(error), limit)
 
 
 def read_message(error: BaseException) -> str:
@@ -191,18 +191,18 @@ def read_message(error: BaseException) -> str:
     except KeyboardInterrupt:
         raise
     except BaseException as fault:  # noqa: BLE001 - the error's own __str__ is broken
-        return f"(the message cannot be read: {name_of(fault)})"
+        return f"(the message cannot be read: {error_class_name(fault)})"
 
 
-def name_of(error: BaseException) -> str:
+def error_class_name(error: BaseException) -> str:
     """Return the name of an error's class, fit to be written."""
     try:
-        return clean(type(error).__name__, 100)
+        return clean_text(type(error).__name__, 100)
     except Exception:  # noqa: BLE001 - a metaclass can make even the name raise
         return "Exception"
 
 
-def masked_context(value: object, room: int = DEEPEST) -> object:
+def mask_context(value: object, depth_left: int = MAX_DEPTH) -> object:
     """Return plain data with its texts masked, and with all that stands under the name of a secret.
 
     What is not plain data is shown by the name of its class only: its text could hold anything.
@@ -210,14 +210,14 @@ def masked_context(value: object, room: int = DEEPEST) -> object:
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, str):
-        return masked(value)
-    if room and isinstance(value, dict):
+        return mask_text(value)
+    if depth_left and isinstance(value, dict):
         return {
-            masked(str(name), 100): MASK
+            mask_text(str(name), 100): MASK
             if _compiled(_NAMES, re.IGNORECASE).search(str(name))
-            else masked_context(inner, room - 1)
-            for name, inner in list(value.items())[:WIDEST]
+            else mask_context(inner, depth_left - 1)
+            for name, inner in list(value.items())[:MAX_WIDTH]
         }
-    if room and isinstance(value, (list, tuple)):
-        return [masked_context(inner, room - 1) for inner in value[:WIDEST]]
-    return f"<{clean(type(value).__name__, 100)}>"
+    if depth_left and isinstance(value, (list, tuple)):
+        return [mask_context(inner, depth_left - 1) for inner in value[:MAX_WIDTH]]
+    return f"<{clean_text(type(value).__name__, 100)}>"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def seconds(value: float) -> str:
+def format_seconds(value: float) -> str:
     """Return a duration as a person reads it: 0.42 s, 12 s, 4 min 10 s, 2 h 5 min."""
     if value < 120:
         return f"{value:.3g} s" if value < 10 else f"{value:.4g} s"

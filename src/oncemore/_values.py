@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from typing import NamedTuple as Value
     from typing import Self, TypeVar
 
-    R = TypeVar("R", bound="Record")
+    R = TypeVar("R", bound="FrozenRecord")
 else:
     from _collections import _tuplegetter
 
-    class _Tuple(tuple):
+    class _ValueTuple(tuple):
         """What every `Value` can do; its class knows the names and the defaults of its fields."""
 
         __slots__ = ()
@@ -79,7 +79,7 @@ else:
             raise TypeError(f"{cls.__name__} needs {', '.join(missing)}")
         return [full[name] for name in cls._fields]
 
-    class _Named(type):
+    class _ValueMeta(type):
         """Turns the annotations of a class body into the fields of a tuple."""
 
         def __new__(mcls, name, bases, body):
@@ -94,52 +94,54 @@ else:
                 "_at": {field: at for at, field in enumerate(fields)},
                 "_rest": tuple(defaults.values()),
             }
-            return type(name, (_Tuple,), {**body, **getters, **ours})
+            return type(name, (_ValueTuple,), {**body, **getters, **ours})
 
-    Value = type.__new__(_Named, "Value", (), {"__slots__": ()})
+    Value = type.__new__(_ValueMeta, "Value", (), {"__slots__": ()})
 
 make = tuple.__new__
 
 
-class Record:
+class FrozenRecord:
     """A frozen, comparable value whose fields are its slots."""
 
     __slots__: tuple[str, ...] = ()
 
-    def fill(self, *values: object) -> None:
-        """Set all fields, in the order of the slots; only `__init__` may."""
-        for name, value in zip(self.__slots__, values, strict=True):
-            object.__setattr__(self, name, value)
+    def set_fields(self, **values: object) -> None:
+        """Set every field once; call it at the end of `__init__`."""
+        for name in self.__slots__:
+            object.__setattr__(self, name, values.pop(name))
+        if values:
+            raise TypeError(f"{type(self).__name__} has no field {', '.join(values)}")
 
-    def fields(self) -> dict[str, object]:
+    def field_values(self) -> dict[str, object]:
         """Return the fields by name."""
         return {name: getattr(self, name) for name in self.__slots__}
 
-    def replaced(self, **changes: object) -> Self:
+    def copy_with(self, **changes: object) -> Self:
         """Return a copy with some fields changed; nothing is checked."""
-        return _rebuilt(type(self), tuple({**self.fields(), **changes}.values()))
+        return _rebuild_record(type(self), tuple({**self.field_values(), **changes}.values()))
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{type(self).__name__} is frozen; make a changed copy")
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.fields() == other.fields()
+        return type(self) is type(other) and self.field_values() == other.field_values()
 
     def __hash__(self) -> int:
-        return hash(tuple(self.fields().values()))
+        return hash(tuple(self.field_values().values()))
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name}={value!r}" for name, value in self.fields().items())
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.field_values().items())
         return f"{type(self).__name__}({shown})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuilt, (type(self), tuple(self.fields().values()))
+        return _rebuild_record, (type(self), tuple(self.field_values().values()))
 
 
-def _rebuilt(kind: type[R], values: tuple[object, ...]) -> R:
+def _rebuild_record(kind: type[R], values: tuple[object, ...]) -> R:
     made = kind.__new__(kind)
-    made.fill(*values)
+    made.set_fields(**dict(zip(kind.__slots__, values, strict=True)))
     return made
 
 
-__all__ = ["Record", "Value", "make"]
+__all__ = ["FrozenRecord", "Value", "make"]

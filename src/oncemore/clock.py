@@ -21,9 +21,9 @@ class Clock:
     __slots__ = ()
 
     #: The most attempts that any call gets; a test's clock may set it, the real one leaves it alone.
-    most_attempts: int | None = None
+    max_attempts: int | None = None
     #: How far a test's clock has run ahead of the real one; what a store's time is moved by.
-    ahead: float = 0.0
+    offset: float = 0.0
 
     def wall(self) -> float:
         """Return POSIX seconds: what people and other machines call now."""
@@ -39,23 +39,23 @@ class Clock:
 
     def pause(self, seconds: float) -> Coroutine[object, object, None]:
         """Suspend this task, on asyncio or trio, whichever it runs in; cancellation ends it at once."""
-        return in_trio().sleep(seconds) if in_trio() else _asyncio().sleep(seconds)  # type: ignore[no-any-return]
+        return find_trio().sleep(seconds) if find_trio() else _import_asyncio().sleep(seconds)  # type: ignore[no-any-return]
 
 
-def in_trio() -> Any:
+def find_trio() -> Any:
     """Return the trio module when the caller runs inside trio, else None; imports nothing."""
     trio = sys.modules.get("trio")
     return trio if trio is not None and trio.lowlevel.in_trio_run() else None
 
 
-def _asyncio() -> Any:
+def _import_asyncio() -> Any:
     return sys.modules["asyncio"]
 
 
 current = Clock()
 
 
-def use(clock: Clock) -> Clock:
+def set_clock(clock: Clock) -> Clock:
     """Put another clock in place and return the one that was there."""
     global current
     before, current = current, clock

@@ -11,7 +11,7 @@ They come, in this order, from ONCEMORE_* in the environment, from `oncemore.tom
     notify             ONCEMORE_NOTIFY             nobody; who is told of what is held or has failed
     notify_of          ONCEMORE_NOTIFY_OF          all; or holds, or failures
     notify_every_s     ONCEMORE_NOTIFY_EVERY_S     300
-    copies             ONCEMORE_COPIES             hold; what a copied or restored store may do
+    restored_copy             ONCEMORE_RESTORED_COPY             hold; what a copied or restored store may do
     codec              ONCEMORE_CODEC              none; package.module:name of what seals bodies
     warn_file_mb       ONCEMORE_WARN_FILE_MB       10240
     warn_wal_mb        ONCEMORE_WARN_WAL_MB        256
@@ -36,13 +36,13 @@ from oncemore._redact import describe_value
 from oncemore._values import Value
 from oncemore.errors import UsageError
 from oncemore.settings import (
-    COPIES,
     INLINE_WAIT_S,
     LEASE_S,
     LONGEST_LEASE_S,
     LONGEST_NOTIFY_EVERY_S,
     NOTIFY_EVERY_S,
     NOTIFY_OF,
+    RESTORED_COPY_CHOICES,
     SHORTEST_LEASE_S,
     WARN_FILE_MB,
     WARN_LEFT_MB,
@@ -60,7 +60,7 @@ SQLITE, MEMORY = "sqlite:///", "memory:"
 NO_PATH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://|(?i:sqlite3?|memory|postgres(?:ql)?):/{0,2}")
 
 
-class Settings(Value):
+class EngineSettings(Value):
     """What durable steps go by unless they are told otherwise."""
 
     store: str
@@ -71,7 +71,7 @@ class Settings(Value):
     notify: str = ""
     notify_every_s: float = NOTIFY_EVERY_S
     notify_of: str = "all"
-    copies: str = "hold"
+    restored_copy: str = "hold"
     codec: str = ""
     warn_file_mb: float = WARN_FILE_MB
     warn_wal_mb: float = WARN_WAL_MB
@@ -80,7 +80,7 @@ class Settings(Value):
 
 
 #: What a text may be, by its setting, where not every text is allowed.
-_CHOICES = {"copies": COPIES, "notify_of": NOTIFY_OF}
+_CHOICES = {"restored_copy": RESTORED_COPY_CHOICES, "notify_of": NOTIFY_OF}
 
 #: What a number may be, by its setting.
 RANGES = {
@@ -91,44 +91,44 @@ RANGES = {
     "warn_wal_mb": (0.0, 1e9),
     "warn_left_mb": (0.0, 1e9),
 }
-NAMES = {field: f"ONCEMORE_{field.upper()}" for field in Settings._fields}
+NAMES = {field: f"ONCEMORE_{field.upper()}" for field in EngineSettings._fields}
 #: Settings without which work would be recorded elsewhere, in plain text, or past its switches.
 ESSENTIAL = ("store", "artifacts", "codec", "control")
 
 
-def settings(start: Path | None = None, given: Collection[str] = ()) -> Settings:
+def load_settings(start: Path | None = None, given: Collection[str] = ()) -> EngineSettings:
     """Return the settings that hold in a folder: environment, then file, then defaults.
 
     given  names of settings that the caller does not take from here
     """
-    root, file = root_of((start or Path.cwd()).resolve())
-    told = _from_file(file, given) if file is not None else {}
+    root, file = find_project_root((start or Path.cwd()).resolve())
+    told = _read_settings_file(file, given) if file is not None else {}
     values: dict[str, Any] = {"store": str(root / ".oncemore" / "log.db")}
     for field, variable in NAMES.items():
         if (text := os.environ.get(variable, "")) != "":
-            values[field] = _value(field, text, variable)
+            values[field] = _parse_value(field, text, variable)
         elif field in told and field == "notify":
-            values[field] = _notify(told[field], f"{file}: {field}", root)
+            values[field] = _notify_setting(told[field], f"{file}: {field}", root)
         elif field in told:
-            values[field] = _value(field, told[field], f"{file}: {field}")
+            values[field] = _parse_value(field, told[field], f"{file}: {field}")
             if field in ("store", "artifacts"):
-                values[field] = _beside(root, values[field])
-    return Settings(**values)
+                values[field] = _resolve_store_url(root, values[field])
+    return EngineSettings(**values)
 
 
-def _notify(told: Any, where: str, root: Path) -> str:
+def _notify_setting(told: Any, where: str, root: Path) -> str:
     """Return a file's sinks as the environment has them: checked, and with paths that hold everywhere."""
     import json
 
-    from oncemore.messaging.sink_urls import sinks_of
+    from oncemore.messaging.sink_urls import parse_sinks
 
-    sinks_of(told, where, root)
+    parse_sinks(told, where, root)
     if isinstance(told, str):
         told = [told]
-    return json.dumps([_rooted(each, root) for each in told])
+    return json.dumps([_resolve_path(each, root) for each in told])
 
 
-def _rooted(each: Any, root: Path) -> Any:
+def _resolve_path(each: Any, root: Path) -> Any:
     if isinstance(each, str) and each.startswith("file:"):
         each = {"file": each.removeprefix("file://").removeprefix("file:")}
     if isinstance(each, dict) and "file" in each:
@@ -147,15 +147,15 @@ def _root_key(place: str, root: Path) -> str:
     return f"file:{root / Path(place.removeprefix('file:')).expanduser()}"
 
 
-def names_a_store(start: Path | None = None) -> bool:
+def is_store_configured(start: Path | None = None) -> bool:
     """Whether somebody chose a store: the environment or a file names one."""
     if os.environ.get(NAMES["store"], "") != "":
         return True
-    file = root_of((start or Path.cwd()).resolve())[1]
-    return file is not None and "store" in _from_file(file, NAMES.keys() - {"store"})
+    file = find_project_root((start or Path.cwd()).resolve())[1]
+    return file is not None and "store" in _read_settings_file(file, NAMES.keys() - {"store"})
 
 
-def root_of(start: Path) -> tuple[Path, Path | None]:
+def find_project_root(start: Path) -> tuple[Path, Path | None]:
     """Return the nearest folder upwards that is a project's, and its file of settings."""
     for folder in (start, *start.parents):
         for mark in MARKS:
@@ -164,7 +164,7 @@ def root_of(start: Path) -> tuple[Path, Path | None]:
     return start, None
 
 
-def _from_file(file: Path, given: Collection[str] = ()) -> dict[str, Any]:
+def _read_settings_file(file: Path, given: Collection[str] = ()) -> dict[str, Any]:
     fault = ""
     try:
         content, fault = read_file(file)
@@ -196,9 +196,9 @@ def _parse_settings(file: Path, content: bytes) -> dict[str, Any]:
         if not isinstance(told, dict):
             raise UsageError(f"{file}: tool.oncemore is {describe_value(told)}; it takes a table of settings")
     for name in told:
-        if name not in Settings._fields:
+        if name not in EngineSettings._fields:
             raise UsageError(
-                f"{file}: oncemore has no setting {name!r}; it has {', '.join(Settings._fields)}"
+                f"{file}: oncemore has no setting {name!r}; it has {', '.join(EngineSettings._fields)}"
             )
     return told
 
@@ -239,14 +239,14 @@ def artifact_folder(store: str, artifacts: str) -> Path | None:
     return None if "://" in folder else Path(folder).expanduser().absolute()
 
 
-def _beside(root: Path, url: str) -> str:
+def _resolve_store_url(root: Path, url: str) -> str:
     """Return an address as it is meant in a file: relative to the file's folder."""
     if NO_PATH.match(url) is not None and not url.startswith(SQLITE):
         return url
     return str(root / Path(url.removeprefix(SQLITE)).expanduser())
 
 
-def _value(field: str, value: Any, where: str) -> Any:
+def _parse_value(field: str, value: Any, where: str) -> Any:
     if field not in RANGES:
         if not isinstance(value, str):
             raise UsageError(f"{where} is {describe_value(value)}; it takes a text")
@@ -258,10 +258,10 @@ def _value(field: str, value: Any, where: str) -> Any:
         told = float(value) if isinstance(value, str) else value
     except ValueError:
         told = value
-    return number(field, told, where)
+    return parse_number(field, told, where)
 
 
-def number(field: str, value: Any, where: str) -> float:
+def parse_number(field: str, value: Any, where: str) -> float:
     """Return a number that a setting may be; any other is refused by where it stands."""
     least, most = RANGES[field]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,43 +1,43 @@
-"""Errors, grouped by whose move it is.
+"""The errors of oncemore, grouped by who acts next.
 
     Error
-    ├── UsageError (ValueError)       yours: the call or the configuration is wrong
-    │   ├── PolicyError                 … a policy; says which field and what is allowed
-    │   └── MissingExtra (ImportError)  … an optional part is not installed; says what to install
-    ├── Refused                       nobody's yet: not now, or not like this; nothing was tried
-    │   ├── Parked                      … it is due later; carries `until`
-    │   ├── CircuitOpen                 … its provider is left alone; carries `provider` and `until`
-    │   ├── CoolingDown                 … what it asks for is left alone; carries `outcome`, `until`
-    │   ├── InProgress                  … somebody else is at it; carries `worker` and `until`
-    │   ├── KeyConflict                 … the key belongs to other arguments
-    │   ├── KeyExpired                  … it was done once, and its record was pruned
-    │   ├── ConfigChanged               … its result is of another version or config
-    │   ├── Blocked                     … people say no, or what they say cannot be known; carries `reason`
-    │   ├── Quarantined                 … it waits for a person's decision
-    │   ├── StaleDecision               … what was decided on is no longer what is there
-    │   └── RestoredCopy                … the store is a copy, and nobody has acknowledged it
-    ├── Failed                        the work's: it was tried and did not come good
-    │   ├── Terminal                    … in a way that does not pass
-    │   ├── RetriesExhausted            … `until=` never held; carries the last value
-    │   ├── Cancelled                   … because somebody said that it shall not go on
-    │   └── AttemptTimeout (TimeoutError)   an attempt took longer than it may
-    │       └── DeadlineExceeded        … because the whole call's time is up
-    ├── Uncertain                     a person's: what happened cannot be known from here
-    │   ├── OutcomeUnknown              … an effect that must not happen twice may have happened
-    │   ├── LeaseLost                   … another worker took over before the result was written
-    │   └── ResultUnavailable           … it is done, but its value could not be kept
-    ├── StoreError                    the store's: it cannot be reached, is full or is broken
-    └── IllegalMove                   ours: a state may not follow another
+    ├── UsageError (ValueError)       the programmer: the call or the configuration is wrong
+    │   ├── PolicyError                 a policy breaks a rule; names the field and what is allowed
+    │   └── MissingExtra (ImportError)  an optional part is not installed; names the extra
+    ├── CallRefused                   no attempt was made
+    │   ├── Deferred                    the run is due later; carries `until`
+    │   ├── CircuitOpen                 the provider's breaker is open; carries `provider` and `until`
+    │   ├── CoolingDown                 the resource is in its cooldown; carries `outcome` and `until`
+    │   ├── InProgress                  another worker holds the run; carries `worker` and `until`
+    │   ├── KeyConflict                 the key belongs to other arguments
+    │   ├── KeyExpired                  the work was done and its record was pruned
+    │   ├── ConfigChanged               the result is of another version or config
+    │   ├── NotPermitted                a switch or a missing approval; carries `reason`
+    │   ├── Quarantined                 the run waits for an operator's decision
+    │   ├── StaleDecision               the decision refers to an older state of the run
+    │   └── RestoredCopy                the store is a copy that no operator has acknowledged
+    ├── StepFailed                    the work: it was tried and failed
+    │   ├── PermanentFailure            the error is not retryable
+    │   ├── RetriesExhausted            `until=` was never satisfied; carries the last value
+    │   ├── Cancelled                   an operator or the program cancelled the run
+    │   └── AttemptTimeout (TimeoutError)   an attempt took longer than its limit
+    │       └── DeadlineExceeded        the time of the whole call is used up
+    ├── OutcomeUncertain              an operator: the outcome cannot be known from here
+    │   ├── OutcomeUnknown              a `once` effect may have happened
+    │   ├── LeaseLost                   another worker took over before the result was stored
+    │   └── ResultUnavailable           the work is done, but its value could not be stored
+    ├── StoreError                    the store: unreachable, full or damaged
+    └── IllegalTransition             a bug in oncemore: a state may not follow another
 
-Raised by your own work, to say what a failure is:
+Raised by user code to classify a failure:
 
-    TransientError                    it may pass: try it again
-    PermanentError                    it will not pass
-    ├── NeedsReview                   … a person has to look first; carries its `code`
-    └── Violation                     … a rule that no policy may retry (VIOLATIONS); carries its `code`
+    TransientError                    try again
+    PermanentError                    do not try again
+    ├── NeedsReview                   hold the run for an operator; carries `code`
+    └── PolicyViolation               a rule that no policy may retry (VIOLATIONS); carries `code`
 
-Warnings about a policy that works but is unwise are `PolicyWarning`.
-`oncemore.retry` raises the caller's own exception wherever there is one, with a note.
+A `PolicyWarning` is issued for a policy that works but is unwise. `oncemore.retry` raises the caller's own
+exception where there is one, with a note.
 """
 
 from __future__ import annotations
@@ -50,41 +50,41 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AttemptTimeout",
-    "Blocked",
+    "CallRefused",
     "Cancelled",
     "CircuitOpen",
     "ConfigChanged",
     "CoolingDown",
     "DeadlineExceeded",
+    "Deferred",
     "Error",
-    "Failed",
-    "IllegalMove",
+    "IllegalTransition",
     "InProgress",
     "KeyConflict",
     "KeyExpired",
     "LeaseLost",
     "MissingExtra",
     "NeedsReview",
+    "NotPermitted",
+    "OutcomeUncertain",
     "OutcomeUnknown",
-    "Parked",
     "PermanentError",
+    "PermanentFailure",
     "PolicyError",
+    "PolicyViolation",
     "PolicyWarning",
     "Quarantined",
-    "Refused",
     "RestoredCopy",
     "ResultUnavailable",
     "RetriesExhausted",
     "StaleDecision",
+    "StepFailed",
     "StoreError",
-    "Terminal",
     "TransientError",
-    "Uncertain",
     "UsageError",
-    "Violation",
 ]
 
-#: What no policy, no option and no file can make retryable (CLASS-2).
+#: Error codes that no policy, option or file can make retryable (CLASS-2).
 VIOLATIONS = (
     "SCHEMA_INVALID",
     "FAIRCARE_VIOLATION",
@@ -98,9 +98,9 @@ VIOLATIONS = (
 
 
 class Error(Exception):
-    """Everything that oncemore raises by itself.
+    """Base class of the errors that oncemore raises.
 
-    `run` is the `Run` that a durable step's error is about; None where there is none.
+    `run` is the `Run` that the error is about; None if there is none.
     """
 
     run: object = None
@@ -118,16 +118,16 @@ class MissingExtra(UsageError, ImportError):
     """An optional part is not installed; the message names the extra that brings it."""
 
 
-class Failed(Error):
-    """The work was tried and did not come good."""
+class StepFailed(Error):
+    """The work was tried and failed."""
 
 
-class Terminal(Failed):
-    """It failed in a way that does not pass."""
+class PermanentFailure(StepFailed):
+    """The work failed with an error that is not retryable."""
 
 
-class RetriesExhausted(Failed):
-    """`until=` never held; `value` is what the last attempt returned."""
+class RetriesExhausted(StepFailed):
+    """`until=` was never satisfied; `value` is the value of the last attempt."""
 
     def __init__(self, message: str, value: object = None) -> None:
         super().__init__(message)
@@ -137,24 +137,24 @@ class RetriesExhausted(Failed):
         return type(self), (self.args[0], self.value)
 
 
-class Cancelled(Failed):
-    """Somebody said that it shall not go on; inside the work: raised by the next checkpoint."""
+class Cancelled(StepFailed):
+    """The run was cancelled; inside a running attempt the next checkpoint raises this."""
 
 
-class AttemptTimeout(Failed, TimeoutError):
-    """An attempt took longer than it may."""
+class AttemptTimeout(StepFailed, TimeoutError):
+    """An attempt took longer than its time limit."""
 
 
 class DeadlineExceeded(AttemptTimeout):
-    """The time of the whole call, not only of one attempt, is up."""
+    """The time limit of the whole call is used up, not only that of one attempt."""
 
 
-class Refused(Error):
-    """Not now, or not like this; nothing was tried."""
+class CallRefused(Error):
+    """The call was refused before an attempt was made."""
 
 
-class Parked(Refused):
-    """It is due later: `until` says when, in POSIX seconds; a worker or a later call goes on."""
+class Deferred(CallRefused):
+    """The run is due at `until` (POSIX seconds); a worker or a later call continues it."""
 
     def __init__(self, message: str, until: float = 0.0) -> None:
         super().__init__(message)
@@ -164,11 +164,12 @@ class Parked(Refused):
         return type(self), (self.args[0], self.until)
 
 
-class Blocked(Refused):
-    """No attempt begins: people say no, or what they say cannot be known.
+class NotPermitted(CallRefused):
+    """A switch, a missing approval or an unreadable control state keeps the attempt from beginning.
 
-    reason  `switch`: somebody has stopped it; `approval_needed`: nobody has approved it;
-            `control_state_unknown`: neither can be read; `moved`: the log is elsewhere now
+    reason  `switch`: a switch is on; `approval_needed`: the attempt is not approved;
+            `control_state_unknown`: switches or approvals cannot be read; `moved`: the log has moved to
+            another store
     """
 
     def __init__(self, message: str, reason: str = "") -> None:
@@ -179,8 +180,8 @@ class Blocked(Refused):
         return type(self), (self.args[0], self.reason)
 
 
-class CircuitOpen(Refused):
-    """Too many calls to `provider` failed: none goes through before `until`, in POSIX seconds."""
+class CircuitOpen(CallRefused):
+    """The breaker of `provider` is open: no call is sent before `until` (POSIX seconds)."""
 
     def __init__(self, message: str, provider: str = "", until: float = 0.0) -> None:
         super().__init__(message)
@@ -191,12 +192,12 @@ class CircuitOpen(Refused):
         return type(self), (self.args[0], self.provider, self.until)
 
 
-class CoolingDown(Refused):
-    """What it asks for is left alone, and nobody was asked: `outcome` says why.
+class CoolingDown(CallRefused):
+    """The resource is in its cooldown, so its provider was not asked.
 
-    outcome   SKIPPED_BACKOFF until `until`, in POSIX seconds; SKIPPED_DUPLICATE: it is there and valid;
-              SKIPPED_QUARANTINED, SKIPPED_TERMINAL: a person has to release it, and `until` is 0
-    resource  what is left alone
+    outcome   SKIPPED_BACKOFF: until `until` (POSIX seconds); SKIPPED_DUPLICATE: the resource is present and
+              valid; SKIPPED_QUARANTINED, SKIPPED_TERMINAL: an operator has to release it, and `until` is 0
+    resource  the name of the resource
     """
 
     def __init__(self, message: str, outcome: str = "", resource: str = "", until: float = 0.0) -> None:
@@ -207,8 +208,8 @@ class CoolingDown(Refused):
         return type(self), (self.args[0], self.outcome, self.resource, self.until)
 
 
-class InProgress(Refused):
-    """Somebody else is at it: `worker`, whose lease lasts until `until`, in POSIX seconds."""
+class InProgress(CallRefused):
+    """Another worker holds the run: `worker`, whose lease lasts until `until` (POSIX seconds)."""
 
     def __init__(self, message: str, worker: str = "", until: float = 0.0) -> None:
         super().__init__(message)
@@ -219,46 +220,46 @@ class InProgress(Refused):
         return type(self), (self.args[0], self.worker, self.until)
 
 
-class KeyConflict(Refused):
+class KeyConflict(CallRefused):
     """The key belongs to a call with other arguments."""
 
 
-class KeyExpired(Refused):
-    """It was done once and its record was pruned; it is not run a second time."""
+class KeyExpired(CallRefused):
+    """The work was done and its record was pruned; it does not run a second time."""
 
 
-class ConfigChanged(Refused):
-    """Its result was made under another version or config, and the step says not to use it then."""
+class ConfigChanged(CallRefused):
+    """The result is of another version or config, and `on_version_change` is "fail"."""
 
 
-class Quarantined(Refused):
-    """It waits for a person's decision; `run.held_for` says why, `engine.quarantine` has the evidence."""
+class Quarantined(CallRefused):
+    """The run waits for an operator; `run.held_for` has the reason, `engine.quarantine` the evidence."""
 
 
-class StaleDecision(Refused):
-    """What was decided on is no longer what is there: somebody was first, or it has changed; look again."""
+class StaleDecision(CallRefused):
+    """The run changed after the operator read it, or another operator was first; read it again."""
 
 
-class RestoredCopy(Refused):
-    """The store was copied or restored: what was done since would be done twice; somebody has to look."""
+class RestoredCopy(CallRefused):
+    """The store is a copy: work done since it was made would be done twice until an operator agrees."""
 
 
-class Uncertain(Error):
-    """What happened cannot be known from here."""
+class OutcomeUncertain(Error):
+    """The outcome cannot be known from here."""
 
 
-class OutcomeUnknown(Uncertain):
-    """An effect that must not happen twice may have happened; a person or `reconcile` has to say."""
+class OutcomeUnknown(OutcomeUncertain):
+    """A `once` effect may have happened; `reconcile` or an operator has to find out."""
 
 
-class LeaseLost(Uncertain):
-    """Another worker took over before the result was written."""
+class LeaseLost(OutcomeUncertain):
+    """Another worker took the run over before the result was stored."""
 
 
-class ResultUnavailable(Uncertain):
-    """It is done, but its value could not be kept.
+class ResultUnavailable(OutcomeUncertain):
+    """The work is done, but its value could not be stored.
 
-    `value` is the value for the caller whose call did the work; for every later one it is None.
+    `value` is the value for the caller whose call did the work; for every later call it is None.
     """
 
     def __init__(self, message: str, value: object = None) -> None:
@@ -266,30 +267,30 @@ class ResultUnavailable(Uncertain):
         self.value = value
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Without the value: that it has no form is what this error is about.
+        # Without the value, which cannot be encoded.
         return type(self), (self.args[0],)
 
 
 class StoreError(Error):
-    """The store cannot be reached, is full or is broken; nothing is said to be stored that is not."""
+    """The store is unreachable, full or damaged; nothing unstored was reported as stored."""
 
 
-class IllegalMove(Error):
-    """A state may not follow another; a fault in oncemore, please report it."""
+class IllegalTransition(Error):
+    """A state may not follow another: a bug in oncemore, please report it."""
 
 
 class TransientError(Exception):
-    """Your work says: this may pass, try it again."""
+    """Raise it in a step or a retried function for a failure that is worth another attempt."""
 
 
 class PermanentError(Exception):
-    """Your work says: this will not pass."""
+    """Raise it for a failure that another attempt cannot change."""
 
 
 class NeedsReview(PermanentError):
-    """Your work says: a person has to look at this first; it is held in quarantine, and never retried.
+    """Raise it for a failure that an operator has to look at; the run is quarantined, never retried.
 
-    `code` names the kind of doubt, for counting: AMBIGUOUS_NAME, UNKNOWN_PROFILE.
+    `code` names the kind of doubt, for example AMBIGUOUS_NAME.
     """
 
     def __init__(self, code: str, message: str = "") -> None:
@@ -302,8 +303,8 @@ class NeedsReview(PermanentError):
         return type(self), (self.code, self.args[0])
 
 
-class Violation(PermanentError):
-    """Your work says: a rule is broken that no policy may retry; `code` is one of `VIOLATIONS`."""
+class PolicyViolation(PermanentError):
+    """Raise it for a broken rule that no policy may retry; `code` is one of `VIOLATIONS`."""
 
     def __init__(self, code: str, message: str = "") -> None:
         if code not in VIOLATIONS:
@@ -316,7 +317,7 @@ class Violation(PermanentError):
 
 
 class PolicyWarning(UserWarning):
-    """A policy that works but is unwise."""
+    """Issued for a policy that works but is unwise."""
 
 
 def warn_policy(*texts: str) -> None:
@@ -333,5 +334,5 @@ def warn_policy(*texts: str) -> None:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    """Whether a frame belongs to this package; the methods that `dataclass` generates have no file."""
+    """Return whether a frame belongs to this package; methods made by `dataclass` have no file."""
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "oncemore"

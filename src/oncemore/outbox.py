@@ -1,29 +1,25 @@
-"""OUTBOX: delivering the events that durable steps give away with `current().emit()`.
+"""The outbox: sends the events that durable steps emit with `current().emit()`.
 
-    from oncemore.outbox import Command, JsonLines, Relay, Webhook
+from oncemore.outbox import JsonLinesSink, OutboxRelay, WebhookSink
 
-    relay = Relay(engine, {"orders.*": Webhook("https://example.org/hook"), "*": JsonLines("rest.jsonl")})
-    with relay:
-        ...
-
-How it works is told in `messaging.delivery`; here a relay is given what only the rooms above the engine know:
-what an error means, and what may be kept of it.
+routes = {"orders.*": WebhookSink("https://example.org/hook"), "*": JsonLinesSink("rest.jsonl")}
+with OutboxRelay(engine, routes):
+    ...
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from oncemore.audit.neutral import neutral
-from oncemore.classifiers.classify import classify, ready
+from oncemore.audit.error_record import error_to_record
+from oncemore.classifiers.classify import classify, ensure_plugins_loaded
 from oncemore.messaging import relay
-from oncemore.messaging.command_sink import Command
-from oncemore.messaging.delivery import Tally
-from oncemore.messaging.message import SCHEMA, Message
-from oncemore.messaging.queue_sinks import JetStream, Sqs
-from oncemore.messaging.relay import MOST_BYTES, POLICY, DeadLetter
-from oncemore.messaging.sink_urls import sink_at
-from oncemore.messaging.sinks import JsonLines, Webhook
+from oncemore.messaging.delivery import DeliveryStats
+from oncemore.messaging.message import SCHEMA, EventMessage
+from oncemore.messaging.queue_sinks import JetStreamSink, SqsSink
+from oncemore.messaging.relay import DEFAULT_MAX_BYTES, POLICY, DeadLetter
+from oncemore.messaging.sink_urls import resolve_sink
+from oncemore.messaging.sinks import CommandSink, JsonLinesSink, WebhookSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,57 +30,55 @@ if TYPE_CHECKING:
 __all__ = [
     "POLICY",
     "SCHEMA",
-    "Command",
+    "CommandSink",
     "DeadLetter",
-    "JetStream",
-    "JsonLines",
-    "Message",
-    "Relay",
-    "Sqs",
-    "Tally",
-    "Webhook",
+    "DeliveryStats",
+    "EventMessage",
+    "JetStreamSink",
+    "JsonLinesSink",
+    "OutboxRelay",
+    "SqsSink",
+    "WebhookSink",
 ]
 
 
-class Relay(relay.Relay):
-    """Delivers the events of an engine's store, at least once, each under one id, in order per run's key.
+class OutboxRelay(relay.RelayCore):
+    """Sends the events of an engine's store, at least once, each under a stable id, in order per run key.
 
-    routes     which sink a topic has: a name, or a pattern with `*`; a name comes first, then the first
-               pattern that fits; a sink is a function of one `Message`, or where it leads as a text:
+    routes     sinks by topic, or by a pattern with `*`; an exact topic wins, then the first matching pattern;
+               a sink is a function of one `EventMessage`, or an address:
                https://… (a webhook), file:path (JSON lines), nats://host:4222 (JetStream), sqs:https://…
-    policy     how often and when a message is sent again, and how long a sink may take
-    batch      how many events are looked at together
-    max_bytes  the largest payload that is sent; a larger one is a dead letter
-    poll_s     how often to look for what has become due, where nothing else happens
+    policy     decides on retries, and has the time limit of a sink
+    batch      the number of events that are listed at once
+    max_bytes  the size limit of a payload; an event with a larger one becomes a dead letter
+    poll_s     the interval of looking for due events
     """
 
     def __init__(
         self,
         engine: Engine,
-        routes: Mapping[str, Callable[[Message], Any] | str],
+        routes: Mapping[str, Callable[[EventMessage], Any] | str],
         *,
         policy: Policy = POLICY,
         batch: int = 256,
-        max_bytes: int = MOST_BYTES,
+        max_bytes: int = DEFAULT_MAX_BYTES,
         poll_s: float = 1.0,
     ) -> None:
-        ready()
+        ensure_plugins_loaded()
         sinks = {
-            topic: sink_at(sink, f"the sink of {topic!r}") if isinstance(sink, str) else sink
+            topic: resolve_sink(sink, f"the sink of {topic!r}") if isinstance(sink, str) else sink
             for topic, sink in routes.items()
         }
-        self._own = [sinks[topic] for topic, sink in routes.items() if isinstance(sink, str)]
+        # The relay built these from addresses, so it closes them.
+        self._own_sinks = [sinks[topic] for topic, sink in routes.items() if isinstance(sink, str)]
         super().__init__(
-            engine, sinks, classify=classify, describe=neutral, policy=policy, batch=batch,
+            engine, sinks, classify=classify, describe=error_to_record, policy=policy, batch=batch,
             max_bytes=max_bytes, poll_s=poll_s,
         )  # fmt: skip
 
     def close(self) -> None:
-        """Stop after the event under way, leave no thread behind, and close what was opened for addresses."""
+        """Stop after the current event, join the thread, and close the sinks that were given as addresses."""
         super().close()
-        for sink in self._own:
-            getattr(sink, "close", _nothing)()
-
-
-def _nothing() -> None:
-    """Close nothing: most sinks have nothing open."""
+        for sink in self._own_sinks:
+            if hasattr(sink, "close"):
+                sink.close()

@@ -20,7 +20,7 @@ LEASE_S, SHORTEST_LEASE_S, LONGEST_LEASE_S = 60.0, 0.05, 86_400.0
 #: How often a lease is renewed within its length.
 BEATS = 3
 INLINE_WAIT_S = 60.0
-COPIES = ("hold", "trust")
+RESTORED_COPY_CHOICES = ("hold", "trust")
 NOTIFY_EVERY_S, LONGEST_NOTIFY_EVERY_S = 300.0, 86_400.0
 NOTIFY_OF = ("all", "holds", "failures")
 #: At which sizes to say something, in MiB: of the store, of its write-ahead file, of what the disk has left.
@@ -29,7 +29,7 @@ WARN_FILE_MB, WARN_WAL_MB, WARN_LEFT_MB = 10_240.0, 256.0, 256.0
 _SWITCH = {"": True, "on": True, "off": False}
 
 
-def retries_on() -> bool:
+def are_retries_enabled() -> bool:
     """Whether `oncemore.retry` may repeat work; ONCEMORE_RETRY=off says no."""
     value = environ.get("ONCEMORE_RETRY")
     if value is None:

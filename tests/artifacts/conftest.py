@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.artifacts.backends import Folder, Memory
-from oncemore.artifacts.object_store import Bucket
+from oncemore.artifacts.backends import FolderBackend, MemoryBackend
+from oncemore.artifacts.object_store import BucketBackend
 from oncemore.log.memory import MemoryStore
 from oncemore.steps.engine import Engine
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from oncemore.artifacts.backends import Place
+    from oncemore.artifacts.backends import ArtifactBackend
 
 PLACES = ("folder", "memory", "bucket")
 LONG_AGO = time.time() - 10 * 86_400
@@ -33,24 +33,24 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-def place_of(kind: str, root: Path) -> Place:
+def place_of(kind: str, root: Path) -> ArtifactBackend:
     if kind == "folder":
-        return Folder(root / "artifacts")
+        return FolderBackend(root / "artifacts")
     if kind == "memory":
-        return Memory()
+        return MemoryBackend()
     from obstore.store import MemoryStore as Objects
 
-    return Bucket("memory:///", Objects())
+    return BucketBackend("memory:///", Objects())
 
 
 @pytest.fixture(params=PLACES)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> ArtifactBackend:
     """One of each kind."""
     return place_of(request.param, tmp_path)
 
 
 @pytest.fixture
-def engine(place: Place) -> Iterator[Engine]:
+def engine(place: ArtifactBackend) -> Iterator[Engine]:
     """The engine of all steps that a test calls, with each kind of place."""
     store = MemoryStore()
     with Engine(lambda: store, "memory:", place=lambda: place) as engine:
@@ -66,13 +66,13 @@ def local(tmp_path: Path) -> Iterator[Engine]:
 
 def objects_of(engine: Engine) -> dict[str, bytes]:
     """Everything that is kept, as it is."""
-    place = engine.shelf.place
-    return {found.digest: bytes_of(place, found.digest) for found in place.objects()}
+    place = engine.artifact_store.backend
+    return {found.digest: bytes_of(place, found.digest) for found in place.list_objects()}
 
 
 def bytes_of(place: Any, digest: str) -> bytes:
     """The bytes of an object, unverified."""
-    with place.open(digest) as file:
+    with place.open_object(digest) as file:
         return file.read()  # type: ignore[no-any-return]
 
 
@@ -91,14 +91,14 @@ def age(place: Any, digest: str, modified: float = LONG_AGO) -> None:
 
 
 def put(place: Any, digest: str, data: bytes, modified: float) -> None:
-    if isinstance(place, Folder):
-        file = place.where(digest)
+    if isinstance(place, FolderBackend):
+        file = place.locate_object(digest)
         file.chmod(0o644)
         file.write_bytes(data)
         file.chmod(0o444)
         os.utime(file, (modified, modified))
-    elif isinstance(place, Memory):
-        place.kept[digest] = (data, modified)
+    elif isinstance(place, MemoryBackend):
+        place.stored_objects[digest] = (data, modified)
     else:
         import obstore
 

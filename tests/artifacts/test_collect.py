@@ -10,9 +10,9 @@ import pytest
 
 import oncemore
 from oncemore import UsageError
-from oncemore.artifacts.backends import Folder
-from oncemore.log.head_access import seen_in, write_of
-from oncemore.log.record import Change, Kept
+from oncemore.artifacts.backends import FolderBackend
+from oncemore.log.head_access import build_write, load_head
+from oncemore.log.record import ArtifactRecord, RecordChange
 from oncemore.log.store import Batch
 from oncemore.testing import FakeClock
 from tests.artifacts.conftest import LONG_AGO, age, objects_of
@@ -33,7 +33,7 @@ def step(work: Any, **told: Any) -> Any:
 
 def age_all(engine: Engine) -> None:
     for digest in objects_of(engine):
-        age(engine.shelf.place, digest)
+        age(engine.artifact_store.backend, digest)
 
 
 def kept(engine: Engine) -> list[bytes]:
@@ -53,19 +53,19 @@ def test_what_no_run_committed_goes_and_everything_else_stays(local: Engine) -> 
     large = step(lambda: "x" * 300_000, name="large")()
     leave_garbage()
     age_all(local)
-    (found,) = local.artifacts.garbage()
+    (found,) = local.artifacts.find_garbage()
     assert found.size == 7
     assert len(kept(local)) == 3, "looking removes nothing"
-    assert local.artifacts.collect() == (1, 7, 0)
-    assert local.artifacts.collect() == (0, 0, 0)
+    assert local.artifacts.collect_garbage() == (1, 7, 0)
+    assert local.artifacts.collect_garbage() == (0, 0, 0)
     assert made.read() == b"committed"
     assert step(lambda: None, name="large")() == large
 
 
 def test_what_is_young_stays(engine: Engine) -> None:
     leave_garbage()
-    assert engine.artifacts.collect() == (0, 0, 0)
-    assert engine.artifacts.collect(older_than=60) == (0, 0, 0)
+    assert engine.artifacts.collect_garbage() == (0, 0, 0)
+    assert engine.artifacts.collect_garbage(older_than=60) == (0, 0, 0)
     assert kept(engine) == [b"garbage"]
 
 
@@ -75,7 +75,7 @@ def test_garbage_in_a_bucket_goes_when_time_has_passed(engine: Engine) -> None:
         clock.sleep(200_000)
         clock_wall = clock.wall()
         assert clock_wall > time.time() + 86_400
-        assert engine.artifacts.collect() == (1, 7, 0)
+        assert engine.artifacts.collect_garbage() == (1, 7, 0)
     assert kept(engine) == []
 
 
@@ -84,12 +84,12 @@ def test_what_an_open_attempt_has_put_away_stays_however_old_it_looks(local: Eng
         made = put(b"under way")
         leave_garbage()
         os.utime(made.path(), (time.time() - 120, time.time() - 120))
-        assert local.artifacts.collect(older_than=60).objects == 0
+        assert local.artifacts.collect_garbage(older_than=60).objects == 0
         return made
 
     assert step(work)().read() == b"under way"
     age_all(local)
-    assert local.artifacts.collect().objects == 1
+    assert local.artifacts.collect_garbage().objects == 1
 
 
 def test_what_a_checkpoint_an_argument_or_an_event_mentions_stays(local: Engine) -> None:
@@ -106,7 +106,7 @@ def test_what_a_checkpoint_an_argument_or_an_event_mentions_stays(local: Engine)
     step(emits, name="emits", effect="outbox")()
     leave_garbage()
     age_all(local)
-    assert local.artifacts.collect().objects == 1
+    assert local.artifacts.collect_garbage().objects == 1
     assert kept(local) == [b"in a checkpoint", b"in an event"]
 
 
@@ -115,41 +115,45 @@ def test_what_a_pruned_run_referred_to_goes(engine: Engine) -> None:
     pruned = step(lambda x: put(b"%d" % x), name="pruned")
     pruned(2)
     entity = "run/" + pruned.key(2)
-    seen = seen_in(engine.store, entity)
-    change = Change(("PRUNE",), seen.run, seen.run._replace(pruned=engine.now()))
-    engine.store.append(Batch((write_of(entity, seen.version, seen.hash, change, engine.now()),))).wait()
-    engine.store.prune({entity: seen.version + 1})
+    seen = load_head(engine.store, entity)
+    change = RecordChange(("PRUNE",), seen.record, seen.record._replace(pruned_at=engine.now()))
+    engine.store.append(Batch((build_write(entity, seen.version, seen.hash, change, engine.now()),))).wait()
+    engine.store.prune_bodies({entity: seen.version + 1})
     with FakeClock() as clock:
         clock.sleep(200_000)
-        assert engine.artifacts.collect().objects == 1
+        assert engine.artifacts.collect_garbage().objects == 1
     assert kept(engine) == [b"1"]
 
 
 def test_a_reference_without_a_run_still_counts(engine: Engine) -> None:
-    digest, size = engine.artifacts.write(b"referred to")
-    change = Change(
-        ("ARTIFACT",), None, Kept("KEPT", "step", "run/unknown", "x", digest, size, created=engine.now())
+    digest, size = engine.artifacts.write_content(b"referred to")
+    change = RecordChange(
+        ("ARTIFACT",),
+        None,
+        ArtifactRecord("STORED", "step", "run/unknown", "x", digest, size, created_at=engine.now()),
     )
-    engine.store.append(Batch((write_of("artifact/x", 0, bytes(32), change, engine.now()),))).wait()
+    engine.store.append(Batch((build_write("artifact/x", 0, bytes(32), change, engine.now()),))).wait()
     with FakeClock() as clock:
         clock.sleep(200_000)
-        assert engine.artifacts.collect().objects == 0
+        assert engine.artifacts.collect_garbage().objects == 0
     assert kept(engine) == [b"referred to"]
 
 
 def test_what_was_put_again_meanwhile_stays(local: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     leave_garbage()
     age_all(local)
-    place: Any = local.shelf.place
-    listed = list(place.objects())
+    place: Any = local.artifact_store.backend
+    listed = list(place.list_objects())
 
-    class Slow(Folder):
-        def objects(self) -> Any:
+    class Slow(FolderBackend):
+        def list_objects(self) -> Any:
             yield from listed
-            local.artifacts.write(b"garbage")  # somebody puts the same content again, after it was looked at
+            local.artifacts.write_content(
+                b"garbage"
+            )  # somebody puts the same content again, after it was looked at
 
-    local.shelf._place = (os.getpid(), Slow(place.root))
-    assert local.artifacts.collect() == (0, 0, 0)
+    local.artifact_store._backend = (os.getpid(), Slow(place.root))
+    assert local.artifacts.collect_garbage() == (0, 0, 0)
     assert kept(local) == [b"garbage"]
 
 
@@ -159,9 +163,9 @@ def test_a_place_of_two_logs_is_collected_for_both_or_not_at_all(tmp_path: Path)
     with oncemore.open(tmp_path / "b.db") as two:
         leave_garbage()
         age_all(two)
-        with pytest.raises(UsageError, match=r"also keeps artifacts of sqlite:///.*a\.db"):
-            two.artifacts.collect()
-        assert two.artifacts.collect(also=(one,)).objects == 1
+        with pytest.raises(UsageError, match=r"also stores artifacts of sqlite:///.*a\.db"):
+            two.artifacts.collect_garbage()
+        assert two.artifacts.collect_garbage(also=(one,)).objects == 1
     assert made.read() == b"of one"
     one.close()
 
@@ -169,13 +173,13 @@ def test_a_place_of_two_logs_is_collected_for_both_or_not_at_all(tmp_path: Path)
 @pytest.mark.parametrize("older_than", [0, 59, -1, float("inf"), float("nan"), True, "1 day"])
 def test_the_age_is_at_least_a_minute(engine: Engine, older_than: Any) -> None:
     with pytest.raises(UsageError, match="older_than is"):
-        engine.artifacts.collect(older_than=older_than)
+        engine.artifacts.collect_garbage(older_than=older_than)
 
 
 def test_the_rests_of_dead_writers_go_with_it(local: Engine) -> None:
     leave_garbage()
-    rest = local.shelf.place.root / "writing" / "1-dead"  # type: ignore[attr-defined]
+    rest = local.artifact_store.backend.root / "writing" / "1-dead"  # type: ignore[attr-defined]
     rest.write_bytes(b"half")
-    assert local.artifacts.collect().rests == 0
+    assert local.artifacts.collect_garbage().rests == 0
     os.utime(rest, (LONG_AGO, LONG_AGO))
-    assert local.artifacts.collect().rests == 1
+    assert local.artifacts.collect_garbage().rests == 1

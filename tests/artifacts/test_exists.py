@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import oncemore
-from oncemore import Quarantined, ResultUnavailable, StoreError, Terminal, UsageError, Violation
-from oncemore.artifacts.backends import Memory
-from oncemore.log.entry_codec import body_of, header_of
+from oncemore import PermanentFailure, PolicyViolation, Quarantined, ResultUnavailable, StoreError, UsageError
+from oncemore.artifacts.backends import MemoryBackend
+from oncemore.log.entry_codec import decode_body, decode_header
 from oncemore.log.memory import MemoryStore
 from oncemore.steps.engine import Engine
 from oncemore.testing import FakeClock
@@ -35,7 +35,7 @@ class Report:
 
 
 def ends(run: Any) -> list[tuple[str, str]]:
-    return [(each["state"], each["reason"]) for each in run.wal() if each["kind"] == "TRANSITION"]
+    return [(each["state"], each["reason"]) for each in run.records() if each["kind"] == "TRANSITION"]
 
 
 @pytest.mark.req("WAL-9")
@@ -51,9 +51,11 @@ def test_an_artifact_that_is_there_completes_the_run_without_computing(engine: E
     report = Report()
     first, report.computed = report.step(), 0
     assert report.step.rerun(reason="the message came twice") == first
-    run = report.step.last()
+    run = report.step.last_run()
     assert (run.status, run.reason, report.computed) == ("COMPLETE", "artifact_exists", 0)
-    told = [each for each in run.wal() if each["state"] == "COMPLETE" and each["reason"] == "artifact_exists"]
+    told = [
+        each for each in run.records() if each["state"] == "COMPLETE" and each["reason"] == "artifact_exists"
+    ]
     assert len(told) == 1
     assert told[0]["artifacts"] == [first.digest]
     assert run.attempts == ()
@@ -67,7 +69,7 @@ def test_going_back_to_a_version_finds_what_that_version_left(engine: Engine) ->
     two = report.made(version="2")()
     assert (one.read(), two.read(), report.computed) == (b"the report", b"by another algorithm", 2)
     assert report.made(version="1")() == one
-    run = report.made(version="1").last()
+    run = report.made(version="1").last_run()
     assert (run.reason, report.computed) == ("artifact_exists", 2)
     assert ends(run)[-2:] == [("PENDING", "artifact_exists"), ("COMPLETE", "artifact_exists")]
 
@@ -86,38 +88,38 @@ def test_a_run_that_waits_is_completed_by_an_artifact_that_is_there(engine: Engi
 def test_a_reference_whose_object_is_missing_does_not_count_as_existing(engine: Engine) -> None:
     report = Report()
     first = report.step()
-    assert engine.shelf.place.remove(first.digest, float("inf"))
+    assert engine.artifact_store.backend.remove_object(first.digest, float("inf"))
     with pytest.raises(StoreError, match="is not in"):
         first.read()
     again = report.step()
     assert (again, again.read(), report.computed) == (first, b"the report", 2)
-    assert report.step.last().state.runs == 2
+    assert report.step.last_run().state.run_number == 2
     assert len(engine.artifacts.list()) == 1
 
 
 def test_what_was_missing_must_come_out_the_same(engine: Engine) -> None:
     report = Report()
     first = report.step()
-    engine.shelf.place.remove(first.digest, float("inf"))
+    engine.artifact_store.backend.remove_object(first.digest, float("inf"))
     report.content = b"something else"
-    with pytest.raises(Terminal, match="what is there stays"):
+    with pytest.raises(PermanentFailure, match="what is there stays"):
         report.step()
-    assert report.step.last().error["code"] == "ARTIFACT_IMMUTABLE"
+    assert report.step.last_run().error["code"] == "ARTIFACT_IMMUTABLE"
 
 
 @pytest.mark.req("ART-7", "WAL-10")
 def test_one_flipped_bit_is_quarantined_and_nothing_is_computed(engine: Engine) -> None:
     report = Report()
     first = report.step()
-    alter(engine.shelf.place, first.digest)
+    alter(engine.artifact_store.backend, first.digest)
     kept = objects_of(engine)
     for _ in range(2):
         with pytest.raises(Quarantined, match="was altered") as caught:
             report.step()
         assert caught.value.run.held_for == "checksum_mismatch"
-    run = report.step.last()
+    run = report.step.last_run()
     assert (run.status, run.held_for) == ("PENDING", "checksum_mismatch"), "nothing was tried"
-    assert run.state.runs == 2, "the second call has met the hold of the first"
+    assert run.state.run_number == 2, "the second call has met the hold of the first"
     (item,) = engine.quarantine
     assert (item.id, item.reason, item.error["code"]) == (
         run.run_id,
@@ -126,49 +128,49 @@ def test_one_flipped_bit_is_quarantined_and_nothing_is_computed(engine: Engine) 
     )
     assert report.computed == 1
     assert objects_of(engine) == kept, "the evidence stays as it is, and nothing is added"
-    escalations = [each["escalation"] for each in run.wal() if each["kind"] == "ESCALATION"]
+    escalations = [each["escalation"] for each in run.records() if each["kind"] == "ESCALATION"]
     assert len(escalations) == 1
-    (held,) = engine.artifacts.references(state="QUARANTINED")
+    (held,) = engine.artifacts.list_references(state="QUARANTINED")
     assert (held.digest, held.name) == (first.digest, "report")
     assert engine.artifacts.list() == []
-    entries = [entry for entry in engine.store.entries() if entry.entity.startswith("artifact/")]
-    assert [header_of(entry.header).marks for entry in entries] == [("ARTIFACT",), ("ESCALATION",)]
-    assert body_of(entries[1].body or b"")["quarantine"]["reason"] == "checksum_mismatch"
+    entries = [entry for entry in engine.store.read_entries() if entry.entity.startswith("artifact/")]
+    assert [decode_header(entry.header).marks for entry in entries] == [("ARTIFACT",), ("ESCALATION",)]
+    assert decode_body(entries[1].body or b"")["quarantine"]["reason"] == "checksum_mismatch"
 
 
 def test_a_person_puts_it_back_or_takes_it_away(engine: Engine) -> None:
     report = Report()
     first = report.step()
-    alter(engine.shelf.place, first.digest)
+    alter(engine.artifact_store.backend, first.digest)
     report.step.run()
     with pytest.raises(Quarantined, match="decide there"):
         report.step.rerun(reason="nothing was repaired yet")
     (item,) = engine.quarantine
     with pytest.raises(UsageError, match="was altered"):
         engine.quarantine.release(item, by="ada", reason="I think so")
-    alter(engine.shelf.place, first.digest)  # the same bit again: it is as it was
+    alter(engine.artifact_store.backend, first.digest)  # the same bit again: it is as it was
     engine.quarantine.release(item, by="ada", reason="restored from the backup")
     assert engine.artifacts.list() == [first]
-    assert list(engine.artifacts.references(state="QUARANTINED")) == []
+    assert list(engine.artifacts.list_references(state="QUARANTINED")) == []
     assert report.step() == first
-    assert (report.step.last().reason, report.computed) == ("artifact_exists", 1)
+    assert (report.step.last_run().reason, report.computed) == ("artifact_exists", 1)
 
 
 def test_what_is_not_there_cannot_be_set_aside(engine: Engine) -> None:
-    before = len(list(engine.store.entries()))
-    engine.artifacts.set_aside("artifact/unknown", Violation("CHECKSUM_MISMATCH"))
-    assert len(list(engine.store.entries())) == before
+    before = len(list(engine.store.read_entries()))
+    engine.artifacts.quarantine_artifact("artifact/unknown", PolicyViolation("CHECKSUM_MISMATCH"))
+    assert len(list(engine.store.read_entries())) == before
 
 
 def test_done_work_that_may_not_be_repeated_stays_done_when_its_artifact_is_altered(engine: Engine) -> None:
     report = Report(effect="idempotent")
     first = report.step()
-    alter(engine.shelf.place, first.digest)
+    alter(engine.artifact_store.backend, first.digest)
     with pytest.raises(ResultUnavailable, match="its value cannot be had"):
         report.step()
-    assert (report.step.last().status, report.computed) == ("COMPLETE", 1)
-    assert len(list(engine.artifacts.references(state="QUARANTINED"))) == 1
-    engine.shelf.place.remove(first.digest, float("inf"))
+    assert (report.step.last_run().status, report.computed) == ("COMPLETE", 1)
+    assert len(list(engine.artifacts.list_references(state="QUARANTINED"))) == 1
+    engine.artifact_store.backend.remove_object(first.digest, float("inf"))
     assert report.step() == first, "it is done; reading it says that it is gone"
     with pytest.raises(StoreError, match="is not in"):
         first.read()
@@ -179,7 +181,7 @@ def test_a_stored_result_of_another_version_that_is_reused_is_verified_too(engin
     first = report.step()
     other = report.made(version="2")
     assert other() == first
-    alter(engine.shelf.place, first.digest)
+    alter(engine.artifact_store.backend, first.digest)
     with pytest.raises(ResultUnavailable, match="was altered"):
         other()
     assert report.computed == 1
@@ -188,7 +190,7 @@ def test_a_stored_result_of_another_version_that_is_reused_is_verified_too(engin
 def test_a_policy_that_begins_anew_after_failures_does_not_compute_over_altered_bytes(engine: Engine) -> None:
     report = Report(policy="lit")
     first = report.step()
-    alter(engine.shelf.place, first.digest)
+    alter(engine.artifact_store.backend, first.digest)
     for _ in range(2):
         with pytest.raises(Quarantined, match="was altered"):
             report.step()
@@ -197,7 +199,7 @@ def test_a_policy_that_begins_anew_after_failures_does_not_compute_over_altered_
 
 def test_altered_input_ends_a_step_after_one_attempt(engine: Engine) -> None:
     first = Report().step()
-    alter(engine.shelf.place, first.digest)
+    alter(engine.artifact_store.backend, first.digest)
     run = oncemore.step(effect="pure", name="reads", policy="kfm-loop")(lambda given: given.read()).run(first)
     assert (run.status, run.held_for, len(run.attempts)) == ("SOFT_FAIL", "checksum_mismatch", 1)
     assert run.attempts[0].error["code"] == "CHECKSUM_MISMATCH"
@@ -216,18 +218,18 @@ def test_an_async_step_is_answered_by_its_artifact_too(engine: Engine) -> None:
 
     one, two, three = asyncio.run(main())
     assert one == two == three
-    assert (len(computed), work.last().reason) == (1, "artifact_exists")
+    assert (len(computed), work.last_run().reason) == (1, "artifact_exists")
 
 
-class Unreachable(Memory):
+class Unreachable(MemoryBackend):
     """A place that cannot be reached at times."""
 
     down = False
 
-    def open(self, digest: str) -> Any:
+    def open_object(self, digest: str) -> Any:
         if self.down:
             raise OSError("the network is down")
-        return super().open(digest)
+        return super().open_object(digest)
 
 
 @pytest.mark.parametrize("effect", ["pure", "idempotent"])
@@ -238,7 +240,7 @@ def test_a_place_that_cannot_be_reached_is_no_reason_to_compute(effect: str) -> 
         place.down = True
         with pytest.raises(StoreError, match="cannot be read: the network is down"):
             report.step()
-        assert (report.computed, report.step.last().state.runs) == (1, 1)
+        assert (report.computed, report.step.last_run().state.run_number) == (1, 1)
         place.down = False
         assert report.step() == first
-        assert list(engine.artifacts.references(state="QUARANTINED")) == []
+        assert list(engine.artifacts.list_references(state="QUARANTINED")) == []

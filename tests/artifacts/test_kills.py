@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from oncemore.steps.run import verify
+from oncemore.steps.run import verify_chain
 from tests.artifacts import victim
 from tests.artifacts.conftest import LONG_AGO, age, objects_of
 
@@ -50,9 +50,9 @@ def test_killed_at_every_point_a_large_result_is_there_or_its_run_goes_on(tmp_pa
     for at in range(1, last + 1):
         with oncemore.open(tmp_path / str(at) / "log.db") as engine:
             whole(engine)
-            run = victim.text.last("2026-11-15")
+            run = victim.text.last_run("2026-11-15")
             done = run is not None and run.status == "COMPLETE"
-            assert len(list(engine.artifacts.references())) == done
+            assert len(list(engine.artifacts.list_references())) == done
             committed += done
             assert victim.text("2026-11-15") == "2026-11-15" * 100_000
             assert len(objects_of(engine)) == 1
@@ -75,22 +75,22 @@ def recovered(engine: Engine, *, finished: bool) -> bool:
     """Hold what a killed process left to its promises; say whether the work had to be done again."""
     whole(engine)
     before = engine.artifacts.list()
-    run = victim.window.last("2026-11-15")
+    run = victim.window.last_run("2026-11-15")
     committed = run is not None and run.status == "COMPLETE"
     assert bool(before) == committed, "a reference is there if and only if COMMIT is"
     assert committed or not finished
     made = victim.window("2026-11-15")
     assert made.read().startswith(b"the window of 2026-11-15")
     assert engine.artifacts.list() == [made]
-    run = victim.window.last("2026-11-15")
+    run = victim.window.last_run("2026-11-15")
     assert run is not None
-    assert sum(each["kind"] == "COMMIT" for each in run.wal()) == 1
-    verify(engine.store.entries())
-    for rest in Path(engine.shelf.place.url).glob("writing/*"):
+    assert sum(each["kind"] == "COMMIT" for each in run.records()) == 1
+    verify_chain(engine.store.read_entries())
+    for rest in Path(engine.artifact_store.backend.url).glob("writing/*"):
         os.utime(rest, (LONG_AGO, LONG_AGO))
-    age(engine.shelf.place, made.digest)
-    assert engine.artifacts.collect().objects == 0
-    assert not list(Path(engine.shelf.place.url).glob("writing/*"))
+    age(engine.artifact_store.backend, made.digest)
+    assert engine.artifacts.collect_garbage().objects == 0
+    assert not list(Path(engine.artifact_store.backend.url).glob("writing/*"))
     assert list(objects_of(engine)) == [made.digest]
     return not committed
 
@@ -120,7 +120,7 @@ def test_a_kill_in_the_middle_of_100_megabytes_leaves_nothing_that_can_be_read(
         assert engine.artifacts.list() == []
         made = victim.large()
         assert made.size == victim.SIZE
-        assert engine.shelf.verify(made.digest, made.size) == "valid"
+        assert engine.artifact_store.verify_object(made.digest, made.size) == "valid"
         assert engine.artifacts.list() == [made]
         os.utime(rest, (time.time() - 7200, time.time() - 7200))
-        assert engine.artifacts.collect(older_than=3600).rests == 1
+        assert engine.artifacts.collect_garbage(older_than=3600).rests == 1

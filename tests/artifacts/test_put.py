@@ -11,16 +11,16 @@ import pytest
 import trio
 
 import oncemore
-from oncemore import Artifact, LeaseLost, ResultUnavailable, RetriesExhausted, Terminal, UsageError
-from oncemore.artifacts.artifact import SHELF
-from oncemore.artifacts.backends import Folder
-from oncemore.artifacts.store import Apart, ref_of
-from oncemore.log.head_access import write_of
-from oncemore.log.record import NOWHERE, Change, Kept, Run
-from oncemore.log.store import Batch, Query
+from oncemore import Artifact, LeaseLost, PermanentFailure, ResultUnavailable, RetriesExhausted, UsageError
+from oncemore.artifacts.artifact import CURRENT_READER
+from oncemore.artifacts.backends import FolderBackend
+from oncemore.artifacts.store import ChildArtifactWriter, reference_entity
+from oncemore.log.head_access import build_write
+from oncemore.log.record import NOWHERE, ArtifactRecord, RecordChange, RunRecord
+from oncemore.log.store import Batch, HeadQuery
 from oncemore.steps.attempt import MOST_ARTIFACTS, Attempt
-from oncemore.steps.ops import Seen
-from oncemore.steps.run import KINDS, verify
+from oncemore.steps.ops import LoadedHead
+from oncemore.steps.run import KINDS, verify_chain
 from oncemore.testing import FakeClock
 from tests.artifacts import steps
 from tests.artifacts.conftest import objects_of
@@ -134,7 +134,7 @@ def test_the_run_tells_its_artifacts_and_so_does_the_export(engine: Engine) -> N
     run = step(lambda: [put(b"1", name="b"), put(b"2", name="a").digest][1]).run()
     assert [each.name for each in run.artifacts] == ["b", "a"]
     assert [each.read() for each in run.artifacts] == [b"1", b"2"]
-    told = [(each["kind"], each["artifacts"]) for each in run.wal() if "artifacts" in each]
+    told = [(each["kind"], each["artifacts"]) for each in run.records() if "artifacts" in each]
     digests = [each.digest for each in run.artifacts]
     assert told == [("COMMIT", digests), ("TRANSITION", digests)]
 
@@ -144,13 +144,13 @@ def test_the_log_alone_gives_the_index_of_artifacts(local: Engine) -> None:
     step(lambda x: put(b"%d" % x, name="x", site="KS"))(2)
     rebuilt = {
         name: found[2]
-        for name, found in verify(local.store.entries()).items()
+        for name, found in verify_chain(local.store.read_entries()).items()
         if name.startswith("artifact/")
     }
-    assert KINDS["artifact"] is Kept
-    assert rebuilt == {ref_of(kept): kept for kept in local.artifacts.references()}
+    assert KINDS["artifact"] is ArtifactRecord
+    assert rebuilt == {reference_entity(kept): kept for kept in local.artifacts.list_references()}
     assert len(rebuilt) == 2
-    heads = local.store.heads(Query("artifact"))
+    heads = local.store.list_heads(HeadQuery("artifact"))
     assert {head.entity for head in heads} == set(rebuilt)
 
 
@@ -163,9 +163,9 @@ def test_other_content_under_a_finished_key_is_a_violation_after_one_attempt(eng
     work = step(lambda: put(content[0], name="x"))
     first = work()
     content[0] = b"second"
-    with pytest.raises(Terminal, match="what is there stays"):
+    with pytest.raises(PermanentFailure, match="what is there stays"):
         work.rerun(reason="to see whether it gives the same")
-    run = work.last()
+    run = work.last_run()
     assert (run.status, run.error["code"], len(run.attempts)) == ("HARD_FAIL", "ARTIFACT_IMMUTABLE", 1)
     assert engine.artifacts.list() == [first]
     assert first.read() == b"first"
@@ -224,9 +224,11 @@ def test_the_number_of_artifacts_is_bounded(engine: Engine) -> None:
 def taken_over(engine: Engine) -> None:
     """Close the attempt around this line, as another worker would."""
     seen = oncemore.current().seen
-    after = seen.run._replace(state="SOFT_FAIL", reason="lease_expired", worker="")
-    change = Change(("SOFT_FAIL",), seen.run, after)
-    engine.store.append(Batch((write_of(seen.entity, seen.version, seen.hash, change, engine.now()),))).wait()
+    after = seen.record._replace(state="SOFT_FAIL", reason="lease_expired", worker="")
+    change = RecordChange(("SOFT_FAIL",), seen.record, after)
+    engine.store.append(
+        Batch((build_write(seen.entity, seen.version, seen.hash, change, engine.now()),))
+    ).wait()
 
 
 def test_an_attempt_that_was_taken_over_cannot_put_anything_away(engine: Engine) -> None:
@@ -290,7 +292,7 @@ def test_a_store_without_a_place_says_what_to_do(tmp_path: Path) -> None:
     store = MemoryStore()
     with Engine(lambda: store, "nowhere:"):
         run = step(lambda: put(b"x")).run()
-        assert "say where they go" in run.error["message"]
+        assert "configure one with" in run.error["message"]
         assert len(step(lambda: "x" * 300_000, name="large")()) == 300_000, "large results stay in the log"
 
 
@@ -338,16 +340,16 @@ def test_what_a_process_of_its_own_put_away_is_held_against_the_log(local: Engin
     monkeypatch.setenv("STEPS_CONTENT", "one")
     first = steps.changing()
     monkeypatch.setenv("STEPS_CONTENT", "two")
-    with pytest.raises(Terminal, match="what is there stays"):
+    with pytest.raises(PermanentFailure, match="what is there stays"):
         steps.changing.rerun(reason="to see")
-    assert steps.changing.last().error["code"] == "ARTIFACT_IMMUTABLE"
+    assert steps.changing.last_run().error["code"] == "ARTIFACT_IMMUTABLE"
     assert local.artifacts.list() == [first]
 
 
 def test_a_process_of_its_own_cannot_use_memory_of_this_one() -> None:
     with oncemore.open("memory:"):
         run = steps.changing.run()
-    assert "say where they go" in run.error["message"]
+    assert "configure one with" in run.error["message"]
 
 
 # Chance ---------------------------------------------------------------------------------------------
@@ -410,17 +412,17 @@ def test_the_declared_name_is_checked_when_the_step_is_made(name: Any) -> None:
 def test_an_artifact_made_by_hand_can_be_read_inside_a_step(engine: Engine) -> None:
     known = step(lambda: put(b"here", name="x"), name="first")()
     work = step(lambda digest: Artifact(digest, 4).read(), name="second")
-    assert SHELF.get() is None
+    assert CURRENT_READER.get() is None
     assert work(known.digest) == b"here"
-    assert SHELF.get() is None
+    assert CURRENT_READER.get() is None
 
 
 def test_what_a_process_of_its_own_has_puts_away_without_the_log(tmp_path: Path) -> None:
-    files = Apart(Folder(tmp_path), "out")
-    seen = Seen("run/key", 1, NOWHERE, Run("RUNNING", "step", cfg_hash="cfg"))
+    files = ChildArtifactWriter(FolderBackend(tmp_path), "out")
+    seen = LoadedHead("run/key", 1, NOWHERE, RunRecord("RUNNING", "step", cfg_hash="cfg"))
     attempt = Attempt(seen, lambda: 5.0, lambda value: value, None, None, None, files)
     made = attempt.put(b"x", site="KS")
     assert (made.name, made.site) == ("out", "KS")
-    assert files.shelf.verify(made.digest, 1) == "valid"
-    ((kept, payload),) = attempt.given()
-    assert (kept.run, kept.step, kept.cfg_hash, payload) == ("run/key", "step", "cfg", None)
+    assert files.artifact_store.verify_object(made.digest, 1) == "valid"
+    ((kept, payload),) = attempt.collect_outputs()
+    assert (kept.run_entity, kept.step, kept.cfg_hash, payload) == ("run/key", "step", "cfg", None)

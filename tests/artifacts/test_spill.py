@@ -9,8 +9,8 @@ import pytest
 
 import oncemore
 from oncemore import ResultUnavailable
-from oncemore.artifacts.backends import Memory
-from oncemore.log.entry_codec import body_of
+from oncemore.artifacts.backends import MemoryBackend
+from oncemore.log.entry_codec import decode_body
 from oncemore.log.memory import MemoryStore
 from oncemore.log.result_codec import LARGE_BYTES
 from oncemore.steps.engine import Engine
@@ -28,16 +28,16 @@ def large(size: int = LARGE_BYTES) -> dict[str, str]:
 
 
 def bodies(engine: Engine) -> int:
-    return max(len(entry.body or b"") for entry in engine.store.entries())
+    return max(len(entry.body or b"") for entry in engine.store.read_entries())
 
 
 def test_a_large_result_is_kept_beside_the_log_and_read_back(engine: Engine) -> None:
-    assert large() == large() == large.last().value == {"text": LARGE}
+    assert large() == large() == large.last_run().value == {"text": LARGE}
     assert bodies(engine) < 2000
     (stored,) = objects_of(engine).values()
     assert stored == b'{"text":"' + LARGE.encode() + b'"}'
     assert engine.artifacts.list() == [], "it is no artifact of the step's own"
-    (kept,) = engine.artifacts.references()
+    (kept,) = engine.artifacts.list_references()
     assert (kept.name, kept.media_type, kept.step) == ("$result", "application/json", "large")
 
 
@@ -59,18 +59,18 @@ def test_a_rerun_may_return_another_large_result(engine: Engine) -> None:
 def test_a_large_result_that_was_altered_or_removed_is_never_computed_again(engine: Engine) -> None:
     large()
     (digest,) = objects_of(engine)
-    alter(engine.shelf.place, digest)
+    alter(engine.artifact_store.backend, digest)
     with pytest.raises(ResultUnavailable, match="was altered") as caught:
         large()
     assert caught.value.run.status == "COMPLETE"
     with pytest.raises(ResultUnavailable, match="was altered"):
-        large.last().value  # noqa: B018 - reading it is the test
-    (held,) = engine.artifacts.references(state="QUARANTINED")
+        large.last_run().value  # noqa: B018 - reading it is the test
+    (held,) = engine.artifacts.list_references(state="QUARANTINED")
     assert held.digest == digest
-    engine.shelf.place.remove(digest, float("inf"))
+    engine.artifact_store.backend.remove_object(digest, float("inf"))
     with pytest.raises(ResultUnavailable, match="is not in"):
         large()
-    assert large.last().state.runs == 1
+    assert large.last_run().state.run_number == 1
 
 
 def test_a_result_that_cannot_be_kept_beside_the_log_stays_in_it(tmp_path: Path, caplog: Any) -> None:
@@ -85,7 +85,7 @@ def test_artifacts_inside_a_large_result_are_referred_to_and_can_be_read(engine:
     work = oncemore.step(effect="pure", name="both")(lambda: [oncemore.current().put(b"here"), LARGE])
     assert work()[0].read() == b"here"
     assert work()[0].read() == b"here"
-    committed = [body_of(entry.body or b"{}") for entry in engine.store.entries()]
+    committed = [decode_body(entry.body or b"{}") for entry in engine.store.read_entries()]
     assert [body["artifacts"][0]["$artifact"]["name"] for body in committed if "spilled" in body] == [
         "artifact"
     ]
@@ -112,10 +112,10 @@ def test_who_is_cancelled_while_a_large_result_is_kept_has_it_in_the_log(tmp_pat
     assert ran == [1]
 
 
-class Cut(Memory):
+class Cut(MemoryBackend):
     """A place where Ctrl-C strikes."""
 
-    def stage(self) -> Any:
+    def start_upload(self) -> Any:
         raise KeyboardInterrupt
 
 

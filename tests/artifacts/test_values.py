@@ -11,9 +11,16 @@ import pytest
 
 import oncemore
 from oncemore import Artifact, UsageError
-from oncemore.artifacts.artifact import PENTAGONS, cell_of, date_of, label, media_type_of, name_of
+from oncemore.artifacts.artifact import (
+    PENTAGONS,
+    check_cell,
+    check_media_type,
+    check_name,
+    format_date,
+    make_label,
+)
 from oncemore.log import result_codec
-from oncemore.log.tagged_json import Tagger, untag
+from oncemore.log.tagged_json import TaggedEncoder, untag_value
 
 DIGEST = "ab" * 32
 CELL = "8928308280fffff"
@@ -41,7 +48,7 @@ def bits(resolution: int, base: int, *digits: int, top: int = 0b1000) -> str:
     ],
 )
 def test_a_cell_of_h3_is_taken_in_small_letters(cell: str) -> None:
-    assert cell_of(cell) == cell.lower()
+    assert check_cell(cell) == cell.lower()
 
 
 @pytest.mark.req("ART-2")
@@ -56,21 +63,21 @@ def test_a_cell_of_h3_is_taken_in_small_letters(cell: str) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_cell_of_h3_is_refused(cell: Any) -> None:
-    with pytest.raises(UsageError, match="which is no H3 cell"):
-        cell_of(cell)
+    with pytest.raises(UsageError, match="not an H3 cell"):
+        check_cell(cell)
 
 
 def test_a_hexagon_has_the_child_that_a_pentagon_lacks() -> None:
-    assert cell_of(bits(3, 5, 0, 1, 0)) == bits(3, 5, 0, 1, 0)
+    assert check_cell(bits(3, 5, 0, 1, 0)) == bits(3, 5, 0, 1, 0)
 
 
 @pytest.mark.parametrize("name", ["report", "a/b/c.parquet", "Größe=1", "…", "a.b", ".hidden", "x" * 200])
 def test_names_are_texts_and_segments(name: str) -> None:
-    assert name_of(name) == name
+    assert check_name(name) == name
 
 
 def test_a_name_is_the_same_however_it_is_composed() -> None:
-    assert name_of("Gro\u0308ße") == name_of("Größe")
+    assert check_name("Gro\u0308ße") == check_name("Größe")
 
 
 @pytest.mark.parametrize(
@@ -83,13 +90,13 @@ def test_a_name_is_the_same_however_it_is_composed() -> None:
 )  # fmt: skip
 def test_a_name_that_leads_elsewhere_or_cannot_be_shown_is_refused(name: Any) -> None:
     with pytest.raises(UsageError, match="name is"):
-        name_of(name)
+        check_name(name)
 
 
 @pytest.mark.parametrize("site", ["../x", "a/b", "", "\x00", 5, "a" * 201])
 def test_a_site_is_one_segment(site: Any) -> None:
     with pytest.raises(UsageError, match="site is"):
-        label("x", site=site)
+        make_label("x", site=site)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +109,7 @@ def test_a_site_is_one_segment(site: Any) -> None:
     ],
 )
 def test_a_date_is_a_day_a_month_or_a_year(told: Any, date_: str) -> None:
-    assert date_of(told) == date_
+    assert format_date(told) == date_
 
 
 @pytest.mark.parametrize(
@@ -110,14 +117,14 @@ def test_a_date_is_a_day_a_month_or_a_year(told: Any, date_: str) -> None:
 )
 def test_what_is_no_date_is_refused(told: Any) -> None:
     with pytest.raises(UsageError, match="date is"):
-        date_of(told)
+        format_date(told)
 
 
 def test_media_types_are_checked() -> None:
-    assert media_type_of("text/csv; charset=utf-8") == "text/csv; charset=utf-8"
+    assert check_media_type("text/csv; charset=utf-8") == "text/csv; charset=utf-8"
     for wrong in ("csv", "text/csv\r\nX: 1", "", 5, "a" * 300 + "/b"):
         with pytest.raises(UsageError, match="media_type is"):
-            media_type_of(wrong)
+            check_media_type(wrong)
 
 
 @pytest.mark.parametrize("digest", ["", "AB" * 32, "ab" * 31, "../" + "a" * 61, None])
@@ -138,8 +145,8 @@ def whole() -> Artifact:
 
 def test_an_artifact_in_a_result_reads_back_equal_and_is_data_only() -> None:
     value = {"files": [whole(), Artifact(DIGEST, 0)], "of": (whole(),)}
-    encoded = result_codec.encode(value)
-    assert result_codec.value_of(encoded) == value
+    encoded = result_codec.encode_result(value)
+    assert result_codec.result_value(encoded) == value
     assert msgspec.json.decode(encoded)["files"][1] == {
         "$artifact": {"digest": DIGEST, "size": 0, "name": "artifact"}
     }
@@ -147,9 +154,9 @@ def test_an_artifact_in_a_result_reads_back_equal_and_is_data_only() -> None:
 
 
 def test_an_artifact_can_be_an_argument_and_counts_in_the_key() -> None:
-    keyed = Tagger(keyed=True)
-    assert keyed.tag(whole(), "x") == keyed.tag(whole(), "x")
-    assert keyed.tag(whole(), "x") != keyed.tag(Artifact(DIGEST, 3), "x")
+    keyed = TaggedEncoder(keyed=True)
+    assert keyed.tag_value(whole(), "x") == keyed.tag_value(whole(), "x")
+    assert keyed.tag_value(whole(), "x") != keyed.tag_value(Artifact(DIGEST, 3), "x")
 
 
 @pytest.mark.parametrize(
@@ -158,7 +165,7 @@ def test_an_artifact_can_be_an_argument_and_counts_in_the_key() -> None:
 )
 def test_a_stored_form_that_is_no_artifact_is_refused(fields: Any) -> None:
     with pytest.raises((UsageError, TypeError)):
-        untag({"$artifact": fields})
+        untag_value({"$artifact": fields})
 
 
 def test_an_artifact_travels_between_processes_as_data() -> None:

@@ -20,8 +20,8 @@ SCRIPT = ROOT / "bench" / "scale.py"
 @pytest.mark.skipif(os.environ.get("ONCEMORE_TORTURE") != "1", reason="takes long: make torture runs it")
 def test_the_benchmark_measures_and_judges_what_there_is_a_server_for(tmp_path: Path) -> None:
     try:
-        nats.binary()
-    except nats.NoNats as reason:
+        nats.find_binary()
+    except nats.NatsUnavailable as reason:
         pytest.skip(str(reason))
     command = [sys.executable, str(SCRIPT), "--quick", "--json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=100)

@@ -86,6 +86,6 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import steps
 with steps.place() as at:
-    steps.work.on(at.engine("ours"))(1)
+    steps.work.bind(at.engine("ours"))(1)
     raise RuntimeError("no such part")
 """

@@ -6,19 +6,19 @@ from pathlib import Path
 import pytest
 
 from oncemore.errors import StoreError
-from oncemore.log.memory import MemoryStore, Settled
+from oncemore.log.memory import CompletedTicket, MemoryStore
 from oncemore.log.sqlite.store import SqliteStore
-from oncemore.log.store import Batch, Entry, Head, Query, Store, Write
+from oncemore.log.store import Batch, Entry, EntryWrite, Head, HeadQuery, Store
 from oncemore.testing import store_contract
 
 
-@pytest.mark.parametrize("check", store_contract.CHECKS, ids=store_contract.name)
+@pytest.mark.parametrize("check", store_contract.CHECKS, ids=store_contract.check_name)
 def test_the_store_in_memory_keeps_the_contract(check: Callable[[Callable[[], Store]], None]) -> None:
     store = MemoryStore()
     check(lambda: store)
 
 
-@pytest.mark.parametrize("check", store_contract.CHECKS, ids=store_contract.name)
+@pytest.mark.parametrize("check", store_contract.CHECKS, ids=store_contract.check_name)
 def test_the_store_in_a_file_keeps_the_contract(
     check: Callable[[Callable[[], Store]], None], tmp_path: Path
 ) -> None:
@@ -33,13 +33,13 @@ def test_the_store_in_a_file_keeps_the_contract(
         store.close()
 
 
-def test_a_closed_store_in_memory_refuses_everything_and_keeps_nobody_waiting() -> None:
+def test_a_closed_store_in_memory_refuses_every_call_and_wakes_waiting_threads() -> None:
     store = MemoryStore()
     store.close()
-    assert store.changed(0, 60.0) == 0
+    assert store.wait_for_change(0, 60.0) == 0
     for use in (
-        lambda: store.head("run/a"),
-        lambda: store.prune({"run/a": 1}),
+        lambda: store.load_head("run/a"),
+        lambda: store.prune_bodies({"run/a": 1}),
         lambda: store.append(Batch(())),
     ):
         with pytest.raises(StoreError, match="closed"):
@@ -47,29 +47,29 @@ def test_a_closed_store_in_memory_refuses_everything_and_keeps_nobody_waiting() 
 
 
 class HeadsWithoutBodies(MemoryStore):
-    def _whole(self, head: Head | None) -> Head | None:
+    def _with_body(self, head: Head | None) -> Head | None:
         return head
 
 
 class ListsWithBodies(MemoryStore):
-    def heads(self, query: Query) -> Iterator[Head]:
-        return (self.head(head.entity) or head for head in list(super().heads(query)))
+    def list_heads(self, query: HeadQuery) -> Iterator[Head]:
+        return (self.load_head(head.entity) or head for head in list(super().list_heads(query)))
 
 
 class Careless(MemoryStore):
-    """Stores whatever it is given."""
+    """Stores every batch without a comparison."""
 
-    def append(self, batch: Batch) -> Settled:
+    def append(self, batch: Batch) -> CompletedTicket:
         return super().append(Batch(batch.writes[:1], {}, batch.sync))
 
 
 class Unguarded(MemoryStore):
-    def append(self, batch: Batch) -> Settled:
+    def append(self, batch: Batch) -> CompletedTicket:
         return super().append(batch._replace(guards={}))
 
 
 class LastWins(MemoryStore):
-    def append(self, batch: Batch) -> Settled:
+    def append(self, batch: Batch) -> CompletedTicket:
         with self._changed:
             now = [
                 write._replace(expect=head.version if (head := self._heads.get(write.entity)) else 0)
@@ -79,91 +79,91 @@ class LastWins(MemoryStore):
 
 
 class PrunesTooMuch(MemoryStore):
-    def prune(self, before: Mapping[str, int]) -> None:
-        super().prune({entity: version + 1 for entity, version in before.items()})
+    def prune_bodies(self, before: Mapping[str, int]) -> None:
+        super().prune_bodies({entity: version + 1 for entity, version in before.items()})
 
 
 class PrunesEverybody(MemoryStore):
-    def prune(self, before: Mapping[str, int]) -> None:
-        super().prune(dict.fromkeys(self._heads, max(before.values())))
+    def prune_bodies(self, before: Mapping[str, int]) -> None:
+        super().prune_bodies(dict.fromkeys(self._heads, max(before.values())))
 
 
 class PrunesDigests(MemoryStore):
-    def prune(self, before: Mapping[str, int]) -> None:
-        super().prune(before)
+    def prune_bodies(self, before: Mapping[str, int]) -> None:
+        super().prune_bodies(before)
         self._log[:] = [e._replace(body_digest=b"") if e and e.body is None else e for e in self._log]
 
 
 class PrunesNothing(MemoryStore):
-    def prune(self, before: Mapping[str, int]) -> None:
+    def prune_bodies(self, before: Mapping[str, int]) -> None:
         pass
 
 
 class PrunesOne(MemoryStore):
-    def prune(self, before: Mapping[str, int]) -> None:
-        super().prune(dict(list(before.items())[:1]))
+    def prune_bodies(self, before: Mapping[str, int]) -> None:
+        super().prune_bodies(dict(list(before.items())[:1]))
 
 
 class DropsWhatMoved(MemoryStore):
-    def drop(self, at: Mapping[str, int]) -> int:
-        return super().drop({name: self._heads[name].version for name in at if name in self._heads})
+    def drop_entities(self, at: Mapping[str, int]) -> int:
+        return super().drop_entities({name: self._heads[name].version for name in at if name in self._heads})
 
 
 class DropsHeadsOnly(MemoryStore):
-    def drop(self, at: Mapping[str, int]) -> int:
+    def drop_entities(self, at: Mapping[str, int]) -> int:
         log = list(self._log)
-        gone = super().drop(at)
+        gone = super().drop_entities(at)
         self._log[:] = log
         return gone
 
 
 class PagesByDue(MemoryStore):
-    def heads(self, query: Query) -> Iterator[Head]:
-        after, whole = query.after, super().heads(query._replace(after=None, limit=1000))
+    def list_heads(self, query: HeadQuery) -> Iterator[Head]:
+        after, whole = query.after, super().list_heads(query._replace(after=None, limit=1000))
         return iter([head for head in whole if after is None or head.entity > after][: query.limit])
 
 
 class TakesAllForDead(MemoryStore):
-    def gone(self, worker: str) -> bool:
+    def is_worker_gone(self, worker: str) -> bool:
         return True
 
 
 class KnowsNobody(MemoryStore):
-    def gone(self, worker: str) -> bool:
-        self._here.remove(worker)
+    def is_worker_gone(self, worker: str) -> bool:
+        self._live_workers.remove(worker)
         return False
 
 
 class Forgetful(MemoryStore):
-    def _write(self, write: Write) -> int:
-        return super()._write(write._replace(body=b"") if len(self._log) % 5 == 4 else write)
+    def _apply_write(self, write: EntryWrite) -> int:
+        return super()._apply_write(write._replace(body=b"") if len(self._log) % 5 == 4 else write)
 
 
 class Faulty(MemoryStore):
-    def append(self, batch: Batch) -> Settled:
+    def append(self, batch: Batch) -> CompletedTicket:
         if len(self._log) > 3:
             raise StoreError("the disk is gone")
         return super().append(batch)
 
 
 class Disordered(MemoryStore):
-    def entries(self, entity: str | None = None, after: int = 0) -> Iterator[Entry]:
-        return reversed(list(super().entries(entity, after)))
+    def read_entries(self, entity: str | None = None, after: int = 0) -> Iterator[Entry]:
+        return reversed(list(super().read_entries(entity, after)))
 
 
 class OldestFirst(MemoryStore):
-    def heads(self, query: Query) -> Iterator[Head]:
-        return reversed(list(super().heads(query)))
+    def list_heads(self, query: HeadQuery) -> Iterator[Head]:
+        return reversed(list(super().list_heads(query)))
 
 
 class TellsOfAll(MemoryStore):
-    def heads(self, query: Query) -> Iterator[Head]:
-        return super().heads(query._replace(tells=b""))
+    def list_heads(self, query: HeadQuery) -> Iterator[Head]:
+        return super().list_heads(query._replace(body_contains=b""))
 
 
 class MendsOver(MemoryStore):
-    def mend(self, heads: Sequence[Head], upto: int) -> int:
-        return super().mend(heads, len(self._log))
+    def replace_heads(self, heads: Sequence[Head], upto: int) -> int:
+        return super().replace_heads(heads, len(self._log))
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ class MendsOver(MemoryStore):
     [
         (OldestFirst, store_contract.the_newest_heads_are_listed_first_when_asked),
         (TellsOfAll, store_contract.the_newest_heads_are_listed_first_when_asked),
-        (MendsOver, store_contract.heads_that_were_rebuilt_can_be_put_in_their_places),
+        (MendsOver, store_contract.rebuilt_heads_can_be_put_in_place),
         (HeadsWithoutBodies, store_contract.a_head_comes_with_the_body_of_its_last_entry),
         (ListsWithBodies, store_contract.a_head_comes_with_the_body_of_its_last_entry),
         (Careless, store_contract.a_batch_that_contradicts_itself_is_refused),
@@ -179,22 +179,22 @@ class MendsOver(MemoryStore):
         (Unguarded, store_contract.a_guard_holds_without_being_written),
         (Unguarded, store_contract.a_guard_that_has_moved_refuses_the_batch),
         (LastWins, store_contract.a_stale_write_is_refused_with_the_head_that_is_there),
-        (LastWins, store_contract.of_many_that_expect_the_same_version_one_wins),
+        (LastWins, store_contract.one_of_many_racing_writers_wins),
         (PrunesTooMuch, store_contract.pruned_bodies_are_gone_and_the_chain_still_verifies),
         (PrunesTooMuch, store_contract.pruning_what_is_not_there_changes_nothing),
         (PrunesEverybody, store_contract.pruned_bodies_are_gone_and_the_chain_still_verifies),
         (PrunesDigests, store_contract.pruned_bodies_are_gone_and_the_chain_still_verifies),
         (PrunesNothing, store_contract.pruned_bodies_are_gone_and_the_chain_still_verifies),
         (PrunesOne, store_contract.bodies_of_several_entities_are_pruned_together),
-        (DropsWhatMoved, store_contract.what_is_dropped_is_gone_if_it_is_as_it_was_seen),
-        (DropsHeadsOnly, store_contract.what_is_dropped_is_gone_if_it_is_as_it_was_seen),
-        (PagesByDue, store_contract.heads_can_be_gone_through_page_by_page),
-        (TakesAllForDead, store_contract.a_worker_that_is_here_is_not_gone),
+        (DropsWhatMoved, store_contract.unchanged_entities_can_be_dropped),
+        (DropsHeadsOnly, store_contract.unchanged_entities_can_be_dropped),
+        (PagesByDue, store_contract.heads_can_be_listed_page_by_page),
+        (TakesAllForDead, store_contract.a_registered_worker_is_not_gone),
         (KnowsNobody, store_contract.asking_for_an_unknown_worker_is_no_error),
         (Forgetful, store_contract.batches_that_wait_for_the_disk_and_those_that_do_not_may_mix),
         (Forgetful, store_contract.batches_that_have_nothing_in_common_do_not_disturb_each_other),
         (Faulty, store_contract.batches_that_have_nothing_in_common_do_not_disturb_each_other),
-        (Faulty, store_contract.of_many_that_expect_the_same_version_one_wins),
+        (Faulty, store_contract.one_of_many_racing_writers_wins),
         (Faulty, store_contract.a_guard_that_has_moved_refuses_the_batch),
         (Disordered, store_contract.seqs_rise_and_the_whole_log_is_in_their_order),
     ],

@@ -24,11 +24,11 @@ def url() -> Iterator[str]:
     try:
         with nats.running(jetstream=True) as (address, _):
             yield address
-    except nats.NoNats as reason:
+    except nats.NatsUnavailable as reason:
         pytest.skip(str(reason))
 
 
-@pytest.mark.parametrize("check", store_contract.CHECKS, ids=store_contract.name)
+@pytest.mark.parametrize("check", store_contract.CHECKS, ids=store_contract.check_name)
 def test_the_store_in_nats_keeps_the_contract(check: Callable[[Callable[[], Store]], None], url: str) -> None:
     opened: list[NatsStore] = []
     namespace = f"contract_{next(names)}"

@@ -28,7 +28,7 @@ def url() -> Iterator[str]:
         pytest.skip(str(reason))
 
 
-@pytest.mark.parametrize("check", store_contract.CHECKS, ids=store_contract.name)
+@pytest.mark.parametrize("check", store_contract.CHECKS, ids=store_contract.check_name)
 def test_the_store_in_postgresql_keeps_the_contract(
     check: Callable[[Callable[[], Store]], None], url: str
 ) -> None:

@@ -28,7 +28,7 @@ def judge(order: str) -> str:
     raise oncemore.NeedsReview("AMBIGUOUS_NAME")
 
 
-@oncemore.step(effect="once", name="sign", policy=ONE, approval="required")
+@oncemore.step(effect="once", name="sign", policy=ONE, requires_approval=True)
 def sign(order: str) -> str:
     return f"signed {order}"
 

@@ -6,7 +6,7 @@ import sys
 import time
 
 import oncemore
-from oncemore.errors import Blocked
+from oncemore.errors import NotPermitted
 
 
 @oncemore.step(effect="idempotent", name="ship")
@@ -23,6 +23,6 @@ if __name__ == "__main__":
             try:
                 ship(f"{sys.argv[2]}-{number}")
                 number += 1
-            except Blocked as error:
+            except NotPermitted as error:
                 print(f"blocked after {number}: {error.reason}", flush=True)
                 time.sleep(0.02)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.errors import Blocked, RetriesExhausted, StaleDecision, TransientError, UsageError
-from oncemore.log.entry_codec import body_of, header_of
+from oncemore.errors import NotPermitted, RetriesExhausted, StaleDecision, TransientError, UsageError
+from oncemore.log.entry_codec import decode_body, decode_header
 from oncemore.workers.service import Worker
 
 if TYPE_CHECKING:
@@ -29,28 +29,30 @@ def delete(table: str, rows: int = 0) -> str:
 
 
 def step(**told: Any) -> Any:
-    return oncemore.step(**{"effect": "once", "name": "delete", "approval": "required", **told})(delete)
+    return oncemore.step(**{"effect": "once", "name": "delete", "requires_approval": True, **told})(delete)
 
 
 def bodies(engine: Engine, run: Any, mark: str) -> list[dict[str, Any]]:
-    entries = engine.store.entries(f"run/{run.key}")
-    return [body_of(entry.body or b"{}") for entry in entries if mark in header_of(entry.header).marks]
+    entries = engine.store.read_entries(f"run/{run.key}")
+    return [
+        decode_body(entry.body or b"{}") for entry in entries if mark in decode_header(entry.header).marks
+    ]
 
 
 @pytest.mark.req("AUTO-9")
 def test_what_nobody_has_approved_waits_and_is_done_once_after_the_grant(engine: Engine) -> None:
     work = step()
-    with pytest.raises(Blocked, match="waits for an approval: nobody has approved it") as told:
+    with pytest.raises(NotPermitted, match="waits for an approval: it is not approved yet") as told:
         work("orders")
     assert told.value.reason == "approval_needed"
     run: Any = told.value.run
     assert f"oncemore approve {run.run_id}" in str(told.value)
     assert (run.status, run.held_for, run.state.attempt) == ("PENDING", "approval_needed", 0)
     assert calls == []
-    with pytest.raises(Blocked):
+    with pytest.raises(NotPermitted):
         work("orders")
-    assert work.last("orders").version == run.version, "it is held once"
-    (waiting,) = engine.approvals.waiting()
+    assert work.last_run("orders").version == run.version, "it is held once"
+    (waiting,) = engine.approvals.list_waiting()
     assert (waiting.run_id, waiting.step, waiting.arguments) == (
         run.run_id,
         "delete",
@@ -58,14 +60,14 @@ def test_what_nobody_has_approved_waits_and_is_done_once_after_the_grant(engine:
     )
     given = engine.approvals.approve(run.run_id, reason="seen", by="reviewer", expires=3600)
     assert (given.state, given.by, given.upto) == ("GRANTED", "reviewer", 3)
-    assert engine.approvals.waiting() == ()
+    assert engine.approvals.list_waiting() == ()
     assert work("orders") == "deleted orders"
     assert work("orders") == "deleted orders"
     assert calls == [("orders", 0)]
     (intent,) = bodies(engine, run, "INTENT")
     assert (intent["approval"]["by"], intent["approval"]["reason"]) == ("reviewer", "seen")
     (decision,) = bodies(engine, run, "DECISION")
-    assert decision["decision"] == {"what": "approve", "reason": "seen", "actor": "reviewer"}
+    assert decision["decision"] == {"action": "approve", "reason": "seen", "actor": "reviewer"}
     assert engine.verify().entries
 
 
@@ -84,7 +86,7 @@ def test_a_call_can_be_approved_before_it_is_made(engine: Engine) -> None:
     work = step()
     assert work.approve("orders", reason="planned", by="reviewer").state == "GRANTED"
     assert work("orders") == "deleted orders"
-    with pytest.raises(Blocked, match="nobody has approved it"):
+    with pytest.raises(NotPermitted, match="it is not approved yet"):
         work("customers")
 
 
@@ -92,14 +94,14 @@ def test_a_call_that_waits_can_be_approved_by_its_arguments(engine: Engine) -> N
     work = step()
     work.run("orders")
     work.approve("orders", reason="seen", expires=60)
-    assert engine.approvals.waiting() == ()
+    assert engine.approvals.list_waiting() == ()
     assert work("orders") == "deleted orders"
 
 
 def test_other_arguments_are_not_approved(engine: Engine) -> None:
     work = step(key="table")
     work.approve("orders", 10, reason="ten rows")
-    with pytest.raises(Blocked, match="with another arguments"):
+    with pytest.raises(NotPermitted, match="with another arguments"):
         work("orders", 1000)
     assert calls == []
 
@@ -108,10 +110,10 @@ def test_another_policy_is_not_approved(engine: Engine) -> None:
     work = step()
     work.approve("orders", reason="seen")
     changed = step(policy=oncemore.Policy("wild", max_attempts=9))
-    with pytest.raises(Blocked, match="with another policy"):
+    with pytest.raises(NotPermitted, match="with another policy"):
         changed("orders")
     assert calls == []
-    run = changed.last("orders")
+    run = changed.last_run("orders")
     assert run.held_for == "approval_needed", "it is held for what is wanted now"
     engine.approvals.approve(run, reason="nine attempts are fine")
     assert changed("orders") == "deleted orders"
@@ -121,18 +123,18 @@ def test_a_run_that_waits_for_its_approval_keeps_its_policy(engine: Engine) -> N
     run = step().run("orders")
     engine.approvals.approve(run, reason="seen")
     assert step(policy=oncemore.Policy("wild", max_attempts=9))("orders") == "deleted orders"
-    assert step().last("orders").state.allowed == 3
+    assert step().last_run("orders").state.max_attempts == 3
 
 
 def test_another_version_is_not_approved(engine: Engine) -> None:
     step().approve("orders", reason="seen")
-    with pytest.raises(Blocked, match="another version or config"):
+    with pytest.raises(NotPermitted, match="another version or config"):
         step(version="2")("orders")
 
 
 def test_another_effect_is_not_approved(engine: Engine) -> None:
     step().approve("orders", reason="seen")
-    with pytest.raises(Blocked, match="another effect"):
+    with pytest.raises(NotPermitted, match="another effect"):
         step(effect="idempotent")("orders")
 
 
@@ -141,7 +143,7 @@ def test_what_has_expired_is_not_approved(engine: Engine, clock: FakeClock) -> N
     run = work.run("orders")
     engine.approvals.approve(run, reason="seen", by="reviewer", expires=60)
     clock.sleep(61)
-    with pytest.raises(Blocked, match="the approval of reviewer has expired"):
+    with pytest.raises(NotPermitted, match="the approval of reviewer has expired"):
         work("orders")
     (given,) = engine.approvals.list()
     assert given.state == "EXPIRED"
@@ -155,14 +157,14 @@ def test_what_was_revoked_is_not_approved(engine: Engine) -> None:
     run = work.run("orders")
     engine.approvals.approve(run, reason="seen", by="reviewer")
     assert engine.approvals.revoke(run.key[:12], reason="wrong table", by="reviewer").state == "REVOKED"
-    with pytest.raises(Blocked, match="was revoked"):
+    with pytest.raises(NotPermitted, match="was revoked"):
         work("orders")
     with pytest.raises(StaleDecision, match="no approval of"):
         engine.approvals.revoke(run, reason="once more")
 
 
 def test_every_attempt_is_asked_for_and_an_approval_covers_so_many(engine: Engine, clock: FakeClock) -> None:
-    @oncemore.step(effect="idempotent", name="flaky", approval="required")
+    @oncemore.step(effect="idempotent", name="flaky", requires_approval=True)
     def flaky() -> None:
         calls.append("try")
         if len(calls) == 2:
@@ -171,14 +173,14 @@ def test_every_attempt_is_asked_for_and_an_approval_covers_so_many(engine: Engin
 
     key = flaky.key()
     flaky.approve(reason="go")
-    with pytest.raises(Blocked, match="was revoked"):
+    with pytest.raises(NotPermitted, match="was revoked"):
         flaky()
     assert len(calls) == 2
     flaky.approve(reason="go on")
     with pytest.raises(RetriesExhausted):
         flaky()
     assert len(calls) == 3
-    with pytest.raises(Blocked, match="up to attempt 3, and this is attempt 4"):
+    with pytest.raises(NotPermitted, match="up to attempt 3, and this is attempt 4"):
         flaky.rerun(reason="once more")
 
 
@@ -194,15 +196,15 @@ def test_an_approval_revoked_between_the_look_and_the_intent_refuses_the_intent(
         engine.approvals.revoke(work.key("orders"), reason="stop")
 
     engine._store = Between(store, revoke)  # type: ignore[assignment]
-    with pytest.raises(Blocked, match="was revoked"):
+    with pytest.raises(NotPermitted, match="was revoked"):
         work("orders")
     assert calls == []
 
 
 def test_a_run_that_was_held_needs_its_approval_whatever_the_step_says_now(engine: Engine) -> None:
     run = step().run("orders")
-    lax = step(approval=None)
-    with pytest.raises(Blocked):
+    lax = step(requires_approval=False)
+    with pytest.raises(NotPermitted):
         lax("orders")
     engine.approvals.approve(run, reason="seen")
     assert lax("orders") == "deleted orders"
@@ -219,7 +221,7 @@ def test_it_is_in_quarantine_where_it_can_be_rejected_and_not_released(engine: E
         with pytest.raises(UsageError, match="oncemore approve"):
             wrong(item, by="operator", reason="x")
     engine.quarantine.reject(item, by="operator", reason="never")
-    assert work.last("orders").status == "HARD_FAIL"
+    assert work.last_run("orders").status == "HARD_FAIL"
     with pytest.raises(StaleDecision, match="does not wait for an approval"):
         engine.approvals.approve(run, reason="too late")
 
@@ -228,7 +230,7 @@ def test_whoever_is_to_be_told_of_quarantine_is_told(tmp_path: Any) -> None:
     told: list[Any] = []
     with oncemore.open(tmp_path / "log.db", notify={"desk": told.append}) as engine:
         step().run("orders")
-        engine.notices.relay(engine).run_once()  # type: ignore[union-attr]
+        engine.notifier.make_relay(engine).run_once()  # type: ignore[union-attr]
     assert len(told) == 1
 
 
@@ -241,15 +243,15 @@ def test_two_who_approve_at_once_do_so_once(engine: Engine) -> None:
 
 def test_an_approval_of_what_has_just_changed_is_refused(engine: Engine) -> None:
     from oncemore.control import switches
-    from oncemore.control.model import Wanted
-    from oncemore.log.head_access import seen_in
+    from oncemore.control.model import ApprovalRequest
+    from oncemore.log.head_access import load_head
 
     run = step().run("orders")
-    seen = seen_in(engine.store, f"run/{run.key}")
+    seen = load_head(engine.store, f"run/{run.key}")
     engine.approvals.approve(run, reason="first")
-    wanted = Wanted(**(seen.body or {})["wanted"])
+    wanted = ApprovalRequest(**(seen.body or {})["wanted"])
     with pytest.raises(StaleDecision, match="in this very moment"):
-        switches.grant(engine, wanted, seen, 1, "second", None, None)
+        switches.grant_approval(engine, wanted, seen, 1, "second", None, None)
 
 
 @pytest.mark.parametrize("expires", [0, -1, float("nan"), 1e12, True])
@@ -273,12 +275,12 @@ def test_what_is_meant_is_found_by_the_beginning_of_an_id(engine: Engine) -> Non
 
 
 def test_a_step_is_asked_for_by_one_word(engine: Engine) -> None:
-    with pytest.raises(UsageError, match="approval is 'perhaps'; the choices are required"):
-        step(approval="perhaps")
+    with pytest.raises(UsageError, match="requires_approval is 'perhaps'; it takes True or False"):
+        step(requires_approval="perhaps")
 
 
 def test_what_was_held_after_a_failed_attempt_goes_on_where_it_was(engine: Engine, clock: FakeClock) -> None:
-    @oncemore.step(effect="idempotent", name="flaky", approval="required")
+    @oncemore.step(effect="idempotent", name="flaky", requires_approval=True)
     def flaky() -> str:
         calls.append("try")
         if len(calls) == 1:
@@ -289,6 +291,6 @@ def test_what_was_held_after_a_failed_attempt_goes_on_where_it_was(engine: Engin
     key = flaky.key()
     flaky.approve(reason="go")
     run = flaky.run()
-    assert (run.status, run.held_for, run.state.tried) == ("SOFT_FAIL", "approval_needed", 1)
+    assert (run.status, run.held_for, run.state.attempt_count) == ("SOFT_FAIL", "approval_needed", 1)
     engine.approvals.approve(run, reason="go on")
     assert flaky() == "done"

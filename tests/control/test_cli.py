@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@oncemore.step(effect="once", name="delete", approval="required")
+@oncemore.step(effect="once", name="delete", requires_approval=True)
 def delete(table: str) -> str:
     return f"deleted {table}"
 
@@ -30,7 +30,7 @@ class Ran:
 
     def __init__(self, capsys: pytest.CaptureFixture[str], *words: str) -> None:
         capsys.readouterr()
-        self.code = cli.run(list(words))
+        self.code = cli.run_command(list(words))
         self.out, self.err = capsys.readouterr()
 
     @property
@@ -58,25 +58,25 @@ def test_a_switch_is_thrown_shown_and_released(run: Any) -> None:
     thrown = run("switch", "on", *BY)
     assert (thrown.code, thrown.out) == (
         0,
-        "STOPPED: nothing begins; attempts that are under way may end\n",
+        "STOPPED: no new attempt starts; running attempts may finish\n",
     )
-    assert "nothing of step ship begins" in run("switch", "on", "--step", "ship", *BY).out
+    assert "no new attempt of step ship starts" in run("switch", "on", "--step", "ship", *BY).out
     shown = run("switch", "status")
     assert shown.code == 1
     assert [line.split()[0] for line in shown.out.splitlines()] == ["on", "all_execution", "step:ship"]
     assert "operator" in shown.out
     told = run("switch", "status", "--json").json
-    assert told["stopped"]
+    assert told["is_stopped"]
     assert told["switches"][0]["reason"] == "looked at it"
     off = run("switch", "off", *BY)
-    assert (off.code, off.out) == (0, "released all_execution; still on: step:ship\n")
+    assert (off.code, off.out) == (0, "turned off all_execution; still on: step:ship\n")
     assert run("switch", "off", "--step", "ship", *BY, "--json").json == {
         "name": "step:ship", "released": True, "switches": [],
     }  # fmt: skip
     again = run("switch", "off", *BY)
-    assert (again.code, again.out) == (1, "all_execution was not on\n")
+    assert (again.code, again.out) == (1, "The switch all_execution was not on.\n")
     assert run("switch", "on", "--json", *BY).json["by"] == "operator"
-    assert run("switch", "off", *BY).out == "released all_execution\n"
+    assert run("switch", "off", *BY).out == "turned off all_execution\n"
 
 
 @pytest.mark.parametrize("which", ["on", "off"])
@@ -88,7 +88,7 @@ def test_a_switch_is_not_turned_without_a_reason(run: Any, which: str) -> None:
 
 def test_what_is_stopped_says_so_where_people_look(run: Any) -> None:
     with oncemore.open("log.db") as engine:
-        waiting = ship.on(engine).submit("b")
+        waiting = ship.bind(engine).submit("b")
     assert "due now" in run("runs").out
     run("switch", "on", "--step", "ship", *BY)
     assert "stopped: step:ship" in run("runs").out
@@ -96,24 +96,24 @@ def test_what_is_stopped_says_so_where_people_look(run: Any) -> None:
     assert "It is stopped by a switch (step:ship)" in run("explain", waiting.run_id).out
     doctor = run("doctor")
     assert "1 switch is on: work waits" in doctor.out
-    assert "the switch step:ship was thrown by operator: looked at it" in doctor.out
+    assert "the switch step:ship was turned on by operator: looked at it" in doctor.out
     assert "stopped" not in next(line for line in run("runs").out.splitlines() if "COMPLETE" in line)
 
 
 def test_what_waits_for_an_approval_is_listed_approved_and_revoked(run: Any) -> None:
-    assert run("approve", "--list").out == "nothing waits for an approval\n"
+    assert run("approve", "--list").out == "No run waits for an approval.\n"
     with oncemore.open("log.db") as engine:
-        first = delete.on(engine).run("orders")
-        delete.on(engine).run("customers")
+        first = delete.bind(engine).run("orders")
+        delete.bind(engine).run("customers")
     shown = run("approve", "--list")
     assert "{'table': 'orders'}" in shown.out
-    assert "nobody has approved it" in shown.out
+    assert "it is not approved yet" in shown.out
     assert "held: approval needed" in run("runs").out
-    assert "It waits for an approval: nobody has approved it" in run("explain", first.run_id).out
-    assert "oncemore approve: it may begin" in run("quarantine", "show", first.run_id).out
+    assert "It waits for an approval: it is not approved yet" in run("explain", first.run_id).out
+    assert "allow the start (`oncemore approve`)" in run("quarantine", "show", first.run_id).out
     done = run("approve", first.run_id, *BY, "--expires", "1h")
     assert done.code == 0
-    assert done.out.startswith(f"approved: delete {first.key[:12]}, until ")
+    assert done.out.startswith(f"approved delete {first.key[:12]} until ")
     assert run("approve", first.run_id, *BY).code == 1, "it does not wait any more"
     listed = run("approve", "--list", "--json").json
     assert [one["arguments"] for one in listed["waiting"]] == [{"table": "customers"}]

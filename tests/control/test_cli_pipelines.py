@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 PROGRAM = """
 import sys
 import oncemore
-from oncemore import Violation
+from oncemore import PolicyViolation as Violation
 
 @oncemore.step(effect="idempotent", name="first", policy="kfm-rules", pipeline="ingest")
 def first():
@@ -29,7 +29,7 @@ def second():
 with oncemore.open(sys.argv[1]):
     try:
         globals()[sys.argv[2]]()
-    except oncemore.Refused as error:
+    except oncemore.CallRefused as error:
         print(type(error).__name__)
 """
 
@@ -45,10 +45,13 @@ def test_a_halt_outlives_its_process_and_one_command_releases_it(
         command = [sys.executable, str(file), str(log), which]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
-    assert [ran("first"), ran("second")] == ["Quarantined", "Blocked"]
-    assert cli.run(["switch", "status", "--store", str(log)]) == 1
+    assert [ran("first"), ran("second")] == ["Quarantined", "NotPermitted"]
+    assert cli.run_command(["switch", "status", "--store", str(log)]) == 1
     assert "pipeline:ingest" in capsys.readouterr().out
     release = ["switch", "off", "--pipeline", "ingest", "--reason", "set aside", "--store", str(log)]
-    assert [cli.run(release), cli.run(release)] == [0, 1]
-    assert capsys.readouterr().out.splitlines() == ["released pipeline:ingest", "pipeline:ingest was not on"]
+    assert [cli.run_command(release), cli.run_command(release)] == [0, 1]
+    assert capsys.readouterr().out.splitlines() == [
+        "turned off pipeline:ingest",
+        "The switch pipeline:ingest was not on.",
+    ]
     assert ran("second") == "ran"

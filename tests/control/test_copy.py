@@ -10,14 +10,14 @@ import pytest
 
 import oncemore
 from oncemore import cli
-from oncemore.control.model import CONTROL
-from oncemore.errors import Blocked, InProgress, StoreError, TransientError, UsageError
+from oncemore.control.model import SWITCHES_ENTITY
+from oncemore.errors import InProgress, NotPermitted, StoreError, TransientError, UsageError
 from oncemore.log.memory import MemoryStore
 from oncemore.log.postgres.store import PostgresStore
 from oncemore.log.sqlite.store import SqliteStore
-from oncemore.log.store import Query
+from oncemore.log.store import HeadQuery
 from oncemore.maintenance import copy
-from oncemore.maintenance.merkle import Tree
+from oncemore.maintenance.copy import MerkleTree
 from oncemore.steps.engine import Engine
 from oncemore.workers.service import Worker
 from tests.servers import postgres
@@ -54,14 +54,14 @@ def live(engine: Engine) -> None:
     """Have some of everything."""
     with engine:
         for n in range(12):
-            pay.on(engine)(f"o{n}")
-        tell.on(engine)("a")
-        fail.on(engine).run("a")
-        pay.on(engine).submit("later")
-        engine.switch.on(step="nothing", reason="before", by="operator")
-        engine.switch.off(step="nothing", reason="before", by="operator")
-        engine.erase(pay.on(engine).key("o3"), reason="asked to", by="operator")
-        pay.on(engine)("kept")
+            pay.bind(engine)(f"o{n}")
+        tell.bind(engine)("a")
+        fail.bind(engine).run("a")
+        pay.bind(engine).submit("deferred")
+        engine.switches.on(step="nothing", reason="before", by="operator")
+        engine.switches.off(step="nothing", reason="before", by="operator")
+        engine.erase(pay.bind(engine).key("o3"), reason="asked to", by="operator")
+        pay.bind(engine)("kept")
 
 
 @pytest.fixture(scope="module")
@@ -107,30 +107,30 @@ def test_a_log_moves_between_any_two_stores(opens: Any, source: str, target: str
     old, new = opens(source, "old"), opens(target, "new")
     live(old)
     with old, new:
-        before = [entry for entry in old.store.entries() if entry.entity != CONTROL]
-        found = copy.copy(old, new, reason="the move", by="operator")
-        after = [entry for entry in new.store.entries() if entry.entity != CONTROL]
+        before = [entry for entry in old.store.read_entries() if entry.entity != SWITCHES_ENTITY]
+        found = copy.move_log(old, new, reason="the move", by="operator")
+        after = [entry for entry in new.store.read_entries() if entry.entity != SWITCHES_ENTITY]
         assert [entry._replace(seq=0) for entry in after] == [entry._replace(seq=0) for entry in before]
         assert any(entry.body is None for entry in after), "what is pruned stays pruned"
-        assert found.taken == found.entries == len(before) + 3
-        assert copy.copy(old, new, reason="again").taken == 0, "it is there already"
-        with pytest.raises(Blocked, match="has moved to") as refused:
-            pay.on(old)("new")
+        assert found.copied == found.entries == len(before) + 3
+        assert copy.move_log(old, new, reason="again").copied == 0, "it is there already"
+        with pytest.raises(NotPermitted, match="has moved to") as refused:
+            pay.bind(old)("new")
         assert refused.value.reason == "moved"
-        with pytest.raises(Blocked, match="has moved to"):
-            pay.on(old).submit("new")
+        with pytest.raises(NotPermitted, match="has moved to"):
+            pay.bind(old).submit("new")
         assert Worker(old, [pay], poll_s=0.05).run_until_idle().done == 0
         with pytest.raises(UsageError, match="turn switches there"):
-            old.switch.on(reason="x")
+            old.switches.on(reason="x")
         calls.clear()
-        assert pay.on(new)("kept") == "paid kept"
+        assert pay.bind(new)("kept") == "paid kept"
         with pytest.raises(oncemore.errors.KeyExpired):
-            pay.on(new)("o3")
+            pay.bind(new)("o3")
         assert calls == [], "what was done is not done again"
         assert Worker(new, [pay], poll_s=0.05).run_until_idle().done == 1
-        assert calls == ["later"]
+        assert calls == ["deferred"]
         assert new.verify().entities
-        told = [(said.what, said.by) for said in new.switch.history()]
+        told = [(said.action, said.by) for said in new.switches.history()]
         assert told[-2:] == [("moved", "operator"), ("arrived", "operator")]
 
 
@@ -139,17 +139,17 @@ def test_the_target_is_closed_until_all_of_it_has_come(opens: Any, monkeypatch: 
     old, new, other = opens("sqlite", "old"), opens("sqlite", "new"), opens("sqlite", "new")
     live(old)
     with old, new, other:
-        warm = pay.on(other)
+        warm = pay.bind(other)
         seen: list[Any] = []
-        monkeypatch.setattr(copy, "PAGE", 5)
+        monkeypatch.setattr(copy, "ENTRY_PAGE_SIZE", 5)
 
         def progress(done: int, of: int) -> None:
             try:
                 seen.append(warm("o9"))
-            except Blocked as error:
+            except NotPermitted as error:
                 seen.append(error.reason)
 
-        copy.copy(old, new, reason="x", progress=progress)
+        copy.move_log(old, new, reason="x", progress=progress)
         assert seen[0] == "moved"
         assert set(seen) == {"moved", "paid o9"}, "what has come can be had, and nothing is begun"
         assert warm("o9") == "paid o9"
@@ -163,16 +163,16 @@ def test_a_copy_that_died_goes_on_where_it_was(opens: Any, at: str, monkeypatch:
 
     old, new = opens("sqlite", "old"), opens("memory", "new")
     live(old)
-    monkeypatch.setattr(copy, "PAGE", 7)
+    monkeypatch.setattr(copy, "ENTRY_PAGE_SIZE", 7)
 
     def die(*told: Any) -> Any:
         raise Death
 
     with old, new, monkeypatch.context() as patch:
         if at == "source":
-            patch.setattr(copy, "_filled", die)
+            patch.setattr(copy, "_copy_entries", die)
         elif at == "end":
-            patch.setattr(copy, "_compared", die)
+            patch.setattr(copy, "_compare_stores", die)
         pages = iter(range(100))
 
         def progress(done: int, of: int) -> None:
@@ -180,19 +180,19 @@ def test_a_copy_that_died_goes_on_where_it_was(opens: Any, at: str, monkeypatch:
                 raise Death
 
         with pytest.raises(Death):
-            copy.copy(old, new, reason="x", progress=progress)
+            copy.move_log(old, new, reason="x", progress=progress)
     with old, new:
-        with pytest.raises(Blocked):
-            pay.on(old)("new")
+        with pytest.raises(NotPermitted):
+            pay.bind(old)("new")
         if at != "source":
-            with pytest.raises(Blocked):
-                pay.on(new)("new")
+            with pytest.raises(NotPermitted):
+                pay.bind(new)("new")
     with old, new:
         if at == "middle":
-            old.store.prune({"run/" + pay.key("kept"): 2})  # pruned after it was copied, or before
-        found = copy.copy(old, new, reason="x")
-        assert found.entries > found.taken or at == "source"
-        assert pay.on(new)("new") == "paid new"
+            old.store.prune_bodies({"run/" + pay.key("kept"): 2})  # pruned after it was copied, or before
+        found = copy.move_log(old, new, reason="x")
+        assert found.entries > found.copied or at == "source"
+        assert pay.bind(new)("new") == "paid new"
         new.store.close()
 
 
@@ -201,35 +201,35 @@ def test_a_copy_that_has_not_come_to_its_end_can_be_abandoned(opens: Any) -> Non
     live(old)
     with old, new, other:
         with pytest.raises(UsageError, match="has not moved"):
-            copy.abandon(old, new, reason="x")
+            copy.abandon_move(old, new, reason="x")
 
         def stop(done: int, of: int) -> None:
             raise RuntimeError("enough")
 
         with pytest.raises(RuntimeError):
-            copy.copy(old, new, reason="x", progress=stop)
+            copy.move_log(old, new, reason="x", progress=stop)
         with pytest.raises(UsageError, match="has moved to memory:new already"):
-            copy.copy(old, other, reason="x")
+            copy.move_log(old, other, reason="x")
         with pytest.raises(UsageError, match="not to memory:other"):
-            copy.abandon(old, other, reason="x")
-        copy.abandon(old, new, reason="not today", by="operator")
-        assert pay.on(old)("new") == "paid new"
+            copy.abandon_move(old, other, reason="x")
+        copy.abandon_move(old, new, reason="not today", by="operator")
+        assert pay.bind(old)("new") == "paid new"
     with old, new, other:
-        copy.copy(old, other, reason="x")
-        with pytest.raises(UsageError, match="would be done twice"):
-            copy.abandon(old, other, reason="x")
+        copy.move_log(old, other, reason="x")
+        with pytest.raises(UsageError, match="would do that work twice"):
+            copy.abandon_move(old, other, reason="x")
 
 
 def test_a_target_that_holds_something_else_is_not_touched(opens: Any) -> None:
     old, new = opens("sqlite", "old"), opens("sqlite", "new")
     live(old)
     with new:
-        pay.on(new)("mine")
-        before = list(new.store.entries())
+        pay.bind(new)("mine")
+        before = list(new.store.read_entries())
     with old, new:
         with pytest.raises(UsageError, match="holds something else"):
-            copy.copy(old, new, reason="x")
-        assert [entry.hash for entry in new.store.entries()][: len(before)] == [
+            copy.move_log(old, new, reason="x")
+        assert [entry.hash for entry in new.store.read_entries()][: len(before)] == [
             entry.hash for entry in before
         ]
 
@@ -238,10 +238,10 @@ def test_a_target_that_has_gone_on_is_no_target(opens: Any) -> None:
     old, new = opens("memory", "old"), opens("memory", "new")
     live(old)
     with old, new:
-        copy.copy(old, new, reason="x")
-        pay.on(new)("new")
-        with pytest.raises(StoreError, match="not the same"):
-            copy.copy(old, new, reason="x")
+        copy.move_log(old, new, reason="x")
+        pay.bind(new)("new")
+        with pytest.raises(StoreError, match="the copy differs from the source"):
+            copy.move_log(old, new, reason="x")
 
 
 def test_nothing_is_copied_while_somebody_works_there(opens: Any) -> None:
@@ -258,17 +258,17 @@ def test_nothing_is_copied_while_somebody_works_there(opens: Any) -> None:
 
     def work() -> None:
         with other:
-            long.on(other)()
+            long.bind(other)()
 
     thread = threading.Thread(target=work)
     thread.start()
     try:
         assert begun.wait(30)
         with old, new:
-            with pytest.raises(InProgress, match=r"somebody works on .*process"):
-                copy.copy(old, new, reason="x")
-            assert pay.on(old)("goes on") == "paid goes on"
-            assert list(new.store.entries()) == []
+            with pytest.raises(InProgress, match=r"is in use by process"):
+                copy.move_log(old, new, reason="x")
+            assert pay.bind(old)("goes on") == "paid goes on"
+            assert list(new.store.read_entries()) == []
     finally:
         end.set()
         thread.join(30)
@@ -286,13 +286,13 @@ def test_somebody_who_begins_in_the_last_moment_is_found_too(
         def late(source: Engine, *told: Any) -> None:
             looks.append(1)
             if len(looks) == 2:
-                source.identity()
+                source.current_identity()
             idle(source, *told)
 
         monkeypatch.setattr(copy, "_check_idle", late)
         with pytest.raises(InProgress):
-            copy.copy(old, new, reason="x")
-        assert pay.on(old)("goes on") == "paid goes on", "it is opened again"
+            copy.move_log(old, new, reason="x")
+        assert pay.bind(old)("goes on") == "paid goes on", "it is opened again"
 
 
 def test_a_copy_that_is_not_the_same_stays_closed(opens: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,7 +301,7 @@ def test_a_copy_that_is_not_the_same_stays_closed(opens: Any, monkeypatch: pytes
         live(old)
         with old, new, monkeypatch.context() as patch:
             store = new.store
-            filled = copy._filled
+            filled = copy._copy_entries
 
             def spoiled(
                 source: Any, target: Any, progress: Any, filled: Any = filled, wrong: str = wrong
@@ -318,11 +318,11 @@ def test_a_copy_that_is_not_the_same_stays_closed(opens: Any, monkeypatch: pytes
                     target._log[20] = target._log[20]._replace(body=b"{}", header=b"{}")
                 return taken
 
-            patch.setattr(copy, "_filled", spoiled)
+            patch.setattr(copy, "_copy_entries", spoiled)
             with pytest.raises(StoreError):
-                copy.copy(old, new, reason="x")
-            with pytest.raises(Blocked):
-                pay.on(new)("new")
+                copy.move_log(old, new, reason="x")
+            with pytest.raises(NotPermitted):
+                pay.bind(new)("new")
             del store
 
 
@@ -335,20 +335,20 @@ def test_what_is_added_while_it_is_copied_comes_too(opens: Any) -> None:
     def progress(done: int, of: int) -> None:
         if not added:
             added.append(1)
-            with pytest.raises(oncemore.errors.Blocked):
-                pay.on(old).submit("too late")
-            with pytest.raises(oncemore.errors.Blocked):
-                pay.on(old).cancel("later", reason="withdrawn")
+            with pytest.raises(oncemore.errors.NotPermitted):
+                pay.bind(old).submit("too late")
+            with pytest.raises(oncemore.errors.NotPermitted):
+                pay.bind(old).cancel("deferred", reason="withdrawn")
             old.prune(older_than=3600)
 
     with old, new:
-        before = len(list(old.store.heads(Query("chore"))))
-        found = copy.copy(old, new, reason="x", progress=progress)
-        run = pay.on(new).last("later")
+        before = len(list(old.store.list_heads(HeadQuery("maintenance"))))
+        found = copy.move_log(old, new, reason="x", progress=progress)
+        run = pay.bind(new).last_run("deferred")
         assert run is not None
         assert run.status == "PENDING"
-        assert len(list(new.store.heads(Query("chore")))) == before + 1
-        assert found.entries == found.taken
+        assert len(list(new.store.list_heads(HeadQuery("maintenance")))) == before + 1
+        assert found.entries == found.copied
 
 
 def test_a_copy_goes_somewhere_else_and_from_an_original(opens: Any, tmp_path: Path) -> None:
@@ -356,12 +356,12 @@ def test_a_copy_goes_somewhere_else_and_from_an_original(opens: Any, tmp_path: P
     live(old)
     with old:
         with pytest.raises(UsageError, match="both source and target"):
-            copy.copy(old, old, reason="x")
+            copy.move_log(old, old, reason="x")
         with pytest.raises(UsageError, match="reason"):
-            copy.copy(old, opens("memory", "new"), reason="")
+            copy.move_log(old, opens("memory", "new"), reason="")
         old.backup(tmp_path / "backup.db")
     with opens("sqlite", "backup") as copied, pytest.raises(UsageError, match="is a copy itself"):
-        copy.copy(copied, opens("memory", "new"), reason="x")
+        copy.move_log(copied, opens("memory", "new"), reason="x")
 
 
 def test_a_clock_that_is_behind_is_told(opens: Any) -> None:
@@ -371,7 +371,7 @@ def test_a_clock_that_is_behind_is_told(opens: Any) -> None:
     live(old)
     store = MemoryStore(lambda: time.time() - 100)
     with old, Engine(lambda: store, "memory:slow") as new:
-        assert copy.copy(old, new, reason="x").behind_s == pytest.approx(100, abs=5)
+        assert copy.move_log(old, new, reason="x").clock_lag_s == pytest.approx(100, abs=5)
 
 
 def test_the_root_is_that_of_rfc_6962() -> None:
@@ -379,16 +379,16 @@ def test_the_root_is_that_of_rfc_6962() -> None:
     from hashlib import sha256
 
     leaves = [b"", b"\x00", b"\x10", b"\x20\x21", b"\x30\x31", b"\x40\x41\x42\x43"]
-    tree, roots = Tree(), []
-    roots.append(tree.root.hex())
+    tree, roots = MerkleTree(), []
+    roots.append(tree.root_hash.hex())
     for leaf in leaves:
-        tree.add(leaf)
-        roots.append(tree.root.hex())
+        tree.add_leaf(leaf)
+        roots.append(tree.root_hash.hex())
     assert roots[0] == sha256(b"").hexdigest()
     assert roots[1] == "6e340b9cffb37a989ca544e6bb780a2c78901d3fb33738768511a30617afa01d"
     assert roots[2] == "fac54203e7cc696cf0dfcb42c92a1d9dbaf70ad9e621f4bd8d98662f00e3c125"
     assert roots[3] == "aeb6bcfe274b70a14fb067a5e5578264db0fa9b51af5e0ba159158f329e06e77"
-    assert tree.count == 6
+    assert tree.leaf_count == 6
 
 
 def test_the_command_copies_says_so_and_can_be_abandoned(
@@ -399,15 +399,15 @@ def test_the_command_copies_says_so_and_can_be_abandoned(
     old, new = str(tmp_path / "old.db"), str(tmp_path / "new.db")
     with oncemore.open(old) as engine:
         live(engine)
-    assert cli.run(["copy", old, new, "--abandon", "--reason", "x"]) == 2
-    assert cli.run(["copy", old, new, "--reason", "the move", "--by", "operator"]) == 0
+    assert cli.run_command(["copy", old, new, "--abandon", "--reason", "x"]) == 2
+    assert cli.run_command(["copy", old, new, "--reason", "the move", "--by", "operator"]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert "the same in both, by the root " in told
-    assert "is closed: nothing begins there any more" in told
-    assert cli.run(["copy", old, new, "--reason", "again", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["taken"] == 0
-    cli.run(["doctor", "--store", old])
+    assert "both stores have the root " in told
+    assert "is closed: no work starts there again" in told
+    assert cli.run_command(["copy", old, new, "--reason", "again", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["copied"] == 0
+    cli.run_command(["doctor", "--store", old])
     assert "this log has moved to sqlite:///" in " ".join(capsys.readouterr().out.split())
-    cli.run(["runs", "--store", old])
+    cli.run_command(["runs", "--store", old])
     assert "stopped: moved" in capsys.readouterr().out
-    assert cli.run(["copy", str(tmp_path / "nothing.db"), new, "--reason", "x"]) == 2
+    assert cli.run_command(["copy", str(tmp_path / "nothing.db"), new, "--reason", "x"]) == 2

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from oncemore.control.model import CONTROL
-from oncemore.errors import Blocked
-from oncemore.log.entry_codec import header_of
+from oncemore.control.model import SWITCHES_ENTITY
+from oncemore.errors import NotPermitted
+from oncemore.log.entry_codec import decode_header
 from oncemore.maintenance import copy
 from tests.control.shop import ship
 
@@ -44,28 +44,28 @@ def started(*words: str) -> subprocess.Popen[str]:
 def test_a_switch_stops_two_processes_between_two_attempts(tmp_path: Path) -> None:
     log = tmp_path / "log.db"
     with oncemore.open(log) as engine:
-        engine.store.changed(0, 0.0)
+        engine.store.wait_for_change(0, 0.0)
         shops = [started("tests.control.shop", str(log), name) for name in ("one", "two")]
         try:
             for shop in shops:
                 assert shop.stdout is not None
                 assert shop.stdout.readline() == "ready\n"
             for turn in range(3):
-                while engine.store.changed(0, 1.0) < 100 * (turn + 1):
+                while engine.store.wait_for_change(0, 1.0) < 100 * (turn + 1):
                     pass
-                engine.switch.on(reason="stop", by="operator")
+                engine.switches.on(reason="stop", by="operator")
                 for shop in shops:
                     assert shop.stdout is not None
                     assert shop.stdout.readline().endswith(": switch\n")
-                engine.switch.off(reason="go", by="operator")
+                engine.switches.off(reason="go", by="operator")
         finally:
             for shop in shops:
                 os.kill(shop.pid, signal.SIGKILL)
                 shop.communicate(timeout=60)
         stopped, begun = False, 0
-        for entry in engine.store.entries():
-            header = header_of(entry.header)
-            if entry.entity == CONTROL:
+        for entry in engine.store.read_entries():
+            header = decode_header(entry.header)
+            if entry.entity == SWITCHES_ENTITY:
                 stopped = header.sets["state"] == "STOPPED"
             elif "INTENT" in header.marks:
                 begun += 1
@@ -92,14 +92,14 @@ def test_a_copy_that_is_killed_anywhere_is_finished_by_the_next(
             process.kill()
             process.communicate(timeout=60)
         kills += process.returncode == -signal.SIGKILL
-        with oncemore.open(old), pytest.raises(Blocked):
+        with oncemore.open(old), pytest.raises(NotPermitted):
             ship("new")
         with oncemore.open(old) as source, oncemore.open(new) as target:
-            found = copy.copy(source, target, reason="go on")
+            found = copy.move_log(source, target, reason="go on")
             assert found.entries == 2 * 60 + 4, "runs, a worker with its end, their policy, and the switches"
         with oncemore.open(new) as target:
             assert target.verify().entries == found.entries + 1
-            run = ship.last("3")
+            run = ship.last_run("3")
             assert run is not None
             assert run.status == "COMPLETE"
             assert ship("new") == "shipped new"

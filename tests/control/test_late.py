@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.control.model import CONTROL
-from oncemore.errors import Blocked, Cancelled, Failed, StoreError
-from oncemore.log.memory import MemoryStore, Settled
+from oncemore.control.model import SWITCHES_ENTITY
+from oncemore.errors import Cancelled, NotPermitted, StepFailed, StoreError
+from oncemore.log.memory import CompletedTicket, MemoryStore
 from oncemore.log.store import Batch, Conflict, Stored
 from oncemore.steps.engine import Engine
 
@@ -24,12 +24,12 @@ class Late(MemoryStore):
     """Looks late, and lets a test do something just before or after a claim is stored."""
 
     def __init__(self) -> None:
-        super().__init__(looks_late=True)
+        super().__init__(checks_guards_late=True)
         self.before: list[Callable[[], object]] = []
         self.after: list[Callable[[Batch], object]] = []
         self.late: list[bool] = []
 
-    def append(self, batch: Batch) -> Settled:
+    def append(self, batch: Batch) -> CompletedTicket:
         claims = batch.writes[0].entity.startswith("run/") and batch.writes[0].by.state == "RUNNING"
         if not claims:
             return super().append(batch)
@@ -51,7 +51,7 @@ def store() -> Late:
 @pytest.fixture
 def engine(store: Late) -> Iterator[Engine]:
     with Engine(lambda: store, "memory:late") as made:
-        made.identity()
+        made.current_identity()
         yield made
 
 
@@ -69,12 +69,12 @@ async def task(n: int) -> int:
 
 def call(engine: Engine, kind: str, n: int) -> Any:
     if kind == "blocking":
-        return work.on(engine)(n)
-    return asyncio.run(task.on(engine)(n))  # type: ignore[arg-type]
+        return work.bind(engine)(n)
+    return asyncio.run(task.bind(engine)(n))  # type: ignore[arg-type]
 
 
 def last(engine: Engine, kind: str, n: int) -> Any:
-    run = (work if kind == "blocking" else task).on(engine).last(n)
+    run = (work if kind == "blocking" else task).bind(engine).last_run(n)
     assert run is not None
     return run
 
@@ -85,24 +85,24 @@ def test_a_switch_thrown_between_the_look_and_the_claim_stops_the_attempt(
     engine: Engine, store: Late, kind: str
 ) -> None:
     assert call(engine, kind, 1) == 1
-    store.before.append(lambda: engine.switch.on(reason="stop"))
-    with pytest.raises(Blocked, match="stop"):
+    store.before.append(lambda: engine.switches.on(reason="stop"))
+    with pytest.raises(NotPermitted, match="stop"):
         call(engine, kind, 2)
     assert calls == [(1, 1)], "the claim stands in the log, and nothing began by it"
     run = last(engine, kind, 2)
     assert (run.status, run.reason, len(run.attempts)) == ("SOFT_FAIL", "released", 1)
     assert store.late == [True, True]
-    engine.switch.off(reason="go on")
+    engine.switches.off(reason="go on")
     assert call(engine, kind, 2) == 2
     assert calls == [(1, 1), (2, 2)], "numbers are not used twice"
     assert last(engine, kind, 2).status == "COMPLETE"
 
 
 def test_a_switch_that_was_thrown_and_released_does_not_stop_it(engine: Engine, store: Late) -> None:
-    work.on(engine)(1)
-    store.before.append(lambda: engine.switch.on(reason="stop"))
-    store.before.insert(0, lambda: engine.switch.off(reason="go on"))
-    assert work.on(engine)(2) == 2
+    work.bind(engine)(1)
+    store.before.append(lambda: engine.switches.on(reason="stop"))
+    store.before.insert(0, lambda: engine.switches.off(reason="go on"))
+    assert work.bind(engine)(2) == 2
     assert calls == [(1, 1), (2, 2)], "it was given back once, and claimed again"
 
 
@@ -111,21 +111,21 @@ def test_a_claim_that_is_void_costs_no_attempt(engine: Engine, store: Late) -> N
     def single() -> str:
         return "done"
 
-    store.before.append(lambda: engine.switch.on(reason="stop"))
-    with pytest.raises(Blocked):
-        single.on(engine)()
-    engine.switch.off(reason="go on")
-    assert single.on(engine)() == "done"
+    store.before.append(lambda: engine.switches.on(reason="stop"))
+    with pytest.raises(NotPermitted):
+        single.bind(engine)()
+    engine.switches.off(reason="go on")
+    assert single.bind(engine)() == "done"
 
 
 def test_who_cancels_while_a_void_claim_is_given_back_is_heard(engine: Engine, store: Late) -> None:
     def stop() -> None:
-        engine.switch.on(reason="stop")
-        store.after.append(lambda batch: work.on(engine).cancel(3, reason="not needed"))
+        engine.switches.on(reason="stop")
+        store.after.append(lambda batch: work.bind(engine).cancel(3, reason="not needed"))
 
     store.before.append(stop)
-    with pytest.raises(Failed) as refused:
-        work.on(engine)(3)
+    with pytest.raises(StepFailed) as refused:
+        work.bind(engine)(3)
     assert calls == []
     assert isinstance(refused.value, Cancelled)
     assert last(engine, "blocking", 3).status == "HARD_FAIL"
@@ -150,41 +150,41 @@ def test_a_claim_whose_answer_was_lost_is_given_back_and_made_again(
 def test_what_needs_an_approval_is_guarded_in_the_same_move(engine: Engine, store: Late) -> None:
     """Its approval is for so many attempts: none is used up by a claim that is void."""
 
-    @oncemore.step(effect="once", name="late.wipe", approval="required")
+    @oncemore.step(effect="once", name="late.wipe", requires_approval=True)
     def wipe() -> str:
         return "wiped"
 
-    with pytest.raises(Blocked):
-        wipe.on(engine)()
-    run = wipe.on(engine).last()
+    with pytest.raises(NotPermitted):
+        wipe.bind(engine)()
+    run = wipe.bind(engine).last_run()
     assert run is not None
     engine.approvals.approve(run, reason="seen")
-    store.before.append(lambda: engine.switch.on(reason="stop"))
-    with pytest.raises(Blocked):
-        wipe.on(engine)()
-    engine.switch.off(reason="go on")
-    assert wipe.on(engine)() == "wiped"
+    store.before.append(lambda: engine.switches.on(reason="stop"))
+    with pytest.raises(NotPermitted):
+        wipe.bind(engine)()
+    engine.switches.off(reason="go on")
+    assert wipe.bind(engine)() == "wiped"
     assert store.late == [False, False]
 
 
 def test_what_may_not_be_late_is_refused_as_ever() -> None:
     store = Late()
     with Engine(lambda: store, "memory:late") as engine:
-        engine.switch.on(reason="x")
-        version = store.head(CONTROL).version  # type: ignore[union-attr]
-        write = Batch((_write("run/a"),), {CONTROL: version + 1})
+        engine.switches.on(reason="x")
+        version = store.load_head(SWITCHES_ENTITY).version  # type: ignore[union-attr]
+        write = Batch((_write("run/a"),), {SWITCHES_ENTITY: version + 1})
         assert isinstance(store.append(write).wait(), Conflict)
-        assert store.head("run/a") is None
+        assert store.load_head("run/a") is None
         answer = store.append(write._replace(late=True)).wait()
         assert isinstance(answer, Conflict)
-        assert (answer.entity, len(answer.stands)) == (CONTROL, 1)
-        assert store.head("run/a") is not None
+        assert (answer.entity, len(answer.stored_seqs)) == (SWITCHES_ENTITY, 1)
+        assert store.load_head("run/a") is not None
         assert isinstance(
-            store.append(Batch((_write("run/b"),), {CONTROL: version}, late=True)).wait(), Stored
+            store.append(Batch((_write("run/b"),), {SWITCHES_ENTITY: version}, late=True)).wait(), Stored
         )
 
 
 def _write(entity: str) -> Any:
-    from oncemore.testing.store_contract import write
+    from oncemore.testing.store_contract import make_write
 
-    return write(entity, None)
+    return make_write(entity, None)

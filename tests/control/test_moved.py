@@ -12,11 +12,11 @@ import pytest
 import oncemore
 from oncemore import cli, outbox
 from oncemore.control import moved_log
-from oncemore.control.model import CONTROL
-from oncemore.errors import Blocked, StaleDecision, StoreError
+from oncemore.control.model import SWITCHES_ENTITY
+from oncemore.errors import NotPermitted, StaleDecision, StoreError
 from oncemore.limits import shared_breaker
 from oncemore.log.memory import MemoryStore
-from oncemore.log.store import Query
+from oncemore.log.store import HeadQuery
 from oncemore.maintenance import copy
 from oncemore.steps.engine import Engine
 from tests.control import deeds
@@ -38,15 +38,15 @@ def live(engine: Engine) -> None:
     with engine:
         for step in (deeds.pay, deeds.fail, deeds.judge, deeds.fetch, deeds.ask, deeds.sign):
             with suppress(oncemore.Error, OSError):
-                step.on(engine)("A-1")
-        deeds.ship.on(engine).submit("A-1")
-        deeds.tell.on(engine)("A-1")
+                step.bind(engine)("A-1")
+        deeds.ship.bind(engine).submit("A-1")
+        deeds.tell.bind(engine)("A-1")
 
         def refuse(message: Any) -> None:
             raise oncemore.PermanentError("not like this")
 
-        assert outbox.Relay(engine, {"*": refuse}).run_once().dead == 1
-        deeds.sign.on(engine).approve("A-2", reason="seen", by="operator")
+        assert outbox.OutboxRelay(engine, {"*": refuse}).run_once().dead == 1
+        deeds.sign.bind(engine).approve("A-2", reason="seen", by="operator")
 
 
 WHY: dict[str, Any] = {"reason": "because", "by": "operator"}
@@ -59,13 +59,13 @@ def held(engine: Engine, step: str) -> Any:
 
 #: Everything that a person can decide about work, by its verb.
 VERBS: dict[str, Callable[[Engine], object]] = {
-    "cancel": lambda engine: deeds.ship.on(engine).cancel("A-1", reason="because"),
-    "settle": lambda engine: deeds.pay.on(engine).settle(oncemore.not_applied(), "A-1", reason="because"),
-    "rerun": lambda engine: deeds.fail.on(engine).rerun("A-1", reason="because"),
-    "approve": lambda engine: deeds.sign.on(engine).approve("A-1", **WHY),
-    "mark_done": lambda engine: deeds.ship.on(engine).mark_done("A-9", value="x", reason="because"),
-    "approvals.approve": lambda engine: engine.approvals.approve(deeds.sign.on(engine).key("A-1"), **WHY),
-    "approvals.revoke": lambda engine: engine.approvals.revoke(deeds.sign.on(engine).key("A-2"), **WHY),
+    "cancel": lambda engine: deeds.ship.bind(engine).cancel("A-1", reason="because"),
+    "settle": lambda engine: deeds.pay.bind(engine).settle(oncemore.not_applied(), "A-1", reason="because"),
+    "rerun": lambda engine: deeds.fail.bind(engine).rerun("A-1", reason="because"),
+    "approve": lambda engine: deeds.sign.bind(engine).approve("A-1", **WHY),
+    "mark_done": lambda engine: deeds.ship.bind(engine).mark_done("A-9", value="x", reason="because"),
+    "approvals.approve": lambda engine: engine.approvals.approve(deeds.sign.bind(engine).key("A-1"), **WHY),
+    "approvals.revoke": lambda engine: engine.approvals.revoke(deeds.sign.bind(engine).key("A-2"), **WHY),
     "quarantine.release": lambda engine: engine.quarantine.release(held(engine, "told"), **WHY),
     "quarantine.reject": lambda engine: engine.quarantine.reject(held(engine, "judge"), **WHY),
     "quarantine.rerun": lambda engine: engine.quarantine.rerun(held(engine, "judge"), **WHY),
@@ -73,12 +73,13 @@ VERBS: dict[str, Callable[[Engine], object]] = {
         held(engine, "pay"), oncemore.applied("x"), **WHY
     ),
     "cooldowns.release": lambda engine: engine.cooldowns.release("file A-1", **WHY),
-    "cooldowns.bring_in": lambda engine: engine.cooldowns.bring_in(
+    "cooldowns.bring_in": lambda engine: engine.cooldowns.import_record(
         "file A-9", {"attempt_count_total": 7}, **WHY
     ),
-    "breakers.reset": lambda engine: shared_breaker.reset(engine, "bank", "because", "operator"),
-    "redeliver": lambda engine: outbox.Relay(engine, {"*": print}).redeliver(
-        next(iter(engine.store.heads(Query("event")))).entity.removeprefix("event/"), reason="because"
+    "breakers.reset": lambda engine: shared_breaker.reset_breaker(engine, "bank", "because", "operator"),
+    "redeliver": lambda engine: outbox.OutboxRelay(engine, {"*": print}).redeliver(
+        next(iter(engine.store.list_heads(HeadQuery("event")))).entity.removeprefix("event/"),
+        reason="because",
     ),
 }
 
@@ -92,17 +93,17 @@ def two() -> tuple[Engine, Engine]:
 def test_a_decision_in_a_log_that_has_moved_names_the_one_where_it_counts(verb: str) -> None:
     old, new = two()
     live(old)
-    copy.copy(old, new, reason="outgrown", by="operator")
+    copy.move_log(old, new, reason="outgrown", by="operator")
     with old:
-        before = [entry.hash for entry in old.store.entries()]
-        with pytest.raises(Blocked, match="this log has moved to memory:new") as refused:
+        before = [entry.hash for entry in old.store.read_entries()]
+        with pytest.raises(NotPermitted, match="this log has moved to memory:new") as refused:
             VERBS[verb](old)
         assert refused.value.reason == "moved"
-        assert [entry.hash for entry in old.store.entries()] == before, "nothing was written"
+        assert [entry.hash for entry in old.store.read_entries()] == before, "nothing was written"
     with new:
-        with suppress(oncemore.Terminal):  # the work fails again, and that is an outcome
+        with suppress(oncemore.PermanentFailure):  # the work fails again, and that is an outcome
             VERBS[verb](new)
-        assert len(list(new.store.entries())) > len(before), "there it counts"
+        assert len(list(new.store.read_entries())) > len(before), "there it counts"
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "breakers.reset"])
@@ -118,17 +119,17 @@ def test_a_decision_that_is_under_way_when_the_log_is_closed_is_refused(
         if not moved and not any(write.entity.startswith("worker/") for write in batch.writes):
             monkeypatch.setattr(old.store, "append", append)
             moved.append(True)
-            copy._close(old, "memory:new", "outgrown", "operator")
+            copy._close_source(old, "memory:new", "outgrown", "operator")
         return append(batch)
 
     with old:
         monkeypatch.setattr(old.store, "append", late)
-        before = len([entry for entry in old.store.entries() if not entry.entity.startswith("worker/")])
-        with pytest.raises((Blocked, oncemore.UsageError)) as refused:
+        before = len([entry for entry in old.store.read_entries() if not entry.entity.startswith("worker/")])
+        with pytest.raises((NotPermitted, oncemore.UsageError)) as refused:
             VERBS[verb](old)
-        after = [entry.entity for entry in old.store.entries() if not entry.entity.startswith("worker/")]
+        after = [entry.entity for entry in old.store.read_entries() if not entry.entity.startswith("worker/")]
     assert moved
-    assert after[before:] == [CONTROL]
+    assert after[before:] == [SWITCHES_ENTITY]
     if verb != "redeliver":  # which is told that something has changed, and learns more when it looks again
         assert "this log has moved to memory:new" in str(refused.value)
     new.close()
@@ -146,16 +147,16 @@ def test_a_switch_that_somebody_turns_meanwhile_takes_nothing_from_a_decision(
         if not turned and not any(write.entity.startswith("worker/") for write in batch.writes):
             monkeypatch.setattr(old.store, "append", append)
             turned.append(True)
-            old.switch.on(step="nothing", **WHY)
+            old.switches.on(step="nothing", **WHY)
         return append(batch)
 
     with old:
-        before = len(list(old.store.entries()))
+        before = len(list(old.store.read_entries()))
         monkeypatch.setattr(old.store, "append", meddled)
-        with suppress(oncemore.Terminal):
+        with suppress(oncemore.PermanentFailure):
             VERBS[verb](old)
         assert turned
-        assert len(list(old.store.entries())) >= before + 2
+        assert len(list(old.store.read_entries())) >= before + 2
 
 
 def test_switches_that_are_turned_all_the_time_end_a_decision_in_words(
@@ -166,14 +167,14 @@ def test_switches_that_are_turned_all_the_time_end_a_decision_in_words(
     append, turns = old.store.append, iter(range(1000))
 
     def meddled(batch: Any) -> Any:
-        if not any(write.entity == CONTROL for write in batch.writes):
-            old.switch.on(step=f"nothing-{next(turns)}", **WHY)
+        if not any(write.entity == SWITCHES_ENTITY for write in batch.writes):
+            old.switches.on(step=f"nothing-{next(turns)}", **WHY)
         return append(batch)
 
     with old:
         monkeypatch.setattr(old.store, "append", meddled)
-        with pytest.raises(StaleDecision, match=f"{moved_log.TRIES} others turned switches"):
-            deeds.ship.on(old).mark_done("A-9", reason="because")
+        with pytest.raises(StaleDecision, match=f"switches changed {moved_log.MAX_TRIES} times"):
+            deeds.ship.bind(old).mark_done("A-9", reason="because")
 
 
 def test_of_two_decisions_the_second_is_still_told_that_it_is_too_late(
@@ -201,38 +202,44 @@ def test_a_decision_is_refused_where_nobody_can_tell_whether_the_log_has_moved(
 ) -> None:
     old, _ = two()
     live(old)
-    head = old.store.head
+    head = old.store.load_head
 
     def away(entity: str) -> Any:
-        if entity == CONTROL:
+        if entity == SWITCHES_ENTITY:
             raise StoreError("away")
         return head(entity)
 
     with old:
-        old.controls.forget()
-        monkeypatch.setattr(old.store, "head", away)
-        with pytest.raises(Blocked, match=r"a decision about ship was not begun.*cannot be read") as refused:
-            deeds.ship.on(old).cancel("A-1", reason="because")
+        old.permissions.drop_cached()
+        monkeypatch.setattr(old.store, "load_head", away)
+        with pytest.raises(
+            NotPermitted, match=r"a decision about ship was not begun.*cannot be read"
+        ) as refused:
+            deeds.ship.bind(old).cancel("A-1", reason="because")
         assert refused.value.reason == "control_state_unknown"
 
 
 def test_async_steps_are_refused_alike() -> None:
     old, new = two()
 
-    @oncemore.step(effect="idempotent", name="later", policy=deeds.ONE)
+    @oncemore.step(effect="idempotent", name="deferred", policy=deeds.ONE)
     async def later(order: str) -> str:
         raise oncemore.PermanentError(order)
 
     async def main() -> None:
         with old:
-            await later.on(old).run("A-1")
-            await later.on(old).submit("A-2")
-        copy.copy(old, new, reason="outgrown", by="operator")
+            await later.bind(old).run("A-1")
+            await later.bind(old).submit("A-2")
+        copy.move_log(old, new, reason="outgrown", by="operator")
         with old:
-            with pytest.raises(Blocked, match="nothing was decided about later: this log has moved to"):
-                await later.on(old).cancel("A-2", reason="because")
-            with pytest.raises(Blocked, match="nothing was decided about later: this log has moved to"):
-                await later.on(old).rerun("A-1", reason="because")
+            with pytest.raises(
+                NotPermitted, match="nothing was decided about deferred: this log has moved to"
+            ):
+                await later.bind(old).cancel("A-2", reason="because")
+            with pytest.raises(
+                NotPermitted, match="nothing was decided about deferred: this log has moved to"
+            ):
+                await later.bind(old).rerun("A-1", reason="because")
 
     asyncio.run(main())
 
@@ -268,19 +275,19 @@ def test_every_command_that_decides_names_the_new_address_and_fails(
         live(engine)
         found = {item.step: item.id for item in engine.quarantine.list()}
         found |= {"signed": deeds.sign.key("A-2"), "sheet": str(sheet)}
-    assert cli.run(["copy", str(old), str(new), "--reason", "outgrown", "--by", "operator"]) == 0
+    assert cli.run_command(["copy", str(old), str(new), "--reason", "outgrown", "--by", "operator"]) == 0
     capsys.readouterr()
     for words in COMMANDS.values():
         told = [word.format(**found) for word in words]
-        code = cli.run([*told, "--store", str(old)])
+        code = cli.run_command([*told, "--store", str(old)])
         said = " ".join(capsys.readouterr().err.split())
         assert code, (told, said)
         assert f"this log has moved to sqlite:///{new}" in said, told
-    assert cli.run(["switch", "status", "--store", str(old)]) == 1
-    assert f"this log has moved to sqlite:///{new}; nothing begins here" in capsys.readouterr().out
-    assert cli.run(["switch", "status", "--store", str(old), "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["stopped"] is True
-    assert cli.run(["health", "--store", str(old), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["moved"] == f"sqlite:///{new}"
+    assert cli.run_command(["switch", "status", "--store", str(old)]) == 1
+    assert f"This log has been moved to sqlite:///{new}; no work starts here." in capsys.readouterr().out
+    assert cli.run_command(["switch", "status", "--store", str(old), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["is_stopped"] is True
+    assert cli.run_command(["health", "--store", str(old), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["moved_to"] == f"sqlite:///{new}"
     for words in (COMMANDS["cancel"], COMMANDS["reject"], COMMANDS["approve"]):
-        assert cli.run([*(word.format(**found) for word in words), "--store", str(new)]) == 0, words
+        assert cli.run_command([*(word.format(**found) for word in words), "--store", str(new)]) == 0, words

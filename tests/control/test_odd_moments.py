@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.control.model import CONTROL
-from oncemore.errors import Blocked, UsageError
-from oncemore.log.memory import MemoryStore, Settled
+from oncemore.control.model import SWITCHES_ENTITY
+from oncemore.errors import NotPermitted, UsageError
+from oncemore.log.memory import CompletedTicket, MemoryStore
 from oncemore.log.store import Conflict
 from oncemore.maintenance import copy
 from oncemore.steps.engine import Engine
@@ -36,7 +36,7 @@ def ship(order: str) -> str:
     return f"shipped {order}"
 
 
-@oncemore.step(effect="once", name="wipe", approval="required")
+@oncemore.step(effect="once", name="wipe", requires_approval=True)
 def wipe(table: str) -> str:
     return f"wiped {table}"
 
@@ -49,16 +49,16 @@ def lasting(name: str) -> tuple[Lasting, Engine]:
 def test_what_moved_takes_no_orders_and_its_history_has_what_people_said() -> None:
     (_, old), (_, new) = lasting("old"), lasting("new")
     with old:
-        ship.on(old)("a")
-        old.switch.on(reason="a test", by="operator")
-        old.switch.off(reason="over", by="operator")
+        ship.bind(old)("a")
+        old.switches.on(reason="a test", by="operator")
+        old.switches.off(reason="over", by="operator")
     with old, new:
-        copy.copy(old, new, reason="x")
-        with pytest.raises(Blocked, match="has moved"):
-            ship.on(old).submit("b")
-        assert [said.what for said in old.switch.history()] == ["on", "off", "moved"]
-        old.store.prune({CONTROL: 2})
-        assert [said.what for said in old.switch.history()] == ["off", "moved"]
+        copy.move_log(old, new, reason="x")
+        with pytest.raises(NotPermitted, match="has moved"):
+            ship.bind(old).submit("b")
+        assert [said.action for said in old.switches.history()] == ["on", "off", "moved"]
+        old.store.prune_bodies({SWITCHES_ENTITY: 2})
+        assert [said.action for said in old.switches.history()] == ["off", "moved"]
 
 
 def test_a_worker_that_died_does_not_keep_a_log_from_moving(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_worker_that_died_does_not_keep_a_log_from_moving(tmp_path: Path) -> N
     assert killed.returncode == -9
     _, new = lasting("new")
     with oncemore.open(tmp_path / "log.db") as old, new:
-        assert copy.copy(old, new, reason="x").entries > 0
+        assert copy.move_log(old, new, reason="x").entries > 0
 
 
 def test_what_was_pruned_after_it_was_copied_is_pruned_when_the_copy_goes_on(
@@ -89,17 +89,17 @@ def test_what_was_pruned_after_it_was_copied_is_pruned_when_the_copy_goes_on(
         raise Death
 
     with old:
-        ship.on(old)("a")
+        ship.bind(old)("a")
     with old, new:
         with monkeypatch.context() as patch:
-            patch.setattr(copy, "_compared", die)
+            patch.setattr(copy, "_compare_stores", die)
             with pytest.raises(Death):
-                copy.copy(old, new, reason="x")
+                copy.move_log(old, new, reason="x")
         entity = "run/" + ship.key("a")
-        assert all(entry.body is not None for entry in target.entries(entity))
-        old.store.prune({entity: 2})
-        copy.copy(old, new, reason="x")
-        assert next(entry.body is None for entry in target.entries(entity))
+        assert all(entry.body is not None for entry in target.read_entries(entity))
+        old.store.prune_bodies({entity: 2})
+        copy.move_log(old, new, reason="x")
+        assert next(entry.body is None for entry in target.read_entries(entity))
 
 
 def test_only_runs_that_wait_for_an_approval_are_listed(engine: Engine) -> None:
@@ -109,9 +109,9 @@ def test_only_runs_that_wait_for_an_approval_are_listed(engine: Engine) -> None:
 
     with pytest.raises(oncemore.OutcomeUnknown):
         send(1)
-    with pytest.raises(Blocked):
+    with pytest.raises(NotPermitted):
         wipe("orders")
-    assert [one.step for one in engine.approvals.waiting()] == ["wipe"]
+    assert [one.step for one in engine.approvals.list_waiting()] == ["wipe"]
     with pytest.raises(UsageError):
         engine.approvals.approve("01a1e2cc-30c0-79f5-900b-6edffe135fc5", reason="no such run", by="operator")
 
@@ -123,11 +123,11 @@ def test_an_approval_that_somebody_else_writes_beside_is_asked_for_anew(
 
     def meddling(batch: Any) -> Any:
         if any(write.entity.startswith("run/") for write in batch.writes) and next(once, False):
-            engine.switch.on(step="other", reason="beside", by="operator")
+            engine.switches.on(step="other", reason="beside", by="operator")
         return append(batch)
 
     monkeypatch.setattr(engine.store, "append", meddling)
-    with pytest.raises(Blocked, match="waits for an approval"):
+    with pytest.raises(NotPermitted, match="waits for an approval"):
         wipe("orders")
     assert next(once, None) is None
 
@@ -135,11 +135,11 @@ def test_an_approval_that_somebody_else_writes_beside_is_asked_for_anew(
 def test_a_worker_remembers_only_so_many_that_may_not_begin(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "MOST_REFUSED", 2)
+    monkeypatch.setattr(worker, "MAX_REFUSED", 2)
     for n in range(5):
         wipe.submit(f"{n}")
     assert Worker(engine, [wipe], poll_s=0.05).run_until_idle().done == 0
-    assert len(engine.approvals.waiting()) == 5
+    assert len(engine.approvals.list_waiting()) == 5
 
 
 def test_a_run_that_moves_while_it_is_begun_anew_is_looked_at_again(
@@ -155,7 +155,7 @@ def test_a_run_that_moves_while_it_is_begun_anew_is_looked_at_again(
     def moved(batch: Any) -> Any:
         entity = batch.writes[0].entity if batch.writes else ""
         if entity.startswith("run/") and next(once, False):
-            return Settled(Conflict(entity, engine.store.head(entity)))
+            return CompletedTicket(Conflict(entity, engine.store.load_head(entity)))
         return append(batch)
 
     monkeypatch.setattr(engine.store, "append", moved)

@@ -9,11 +9,11 @@ from oncemore.maintenance import copy
 
 if __name__ == "__main__":
     source, target = (oncemore.open(url) for url in sys.argv[1:])
-    copy.PAGE = 5
+    copy.ENTRY_PAGE_SIZE = 5
 
     def progress(done: int, of: int) -> None:
         print(done, flush=True)
 
     with source, target:
-        copy.copy(source, target, reason="the move", by="operator", progress=progress)
+        copy.move_log(source, target, reason="the move", by="operator", progress=progress)
     print("over", flush=True)

@@ -11,13 +11,13 @@ import pytest
 from oncemore.errors import (
     Cancelled,
     DeadlineExceeded,
-    Failed,
+    Deferred,
     KeyConflict,
     OutcomeUnknown,
-    Parked,
+    PermanentFailure,
     Quarantined,
     RetriesExhausted,
-    Terminal,
+    StepFailed,
     UsageError,
 )
 from oncemore.policy.backoff import Schedule
@@ -46,11 +46,11 @@ class Scenario:
         before: Callable[[Stage], None] = lambda stage: None,
         acts: Callable[[Stage], list[Act]] = lambda stage: [stage.calling],
         ends: tuple[Any, ...],
-        later: Callable[[Stage], None] = lambda stage: None,
+        deferred: Callable[[Stage], None] = lambda stage: None,
         **plan: Any,
     ) -> None:
         self.effect, self.turns, self.plan = effect, turns, plan
-        self.before, self.acts, self.ends, self.later = before, acts, ends, later
+        self.before, self.acts, self.ends, self.deferred = before, acts, ends, deferred
 
     def stage(self) -> Stage:
         made = Stage(self.effect, self.turns, **self.plan)
@@ -61,14 +61,14 @@ class Scenario:
         """Call until there is an end; hold it to what may have become of it, and the log to its rules."""
         for _ in range(20):
             ended = stage.play(stage.calling)
-            if isinstance(ended, Parked):
+            if isinstance(ended, Deferred):
                 stage.now = max(stage.now, ended.until)
             elif not isinstance(ended, Cut):
                 break
         kinds = tuple(kind for kind in self.ends if isinstance(kind, type))
         assert ended in self.ends or isinstance(ended, kinds), ended
         stage.judge.closing(stage.store)
-        run = stage.seen().run
+        run = stage.seen().record
         assert run is not None
         assert run.state in ("COMPLETE", "HARD_FAIL") or run.held_for
         if stage.effect == "once":
@@ -77,7 +77,7 @@ class Scenario:
 
 def failed(stage: Stage) -> None:
     """It has failed for good before."""
-    assert isinstance(stage.play(stage.calling), Failed)
+    assert isinstance(stage.play(stage.calling), StepFailed)
 
 
 def done(stage: Stage) -> None:
@@ -103,7 +103,7 @@ def handed_in(stage: Stage) -> None:
 
 def put_off(stage: Stage) -> None:
     """It has failed once, and waits for its second attempt."""
-    assert any(type(op) is ops.Sleep for op in stage.calling())
+    assert any(type(op) is ops.SleepSeconds for op in stage.calling())
     stage.alive.clear()
 
 
@@ -119,7 +119,7 @@ SCENARIOS = {
     ),
     "a rerun of failed work that must not repeat": Scenario(
         "once", ["refused", "refused", "refused", "effect ok"], before=failed,
-        ends=(*VALUES, OutcomeUnknown, Failed), acts=lambda stage: [stage.reopening, stage.calling],
+        ends=(*VALUES, OutcomeUnknown, StepFailed), acts=lambda stage: [stage.reopening, stage.calling],
     ),
     "a rerun of pure work that is done": Scenario(
         "pure", ["effect ok"], before=done, ends=(*VALUES, RetriesExhausted, Quarantined),
@@ -154,26 +154,27 @@ SCENARIOS = {
     "events": Scenario(
         "outbox", ["event event transient", "event event ok"], ends=(*VALUES, RetriesExhausted, Quarantined)
     ),
-    "events of work that fails for good": Scenario("outbox", ["event permanent"], ends=(Failed,)),
+    "events of work that fails for good": Scenario("outbox", ["event permanent"], ends=(StepFailed,)),
     "a deadline that comes in a wait": Scenario(
         "idempotent", ["transient"], ends=(DeadlineExceeded, RetriesExhausted, Quarantined),
         acts=lambda stage: [lambda: stage.calling(deadline=1008.0)],
     ),
     "a deadline that passes while nobody is there": Scenario(
-        "idempotent", ["transient", "effect ok"], ends=(*VALUES, DeadlineExceeded), later=time_passes,
+        "idempotent", ["transient", "effect ok"], ends=(*VALUES, DeadlineExceeded), deferred=time_passes,
         acts=lambda stage: [lambda: stage.calling(deadline=1008.0)],
     ),
     "a deadline and work that must not repeat": Scenario(
-        "once", ["refused", "effect ok"], ends=(*VALUES, DeadlineExceeded, OutcomeUnknown), later=time_passes,
+        "once", ["refused", "effect ok"], ends=(*VALUES, DeadlineExceeded, OutcomeUnknown),
+        deferred=time_passes,
         acts=lambda stage: [lambda: stage.calling(deadline=1008.0)],
     ),
     "a new run after a failure": Scenario(
         "idempotent", ["permanent", "transient", "effect ok"], before=failed,
-        ends=(*VALUES, Failed, Quarantined),
+        ends=(*VALUES, StepFailed, Quarantined),
         after_failure="new_run",
     ),
     "no new run after a failure of work that must not repeat": Scenario(
-        "once", ["refused", "refused", "refused", "effect ok"], before=failed, ends=(Failed,),
+        "once", ["refused", "refused", "refused", "effect ok"], before=failed, ends=(StepFailed,),
         after_failure="new_run",
     ),
     "another config of pure work": Scenario(
@@ -205,7 +206,7 @@ SCENARIOS = {
         acts=lambda stage: [stage.cancelling, stage.calling],
     ),
     "a rerun of cancelled work": Scenario(
-        "idempotent", ["transient", "effect ok"], before=handed_in, ends=(*VALUES, Failed),
+        "idempotent", ["transient", "effect ok"], before=handed_in, ends=(*VALUES, StepFailed),
         acts=lambda stage: [stage.cancelling, stage.reopening, stage.calling],
     ),
     "a cut before the first line": Scenario(
@@ -234,7 +235,7 @@ def after(scenario: Scenario, deaths: tuple[int, ...]) -> Stage | None:
         try:
             stage.play(*scenario.acts(stage), dies_at=dies_at)
         except Crash:
-            scenario.later(stage)
+            scenario.deferred(stage)
         else:
             return None
     return stage
@@ -292,11 +293,11 @@ def test_events_are_there_if_and_only_if_it_was_committed() -> None:
 
 @pytest.mark.req("STATE-6")
 def test_attempts_are_numbered_on_through_crashes_and_runs() -> None:
-    stage = Stage("idempotent", ["transient"], policy=POLICY.but(max_attempts=6))
+    stage = Stage("idempotent", ["transient"], policy=POLICY.replace(max_attempts=6))
     for _ in range(2):
-        assert any(type(op) is ops.Work for op in stage.calling())  # there it dies
+        assert any(type(op) is ops.RunAttempt for op in stage.calling())  # there it dies
         stage.alive.clear()
-    assert stage.seen().run.attempt == 2
+    assert stage.seen().record.attempt == 2
     assert isinstance(stage.play(stage.calling), RetriesExhausted)
     assert sorted(stage.book.executed) == [3, 4, 5, 6]  # a run crashed at attempt 2 resumes at 3
     stage.turns = ["effect ok"]
@@ -317,13 +318,13 @@ def test_ten_redeliveries_of_work_that_fails_are_no_more_attempts() -> None:
 
 @pytest.mark.req("LEASE-6")
 def test_who_takes_over_in_a_delay_waits_for_its_end() -> None:
-    slow = POLICY.but(schedule=Schedule("fixed", delays=(20.0,)))
+    slow = POLICY.replace(schedule=Schedule("fixed", delays=(20.0,)))
     stage = Stage("idempotent", ["transient", "effect ok"], policy=slow)
-    assert any(type(op) is ops.Sleep for op in stage.calling())  # it dies in its delay of 20 s
+    assert any(type(op) is ops.SleepSeconds for op in stage.calling())  # it dies in its delay of 20 s
     stage.alive.clear()
     stage.now += 1.0
     assert stage.play(stage.calling) == "value 2"
-    assert stage.seen().run.began >= 1020.0
+    assert stage.seen().record.started_at >= 1020.0
 
 
 @pytest.mark.req("WAL-11")
@@ -340,7 +341,7 @@ def test_an_intent_without_commit_is_asked_about_first(turn: str, patience: int,
     stage = Stage("once", [turn, "effect ok"], asks=True)
     script = stage.calling()
     for op in script:
-        if op == "effect" or (type(op) is ops.Work and turn == "transient"):
+        if op == "effect" or (type(op) is ops.RunAttempt and turn == "transient"):
             break
     if turn != "transient":
         next(script)  # the effect happens, and nobody hears of it
@@ -359,7 +360,7 @@ def test_of_two_people_who_decide_the_second_decides_nothing() -> None:
     held(stage)
     second = stage.settling()
     for op in second:
-        if type(op) is ops.Save:
+        if type(op) is ops.AppendChange:
             break
     stage.play(stage.settling, stage.calling)
     assert isinstance(stage.play(stage.calling), OutcomeUnknown)  # attempt 2 took effect, and is held
@@ -407,17 +408,17 @@ def test_a_checkpoint_whose_answer_was_lost_for_good_does_not_lose_the_attempt(
     """Its outcome is written on what is there, as long as the attempt is the one under way."""
     stage = Stage(effect, [f"checkpoint effect {ends}"])
     script = stage.calling()
-    real = stage._save
+    real = stage._append_change
 
-    def unsure(op: ops.Save) -> ops.Seen | None:
+    def unsure(op: ops.AppendChange) -> ops.LoadedHead | None:
         saved = real(op)
         return op.seen if op.change.marks == ("CHECKPOINT",) else saved
 
-    stage._save = unsure  # type: ignore[method-assign]
+    stage._append_change = unsure  # type: ignore[method-assign]
     with pytest.raises(StopIteration) as end:
         while True:
             next(script)
-    run = stage.seen().run
+    run = stage.seen().record
     if ends == "ok":
         assert (end.value.value, run.state) == ("value 1", "COMPLETE")
     elif ends == "cut":
@@ -426,7 +427,7 @@ def test_a_checkpoint_whose_answer_was_lost_for_good_does_not_lose_the_attempt(
     elif effect == "once":
         assert isinstance(end.value.value, OutcomeUnknown)
     else:
-        assert isinstance(end.value.value, Terminal)
+        assert isinstance(end.value.value, PermanentFailure)
     assert stage.executions == 1
     assert ENTITY in stage.judge.books
 
@@ -436,11 +437,13 @@ def test_of_two_who_hand_in_or_cancel_the_second_looks_again() -> None:
     for first, second in ((stage.submitting, stage.submitting), (stage.cancelling, stage.cancelling)):
         late = second()
         for op in late:
-            if type(op) is ops.Save:
+            if type(op) is ops.AppendChange:
                 break
         stage.play(first)
         version = stage.seen().version
-        assert list(late) == [ops.Load(ENTITY), ops.Now()], "it reads again, and finds that all is done"
+        assert list(late) == [ops.LoadHead(ENTITY), ops.ReadClock()], (
+            "it reads again, and finds that all is done"
+        )
         assert stage.seen().version == version
 
 
@@ -449,7 +452,7 @@ def test_of_two_who_hand_in_or_cancel_the_second_looks_again() -> None:
 RUNNING = {
     "it commits": ("idempotent", "effect ok", ("value 1",)),
     "it fails": ("idempotent", "effect transient", (Cancelled, RetriesExhausted)),
-    "it fails for good": ("idempotent", "permanent", (Failed,)),
+    "it fails for good": ("idempotent", "permanent", (StepFailed,)),
     "it keeps checkpoints": ("idempotent", "checkpoint effect ok", ("value 1",)),
     "it must not repeat, and commits": ("once", "effect ok", ("value 1",)),
     "it must not repeat, and nothing has happened": ("once", "refused", (Cancelled, RetriesExhausted)),
@@ -478,8 +481,8 @@ def cancelled_at(effect: str, turn: str, at: int, dies_at: int) -> tuple[Stage, 
         pass
     stage.lane, stage.me = lane, me
     stage.alive.add(me)
-    run = stage.seen().run
-    number = run.attempt if run is not None and run.cancelled else 0
+    run = stage.seen().record
+    number = run.attempt if run is not None and run.cancelled_at else 0
     try:
         while True:
             next(script)
@@ -498,13 +501,13 @@ def test_what_is_cancelled_while_it_runs_commits_or_is_not_tried_again(name: str
         if found is None:
             break
         stage, ended, number = found
-        run = stage.seen().run
+        run = stage.seen().record
         stage.judge.closing(stage.store)
-        if run.cancelled:
+        if run.cancelled_at:
             asked += 1
             assert ended in ends or isinstance(ended, kinds), (at, ended)
             assert run.attempt == number, "no further attempt begins"
             again = stage.play(stage.calling)
             assert again == ended or type(again) is type(ended) or type(ended) is Cut
-            assert stage.seen().run.attempt == number
+            assert stage.seen().record.attempt == number
     assert asked

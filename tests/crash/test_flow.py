@@ -7,20 +7,20 @@ import msgspec
 import pytest
 
 from oncemore.errors import (
-    IllegalMove,
+    Deferred,
+    IllegalTransition,
     InProgress,
     KeyConflict,
     LeaseLost,
     OutcomeUnknown,
-    Parked,
+    PermanentFailure,
     Quarantined,
     ResultUnavailable,
     RetriesExhausted,
     StoreError,
-    Terminal,
 )
-from oncemore.log.entry_codec import head_of, header_of
-from oncemore.log.record import fold, rebuilt
+from oncemore.log.entry_codec import decode_head, decode_header
+from oncemore.log.record import RunRecord, apply_header
 from oncemore.steps import flow, ops
 from tests.crash.world import ENTITY, POLICY, Crash, World
 
@@ -53,7 +53,7 @@ def judge(world: World, result: object, crashes: int) -> None:
         if result == "value":
             assert len(world.happened) == 1
         else:
-            assert isinstance(result, OutcomeUnknown | RetriesExhausted | Terminal)
+            assert isinstance(result, OutcomeUnknown | RetriesExhausted | PermanentFailure)
         if world.asks:
             assert not isinstance(result, OutcomeUnknown)
         return
@@ -61,10 +61,10 @@ def judge(world: World, result: object, crashes: int) -> None:
         assert world.applied["k"] == 1 or world.effect == "outbox"
         assert run.state == "COMPLETE"
     else:
-        assert isinstance(result, RetriesExhausted | Terminal | Quarantined)
+        assert isinstance(result, RetriesExhausted | PermanentFailure | Quarantined)
         poison = isinstance(result, Quarantined)
         assert (run.state, run.held_for) == (("SOFT_FAIL", "poison") if poison else ("HARD_FAIL", ""))
-        assert not poison or (crashes and run.tried == run.allowed)
+        assert not poison or (crashes and run.attempt_count == run.max_attempts)
 
 
 @pytest.mark.unmeasured
@@ -107,8 +107,8 @@ def test_a_finished_run_is_never_run_again(effect: str, asks: bool) -> None:
 def test_a_failure_sticks() -> None:
     world = World("idempotent", ["permanent", "ok"])
     first, again = finish(world), finish(world)
-    assert isinstance(first, Terminal)
-    assert isinstance(again, Terminal)
+    assert isinstance(first, PermanentFailure)
+    assert isinstance(again, PermanentFailure)
     assert "permanent" in str(again)
     assert world.executions == 1
 
@@ -122,13 +122,13 @@ def test_a_once_effect_that_may_have_happened_is_held_and_never_repeated() -> No
 
 def begun(world: World, **changes: object) -> tuple[object, object]:
     """Start a call and stop it where it would run the work."""
-    script = flow.run_step(world.plan().replaced(**changes), world.call())
-    return script, world.advance(script, next(script), ops.Work)
+    script = flow.run_step(world.plan().copy_with(**changes), world.call())
+    return script, world.advance(script, next(script), ops.RunAttempt)
 
 
-def ended(world: World, script: object, op: object) -> ops.End:
-    end = world.advance(script, op, ops.End)
-    assert isinstance(end, ops.End)
+def ended(world: World, script: object, op: object) -> ops.EndCall:
+    end = world.advance(script, op, ops.EndCall)
+    assert isinstance(end, ops.EndCall)
     return end
 
 
@@ -161,12 +161,12 @@ def test_a_former_holder_that_failed_reads_what_the_other_committed() -> None:
 def test_a_key_that_is_being_worked_on_is_refused_or_waited_for() -> None:
     world = World("idempotent", ["ok"])
     holder, op = begun(world)
-    hasty = flow.run_step(world.plan().replaced(if_running="raise"), world.call())
+    hasty = flow.run_step(world.plan().copy_with(if_running="raise"), world.call())
     refused = ended(world, hasty, next(hasty))
     assert isinstance(refused.error, InProgress)
     assert "worker-1" in str(refused.error)
     patient = flow.run_step(world.plan(), world.call())
-    waiting = world.advance(patient, next(patient), ops.Watch)
+    waiting = world.advance(patient, next(patient), ops.WatchEntity)
     assert waiting.seconds == 60.0
     ended(world, holder, holder.send(world.do(op)))  # type: ignore[attr-defined]
     assert ended(world, patient, patient.send(None)).value == "value"
@@ -176,12 +176,12 @@ def test_a_key_that_is_being_worked_on_is_refused_or_waited_for() -> None:
 def test_of_two_that_claim_at_once_one_waits_for_the_other() -> None:
     world = World("idempotent", ["ok"])
     one, two = (flow.run_step(world.plan(), world.call()) for _ in range(2))
-    first, second = (world.advance(script, next(script), ops.Save) for script in (one, two))
+    first, second = (world.advance(script, next(script), ops.AppendChange) for script in (one, two))
     work = one.send(world.do(first))
-    assert type(work) is ops.Work
-    waiting = world.advance(two, second, ops.Watch)
+    assert type(work) is ops.RunAttempt
+    waiting = world.advance(two, second, ops.WatchEntity)
     assert ended(world, one, work).value == "value"
-    assert type(waiting) is ops.Watch
+    assert type(waiting) is ops.WatchEntity
     assert ended(world, two, two.send(None)).value == "value"
     assert world.executions == 1
 
@@ -195,9 +195,9 @@ def test_other_arguments_under_the_same_key_are_refused() -> None:
 
 def test_a_long_wait_is_parked_and_a_later_call_goes_on() -> None:
     world = World("idempotent", ["transient", "ok"])
-    script = flow.run_step(world.plan().replaced(inline_wait_s=1.0), world.call())
+    script = flow.run_step(world.plan().copy_with(inline_wait_s=1.0), world.call())
     parked = ended(world, script, next(script)).error
-    assert isinstance(parked, Parked)
+    assert isinstance(parked, Deferred)
     assert parked.until == 1005.0
     assert pickle.loads(pickle.dumps(parked)).until == 1005.0  # noqa: S301 - our own bytes
     world.alive.clear()
@@ -213,7 +213,7 @@ def odd(value: object) -> object:
 def test_a_result_that_cannot_be_kept_is_done_all_the_same(effect: str) -> None:
     world = World(effect, ["ok"])
     for _ in range(3):
-        script = flow.run_step(world.plan().replaced(encode=odd), world.call())
+        script = flow.run_step(world.plan().copy_with(encode=odd), world.call())
         error = ended(world, script, next(script)).error
         assert isinstance(error, ResultUnavailable)
         assert "a lambda cannot be kept" in str(error)
@@ -225,11 +225,11 @@ def test_a_result_that_cannot_be_kept_is_done_all_the_same(effect: str) -> None:
 
 def test_a_pure_result_that_cannot_be_kept_is_a_failure() -> None:
     world = World("pure", ["ok"])
-    script = flow.run_step(world.plan().replaced(encode=odd), world.call())
+    script = flow.run_step(world.plan().copy_with(encode=odd), world.call())
     first = ended(world, script, next(script)).error
-    assert isinstance(first, Terminal)
+    assert isinstance(first, PermanentFailure)
     assert isinstance(first.__cause__, ResultUnavailable)
-    assert isinstance(finish(world), Terminal)
+    assert isinstance(finish(world), PermanentFailure)
     assert world.executions == 1
 
 
@@ -246,7 +246,7 @@ def test_a_run_keeps_the_budget_it_was_given() -> None:
     world = World("idempotent", ["transient"])
     with pytest.raises(Crash):
         world.drive((6, "after"))
-    generous = world.plan().replaced(policy=POLICY.but(max_attempts=9))
+    generous = world.plan().copy_with(policy=POLICY.replace(max_attempts=9))
     script = flow.run_step(generous, world.call())
     assert isinstance(ended(world, script, next(script)).error, RetriesExhausted)
     assert world.executions == 3
@@ -255,16 +255,18 @@ def test_a_run_keeps_the_budget_it_was_given() -> None:
 def test_the_state_is_the_fold_of_the_headers_and_strangers_bytes_are_refused() -> None:
     world = World("idempotent", ["transient", "ok"])
     finish(world)
-    headers = [header_of(entry.header) for entry in world.store.entries(ENTITY)]
-    assert rebuilt(header.sets for header in headers) == world.seen().run
-    assert rebuilt([]) is None
-    assert fold(None, headers[0].sets).state == "RUNNING"
-    with pytest.raises(IllegalMove):
-        fold(world.seen().run, {"state": "RUNNING"})
+    headers = [decode_header(entry.header) for entry in world.store.read_entries(ENTITY)]
+    run: RunRecord | None = None
+    for header in headers:
+        run = apply_header(run, header.sets)
+    assert run == world.seen().record
+    assert apply_header(None, headers[0].sets).state == "RUNNING"
+    with pytest.raises(IllegalTransition):
+        apply_header(world.seen().record, {"state": "RUNNING"})
     with pytest.raises(StoreError, match="cannot be read"):
-        header_of(b"{}")
+        decode_header(b"{}")
     newer = msgspec.json.encode(msgspec.structs.replace(headers[0], format=99))
     with pytest.raises(StoreError, match="newer"):
-        header_of(newer)
+        decode_header(newer)
     with pytest.raises(StoreError, match="newer"):
-        head_of(b"[99]")
+        decode_head(b"[99]")

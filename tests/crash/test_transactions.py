@@ -22,7 +22,7 @@ class Once(Scenario):
 
     def judge(self, stage: Stage) -> None:
         super().judge(stage)
-        run = stage.seen().run
+        run = stage.seen().record
         assert len(stage.happened) <= 1
         if run.state == "COMPLETE":
             assert len(stage.happened) == 1

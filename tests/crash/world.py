@@ -6,16 +6,18 @@ crash leaves is what the store and the outside world hold at that moment.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
-from oncemore.control.permits import Controls
-from oncemore.log.entry_codec import body_of, head_of, header_of, written
+from oncemore.control.permits import PermissionCheck
+from oncemore.log.entry_codec import decode_body, decode_head, decode_header, encode_entry
+from oncemore.log.head_index import run_due_at
 from oncemore.log.memory import MemoryStore
-from oncemore.log.record import NOWHERE, Run, due, fold, link
-from oncemore.log.store import Batch, Head, Index, Stored, Write
+from oncemore.log.record import NOWHERE, RunRecord, apply_header, hash_entry
+from oncemore.log.store import Batch, EntryWrite, Head, HeadIndex, Stored
 from oncemore.policy.backoff import Jitter, Schedule
-from oncemore.policy.canonical_json import fingerprint
+from oncemore.policy.canonical_json import hash_bytes
 from oncemore.policy.model import Failure
 from oncemore.policy.policy import Policy
 from oncemore.steps import flow, ops
@@ -51,9 +53,9 @@ class World:
     """What outlives a crash: the store, the time, and what has happened outside."""
 
     def __init__(
-        self, effect: str, turns: list[str], *, asks: bool = False, looks_late: bool = False
+        self, effect: str, turns: list[str], *, asks: bool = False, checks_guards_late: bool = False
     ) -> None:
-        self.store = MemoryStore(lambda: self.now, looks_late=looks_late)
+        self.store = MemoryStore(lambda: self.now, checks_guards_late=checks_guards_late)
         self.now = 1000.0
         self.alive: set[str] = set()
         self.effect = effect
@@ -64,10 +66,10 @@ class World:
         self.workers = 0
         self.nonce = 0
         self.me = ""
-        self.controls = Controls()
+        self.controls = PermissionCheck()
 
-    def plan(self) -> ops.Plan:
-        return ops.Plan(
+    def plan(self) -> ops.StepPlan:
+        return ops.StepPlan(
             "step",
             self.effect,  # type: ignore[arg-type]
             POLICY,
@@ -79,32 +81,32 @@ class World:
             asks=self.asks,
         )
 
-    def call(self) -> ops.Call:
+    def call(self) -> ops.CallIdentity:
         """Return a call of the same work, as any process would make it."""
-        return ops.Call(ENTITY, "input", "cfg")
+        return ops.CallIdentity(ENTITY, "input", "cfg")
 
-    def _begin(self, op: ops.Begin) -> ops.Terms:
+    def _reserve_worker(self, op: ops.ReserveWorker) -> ops.AttemptTerms:
         """Begin an attempt as a worker of its own, with a lease."""
         self.workers += 1
         self.me = f"worker-{self.workers}"
         self.alive.add(self.me)
-        return ops.Terms(self.me, f"run-{self.workers}", {"x": 1}, "input")
+        return ops.AttemptTerms(self.me, f"run-{self.workers}", {"x": 1}, "input")
 
-    def _offer(self, op: ops.Offer) -> ops.Terms:
+    def _prepare_submission(self, op: ops.PrepareSubmission) -> ops.AttemptTerms:
         """Begin nothing, for somebody else to go on with."""
         self.workers += 1
-        return ops.Terms("", f"run-{self.workers}", {"x": 1}, "input")
+        return ops.AttemptTerms("", f"run-{self.workers}", {"x": 1}, "input")
 
-    def _permit(self, op: ops.Permit) -> ops.Permission:
+    def _ask_permission(self, op: ops.AskPermission) -> ops.Permission:
         """Say what people have said, as an engine on this store would."""
-        return self.controls.permit(self, op)  # type: ignore[arg-type]
+        return self.controls.ask_permission(self, op)  # type: ignore[arg-type]
 
-    def drive(self, crash_at: tuple[int, str] | None = None) -> tuple[ops.End, int]:
+    def drive(self, crash_at: tuple[int, str] | None = None) -> tuple[ops.EndCall, int]:
         """Run one process's call to its end, or to its crash; return the end and how many ops it took."""
         plan, call = self.plan(), self.call()
         script = flow.run_step(plan, call)
         op, count = next(script), 0
-        while type(op) is not ops.End:
+        while type(op) is not ops.EndCall:
             count += 1
             if crash_at == (count, "before"):
                 self._die()
@@ -129,81 +131,81 @@ class World:
 
     def do(self, op: Any) -> Any:
         """Do what an operation asks for."""
-        return getattr(self, f"_{type(op).__name__.lower()}")(op)
+        return getattr(self, "_" + re.sub(r"(?<!^)(?=[A-Z])", "_", type(op).__name__).lower())(op)
 
-    def _load(self, op: ops.Load) -> ops.Seen:
+    def _load_head(self, op: ops.LoadHead) -> ops.LoadedHead:
         return self.seen()
 
-    def seen(self) -> ops.Seen:
-        head = self.store.head(ENTITY)
+    def seen(self) -> ops.LoadedHead:
+        head = self.store.load_head(ENTITY)
         if head is None:
-            return ops.Seen(ENTITY, 0, NOWHERE, None)
+            return ops.LoadedHead(ENTITY, 0, NOWHERE, None)
         assert head.body is not None
-        return ops.Seen(ENTITY, head.version, head.hash, head_of(head.head), body_of(head.body))
+        return ops.LoadedHead(ENTITY, head.version, head.hash, decode_head(head.head), decode_body(head.body))
 
-    def _now(self, op: ops.Now) -> float:
+    def _read_clock(self, op: ops.ReadClock) -> float:
         return self.now
 
-    def _holder(self, op: ops.Holder) -> float:
+    def _read_lease(self, op: ops.ReadLease) -> float:
         return self.now + 60 if op.worker in self.alive else 0.0
 
-    def _save(self, op: ops.Save) -> ops.Seen | ops.Void | None:
+    def _append_change(self, op: ops.AppendChange) -> ops.LoadedHead | ops.VoidClaim | None:
         seen, run = op.seen, op.change.after
         self.nonce += 1
-        data = written(op.change, ENTITY, seen.version + 1, seen.hash, self.now, self.nonce)
-        by = Index("run", run.state, due(run), run.step, run.worker, run.dataset)
-        write = Write(ENTITY, seen.version, data.header, data.body, data.hash, data.head, by)
+        data = encode_entry(op.change, ENTITY, seen.version + 1, seen.hash, self.now, self.nonce)
+        by = HeadIndex("run", run.state, run_due_at(run), run.step, run.worker, run.dataset)
+        write = EntryWrite(ENTITY, seen.version, data.header, data.body, data.hash, data.head, by)
         answer = self.store.append(Batch((write,), op.guards)).wait()
-        self.controls.forget()
+        self.controls.drop_cached()
         return self.seen() if isinstance(answer, Stored) else None
 
-    def _read(self, op: ops.Read) -> dict[str, Any]:
-        entry = next(self.store.entries(op.entity, op.version - 1))
+    def _read_body(self, op: ops.ReadBody) -> dict[str, Any]:
+        entry = next(self.store.read_entries(op.entity, op.version - 1))
         assert entry.body is not None
-        return body_of(entry.body)
+        return decode_body(entry.body)
 
-    def _work(self, op: ops.Work) -> ops.Done:
+    def _run_attempt(self, op: ops.RunAttempt) -> ops.AttemptOutcome:
         """Do what this turn says: `ok`, or an error before or after the effect reached the outside."""
         turn = self.turns[min(self.executions, len(self.turns) - 1)]
         self.executions += 1
         if turn in ("ok", "transient after"):
             self.happened.append(op.number)
         if turn == "ok":
-            return ops.Done(op.seen, "value")
+            return ops.AttemptOutcome(op.seen, "value")
         error = {
             "transient": Transient,
             "transient after": Transient,
             "permanent": Permanent,
             "refused": Refused,
         }
-        return ops.Done(op.seen, None, error[turn](turn))
+        return ops.AttemptOutcome(op.seen, None, error[turn](turn))
 
-    def _ask(self, op: ops.Ask) -> ops.Answer:
-        if op.seen.run.attempt in self.happened:
-            return ops.Answer("applied", "value")
-        return ops.Answer("not_applied")
+    def _ask_reconcile(self, op: ops.AskReconcile) -> ops.ReconcileAnswer:
+        if op.seen.record.attempt in self.happened:
+            return ops.ReconcileAnswer("applied", "value")
+        return ops.ReconcileAnswer("not_applied")
 
-    def _sleep(self, op: ops.Sleep) -> None:
+    def _sleep_seconds(self, op: ops.SleepSeconds) -> None:
         self.now += op.seconds
 
-    def _watch(self, op: ops.Watch) -> None:
+    def _watch_entity(self, op: ops.WatchEntity) -> None:
         self.now += op.seconds
         self.alive.clear()  # whoever had it did not come back in time
 
-    def check(self) -> Run | None:
+    def check(self) -> RunRecord | None:
         """Hold the log to its rules: links, versions, states rebuilt from headers, bounded attempts."""
-        run: Run | None = None
+        run: RunRecord | None = None
         prev, numbers, commits = NOWHERE, [], 0
-        for version, entry in enumerate(self.store.entries(ENTITY), 1):
-            header = header_of(entry.header)
+        for version, entry in enumerate(self.store.read_entries(ENTITY), 1):
+            header = decode_header(entry.header)
             assert entry.body is not None
-            assert entry.hash == link(prev, entry.header, fingerprint(entry.body))
+            assert entry.hash == hash_entry(prev, entry.header, hash_bytes(entry.body))
             assert (entry.version, header.version, header.entity) == (version, version, ENTITY)
-            run, prev = fold(run, header.sets), entry.hash
+            run, prev = apply_header(run, header.sets), entry.hash
             numbers += [run.attempt] if "INTENT" in header.marks else []
             commits += header.marks.count("COMMIT")
-        head: Head | None = self.store.head(ENTITY)
-        assert run == (None if head is None else head_of(head.head))
+        head: Head | None = self.store.load_head(ENTITY)
+        assert run == (None if head is None else decode_head(head.head))
         assert numbers == sorted(set(numbers))
         assert len(numbers) <= POLICY.max_attempts
         assert self.executions <= POLICY.max_attempts

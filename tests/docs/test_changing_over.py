@@ -59,7 +59,7 @@ def ours(schedule: Schedule, jitter: str | Jitter = "full") -> list[float]:
     spread = Jitter(jitter) if isinstance(jitter, str) else jitter  # type: ignore[arg-type]
     cap = max(30.0, *schedule.delays) if schedule.cap is None and schedule.delays else schedule.cap or 30.0
     policy = oncemore.Policy("x", "1", max_attempts=7, schedule=schedule, jitter=spread, max_delay_s=cap)
-    return policy.largest_delays()
+    return policy.max_delays()
 
 
 @pytest.mark.filterwarnings("ignore::oncemore.PolicyWarning")

@@ -55,7 +55,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
         else:
             with nats.node() as node:
                 yield {"ONCEMORE_STORE": f"{node.url}/shop"}
-    except (postgres.NoPostgres, nats.NoNats) as reason:
+    except (postgres.NoPostgres, nats.NatsUnavailable) as reason:
         pytest.skip(str(reason))
 
 

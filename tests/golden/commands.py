@@ -22,14 +22,26 @@ from tests.golden.stored import store_golden
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-FETCH, PARSE = "01a1e17c-3858", "01a1e17c-4114"
+FETCH, PARSE = "01a1eb93-0f84", "01a1eb93-1663-7a78"
 COMMANDS = (
     "runs", "runs --state HARD_FAIL", "runs --step golden.fetch --ids", f"show {FETCH}", f"explain {FETCH}",
     f"explain {PARSE}", "replay --all", f"replay --run {FETCH}", "tail -n 100", "verify", "sizes", "health",
     "quarantine list", "switch status", "breakers list", "resources list", "cooldowns list",
 )  # fmt: skip
 #: Fields that depend on the machine or on the moment.
-VOLATILE = {"left", "file", "wal", "spare", "seen", "age_s", "left_s", "engine", "took_s", "now", "timestamp"}
+VOLATILE = {
+    "left",
+    "file",
+    "wal",
+    "spare",
+    "observation",
+    "age_s",
+    "left_s",
+    "engine",
+    "took_s",
+    "now",
+    "timestamp",
+}
 
 
 @contextlib.contextmanager
@@ -49,7 +61,7 @@ def print_json(command: str, store: Path) -> Any:
     """Return what a command prints with --json; one document for each line where it prints several."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), use_utc():
-        cli.run([*command.split(), "--json", "--store", str(store)])
+        cli.run_command([*command.split(), "--json", "--store", str(store)])
     text = out.getvalue().replace(str(store), "STORE")
     try:
         return json.loads(text)

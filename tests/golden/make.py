@@ -1,4 +1,4 @@
-"""Writes a golden log of the format as it is now: python -m tests.golden.make > tests/golden/log-1.jsonl
+"""Writes a golden log of the format as it is now: python -m tests.golden.make > tests/golden/log-2.jsonl
 
 Run it once for each format, when the format is new; after that the file is only read.
 """
@@ -9,7 +9,7 @@ import json
 import sys
 
 import oncemore
-from oncemore.testing import instant
+from oncemore.testing import instant_waits
 
 
 def made() -> list[dict[str, object]]:
@@ -35,14 +35,14 @@ def made() -> list[dict[str, object]]:
         return int(text)
 
     engine = oncemore.open("memory:")
-    with instant(), engine, oncemore.context(tenant="a tenant", actor="an operator"):
+    with instant_waits(), engine, oncemore.context(tenant="a tenant", actor="an operator"):
         fetch("a.tif")
         letter.run("a customer")
         letter.settle(oncemore.applied("printed"), "a customer", reason="it lay in the tray")
         parse.run("no number")
         parse.run("7")
     lines: list[dict[str, object]] = []
-    for entry in engine.store.entries():
+    for entry in engine.store.read_entries():
         assert entry.body is not None
         lines.append(
             {
@@ -54,7 +54,7 @@ def made() -> list[dict[str, object]]:
             }
         )
     for entity in sorted({str(line["entity"]) for line in lines}):
-        head = engine.store.head(entity)
+        head = engine.store.load_head(entity)
         assert head is not None
         lines.append({"head_of": entity, "hash": head.hash.hex(), "head": head.head.decode()})
     return lines

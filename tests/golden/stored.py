@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from oncemore.log.entry_codec import head_bytes
+from oncemore.log.entry_codec import encode_head
 from oncemore.log.sqlite.store import SqliteStore
-from oncemore.log.store import Batch, Stored, Write
-from oncemore.maintenance.rebuild import index
-from oncemore.steps.run import verify
+from oncemore.log.store import Batch, EntryWrite, Stored
+from oncemore.maintenance.rebuild import index_head
+from oncemore.steps.run import verify_chain
 from tests.golden.test_golden import read
 
-LOG = Path(__file__).parent / "log-1.jsonl"
+LOG = Path(__file__).parent / "log-2.jsonl"
 
 
 def store_golden(path: Path) -> None:
@@ -19,11 +19,11 @@ def store_golden(path: Path) -> None:
     store = SqliteStore(path)
     known: dict[str, tuple[int, bytes, object]] = {}
     for entry in read(LOG)[0]:
-        state = verify([entry], known)[entry.entity][2]
+        state = verify_chain([entry], known)[entry.entity][2]
         assert entry.body is not None
-        write = Write(
-            entry.entity, entry.version - 1, entry.header, entry.body, entry.hash, head_bytes(state),
-            index(entry.entity, state),
+        write = EntryWrite(
+            entry.entity, entry.version - 1, entry.header, entry.body, entry.hash, encode_head(state),
+            index_head(entry.entity, state),
         )  # fmt: skip
         assert isinstance(store.append(Batch((write,))).wait(), Stored)
     store.close()

@@ -34,7 +34,7 @@ def test_the_json_of_a_command_is_as_it_was(command: str, golden_store: Path) ->
     ("document", "masked"),
     [
         ({"left": 5, "name": "x"}, {"left": "int", "name": "x"}),
-        ([{"checks": [{"seen": "a"}]}], [{"checks": [{"seen": "str"}]}]),
+        ([{"checks": [{"observation": "a"}]}], [{"checks": [{"observation": "str"}]}]),
     ],
 )
 def test_only_fields_of_the_machine_are_masked(document: Any, masked: Any) -> None:

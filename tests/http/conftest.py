@@ -1,4 +1,4 @@
-"""Rooms for the tests of the HTTP edge."""
+"""Fixtures of the HTTP tests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.edges.conftest import no_proxy
+from tests.classifiers.conftest import no_proxy
 from tests.http.world import CLIENTS
 from tests.rooms import _alone, clock, engine
 
@@ -20,5 +20,5 @@ __all__ = ["_alone", "clock", "engine", "no_proxy"]
 
 @pytest.fixture(params=CLIENTS)
 def call(request: pytest.FixtureRequest) -> Callable[..., Answered]:
-    """Sends a request with one of the clients, each in turn."""
+    """Send a request with each of the clients in turn."""
     return CLIENTS[request.param]

@@ -35,7 +35,7 @@ HOST = "127.0.0.1"
 
 
 class Book:
-    """What really happened."""
+    """The effects of the application."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -53,7 +53,7 @@ class Book:
 
 
 class Shop:
-    """The application, and what a test tells it to do."""
+    """The application, with configurable behaviour."""
 
     def __init__(self, book: Path, where: str = "") -> None:
         self.book, self.where = Book(book), where
@@ -78,7 +78,7 @@ class Shop:
         return answer
 
     async def plain(self, request: Request) -> Response:
-        """A plain function in a thread, as frameworks run them."""
+        """Run a plain function in a thread, as frameworks do."""
         return await asyncio.to_thread(self._plain)
 
     def _plain(self) -> Response:
@@ -113,7 +113,7 @@ class Shop:
 
 
 def who(scope: Any) -> str | None:
-    """Who asks, by a field that a test sets: nobody, if it says so."""
+    """Return the principal from a header field of the test, or None."""
     fields = dict(scope["headers"])
     found = fields.get(b"x-user", b"anna").decode()
     return None if found == "nobody" else found
@@ -143,7 +143,7 @@ def main(store: str, book: str, effect: str, where: str = "", attempts: str = "1
     shop = Shop(Path(book), where)
     with oncemore.open(store) as engine, socket.create_server((HOST, 0)) as listener:
         options: Any = {"effect": effect, "principal": who, "engine": engine, "attempts": int(attempts)}
-        app = oncemore.http.Idempotency(shop.app(), **options)
+        app = oncemore.http.IdempotencyMiddleware(shop.app(), **options)
         print(listener.getsockname()[1], flush=True)
         uvicorn.Server(uvicorn.Config(app, ws="none", log_config=None)).run([listener])
 

@@ -1,4 +1,4 @@
-"""Clients that try again: what is sent, when, and how often, by the log of a real server."""
+"""Retrying clients: what is sent, when and how often, according to the log of a real server."""
 
 from __future__ import annotations
 
@@ -27,15 +27,13 @@ FAILING = {"resets": faults.resets, "closes": faults.closes, "503": busy, "500":
 
 @pytest.mark.parametrize("fault", FAILING)
 @pytest.mark.req("MSG-9")
-def test_what_may_have_arrived_is_sent_again_marked_as_the_second_attempt(
-    call: Call, clock: FakeClock, fault: str
-) -> None:
+def test_a_repeat_has_the_number_of_its_attempt(call: Call, clock: FakeClock, fault: str) -> None:
     with scripted(FAILING[fault], ok) as (url, log):
         got = call("GET", url)
     assert (got.status, got.body) == (200, b"fine")
     assert [line.fields["oncemore-attempt"] for line in log] == ["1", "2"]
     assert got.told is not None
-    assert (got.told.attempts, got.told.why, got.told.decision) == (2, "", None)
+    assert (got.told.attempts, got.told.reason, got.told.decision) == (2, "", None)
     assert len(clock.delays) == 1
 
 
@@ -44,29 +42,27 @@ def test_a_refused_connection_is_tried_again(call: Call, clock: FakeClock) -> No
         got = call("POST", server.url, {"attempts": 4}, content=b"x")
     assert got.error is not None
     assert got.told is not None
-    assert (got.told.attempts, got.told.why) == (4, "max_attempts_exceeded")
+    assert (got.told.attempts, got.told.reason) == (4, "max_attempts_exceeded")
     assert "4" in "".join(got.error.__notes__)
     assert len(clock.delays) == 3
 
 
-def test_the_answer_of_the_last_attempt_is_the_answer(call: Call, clock: FakeClock) -> None:
+def test_the_response_of_the_last_attempt_is_returned(call: Call, clock: FakeClock) -> None:
     with scripted(faults.answers(500), busy) as (url, log):
         got = call("GET", url, {"attempts": 2})
     assert (got.status, got.body, len(log)) == (503, b"busy", 2)
     assert got.told is not None
-    assert (got.told.attempts, got.told.why) == (2, "max_attempts_exceeded")
+    assert (got.told.attempts, got.told.reason) == (2, "max_attempts_exceeded")
 
 
 @pytest.mark.parametrize("status", [302, 404, 409, 501])
-def test_what_will_not_pass_is_sent_once(call: Call, clock: FakeClock, status: int) -> None:
+def test_a_permanent_failure_is_sent_once(call: Call, clock: FakeClock, status: int) -> None:
     with scripted(faults.answers(status)) as (url, log):
         got = call("GET", url)
     assert (got.status, len(log)) == (status, 1)
 
 
-def test_a_request_that_was_refused_for_being_too_many_is_sent_again_whatever_its_method(
-    call: Call, clock: FakeClock
-) -> None:
+def test_a_429_is_retried_for_any_method(call: Call, clock: FakeClock) -> None:
     with scripted(faults.answers(429), ok) as (url, log):
         assert call("POST", url, content=b"x").status == 200
     assert [line.body for line in log] == [b"x", b"x"]
@@ -79,10 +75,15 @@ DECLARED: dict[str, tuple[str, dict[str, Any], dict[str, Any], int]] = {
     "an undeclared PATCH": ("PATCH", {}, {}, 1),
     "a PUT": ("PUT", {}, {}, 2),
     "a DELETE": ("DELETE", {}, {}, 2),
-    "a declared POST": ("POST", {"repeats": ("post",)}, {}, 2),
-    "a POST declared by a function": ("POST", {"repeats": lambda request: "pay" in str(request.url)}, {}, 2),
-    "a POST that the function does not mean": ("POST", {"repeats": lambda request: False}, {}, 1),
-    "a POST when PATCH is declared": ("POST", {"repeats": ["PATCH"]}, {}, 1),
+    "a declared POST": ("POST", {"idempotent": ("post",)}, {}, 2),
+    "a POST declared by a function": (
+        "POST",
+        {"idempotent": lambda request: "pay" in str(request.url)},
+        {},
+        2,
+    ),
+    "a POST that the function does not mean": ("POST", {"idempotent": lambda request: False}, {}, 1),
+    "a POST when PATCH is declared": ("POST", {"idempotent": ["PATCH"]}, {}, 1),
     "a POST with a key": ("POST", {}, {"headers": {"Idempotency-Key": '"k-1"'}}, 2),
 }
 
@@ -106,23 +107,21 @@ def test_a_request_that_times_out_is_repeated_only_if_that_is_safe(
     assert len(log) == times
     assert got.told is not None
     if times == 1:
-        assert got.told.why.startswith(f"{method} is not idempotent and it may have arrived")
+        assert got.told.reason.startswith(f"{method} is not idempotent and the server may have received it")
         assert "is not sent again" in got.error.__notes__[-1]
     keys = {line.fields.get("idempotency-key") for line in log}
     assert keys == ({'"k-1"'} if "key" in case else {None})
 
 
-def test_an_answer_that_says_nothing_about_the_effect_is_not_followed_by_a_second_post(
-    call: Call, clock: FakeClock
-) -> None:
+def test_an_ambiguous_response_is_not_followed_by_a_second_post(call: Call, clock: FakeClock) -> None:
     with scripted(faults.answers(502, body=b"gateway"), ok) as (url, log):
         got = call("POST", url, content=b"x")
     assert (got.status, got.body, len(log)) == (502, b"gateway", 1)
     assert got.told is not None
-    assert "declare it with repeats=, or send an Idempotency-Key" in got.told.why
+    assert "declare it with idempotent=, or send an Idempotency-Key" in got.told.reason
 
 
-def test_with_a_key_409_means_that_the_first_is_still_under_way(call: Call, clock: FakeClock) -> None:
+def test_with_a_key_409_means_that_the_first_request_is_in_progress(call: Call, clock: FakeClock) -> None:
     with scripted(faults.answers(409), ok) as (url, log):
         assert call("POST", url, content=b"x", headers={"Idempotency-Key": "k"}).status == 200
     assert [line.fields["idempotency-key"] for line in log] == ["k", "k"]
@@ -132,7 +131,7 @@ def test_with_a_key_409_means_that_the_first_is_still_under_way(call: Call, cloc
 
 
 def later(seconds: int, form: str) -> faults.Behaviour:
-    """An answer that asks to stay away, with a date of its own as servers have it."""
+    """A response with Retry-After and a Date."""
 
     def behave(conn: socket.socket, server: faults.Server) -> None:
         now = time.time()
@@ -148,7 +147,7 @@ def later(seconds: int, form: str) -> faults.Behaviour:
 
 @pytest.mark.req("BACKOFF-16")
 def test_the_next_request_is_never_earlier_than_the_server_asked() -> None:
-    """In real time, for real; all clients and forms at once, so that it takes little of it."""
+    """In real time, with all clients and forms concurrently to save time."""
 
     def logged(client: str, form: str) -> tuple[str, list[Line]]:
         with scripted(later(1, form), ok) as (url, log):
@@ -166,7 +165,7 @@ def test_the_next_request_is_never_earlier_than_the_server_asked() -> None:
 
 @pytest.mark.req("BACKOFF-16")
 @pytest.mark.parametrize("form", ["seconds", "date"])
-def test_a_wait_beyond_the_cap_is_not_slept_and_the_answer_says_when(call: Call, form: str) -> None:
+def test_a_wait_beyond_the_cap_returns_the_response_with_not_before(call: Call, form: str) -> None:
     with scripted(later(120, form), ok) as (url, log):
         got = call("GET", url)
     assert (got.status, len(log)) == (503, 1)
@@ -189,17 +188,17 @@ async def pieces_awaited() -> AsyncIterator[bytes]:
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_a_body_that_is_a_stream_is_sent_once_and_the_answer_says_why(clock: FakeClock, client: str) -> None:
+def test_a_stream_body_is_sent_once_and_the_reason_is_reported(clock: FakeClock, client: str) -> None:
     stream = pieces_awaited if "async" in client else pieces
     with scripted(chunked(503), ok) as (url, log):
         got = CLIENTS[client]("PUT", url, content=stream())
     assert (got.status, len(log)) == (503, 1)
     assert got.told is not None
-    assert "its body is a stream, which cannot be had a second time" in got.told.why
+    assert "its body is a stream and cannot be sent twice" in got.told.reason
 
 
 def chunked(status: int) -> faults.Behaviour:
-    """Read a body that comes in chunks to its end, then answer."""
+    """Read a chunked body to its end, then respond."""
 
     def behave(conn: socket.socket, server: faults.Server) -> None:
         data = b""

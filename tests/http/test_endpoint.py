@@ -1,4 +1,4 @@
-"""An endpoint that is asked twice: real servers, real clients, and a book of what really happened."""
+"""Repeated requests to an endpoint, with real servers, real clients, and a record of the effects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Counter:
-    """A shop that is open, and what one can ask of it."""
+    """A served shop, and requests to it."""
 
     def __init__(self, shop: Shop, url: str, client: httpx2.Client, number: str) -> None:
         self.shop, self.url, self.client, self.number = shop, url, client, number
@@ -51,7 +51,7 @@ def engine(tmp_path: Path) -> Iterator[oncemore.Engine]:
 
 
 class Street:
-    """One server for many shops: starting one for each would take longer than all that is asked of them."""
+    """One server for many shops, because starting a server takes longer than the tests."""
 
     def __init__(self) -> None:
         self.shops: list[Any] = []
@@ -77,13 +77,15 @@ def street() -> Iterator[tuple[Street, str, httpx2.Client]]:
 def opened(
     engine: oncemore.Engine, tmp_path: Path, street: tuple[Street, str, httpx2.Client]
 ) -> Callable[..., Counter]:
-    """Opens a shop on the engine of the test."""
+    """Serve a shop on the engine of the test."""
     there, url, client = street
 
     def open_shop(effect: str = "idempotent", **options: Any) -> Counter:
         shop = Shop(tmp_path / f"book{len(there.shops)}.txt")
         options.setdefault("principal", who)
-        there.shops.append(oncemore.http.Idempotency(shop.app(), effect=effect, engine=engine, **options))  # type: ignore[arg-type]
+        there.shops.append(
+            oncemore.http.IdempotencyMiddleware(shop.app(), effect=effect, engine=engine, **options)
+        )  # type: ignore[arg-type]
         return Counter(shop, url, client, str(len(there.shops) - 1))
 
     return open_shop
@@ -98,7 +100,7 @@ def problem(answer: httpx2.Response) -> tuple[int, str]:
     return answer.status_code, told["type"].removeprefix("urn:oncemore:idempotency:")
 
 
-def test_the_same_request_again_gets_the_same_answer_byte_for_byte(opened: Callable[..., Counter]) -> None:
+def test_a_repeat_gets_the_same_response_byte_for_byte(opened: Callable[..., Counter]) -> None:
     post = opened()
     first, again = post(), post()
     assert (first.status_code, first.content, post.lines) == (201, b'{"order":1}', ["POST one"])
@@ -117,7 +119,7 @@ def test_another_key_is_another_request(opened: Callable[..., Counter]) -> None:
     assert [post("k1").json(), post("k2").json()] == [{"order": 1}, {"order": 2}]
 
 
-def test_one_client_never_gets_anothers_answer(opened: Callable[..., Counter]) -> None:
+def test_a_client_never_gets_the_response_of_another_principal(opened: Callable[..., Counter]) -> None:
     post = opened()
     assert post(user="anna").json() == {"order": 1}
     assert post(user="bert").json() == {"order": 2}
@@ -175,7 +177,7 @@ def test_quoted_and_bare_keys_are_one(opened: Callable[..., Counter]) -> None:
     assert post.lines == ["POST one"]
 
 
-def test_of_two_at_once_one_is_carried_out_and_the_other_told_to_wait(opened: Callable[..., Counter]) -> None:
+def test_of_two_concurrent_requests_one_runs_and_the_other_gets_409(opened: Callable[..., Counter]) -> None:
     post = opened()
     post.shop.go_on.clear()
     answers: list[httpx2.Response] = []
@@ -192,7 +194,7 @@ def test_of_two_at_once_one_is_carried_out_and_the_other_told_to_wait(opened: Ca
     assert post.lines == ["POST one"]
 
 
-def test_of_many_at_once_one_is_carried_out_and_all_get_its_answer_in_the_end(
+def test_of_many_concurrent_requests_one_runs_and_all_get_its_response(
     opened: Callable[..., Counter],
 ) -> None:
     post = opened("once")
@@ -211,9 +213,7 @@ def test_of_many_at_once_one_is_carried_out_and_all_get_its_answer_in_the_end(
 
 
 @pytest.mark.parametrize("status", [500, 503, 429, 401, 403, 408])
-def test_an_answer_that_decides_nothing_is_passed_on_and_not_kept(
-    opened: Callable[..., Counter], status: int
-) -> None:
+def test_an_undecided_response_is_sent_and_not_stored(opened: Callable[..., Counter], status: int) -> None:
     post = opened()
     post.shop.statuses = [status]
     first = post()
@@ -222,19 +222,19 @@ def test_an_answer_that_decides_nothing_is_passed_on_and_not_kept(
 
 
 @pytest.mark.parametrize("status", [200, 303, 400, 404, 409, 422, 501])
-def test_an_answer_that_decides_is_kept(opened: Callable[..., Counter], status: int) -> None:
+def test_a_final_response_is_stored(opened: Callable[..., Counter], status: int) -> None:
     post = opened()
     post.shop.statuses = [status]
     assert [post().status_code, post().status_code, len(post.lines)] == [status, status, 1]
 
 
-def test_server_errors_can_be_kept(opened: Callable[..., Counter]) -> None:
+def test_server_errors_can_be_stored(opened: Callable[..., Counter]) -> None:
     post = opened("once", server_errors="keep")
     post.shop.statuses = [500]
     assert [post().status_code, post().status_code, len(post.lines)] == [500, 500, 1]
 
 
-def test_after_a_server_error_what_may_not_happen_twice_is_held(opened: Callable[..., Counter]) -> None:
+def test_after_a_server_error_a_once_request_is_held(opened: Callable[..., Counter]) -> None:
     post = opened("once")
     post.shop.statuses = [500]
     assert post().status_code == 500
@@ -245,7 +245,7 @@ def test_after_a_server_error_what_may_not_happen_twice_is_held(opened: Callable
     assert post.lines == ["POST one"]
 
 
-def test_once_is_tried_again_after_an_answer_that_says_that_nothing_was_done(
+def test_a_once_request_runs_again_after_a_response_without_effect(
     opened: Callable[..., Counter], engine: oncemore.Engine, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = engine.store.now()
@@ -265,7 +265,7 @@ def test_once_is_tried_again_after_an_answer_that_says_that_nothing_was_done(
     assert len(post.lines) == 4
 
 
-def test_an_application_that_raises_is_answered_as_without_us_and_runs_again(
+def test_an_exception_of_the_application_is_raised_and_a_repeat_runs_again(
     opened: Callable[..., Counter],
 ) -> None:
     post = opened()
@@ -277,12 +277,12 @@ def test_an_application_that_raises_is_answered_as_without_us_and_runs_again(
     assert held.lines == ["fails"]
 
 
-def test_reconcile_settles_what_nobody_knew(opened: Callable[..., Counter]) -> None:
+def test_reconcile_settles_an_unknown_outcome(opened: Callable[..., Counter]) -> None:
     asked = []
 
     async def reconcile(key: str, principal: str) -> Any:
         asked.append((key, principal))
-        return oncemore.applied(oncemore.http.Answer(201, b"found", {"Location": "/orders/7"}))
+        return oncemore.applied(oncemore.http.StoredResponse(201, b"found", {"Location": "/orders/7"}))
 
     post = opened("once", reconcile=reconcile)
     assert post(path="/fails").status_code == 500
@@ -297,8 +297,8 @@ def test_the_application_can_ask_for_its_attempt_also_in_a_thread(opened: Callab
     assert post.lines == ["http 1"]
 
 
-def test_a_streamed_answer_is_kept_up_to_the_limit(opened: Callable[..., Counter]) -> None:
-    post = opened(max_answer=1000)
+def test_a_streamed_response_is_stored_up_to_the_limit(opened: Callable[..., Counter]) -> None:
+    post = opened(max_response=1000)
     first, again = post(path="/stream?count=10&size=100"), post(path="/stream?count=10&size=100")
     assert first.content == again.content
     assert len(first.content) == 1000
@@ -310,7 +310,7 @@ def test_a_streamed_answer_is_kept_up_to_the_limit(opened: Callable[..., Counter
     assert post.lines == ["stream 10 100", "stream 11 100"]
 
 
-def test_an_answer_too_large_for_the_log_is_kept_as_an_artifact(opened: Callable[..., Counter]) -> None:
+def test_a_response_too_large_for_the_log_is_stored_as_an_artifact(opened: Callable[..., Counter]) -> None:
     post = opened()
     first, again = (post(path="/stream?count=10&size=60000") for _ in range(2))
     assert (len(first.content), first.content == again.content) == (600_000, True)
@@ -330,7 +330,7 @@ def raw(url: str, request: bytes) -> socket.socket:
     return line
 
 
-def test_a_client_that_goes_in_the_middle_changes_nothing_and_finds_its_answer(
+def test_a_disconnected_client_gets_its_stored_response_later(
     opened: Callable[..., Counter],
 ) -> None:
     post = opened("once")
@@ -348,7 +348,7 @@ def test_a_client_that_goes_in_the_middle_changes_nothing_and_finds_its_answer(
     assert (got.status_code, got.headers["idempotent-replayed"], post.lines) == (201, "true", ["POST one"])
 
 
-def test_a_request_that_never_came_whole_is_not_begun(opened: Callable[..., Counter]) -> None:
+def test_an_incomplete_request_is_not_begun(opened: Callable[..., Counter]) -> None:
     post = opened("once")
     head = b"POST /orders HTTP/1.1\r\nHost: x\r\nIdempotency-Key: k1\r\nContent-Length: 30\r\n\r\n"
     raw(post.url, head + b"two").close()
@@ -357,7 +357,7 @@ def test_a_request_that_never_came_whole_is_not_begun(opened: Callable[..., Coun
     assert post.lines == ["POST one"]
 
 
-def test_an_answer_is_kept_for_its_time_and_then_the_key_is_refused(
+def test_an_expired_key_is_refused(
     opened: Callable[..., Counter], engine: oncemore.Engine, clock: FakeClock
 ) -> None:
     post = opened(expires_after=7200)

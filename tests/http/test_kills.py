@@ -1,4 +1,4 @@
-"""A real server is killed around the effect of a request; another one is asked the same again."""
+"""A real server is killed around the effect of a request; another one gets the same request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 import oncemore
 import oncemore.http
-from oncemore.steps.run import verify
+from oncemore.steps.run import verify_chain
 from tests.http.shop import HOST, Book, Shop, serving, who
 
 if TYPE_CHECKING:
@@ -45,12 +45,12 @@ def started(folder: Path, *how: str) -> subprocess.Popen[str]:
 @contextlib.contextmanager
 def reopened(folder: Path, effect: str, *, served: bool = True) -> Iterator[Any]:
     with oncemore.open(folder / "log.db") as engine:
-        app = oncemore.http.Idempotency(
+        app = oncemore.http.IdempotencyMiddleware(
             Shop(folder / "book").app(), effect=effect, principal=who, engine=engine
         )  # type: ignore[arg-type]
         with serving(app) if served else contextlib.nullcontext(app) as shop:
             yield shop
-        verify(engine.store.entries())
+        verify_chain(engine.store.read_entries())
 
 
 def order(url: str) -> httpx2.Response:
@@ -59,12 +59,12 @@ def order(url: str) -> httpx2.Response:
 
 
 async def order_of(app: Any) -> httpx2.Response:
-    """Ask without a server in between."""
+    """Send a request to the application directly."""
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://shop") as client:
         return await client.post("/orders", content=b"one", headers={"Idempotency-Key": '"k1"'})
 
 
-def test_after_a_kill_the_same_request_is_answered_by_its_effect(tmp_path: Path) -> None:
+def test_after_a_kill_the_effect_decides_on_the_repeat(tmp_path: Path) -> None:
     folders = [tmp_path / "-".join(case[:3]) for case in CASES]
     for folder in folders:
         folder.mkdir()

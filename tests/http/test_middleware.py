@@ -1,4 +1,4 @@
-"""The middleware without a server: what a server can do to it, and what it is told wrongly."""
+"""The middleware without a server: protocol details and bad options."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import trio
 
 import oncemore
 import oncemore.http
-from oncemore.http.key_scope import read
-from oncemore.http.middleware import Request, TurnedAway, _problem_of
-from oncemore.http.stored_response import Kept, Wire
+from oncemore.http.key_scope import parse_key
+from oncemore.http.middleware import ApplicationRefused, RequestInProgress
+from oncemore.http.problems import error_response
+from oncemore.http.stored_response import ClientConnection, ResponseRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -22,13 +23,13 @@ KEYED = ((b"idempotency-key", b'"k1"'),)
 
 
 class World:
-    """An application, a client, and what each saw."""
+    """An application, a client, and the messages of both."""
 
     def __init__(self, engine: oncemore.Engine, effect: str = "idempotent", **options: Any) -> None:
         self.runs: list[dict[str, Any]] = []
         self.work: Callable[..., Awaitable[None]] = self._answers
-        options.setdefault("principal", oncemore.http.everyone)
-        self.app = oncemore.http.Idempotency(self._app, effect=effect, engine=engine, **options)  # type: ignore[arg-type]
+        options.setdefault("principal", oncemore.http.same_principal)
+        self.app = oncemore.http.IdempotencyMiddleware(self._app, effect=effect, engine=engine, **options)  # type: ignore[arg-type]
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
         self.runs.append(scope)
@@ -51,7 +52,7 @@ class World:
     async def ask(
         self, body: bytes = b"one", headers: Any = KEYED, send: Any = None, **scope: Any
     ) -> list[Any]:
-        """Send a request in two parts; return the messages of its answer."""
+        """Send a request in two parts; return the messages of the response."""
         told: list[Any] = []
         parts = iter([(body[:1], True), (body[1:], False)])
 
@@ -141,7 +142,7 @@ def test_a_server_that_cancels_the_request_does_not_stop_the_work(engine: oncemo
     assert len(world.runs) == 1
 
 
-def test_the_end_of_the_server_waits_for_what_is_under_way(engine: oncemore.Engine) -> None:
+def test_shutdown_waits_for_requests_in_progress(engine: oncemore.Engine) -> None:
     world = World(engine)
 
     async def main() -> None:
@@ -177,7 +178,7 @@ def test_the_end_of_the_server_waits_for_what_is_under_way(engine: oncemore.Engi
     asyncio.run(main())
 
 
-def test_an_end_without_anything_under_way_is_not_held_up(engine: oncemore.Engine) -> None:
+def test_shutdown_without_requests_in_progress_does_not_wait(engine: oncemore.Engine) -> None:
     world = World(engine)
 
     async def end(scope: Any, receive: Any, send: Any) -> None:
@@ -191,7 +192,7 @@ def test_an_end_without_anything_under_way_is_not_held_up(engine: oncemore.Engin
     asyncio.run(world.app({"type": "lifespan"}, receive, receive))  # type: ignore[arg-type]
 
 
-def test_what_is_no_request_goes_through(engine: oncemore.Engine) -> None:
+def test_other_connections_pass_through(engine: oncemore.Engine) -> None:
     world = World(engine)
     scope = {"type": "websocket", "path": "/orders"}
     told: list[Any] = []
@@ -204,7 +205,7 @@ def test_what_is_no_request_goes_through(engine: oncemore.Engine) -> None:
     assert len(told) == 3
 
 
-def test_the_application_is_not_told_that_the_client_has_gone(engine: oncemore.Engine) -> None:
+def test_the_application_does_not_learn_of_a_disconnect(engine: oncemore.Engine) -> None:
     world = World(engine)
 
     async def listens(scope: Any, receive: Any, send: Any) -> None:
@@ -217,7 +218,7 @@ def test_the_application_is_not_told_that_the_client_has_gone(engine: oncemore.E
     assert len(asyncio.run(world.ask())) == 2
 
 
-def test_nor_on_trio(engine: oncemore.Engine) -> None:
+def test_the_application_does_not_learn_of_a_disconnect_on_trio(engine: oncemore.Engine) -> None:
     world = World(engine)
 
     async def listens(scope: Any, receive: Any, send: Any) -> None:
@@ -231,14 +232,14 @@ def test_nor_on_trio(engine: oncemore.Engine) -> None:
     assert len(trio.run(world.ask)) == 2
 
 
-def test_one_request_is_one_attempt_whatever_else_is_decided_meanwhile(engine: oncemore.Engine) -> None:
+def test_one_request_has_one_attempt(engine: oncemore.Engine) -> None:
     world = World(engine, "once")
     asked: list[Any] = []
 
     async def turned_away(scope: Any, receive: Any, send: Any) -> None:
         asked.append(scope)
         await send({"type": "http.response.start", "status": 429, "headers": []})
-        await send({"type": "http.response.body", "body": b"later"})
+        await send({"type": "http.response.body", "body": b"deferred"})
 
     async def main() -> list[Any]:
         told: list[Any] = []
@@ -246,25 +247,27 @@ def test_one_request_is_one_attempt_whatever_else_is_decided_meanwhile(engine: o
         async def send(message: Any) -> None:
             told.append(message)
 
-        request = Request({"type": "http"}, Kept(Wire(send), b"", 9, frozenset()), "")
+        request = RequestInProgress(
+            {"type": "http"}, ResponseRecorder(ClientConnection(send), b"", 9, frozenset()), ""
+        )
         for _ in range(2):
-            with pytest.raises(TurnedAway):
-                await world.app._answer("k1", "POST /", "f", request)
-        await request.kept.deliver()
+            with pytest.raises(ApplicationRefused):
+                await world.app._run_application("k1", "POST /", "f", request)
+        await request.recorder.deliver_response()
         return told
 
     world.work = turned_away
-    assert [message.get("body") for message in asyncio.run(main())] == [None, b"later"]
+    assert [message.get("body") for message in asyncio.run(main())] == [None, b"deferred"]
     assert len(asked) == 1
 
 
-def test_a_mistake_of_the_program_is_no_answer() -> None:
+def test_a_usage_error_is_raised_and_not_a_response() -> None:
     with pytest.raises(oncemore.UsageError, match="mine"):
-        _problem_of(oncemore.UsageError("mine"))
+        error_response(oncemore.UsageError("mine"))
 
 
-def test_a_client_that_cannot_be_written_to_changes_nothing(engine: oncemore.Engine) -> None:
-    world = World(engine, max_answer=2)
+def test_an_error_of_send_does_not_end_the_work(engine: oncemore.Engine) -> None:
+    world = World(engine, max_response=2)
     calls = []
 
     async def broken(message: Any) -> None:
@@ -277,7 +280,7 @@ def test_a_client_that_cannot_be_written_to_changes_nothing(engine: oncemore.Eng
     assert len(world.runs) == 1
 
 
-def test_extensions_are_not_offered_and_what_the_application_leaves_is_seen_outside(
+def test_extensions_are_hidden_and_changes_of_the_scope_are_kept(
     engine: oncemore.Engine,
 ) -> None:
     world = World(engine)
@@ -298,7 +301,7 @@ def test_extensions_are_not_offered_and_what_the_application_leaves_is_seen_outs
         return {"type": "http.request"}
 
     async def send(message: Any) -> None:
-        """Nobody reads it."""
+        """A client that does not read the response."""
 
     asyncio.run(world.app(scope, receive, send))
     assert scope["endpoint"] == "orders"
@@ -306,9 +309,7 @@ def test_extensions_are_not_offered_and_what_the_application_leaves_is_seen_outs
 
 
 @pytest.mark.parametrize("effect", ["idempotent", "once"])
-def test_an_application_that_ends_without_an_answer_has_decided_nothing(
-    engine: oncemore.Engine, effect: str
-) -> None:
+def test_an_application_without_a_response_is_not_a_result(engine: oncemore.Engine, effect: str) -> None:
     world = World(engine, effect)
 
     async def half(scope: Any, receive: Any, send: Any) -> None:
@@ -323,10 +324,10 @@ def test_an_application_that_ends_without_an_answer_has_decided_nothing(
     assert again[0]["status"] == (409 if effect == "once" else 201)
 
 
-def test_what_breaks_off_after_it_was_too_large_to_be_kept_is_not_answered_a_second_time(
+def test_a_broken_large_response_is_not_answered_twice(
     engine: oncemore.Engine,
 ) -> None:
-    world = World(engine, max_answer=1)
+    world = World(engine, max_response=1)
 
     async def half(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -337,7 +338,7 @@ def test_what_breaks_off_after_it_was_too_large_to_be_kept_is_not_answered_a_sec
     assert [message["type"] for message in told] == ["http.response.start", "http.response.body"]
 
 
-def test_a_store_that_cannot_be_reached_is_said_so(engine: oncemore.Engine, tmp_path: Any) -> None:
+def test_an_unreachable_store_gets_503(engine: oncemore.Engine, tmp_path: Any) -> None:
     (tmp_path / "log.db").write_text("this is no database, and it is long enough to be looked at\n" * 99)
     with oncemore.open(tmp_path / "log.db") as broken:
         world = World(broken)
@@ -347,7 +348,7 @@ def test_a_store_that_cannot_be_reached_is_said_so(engine: oncemore.Engine, tmp_
     assert world.runs == []
 
 
-def test_who_asks_may_be_found_out_by_asking_somebody(engine: oncemore.Engine) -> None:
+def test_principal_may_be_async(engine: oncemore.Engine) -> None:
     async def who(scope: Any) -> str:
         await asyncio.sleep(0)
         return scope["headers"][-1][1].decode()
@@ -357,19 +358,19 @@ def test_who_asks_may_be_found_out_by_asking_somebody(engine: oncemore.Engine) -
         asyncio.run(world.ask(headers=(*KEYED, (b"x-user", user))))
     assert len(world.runs) == 2
     wrong = World(engine, principal=lambda scope: 7)
-    with pytest.raises(oncemore.UsageError, match="principal gave 7"):
+    with pytest.raises(oncemore.UsageError, match="principal returned 7"):
         asyncio.run(wrong.ask())
 
 
-def test_what_makes_two_requests_the_same_can_be_said(engine: oncemore.Engine) -> None:
+def test_the_fingerprint_can_be_a_function(engine: oncemore.Engine) -> None:
     world = World(engine, fingerprint=lambda scope, body: body[:1].hex())
     asyncio.run(world.ask(b"one"))
     assert asyncio.run(world.ask(b"other"))[1]["body"] == b"one"
     assert status(asyncio.run(world.ask(b"two"))) == (422, "key-reused")
 
 
-def test_fields_can_be_left_out_of_what_is_kept(engine: oncemore.Engine) -> None:
-    world = World(engine, leave_out=("x-own",))
+def test_header_fields_can_be_unstored(engine: oncemore.Engine) -> None:
+    world = World(engine, unstored_headers=("x-own",))
     first, again = asyncio.run(world.ask()), asyncio.run(world.ask())
     assert (b"X-Own", b"1") in first[0]["headers"]
     assert [name for name, _ in again[0]["headers"]] == [b"location", b"idempotent-replayed"]
@@ -378,24 +379,24 @@ def test_fields_can_be_left_out_of_what_is_kept(engine: oncemore.Engine) -> None
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no effect there is": ({"effect": "maybe"}, "effect is 'maybe'; the choices are pure"),
     "nobody who says who asks": ({"principal": "anna"}, "principal takes a function of the scope"),
-    "server_errors": ({"server_errors": True}, "server_errors is True; the choices are run-again, keep"),
+    "server_errors": ({"server_errors": True}, "server_errors is True; the choices are rerun, keep"),
     "not_applied": ({"not_applied": (503,)}, "not_applied is for effect='once'"),
     "reconcile": ({"effect": "once", "reconcile": 7}, "reconcile is 7; it takes a function"),
     "max_request": ({"max_request": 0}, "max_request is 0; it takes 1 to"),
-    "max_answer": ({"max_answer": True}, "max_answer is True; it takes 1 to"),
-    "paths": ({"paths": (7,)}, "take patterns of paths"),
+    "max_response": ({"max_response": True}, "max_response is True; it takes 1 to"),
+    "paths": ({"paths": (7,)}, "take patterns such as"),
     "expires_after": ({"expires_after": "1d"}, "expires_after is '1d'"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_mistake_is_named_at_once(engine: oncemore.Engine, case: str) -> None:
+def test_bad_options_are_refused(engine: oncemore.Engine, case: str) -> None:
     options, message = WRONG[case]
     with pytest.raises(oncemore.UsageError, match=message):
         World(engine, **options)
 
 
-def test_what_reconcile_gives_has_to_be_an_answer(engine: oncemore.Engine) -> None:
+def test_reconcile_must_return_a_stored_response(engine: oncemore.Engine) -> None:
     async def fails(scope: Any, receive: Any, send: Any) -> None:
         raise RuntimeError("fire")
 
@@ -413,7 +414,7 @@ def test_what_reconcile_gives_has_to_be_an_answer(engine: oncemore.Engine) -> No
         assert asyncio.run(world.ask())[0]["status"] == left
         assert len(world.runs) == (2 if left == 201 else 1)
     with pytest.raises(oncemore.UsageError, match="status from 100 to 599"):
-        oncemore.http.Answer(99).stored()
+        oncemore.http.StoredResponse(99).to_record()
 
 
 READ = {
@@ -428,8 +429,8 @@ READ = {
 
 
 @pytest.mark.parametrize("text", READ)
-def test_a_key_is_read_quoted_and_bare(text: str) -> None:
-    assert read([text.encode()]) == READ[text]
+def test_quoted_and_bare_keys_are_parsed(text: str) -> None:
+    assert parse_key([text.encode()]) == READ[text]
 
 
 MALFORMED = [
@@ -452,7 +453,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("text", MALFORMED)
-def test_what_is_no_key_is_refused_with_a_sentence(text: str) -> None:
+def test_a_malformed_key_raises_a_text_for_the_client(text: str) -> None:
     with pytest.raises(ValueError, match="Idempotency-Key"):
-        read([text.encode("latin-1")])
-    assert read([]) is None
+        parse_key([text.encode("latin-1")])
+    assert parse_key([]) is None

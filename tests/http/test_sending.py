@@ -1,4 +1,4 @@
-"""What goes along with a request, what limits it, and what is left when it is over."""
+"""Header fields, timeouts and connections of requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from starlette.responses import PlainTextResponse
 
 import oncemore
 import oncemore.http
-from oncemore.http.clients import Cut
+from oncemore.http.clients import CappedTimeouts
 from tests.http.shop import serving
 from tests.http.world import CLIENTS, NO_TLS, Answered, ok, scripted
 from tests.servers import faults
@@ -91,7 +91,7 @@ def test_each_request_of_a_step_has_its_own_key_the_same_in_every_attempt(clock:
 
 
 @pytest.mark.usefixtures("engine")
-def test_two_requests_that_nobody_could_tell_apart_are_refused_and_named_ones_are_not() -> None:
+def test_two_concurrent_requests_need_keys_of_their_own() -> None:
     async def both(named: bool) -> list[Any]:
         inner = httpx.AsyncHTTPTransport(verify=NO_TLS)
         transport = oncemore.http.AsyncTransport(inner)
@@ -104,19 +104,19 @@ def test_two_requests_that_nobody_could_tell_apart_are_refused_and_named_ones_ar
 
     @oncemore.step(effect="idempotent", name="pay both")
     async def pay(named: bool) -> list[str]:
-        return [type(one).__name__ + str(one)[:60] for one in await both(named)]
+        return [type(one).__name__ + str(one)[:80] for one in await both(named)]
 
     with scripted(ok) as (url, log):
         first, second = asyncio.run(pay(False))
         assert first.startswith("Response")
-        assert second.startswith("UsageErrorpay both sends two requests of one method to one address")
+        assert second.startswith("UsageErrorpay both sends two requests with the same method and URL")
         assert len(log) == 1
         assert all(one.startswith("Response") for one in asyncio.run(pay(True)))
     assert len({line.fields["idempotency-key"] for line in log}) == 3
 
 
 @pytest.mark.usefixtures("engine")
-def test_a_key_can_be_made_for_a_part_of_a_step() -> None:
+def test_idempotency_key_derives_a_key_from_parts() -> None:
     def work() -> list[str]:
         make = oncemore.http.idempotency_key
         return [make("a"), make("a"), make("b"), make("a", "b"), make("a", style="bare")]
@@ -124,9 +124,9 @@ def test_a_key_can_be_made_for_a_part_of_a_step() -> None:
     (a, again, b, ab, bare), _ = in_step(work)
     assert a == again == f'"{bare}"'
     assert len({a, b, ab}) == 3
-    with pytest.raises(oncemore.UsageError, match="inside of a function with @oncemore"):
+    with pytest.raises(oncemore.UsageError, match="needs a surrounding @oncemore"):
         oncemore.http.idempotency_key("a")
-    with pytest.raises(oncemore.Terminal, match="takes texts"):
+    with pytest.raises(oncemore.PermanentFailure, match="takes strings"):
         in_step(lambda: oncemore.http.idempotency_key(7), bucket="hour")  # type: ignore[arg-type]
 
 
@@ -135,12 +135,12 @@ def test_a_key_can_be_made_for_a_part_of_a_step() -> None:
     ("effect", "mode", "times"),
     [("idempotent", "retry", 3), ("once", "retry", 1), ("once", "once", 1), ("idempotent", "once", 1)],
 )
-def test_the_key_of_a_step_that_may_not_repeat_its_effect_allows_no_repeat(
+def test_the_key_of_a_once_step_allows_no_repeat(
     clock: FakeClock, effect: str, mode: str, times: int
 ) -> None:
     with scripted(busy) as (url, log):
         got, _ = in_step(
-            lambda: CLIENTS["httpx"]("POST", url, {"in_step": mode}, content=b"x").status, effect
+            lambda: CLIENTS["httpx"]("POST", url, {"retries_in_step": mode}, content=b"x").status, effect
         )
     assert (got, len(log)) == (503, times)
     assert all("idempotency-key" in line.fields for line in log)
@@ -158,7 +158,7 @@ def test_a_key_can_be_sent_bare() -> None:
 
 
 @pytest.mark.req("HTTP-7")
-def test_no_wait_reaches_beyond_the_deadline_around_it(call: Call) -> None:
+def test_no_timeout_exceeds_the_surrounding_deadline(call: Call) -> None:
     with scripted(faults.stalls) as (url, log):
         began = time.monotonic()
         with oncemore.context(deadline=time.time() + 0.15):
@@ -169,7 +169,7 @@ def test_no_wait_reaches_beyond_the_deadline_around_it(call: Call) -> None:
     assert len(log) == 1
 
 
-def test_within_limits_the_call_and_not_the_reading_of_its_answer(call: Call) -> None:
+def test_total_timeout_limits_the_call_and_not_reading_the_body(call: Call) -> None:
     def drips(conn: Any, server: faults.Server) -> None:
         server.requests.append(faults.read_request(conn))
         conn.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nConnection: close\r\n\r\nfi")
@@ -177,12 +177,12 @@ def test_within_limits_the_call_and_not_the_reading_of_its_answer(call: Call) ->
         conn.sendall(b"ne")
 
     with scripted(drips) as (url, _):
-        got = call("GET", url, {"within": 0.2}, limit=5)
+        got = call("GET", url, {"total_timeout": 0.2}, limit=5)
     if call is not CLIENTS["requests"]:  # there a socket keeps the limit that it was given
         assert (got.body, got.error) == (b"fine", None)
     with scripted(faults.stalls) as (url, log):
         began = time.monotonic()
-        got = call("GET", url, {"within": 0.15}, limit=30)
+        got = call("GET", url, {"total_timeout": 0.15}, limit=30)
         assert time.monotonic() - began < 2
     assert got.error is not None
     assert len(log) == 1
@@ -196,7 +196,7 @@ def test_a_deadline_that_has_passed_sends_nothing(call: Call) -> None:
     assert (got.told.attempts, log) == (0, [])
 
 
-def test_reading_the_answer_is_limited_by_the_deadline_around_it() -> None:
+def test_the_surrounding_deadline_limits_reading_the_body() -> None:
     with (
         scripted(faults.stalls_in_body) as (url, _),
         httpx2.Client(transport=oncemore.http.Transport(httpx2.HTTPTransport(verify=NO_TLS))) as client,
@@ -209,7 +209,7 @@ def test_reading_the_answer_is_limited_by_the_deadline_around_it() -> None:
 
 
 class Watched(requests.adapters.HTTPAdapter):
-    """Notes what limits it was given."""
+    """A transport that records its timeouts."""
 
     def send(self, *told: Any, **named: Any) -> Any:
         self.told = told[2]
@@ -217,7 +217,7 @@ class Watched(requests.adapters.HTTPAdapter):
 
 
 @pytest.mark.req("HTTP-7")
-def test_a_request_without_a_limit_of_its_own_gets_one() -> None:
+def test_a_request_without_a_timeout_gets_the_default() -> None:
     watched, limits = Watched(), {}
     with scripted(ok) as (url, _), requests.Session() as session:
         session.mount("http://", oncemore.http.Adapter(watched))
@@ -241,10 +241,10 @@ def test_a_request_without_a_limit_of_its_own_gets_one() -> None:
     assert seen == [{"read": 7.0, "pool": 7.0, "other": None}, {"read": 2, "pool": 2, "other": None}]
 
 
-def test_a_limit_is_cut_to_what_is_left_when_it_is_asked_for(clock: FakeClock) -> None:
-    limits = Cut({"read": 5.0, "pool": None})
+def test_a_timeout_is_capped_when_its_phase_begins(clock: FakeClock) -> None:
+    limits = CappedTimeouts({"read": 5.0, "pool": None})
     assert (limits.get("read"), limits.get("pool"), limits.get("x", 1)) == (5.0, None, 1)
-    limits.ends = 3.0
+    limits.deadline = 3.0
     assert (limits.get("read"), limits.get("pool")) == (3.0, 3.0)
     clock.advance(2.5)
     assert limits.get("read") == 0.5
@@ -256,7 +256,7 @@ def test_a_limit_is_cut_to_what_is_left_when_it_is_asked_for(clock: FakeClock) -
 
 
 def keeps_open(*statuses: int, size: int = 2) -> Any:
-    """An application on a real server, which notes the connection of each request."""
+    """An application on a real server that records the connection of each request."""
     left, ports = list(statuses), []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -269,8 +269,8 @@ def keeps_open(*statuses: int, size: int = 2) -> Any:
 
 
 @pytest.mark.parametrize("size", [2, 100_000], ids=["short", "long"])
-def test_an_answer_that_is_thrown_away_gives_its_connection_back(clock: FakeClock, size: int) -> None:
-    """With room for one connection, one that was kept would stop the next attempt."""
+def test_a_discarded_response_returns_its_connection(clock: FakeClock, size: int) -> None:
+    """With a pool of one connection, a connection that is not returned would block the next attempt."""
     app, ports = keeps_open(503, 429, size=size)
     limits = {"max_connections": 1}
     with serving(app) as url:
@@ -286,7 +286,7 @@ def test_an_answer_that_is_thrown_away_gives_its_connection_back(clock: FakeCloc
 
 
 @pytest.mark.parametrize("module", [httpx, httpx2])
-def test_an_async_answer_that_is_thrown_away_gives_its_connection_back(clock: FakeClock, module: Any) -> None:
+def test_a_discarded_async_response_returns_its_connection(clock: FakeClock, module: Any) -> None:
     app, ports = keeps_open(503, 429)
 
     async def main(url: str) -> int:
@@ -312,7 +312,7 @@ def test_redirects_are_followed_as_before(call: Call, clock: FakeClock) -> None:
 
 
 @pytest.mark.parametrize("module", [httpx, httpx2])
-def test_the_usual_transport_of_the_library_in_use_is_inside(clock: FakeClock, module: Any) -> None:
+def test_the_default_inner_transport_is_of_the_library_in_use(clock: FakeClock, module: Any) -> None:
     async def main() -> int:
         async with module.AsyncClient(transport=oncemore.http.AsyncTransport()) as client:
             assert client is not None
@@ -336,7 +336,7 @@ def test_the_usual_transport_of_the_library_in_use_is_inside(clock: FakeClock, m
 # What it is told ------------------------------------------------------------------------------------
 
 
-def test_a_budget_can_be_each_hosts_own(clock: FakeClock) -> None:
+def test_a_budget_can_be_per_host(clock: FakeClock) -> None:
     made: dict[str, oncemore.Budget] = {}
 
     def budget(host: str) -> oncemore.Budget:
@@ -347,18 +347,18 @@ def test_a_budget_can_be_each_hosts_own(clock: FakeClock) -> None:
         transport = oncemore.http.Transport(httpx.HTTPTransport(verify=NO_TLS), budget=budget)
         with httpx.Client(transport=transport) as client:
             for url in (one, one, other):
-                told = oncemore.http.told(client.get(url))
+                told = oncemore.http.retry_info(client.get(url))
                 assert told is not None
-                assert told.why == "retry_budget_empty"
+                assert told.reason == "retry_budget_empty"
     assert (len(first), len(second)) == (3, 2)
     assert sorted(made) == sorted(url.removeprefix("http://").strip("/") for url in (one, other))
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_a_host_that_keeps_failing_is_left_alone_and_the_others_are_not(
+def test_the_breaker_of_a_failing_host_opens_and_other_hosts_are_not_affected(
     clock: FakeClock, method: str
 ) -> None:
-    """A POST that is not sent again counts too: whoever only posts has a breaker all the same."""
+    """A POST that is not sent again counts as well, so a client that only posts has a breaker."""
     made: dict[str, oncemore.Breaker] = {}
 
     def breaker(host: str) -> oncemore.Breaker:
@@ -374,7 +374,7 @@ def test_a_host_that_keeps_failing_is_left_alone_and_the_others_are_not(
             before = len(first)
             with pytest.raises(oncemore.CircuitOpen) as caught:
                 client.request(method, one)
-            told = oncemore.http.told(caught.value)
+            told = oncemore.http.retry_info(caught.value)
             assert told is not None
             assert (told.attempts, len(first), client.get(other).status_code) == (0, before, 200)
             clock.advance(61)
@@ -395,19 +395,19 @@ def test_an_async_client_has_breakers_too(clock: FakeClock) -> None:
         oncemore.http.Transport(breaker="name")  # type: ignore[arg-type]
 
 
-def test_hosts_beyond_the_limit_are_forgotten(clock: FakeClock) -> None:
-    from oncemore.http.request_retry import MOST_HOSTS, Hosts
+def test_hosts_beyond_the_limit_are_dropped(clock: FakeClock) -> None:
+    from oncemore.http.host_limits import MAX_HOSTS, PerHostLimits
 
-    hosts = Hosts("budget", lambda host: oncemore.Budget(), oncemore.Budget)
-    first = hosts.of("h0")
-    for number in range(MOST_HOSTS):
-        assert hosts.of(f"h{number}") is hosts.of(f"h{number}")
-    assert hosts.of("h0") is first
-    hosts.of("one more")
-    assert hosts.of("h0") is not first
+    hosts = PerHostLimits("budget", lambda host: oncemore.Budget(), oncemore.Budget)
+    first = hosts.for_host("h0")
+    for number in range(MAX_HOSTS):
+        assert hosts.for_host(f"h{number}") is hosts.for_host(f"h{number}")
+    assert hosts.for_host("h0") is first
+    hosts.for_host("one more")
+    assert hosts.for_host("h0") is not first
 
 
-def test_hooks_hear_of_each_retry_and_of_the_end(call: Call, clock: FakeClock) -> None:
+def test_hooks_are_called_for_each_retry_and_the_end(call: Call, clock: FakeClock) -> None:
     heard: list[str] = []
     hooks: dict[str, Any] = {
         "on_retry": lambda report: heard.append(f"{report.name.partition(' ')[0]} {report.number}"),
@@ -421,7 +421,7 @@ def test_hooks_hear_of_each_retry_and_of_the_end(call: Call, clock: FakeClock) -
 def test_async_hooks_are_awaited(clock: FakeClock) -> None:
     heard = []
 
-    async def hear(report: oncemore.Report) -> None:
+    async def hear(report: oncemore.RetryReport) -> None:
         await asyncio.sleep(0)
         heard.append(report.number)
 
@@ -431,8 +431,8 @@ def test_async_hooks_are_awaited(clock: FakeClock) -> None:
     assert heard == [1, 1]
 
 
-def test_what_did_not_come_this_way_tells_nothing() -> None:
-    assert [oncemore.http.told(one) for one in (httpx.Response(200), ValueError(), None)] == [None] * 3
+def test_retry_info_of_another_transport_is_none() -> None:
+    assert [oncemore.http.retry_info(one) for one in (httpx.Response(200), ValueError(), None)] == [None] * 3
 
 
 OWN: dict[str, Any] = {
@@ -457,17 +457,20 @@ def test_a_client_that_retries_by_itself_is_refused(case: str) -> None:
 
 
 @pytest.mark.parametrize("retries", [0, False, urllib3.Retry(0), urllib3.Retry(False, redirect=5)])
-def test_a_client_that_does_not_is_taken(retries: Any) -> None:
+def test_a_client_without_retries_is_accepted(retries: Any) -> None:
     oncemore.http.Adapter(requests.adapters.HTTPAdapter(max_retries=retries))
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "unknown": ({"retries": 3}, r"Transport\(\) has no retries=; it takes attempts"),
     "timeout": ({"timeout": 0}, "timeout is 0.0; it takes more than 0"),
-    "in_step": ({"in_step": "never"}, "in_step is 'never'; the choices are once, retry"),
+    "retries_in_step": (
+        {"retries_in_step": "never"},
+        "retries_in_step is 'never'; the choices are once, retry",
+    ),
     "key_style": ({"key_style": "'"}, 'key_style is "\'"; the choices are quoted, bare'),
-    "repeats": ({"repeats": "POST"}, "repeats is 'POST'; it takes methods"),
-    "repeats, others": ({"repeats": [7]}, r"repeats is \[7\]; it takes methods"),
+    "idempotent": ({"idempotent": "POST"}, "idempotent is 'POST'; it takes methods"),
+    "repeats, others": ({"idempotent": [7]}, r"idempotent is \[7\]; it takes methods"),
     "budget": ({"budget": 7}, "budget is 7; it takes a Budget, or a function that makes one"),
     "attempts": ({"attempts": 0}, "max_attempts"),
     "an async hook": ({"on_retry": asyncio.sleep}, "on_retry is an async function"),
@@ -475,14 +478,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_mistake_is_named_at_once(case: str) -> None:
+def test_bad_options_are_refused(case: str) -> None:
     options, message = WRONG[case]
     with pytest.raises(oncemore.UsageError, match=message):
         oncemore.http.Transport(**options)
 
 
-def test_more_mistakes() -> None:
-    with pytest.raises(oncemore.UsageError, match="takes a transport inside that can handle_request"):
+def test_bad_inner_transports_and_limits_are_refused() -> None:
+    with pytest.raises(oncemore.UsageError, match="takes an inner transport with a method handle_request"):
         oncemore.http.Transport(httpx.AsyncHTTPTransport(verify=NO_TLS))
     with pytest.raises(oncemore.PolicyWarning, match="no jitter"):
         oncemore.http.Transport(wait=1)
@@ -491,7 +494,7 @@ def test_more_mistakes() -> None:
     )  # type: ignore[arg-type,return-value]
     with (
         httpx.Client(transport=transport) as client,
-        pytest.raises(oncemore.UsageError, match="budget gave 7"),
+        pytest.raises(oncemore.UsageError, match="budget returned 7"),
     ):
         client.get("http://example.org/")
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
@@ -499,7 +502,7 @@ def test_more_mistakes() -> None:
     assert "Transport" in dir(oncemore.http)
 
 
-def test_requests_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_requests_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "requests.adapters", None)
     with pytest.raises(oncemore.MissingExtra, match="pip install requests"):
         oncemore.http.Adapter()

@@ -1,4 +1,4 @@
-"""A server that behaves differently from request to request and writes its own log, and all clients alike."""
+"""A server with configurable behaviour and a log of its own, and one interface to all clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Line(NamedTuple):
-    """A request as the server's own log has it."""
+    """A request in the server's log."""
 
     at: float
     since: float
@@ -33,7 +33,7 @@ class Line(NamedTuple):
 
 
 class Script:
-    """What a server does in turn; the last one again and again."""
+    """The behaviours of a server in turn; the last one is repeated."""
 
     def __init__(self, *behaviours: faults.Behaviour) -> None:
         self._behaviours, self._lock = list(behaviours), threading.Lock()
@@ -47,7 +47,7 @@ class Script:
 
 
 class _Noted(list[bytes]):
-    """Writes a request down when it has come in, with the time at which its connection was accepted."""
+    """A handler that logs each request with the time at which its connection was accepted."""
 
     def __init__(self, log: list[Line], at: float, since: float) -> None:
         super().__init__()
@@ -76,12 +76,12 @@ ok = faults.answers(200, body=b"fine")
 
 
 class Answered(NamedTuple):
-    """What a caller got: a status and a body, or an error; and what became of the request."""
+    """The result of a call: status and body, or error, and the `RetryInfo`."""
 
     status: int
     body: bytes
     error: BaseException | None
-    told: oncemore.http.Told | None
+    told: oncemore.http.RetryInfo | None
 
 
 #: Made once: reading all the certificates there are takes longer than a whole test.
@@ -89,11 +89,11 @@ NO_TLS = ssl.create_default_context()
 
 
 def _answered(response: Any) -> Answered:
-    return Answered(response.status_code, response.content, None, oncemore.http.told(response))
+    return Answered(response.status_code, response.content, None, oncemore.http.retry_info(response))
 
 
 def _caught(error: BaseException) -> Answered:
-    return Answered(0, b"", error, oncemore.http.told(error))
+    return Answered(0, b"", error, oncemore.http.retry_info(error))
 
 
 def _plain(module: Any) -> Callable[..., Answered]:

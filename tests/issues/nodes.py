@@ -48,7 +48,7 @@ class Needs:
 class Later:
     """An async node."""
 
-    name = "later"
+    name = "deferred"
 
     async def preflight_checkpoint(self, run: Any, key: str) -> Any:
         return {"at": 1}

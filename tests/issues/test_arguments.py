@@ -61,7 +61,7 @@ def test_a_worker_that_tries_again_starts_from_the_recorded_arguments(
 
 
 def test_a_worker_that_need_not_wait_starts_from_the_recorded_arguments(engine: oncemore.Engine) -> None:
-    at_once = POLICY.but(schedule=Schedule("fixed", delays=(0.0, 0.0)))
+    at_once = POLICY.replace(schedule=Schedule("fixed", delays=(0.0, 0.0)))
     work = Appending(2)
     with pytest.warns(oncemore.PolicyWarning):
         step = made("plain", work, policy=at_once)

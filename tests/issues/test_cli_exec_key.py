@@ -11,18 +11,18 @@ import pytest
 
 import oncemore
 from oncemore import cli
-from tests.exec.conftest import desk
+from tests.programs.conftest import sandbox
 from tests.rooms import _alone
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.exec.conftest import Desk
+    from tests.programs.conftest import ExecSandbox
 
     Exec = Callable[..., tuple[int, str]]
 
-__all__ = ["_alone", "desk"]
+__all__ = ["_alone", "sandbox"]
 
 SAY = ("sh", "-c", 'printf "%s\\n" "$*" >> ran.txt', "sh")
 PLACE = "52.5201,13.4049"
@@ -44,7 +44,7 @@ def run_exec(tmp_path: Path) -> Exec:
 
     def run(*words: str) -> tuple[int, str]:
         report = tmp_path / "report.json"
-        code = cli.run(["exec", "--report", str(report), "--quiet", *words])
+        code = cli.run_command(["exec", "--report", str(report), "--quiet", *words])
         told: dict[str, Any] = json.loads(report.read_text())
         return code, told["key"]
 
@@ -109,7 +109,7 @@ def test_another_variable_or_folder_under_the_same_key_is_refused(
     assert run_exec(*first, "--", "true")[0] == 0
     for words in (("--key", "k", "--env", "REGION=FR"), (*first, "--cwd", "inner")):
         assert run_exec(*words, "--", "true")[0] == 122
-    assert "belongs to another command, other inputs, --env or --cwd" in capfd.readouterr().err
+    assert "belongs to another command, or to other inputs, --env or --cwd" in capfd.readouterr().err
 
 
 def test_the_log_shows_a_masked_command_and_a_digest_that_only_its_store_computes(
@@ -119,7 +119,7 @@ def test_the_log_shows_a_masked_command_and_a_digest_that_only_its_store_compute
     for name in ("a.db", "b.db"):
         _, key = run_exec("--store", name, "--key-from-args", "--", *SAY, "--password=0815")
         with oncemore.open(tmp_path / name) as engine:
-            bodies = [json.loads(entry.body or b"{}") for entry in engine.store.entries(f"run/{key}")]
+            bodies = [json.loads(entry.body or b"{}") for entry in engine.store.read_entries(f"run/{key}")]
         arguments = bodies[0]["arguments"]
         assert arguments["command"][-1] == "--password=***"
         assert "0815" not in json.dumps(bodies)
@@ -130,31 +130,31 @@ def test_the_log_shows_a_masked_command_and_a_digest_that_only_its_store_compute
 def test_keys_are_the_same_in_a_backup_and_in_a_copy(run_exec: Exec, tmp_path: Path) -> None:
     words = ("--key-from-args", "--", *SAY, PLACE)
     assert run_exec("--store", "a.db", *words)[0] == 0
-    assert cli.run(["backup", "b.db", "--store", "a.db"]) == 0
-    assert cli.run(["restore", "--acknowledge", "--reason", "a disk is lost", "--store", "b.db"]) == 0
-    assert cli.run(["copy", "a.db", "c.db", "--reason", "a larger disk"]) == 0
+    assert cli.run_command(["backup", "b.db", "--store", "a.db"]) == 0
+    assert cli.run_command(["restore", "--acknowledge", "--reason", "a disk is lost", "--store", "b.db"]) == 0
+    assert cli.run_command(["copy", "a.db", "c.db", "--reason", "a larger disk"]) == 0
     assert {run_exec("--store", name, *words) for name in ("b.db", "c.db")} == {
         run_exec("--store", "a.db", *words)
     }
     assert ran(tmp_path) == [PLACE]
     for command in (["doctor", "--rebuild"], ["verify"]):
-        assert cli.run([*command, "--store", "c.db"]) == 0
+        assert cli.run_command([*command, "--store", "c.db"]) == 0
 
 
 def test_a_log_that_has_moved_gets_no_secret(run_exec: Exec, capfd: pytest.CaptureFixture[str]) -> None:
     with oncemore.open("a.db") as engine:
-        engine.switch.on(reason="there is something to copy")
-        engine.switch.off(reason="done")
-    assert cli.run(["copy", "a.db", "b.db", "--reason", "moved"]) == 0
+        engine.switches.on(reason="there is something to copy")
+        engine.switches.off(reason="done")
+    assert cli.run_command(["copy", "a.db", "b.db", "--reason", "moved"]) == 0
     assert run_exec("--store", "a.db", "--key-from-args", "--", *SAY)[0] == 122
     assert "has moved to" in capfd.readouterr().err
     assert run_exec("--store", "b.db", "--key-from-args", "--", *SAY)[0] == 0
 
 
-def test_first_calls_at_once_agree_on_the_secret(desk: Desk) -> None:
+def test_first_calls_at_once_agree_on_the_secret(sandbox: ExecSandbox) -> None:
     words = ("--key-from-args", "--", *SAY, PLACE)
-    started = [desk.start(*words, stderr=subprocess.PIPE) for _ in range(3)]
+    started = [sandbox.start(*words, stderr=subprocess.PIPE) for _ in range(3)]
     for process in started:
         _, said = process.communicate(timeout=60)
         assert process.returncode == 0, said
-    assert ran(desk.folder) == [PLACE]
+    assert ran(sandbox.folder) == [PLACE]

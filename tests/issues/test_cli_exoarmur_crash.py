@@ -56,11 +56,11 @@ def test_a_crash_in_the_only_attempt_is_held_for_a_person(
         for _ in range(2):
             with pytest.raises(oncemore.Quarantined, match="poison"):
                 call(manager)
-        assert [event.plain()["reason"] for event in manager.audit] == ["quarantined"] * 2
+        assert [event.to_dict()["reason"] for event in manager.audit] == ["quarantined"] * 2
         (item,) = engine.quarantine.list(reason="poison")
         assert done == []
     words = ["quarantine", decision, item.id, "--by", "operator", "--reason", "looked", "--store", store]
-    assert cli.run(words) == 0
+    assert cli.run_command(words) == 0
     with oncemore.open(store) as engine:
         assert call(RetryManager(IdempotencyManager(engine))) == "expired"
         assert call(RetryManager(IdempotencyManager(engine))) == "expired"

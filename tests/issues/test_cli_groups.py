@@ -19,14 +19,14 @@ GROUPS: list[tuple[str, str, Any]] = [
     ("resources", "list", []),
     ("cooldowns", "list", []),
     ("quarantine", "list", []),
-    ("switch", "status", {"stopped": False, "switches": [], "moved": ""}),
+    ("switch", "status", {"is_stopped": False, "switches": [], "moved_to": ""}),
 ]
 
 
 @pytest.fixture(autouse=True)
 def _store() -> None:
     with oncemore.open("log.db") as engine:
-        engine.store.head("run/none")
+        engine.store.load_head("run/none")
 
 
 @pytest.mark.parametrize(("group", "command", "said"), GROUPS)
@@ -41,29 +41,29 @@ def test_a_group_takes_the_options_of_its_usual_command(
         ["--store", "log.db", command, "--json"],
     )
     for words in forms:
-        assert cli.run([group, *words]) == 0, words
+        assert cli.run_command([group, *words]) == 0, words
         out, error = capfd.readouterr()
         assert (json.loads(out), error) == (said, ""), words
-    assert cli.run([group, "--store", "log.db"]) == 0
+    assert cli.run_command([group, "--store", "log.db"]) == 0
     assert capfd.readouterr().out
 
 
 @pytest.mark.parametrize("group", [group for group, _, _ in GROUPS])
 def test_a_store_that_is_not_there_is_named_as_json(group: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert cli.run([group, "--json", "--store", "gone.db"]) == 2
+    assert cli.run_command([group, "--json", "--store", "gone.db"]) == 2
     out, error = capfd.readouterr()
     assert (out, "gone.db" in json.loads(error)["error"]["message"]) == ("", True)
 
 
 def test_options_before_a_command_reach_it(capfd: pytest.CaptureFixture[str]) -> None:
     words = ["switch", "--store", "log.db", "--json", "on", "--reason", "status", "--by", "operator"]
-    assert cli.run(words) == 0
+    assert cli.run_command(words) == 0
     assert json.loads(capfd.readouterr().out)["reason"] == "status"
-    assert cli.run(["switch", "--store", "log.db"]) == 1  # as `switch status` does while one is on
+    assert cli.run_command(["switch", "--store", "log.db"]) == 1  # as `switch status` does while one is on
 
 
 def test_help_and_mistakes_stay_those_of_the_group(capfd: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["breakers", "--help"]) == 0
+    assert cli.run_command(["breakers", "--help"]) == 0
     assert "Commands:" in capfd.readouterr().out
-    assert cli.run(["breakers", "lst"]) == 2
+    assert cli.run_command(["breakers", "lst"]) == 2
     assert "list" in capfd.readouterr().err

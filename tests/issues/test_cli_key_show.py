@@ -10,7 +10,7 @@ import pytest
 
 import oncemore
 from oncemore import cli
-from oncemore.audit import JsonLines
+from oncemore.audit import AuditFile
 from oncemore.profiles.exoarmur import IdempotencyManager, RetryCategory, RetryManager
 from oncemore.testing import FakeClock
 from tests.rooms import _alone
@@ -35,7 +35,7 @@ def test_all_operations_of_a_key_are_listed_in_order_with_times_and_correlation_
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     key = "key-of-the-operation"
-    with oncemore.open("log.db") as engine, JsonLines("audit.jsonl") as sink:
+    with oncemore.open("log.db") as engine, AuditFile("audit.jsonl") as sink:
         manager = RetryManager(IdempotencyManager(engine), on_event=sink)
 
         async def live() -> None:
@@ -50,7 +50,7 @@ def test_all_operations_of_a_key_are_listed_in_order_with_times_and_correlation_
         with FakeClock() as clock:
             clock.advance(120)
             engine.prune(older_than=60, reason="kept long enough")
-    assert cli.run(["key", "show", key, "--audit", "audit.jsonl", "--store", "log.db", "--json"]) == 0
+    assert cli.run_command(["key", "show", key, "--audit", "audit.jsonl", "--store", "log.db", "--json"]) == 0
     told = json.loads(capfd.readouterr().out)
     assert told["key"] == key
     operations = told["operations"]
@@ -60,15 +60,15 @@ def test_all_operations_of_a_key_are_listed_in_order_with_times_and_correlation_
     ]  # fmt: skip
     times = [one["at"] for one in operations]
     assert times == sorted(times)
-    assert cli.run(["key", "show", key[:12], "--store", "log.db"]) == 0
+    assert cli.run_command(["key", "show", key[:12], "--store", "log.db"]) == 0
     out = capfd.readouterr().out
     assert (out.count("record"), out.count("hit"), "corr-3" in out) == (2, 0, True)
 
 
 def test_a_key_that_is_in_no_log_is_audited_by_its_events(capfd: pytest.CaptureFixture[str]) -> None:
     with oncemore.open("log.db") as engine:
-        engine.store.head("run/none")
-    with JsonLines("audit.jsonl") as sink:
+        engine.store.load_head("run/none")
+    with AuditFile("audit.jsonl") as sink:
         manager = RetryManager(IdempotencyManager(), on_event=sink)
 
         async def live() -> None:
@@ -76,11 +76,14 @@ def test_a_key_that_is_in_no_log_is_audited_by_its_events(capfd: pytest.CaptureF
             await operate(manager, "a-key", "corr-2")
 
         asyncio.run(live())
-    assert cli.run(["key", "show", "a-key", "--audit", "audit.jsonl", "--store", "log.db", "--json"]) == 0
+    assert (
+        cli.run_command(["key", "show", "a-key", "--audit", "audit.jsonl", "--store", "log.db", "--json"])
+        == 0
+    )
     found = json.loads(capfd.readouterr().out)["operations"]
     assert [(one["action"], one["source"]) for one in found] == [
         ("record", "audit.jsonl"),
         ("hit", "audit.jsonl"),
     ]
-    assert cli.run(["key", "show", "nobody-has-this", "--store", "log.db"]) == 2
+    assert cli.run_command(["key", "show", "nobody-has-this", "--store", "log.db"]) == 2
     assert "there is no key 'nobody-has-this'" in " ".join(capfd.readouterr().err.split())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oncemore.programs.process import NotStarted, alone
+from oncemore.programs.process import ProgramNotStarted, lock_program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,15 +17,21 @@ def test_a_program_does_not_start_with_a_lock_folder_that_others_can_write_to(tm
     folder = tmp_path / f"oncemore-programs-{os.getuid()}"
     folder.mkdir()
     folder.chmod(0o777)
-    with pytest.raises(NotStarted, match="can be written to by other users"), alone(folder, "a" * 64, bool):
+    with (
+        pytest.raises(ProgramNotStarted, match="can be written to by other users"),
+        lock_program(folder, "a" * 64, bool),
+    ):
         raise AssertionError
     folder.chmod(0o700)
-    with alone(folder, "a" * 64, bool):
+    with lock_program(folder, "a" * 64, bool):
         assert (folder / ("a" * 64)).exists()
 
 
 def test_a_lock_folder_that_is_a_symbolic_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     (tmp_path / "locks").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(NotStarted, match="locks is a symbolic link"), alone(tmp_path / "locks", "k", bool):
+    with (
+        pytest.raises(ProgramNotStarted, match="locks is a symbolic link"),
+        lock_program(tmp_path / "locks", "k", bool),
+    ):
         raise AssertionError

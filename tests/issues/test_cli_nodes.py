@@ -58,4 +58,4 @@ def test_a_worker_goes_on_with_a_killed_node_and_replay_computes_it_again(tmp_pa
     assert wrote is not None
     assert "TypeError" in str(wrote.attempts[0].error)
     assert told is not None
-    assert told.wal()[-1]["reason"] == "artifact_exists"
+    assert told.records()[-1]["reason"] == "artifact_exists"

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from oncemore.audit import AuditStream, JsonLines, schema
+from oncemore.audit import AuditFile, AuditStream, event_schema
 from oncemore.policy.policy import Policy
 from oncemore.profiles.exoarmur import IdempotencyManager, RetryError, RetryManager, RetryPolicy
-from oncemore.steps.run import told
-from tests.desk.test_cli_policy import Ran
+from oncemore.steps.run import fold_entries
+from tests.cli.test_cli_policy import Ran
 
 if TYPE_CHECKING:
     from oncemore.testing import FakeClock
@@ -27,7 +27,7 @@ async def refuse_connection() -> None:
     raise ConnectionResetError
 
 
-async def run_operations(sink: JsonLines, engine: oncemore.Engine) -> None:
+async def run_operations(sink: AuditFile, engine: oncemore.Engine) -> None:
     """Let operations fail, succeed, be recorded and cleared: with a log and without, by two policies."""
 
     async def succeed() -> int:
@@ -53,14 +53,14 @@ def test_every_decision_and_event_is_traced_to_a_policy_that_can_be_shown(clock:
     def fail() -> None:
         raise ConnectionResetError
 
-    with oncemore.open("log.db") as engine, JsonLines("audit.jsonl", version=2) as sink:
+    with oncemore.open("log.db") as engine, AuditFile("audit.jsonl", version=2) as sink:
         for policy in ("./mine.yaml", "kfm-rules"):
             step = oncemore.step(effect="idempotent", policy=policy, name=policy)(fail)
             assert step.run().status == "HARD_FAIL"
         with pytest.raises(ConnectionResetError):
             oncemore.retry(on="transient", policy="lit", on_event=sink)(fail)()
         asyncio.run(run_operations(sink, engine))
-        entries = list(told(engine.store.entries(), engine.seal))
+        entries = list(fold_entries(engine.store.read_entries(), engine.cipher))
     Path("mine.yaml").unlink()
 
     decisions = [(state.policy, body["proof"]["policy"]) for _, state, body in entries if "proof" in body]
@@ -82,8 +82,8 @@ def test_every_decision_and_event_is_traced_to_a_policy_that_can_be_shown(clock:
         assert shown["digest"].startswith(digest)
         assert shown["version"] == version
         assert id_ in (shown["name"], find_name(shown))
-    assert [event.plain(version=2) for event in AuditStream.read("audit.jsonl")] == lines
-    assert all("policy" in schema(kind, version=2)["properties"] for kind in kinds)
+    assert [event.to_dict(version=2) for event in AuditStream.read("audit.jsonl")] == lines
+    assert all("policy" in event_schema(kind, version=2)["properties"] for kind in kinds)
 
 
 def find_name(shown: dict[str, object]) -> str:
@@ -98,10 +98,10 @@ def test_a_recorded_policy_is_shown_in_words_and_an_unknown_one_is_refused(
     with oncemore.open("log.db"):
         step = oncemore.step(effect="idempotent", policy=policy, name="one")(lambda: 1)
         step()
-        name = step.last().state.policy
+        name = step.last_run().state.policy
     ran = Ran("policy", "show", name, *STORE)
     assert ran.code == 0
-    assert "made-in-code, version 3, as the log has it\n" in ran.out
+    assert "made-in-code, version 3, as recorded in the log\n" in ran.out
     assert policy.digest in ran.out
     assert "max_attempts" in ran.out
     assert Ran("policy", "show", f"policy/{policy.digest}", *STORE).out == ran.out

@@ -49,7 +49,7 @@ def said(*words: str) -> Any:
     from click.testing import CliRunner
 
     with CliRunner().isolation() as (out, _, _):
-        assert cli.run([*words, "--store", "log.db", "--json"]) == 0, words
+        assert cli.run_command([*words, "--store", "log.db", "--json"]) == 0, words
         return json.loads(out.getvalue())
 
 
@@ -78,7 +78,7 @@ def test_api_and_command_line_report_one_of_five_states_for_every_run() -> None:
     with oncemore.open("log.db") as engine:
         live(engine)
         listed = said("runs", "--limit", "100")
-        keys = [head.entity.removeprefix("run/") for head in engine.store.heads(_all_runs())]
+        keys = [head.entity.removeprefix("run/") for head in engine.store.list_heads(_all_runs())]
         by_api = {key: oncemore.Run(engine, f"run/{key}").status for key in keys}
     assert {row["key"]: row["state"] for row in listed} == by_api
     assert set(by_api.values()) == set(STATES) - {"RUNNING"}
@@ -91,9 +91,9 @@ def test_api_and_command_line_report_one_of_five_states_for_every_run() -> None:
 
 
 def _all_runs() -> Any:
-    from oncemore.log.store import Query
+    from oncemore.log.store import HeadQuery
 
-    return Query("run", limit=100)
+    return HeadQuery("run", limit=100)
 
 
 @pytest.mark.req("STATE-8")
@@ -103,42 +103,44 @@ def test_a_mapping_renames_states_in_the_export_and_an_import_gives_the_original
         policy = oncemore.Policy("quick", schedule=oncemore.Schedule("exponential", base=0.001))
         again = oncemore.step(effect="idempotent", name="night.work", policy=policy)(work.__wrapped__)
         again("again")
-        run = again.last("again")
+        run = again.last_run("again")
         assert run is not None
-        key, records = run.key, run.wal()
-        before = list(engine.store.entries(f"run/{key}"))
+        key, records = run.key, run.records()
+        before = list(engine.store.read_entries(f"run/{key}"))
     export = ["export", "runs", key, "--states", "states.yaml", "--out", "run.jsonl", "--store", "log.db"]
-    assert cli.run(export) == 0
+    assert cli.run_command(export) == 0
     text = Path("run.jsonl").read_text()
     assert not any(f'"{state}"' in text for state in MAPPING)
     lines = [json.loads(line) for line in text.splitlines()]
     states = [record["state"] for line in lines for record in line["records"]]
     assert states == [MAPPING.get(one["state"], one["state"]) for one in records]
     assert {"queued", "started", "retrying", "succeeded"} <= set(states)
-    assert cli.run(["import-runs", "run.jsonl", "--states", "states.yaml", "--store", "other.db"]) == 0
+    assert (
+        cli.run_command(["import-runs", "run.jsonl", "--states", "states.yaml", "--store", "other.db"]) == 0
+    )
     with oncemore.open("log.db") as engine, oncemore.open("other.db") as other:
-        after = list(other.store.entries(f"run/{key}"))
+        after = list(other.store.read_entries(f"run/{key}"))
         assert [(one.header, one.body, one.hash) for one in after] == [
             (one.header, one.body, one.hash) for one in before
         ]
         there, here = (oncemore.Run(one, f"run/{key}") for one in (other, engine))
         assert (there.state, there.value) == (here.state, here.value)
-        assert [{**one, "seq": 0} for one in there.wal()] == [{**one, "seq": 0} for one in records]
-        assert list(engine.store.entries(f"run/{key}")) == before  # the stored ones are as they were
-    assert cli.run(["verify", "--store", "other.db"]) == 0
+        assert [{**one, "seq": 0} for one in there.records()] == [{**one, "seq": 0} for one in records]
+        assert list(engine.store.read_entries(f"run/{key}")) == before  # the stored ones are as they were
+    assert cli.run_command(["verify", "--store", "other.db"]) == 0
     again_imported = ["import-runs", "run.jsonl", "--states", "states.yaml", "--store", "other.db"]
-    assert cli.run(again_imported) == 0
+    assert cli.run_command(again_imported) == 0
 
 
 @pytest.mark.parametrize(
     ("mapping", "why"),
     [
-        ("COMPLETE: done\nHARD_FAIL: done\n", "two things"),
-        ("COMPLETE: PENDING\n", "two things"),
-        ("COMPLETE: COMMIT\n", "two things"),
-        ("DONE: x\n", "is no state"),
-        ("- x\n", "it takes names of states"),
-        ("COMPLETE: [\n", "is no YAML"),
+        ("COMPLETE: done\nHARD_FAIL: done\n", "two meanings"),
+        ("COMPLETE: PENDING\n", "two meanings"),
+        ("COMPLETE: COMMIT\n", "two meanings"),
+        ("DONE: x\n", "is not a state"),
+        ("- x\n", "it must map states"),
+        ("COMPLETE: [\n", "is not YAML"),
     ],
 )
 def test_a_mapping_that_cannot_be_undone_is_refused(
@@ -148,7 +150,7 @@ def test_a_mapping_that_cannot_be_undone_is_refused(
         work("done")
     Path("states.yaml").write_text(mapping)
     key = said("runs")[0]["key"]
-    assert cli.run(["export", "runs", key, "--states", "states.yaml", "--store", "log.db"]) == 2
+    assert cli.run_command(["export", "runs", key, "--states", "states.yaml", "--store", "log.db"]) == 2
     assert why in " ".join(capfd.readouterr().err.split())
 
 
@@ -158,17 +160,17 @@ def test_what_was_altered_or_is_not_over_is_refused(capfd: pytest.CaptureFixture
         work.submit("pending")
     rows = {row["state"]: row["key"] for row in said("runs")}
     for key in rows.values():
-        assert cli.run(["export", "runs", key, "--out", f"{key}.jsonl", "--store", "log.db"]) == 0
-    assert cli.run(["import-runs", f"{rows['PENDING']}.jsonl", "--store", "other.db"]) == 2
-    assert "it may still go on" in " ".join(capfd.readouterr().err.split())
+        assert cli.run_command(["export", "runs", key, "--out", f"{key}.jsonl", "--store", "log.db"]) == 0
+    assert cli.run_command(["import-runs", f"{rows['PENDING']}.jsonl", "--store", "other.db"]) == 2
+    assert "it may continue" in " ".join(capfd.readouterr().err.split())
     text = Path(f"{rows['COMPLETE']}.jsonl").read_text()
     for wrong, why in (
-        (text.replace('"tried": 1', '"tried": 2'), "was altered"),
-        (text.replace("run/", "event/"), "is no run"),
-        ("{}\n", "line 1 is no entry"),
+        (text.replace('"attempt_count": 1', '"attempt_count": 2'), "was altered"),
+        (text.replace("run/", "event/"), "is not a run"),
+        ("{}\n", "line 1 is not an entry"),
         ("\n" + text.splitlines()[1], "is out of order"),
     ):
         assert wrong != text
         Path("wrong.jsonl").write_text(wrong)
-        assert cli.run(["import-runs", "wrong.jsonl", "--store", "other.db"]) in (1, 2)
+        assert cli.run_command(["import-runs", "wrong.jsonl", "--store", "other.db"]) in (1, 2)
         assert why in " ".join(capfd.readouterr().err.split()), why

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 PROGRAM = """
 import ctypes, errno, pathlib, socket, struct, sys
-from oncemore.maintenance.sandbox import Guard
+from oncemore.maintenance.sandbox import SandboxGuard
 
 libc = ctypes.CDLL(None, use_errno=True)  # before the doors close; its calls raise no audit event
-guard = Guard(pathlib.Path(sys.argv[1]))
-guard.begin()
+guard = SandboxGuard(pathlib.Path(sys.argv[1]))
+guard.activate_guard()
 file = libc.socket(socket.AF_INET, socket.SOCK_STREAM, 0)
 address = struct.pack("=HH4s8x", socket.AF_INET, socket.htons(int(sys.argv[2])), b"\\x7f\\0\\0\\1")
 answer = libc.connect(file, address, len(address))
-print(guard.kernel, answer, errno.errorcode.get(ctypes.get_errno(), ""))
+print(guard.has_landlock, answer, errno.errorcode.get(ctypes.get_errno(), ""))
 """
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from tests.house.test_cli_house import run
+from tests.maintenance.test_cli_maintenance import run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +41,7 @@ def test_looking_at_a_missing_database_names_the_companions(missing: Path, words
 
 def test_the_companions_are_removed_when_the_operator_says_so(missing: Path, tmp_path: Path) -> None:
     refused = run("doctor", "--remove-companions")
-    assert (refused.code, "Give --yes" in refused.err) == (2, True)
+    assert (refused.code, "Confirm with --yes" in refused.err) == (2, True)
     assert list(tmp_path.glob("log.db-*"))
     ran = run("doctor", "--remove-companions", "--yes")
     assert ran.code == 0
@@ -50,14 +50,14 @@ def test_the_companions_are_removed_when_the_operator_says_so(missing: Path, tmp
     assert not list(tmp_path.glob("log.db-*"))
     with oncemore.open(missing):
         assert make("a") == "a"
-    assert "there are no companions" not in run("doctor", "--remove-companions", "--yes").out
+    assert "There are no companion files" not in run("doctor", "--remove-companions", "--yes").out
 
 
 def test_companions_of_a_database_that_exists_are_not_removed(missing: Path, tmp_path: Path) -> None:
     missing.touch()
     ran = run("doctor", "--remove-companions", "--yes")
     assert ran.code == 2
-    assert "is here, with its companions; nothing was removed" in ran.err
+    assert "exists, and its companions belong to it; nothing was removed" in ran.err
     assert list(tmp_path.glob("log.db-*"))
 
 

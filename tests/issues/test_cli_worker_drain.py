@@ -67,11 +67,11 @@ def test_all_runs_of_a_step_with_a_rate_are_done(engine: oncemore.Engine) -> Non
 def test_a_switch_that_is_on_is_named_and_is_not_nothing_to_do(engine: oncemore.Engine) -> None:
     submit_runs(engine, 3)
     with engine:
-        engine.switch.on(reason="the bank is down", by="operator")
+        engine.switches.on(reason="the bank is down", by="operator")
     done = drain()
     last = done.stderr.splitlines()[-1]
     assert (done.returncode, "nothing to do" in done.stderr) == (1, False), done.stderr
-    assert "a worker ends: nothing done; left: 3 of drained.pay (the switch all_execution is on since" in last
+    assert "worker ended: no work done; left: 3 of drained.pay (the switch all_execution is on since" in last
     assert last.endswith("(operator: the bank is down))")
 
 
@@ -88,4 +88,4 @@ def test_what_is_due_after_the_limit_is_named_and_is_no_failure(engine: oncemore
 def test_a_wait_limit_without_drain_is_refused(engine: oncemore.Engine) -> None:
     command = [sys.executable, "-m", "oncemore", "worker", "drained", "--wait", "1s"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, "--wait goes with --drain" in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, "--wait needs --drain" in done.stderr) == (2, True), done.stderr

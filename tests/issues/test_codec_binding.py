@@ -8,10 +8,10 @@ import apsw
 import pytest
 
 import oncemore
-from oncemore.log.encryption import Seal, opened
-from oncemore.outbox import Relay
-from oncemore.testing import instant
-from tests.house.test_seal import Key
+from oncemore.log.encryption import BodyCipher, decrypt_bytes
+from oncemore.outbox import OutboxRelay
+from oncemore.testing import instant_waits
+from tests.maintenance.test_encryption import Key
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +45,7 @@ def test_a_sealed_body_that_was_put_into_another_entry_is_refused(tmp_path: Path
         pay("a")
         pay("b")
     change_body(path, "a", read_body(path, "b"))
-    says = r"the body of version 2 of run/.* was sealed for another entry"
+    says = r"the body of version 2 of run/.* was encrypted for another entry"
     with oncemore.open(path, codec=key):
         assert pay("b") == "paid b"
         with pytest.raises(oncemore.StoreError, match=says):
@@ -66,9 +66,9 @@ def test_a_sealed_event_that_was_swapped_is_not_delivered(tmp_path: Path) -> Non
     taken: list[str] = []
     with (
         oncemore.open(path, codec=key) as engine,
-        pytest.raises(oncemore.StoreError, match="sealed for another"),
+        pytest.raises(oncemore.StoreError, match="encrypted for another"),
     ):
-        Relay(engine, {"*": lambda message: taken.append(message.payload["order"])}).run_once()
+        OutboxRelay(engine, {"*": lambda message: taken.append(message.payload["order"])}).run_once()
     assert taken in ([], ["b"])
 
 
@@ -84,7 +84,7 @@ def test_a_plain_body_is_refused_where_a_codec_is_set(tmp_path: Path) -> None:
 
 def test_a_log_that_is_older_than_its_codec_is_read_when_that_is_said(tmp_path: Path) -> None:
     path, key = tmp_path / "log.db", Key("k1")
-    with instant():
+    with instant_waits():
         with oncemore.open(path):
             pay("a")
         with oncemore.open(path, codec=key), pytest.raises(oncemore.UsageError, match="is plain"):
@@ -98,15 +98,15 @@ def test_a_log_that_is_older_than_its_codec_is_read_when_that_is_said(tmp_path: 
 def test_a_body_that_an_earlier_version_has_sealed_is_read_when_that_is_said() -> None:
     key = Key("k1")
     earlier = b"\x00\x02k1" + key.encode(b'{"result":1}')
-    with pytest.raises(oncemore.UsageError, match="is sealed without its entry, though a codec is set"):
-        opened(earlier, Seal(key), "run/a", 1)
-    assert opened(earlier, Seal([key, oncemore.EarlierBodies()]), "run/a", 1) == b'{"result":1}'
+    with pytest.raises(oncemore.UsageError, match="is encrypted without its entry, though a codec is set"):
+        decrypt_bytes(earlier, BodyCipher(key), "run/a", 1)
+    assert decrypt_bytes(earlier, BodyCipher([key, oncemore.EarlierBodies()]), "run/a", 1) == b'{"result":1}'
 
 
 def test_a_new_body_cannot_be_passed_off_as_an_earlier_one() -> None:
-    seal = Seal([Key("k1"), oncemore.EarlierBodies()])
-    stored = seal.close(b"{}", "run/a", 1)
-    assert not opened(b"\x00" + stored[1:], seal, "run/b", 7).startswith(b"{")
+    seal = BodyCipher([Key("k1"), oncemore.EarlierBodies()])
+    stored = seal.encrypt_body(b"{}", "run/a", 1)
+    assert not decrypt_bytes(b"\x00" + stored[1:], seal, "run/b", 7).startswith(b"{")
 
 
 @pytest.mark.parametrize("codec", [oncemore.EarlierBodies(), [oncemore.EarlierBodies(), Key("k1")]])

@@ -8,9 +8,9 @@ import pytest
 
 import oncemore
 from oncemore import Policy
-from oncemore.control.model import Control, turned_on
+from oncemore.control.model import SwitchBoard, turn_switch_on
 from oncemore.errors import TransientError
-from oncemore.maintenance.copy import copy
+from oncemore.maintenance.copy import move_log
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.workers.worker_report import Leftover, summarize
 from tests.rooms import _alone, clock, engine
@@ -72,7 +72,7 @@ def test_what_a_switch_stops_is_left_with_its_reason(engine: Engine, switched: s
     stopped, other = step(), step("shop.mail")
     stopped.submit(1)
     other.submit(1)
-    engine.switch.on(step=switched, reason="the bank is down", by="operator")
+    engine.switches.on(step=switched, reason="the bank is down", by="operator")
     worker = oncemore.Worker(engine, [stopped, other])
     worker.run_until_idle(wait_s=5)
     left = worker.leftovers(wait_s=5)
@@ -88,7 +88,7 @@ def test_a_switch_of_a_tenant_leaves_that_tenants_runs(engine: Engine) -> None:
     for tenant in ("t-1", "t-2"):
         with oncemore.context(tenant=tenant):
             quick.submit(1)
-    engine.switch.on(tenant="t-1", reason="unpaid")
+    engine.switches.on(tenant="t-1", reason="unpaid")
     worker = oncemore.Worker(engine, [quick])
     assert worker.run_until_idle(wait_s=5).done == 1
     (left,) = worker.leftovers(wait_s=5)
@@ -100,13 +100,13 @@ class Elsewhere:
 
     is_down = False
 
-    def switches(self, steps: tuple[str, ...], tenant: str) -> Control:
+    def load_switches(self, steps: tuple[str, ...], tenant: str) -> SwitchBoard:
         """Stop everything, or fail."""
         if self.is_down:
             raise ConnectionError("no answer")
-        return turned_on(Control(), "all_execution", {"by": "somebody"})
+        return turn_switch_on(SwitchBoard(), "all_execution", {"by": "somebody"})
 
-    def approval(self, key: str) -> None:
+    def load_approval(self, key: str) -> None:
         """Know of none."""
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class Elsewhere:
     ],
 )
 def test_what_another_system_stops_is_left_with_its_reason(engine: Engine, is_down: bool, why: str) -> None:
-    engine.controls.elsewhere = elsewhere = Elsewhere()
+    engine.permissions.external = elsewhere = Elsewhere()
     elsewhere.is_down = is_down
     quick = step()
     quick.submit(1)
@@ -149,7 +149,7 @@ def test_of_a_log_that_has_moved_everything_is_left(engine: Engine) -> None:
     quick = step()
     quick.submit(1)
     with oncemore.open("moved.db") as target:
-        copy(engine, target, reason="a larger disk")
+        move_log(engine, target, reason="a larger disk")
         worker = oncemore.Worker(engine, [quick])
         worker.run_until_idle(wait_s=1)
         assert worker.leftovers() == (Leftover("shop.pay", 1, f"the log has moved to {target.url}"),)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore._redact import describe_value, mask_headers, masked
-from oncemore.http import Idempotency, everyone
+from oncemore._redact import describe_value, mask_headers, mask_text
+from oncemore.http import IdempotencyMiddleware, same_principal
 from oncemore.inbox import endpoint
-from oncemore.outbox import Message, Sqs
+from oncemore.outbox import EventMessage, SqsSink
 from tests.issues.hostile_messages import GOOD, make_step
 from tests.issues.test_unreadable_messages import post_all
 from tests.rooms import _alone
@@ -55,7 +55,7 @@ def test_a_path_with_a_line_end_is_not_another_path_with_a_query(engine: oncemor
         await send({"type": "http.response.start", "status": 201, "headers": []})
         await send({"type": "http.response.body", "body": b"ok"})
 
-    guarded = Idempotency(app, effect="idempotent", principal=everyone, engine=engine)
+    guarded = IdempotencyMiddleware(app, effect="idempotent", principal=same_principal, engine=engine)
     assert ask(guarded, "/a\nb", "k1") == 201
     assert ask(guarded, "/a", "k1", b"b") == 422
     for path in ("/a\x00b", "/\x1b[31m", "/\ud800", "/" + "x" * 10_000):
@@ -79,7 +79,7 @@ def test_an_id_that_is_too_long_is_refused(engine: oncemore.Engine) -> None:
 def test_log_records_of_an_engine_are_one_line_each(
     engine: oncemore.Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine.grumble("first\nWARNING forged \x1b[31mline\u202e")
+    engine.log_warning("first\nWARNING forged \x1b[31mline\u202e")
     assert [record.getMessage() for record in caplog.records] == ["oncemore: first WARNING forged line"]
 
 
@@ -90,8 +90,8 @@ def test_a_correlation_id_that_sqs_refuses_is_left_out_of_the_attributes() -> No
         def send_message(self, **asked: Any) -> None:
             sent.append(asked["MessageAttributes"])
 
-    message = Message("1", "t", {}, "c\x00", "", 0.0, "l", 1, 1)
-    sink = Sqs("https://sqs.example/1/queue", client=Client())
+    message = EventMessage("1", "t", {}, "c\x00", "", 0.0, "l", 1, 1)
+    sink = SqsSink("https://sqs.example/1/queue", client=Client())
     sink(message)
     sink(message._replace(correlation_id="c-1"))
     assert [("Correlation-Id" in each) for each in sent] == [False, True]
@@ -102,6 +102,6 @@ def test_a_hostile_text_costs_little_to_mask(part: str) -> None:
     began = time.process_time()
     text = part * (200_000 // len(part))
     describe_value(text)
-    masked(text)
+    mask_text(text)
     mask_headers({"x-one": text})
     assert time.process_time() - began < 2.0

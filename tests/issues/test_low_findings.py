@@ -8,12 +8,12 @@ import apsw
 import pytest
 
 import oncemore
-from oncemore.artifacts.backends import Folder
-from oncemore.artifacts.object_store import Bucket
-from oncemore.control.nats_switches import key_of
-from oncemore.http.middleware import _fingerprint
-from oncemore.messaging.inbox_message import id_in
-from oncemore.profiles.exoarmur.bus import subject_of
+from oncemore.artifacts.backends import FolderBackend
+from oncemore.artifacts.object_store import BucketBackend
+from oncemore.control.nats_switches import bucket_key
+from oncemore.http.middleware import _request_fingerprint
+from oncemore.messaging.inbox_message import find_message_id
+from oncemore.profiles.exoarmur.bus_calls import subject_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,8 +24,13 @@ NO_DIGESTS = ["../../secret", "/etc/passwd", "", "A" * 64, "a" * 63, "a" * 65, "
 @pytest.mark.parametrize("digest", NO_DIGESTS)
 def test_what_is_not_a_digest_never_becomes_a_path(tmp_path: Path, digest: Any) -> None:
     (tmp_path / "secret").write_text("private")
-    folder = Folder(tmp_path / "artifacts")
-    for use in (folder.open, folder.path, lambda one: folder.remove(one, 1e12), Bucket("memory:///").open):
+    folder = FolderBackend(tmp_path / "artifacts")
+    for use in (
+        folder.open_object,
+        folder.object_path,
+        lambda one: folder.remove_object(one, 1e12),
+        BucketBackend("memory:///").open_object,
+    ):
         with pytest.raises(oncemore.StoreError, match="is not a digest: it takes 64 hex digits"):
             use(digest)
     assert (tmp_path / "secret").read_text() == "private"
@@ -48,21 +53,21 @@ def test_a_log_entry_that_names_a_file_as_its_result_reads_no_other_file(tmp_pat
     )
     database.close()
     with oncemore.open(tmp_path / "log.db"):
-        run = large.last()
+        run = large.last_run()
         assert run is not None
         with pytest.raises(oncemore.ResultUnavailable, match="is not a digest"):
             _ = run.value
 
 
 def test_messages_of_different_sources_have_different_ids() -> None:
-    one = id_in({"ce-source": "/shop orders", "ce-id": "1"})
-    other = id_in({"ce-source": "/shop", "ce-id": "orders 1"})
+    one = find_message_id({"ce-source": "/shop orders", "ce-id": "1"})
+    other = find_message_id({"ce-source": "/shop", "ce-id": "orders 1"})
     assert one != other
 
 
 def test_requests_that_differ_have_different_fingerprints() -> None:
     def of(path: str, query: bytes, body: bytes) -> str:
-        return _fingerprint({"method": "POST", "path": path, "query_string": query}, body)
+        return _request_fingerprint({"method": "POST", "path": path, "query_string": query}, body)
 
     assert of("/pay\nq", b"", b"{}") != of("/pay", b"q", b"\n{}")
     assert of("/pay", b"q", b"{}") == of("/pay", b"q", b"{}")
@@ -77,7 +82,7 @@ def test_a_bucket_whose_name_has_a_dot_cannot_reach_into_another() -> None:
 
 def test_names_of_switches_have_different_keys() -> None:
     names = ["a b", "a=20b", "a=3D20b", "a..b", "a=2E.b", ".a", "=2Ea"]
-    assert len({key_of("step", name) for name in names}) == len(names)
+    assert len({bucket_key("step", name) for name in names}) == len(names)
 
 
 HUGE = {"alone": 10**5000, "negative": -(10**5000), "inside": [1, {"n": 10**5000}], "a key": {10**5000: 1}}

@@ -61,7 +61,7 @@ def test_a_checkpoint_that_cannot_be_stored_gets_no_advice_about_keys(engine: on
     def keep() -> None:
         oncemore.current().checkpoint(object())
 
-    with pytest.raises(oncemore.Failed) as caught:
+    with pytest.raises(oncemore.StepFailed) as caught:
         keep()
     assert "the value is an object, which has no form in JSON; pass plain values" in str(caught.value)
     assert "of the key" not in str(caught.value)
@@ -81,7 +81,7 @@ def test_the_values_of_a_job_raise_the_failure_of_an_item(engine: oncemore.Engin
 
     job = halve.map([2, 3, 5])
     with pytest.raises(
-        oncemore.Terminal, match=r"halve: key \w{12} failed after 1 attempt .* it is odd"
+        oncemore.PermanentFailure, match=r"halve: key \w{12} failed after 1 attempt .* it is odd"
     ) as told:
         _ = job.values
     assert told.value.run.key == job.items[1].key  # type: ignore[attr-defined]
@@ -127,7 +127,7 @@ def test_a_function_that_is_not_found_under_its_name_is_refused_before_anything_
     for call in (step, step.submit):
         with pytest.raises(oncemore.UsageError, match="another process does not find it as"):
             call(1)
-    assert list(engine.store.entries()) == []
+    assert list(engine.store.read_entries()) == []
 
 
 def test_a_function_of_a_program_without_a_file_is_refused(
@@ -167,7 +167,7 @@ def _decorate_retry() -> Any:
 
 
 def _change_options() -> Any:
-    return oncemore.retry(on=OSError)(lambda: None).using(policy=AT_ONCE)
+    return oncemore.retry(on=OSError)(lambda: None).with_options(policy=AT_ONCE)
 
 
 def _call_retrying() -> Any:

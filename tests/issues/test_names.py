@@ -9,18 +9,18 @@ import pytest
 
 import oncemore
 import oncemore.http
-from oncemore.audit.recorder import Ids
-from oncemore.control.model import CONTROL, Control, turned_on
-from oncemore.control.nats_switches import key_of
-from oncemore.errors import Blocked
-from oncemore.log.head_access import seen_in, write_of
-from oncemore.log.record import Change
+from oncemore.audit.recorder import OperationIds
+from oncemore.control.model import SWITCHES_ENTITY, SwitchBoard, turn_switch_on
+from oncemore.control.nats_switches import bucket_key
+from oncemore.errors import NotPermitted
+from oncemore.log.head_access import build_write, load_head
+from oncemore.log.record import RecordChange
 from oncemore.log.store import Batch
 from oncemore.queries import limits
-from oncemore.queries.audit import Trail
-from oncemore.queries.audit import Wanted as WantedEvents
-from oncemore.queries.runs import Asked, runs
-from oncemore.queries.tail import Tail, Wanted
+from oncemore.queries.audit import AuditTrail
+from oncemore.queries.audit import EventFilter as WantedEvents
+from oncemore.queries.runs import RunFilter, list_runs
+from oncemore.queries.tail import EntryFilter, LogTailer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,32 +42,34 @@ def ship(order: int, whose: str) -> str:
 def test_the_switch_of_a_tenant_stops_both_spellings(
     first: str, second: str, engine: oncemore.Engine
 ) -> None:
-    engine.switch.on(tenant=first, reason="test")
+    engine.switches.on(tenant=first, reason="test")
     for number, spelling in enumerate((first, second)):
-        with pytest.raises(Blocked):
+        with pytest.raises(NotPermitted):
             ship(number, spelling)
-    assert engine.switch.off(tenant=second, reason="test")
+    assert engine.switches.off(tenant=second, reason="test")
     assert ship(1, first) == f"issues.{NFC} {NFC}"
 
 
 @SPELLINGS
 def test_the_switch_of_a_step_stops_both_spellings(first: str, second: str, engine: oncemore.Engine) -> None:
-    engine.switch.on(step=f"issues.{first}", reason="test")
-    with pytest.raises(Blocked):
+    engine.switches.on(step=f"issues.{first}", reason="test")
+    with pytest.raises(NotPermitted):
         ship(1, "x")
-    assert engine.switch.off(step=f"issues.{second}", reason="test")
-    assert not engine.switch.status()
+    assert engine.switches.off(step=f"issues.{second}", reason="test")
+    assert not engine.switches.status()
 
 
 def test_a_switch_that_an_older_version_has_thrown_stays_on(engine: oncemore.Engine) -> None:
     told = {"by": "operator", "reason": "test", "at": 0.0}
-    seen = seen_in(engine.store, CONTROL, None, Control)
-    after = turned_on(Control(), f"tenant:{NFD}", told)
-    write = write_of(CONTROL, 0, seen.hash, Change(("CONTROL", "DECISION"), None, after, {}), engine.now())
+    seen = load_head(engine.store, SWITCHES_ENTITY, None, SwitchBoard)
+    after = turn_switch_on(SwitchBoard(), f"tenant:{NFD}", told)
+    write = build_write(
+        SWITCHES_ENTITY, 0, seen.hash, RecordChange(("CONTROL", "DECISION"), None, after, {}), engine.now()
+    )
     engine.store.append(Batch((write,))).wait()
-    with pytest.raises(Blocked):
+    with pytest.raises(NotPermitted):
         ship(1, NFC)
-    assert engine.switch.off(tenant=NFC, reason="test")
+    assert engine.switches.off(tenant=NFC, reason="test")
     ship(1, NFC)
 
 
@@ -83,7 +85,7 @@ def test_context_names_are_normalised(first: str, second: str, engine: oncemore.
         assert who() == NFC
     with oncemore.context(tenant=second):
         assert who.key() == key
-    assert engine.switch.on(reason="test", by=first).by == NFC
+    assert engine.switches.on(reason="test", by=first).by == NFC
 
 
 @SPELLINGS
@@ -93,8 +95,8 @@ def test_breakers_rates_and_budgets_have_one_name(first: str, second: str, engin
     with pytest.raises(ConnectionRefusedError):
         one.call(_refuse)
     assert (other.state, other.name) == ("OPEN", NFC)
-    assert limits.breaker(engine, second)[0].state == "OPEN"
-    assert limits.reset(engine, second, "test", first).state == "CLOSED"
+    assert limits.load_breaker(engine, second)[0].state == "OPEN"
+    assert limits.reset_breaker(engine, second, "test", first).state == "CLOSED"
     assert one.state == "CLOSED"
     assert oncemore.Rate("1/s", name=first).name == oncemore.Rate("1/s", name=second, shared=True).name == NFC
     assert oncemore.Budget(name=first).name == oncemore.Budget(name=second, shared=True).name == NFC
@@ -133,12 +135,12 @@ def test_what_is_left_alone_has_one_name(
     def fetch(name: str) -> None:
         raise oncemore.PermanentError("gone")
 
-    with pytest.raises(oncemore.Failed):
+    with pytest.raises(oncemore.StepFailed):
         fetch(first)
     assert engine.cooldowns.get(second) == engine.cooldowns.get(first) is not None
     (found,) = engine.cooldowns.list(state="all", provider=second)
     assert (found.resource, found.provider) == (NFC, NFC)
-    assert fetch._recipe.cooling((first,), {}).rest.base_s == 50.0
+    assert fetch._options.cooldown_of((first,), {}).rest.base_s == 50.0
 
 
 @SPELLINGS
@@ -149,7 +151,7 @@ def test_a_principal_has_one_name(first: str, second: str, engine: oncemore.Engi
     ]
     assert statuses == [201, 201, 201]
     assert asked == ["order", "order"], "the two spellings are one client, the other client is not"
-    assert {row.tenant for row in runs(engine.store, Asked())} == {NFC, "somebody else"}
+    assert {row.tenant for row in list_runs(engine.store, RunFilter())} == {NFC, "somebody else"}
 
 
 async def _post(engine: oncemore.Engine, asked: list[Any], principal: str, body: bytes) -> int:
@@ -165,7 +167,7 @@ async def _post(engine: oncemore.Engine, asked: list[Any], principal: str, body:
         sent.append(message)
 
     sent: list[Any] = []
-    served = oncemore.http.Idempotency(
+    served = oncemore.http.IdempotencyMiddleware(
         app, effect="idempotent", principal=lambda scope: principal, engine=engine
     )
     scope = {
@@ -186,9 +188,9 @@ def test_lists_find_both_spellings(
 
     with pytest.raises(oncemore.OutcomeUnknown):
         pay()
-    assert len(runs(engine.store, Asked(step=second, dataset=second, tenant=second))) == 1
+    assert len(list_runs(engine.store, RunFilter(step=second, dataset=second, tenant=second))) == 1
     assert len(engine.quarantine.list(step=second, tenant=second)) == 1
-    assert len(Tail(engine.store, Wanted(step=second, tenant=second)).last(10)) > 0
+    assert len(LogTailer(engine.store, EntryFilter(step=second, tenant=second)).read_last_lines(10)) > 0
     assert engine.prune(older_than=60, step=second, dry_run=True).runs == 0
     assert len(oncemore.Worker(engine, [pay]).unknown()) == 0
 
@@ -197,8 +199,8 @@ def test_lists_find_both_spellings(
 def test_aliases_and_audit_names_are_normalised(first: str, second: str, tmp_path: Path) -> None:
     with pytest.raises(oncemore.UsageError, match="twice"):
         oncemore.step(effect="pure", name=first, aliases=second)(_refuse)
-    assert Ids(first).cleaned() == Ids(second).cleaned() == Ids(NFC)
-    assert Ids().cleaned() == Ids()
-    assert key_of("tenant", first) == key_of("tenant", second)
+    assert OperationIds(first).clean_ids() == OperationIds(second).clean_ids() == OperationIds(NFC)
+    assert OperationIds().clean_ids() == OperationIds()
+    assert bucket_key("tenant", first) == bucket_key("tenant", second)
     with (tmp_path / "audit.jsonl").open("w+") as file:
-        assert Trail(file, "audit.jsonl", WantedEvents(tenant_id=second))._wanted.tenant_id == NFC
+        assert AuditTrail(file, "audit.jsonl", WantedEvents(tenant_id=second))._filter.tenant_id == NFC

@@ -10,11 +10,11 @@ import nats as client
 import pytest
 
 import oncemore
-from oncemore.audit import Spool
-from oncemore.outbox import JetStream
+from oncemore.audit import AuditSpool
+from oncemore.outbox import JetStreamSink
 from oncemore.profiles.exoarmur import IdempotencyManager, RetryCategory, RetryManager
 from oncemore.profiles.exoarmur.bus import Bus
-from oncemore.testing import instant
+from oncemore.testing import instant_waits
 from tests.servers import nats
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def url() -> Iterator[str]:
     try:
         with nats.running(jetstream=True) as (url, _):
             yield url
-    except nats.NoNats as reason:
+    except nats.NatsUnavailable as reason:
         pytest.skip(str(reason))
 
 
@@ -79,10 +79,10 @@ def test_client_key_value_store_execution_and_audit_on_a_real_server(url: str, t
             for _ in range(2)
         ]
 
-    with oncemore.open(tmp_path / "log.db") as engine, instant():
+    with oncemore.open(tmp_path / "log.db") as engine, instant_waits():
         manager = RetryManager(IdempotencyManager(engine))
-        with Spool(tmp_path / "audit.jsonl", JetStream(url), topic=AUDIT) as spool:
-            manager.attach(spool)
+        with AuditSpool(tmp_path / "audit.jsonl", JetStreamSink(url), topic=AUDIT) as spool:
+            manager.add_sink(spool)
             assert asyncio.run(work(manager)) == ["h-1", "h-1"]
             assert spool.flush(60.0)
     assert len(executed) == 2

@@ -6,9 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import oncemore
-from oncemore.inbox import Taken, jetstream
-from tests.inbox.broker import Broker, left, published
+from oncemore.inbox import InboxStats, jetstream
 from tests.issues.hostile_messages import BODIES, GOOD, make_step
+from tests.messaging.inbox.broker import Broker, left, published
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def test_from_jetstream_each_of_them_is_answered_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oncemore.messaging.sources.jetstream.LOOK_S", 0.2)
+    monkeypatch.setattr("oncemore.messaging.sources.jetstream.POLL_S", 0.2)
     broker = Broker(tmp_path)
     broker.start()
     try:
@@ -30,8 +30,8 @@ def test_from_jetstream_each_of_them_is_answered_once(
         with oncemore.open(tmp_path / "log.db"):
             inbox = jetstream(make_step(booked), url, stream="BAD", durable="d")
             inbox.drain()
-            assert (booked, inbox.taken) == (["A-1"], Taken(done=1, dead=len(BODIES)))
-            assert len(inbox.dead()) == len(BODIES)
+            assert (booked, inbox.stats) == (["A-1"], InboxStats(done=1, dead=len(BODIES)))
+            assert len(inbox.dead_letters()) == len(BODIES)
         assert asyncio.run(left(url, "BAD")) == (0, 0)
     finally:
         broker.stop()

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.errors import Blocked, TransientError, UsageError
+from oncemore.errors import NotPermitted, TransientError, UsageError
 from oncemore.profiles.kfm.loop import last_run, retry_loop
 from oncemore.steps.read_only_values import ReadOnlyDict, ReadOnlyList, make_read_only
-from oncemore.workers.service import Worker, steps_in
+from oncemore.workers.service import Worker, find_steps
 from tests.issues.nodes import CFG, INPUTS, Later, Report, table
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def engine(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[oncemore.
 def ends(run: Any) -> list[tuple[str, int, str]]:
     return [
         (line["state"], line["attempt"], line["reason"])
-        for line in run.wal()
+        for line in run.records()
         if line["kind"] == "TRANSITION" and line["state"] == "COMPLETE"
     ]
 
@@ -139,8 +139,8 @@ def test_a_redelivery_beside_another_is_logged_once(engine: oncemore.Engine) -> 
 
 
 def test_a_worker_finds_the_nodes_of_a_module_and_does_their_runs(engine: oncemore.Engine) -> None:
-    steps = steps_in(["tests.issues.nodes"])
-    assert sorted(step.name for step in steps) == ["later", "monthly-report", "needs-a-table"]
+    steps = find_steps(["tests.issues.nodes"])
+    assert sorted(step.name for step in steps) == ["deferred", "monthly-report", "needs-a-table"]
     (report,) = [step for step in steps if step.name == "monthly-report"]
     report.submit(INPUTS, CFG)
     assert Worker(engine, steps).run_until_idle().done == 1
@@ -148,11 +148,11 @@ def test_a_worker_finds_the_nodes_of_a_module_and_does_their_runs(engine: oncemo
     assert run is not None
     assert run.value["unit"] == "kg"
     assert retry_loop(Report(), INPUTS, CFG) == "OK"
-    (named,) = steps_in(["tests.issues.nodes:table"])
+    (named,) = find_steps(["tests.issues.nodes:table"])
     named.submit(1, None)
     assert Worker(engine, [table]).run_until_idle().done == 1
     with pytest.raises(UsageError, match="has no step called 'Needs'"):
-        steps_in(["tests.issues.nodes:Needs"])
+        find_steps(["tests.issues.nodes:Needs"])
 
 
 def test_a_node_names_its_policy_and_its_pipeline(engine: oncemore.Engine) -> None:
@@ -162,16 +162,16 @@ def test_a_node_names_its_policy_and_its_pipeline(engine: oncemore.Engine) -> No
         def compute(self, inputs: Any, cfg: Any, checkpoint: Any) -> Any:
             raise TransientError("busy")
 
-    with oncemore.testing.instant():
+    with oncemore.testing.instant_waits():
         assert retry_loop(Short(), INPUTS) == "HARD_FAIL"
     run = last_run(Short(), INPUTS)
     assert run is not None
     assert len(run.attempts) == 4
     for name in ("nowcasts", "tests.issues.nodes"):
-        engine.switch.on(pipeline=name, reason="stop")
-    with pytest.raises(Blocked, match="pipeline nowcasts"):
+        engine.switches.on(pipeline=name, reason="stop")
+    with pytest.raises(NotPermitted, match="pipeline nowcasts"):
         retry_loop(Short(), 2)
-    with pytest.raises(Blocked, match=r"pipeline tests\.issues\.nodes"):
+    with pytest.raises(NotPermitted, match=r"pipeline tests\.issues\.nodes"):
         retry_loop(Report(), 2, CFG)
 
 

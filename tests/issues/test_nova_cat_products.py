@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 import oncemore
-from oncemore.demo.nova_cat.server import Archive, image
+from oncemore.demo.nova_cat.server import ArchiveServer, image
 from oncemore.profiles.nova_cat import NovaCat
 from oncemore.testing import FakeClock
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def archive() -> Iterator[Archive]:
-    with Archive() as archive:
+def archive() -> Iterator[ArchiveServer]:
+    with ArchiveServer() as archive:
         yield archive
 
 
@@ -54,7 +54,7 @@ MALFORMED = [
 
 @pytest.mark.parametrize("change", MALFORMED, ids=str)
 def test_a_malformed_input_leaves_the_record_of_the_product_alone(
-    engine: oncemore.Engine, archive: Archive, change: dict[str, Any]
+    engine: oncemore.Engine, archive: ArchiveServer, change: dict[str, Any]
 ) -> None:
     cat, good = NovaCat(), make_product(archive.put("/x.fits", image()))
     product_id = good["data_product_id"]
@@ -73,7 +73,7 @@ def test_a_malformed_input_leaves_the_record_of_the_product_alone(
 
 
 def test_a_malformed_input_does_not_end_the_cooldown_of_the_product(
-    engine: oncemore.Engine, archive: Archive
+    engine: oncemore.Engine, archive: ArchiveServer
 ) -> None:
     with FakeClock():
         cat, good = NovaCat(), make_product(archive.put("/x.fits", image(), *["503"] * 4))
@@ -85,7 +85,7 @@ def test_a_malformed_input_does_not_end_the_cooldown_of_the_product(
 
 
 def test_one_product_through_two_locators_at_once_is_fetched_once(
-    engine: oncemore.Engine, archive: Archive
+    engine: oncemore.Engine, archive: ArchiveServer
 ) -> None:
     product_id, calls, both = str(uuid4()), [], Barrier(2)
 
@@ -111,7 +111,7 @@ def test_one_product_through_two_locators_at_once_is_fetched_once(
 
 
 def test_a_failed_product_is_fetched_through_another_locator_after_its_cooldown(
-    engine: oncemore.Engine, archive: Archive
+    engine: oncemore.Engine, archive: ArchiveServer
 ) -> None:
     with FakeClock() as clock:
         cat, product_id = NovaCat(), str(uuid4())
@@ -126,11 +126,11 @@ def test_a_failed_product_is_fetched_through_another_locator_after_its_cooldown(
 
 
 def test_a_worker_fetches_a_product_that_waits_with_the_locator_it_was_asked_with(
-    engine: oncemore.Engine, archive: Archive
+    engine: oncemore.Engine, archive: ArchiveServer
 ) -> None:
     cat, where = NovaCat(), archive.put("/x.fits", image())
     product = make_product(where, sha256=None)
-    cat.acquire_artifact.on(engine).submit(
+    cat.acquire_artifact.bind(engine).submit(
         *(product[name] for name in ("data_product_id", "nova_id", "provider", "locator", "provenance")),
         None, "1",
     )  # fmt: skip
@@ -163,5 +163,5 @@ def test_a_malformed_input_without_items_is_refused_too(
 def test_what_is_not_a_mapping_is_a_mistake_of_the_caller(
     engine: oncemore.Engine, workflow: str, given: Any
 ) -> None:
-    with pytest.raises(oncemore.UsageError, match=r"given is .*; it takes a mapping"):
+    with pytest.raises(oncemore.UsageError, match=r"request is .*; it takes a mapping"):
         getattr(NovaCat(), workflow)(given)

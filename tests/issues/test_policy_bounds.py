@@ -42,14 +42,14 @@ def extending(base: str, field: str) -> Path:
 @pytest.mark.parametrize("base", ["kfm-rules", "kfm-loop", "p2-batch-reporting"])
 def test_a_file_that_loosens_a_governed_profile_is_refused(base: str, field: str) -> None:
     path = extending(base, field)
-    found = policies.check(str(path))
+    found = policies.check_file(str(path))
     name, allowed, rule = LOOSE[field]
     assert not found.good
     (fault,) = [fault for fault in found.faults if rule in fault.message]
     assert (fault.file, fault.line, fault.field) == ("mine.yaml", 3, f"retry_policy.{name}")
     assert allowed in fault.message
     with pytest.raises(PolicyError, match=r"mine\.yaml:3"):
-        policies.find("mine.yaml")
+        policies.find_policy("mine.yaml")
     # Elsewhere a constant delay is a warning, and nothing is refused.
     path.write_text(f'version: "1"\nretry_policy: {{{field}}}\n')
     with warnings.catch_warnings(record=True) as caught:
@@ -74,19 +74,19 @@ def test_a_file_that_loosens_a_governed_profile_is_refused(base: str, field: str
     ],
 )
 def test_the_formula_of_a_profile_holds_in_what_extends_it(base: str, field: str, said: str) -> None:
-    (fault,) = policies.check(str(extending(base, field))).faults
+    (fault,) = policies.check_file(str(extending(base, field))).faults
     assert said in f"{fault.field} {fault.message}"
 
 
 def test_bounds_become_narrower_only() -> None:
     path = Path("mine.yaml")
     path.write_text("version: retry-loop-v1.0\nextends: kfm-rules\nbounds: {jitter: [full, none]}\n")
-    (fault,) = policies.check(str(path)).faults
+    (fault,) = policies.check_file(str(path)).faults
     assert fault.message == "is wider than the inherited one, which is full"
     path.write_text(
         "version: retry-loop-v1.0\nextends: kfm-rules\nbounds: {max_delay_s: [0, 10], jitter: [full]}\n"
     )
-    (fault,) = policies.check(str(path)).faults
+    (fault,) = policies.check_file(str(path)).faults
     assert "is 30; the bounds of this profile allow 0 to 10" in fault.message
 
 
@@ -95,9 +95,9 @@ def test_what_keeps_to_the_rules_is_good() -> None:
         ("kfm-rules", "max_attempts: 10"),
         ("kfm-loop", "base_delay_s: 20, jitter_span_s: 4"),
     ):
-        assert policies.check(str(extending(base, field))).good
+        assert policies.check_file(str(extending(base, field))).good
     for base in ("kfm-rules", "kfm-loop"):
-        assert policies.check(str(extending(base, "max_attempts: 1"))).good
+        assert policies.check_file(str(extending(base, "max_attempts: 1"))).good
 
 
 GIVEN: list[tuple[dict[str, Any], str]] = [
@@ -123,13 +123,13 @@ def test_a_changed_copy_is_held_to_the_rules() -> None:
     rules = files.policy("kfm-rules")
     for change in ({"max_attempts": 50}, {"jitter": oncemore.Jitter("none")}, {"max_delay_s": 31}):
         with pytest.raises(PolicyError, match=r"governed policy|bounds of this profile"):
-            rules.but(**change)
-    assert rules.but(max_attempts=3, timeout_s=10).max_attempts == 3
+            rules.replace(**change)
+    assert rules.replace(max_attempts=3, timeout_s=10).max_attempts == 3
     with pytest.raises(PolicyError, match="jitter is equal; the bounds of this profile allow full"):
-        oncemore.step(effect="pure", policy=rules.but(jitter=oncemore.Jitter("equal")))(print)
+        oncemore.step(effect="pure", policy=rules.replace(jitter=oncemore.Jitter("equal")))(print)
     plain = oncemore.Policy(jitter=oncemore.Jitter("none"), timeout_s=1)
     with pytest.raises(PolicyError, match="BACKOFF-18"):
-        plain.but(governed=True)
+        plain.replace(governed=True)
 
 
 def test_a_linear_or_fixed_governed_policy_may_have_bounds_that_are_not_about_it() -> None:
@@ -137,9 +137,9 @@ def test_a_linear_or_fixed_governed_policy_may_have_bounds_that_are_not_about_it
         schedule=oncemore.linear(1),
         timeout_s=1,
         governed=True,
-        bounds=(("factor", (2, 2)), ("within_s", (1, 9))),
+        bounds=(("factor", (2, 2)), ("total_timeout_s", (1, 9))),
     )
-    assert (linear.within_s, Policy(bounds=(("jitter_span_s", (1, 2)),)).bounds) == (
+    assert (linear.total_timeout_s, Policy(bounds=(("jitter_span_s", (1, 2)),)).bounds) == (
         None,
         (("jitter_span_s", (1, 2)),),
     )

@@ -10,7 +10,7 @@ import pytest
 import oncemore
 from oncemore.errors import PolicyError, PolicyWarning
 from oncemore.policy import files
-from oncemore.policy.backoff import jittered
+from oncemore.policy.backoff import jittered_delay
 from oncemore.policy.files import loader
 from oncemore.queries import policies
 
@@ -58,7 +58,7 @@ def load(text: str, name: str = "mine.yaml") -> Policy:
 
 def delays(policy: Policy) -> list[float]:
     return [
-        jittered(policy.schedule, policy.jitter, policy.max_delay_s, "seed", n)
+        jittered_delay(policy.schedule, policy.jitter, policy.max_delay_s, "seed", n)
         for n in range(1, policy.max_attempts)
     ]
 
@@ -70,7 +70,7 @@ def delays(policy: Policy) -> list[float]:
 )
 def test_a_documents_own_file_waits_as_long_as_its_profile(text: str, profile: str) -> None:
     policy, known = load(text), files.policy(profile)
-    assert delays(policy) == delays(known.but(max_attempts=policy.max_attempts))
+    assert delays(policy) == delays(known.replace(max_attempts=policy.max_attempts))
     assert (policy.version, policy.name) == ("unversioned", "mine")
     assert policy.tuning == known.tuning
 
@@ -82,8 +82,8 @@ def test_the_settings_of_lit_are_linear() -> None:
 
 
 def test_what_a_file_says_itself_wins_over_the_formula_of_a_document() -> None:
-    assert load("retry_policy: {base_delay_sec: 0.5, exponent: attempt-1}").largest_delays() == [0.5, 1.0]
-    assert load("retry_policy: {base_delay_s: 1, jitter: full, jitter_seed: a}").largest_delays() == [
+    assert load("retry_policy: {base_delay_sec: 0.5, exponent: attempt-1}").max_delays() == [0.5, 1.0]
+    assert load("retry_policy: {base_delay_s: 1, jitter: full, jitter_seed: a}").max_delays() == [
         1.0,
         2.0,
     ]
@@ -95,7 +95,7 @@ def test_what_a_file_says_itself_wins_over_the_formula_of_a_document() -> None:
 
 def test_a_decision_under_a_file_without_a_version_says_so() -> None:
     load(LIT)
-    with oncemore.open("memory:"), oncemore.testing.instant():
+    with oncemore.open("memory:"), oncemore.testing.instant_waits():
 
         @oncemore.step(effect="pure", policy=Path("mine.yaml"))
         def work() -> None:
@@ -112,7 +112,7 @@ def test_a_governed_file_without_a_version_is_refused_and_any_other_is_unversion
         Path("mine.yaml").write_text(text)
         with pytest.raises(PolicyError, match=r"version is missing; every decision records it \(POL-4\)"):
             files.load("mine.yaml")
-    with oncemore.open("memory:"), oncemore.testing.instant():
+    with oncemore.open("memory:"), oncemore.testing.instant_waits():
 
         @oncemore.step(effect="pure", policy="kfm-loop")
         def work() -> None:
@@ -125,7 +125,7 @@ def test_a_governed_file_without_a_version_is_refused_and_any_other_is_unversion
 def test_a_user_may_call_a_file_like_one_of_the_published_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     own = 'version: "7"\nretry_policy: {max_attempts: 2}\n'
     Path("p2-batch-reporting.yaml").write_text(own)
-    assert policies.check("p2-batch-reporting.yaml").good
+    assert policies.check_file("p2-batch-reporting.yaml").good
     assert files.policy("./p2-batch-reporting.yaml").version == "7"
     assert files.policy("p2-batch-reporting").version == "retry-loop-v11.2"
     monkeypatch.setenv("ONCEMORE_POLICY_ROOT", ".")
@@ -133,7 +133,7 @@ def test_a_user_may_call_a_file_like_one_of_the_published_layout(monkeypatch: py
     assert files.policy("p2-batch-reporting").version == "7"
     Path("p2-batch-reporting.yaml").write_text("version: retry-loop-v12.0\nextends: p2-batch-reporting\n")
     loader.forget()
-    with pytest.warns(PolicyWarning, match="nobody has signed"):
+    with pytest.warns(PolicyWarning, match="is not signed"):
         made = files.profile("p2-batch-reporting")
     assert (made.version, made.extends) == ("retry-loop-v12.0", ("p2-batch-reporting", "kfm-loop"))
     Path("kfm-rules.yaml").write_text(own)

@@ -9,8 +9,8 @@ import psycopg
 import pytest
 
 import oncemore
-from oncemore.queries.doctor import checkup
-from oncemore.queries.open_engine import looked_at
+from oncemore.queries.doctor import check_store
+from oncemore.queries.stores import open_read_only
 from tests.servers import postgres
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def test_a_schema_that_another_role_has_made_is_refused_and_left_alone(
             f"create view {schema}.meta as select 'format' as name, pg_notify('hijacked', '')::text as value"
         )
     boss.execute("listen hijacked")
-    says = rf"schema {schema} belongs to the role {schema}, of which app_{schema} is not.*owner={schema}"
+    says = rf"schema {schema} belongs to the role {schema}, and app_{schema} is not.*owner={schema}"
     with (
         oncemore.open(address_of(url, f"app_{schema}", schema)),
         pytest.raises(oncemore.StoreError, match=says),
@@ -121,9 +121,9 @@ def test_a_foreign_trigger_or_rule_is_refused_and_reported(
         other.execute(f"create rule theirs as on update to {schema}.head do instead nothing")
     with oncemore.open(address), pytest.raises(oncemore.StoreError, match="rule theirs is on the table head"):
         pay("b")
-    with looked_at(address) as store:
-        found = {check.name: check for check in checkup(store).checks}
-    assert (found["schema"].status, "rule theirs" in found["schema"].seen) == ("bad", True)
+    with open_read_only(address) as store:
+        found = {check.name: check for check in check_store(store).checks}
+    assert (found["schema"].status, "rule theirs" in found["schema"].observation) == ("bad", True)
     with psycopg.connect(address.partition("?")[0], autocommit=True) as other:
         other.execute(f"drop rule theirs on {schema}.head")
         other.execute(
@@ -160,8 +160,8 @@ def test_the_search_path_of_a_role_does_not_reach_our_statements(
 
     with oncemore.open(address_of(url, schema, schema)) as engine:
         pay("a")
-        assert set(engine.sizes().kinds) >= {"run", "worker"}
+        assert set(engine.measure_sizes().kinds) >= {"run", "worker"}
         count(7)
-        assert engine.store.tell("show search_path") == [("pg_catalog, pg_temp",)]  # type: ignore[attr-defined]
+        assert engine.store.query_rows("show search_path") == [("pg_catalog, pg_temp",)]  # type: ignore[attr-defined]
     rows = boss.execute(f"select a from evil_{schema}.mine").fetchall()  # noqa: S608
     assert rows == [(7,)], "the statements of on_commit() go by the search_path of the role"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from oncemore.maintenance.copy import copy
+from oncemore.maintenance.copy import move_log
 from oncemore.programs.store_secret import load_store_secret
 from tests.rooms import _alone
 from tests.servers import postgres
@@ -26,7 +26,7 @@ def test_it_is_created_once_and_moves_with_the_log(tmp_path: Path) -> None:
             other.close()
             one.close()
             with oncemore.open(url) as source, oncemore.open(tmp_path / "log.db") as target:
-                copy(source, target, reason="back to one machine")
+                move_log(source, target, reason="back to one machine")
                 assert load_store_secret(target) == secret
     except postgres.NoPostgres as reason:
         pytest.skip(str(reason))

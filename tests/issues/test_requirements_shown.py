@@ -14,7 +14,7 @@ import pytest
 
 import oncemore
 from oncemore.errors import PolicyWarning
-from oncemore.log.entry_codec import header_of
+from oncemore.log.entry_codec import decode_header
 from oncemore.profiles.exoarmur import RetryManager
 from oncemore.profiles.kfm.loop import last_run, retry_loop
 from oncemore.steps.engine import Engine
@@ -61,13 +61,13 @@ def test_the_id_of_every_run_is_a_version_7_uuid_and_ids_sort_by_creation(
     for number, way in enumerate(ways * 3):
         way(number)
         clock.advance(0.001)
-    with pytest.raises(oncemore.Terminal):
+    with pytest.raises(oncemore.PermanentFailure):
         half.rerun(5, reason="test")
     oncemore.Worker(engine, [half]).run_until_idle()
     opened = [
-        (header.sets["created"], header.sets["run_id"])
-        for header in (header_of(entry.header) for entry in engine.store.entries())
-        if "created" in header.sets and "run_id" in header.sets
+        (header.sets["created_at"], header.sets["run_id"])
+        for header in (decode_header(entry.header) for entry in engine.store.read_entries())
+        if "created_at" in header.sets and "run_id" in header.sets
     ]
     assert len(opened) == 16
     assert [run_id for _, run_id in sorted(opened)] == sorted(run_id for _, run_id in opened)
@@ -158,19 +158,19 @@ def test_a_step_without_a_rule_for_its_key_is_refused_by_its_name(work: Any, opt
 
 @pytest.mark.req("IDEM-20")
 def test_live_control_state_is_never_read_from_an_idempotency_record(engine: oncemore.Engine) -> None:
-    @oncemore.step(effect="once", name="pay", approval="required")
+    @oncemore.step(effect="once", name="pay", requires_approval=True)
     def pay() -> None: ...
 
     async def read() -> tuple[list[str], list[str]]:
-        return [one.name for one in engine.switch.status()], [one.state for one in engine.approvals.list()]
+        return [one.name for one in engine.switches.status()], [one.state for one in engine.approvals.list()]
 
     def ask(manager: RetryManager) -> Any:
         return asyncio.run(manager.execute_with_retry("KV_GET", "read", read, idempotency_key="k"))
 
     manager, seen = RetryManager(), []
     changes: list[Callable[[], object]] = [
-        lambda: None, lambda: engine.switch.on(reason="test"), lambda: pay.approve(reason="test"),
-        lambda: engine.approvals.revoke(pay.key(), reason="test"), lambda: engine.switch.off(reason="test"),
+        lambda: None, lambda: engine.switches.on(reason="test"), lambda: pay.approve(reason="test"),
+        lambda: engine.approvals.revoke(pay.key(), reason="test"), lambda: engine.switches.off(reason="test"),
     ]  # fmt: skip
     for change in changes:
         change()
@@ -180,7 +180,7 @@ def test_live_control_state_is_never_read_from_an_idempotency_record(engine: onc
         ([], []), (["all_execution"], []), (["all_execution"], ["GRANTED"]), (["all_execution"], ["REVOKED"]),
         ([], ["REVOKED"]),
     ]  # fmt: skip
-    with pytest.raises(oncemore.UsageError, match="in governed mode it is not run so"):
+    with pytest.raises(oncemore.UsageError, match="governed mode refuses to run it"):
         ask(RetryManager(governed=True))
 
 
@@ -208,20 +208,22 @@ def test_a_paused_worker_that_wakes_after_a_takeover_is_refused(
 
     answers = {"reconcile": lambda number: oncemore.not_applied()} if effect == "once" else {}
     step = made("plain", work, effect=effect, **answers)
-    paused.start(step.on(engine), 1)
+    paused.start(step.bind(engine), 1)
     clock.advance(2 * engine.lease_s)
     other = share_store(engine)
-    assert step.on(other)(1) == "second"
+    assert step.bind(other)(1) == "second"
     paused.end()
     assert len(refused) == 1
     if effect == "once":
         assert isinstance(paused.error, oncemore.LeaseLost)
     else:
         assert paused.value == "second"
-    run = step.last(1)
+    run = step.last_run(1)
     assert run.value == "second"
     marks = [
-        mark for entry in engine.store.entries(f"run/{run.key}") for mark in header_of(entry.header).marks
+        mark
+        for entry in engine.store.read_entries(f"run/{run.key}")
+        for mark in decode_header(entry.header).marks
     ]
     assert marks.count("COMMIT") == 1
     assert engine.artifacts.list() == []
@@ -261,15 +263,15 @@ def test_a_key_that_another_worker_completes_during_the_wait_is_not_run_again(
     values: list[Any] = []
 
     def complete() -> None:
-        thread = threading.Thread(target=lambda: values.append(do(colour, step.on(other), 1)), name="other")
+        thread = threading.Thread(target=lambda: values.append(do(colour, step.bind(other), 1)), name="other")
         thread.start()
         thread.join(30)
 
     with Waiting(complete) as clock:
-        assert do(colour, step.on(engine), 1) == "from the other worker"
+        assert do(colour, step.bind(engine), 1) == "from the other worker"
     assert values == ["from the other worker"]
     assert ran == [threading.current_thread().name, "other"]
-    run = step.on(engine).last(1)
+    run = step.bind(engine).last_run(1)
     (proof,) = run.proofs
     assert len(clock.delays) == 2, "both waited, for the delay of one decision"
     assert [attempt.outcome for attempt in run.attempts] == ["SOFT_FAIL", "COMPLETE"]

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore._redact import describe_value, hide_credentials, mask_headers, masked, show_controls
-from oncemore.cli.output import Paper
-from oncemore.inbox import endpoint, inbox_at, sqs
-from oncemore.messaging.inbox_flow import Letter
-from oncemore.outbox import Command, JetStream, Relay, Sqs, Webhook
-from tests.inbox.world import Queue, drain
+from oncemore._redact import describe_value, hide_credentials, mask_headers, mask_text, show_controls
+from oncemore.cli.output import OutputWriter
+from oncemore.inbox import endpoint, inbox_from_url, sqs
+from oncemore.messaging.inbox_flow import InboxMessage
+from oncemore.outbox import CommandSink, JetStreamSink, OutboxRelay, SqsSink, WebhookSink
 from tests.issues.hostile_messages import make_step
 from tests.issues.test_unreadable_messages import post_all
+from tests.messaging.inbox.world import Queue, drain
 from tests.rooms import _alone
 from tests.steps.test_secrets import bytes_of
 
@@ -90,27 +90,31 @@ REFUSED: dict[str, Callable[[], Any]] = {
         "a.db", notify=[{"webhook": f"https://host/{CANARY}", "password": CANARY}]
     ),
     "notify of two kinds": lambda: oncemore.open("a.db", notify=[{"webhook": CANARY, "file": CANARY}]),
-    "a command in one text": lambda: Command(f"notify --password {CANARY}"),
-    "a command with a number": lambda: Command(["notify", "--password", CANARY, 7]),  # type: ignore[list-item]
-    "a command's repr": lambda: Command(["notify", "--password", CANARY]),
-    "a webhook's repr": lambda: Webhook(f"https://host/{CANARY}?token={CANARY}", headers={"Cookie": CANARY}),
-    "a queue's repr": lambda: Sqs(f"https://ada:{CANARY}@sqs.example/1/queue"),
-    "a stream's repr": lambda: JetStream(f"nats://ada:{CANARY}@host"),
-    "a stream's bad address": lambda: JetStream(f"nats://ada:{CANARY}@host:x"),
-    "a sink of a relay": lambda: Relay(oncemore.open("memory:"), {"*": f"smtp://ada:{CANARY}@host"}),
+    "a command in one text": lambda: CommandSink(f"notify --password {CANARY}"),
+    "a command with a number": lambda: CommandSink(["notify", "--password", CANARY, 7]),  # type: ignore[list-item]
+    "a command's repr": lambda: CommandSink(["notify", "--password", CANARY]),
+    "a webhook's repr": lambda: WebhookSink(
+        f"https://host/{CANARY}?token={CANARY}", headers={"Cookie": CANARY}
+    ),
+    "a queue's repr": lambda: SqsSink(f"https://ada:{CANARY}@sqs.example/1/queue"),
+    "a stream's repr": lambda: JetStreamSink(f"nats://ada:{CANARY}@host"),
+    "a stream's bad address": lambda: JetStreamSink(f"nats://ada:{CANARY}@host:x"),
+    "a sink of a relay": lambda: OutboxRelay(oncemore.open("memory:"), {"*": f"smtp://ada:{CANARY}@host"}),
     "artifacts in a store that is none": lambda: (
-        oncemore.open("a.db", artifacts=f"swift://ada:{CANARY}@bucket/x?secret={CANARY}").shelf.place.client
+        oncemore.open(
+            "a.db", artifacts=f"swift://ada:{CANARY}@bucket/x?secret={CANARY}"
+        ).artifact_store.backend.client
     ),
     "artifacts in a bucket": lambda: (
-        oncemore.open("a.db", artifacts=f"s3://KEY:{CANARY}@bucket/x").shelf.place
+        oncemore.open("a.db", artifacts=f"s3://KEY:{CANARY}@bucket/x").artifact_store.backend
     ),
     "artifacts of another type": lambda: oncemore.open("a.db", artifacts=[f"s3://KEY:{CANARY}@b"]),  # type: ignore[arg-type]
     "a store of another scheme": lambda: oncemore.open(f"mysql://ada:{CANARY}@host/db"),
     "a store of another type": lambda: oncemore.open([f"postgresql://ada:{CANARY}@host/db"]),  # type: ignore[arg-type]
     "a store in NATS": lambda: oncemore.open(f"nats://ada:{CANARY}@host/Bad-Name"),
     "a store in NATS with a token": lambda: oncemore.open(f"nats://{CANARY}@host/ns"),
-    "an inbox of another scheme": lambda: inbox_at(make_step([]), f"kafka://ada:{CANARY}@host/x"),
-    "an inbox with a bad port": lambda: inbox_at(make_step([]), f"nats://ada:{CANARY}@host:x/S/c"),
+    "an inbox of another scheme": lambda: inbox_from_url(make_step([]), f"kafka://ada:{CANARY}@host/x"),
+    "an inbox with a bad port": lambda: inbox_from_url(make_step([]), f"nats://ada:{CANARY}@host:x/S/c"),
     "an inbox without a queue": lambda: sqs(make_step([]), f"https://ada:{CANARY}@sqs.example"),
 }
 
@@ -141,11 +145,11 @@ def test_a_failed_delivery_keeps_no_secret_of_its_sink(
     caplog.set_level(logging.DEBUG)
     step = oncemore.step(effect="outbox", name="issues.emit")(lambda: oncemore.current().emit("t", {"x": 1}))
     routes = {
-        "t": Webhook(f"http://127.0.0.1:1/{CANARY}?token={CANARY}", headers={"X-Api-Key": CANARY}),
+        "t": WebhookSink(f"http://127.0.0.1:1/{CANARY}?token={CANARY}", headers={"X-Api-Key": CANARY}),
     }
     with oncemore.open(tmp_path / "log.db") as engine:
         step()
-        assert Relay(engine, routes).run_once().failed == 1
+        assert OutboxRelay(engine, routes).run_once().failed == 1
         shown = bytes_of(tmp_path).decode(errors="replace") + caplog.text
     assert "issues.emit" in shown
     assert CANARY not in shown
@@ -180,7 +184,7 @@ def test_a_dead_letter_keeps_no_secret_header_field(
     plain = {"content-type": "application/json", "x-plain": "visible", "ce-id": "7", "idempotency-key": "k1"}
     with oncemore.open(tmp_path / "log.db") as engine:
         if way == "queue":
-            drain(Queue(Letter("m1", "memory", b"{", {**FIELDS, **plain})), make_step([]))
+            drain(Queue(InboxMessage("m1", "memory", b"{", {**FIELDS, **plain})), make_step([]))
         else:
             step = oncemore.step(effect="idempotent", name="issues.fails")(fail_for_good)
             app = endpoint(step, engine=engine)
@@ -218,10 +222,10 @@ STEERING = [
 @pytest.mark.parametrize("sign", STEERING, ids=ascii)
 def test_no_character_that_steers_a_terminal_passes(sign: str) -> None:
     out = io.StringIO()
-    Paper(out).line(f"a{sign}b")
+    OutputWriter(out).write_line(f"a{sign}b")
     assert sign not in out.getvalue()
     assert "\\" in out.getvalue()
-    assert sign not in masked(f"a{sign}b")
+    assert sign not in mask_text(f"a{sign}b")
     assert show_controls("plain text, äöü, 漢字") == "plain text, äöü, 漢字"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import oncemore
 from oncemore import _file_trust, config
-from oncemore.config import settings
+from oncemore.config import load_settings
 
 OTHER_USER = 54321
 
@@ -39,10 +39,10 @@ def test_a_settings_file_of_another_user_is_ignored_with_a_warning(
     give_to_other_user(tmp_path / name, monkeypatch)
     (tmp_path / below).mkdir(parents=True, exist_ok=True)
     monkeypatch.chdir(tmp_path / below)
-    found = settings()
+    found = load_settings()
     assert (found.notify, found.lease_s) == ("", 60)
     assert found.store == str(tmp_path / ".oncemore" / "log.db")  # where it was before
-    assert settings() == found
+    assert load_settings() == found
     (record,) = caplog.records
     said = record.getMessage()
     assert record.levelno == logging.WARNING
@@ -59,7 +59,7 @@ def test_a_settings_file_that_others_can_write_is_ignored(mode: int, is_used: bo
     file = tmp_path / "oncemore.toml"
     file.write_text("lease_s = 5\n")
     file.chmod(mode)
-    assert settings().lease_s == (5 if is_used else 60)
+    assert load_settings().lease_s == (5 if is_used else 60)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_group_may_write_if_it_is_the_private_group_of_the_owner(
     file = tmp_path / "oncemore.toml"
     file.write_text("lease_s = 5\n")
     file.chmod(0o664)
-    assert settings().lease_s == (5 if is_used else 60)
+    assert load_settings().lease_s == (5 if is_used else 60)
 
 
 def test_a_group_or_user_without_a_name_is_shown_by_its_number(
@@ -100,7 +100,7 @@ def test_a_group_or_user_without_a_name_is_shown_by_its_number(
     file = tmp_path / "oncemore.toml"
     file.write_text("lease_s = 5\n")
     file.chmod(0o664)
-    assert settings().lease_s == 60
+    assert load_settings().lease_s == 60
     assert (
         f"(owner {file.stat().st_uid}, mode 0664) is writable by the group {file.stat().st_gid}"
         in caplog.text
@@ -118,7 +118,7 @@ def test_a_folder_that_others_can_write_counts_unless_it_is_sticky(
     (folder / "oncemore.toml").write_text("lease_s = 5\n")
     (tmp_path / "open").chmod(mode)
     monkeypatch.chdir(folder)
-    assert settings().lease_s == (5 if is_used else 60)
+    assert load_settings().lease_s == (5 if is_used else 60)
     assert (f"{tmp_path / 'open'} (owner " in caplog.text) is not is_used
 
 
@@ -132,13 +132,13 @@ def test_a_symbolic_link_counts_as_well_as_its_target(
     link = tmp_path / "project" / "oncemore.toml"
     link.symlink_to(target)
     monkeypatch.chdir(link.parent)
-    assert settings().lease_s == 5
+    assert load_settings().lease_s == 5
     target.parent.chmod(0o777)
-    assert settings().lease_s == 60
+    assert load_settings().lease_s == 60
     target.parent.chmod(0o755)
     if os.geteuid() == 0:
         os.lchown(link, OTHER_USER, OTHER_USER)
-        assert settings().lease_s == 60
+        assert load_settings().lease_s == 60
 
 
 @pytest.mark.parametrize("name", config.ESSENTIAL)
@@ -155,7 +155,7 @@ def test_without_a_setting_that_protects_something_no_work_starts(
     with oncemore.open("memory:"):
         assert step() == 1
     monkeypatch.setenv(config.NAMES[name], "memory:")
-    assert getattr(settings(), name) == "memory:"
+    assert getattr(load_settings(), name) == "memory:"
 
 
 def test_a_planted_file_that_is_not_toml_stops_nothing(
@@ -165,10 +165,10 @@ def test_a_planted_file_that_is_not_toml_stops_nothing(
     for text in ("= = =", "a = " + "[" * 100_000, "surprise = 1", "lease_s = 'x"):
         file.write_text(text)
         file.chmod(0o666)
-        assert settings().lease_s == 60
+        assert load_settings().lease_s == 60
         file.chmod(0o644)
         with pytest.raises(oncemore.UsageError, match=r"oncemore\.toml"):
-            settings()
+            load_settings()
     assert "is ignored" in caplog.text
 
 
@@ -178,7 +178,7 @@ def test_a_pyproject_file_without_our_settings_needs_no_warning(
     file = tmp_path / "pyproject.toml"
     file.write_text("[tool.other]\nx = 1\n")
     file.chmod(0o666)
-    assert settings().lease_s == 60
+    assert load_settings().lease_s == 60
     assert not caplog.records
 
 
@@ -186,11 +186,11 @@ def test_a_pipe_or_an_endless_file_is_refused_and_not_waited_for(tmp_path: Path)
     file = tmp_path / "oncemore.toml"
     os.mkfifo(file)
     with pytest.raises(oncemore.UsageError, match="not a regular file"):
-        settings()
+        load_settings()
     file.unlink()
     file.write_text("#" * (_file_trust.MAX_BYTES + 1))
     with pytest.raises(oncemore.UsageError, match="larger than"):
-        settings()
+        load_settings()
 
 
 def test_platforms_without_user_ids_have_no_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +198,7 @@ def test_platforms_without_user_ids_have_no_check(tmp_path: Path, monkeypatch: p
     file.write_text("lease_s = 5\n")
     file.chmod(0o666)
     monkeypatch.delattr(_file_trust.os, "geteuid")
-    assert settings().lease_s == 5
+    assert load_settings().lease_s == 5
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
@@ -227,6 +227,6 @@ def test_in_a_user_namespace_folders_of_the_host_are_trusted(
     monkeypatch.setattr(_file_trust, "UID_MAP", tmp_path / "map")
     monkeypatch.setattr(_file_trust, "OVERFLOW_UID", tmp_path / "overflow")
     monkeypatch.chdir(folder)
-    assert settings().lease_s == (5 if is_used else 60)
+    assert load_settings().lease_s == (5 if is_used else 60)
     os.chown(folder / "oncemore.toml", OTHER_USER, OTHER_USER)
-    assert settings().lease_s == 60
+    assert load_settings().lease_s == 60

@@ -15,10 +15,10 @@ import httpx
 import pytest
 
 import oncemore
-from oncemore.config import settings
+from oncemore.config import load_settings
 from oncemore.inbox import endpoint
 from oncemore.messaging.signature import SecretSource, decode_key, find_signature_fault, sign_message
-from oncemore.outbox import Relay, Webhook
+from oncemore.outbox import OutboxRelay, WebhookSink
 from tests.issues.hostile_messages import make_step
 from tests.rooms import _alone, clock
 from tests.steps.test_secrets import bytes_of
@@ -68,32 +68,32 @@ def test_the_published_test_vector_is_computed_and_accepted() -> None:
 @pytest.mark.parametrize(
     ("changed", "fault"),
     [
-        ({"ident": ""}, "have to be there"),
-        ({"timestamp": ""}, "have to be there"),
-        ({"signatures": ""}, "have to be there"),
-        ({"ident": "msg_other"}, "no signature fits"),
-        ({"ident": f"{IDENT}.1"}, "has a dot"),
-        ({"body": BODY + b" "}, "no signature fits"),
-        ({"timestamp": str(TIMESTAMP + 1)}, "no signature fits"),
+        ({"message_id": ""}, "are required"),
+        ({"timestamp": ""}, "are required"),
+        ({"signatures": ""}, "are required"),
+        ({"message_id": "msg_other"}, "no signature matches"),
+        ({"message_id": f"{IDENT}.1"}, "has a dot"),
+        ({"body": BODY + b" "}, "no signature matches"),
+        ({"timestamp": str(TIMESTAMP + 1)}, "no signature matches"),
         ({"timestamp": "hello"}, "not a number"),
         ({"timestamp": f"-{TIMESTAMP}"}, "not a number"),
         ({"timestamp": "١٦١٤٢٦٥٣٣٠"}, "not a number"),
         ({"timestamp": "9" * 5000}, "not a number"),
-        ({"now": TIMESTAMP + 301.0}, "more than 300 seconds away"),
-        ({"now": TIMESTAMP - 301.0}, "more than 300 seconds away"),
-        ({"signatures": "v1,"}, "no signature fits"),
-        ({"signatures": SIGNED[:8]}, "no signature fits"),
-        ({"signatures": SIGNED.replace("v1,", "v2,")}, "no signature fits"),
-        ({"signatures": "v1,ü"}, "no signature fits"),
-        ({"keys": [decode(OTHER_KEY)]}, "no signature fits"),
-        ({"signatures": " ".join(["v1,AAAA"] * 20 + [SIGNED])}, "no signature fits"),
+        ({"now": TIMESTAMP + 301.0}, "more than 300 seconds"),
+        ({"now": TIMESTAMP - 301.0}, "more than 300 seconds"),
+        ({"signatures": "v1,"}, "no signature matches"),
+        ({"signatures": SIGNED[:8]}, "no signature matches"),
+        ({"signatures": SIGNED.replace("v1,", "v2,")}, "no signature matches"),
+        ({"signatures": "v1,ü"}, "no signature matches"),
+        ({"keys": [decode(OTHER_KEY)]}, "no signature matches"),
+        ({"signatures": " ".join(["v1,AAAA"] * 20 + [SIGNED])}, "no signature matches"),
         ({"signatures": f"v1,AAAA v2,x {SIGNED} v1,BBBB"}, ""),
         ({"keys": [decode(OTHER_KEY), decode(KEY)]}, ""),
     ],
 )
 def test_a_message_that_was_changed_or_is_old_is_refused(changed: dict[str, Any], fault: str) -> None:
     asked: dict[str, Any] = {
-        "keys": [decode(KEY)], "ident": IDENT, "timestamp": str(TIMESTAMP), "signatures": SIGNED,
+        "keys": [decode(KEY)], "message_id": IDENT, "timestamp": str(TIMESTAMP), "signatures": SIGNED,
         "body": BODY, "now": float(TIMESTAMP),
     }  # fmt: skip
     found = find_signature_fault(**{**asked, **changed})
@@ -236,15 +236,15 @@ def emit_event() -> None:
 def test_each_attempt_of_a_delivery_is_signed_and_a_signed_endpoint_takes_it_once(
     form: str, engine: oncemore.Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from tests.inbox.test_endpoint import served
+    from tests.messaging.inbox.test_endpoint import served
 
     caplog.set_level(logging.DEBUG)
     booked: list[str] = []
     with served(endpoint(make_step(booked), engine=engine, signing_key="env:HOOK_KEY")) as url:
-        sink = Webhook(url, form=form, signing_key=["env:OTHER_KEY", "env:HOOK_KEY"])
+        sink = WebhookSink(url, form=form, signing_key=["env:OTHER_KEY", "env:HOOK_KEY"])
         assert KEY[6:] not in repr(sink)
         oncemore.step(effect="outbox", name="issues.emit")(emit_event)()
-        tally = Relay(engine, {"orders.*": sink}).run_once()
+        tally = OutboxRelay(engine, {"orders.*": sink}).run_once()
     assert (tally.delivered, booked) == (1, ["A-1"])
     shown = bytes_of(tmp_path).decode(errors="replace") + caplog.text
     assert "orders.new" in shown
@@ -255,10 +255,10 @@ def test_each_attempt_of_a_delivery_is_signed_and_a_signed_endpoint_takes_it_onc
 def test_a_new_attempt_has_a_new_timestamp_under_the_same_id(
     engine: oncemore.Engine, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sink = Webhook("http://127.0.0.1:1/", signing_key="env:HOOK_KEY")
-    first = sink._sign("abc", BODY)
+    sink = WebhookSink("http://127.0.0.1:1/", signing_key="env:HOOK_KEY")
+    first = sink._sign_attempt("abc", BODY)
     clock.advance(60)
-    second = sink._sign("abc", BODY)
+    second = sink._sign_attempt("abc", BODY)
     assert int(second["webhook-timestamp"]) - int(first["webhook-timestamp"]) == 60
     assert first["webhook-id"] == second["webhook-id"] == "abc"
     assert first["webhook-signature"] != second["webhook-signature"]
@@ -267,13 +267,13 @@ def test_a_new_attempt_has_a_new_timestamp_under_the_same_id(
 def test_without_its_key_a_delivery_waits_and_is_not_sent_unsigned(
     engine: oncemore.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sink = Webhook("http://127.0.0.1:1/", signing_key="env:LATER_KEY")
+    sink = WebhookSink("http://127.0.0.1:1/", signing_key="env:LATER_KEY")
     oncemore.step(effect="outbox", name="issues.emit")(emit_event)()
-    relay = Relay(engine, {"*": sink})
+    relay = OutboxRelay(engine, {"*": sink})
     tally = relay.run_once()
     assert (tally.failed, tally.dead) == (1, 0)
     with pytest.raises(oncemore.UsageError, match="header 'Webhook-Id' is set by the webhook itself"):
-        Webhook("http://host/", signing_key="env:HOOK_KEY", headers={"Webhook-Id": "x"})
+        WebhookSink("http://host/", signing_key="env:HOOK_KEY", headers={"Webhook-Id": "x"})
 
 
 def test_notices_can_be_signed_and_settings_name_the_key_by_its_place(tmp_path: Path) -> None:
@@ -283,9 +283,9 @@ def test_notices_can_be_signed_and_settings_name_the_key_by_its_place(tmp_path: 
         ('["env:HOOK_KEY", "file:keys/old"]', ["env:HOOK_KEY", f"file:{tmp_path}/keys/old"]),
     ):
         (tmp_path / "oncemore.toml").write_text(f"notify = [{hook}{told}}}]\n")
-        (found,) = json.loads(settings().notify)
+        (found,) = json.loads(load_settings().notify)
         assert found["signing_key"] == kept
     (tmp_path / "oncemore.toml").write_text(f'notify = [{hook}"{KEY}"}}]\n')
     with pytest.raises(oncemore.UsageError, match="signing_key takes env:NAME") as refused:
-        settings()
+        load_settings()
     assert KEY[6:] not in str(refused.value)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from oncemore.queries.open_engine import remove_companions
+from oncemore.queries.stores import remove_companions
 from oncemore.testing import FakeClock
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def test_a_thread_that_reads_for_the_first_time_does_not_read_the_new_file(log_f
 
         def read() -> None:
             try:
-                found.append(pay.on(engine).last("b"))
+                found.append(pay.bind(engine).last_run("b"))
             except oncemore.StoreError as error:
                 found.append(str(error))
 

@@ -49,7 +49,7 @@ def test_a_second_name_of_a_store_in_use_is_refused(log_file: Path, tmp_path: Pa
         os.link(log_file, tmp_path / "other.db")
         with oncemore.open(tmp_path / "other.db"), pytest.raises(oncemore.StoreError, match="2 hard links"):
             pay("c")
-        assert pay.on(one)("b") == "paid b"
+        assert pay.bind(one)("b") == "paid b"
     assert runs == ["a", "b"]
 
 
@@ -110,22 +110,22 @@ def test_a_companion_with_two_hard_links_is_refused(log_file: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("suffix", ["", ".sent", ".refused"])
 def test_a_spool_does_not_write_through_a_symbolic_link(tmp_path: Path, suffix: str) -> None:
-    from oncemore.audit.spool import Spool
+    from oncemore.audit.spool import AuditSpool
 
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
     (tmp_path / f"audit.jsonl{suffix}").symlink_to(victim)
     with pytest.raises(oncemore.StoreError, match=rf"audit\.jsonl{suffix} is a symbolic link"):
-        Spool(tmp_path / "audit.jsonl", lambda message: None)
+        AuditSpool(tmp_path / "audit.jsonl", lambda message: None)
     assert victim.read_bytes() == b"precious"
 
 
 def test_the_doctor_reports_a_second_hard_link(log_file: Path, tmp_path: Path) -> None:
-    from oncemore.queries.doctor import checkup
-    from oncemore.queries.open_engine import looked_at
+    from oncemore.queries.doctor import check_store
+    from oncemore.queries.stores import open_read_only
 
     os.link(log_file, tmp_path / "other.db")
-    with looked_at(str(log_file)) as store:
-        (check,) = [check for check in checkup(store).checks if check.name == "links"]
+    with open_read_only(str(log_file)) as store:
+        (check,) = [check for check in check_store(store).checks if check.name == "links"]
     assert check.status == "bad"
-    assert "log.db has 2 hard links" in check.seen
+    assert "log.db has 2 hard links" in check.observation

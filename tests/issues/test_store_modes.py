@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from oncemore.artifacts.backends import Folder
+from oncemore.artifacts.backends import FolderBackend
 from oncemore.log.sqlite.files import make_private_folder
-from oncemore.queries.doctor import checkup
-from oncemore.queries.open_engine import looked_at
+from oncemore.queries.doctor import check_store
+from oncemore.queries.stores import open_read_only
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +46,9 @@ def test_everything_that_a_store_keeps_is_for_its_owner_alone(
     monkeypatch.chdir(tmp_path)
     with oncemore.open(".oncemore/log.db") as engine:
         report()
-        assert len(list(Folder(tmp_path / ".oncemore/artifacts").objects())) == 2, "a file and a large result"
+        assert len(list(FolderBackend(tmp_path / ".oncemore/artifacts").list_objects())) == 2, (
+            "a file and a large result"
+        )
         assert open_paths(tmp_path) == [".oncemore/.gitignore"]
         assert report() == report()
         assert engine.artifacts.list()[0].read() == b"1,2"
@@ -56,18 +58,18 @@ def test_the_doctor_reports_files_of_an_older_store_that_others_can_read(tmp_pat
     path, folder = tmp_path / "log.db", tmp_path / "artifacts"
     with oncemore.open(path):
         report()
-    with looked_at(str(path)) as store:
+    with open_read_only(str(path)) as store:
         assert "rights of artifacts" not in {
-            check.name for check in checkup(store, artifacts=Folder(folder)).checks
+            check.name for check in check_store(store, artifacts=FolderBackend(folder)).checks
         }
     for each in folder.rglob("*"):
         each.chmod(0o755 if each.is_dir() else 0o444)
     (tmp_path / "log.db-reserve").chmod(0o644)
-    with looked_at(str(path)) as store:
-        found = {check.name: check for check in checkup(store, artifacts=Folder(folder)).checks}
+    with open_read_only(str(path)) as store:
+        found = {check.name: check for check in check_store(store, artifacts=FolderBackend(folder)).checks}
     assert found["rights of artifacts"].status == "warn"
-    assert found["rights of artifacts"].next == f"chmod -R go= {folder}"
-    assert "log.db-reserve" in found["rights"].seen
+    assert found["rights of artifacts"].advice == f"chmod -R go= {folder}"
+    assert "log.db-reserve" in found["rights"].observation
 
 
 @pytest.mark.parametrize("mode", [0o720, 0o702, 0o777])

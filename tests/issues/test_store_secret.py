@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.errors import Blocked, StoreError, UsageError
+from oncemore.errors import NotPermitted, StoreError, UsageError
 from oncemore.programs.store_secret import ENTITY, load_store_secret
 from tests.rooms import _alone, engine
 
@@ -28,7 +28,7 @@ def test_it_is_created_once_and_every_engine_reads_the_same(engine: Engine) -> N
     if engine.url != "memory:":
         with oncemore.open(engine.url) as another:
             assert load_store_secret(another) == secret
-    assert [entry.version for entry in engine.store.entries(ENTITY)] == [1]
+    assert [entry.version for entry in engine.store.read_entries(ENTITY)] == [1]
     assert engine.verify().entries >= 1
 
 
@@ -37,7 +37,7 @@ def test_of_engines_that_create_it_at_once_one_wins(tmp_path: Path) -> None:
 
     def load() -> None:
         with oncemore.open(tmp_path / "log.db") as one:
-            one.store.head(ENTITY)
+            one.store.load_head(ENTITY)
             start.wait(30)
             found.append(load_store_secret(one))
 
@@ -68,7 +68,7 @@ def test_a_process_that_dies_while_it_creates_it_leaves_it_or_nothing(
         with pytest.raises(Death):
             load_store_secret(dying)
     with oncemore.open(tmp_path / "log.db") as later:
-        entries = list(later.store.entries(ENTITY))
+        entries = list(later.store.read_entries(ENTITY))
         assert len(entries) == is_stored
         secret = load_store_secret(later)
         assert load_store_secret(later) == secret
@@ -100,19 +100,19 @@ def test_a_codec_seals_it_and_without_the_codec_it_cannot_be_read(tmp_path: Path
 
 
 def test_a_log_that_has_moved_does_not_get_one(tmp_path: Path) -> None:
-    from oncemore.maintenance.copy import copy
+    from oncemore.maintenance.copy import move_log
 
     with oncemore.open(tmp_path / "a.db") as source, oncemore.open(tmp_path / "b.db") as target:
-        source.switch.on(reason="there is something to copy")
-        copy(source, target, reason="moved")
-        with pytest.raises(Blocked, match="has moved to"):
+        source.switches.on(reason="there is something to copy")
+        move_log(source, target, reason="moved")
+        with pytest.raises(NotPermitted, match="has moved to"):
             load_store_secret(source)
-        assert list(source.store.entries(ENTITY)) == []
+        assert list(source.store.read_entries(ENTITY)) == []
 
 
 def test_a_secret_whose_bytes_are_gone_is_not_replaced(engine: Engine) -> None:
     """Another one would give every command line another key, and all of them would run again."""
     load_store_secret(engine)
-    engine.store.prune({ENTITY: 2})
+    engine.store.prune_bodies({ENTITY: 2})
     with pytest.raises(StoreError, match="restore a backup"):
         load_store_secret(engine)

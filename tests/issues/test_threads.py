@@ -81,7 +81,7 @@ def test_a_thread_uses_the_engine_that_the_process_has_entered(way: Any, tmp_pat
     with oncemore.open(tmp_path / "mine.db"):
         assert pay(1) == 1
         assert way(lambda: pay(1)) == 1
-        assert way(lambda: pay.last(1).status) == "COMPLETE"
+        assert way(lambda: pay.last_run(1).status) == "COMPLETE"
     assert ran == [1]
     assert not (tmp_path / ".oncemore").exists(), "a second store was created"
 
@@ -104,7 +104,7 @@ def test_a_thread_between_several_engines_is_refused_with_their_names(tmp_path: 
         assert one.url in str(refused)
         assert two.url in str(refused)
         assert ran == []
-        assert run_in_thread(lambda: pay.on(one)(1)) == 1
+        assert run_in_thread(lambda: pay.bind(one)(1)) == 1
         assert run_in_asyncio_thread(lambda: pay(1)) == 1, "asyncio.to_thread copies the context"
     assert ran == [1, 1]
 
@@ -113,11 +113,11 @@ def test_a_thread_with_its_own_block_uses_that_engine(tmp_path: Path) -> None:
     def call() -> Any:
         with oncemore.open(tmp_path / "own.db") as own:
             pay(1)
-            return pay.on(own).last(1)
+            return pay.bind(own).last_run(1)
 
     with oncemore.open(tmp_path / "mine.db") as mine:
         assert run_in_thread(call) is not None
-        assert pay.on(mine).last(1) is None
+        assert pay.bind(mine).last_run(1) is None
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -146,7 +146,7 @@ def test_a_forked_child_uses_the_engine_of_its_parent(threaded: bool, tmp_path: 
         process.join(30)
         leave.set()
         other.join(30)
-        assert len(pay.last(1).attempts) == 1
+        assert len(pay.last_run(1).attempts) == 1
     assert ran == [1], "the child found it done"
     assert not (tmp_path / "other.db").exists()
 
@@ -157,7 +157,7 @@ def test_steps_inside_an_isolated_attempt_use_the_store_of_its_surroundings(
     monkeypatch.syspath_prepend(str(ROOT))
     with oncemore.open(tmp_path / "mine.db"):
         assert isolated.outer(1) == 2
-        assert isolated.inner.last(1).status == "COMPLETE"
+        assert isolated.inner.last_run(1).status == "COMPLETE"
     assert not (tmp_path / ".oncemore").exists(), "a second store was created"
 
 
@@ -170,7 +170,7 @@ def test_steps_inside_an_isolated_attempt_are_refused_where_the_store_cannot_be_
         assert run.status == "HARD_FAIL"
         assert "memory: cannot be opened" in run.error["message"]
     with oncemore.open(tmp_path / "one.db") as one, oncemore.open(tmp_path / "two.db"):
-        run = run_in_thread(lambda: isolated.outer.on(one).run(1))
+        run = run_in_thread(lambda: isolated.outer.bind(one).run(1))
         assert "has entered 2 engines" in run.error["message"]
     codec = Codec()
     with oncemore.open(tmp_path / "sealed.db", codec=codec):

@@ -11,11 +11,11 @@ import httpx
 import pytest
 
 import oncemore
-from oncemore._redact import message_of
-from oncemore.inbox import Inbox, Taken, endpoint, sqs
-from oncemore.messaging.inbox_flow import Letter
-from tests.inbox.world import Queue, drain
+from oncemore._redact import masked_message
+from oncemore.inbox import Inbox, InboxStats, endpoint, sqs
+from oncemore.messaging.inbox_flow import InboxMessage
 from tests.issues.hostile_messages import BODIES, GOOD, ExitingText, make_step
+from tests.messaging.inbox.world import Queue, drain
 from tests.rooms import _alone
 
 if TYPE_CHECKING:
@@ -33,18 +33,18 @@ def engine() -> Iterator[oncemore.Engine]:
 def test_a_message_that_cannot_be_read_is_a_dead_letter_at_once(engine: oncemore.Engine) -> None:
     booked: list[str] = []
     bodies = {**BODIES, "good": GOOD}
-    queue = Queue(*(Letter(f"x-{what}", "memory", body) for what, body in bodies.items()))
+    queue = Queue(*(InboxMessage(f"x-{what}", "memory", body) for what, body in bodies.items()))
     queue.lanes = True  # all are in one lane: each waits for the one before
     inbox = drain(queue, make_step(booked))
     assert sorted(queue.told) == sorted(
         [*(("term", f"x-{what}", "unreadable") for what in BODIES), ("ack", "x-good")]
     )
-    assert (booked, inbox.taken) == (["A-1"], Taken(done=1, dead=len(BODIES)))
-    errors = {dead.event_id: dead.error for dead in inbox.dead()}
+    assert (booked, inbox.stats) == (["A-1"], InboxStats(done=1, dead=len(BODIES)))
+    errors = {dead.event_id: dead.error for dead in inbox.dead_letters()}
     assert len(errors) == len(BODIES)
     assert {error["code"] for error in errors.values()} == {"UNREADABLE"}
     texts = [error["message"] for error in errors.values()]
-    assert texts.count("its JSON is nested too deeply") == 2
+    assert texts.count("the JSON of the message is nested too deeply") == 2
     assert "argument 'order' does not fit: Unprintable: (the message cannot be read: RuntimeError)" in texts
 
 
@@ -58,10 +58,10 @@ def test_a_function_of_the_user_that_fails_on_a_message_makes_it_a_dead_letter(
 
     told = {"tenant": fail} if option == "tenant" else {}
     step = oncemore.step(effect="idempotent", name="issues.failing", **told)(lambda name: None)
-    queue = Queue(Letter("x1", "memory", GOOD))
+    queue = Queue(InboxMessage("x1", "memory", GOOD))
     inbox = drain(queue, step, **({} if told else {option: fail}))
     assert queue.told == [("term", "x1", "unreadable")]
-    assert len(inbox.dead()) == 1
+    assert len(inbox.dead_letters()) == 1
 
 
 @pytest.mark.parametrize("body", [GOOD, b"{"])
@@ -69,13 +69,13 @@ def test_ids_and_headers_that_are_not_unicode_text_are_kept_escaped(
     body: bytes, engine: oncemore.Engine
 ) -> None:
     headers = {"x-\udcff": "a\ud800", "correlation-id": "c\udcff"}
-    queue = Queue(Letter("x1\ud800", "mem\udcffory", body, headers))
+    queue = Queue(InboxMessage("x1\ud800", "mem\udcffory", body, headers))
     inbox = drain(queue, make_step([]))
     assert [told[0] for told in queue.told] == (["ack"] if body == GOOD else ["term"])
-    written = b"".join(entry.body for entry in engine.store.entries())
+    written = b"".join(entry.body for entry in engine.store.read_entries())
     for text in (b"x1\\\\ud800", b"x-\\\\udcff", b"mem\\\\udcffory"):
         assert (text in written) is (body != GOOD)
-    assert len(inbox.dead()) == (body != GOOD)
+    assert len(inbox.dead_letters()) == (body != GOOD)
 
 
 def test_a_correlation_id_with_control_characters_is_not_used(engine: oncemore.Engine) -> None:
@@ -87,7 +87,8 @@ def test_a_correlation_id_with_control_characters_is_not_used(engine: oncemore.E
 
     for number, told in enumerate(("a\x00b", "a\r\nb", "plain")):
         drain(
-            Queue(Letter(str(number), "memory", b'{"order": 1}', {"correlation-id": told})), read_correlation
+            Queue(InboxMessage(str(number), "memory", b'{"order": 1}', {"correlation-id": told})),
+            read_correlation,
         )
     assert "plain" in seen
     assert not any("\x00" in one or "\n" in one for one in seen)
@@ -98,7 +99,7 @@ def test_an_interrupt_of_the_keyboard_still_ends_the_inbox(engine: oncemore.Engi
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        drain(Queue(Letter("x1", "memory", GOOD)), make_step([]), key=interrupt)
+        drain(Queue(InboxMessage("x1", "memory", GOOD)), make_step([]), key=interrupt)
 
 
 def _key_of(ident: str) -> dict[str, str]:
@@ -168,9 +169,9 @@ def test_from_sqs_one_group_goes_on_after_each_of_them(engine: oncemore.Engine, 
     for what, text in {**texts, "good": GOOD.decode()}.items():
         client.send_message(QueueUrl=queue, MessageBody=text, MessageGroupId="g", MessageDeduplicationId=what)
     booked: list[str] = []
-    inbox = sqs(make_step(booked), queue, client=client, look=0, engine=engine)
+    inbox = sqs(make_step(booked), queue, client=client, poll=0, engine=engine)
     inbox.drain()
-    assert (booked, inbox.taken) == (["A-1"], Taken(done=1, dead=len(texts)))
+    assert (booked, inbox.stats) == (["A-1"], InboxStats(done=1, dead=len(texts)))
     answer = client.receive_message(QueueUrl=queue, MaxNumberOfMessages=10)
     assert "Messages" not in answer
 
@@ -191,9 +192,9 @@ def test_from_sqs_a_body_that_is_not_unicode_text_is_a_dead_letter(engine: oncem
             self.deleted.append(asked["ReceiptHandle"])
 
     client = Client()
-    inbox: Inbox = sqs(make_step([]), "https://sqs.example/1/orders", client=client, look=0, engine=engine)
+    inbox: Inbox = sqs(make_step([]), "https://sqs.example/1/orders", client=client, poll=0, engine=engine)
     inbox.drain()
-    assert (inbox.taken, client.deleted) == (Taken(dead=1), ["r"])
+    assert (inbox.stats, client.deleted) == (InboxStats(dead=1), ["r"])
 
 
 def test_the_text_of_an_error_is_read_whatever_its_class_raises() -> None:
@@ -201,6 +202,6 @@ def test_the_text_of_an_error_is_read_whatever_its_class_raises() -> None:
         def __str__(self) -> str:
             raise KeyboardInterrupt
 
-    assert message_of(ExitingText()) == "(the message cannot be read: SystemExit)"
+    assert masked_message(ExitingText()) == "(the message cannot be read: SystemExit)"
     with pytest.raises(KeyboardInterrupt):
-        message_of(Interrupting())
+        masked_message(Interrupting())

@@ -8,8 +8,8 @@ import apsw
 import pytest
 
 import oncemore
-from oncemore.queries.doctor import checkup
-from oncemore.queries.open_engine import looked_at
+from oncemore.queries.doctor import check_store
+from oncemore.queries.stores import open_read_only
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +26,7 @@ def log_file(tmp_path: Path) -> Path:
     with oncemore.open(path) as engine:
         pay("a")
         pay("b")
-        engine.switch.on(step="heads.other", reason="maintenance", by="an operator")
+        engine.switches.on(step="heads.other", reason="maintenance", by="an operator")
     return path
 
 
@@ -75,10 +75,10 @@ def test_foreign_objects_that_change_what_we_write_are_refused(log_file: Path, s
     change_file(log_file, sql)
     with oncemore.open(log_file), pytest.raises(oncemore.StoreError, match=f"{says}.*another program"):
         pay("c")
-    with looked_at(str(log_file)) as store:
-        found = {check.name: check for check in checkup(store).checks}
+    with open_read_only(str(log_file)) as store:
+        found = {check.name: check for check in check_store(store).checks}
     assert found["schema"].status == "bad"
-    assert says in found["schema"].seen
+    assert says in found["schema"].observation
 
 
 def test_tables_of_on_commit_are_allowed_and_reported(tmp_path: Path) -> None:
@@ -89,6 +89,6 @@ def test_tables_of_on_commit_are_allowed_and_reported(tmp_path: Path) -> None:
     with oncemore.open(tmp_path / "new.db") as engine:
         count()
         engine.verify()
-    with looked_at(str(tmp_path / "new.db")) as store:
-        found = {check.name: check for check in checkup(store).checks}
-    assert (found["schema"].status, "mine" in found["schema"].seen) == ("ok", True)
+    with open_read_only(str(tmp_path / "new.db")) as store:
+        found = {check.name: check for check in check_store(store).checks}
+    assert (found["schema"].status, "mine" in found["schema"].observation) == ("ok", True)

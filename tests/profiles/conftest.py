@@ -1,4 +1,4 @@
-"""The profiles as they ship, whatever the machine has set."""
+"""The packaged profiles, regardless of the settings of the machine."""
 
 from __future__ import annotations
 

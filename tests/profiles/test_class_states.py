@@ -8,7 +8,7 @@ import pytest
 
 import oncemore
 from oncemore.errors import VIOLATIONS
-from tests.edges.outages import raise_fault
+from tests.classifiers.outages import raise_fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,13 +29,13 @@ TERMINAL: dict[str, Callable[[], BaseException]] = {
     "invalid data": lambda: raise_fault("pydantic", "schema"),
 }
 GOVERNANCE: dict[str, Callable[[], BaseException]] = {
-    code: lambda code=code: oncemore.Violation(code)  # type: ignore[misc]
+    code: lambda code=code: oncemore.PolicyViolation(code)  # type: ignore[misc]
     for code in VIOLATIONS
     if code != "CHECKSUM_MISMATCH"
 }
 QUARANTINE: dict[str, Callable[[], BaseException]] = {
     "NeedsReview": lambda: oncemore.NeedsReview("AMBIGUOUS_NAME"),
-    "CHECKSUM_MISMATCH": lambda: oncemore.Violation("CHECKSUM_MISMATCH"),
+    "CHECKSUM_MISMATCH": lambda: oncemore.PolicyViolation("CHECKSUM_MISMATCH"),
 }
 EXAMPLES = {
     **dict.fromkeys(RETRYABLE, "SOFT_FAIL"),
@@ -65,20 +65,20 @@ def fail_once(error: BaseException) -> Any:
 
 def list_states(run: Any) -> list[str]:
     """Return the states that the log has for the run's transitions, in order."""
-    return [line["state"] for line in run.wal() if line["kind"] == "TRANSITION"]
+    return [line["state"] for line in run.records() if line["kind"] == "TRANSITION"]
 
 
 @pytest.mark.req("CLASS-9")
 @pytest.mark.parametrize("decision", ["reject", "release"])
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_the_log_ends_an_attempt_of_every_class_in_its_state(
+def test_an_attempt_of_every_error_class_ends_in_its_state(
     example: str, decision: str, engine: oncemore.Engine
 ) -> None:
     node = fail_once({**RETRYABLE, **TERMINAL, **GOVERNANCE, **QUARANTINE}[example]())
     run = node.run()
     states = list_states(run)
     assert states[:3] == ["PENDING", "RUNNING", EXAMPLES[example]]
-    escalations = [line for line in run.wal() if line["kind"] == "ESCALATION"]
+    escalations = [line for line in run.records() if line["kind"] == "ESCALATION"]
     assert len(escalations) == (0 if example in RETRYABLE else 1)
     if example in RETRYABLE:
         assert states[3:] == ["RUNNING", "COMPLETE"]
@@ -89,10 +89,10 @@ def test_the_log_ends_an_attempt_of_every_class_in_its_state(
         (item,) = engine.quarantine
         getattr(engine.quarantine, decision)(item, by="operator", reason="looked at it")
         if decision == "reject":
-            assert list_states(node.last())[3:] == ["HARD_FAIL"]
+            assert list_states(node.last_run())[3:] == ["HARD_FAIL"]
         else:
             assert node() == "done"
-            assert list_states(node.last())[-2:] == ["RUNNING", "COMPLETE"]
+            assert list_states(node.last_run())[-2:] == ["RUNNING", "COMPLETE"]
 
 
 def test_a_non_retryable_error_in_stage_2_of_3_leaves_stage_3_uncalled_and_one_quarantine_record(
@@ -106,7 +106,7 @@ def test_a_non_retryable_error_in_stage_2_of_3_leaves_stage_3_uncalled_and_one_q
         def stage(item: str) -> str:
             calls.append(number)
             if number == 2:
-                raise oncemore.Violation("SCHEMA_INVALID", "no geometry")
+                raise oncemore.PolicyViolation("SCHEMA_INVALID", "no geometry")
             return item
 
         return stage

@@ -1,4 +1,4 @@
-"""Profiles meet real answers: what a policy retries is seen in the server's own log."""
+"""Profiles and real responses: the server's own log shows what a policy retries."""
 
 import json
 import pickle
@@ -10,10 +10,10 @@ from urllib.request import urlopen
 import pytest
 
 import oncemore
-from oncemore.classifiers.verdict import verdict
-from oncemore.policy.decide import Situation, decide
+from oncemore.policy.decide import Situation, decide_retry
 from oncemore.policy.files import policy
 from oncemore.policy.model import Failure
+from oncemore.policy.verdict import decide_verdict
 from oncemore.testing import FakeClock
 from tests.servers.faults import answers, closes, refusing, resets, serve, stalls
 
@@ -50,7 +50,7 @@ def test_lit_repeats_server_errors_and_lost_connections_and_nothing_else(instant
 
 
 def provoked() -> list[Exception]:
-    """Real exceptions of several kinds, each from the thing that raises it."""
+    """Real exceptions of several kinds, each raised by its real source."""
     found: list[Exception] = []
     with refusing() as server, serve(answers(503, {"Retry-After": "7"})) as busy, serve(stalls) as slow:
         for url in (server.url, busy.url, slow.url):
@@ -63,7 +63,12 @@ def provoked() -> list[Exception]:
             database.execute("SELECT * FROM nothing")
         except sqlite3.Error as error:
             found.append(error)
-    return [*found, KeyError("bug"), oncemore.Violation("CHECKSUM_MISMATCH"), oncemore.TransientError("soon")]
+    return [
+        *found,
+        KeyError("bug"),
+        oncemore.PolicyViolation("CHECKSUM_MISMATCH"),
+        oncemore.TransientError("soon"),
+    ]
 
 
 @pytest.mark.req("CLASS-13")
@@ -78,7 +83,9 @@ def test_a_recorded_failure_means_the_same_again_and_names_its_rule() -> None:
         for name in PROFILES:
             under = policy(name)
             first, second = (
-                decide(under, Situation(1, one, verdict(one, under, "idempotent"), 1000.0, "seed"))
+                decide_retry(
+                    under, Situation(1, one, decide_verdict(one, under, "idempotent"), 1000.0, "seed")
+                )
                 for one in (fact, again)
             )
             assert first.proof_bytes() == second.proof_bytes()
@@ -86,7 +93,7 @@ def test_a_recorded_failure_means_the_same_again_and_names_its_rule() -> None:
 
 
 @pytest.mark.req("CLASS-14")
-def test_a_timeout_is_retried_or_not_by_its_cause_and_the_record_names_it() -> None:
+def test_the_cause_of_a_timeout_decides_about_the_retry_and_is_recorded() -> None:
     causes = {
         "TIMEOUT_CONNECT": (
             Failure("transient", "no", None, "TIMEOUT_CONNECT", "httpx:ConnectTimeout"),
@@ -95,17 +102,19 @@ def test_a_timeout_is_retried_or_not_by_its_cause_and_the_record_names_it() -> N
         "TIMEOUT_READ": (Failure("transient", "maybe", None, "TIMEOUT_READ", "httpx:ReadTimeout"), True),
         "TIMEOUT_ATTEMPT_LIMIT": (oncemore.classify(oncemore.AttemptTimeout("cut off"), 0.0), True),
         "DEADLINE": (oncemore.classify(oncemore.DeadlineExceeded("too late"), 0.0), False),
-        "GOVERNANCE_BLOCKED": (oncemore.classify(oncemore.Violation("GOVERNANCE_BLOCKED"), 0.0), False),
+        "GOVERNANCE_BLOCKED": (oncemore.classify(oncemore.PolicyViolation("GOVERNANCE_BLOCKED"), 0.0), False),
     }
     for code, (fact, again) in causes.items():
         assert fact.code == code
         for name in PROFILES:
             under = policy(name)
-            decision = decide(under, Situation(1, fact, verdict(fact, under, "idempotent"), 0.0, "seed"))
+            decision = decide_retry(
+                under, Situation(1, fact, decide_verdict(fact, under, "idempotent"), 0.0, "seed")
+            )
             assert (decision.action == "retry") is again, (code, name)
             assert f'"code":"{code}"'.encode() in decision.proof_bytes()
 
 
-def test_a_real_read_timeout_is_told_from_a_real_refusal() -> None:
+def test_a_read_timeout_is_distinguished_from_a_refused_connection() -> None:
     codes = {oncemore.classify(error, 0.0).code for error in provoked()}
     assert {"CONNECTION_REFUSED", "HTTP_503", "TIMEOUT_READ"} <= codes

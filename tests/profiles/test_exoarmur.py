@@ -15,7 +15,7 @@ import pytest
 import trio
 
 import oncemore
-from oncemore.audit import AuditStream, Event
+from oncemore.audit import AuditEvent, AuditStream
 from oncemore.errors import PolicyError, PolicyWarning, UsageError
 from oncemore.profiles.exoarmur import (
     IdempotencyManager,
@@ -25,7 +25,7 @@ from oncemore.profiles.exoarmur import (
     RetryPolicy,
     get_retry_manager,
 )
-from tests.engine.colours import Script
+from tests.retries.colours import Script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,7 +61,7 @@ def run(manager: RetryManager, category: str, script: Script, **more: Any) -> An
 def told(stream: AuditStream) -> list[tuple[object, ...]]:
     found = []
     for event in stream:
-        plain = event.plain()
+        plain = event.to_dict()
         own = ("attempt_number", "total_attempts", "action", "reason")
         found.append((event.event_type, *(plain[name] for name in own if name in plain)))
     return found
@@ -91,7 +91,7 @@ def test_it_runs_on_trio_too(manager: RetryManager) -> None:
 
 
 @pytest.mark.req("API-5")
-def test_a_policy_of_ones_own_goes_before_the_categorys(manager: RetryManager) -> None:
+def test_a_given_policy_replaces_the_policy_of_the_category(manager: RetryManager) -> None:
     for policy, calls in ((RetryPolicy(max_attempts=1), 1), (None, 3)):
         script = Script(OSError("x"))
         with pytest.raises(RetryError):
@@ -102,7 +102,7 @@ def test_a_policy_of_ones_own_goes_before_the_categorys(manager: RetryManager) -
 
 
 @pytest.mark.req("API-6", "TEST-3")
-def test_used_up_attempts_raise_an_error_that_says_which_with_the_last_failure_as_cause(
+def test_exhausted_attempts_raise_retry_error_with_the_last_failure_as_cause(
     manager: RetryManager,
 ) -> None:
     last = TimeoutError("no answer")
@@ -112,14 +112,14 @@ def test_used_up_attempts_raise_an_error_that_says_which_with_the_last_failure_a
     assert (error.category, error.attempts, error.operation) == ("RETRY_KV_GET", 3, "Get kill switch status")
     assert error.category is RetryCategory.KV_GET
     assert error.__cause__ is last
-    assert isinstance(error, oncemore.Failed)
+    assert isinstance(error, oncemore.StepFailed)
     again = pickle.loads(pickle.dumps(error))  # noqa: S301
     assert (again.category, again.attempts, again.operation, str(again)) == (
         "RETRY_KV_GET", 3, "Get kill switch status", str(error),
     )  # fmt: skip
 
 
-def test_what_is_not_tried_again_is_raised_as_it_is(manager: RetryManager) -> None:
+def test_an_error_that_is_not_retried_is_raised_unchanged(manager: RetryManager) -> None:
     wrong = ValueError("wrong")
     with pytest.raises(ValueError, match="wrong") as caught:
         run(manager, "KV_GET", Script(wrong), policy=RetryPolicy(non_retryable_exceptions=[ValueError]))
@@ -158,7 +158,7 @@ def test_a_category_is_found_by_member_name_or_code_and_an_unknown_one_is_an_err
 
 
 @pytest.mark.req("AUDIT-4")
-def test_categories_of_ones_own_are_registered_and_every_code_told_is_known(manager: RetryManager) -> None:
+def test_registered_categories_are_known_by_their_codes(manager: RetryManager) -> None:
     code = manager.register_category("S3_LIST", RetryPolicy(max_attempts=2), kind="reading")
     assert code == "RETRY_S3_LIST"
     assert (
@@ -183,14 +183,14 @@ def test_categories_of_ones_own_are_registered_and_every_code_told_is_known(mana
 @pytest.mark.parametrize(
     ("name", "more", "text"),
     [
-        ("KV_GET", {}, "category KV_GET, RETRY_KV_GET is there already"),
-        ("MINE", {"code": "RETRY_KV_GET"}, "category RETRY_KV_GET is there already"),
+        ("KV_GET", {}, "category KV_GET, RETRY_KV_GET is registered already"),
+        ("MINE", {"code": "RETRY_KV_GET"}, "category RETRY_KV_GET is registered already"),
         ("two words", {}, "category is 'RETRY_two words'"),
         ("MINE", {"policy": None}, "policy is None; it takes a RetryPolicy"),
         ("MINE", {"kind": "writing"}, "kind is 'writing'; it must be reading or acting"),
     ],
 )
-def test_a_category_that_cannot_be_registered_says_why(
+def test_a_category_that_cannot_be_registered_gives_the_reason(
     manager: RetryManager, name: str, more: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(UsageError, match=text):
@@ -211,7 +211,9 @@ def test_a_bare_coroutine_is_refused_before_anything_runs_and_the_message_shows_
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(
-            UsageError, match=r"awaited only once; give what makes it: .*lambda: publish\(\.\.\.\)"
+            UsageError,
+            match=r"awaited only once; give the function that makes it: "
+            r".*lambda: publish\(\.\.\.\)",
         ):
             asyncio.run(manager.execute_with_retry("KV_GET", "read", publish()))  # type: ignore[arg-type]
         gc.collect()
@@ -219,7 +221,7 @@ def test_a_bare_coroutine_is_refused_before_anything_runs_and_the_message_shows_
     assert len(manager.audit) == 0
 
 
-def test_a_task_is_refused_and_left_alone(manager: RetryManager) -> None:
+def test_a_task_is_refused_and_not_cancelled(manager: RetryManager) -> None:
     async def main() -> object:
         task = asyncio.create_task(asyncio.sleep(0, "done"))
         with pytest.raises(UsageError, match="awaited only once"):
@@ -229,7 +231,7 @@ def test_a_task_is_refused_and_left_alone(manager: RetryManager) -> None:
     assert asyncio.run(main()) == "done"
 
 
-def test_work_that_hands_out_one_coroutine_again_is_found_out(manager: RetryManager) -> None:
+def test_work_that_returns_the_same_coroutine_twice_is_refused(manager: RetryManager) -> None:
     async def fail() -> None:
         raise OSError("once")
 
@@ -242,7 +244,7 @@ def test_work_that_hands_out_one_coroutine_again_is_found_out(manager: RetryMana
     assert told(manager.audit) == [("retry_attempt", 1), ("retry_refused", 2, "not_retryable")]
 
 
-def test_work_may_answer_at_once_even_with_the_same_value(manager: RetryManager) -> None:
+def test_work_may_return_a_plain_value_repeatedly(manager: RetryManager) -> None:
     script = Script(OSError("x"), None)
     assert asyncio.run(manager.execute_with_retry("KV_GET", "read", script.turn)) is None
     assert script.calls == 2
@@ -251,8 +253,8 @@ def test_work_may_answer_at_once_even_with_the_same_value(manager: RetryManager)
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({}, "give work="),
-        ({"work": print, "coro": print}, "give work="),
+        ({}, "give either work= or coro="),
+        ({"work": print, "coro": print}, "give either work= or coro="),
         ({"work": 7}, "work is 7; it takes a function"),
         ({"work": print, "operation": ""}, "operation is ''; it takes a text"),
         ({"work": print, "additional_context": 7}, "additional_context is 7; it takes a mapping"),
@@ -261,7 +263,7 @@ def test_work_may_answer_at_once_even_with_the_same_value(manager: RetryManager)
     ],
     ids=str,
 )
-def test_a_wrong_call_says_which_argument(manager: RetryManager, arguments: Any, text: str) -> None:
+def test_a_wrong_call_names_the_argument(manager: RetryManager, arguments: Any, text: str) -> None:
     given = {"category": "KV_GET", "operation": "read", **arguments}
     with pytest.raises(UsageError, match=text):
         asyncio.run(manager.execute_with_retry(**given))
@@ -274,11 +276,11 @@ def test_the_delays_of_a_known_run_are_the_documents_vectors(manager: RetryManag
     with pytest.raises(RetryError):
         run(manager, "NATS_CONNECT", Script(ConnectionRefusedError()), run_id=RUN_ID)
     assert [round(delay, 6) for delay in clock.delays] == [0.924273, 2.183395, 3.771385, 8.697822]
-    delays = [event.plain()["delay_seconds"] for event in manager.audit.filter(event_type="retry_attempt")]
+    delays = [event.to_dict()["delay_seconds"] for event in manager.audit.filter(event_type="retry_attempt")]
     assert delays == clock.delays
 
 
-def test_separate_operations_do_not_fall_into_step(manager: RetryManager, clock: FakeClock) -> None:
+def test_separate_operations_have_different_delays(manager: RetryManager, clock: FakeClock) -> None:
     for _ in range(2):
         with pytest.raises(RetryError):
             run(manager, "KV_GET", Script(OSError()))
@@ -287,7 +289,7 @@ def test_separate_operations_do_not_fall_into_step(manager: RetryManager, clock:
 
 
 @pytest.mark.req("TIME-1")
-def test_work_that_never_returns_is_cut_off_at_its_limit(manager: RetryManager) -> None:
+def test_work_that_never_returns_is_ended_at_its_timeout(manager: RetryManager) -> None:
     async def hang() -> None:
         await asyncio.sleep(3600)
 
@@ -297,16 +299,16 @@ def test_work_that_never_returns_is_cut_off_at_its_limit(manager: RetryManager) 
             asyncio.run(manager.execute_with_retry("KV_GET", "read", hang, **given))  # type: ignore[arg-type]
         assert isinstance(caught.value.__cause__, TimeoutError)
         assert time.monotonic() - started < caught.value.attempts * (0.2 + 0.25)
-    assert manager.audit.last(1)[0].plain()["final_exception_type"] == "TimeoutError"
+    assert manager.audit.newest(1)[0].to_dict()["final_exception_type"] == "TimeoutError"
 
 
-def test_the_limit_of_the_call_goes_before_the_policys_and_that_before_the_categorys(
+def test_the_timeout_of_the_call_precedes_the_policy_and_the_category(
     manager: RetryManager,
 ) -> None:
     seen: list[float | None] = []
 
     async def look() -> None:
-        seen.append(oncemore.remaining())
+        seen.append(oncemore.time_remaining())
 
     for given in ({}, {"policy": RetryPolicy()}, {"policy": RetryPolicy(timeout_s=2)}, {"timeout_s": 1}):
         asyncio.run(manager.execute_with_retry("KV_GET", "read", look, **given))  # type: ignore[arg-type]
@@ -333,11 +335,11 @@ def test_the_strict_sample_policy_calls_its_listed_errors_once(
 
 
 @pytest.mark.req("CLASS-11")
-def test_the_lenient_sample_policy_repeats_only_when_told_so(manager: RetryManager) -> None:
+def test_the_lenient_sample_policy_repeats_only_with_retryable_first(manager: RetryManager) -> None:
     both: Any = {"retryable_exceptions": [Exception, ValueError], "non_retryable_exceptions": [ValueError]}
     with pytest.warns(PolicyWarning, match="ValueError is in both lists, and is not tried again"):
         safe = RetryPolicy(**both)
-    with pytest.warns(PolicyWarning, match="ValueError is in both lists, and is tried again all the same"):
+    with pytest.warns(PolicyWarning, match="ValueError is in both lists, and is tried again: precedence"):
         lenient = RetryPolicy(**both, precedence="retryable_first")
     for policy, calls in ((safe, 1), (lenient, 3)):
         script = Script(ValueError("x"))
@@ -358,12 +360,12 @@ def test_an_unlisted_error_is_tried_again(manager: RetryManager) -> None:
 @pytest.mark.parametrize(
     ("error", "calls"),
     [
-        (oncemore.Violation("SCHEMA_INVALID"), 1), (oncemore.PermanentError("invalid"), 1),
+        (oncemore.PolicyViolation("SCHEMA_INVALID"), 1), (oncemore.PermanentError("invalid"), 1),
         (ValueError("invalid"), 1), (TimeoutError("no answer"), 2), (ConnectionRefusedError(), 2),
     ],
     ids=repr,
 )  # fmt: skip
-def test_a_verdict_is_asked_for_once_and_an_unreachable_validator_twice(
+def test_a_verdict_is_final_and_an_unreachable_validator_is_retried(
     manager: RetryManager, category: str, error: Exception, calls: int
 ) -> None:
     script = Script(error)
@@ -372,7 +374,7 @@ def test_a_verdict_is_asked_for_once_and_an_unreachable_validator_twice(
     assert script.calls == calls
 
 
-def test_an_inner_operation_that_gave_up_is_not_multiplied_by_the_outer(manager: RetryManager) -> None:
+def test_attempts_of_inner_and_outer_operations_do_not_multiply(manager: RetryManager) -> None:
     script = Script(OSError("x"))
 
     async def outer() -> None:
@@ -384,19 +386,19 @@ def test_an_inner_operation_that_gave_up_is_not_multiplied_by_the_outer(manager:
     assert told(manager.audit)[-1] == ("retry_refused", 1, "not_retryable")
 
 
-def test_a_longer_rest_than_the_cap_is_passed_on_with_the_time(manager: RetryManager) -> None:
+def test_a_retry_after_above_the_cap_is_raised_with_its_time(manager: RetryManager) -> None:
     headers = Message()
     headers["Retry-After"] = "120"
     script = Script(HTTPError("http://provider.example/", 503, "busy", headers, None))
     with pytest.raises(HTTPError):
         run(manager, "KV_GET", script)
     assert told(manager.audit) == [("retry_refused", 1, "retry_after_beyond_cap")]
-    assert manager.audit.last(1)[0].plain()["not_before"] == "2027-01-15T08:02:00.000000Z"
+    assert manager.audit.newest(1)[0].to_dict()["not_before"] == "2027-01-15T08:02:00.000000Z"
 
 
 @pytest.mark.req("CLASS-18")
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
-def test_interrupts_pass_and_are_written_down(manager: RetryManager, stop: type[BaseException]) -> None:
+def test_interrupts_are_raised_and_recorded(manager: RetryManager, stop: type[BaseException]) -> None:
     script = Script(stop())
     with pytest.raises(stop):
         run(manager, "KV_GET", script)
@@ -452,21 +454,21 @@ DOCUMENTED = {
 
 
 @pytest.mark.req("AUDIT-1")
-def test_each_retry_is_told_with_exactly_the_documented_fields(manager: RetryManager) -> None:
+def test_each_retry_event_has_exactly_the_documented_fields(manager: RetryManager) -> None:
     with pytest.raises(RetryError):
         run(manager, "NATS_PUBLISH", Script(OSError("x")), idempotency_key="k")
-    second = [event.plain() for event in manager.audit.filter(event_type="retry_attempt")][1]
+    second = [event.to_dict() for event in manager.audit.filter(event_type="retry_attempt")][1]
     assert (second["attempt_number"], second["max_attempts"]) == (2, 3)
     assert 0.9 <= second["delay_seconds"] <= 1.1  # type: ignore[operator]
     assert list(second) == DOCUMENTED["retry_attempt"].split()
 
 
 @pytest.mark.req("AUDIT-2")
-def test_exhaustion_is_told_with_exactly_the_documented_fields(manager: RetryManager) -> None:
+def test_the_exhaustion_event_has_exactly_the_documented_fields(manager: RetryManager) -> None:
     with pytest.raises(RetryError):
         run(manager, "KV_GET", Script(TimeoutError("no answer")), operation="Get kill switch status")
     (event,) = manager.audit.filter(event_type="retry_exhausted")
-    plain = event.plain()
+    plain = event.to_dict()
     assert plain["retry_category"] == "RETRY_KV_GET"
     assert plain["operation"] == "Get kill switch status"
     assert (plain["total_attempts"], plain["final_exception_type"]) == (3, "TimeoutError")
@@ -474,7 +476,7 @@ def test_exhaustion_is_told_with_exactly_the_documented_fields(manager: RetryMan
 
 
 @pytest.mark.req("AUDIT-5")
-def test_every_way_to_end_leaves_its_event(manager: RetryManager) -> None:
+def test_every_end_of_an_operation_has_its_event(manager: RetryManager) -> None:
     headers = Message()
     headers["Retry-After"] = "3600"
     ends: list[tuple[list[object], str]] = [
@@ -493,12 +495,12 @@ def test_every_way_to_end_leaves_its_event(manager: RetryManager) -> None:
         events = list(manager.audit)[before:]
         assert events[-1].event_type == last
         assert [event.event_type for event in events[:-1]] == ["retry_attempt"] * (len(events) - 1)
-    reasons = [event.plain()["reason"] for event in manager.audit.filter(event_type="retry_refused")]
+    reasons = [event.to_dict()["reason"] for event in manager.audit.filter(event_type="retry_refused")]
     assert reasons == ["not_retryable", "retry_after_beyond_cap", "cancelled"]
 
 
 @pytest.mark.req("AUDIT-6", "CORR-4")
-def test_all_events_share_the_ids_and_the_context_stands_with_the_operation(manager: RetryManager) -> None:
+def test_all_events_share_the_ids_and_the_operation_has_the_context(manager: RetryManager) -> None:
     ids = {"tenant_id": "tenant-123", "correlation_id": "corr-456", "trace_id": "trace-789"}
     context = {"switch_name": "all_execution", "api_key": "hunter2", "attempted_by": "operator"}
     run(
@@ -507,10 +509,10 @@ def test_all_events_share_the_ids_and_the_context_stands_with_the_operation(mana
     )  # fmt: skip
     assert len(manager.audit) == 4
     for event in manager.audit:
-        plain = event.plain()
+        plain = event.to_dict()
         assert {name: plain[name] for name in ids} == ids
         assert str(plain["timestamp"]).endswith("Z")
-        assert "all_execution" not in event.json()
+        assert "all_execution" not in event.to_json()
     (record,) = manager.operations
     assert record.context == {"switch_name": "all_execution", "api_key": "***", "attempted_by": "operator"}
     assert record.ids._asdict() == ids
@@ -519,7 +521,7 @@ def test_all_events_share_the_ids_and_the_context_stands_with_the_operation(mana
     assert (record.category, record.operation) == ("RETRY_KV_PUT", "Store kill switch state")
 
 
-def test_a_secret_in_the_name_of_an_operation_is_written_nowhere(
+def test_a_secret_in_the_name_of_an_operation_is_never_written(
     manager: RetryManager, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(RetryError) as caught:
@@ -529,7 +531,7 @@ def test_a_secret_in_the_name_of_an_operation_is_written_nowhere(
     )
     assert "nats://***@bus" in caplog.text
     notes = getattr(caught.value.__cause__, "__notes__", [])
-    assert "hunter2" not in caplog.text + str(notes) + "".join(event.json() for event in manager.audit)
+    assert "hunter2" not in caplog.text + str(notes) + "".join(event.to_json() for event in manager.audit)
 
 
 def test_a_changed_policy_is_recorded_as_changed(manager: RetryManager) -> None:
@@ -537,10 +539,10 @@ def test_a_changed_policy_is_recorded_as_changed(manager: RetryManager) -> None:
     assert manager.operations[-1].policy == "RETRY_KV_GET (changed)"
 
 
-def test_sinks_hear_every_event_until_they_are_taken_away() -> None:
+def test_sinks_receive_every_event_until_they_are_removed() -> None:
     first, second = AuditStream(), AuditStream()
     manager = RetryManager(on_event=first)
-    detach = manager.attach(second)
+    detach = manager.add_sink(second)
     run(manager, "KV_GET", Script(OSError(), 1))
     detach()
     detach()
@@ -550,12 +552,12 @@ def test_sinks_hear_every_event_until_they_are_taken_away() -> None:
 
 
 def test_a_sink_that_fails_does_not_break_the_work(manager: RetryManager) -> None:
-    def broken(event: Event) -> None:
+    def broken(event: AuditEvent) -> None:
         raise OSError("disk full")
 
-    manager.attach(broken)
+    manager.add_sink(broken)
     second = AuditStream()
-    manager.attach(second)
+    manager.add_sink(second)
     assert run(manager, "KV_GET", Script("value")) == "value"
     assert len(manager.audit) == len(second) == 1
 
@@ -595,7 +597,7 @@ def test_a_warning_points_at_the_callers_line(manager: RetryManager) -> None:
     assert [warning.filename for warning in warned] == [__file__]
 
 
-def test_a_read_sees_what_is_now_even_with_a_key(manager: RetryManager) -> None:
+def test_a_read_with_a_key_sees_the_current_state(manager: RetryManager) -> None:
     switch = {"all_execution": "off"}
 
     async def read() -> str:
@@ -604,17 +606,19 @@ def test_a_read_sees_what_is_now_even_with_a_key(manager: RetryManager) -> None:
     seen = []
     for state in ("off", "on"):
         switch["all_execution"] = state
-        with pytest.warns(PolicyWarning, match="its idempotency key is ignored, so that it sees what is now"):
+        with pytest.warns(
+            PolicyWarning, match="its idempotency key is ignored, so that it sees the current state"
+        ):
             seen.append(asyncio.run(manager.execute_with_retry("KV_GET", "read", read, idempotency_key="k")))
     assert seen == ["off", "on"]
     assert told(manager.audit) == [("retry_succeeded", 1)] * 2
 
 
-def test_governed_mode_refuses_what_is_only_warned_of_otherwise(manager: RetryManager) -> None:
-    test_a_read_sees_what_is_now_even_with_a_key(manager)
+def test_governed_mode_refuses_what_otherwise_causes_a_warning(manager: RetryManager) -> None:
+    test_a_read_with_a_key_sees_the_current_state(manager)
     strict = RetryManager(governed=True)
     script = Script(1)
-    with pytest.raises(UsageError, match=r"acts and may be repeated: .*; in governed mode it is not run so"):
+    with pytest.raises(UsageError, match=r"acts and may be repeated: .*; governed mode refuses to run it"):
         run(strict, "KV_PUT", script)
     with pytest.raises(UsageError, match="its idempotency key is ignored"):
         run(strict, "KV_GET", script, idempotency_key="k")
@@ -625,7 +629,7 @@ def test_governed_mode_refuses_what_is_only_warned_of_otherwise(manager: RetryMa
     ]
 
 
-def test_governed_mode_repeats_nothing_that_no_rule_knows() -> None:
+def test_governed_mode_never_repeats_unclassified_errors() -> None:
     strict = RetryManager(governed=True)
     for error, calls in ((Exception("unheard of"), 1), (TypeError(), 1), (ConnectionResetError(), 3)):
         script = Script(error)
@@ -678,7 +682,7 @@ def test_ids_come_from_the_call_or_from_the_context_and_reach_operations_inside_
     }
 
 
-def test_an_inherited_correlation_id_is_no_part_of_a_key() -> None:
+def test_an_inherited_correlation_id_is_not_part_of_a_key() -> None:
     manager = IdempotencyManager()
     key = manager.compute_idempotency_key("op")
     with oncemore.context(correlation_id="c-1"):

@@ -1,4 +1,4 @@
-"""The bus under its categories, on a real server behind a wire that is cut at the worst moments."""
+"""The bus under its categories, on a real server behind a proxy that cuts connections."""
 
 from __future__ import annotations
 
@@ -13,11 +13,17 @@ import pytest
 import oncemore
 from oncemore.audit import Idempotency
 from oncemore.control.model import Approval
-from oncemore.control.nats_switches import NatsControl, key_of
-from oncemore.errors import Blocked, KeyConflict, MissingExtra, StaleDecision, UsageError
-from oncemore.profiles.exoarmur import IdempotencyManager, RetryCategory, RetryError, RetryManager, bus
-from oncemore.profiles.exoarmur.bus import Bus, Letters
-from oncemore.testing import instant
+from oncemore.control.nats_switches import NatsSwitches, bucket_key
+from oncemore.errors import KeyConflict, MissingExtra, NotPermitted, StaleDecision, UsageError
+from oncemore.profiles.exoarmur import (
+    IdempotencyManager,
+    RetryCategory,
+    RetryError,
+    RetryManager,
+    bus_control,
+)
+from oncemore.profiles.exoarmur.bus import Bus, Subscription
+from oncemore.testing import instant_waits
 from oncemore.testing.fault_proxy import wire
 from tests.servers import nats
 
@@ -25,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
-    from oncemore.testing.fault_proxy import Wire
+    from oncemore.testing.fault_proxy import FaultProxy
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -35,13 +41,13 @@ def url() -> Iterator[str]:
     try:
         with nats.running(jetstream=True) as (url, _):
             yield url
-    except nats.NoNats as reason:
+    except nats.NatsUnavailable as reason:
         pytest.skip(str(reason))
 
 
 @pytest.fixture
-def cable(url: str) -> Iterator[Wire]:
-    with wire(("127.0.0.1", int(url.rpartition(":")[2]))) as made, instant():
+def cable(url: str) -> Iterator[FaultProxy]:
+    with wire(("127.0.0.1", int(url.rpartition(":")[2]))) as made, instant_waits():
         yield made
 
 
@@ -67,13 +73,13 @@ def on(bus: Callable[[], Bus], work: Callable[[Bus], Awaitable[Any]]) -> Any:
 
 
 def attempts(manager: RetryManager) -> dict[str, tuple[int, float | None]]:
-    """How many attempts the operations of each category took, and how many of them came good."""
+    """Return how many attempts the operations of each category took, and how many succeeded."""
     found = manager.audit.per_category()
     return {code: (one.total_attempts, one.success_rate) for code, one in found.items()}
 
 
 async def raw(url: str, stream: str) -> list[Any]:
-    """All messages of a stream, by the client alone."""
+    """Return all messages of a stream, read with the client alone."""
     line = await client.connect(url)
     streams = line.jetstream()
     last = (await streams.stream_info(stream)).state.last_seq
@@ -89,7 +95,7 @@ async def raw(url: str, stream: str) -> list[Any]:
 
 @pytest.mark.req("MSG-6")
 def test_a_publish_repeated_after_a_lost_acknowledgement_is_stored_once_under_its_categories(
-    url: str, cable: Wire, manager: RetryManager
+    url: str, cable: FaultProxy, manager: RetryManager
 ) -> None:
     async def work(bus: Bus) -> dict[str, Any]:
         cable.cut("out", b'"name":"BELIEFS"')  # the stream is made, and nobody hears of it
@@ -124,8 +130,8 @@ def test_a_publish_repeated_after_a_lost_acknowledgement_is_stored_once_under_it
     }
 
 
-def test_a_bucket_is_written_once_though_answers_are_lost_and_read_as_it_is(
-    url: str, cable: Wire, manager: RetryManager
+def test_a_bucket_is_written_once_despite_lost_replies(
+    url: str, cable: FaultProxy, manager: RetryManager
 ) -> None:
     async def work(bus: Bus) -> None:
         cable.cut("out", b'"name":"KV_box"')
@@ -168,59 +174,61 @@ async def execute(manager: RetryManager, name: str, done: list[str], **more: Any
 
 @pytest.mark.req("AUTO-7", "AUTO-8", "AUTO-9")
 def test_a_switch_and_an_approval_on_the_bus_decide_what_is_executed(
-    url: str, cable: Wire, tmp_path: Path
+    url: str, cable: FaultProxy, tmp_path: Path
 ) -> None:
-    """Section 5.5, step 4 and 5: intents run once, and not at all when people say no or cannot be heard."""
+    """Section 5.5, steps 4 and 5: intents run once, and not at all if operators refuse or cannot be asked."""
     done: list[str] = []
-    with oncemore.open(tmp_path / "log.db", control=NatsControl(cable.url, "control", 20.0)) as engine:
+    with oncemore.open(tmp_path / "log.db", control=NatsSwitches(cable.url, "control", 20.0)) as engine:
         manager = RetryManager(IdempotencyManager(engine))
 
         async def work(bus: Bus) -> None:
             await bus.create_bucket("control")
-            assert await bus.switch() is False
+            assert await bus.is_switch_on() is False
             assert await execute(manager, "i-1", done) == "executed i-1"
             for _ in range(2):
-                await bus.turn("on", reason="the ledger is wrong", by="operator", correlation_id="r-1")
-            assert await bus.switch() is True
-            with pytest.raises(Blocked, match="all_execution was thrown by operator: the ledger is wrong"):
+                await bus.set_switch("on", reason="the ledger is wrong", by="operator", correlation_id="r-1")
+            assert await bus.is_switch_on() is True
+            with pytest.raises(
+                NotPermitted, match="all_execution was thrown by operator: the ledger is wrong"
+            ):
                 await execute(manager, "i-2", done)
-            await bus.turn("off", reason="it is right again", by="operator", correlation_id="r-2")
-            await bus.turn("on", "step:Execute intent i-2", reason="not this one", by="operator")
-            with pytest.raises(Blocked, match="not this one"):
+            await bus.set_switch("off", reason="it is right again", by="operator", correlation_id="r-2")
+            await bus.set_switch("on", "step:Execute intent i-2", reason="not this one", by="operator")
+            with pytest.raises(NotPermitted, match="not this one"):
                 await execute(manager, "i-2", done)
-            await bus.turn("off", "step:Execute intent i-2", reason="this one too", by="operator")
+            await bus.set_switch("off", "step:Execute intent i-2", reason="this one too", by="operator")
             assert await execute(manager, "i-2", done) == "executed i-2"
             await approvals(bus)
 
         async def approvals(bus: Bus) -> None:
-            with pytest.raises(Blocked, match="nobody has approved it") as held:
-                await execute(manager, "i-3", done, approval="required")
+            with pytest.raises(NotPermitted, match="it is not approved yet") as held:
+                await execute(manager, "i-3", done, requires_approval=True)
             assert held.value.reason == "approval_needed"
-            (waiting,) = engine.approvals.waiting()
-            assert await bus.approval(waiting.key) is None
-            draft = engine.approvals.draft(waiting.key, reason="seen", by="reviewer", expires=600)
-            assert (draft.run, draft.upto) == (f"run/{waiting.key}", 2)
-            assert draft.policy == manager._category("EXECUTION_INTENT").rules.digest
-            await bus.grant(draft._replace(input_hash="of something else"))
-            with pytest.raises(Blocked, match="another arguments"):
-                await execute(manager, "i-3", done, approval="required")
-            await bus.grant(draft._replace(expires=engine.now() - 1))
-            with pytest.raises(Blocked, match="has expired"):
-                await execute(manager, "i-3", done, approval="required")
+            (waiting,) = engine.approvals.list_waiting()
+            assert await bus.get_approval(waiting.key) is None
+            draft = engine.approvals.build_approval(waiting.key, reason="seen", by="reviewer", expires=600)
+            assert (draft.run_entity, draft.last_attempt) == (f"run/{waiting.key}", 2)
+            assert draft.policy == manager._find_category("EXECUTION_INTENT").rules.digest
+            await bus.grant_approval(draft._replace(input_hash="of something else"))
+            with pytest.raises(NotPermitted, match="another arguments"):
+                await execute(manager, "i-3", done, requires_approval=True)
+            await bus.grant_approval(draft._replace(expires_at=engine.now() - 1))
+            with pytest.raises(NotPermitted, match="has expired"):
+                await execute(manager, "i-3", done, requires_approval=True)
             cable.cut("out", b'"stream":"KV_control"')
-            await bus.grant(draft, idempotency_key="g-1", correlation_id="c-3")
-            assert await bus.approval(waiting.key) == draft
+            await bus.grant_approval(draft, idempotency_key="g-1", correlation_id="c-3")
+            assert await bus.get_approval(waiting.key) == draft
             for _ in range(2):
-                assert await execute(manager, "i-3", done, approval="required") == "executed i-3"
-            await bus.delete("control", key_of("approval", waiting.key))
-            assert await bus.approval(waiting.key) is None
+                assert await execute(manager, "i-3", done, requires_approval=True) == "executed i-3"
+            await bus.delete("control", bucket_key("approval", waiting.key))
+            assert await bus.get_approval(waiting.key) is None
             with pytest.raises(StaleDecision):
-                engine.approvals.draft(waiting.key, reason="again")
+                engine.approvals.build_approval(waiting.key, reason="again")
             cable.dark = True
             with pytest.raises(RetryError) as unknown:
-                await bus.switch()
+                await bus.is_switch_on()
             assert (unknown.value.category, unknown.value.attempts) == ("RETRY_KV_GET", 3)
-            with pytest.raises(Blocked) as refused:
+            with pytest.raises(NotPermitted) as refused:
                 await execute(manager, "i-9", done)
             assert refused.value.reason == "control_state_unknown"
             cable.dark = False
@@ -234,12 +242,12 @@ def test_a_switch_and_an_approval_on_the_bus_decide_what_is_executed(
     assert told == ["record", "hit", "record", "record", "record"], "the same request is done once"
 
 
-def test_turning_on_again_under_one_correlation_id_leaves_the_switch_on(
-    url: str, cable: Wire, manager: RetryManager
+def test_a_repeated_on_under_one_correlation_id_leaves_the_switch_on(
+    url: str, cable: FaultProxy, manager: RetryManager
 ) -> None:
     async def work(bus: Bus) -> None:
         async def turn(to: Any, reason: str = "drill") -> dict[str, Any]:
-            return await bus.turn(to, reason=reason, by="operator", correlation_id="incident-1")
+            return await bus.set_switch(to, reason=reason, by="operator", correlation_id="incident-1")
 
         await bus.create_bucket("drill")
         assert (await turn("on"))["on"] is True
@@ -247,16 +255,16 @@ def test_turning_on_again_under_one_correlation_id_leaves_the_switch_on(
         assert (await turn("off"))["on"] is False
         again = await turn("on")
         assert again == {"stream": "KV_drill", "seq": 3, "duplicate": False, "on": True}
-        assert await bus.switch() is True
+        assert await bus.is_switch_on() is True
         assert (await turn("on")) == again, "the repeat of the repeat writes nothing either"
-        with pytest.raises(StaleDecision, match="all_execution was thrown by operator: drill; give"):
+        with pytest.raises(StaleDecision, match="all_execution was turned on by operator: drill; give"):
             await turn("off")
-        assert await bus.switch() is True, "an old release never releases a later stop"
-        await bus.turn("off", reason="over", by="operator", correlation_id="incident-2")
+        assert await bus.is_switch_on() is True, "an old release never releases a later stop"
+        await bus.set_switch("off", reason="over", by="operator", correlation_id="incident-2")
         assert (await turn("off"))["seq"] == 4, "an old release of what is off says that it is off"
         cable.cut("out", b'"stream":"KV_drill"')
         assert (await turn("on")) == {"stream": "KV_drill", "seq": 5, "duplicate": True, "on": True}
-        assert await bus.switch() is True
+        assert await bus.is_switch_on() is True
 
     on(lambda: Bus(manager, cable.url, tenant_id="t", control="drill"), work)
     assert [json.loads(one.data)["on"] for one in asyncio.run(raw(url, "KV_drill"))] == [True]
@@ -284,12 +292,12 @@ def publish_after_each_cut(url: str, bus: Bus, subject: str, value: bytes) -> No
         ("on", b"off", "on"),
         ("on", b"neither", "on"),
         ("off", b"off", "off"),
-        ("off", b'{"on": true}', "was thrown by another client: no reason given; give another"),
-        ("off", b"neither", "set since to b'neither', which says neither"),
+        ("off", b'{"on": true}', "was turned on by another client: no reason given; give another"),
+        ("off", b"neither", "set since to b'neither', which is neither"),
     ],
 )
-def test_a_switch_that_another_client_turns_before_the_repeat_is_reported_as_it_is(
-    url: str, cable: Wire, manager: RetryManager, to: Any, value: bytes, then: str
+def test_a_repeat_reports_the_switch_as_another_client_set_it(
+    url: str, cable: FaultProxy, manager: RetryManager, to: Any, value: bytes, then: str
 ) -> None:
     async def work(bus: Bus) -> None:
         await bus.create_bucket("race")
@@ -297,40 +305,40 @@ def test_a_switch_that_another_client_turns_before_the_repeat_is_reported_as_it_
         cable.cut("out", b'"stream":"KV_race"')
         if then not in ("on", "off"):
             with pytest.raises(StaleDecision, match=then):
-                await bus.turn(to, reason="race", by="operator")
+                await bus.set_switch(to, reason="race", by="operator")
             return
-        assert (await bus.turn(to, reason="race", by="operator"))["on"] is (then == "on")
-        assert await bus.switch() is (then == "on")
+        assert (await bus.set_switch(to, reason="race", by="operator"))["on"] is (then == "on")
+        assert await bus.is_switch_on() is (then == "on")
 
     on(lambda: Bus(manager, cable.url, control="race"), work)
     assert cable.cuts == 1
 
 
-def test_a_switch_that_is_released_after_every_write_is_not_reported_as_on(
-    url: str, cable: Wire, manager: RetryManager, monkeypatch: pytest.MonkeyPatch
+def test_a_switch_released_after_every_write_is_not_reported_as_on(
+    url: str, cable: FaultProxy, manager: RetryManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work(bus: Bus) -> None:
         await bus.create_bucket("strife")
         publish_after_each_cut(url, bus, "$KV.strife.all_execution", b"off")
-        read = bus._switch_message
+        read = bus._load_switch
 
         async def cut_after_reading(name: str, ids: Any) -> Any:
             cable.cut("out", b'"stream":"KV_strife"')
             return await read(name, ids)
 
-        monkeypatch.setattr(bus, "_switch_message", cut_after_reading)
+        monkeypatch.setattr(bus, "_load_switch", cut_after_reading)
         cable.cut("out", b'"stream":"KV_strife"')
         with pytest.raises(StaleDecision, match="turned the switch all_execution off 3 times"):
-            await bus.turn("on", reason="stop", by="operator")
-        assert await bus.switch() is False
+            await bus.set_switch("on", reason="stop", by="operator")
+        assert await bus.is_switch_on() is False
 
-    monkeypatch.setattr(bus, "MOST_TURNS", 3)
+    monkeypatch.setattr(bus_control, "MAX_SWITCH_WRITES", 3)
     on(lambda: Bus(manager, cable.url, control="strife"), work)
     assert cable.cuts == 3
 
 
 def test_a_key_that_was_used_for_another_request_is_refused(
-    url: str, cable: Wire, manager: RetryManager
+    url: str, cable: FaultProxy, manager: RetryManager
 ) -> None:
     """A write that did not happen is never reported as done."""
 
@@ -358,7 +366,7 @@ def test_a_key_that_was_used_for_another_request_is_refused(
 
 
 def test_every_call_takes_a_correlation_and_a_trace_id_and_inherits_them(
-    url: str, cable: Wire, manager: RetryManager
+    url: str, cable: FaultProxy, manager: RetryManager
 ) -> None:
     approval = Approval("GRANTED", "run/k", "step", "idempotent")
 
@@ -371,11 +379,11 @@ def test_every_call_takes_a_correlation_and_a_trace_id_and_inherits_them(
         await bus.put("ids", "a", b"1", **ids)
         await bus.get("ids", "a", **ids)
         await bus.delete("ids", "a", **ids)
-        await bus.turn("on", reason="drill", by="operator", **ids)
-        await bus.turn("on", reason="drill", by="operator", **ids)
-        await bus.switch(**ids)
-        await bus.grant(approval, **ids)
-        await bus.approval("k", **ids)
+        await bus.set_switch("on", reason="drill", by="operator", **ids)
+        await bus.set_switch("on", reason="drill", by="operator", **ids)
+        await bus.is_switch_on(**ids)
+        await bus.grant_approval(approval, **ids)
+        await bus.get_approval("k", **ids)
 
     def find_ids() -> set[tuple[str, str | None, str | None]]:
         return {(event.retry_category, event.correlation_id, event.trace_id) for event in manager.audit}
@@ -403,19 +411,19 @@ def test_every_call_takes_a_correlation_and_a_trace_id_and_inherits_them(
 def test_an_approval_is_kept_with_a_key_in_a_log(manager: RetryManager) -> None:
     alone = RetryManager(IdempotencyManager(lambda: None))  # type: ignore[arg-type,return-value]
     done: list[str] = []
-    with pytest.raises(UsageError, match="which is kept in a log: give a store"):
-        asyncio.run(execute(alone, "i-1", done, approval="required"))
-    with pytest.raises(UsageError, match="approval is 'perhaps'; it takes required"):
-        asyncio.run(execute(manager, "i-1", done, approval="perhaps"))
-    with pytest.raises(UsageError, match="which is of a key: give it one"):
+    with pytest.raises(UsageError, match="which is kept in a log: give IdempotencyManager a store"):
+        asyncio.run(execute(alone, "i-1", done, requires_approval=True))
+    with pytest.raises(UsageError, match="requires_approval is 'perhaps'; it takes True or False"):
+        asyncio.run(execute(manager, "i-1", done, requires_approval="perhaps"))
+    with pytest.raises(UsageError, match="which belongs to a key: give it an idempotency_key"):
         asyncio.run(
-            manager.execute_with_retry("KV_GET", "Look", lambda: None, approval="required")  # type: ignore[arg-type,return-value]
+            manager.execute_with_retry("KV_GET", "Look", lambda: None, requires_approval=True)  # type: ignore[arg-type,return-value]
         )
-    assert [event.plain()["reason"] for event in manager.audit] == ["key_refused"]
+    assert [event.to_dict()["reason"] for event in manager.audit] == ["key_refused"]
     assert done == []
 
 
-def test_a_consumer_that_nobody_leads_has_nothing_for_the_moment() -> None:
+def test_a_consumer_without_a_leader_returns_no_messages() -> None:
     class Pull:
         def __init__(self, *answers: Any) -> None:
             self.answers = list(answers)
@@ -427,16 +435,16 @@ def test_a_consumer_that_nobody_leads_has_nothing_for_the_moment() -> None:
             return [answer]
 
     gone = client.js.errors.ServiceUnavailableError()
-    assert asyncio.run(Letters(Pull(gone, "a letter")).fetch(1, 5.0)) == ["a letter"]
-    assert asyncio.run(Letters(Pull(gone)).fetch(1, 0.15)) == []
+    assert asyncio.run(Subscription(Pull(gone, "a letter")).fetch(1, 5.0)) == ["a letter"]
+    assert asyncio.run(Subscription(Pull(gone)).fetch(1, 0.15)) == []
 
 
-def test_a_bus_says_what_it_needs_and_shows_no_password(
-    manager: RetryManager, cable: Wire, monkeypatch: pytest.MonkeyPatch
+def test_a_bus_names_missing_extras_and_shows_no_password(
+    manager: RetryManager, cable: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work(bus: Bus) -> None:
-        with pytest.raises(UsageError, match="a switch is turned on or off"):
-            await bus.turn("up", reason="x", by="y")  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="it must be on or off"):
+            await bus.set_switch("up", reason="x", by="y")  # type: ignore[arg-type]
         await bus.close()
         await bus.close()
         await bus.connect()

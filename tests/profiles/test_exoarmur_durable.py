@@ -1,4 +1,4 @@
-"""Results in a log: shared by processes, kept over their death, done once; told as they are without one."""
+"""Results in a log: shared by processes, kept after their death, with the same events as in memory."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ import trio
 
 import oncemore
 from oncemore import clock as clocks
-from oncemore.errors import KeyConflict, Parked, RetriesExhausted, StoreError, Terminal, UsageError
-from oncemore.log.record import Change
+from oncemore.errors import Deferred, KeyConflict, PermanentFailure, RetriesExhausted, StoreError, UsageError
+from oncemore.log.record import RecordChange
 from oncemore.profiles.exoarmur import (
     IdempotencyManager,
     InProgress,
@@ -28,14 +28,14 @@ from oncemore.profiles.exoarmur import (
     RetryError,
     RetryManager,
     RetryPolicy,
-    durable,
+    stored_records,
 )
 from oncemore.retries.loop import ENDS
-from oncemore.steps.ops import End, Load, Save
+from oncemore.steps.ops import AppendChange, EndCall, LoadHead
 from oncemore.testing import FakeClock
-from tests.engine.colours import Script
 from tests.profiles.test_exoarmur import RUN_ID, run, told, work_of
 from tests.profiles.test_exoarmur_idempotency import write
+from tests.retries.colours import Script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +59,7 @@ def manager(engine: Engine) -> RetryManager:
 
 @pytest.fixture
 def other(engine: Engine) -> RetryManager:
-    """A manager that meets the first one only in the log, as one of another process does."""
+    """A manager that meets the first one only in the log, as in another process."""
     return RetryManager(IdempotencyManager(engine))
 
 
@@ -69,7 +69,8 @@ def run_of(engine: Engine, key: str = "k") -> oncemore.Run:
 
 def marks(engine: Engine, key: str = "k") -> list[str]:
     return [
-        line["state"] if line["kind"] == "TRANSITION" else line["kind"] for line in run_of(engine, key).wal()
+        line["state"] if line["kind"] == "TRANSITION" else line["kind"]
+        for line in run_of(engine, key).records()
     ]
 
 
@@ -93,7 +94,7 @@ SCENES: dict[str, tuple[list[object], dict[str, Any]]] = {
     "a verdict is final": ([ValueError("invalid")], {"category": "REPLAY_PROCESSING"}),
     "a rest within the cap is obeyed": ([busy(5), "value"], {}),
     "a rest beyond the cap is not sat out": ([busy(600)], {}),
-    "a violation": ([oncemore.Violation("SCHEMA_INVALID")], {}),
+    "a violation": ([oncemore.PolicyViolation("SCHEMA_INVALID")], {}),
     "a custom policy": ([OSError()], {"policy": RetryPolicy(max_attempts=5, base_delay=2.0, max_delay=60.0,
                                                             backoff_multiplier=1.5, jitter_factor=0.2)}),
     "not awaitable": (["value"], {"work": lambda: "value"}),
@@ -101,7 +102,7 @@ SCENES: dict[str, tuple[list[object], dict[str, Any]]] = {
 
 
 def played(manager: RetryManager, scene: str) -> tuple[Any, ...]:
-    """What a caller gets, what is told, how long is waited, how often it is called."""
+    """Return the outcome, the events, the delays and the number of calls."""
     turns, more = SCENES[scene]
     script = Script(*turns)
     options = {"category": "KV_PUT", "work": work_of(script), "run_id": RUN_ID, "idempotency_key": "k"}
@@ -111,15 +112,15 @@ def played(manager: RetryManager, scene: str) -> tuple[Any, ...]:
             got: Any = asyncio.run(manager.execute_with_retry(**options))
         except Exception as error:
             last = error.__cause__ if isinstance(error, RetryError) else error
-            got = (type(error), str(error), last in turns, oncemore.decision(last) is not None)  # type: ignore[arg-type]
-    events = [{**event.plain(), "timestamp": ""} for event in manager.audit]
+            got = (type(error), str(error), last in turns, oncemore.get_decision(last) is not None)  # type: ignore[arg-type]
+    events = [{**event.to_dict(), "timestamp": ""} for event in manager.audit]
     for event in events:
         event["not_before"] = bool(event.get("not_before"))
     return got, events, script.calls, clock.delays
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_an_operation_is_told_and_paced_as_it_is_in_memory(scene: str, manager: RetryManager) -> None:
+def test_events_and_delays_are_the_same_as_in_memory(scene: str, manager: RetryManager) -> None:
     *expected, delays = played(RetryManager(), scene)
     *found, waited = played(manager, scene)
     assert found == expected
@@ -138,16 +139,14 @@ def test_notes_and_log_lines_are_the_same_too(
     assert said[0] == said[1]
 
 
-def test_a_test_clock_that_allows_fewer_attempts_is_heard(manager: RetryManager) -> None:
+def test_a_test_clock_can_limit_the_attempts(manager: RetryManager) -> None:
     script = Script(OSError("down"))
     with FakeClock(attempts=2), pytest.raises(RetryError):
         write(manager, script)
     assert script.calls == 2
 
 
-def test_a_run_has_the_id_of_its_operation_and_all_that_is_known_of_it(
-    manager: RetryManager, engine: Engine
-) -> None:
+def test_a_run_has_the_id_and_the_metadata_of_its_operation(manager: RetryManager, engine: Engine) -> None:
     write(manager, Script("value"), tenant_id="t", correlation_id="c")
     found = run_of(engine)
     assert found.run_id == manager.operations[0].run_id
@@ -156,7 +155,7 @@ def test_a_run_has_the_id_of_its_operation_and_all_that_is_known_of_it(
     assert marks(engine) == ["PENDING", "RUNNING", "INTENT", "COMMIT", "COMPLETE"]
 
 
-def test_the_work_knows_its_key_and_how_far_an_attempt_before_it_came(manager: RetryManager) -> None:
+def test_the_work_sees_its_key_and_the_checkpoint_of_an_earlier_attempt(manager: RetryManager) -> None:
     async def work() -> str:
         attempt = oncemore.current()
         done: int = attempt.resume(0)
@@ -174,7 +173,7 @@ def test_the_work_knows_its_key_and_how_far_an_attempt_before_it_came(manager: R
 
 
 @pytest.mark.req("IDEM-8")
-def test_clearing_is_an_entry_that_says_who_and_the_next_call_is_a_new_run(
+def test_clearing_is_an_entry_with_its_actor_and_the_next_call_is_a_new_run(
     manager: RetryManager, other: RetryManager, engine: Engine
 ) -> None:
     script = Script("first", "second")
@@ -188,10 +187,10 @@ def test_clearing_is_an_entry_that_says_who_and_the_next_call_is_a_new_run(
     assert asyncio.run(manager.idempotency_manager.clear_idempotency("k")) is False
     assert write(manager, script, tenant_id="another tenant") == "second"
     assert script.calls == 2
-    assert (run_of(engine).state.runs, run_of(engine).state.attempt) == (2, 2)
+    assert (run_of(engine).state.run_number, run_of(engine).state.attempt) == (2, 2)
 
 
-def test_a_result_that_somebody_has_can_be_recorded_in_any_state(
+def test_a_result_can_be_recorded_in_any_state_of_the_run(
     manager: RetryManager, other: RetryManager, engine: Engine
 ) -> None:
     record = other.idempotency_manager.record_result
@@ -237,7 +236,7 @@ def test_a_result_that_somebody_has_can_be_recorded_in_any_state(
 
 
 class Races:
-    """A store where somebody else writes to an entity just before the first append of ours."""
+    """A store in which another client writes to an entity just before the first append."""
 
     def __init__(self, engine: Engine, between: Any) -> None:
         self._store, self._between = engine.store, between
@@ -253,7 +252,7 @@ class Races:
 
 
 @pytest.mark.parametrize("what", ["record", "clear"])
-def test_who_is_second_looks_again(what: str, engine: Engine) -> None:
+def test_a_conflicting_append_reads_the_key_again(what: str, engine: Engine) -> None:
     manager = IdempotencyManager(engine)
     raced = oncemore.Engine(lambda: Races(engine, between), "memory:")  # type: ignore[arg-type, return-value]
     late = IdempotencyManager(raced)
@@ -273,7 +272,7 @@ def test_who_is_second_looks_again(what: str, engine: Engine) -> None:
 
 
 def asyncio_run(coroutine: Any) -> Any:
-    """Run a coroutine that never waits, wherever this is."""
+    """Run a coroutine that never waits, inside or outside an event loop."""
     try:
         coroutine.send(None)
     except StopIteration as end:
@@ -288,11 +287,11 @@ def test_a_key_of_other_work_is_refused(manager: RetryManager, engine: Engine) -
             raise oncemore.PermanentError("no")
         return n
 
-    work = work.on(engine)
+    work = work.bind(engine)
     assert work(1) == 1
-    with pytest.raises(UsageError, match="belongs to work of another kind"):
+    with pytest.raises(UsageError, match="belongs to other work, such as a step"):
         write(manager, Script(1), work.key(1))
-    with pytest.raises(oncemore.Terminal):
+    with pytest.raises(oncemore.PermanentFailure):
         work(2)
     with pytest.raises(KeyConflict):
         write(manager, Script(1), work.key(2))
@@ -304,49 +303,49 @@ def test_a_key_that_no_store_can_keep_is_refused(manager: RetryManager, key: str
         write(manager, Script(1), key)
 
 
-def test_a_pruned_result_is_lost_and_not_made_again(manager: RetryManager, engine: Engine) -> None:
+def test_a_pruned_result_is_unavailable_and_not_computed_again(manager: RetryManager, engine: Engine) -> None:
     script = Script("value")
     write(manager, script)
 
     def pruning() -> Any:
-        seen = yield Load("run/k")
-        after = seen.run._replace(pruned=engine.now())
-        yield Save(seen, Change(("PRUNE",), seen.run, after))
-        return End(None, None)
+        head = yield LoadHead("run/k")
+        after = head.record._replace(pruned_at=engine.now())
+        yield AppendChange(head, RecordChange(("PRUNE",), head.record, after))
+        return EndCall(None, None)
 
-    asyncio.run(durable._done(engine, pruning()))
-    with pytest.raises(ResultUnavailable, match="its result is lost: it was pruned"):
+    asyncio.run(stored_records._run_script(engine, pruning()))
+    with pytest.raises(ResultUnavailable, match="its result is not available: it was pruned"):
         write(manager, script)
     assert script.calls == 1
 
 
 def test_a_record_is_found_under_later_entries_too(manager: RetryManager, engine: Engine) -> None:
     def noting() -> Any:
-        seen = yield Load("run/k")
-        yield Save(seen, Change(("DECISION",), seen.run, seen.run._replace(priority="P0")))
-        return End(None, None)
+        head = yield LoadHead("run/k")
+        yield AppendChange(
+            head, RecordChange(("DECISION",), head.record, head.record._replace(priority="P0"))
+        )
+        return EndCall(None, None)
 
     write(manager, Script("value"))
-    asyncio.run(durable._done(engine, noting()))
+    asyncio.run(stored_records._run_script(engine, noting()))
     assert write(manager, Script()) == "value"
 
 
-def test_a_rest_beyond_the_cap_binds_later_calls_until_it_is_over(
-    manager: RetryManager, engine: Engine
-) -> None:
+def test_a_retry_after_above_the_cap_defers_later_calls(manager: RetryManager, engine: Engine) -> None:
     script = Script(busy(600), "value")
     with FakeClock() as clock:
         with pytest.raises(HTTPError):
             write(manager, script)
-        with pytest.raises(Parked):
+        with pytest.raises(Deferred):
             write(manager, script)
         assert told(manager.audit)[-1] == ("retry_refused", 0, "parked")
         clock.advance(600)
         assert write(manager, script) == "value"
-    assert (script.calls, run_of(engine).state.runs) == (2, 1)
+    assert (script.calls, run_of(engine).state.run_number) == (2, 1)
 
 
-def test_a_store_that_cannot_be_reached_is_told(tmp_path: Path) -> None:
+def test_an_unreachable_store_is_reported(tmp_path: Path) -> None:
     (tmp_path / "log.db").write_bytes(b"this is no database, whatever its name says" * 100)
     manager, script = RetryManager(IdempotencyManager(tmp_path / "log.db")), Script(1)
     with pytest.raises(StoreError):
@@ -392,9 +391,9 @@ def test_two_managers_of_one_log_do_the_work_once(
 
 @pytest.mark.parametrize(
     ("error", "raised", "cause"),
-    [(OSError("down"), RetryError, RetriesExhausted), (KeyError("bug"), Terminal, type(None))],
+    [(OSError("down"), RetryError, RetriesExhausted), (KeyError("bug"), PermanentFailure, type(None))],
 )
-def test_a_failure_is_shared_by_what_the_log_says_of_it(
+def test_a_failure_is_shared_through_the_log(
     error: Exception, raised: type, cause: type, manager: RetryManager, other: RetryManager
 ) -> None:
     script = Script(error)
@@ -414,7 +413,7 @@ def test_a_failure_is_shared_by_what_the_log_says_of_it(
     assert ("retry_refused", 0, "same_key_failed") in events
 
 
-def test_whoever_does_not_want_to_wait_is_told_who_has_it(
+def test_if_running_raise_names_the_worker(
     manager: RetryManager, other: RetryManager, engine: Engine
 ) -> None:
     async def main() -> None:
@@ -429,7 +428,7 @@ def test_whoever_does_not_want_to_wait_is_told_who_has_it(
         await begun.wait()
         with pytest.raises(InProgress) as caught:
             await other.execute_with_retry("KV_PUT", "w", slow, idempotency_key="k", if_running="raise")
-        assert caught.value.worker == engine.identity().name
+        assert caught.value.worker == engine.current_identity().name
         with pytest.raises(InProgress, match="it has no record to clear yet"):
             await other.idempotency_manager.clear_idempotency("k")
         with pytest.raises(UsageError, match="belongs to another tenant"):
@@ -447,7 +446,7 @@ def test_whoever_does_not_want_to_wait_is_told_who_has_it(
 
 @pytest.mark.req("CLASS-18")
 @pytest.mark.parametrize("during", ["an attempt", "a delay", "another's attempt"])
-def test_a_cancelled_operation_ends_at_once_and_is_gone_on_with_later(
+def test_a_cancelled_operation_ends_at_once_and_is_continued_later(
     during: str, manager: RetryManager, other: RetryManager, engine: Engine
 ) -> None:
     async def main() -> None:
@@ -478,7 +477,7 @@ def test_a_cancelled_operation_ends_at_once_and_is_gone_on_with_later(
     assert run_of(engine).status == "SOFT_FAIL"
     script = Script("value")
     assert write(manager, script) == "value"
-    assert (run_of(engine).state.runs, run_of(engine).state.attempt) == (1, 2)
+    assert (run_of(engine).state.run_number, run_of(engine).state.attempt) == (1, 2)
 
 
 # Processes -------------------------------------------------------------------------------------------
@@ -538,7 +537,7 @@ def test_a_record_of_a_process_that_was_killed_is_a_hit_in_another(tmp_path: Pat
         async def main():
             print(json.dumps([await put(None or work), await put(work, "nothing"), await put(work, "direct"),
                 (await manager.idempotency_manager.describe("direct")).metadata,
-                [event.plain()["action"] for event in manager.audit]]))
+                [event.to_dict()["action"] for event in manager.audit]]))
         async def work():
             note("called")
         asyncio.run(main())
@@ -573,7 +572,7 @@ def test_50_callers_in_4_processes_make_one_call_and_all_get_its_result(tmp_path
     assert results == [{"by": int(calls[0])}] * 50
 
 
-def test_the_attempt_of_a_killed_process_is_closed_and_the_next_one_is_another_processs(
+def test_another_process_closes_the_attempt_of_a_killed_one_and_continues(
     tmp_path: Path,
 ) -> None:
     first = python(
@@ -598,4 +597,4 @@ def test_the_attempt_of_a_killed_process_is_closed_and_the_next_one_is_another_p
         assert told(manager.audit)[1:3] == [("retry_attempt", 2), ("retry_succeeded", 3)]
         outcomes = [(attempt.number, attempt.reason) for attempt in run_of(engine).attempts]
         assert outcomes == [(1, "lease_expired"), (2, "retry"), (3, "")]
-        assert oncemore.steps.run.verify(engine.store.entries())  # type: ignore[attr-defined]
+        assert oncemore.steps.run.verify_chain(engine.store.read_entries())  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The pages about audit events and the exoarmur interface: their code runs, their tables are true."""
+"""The code on the pages about audit events and the exoarmur interface runs, and their tables are right."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oncemore.audit.events import KINDS, schema
-from oncemore.profiles import exoarmur
+from oncemore.audit.events import EVENT_TYPES, event_schema
 from tests.test_docs import blocks_of, run_page
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs/reference"
@@ -20,7 +19,8 @@ REFERENCE = Path(__file__).resolve().parents[2] / "docs/reference"
 def test_the_code_on_the_page_runs(
     page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(exoarmur, "_shared", [])  # a manager that no other test has written to
+    # A manager that no other test has written to.
+    monkeypatch.setattr("oncemore.profiles.exoarmur.manager._shared_manager", [])
     text = (REFERENCE / page).read_text(encoding="utf-8")
     assert blocks_of(text)
     with warnings.catch_warnings():
@@ -34,5 +34,5 @@ def test_the_page_lists_every_event_with_its_fields() -> None:
     text = (REFERENCE / "audit-events.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"(?m)^\| `(\w+)` \|[^|]+\| (`event_type`.+) \|$", text))
     assert {name: re.findall(r"`(\w+)`", fields) for name, fields in rows.items()} == {
-        name: schema(name)["required"] for name in KINDS
+        name: event_schema(name)["required"] for name in EVENT_TYPES
     }

@@ -1,4 +1,4 @@
-"""Idempotent results: done once, recorded as data, claimed before they are done; wherever they are kept."""
+"""Idempotent results: computed once, recorded as data, claimed before the work begins; in every store."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from oncemore.profiles.exoarmur import (
     RetryManager,
     RetryPolicy,
 )
-from oncemore.profiles.exoarmur.idempotency import _Claim, _over
-from oncemore.profiles.exoarmur.record import MOST_CHARACTERS, NOBODY
-from tests.engine.colours import Script
+from oncemore.profiles.exoarmur.idempotency import _KeyClaim, _wait_for_claim
+from oncemore.profiles.exoarmur.record import MAX_CHARACTERS, NO_OWNER
 from tests.profiles.test_exoarmur import run, told, work_of
+from tests.retries.colours import Script
 from tests.servers import nats, postgres
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def jetstream() -> Iterator[str]:
     try:
         with nats.running(jetstream=True) as (address, _):
             yield address
-    except nats.NoNats as reason:
+    except nats.NatsUnavailable as reason:
         pytest.skip(str(reason))
 
 
@@ -76,7 +76,7 @@ def jetstream() -> Iterator[str]:
     ],
 )
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine | None]:
-    """Where records are kept: all tests here hold for every place (IDEM-10)."""
+    """The store of the records: all tests here hold for every one (IDEM-10)."""
     if request.param == "memory":
         yield None
         return
@@ -121,7 +121,7 @@ def test_the_manager_can_be_used_directly() -> None:
 
 @pytest.mark.req("API-3")
 def test_the_flow_of_the_document_does_the_work_once(manager: RetryManager) -> None:
-    """As printed: look whether there is a result, do the work, record what it returned."""
+    """As printed: check for a result, do the work, record its result."""
     idempotency_manager, done = manager.idempotency_manager, []
 
     async def do_once(key: str, result: Any) -> Any:
@@ -162,9 +162,9 @@ def test_a_second_operation_with_one_key_makes_no_call_and_one_hit(manager: Retr
     assert write(manager, first) == write(manager, second) == "value"
     assert (first.calls, second.calls) == (1, 0)
     events = list(manager.audit.filter(event_type="idempotency"))
-    assert [event.plain()["action"] for event in events] == ["record", "hit"]
-    assert [list(event.plain()) for event in events] == [IDEMPOTENCY.split()] * 2
-    assert {event.plain()["idempotency_key"] for event in events} == {"k"}
+    assert [event.to_dict()["action"] for event in events] == ["record", "hit"]
+    assert [list(event.to_dict()) for event in events] == [IDEMPOTENCY.split()] * 2
+    assert {event.to_dict()["idempotency_key"] for event in events} == {"k"}
     assert told(manager.audit) == [("retry_succeeded", 1), ("idempotency", "record"), ("idempotency", "hit")]
 
 
@@ -194,7 +194,7 @@ def test_a_record_has_metadata_and_can_be_cleared_which_is_audited(manager: Retr
     ids = {"tenant_id": "t", "correlation_id": "c", "trace_id": "x"}
     write(manager, script, **ids)
     assert asyncio.run(manager.idempotency_manager.clear_idempotency("k")) is True
-    cleared = manager.audit.last(1)[0].plain()
+    cleared = manager.audit.newest(1)[0].to_dict()
     assert cleared["event_type"] == "idempotency_cleared"
     assert {name: cleared[name] for name in ids} == ids
     assert (cleared["retry_category"], cleared["operation"], cleared["idempotency_key"]) == (
@@ -208,14 +208,14 @@ def test_a_record_has_metadata_and_can_be_cleared_which_is_audited(manager: Retr
     assert asyncio.run(kept.describe("another")).metadata == metadata  # type: ignore[union-attr]
 
 
-def test_clearing_a_key_that_was_never_recorded_is_told_to_nobody(manager: RetryManager) -> None:
+def test_clearing_an_unknown_key_publishes_no_event(manager: RetryManager) -> None:
     assert asyncio.run(manager.idempotency_manager.clear_idempotency("k")) is False
     asyncio.run(manager.idempotency_manager.record_result("direct", 1))
     assert asyncio.run(manager.idempotency_manager.clear_idempotency("direct")) is True
-    assert [event.plain()["retry_category"] for event in manager.audit] == [""]
+    assert [event.to_dict()["retry_category"] for event in manager.audit] == [""]
 
 
-def test_a_record_cannot_be_changed_through_what_was_given_or_returned(manager: RetryManager) -> None:
+def test_a_record_cannot_be_changed_through_its_input_or_result(manager: RetryManager) -> None:
     given = {"list": [1]}
     first = write(manager, Script(given))
     given["list"].append(2)
@@ -231,19 +231,19 @@ def test_a_record_cannot_be_changed_through_what_was_given_or_returned(manager: 
         (lambda: 1, "the result is of type function, which JSON would change"),
         ((1, 2), "the result is of type tuple"),
         ({"a": [{1}]}, r"the result\.a\[0\] is of type set"),
-        ({1: 2}, "the result has the key 1, which is no string"),
+        ({1: 2}, "the result has the key 1, which is not a string"),
         (float("nan"), "the result is nan, which JSON cannot hold"),
         (10**5000, "the result has no JSON form"),
-        ("x" * (MOST_CHARACTERS + 1), "the result takes 1,000,003 characters, and 1,000,000 is the most"),
+        ("x" * (MAX_CHARACTERS + 1), "the result takes 1,000,003 characters, and 1,000,000 is the most"),
     ],
     ids=["function", "tuple", "set", "key", "nan", "digits", "long"],
 )
-def test_a_result_that_cannot_be_kept_is_never_done_again(
+def test_work_whose_result_cannot_be_kept_is_never_repeated(
     manager: RetryManager, value: Any, why: str
 ) -> None:
     script = Script(value)
     with pytest.raises(
-        ResultUnavailable, match=f"the work of key k was done, but its result is lost: {why}"
+        ResultUnavailable, match=f"the work of key k was done, but its result is not available: {why}"
     ) as told_first:
         write(manager, script)
     assert told_first.value.value is value, "the caller whose call did it gets it with the error"
@@ -254,13 +254,13 @@ def test_a_result_that_cannot_be_kept_is_never_done_again(
     record = asyncio.run(manager.idempotency_manager.describe("k"))
     assert isinstance(record, IdempotencyRecord)
     assert record.text is None
-    assert [event.plain()["action"] for event in manager.audit.filter(event_type="idempotency")] == [
+    assert [event.to_dict()["action"] for event in manager.audit.filter(event_type="idempotency")] == [
         "record",
         "hit",
     ]
 
 
-def test_a_result_that_holds_itself_is_refused_and_not_followed() -> None:
+def test_a_result_that_contains_itself_is_refused() -> None:
     endless: list[Any] = []
     endless.append(endless)
     with pytest.raises(UsageError, match="the result cannot be kept: the result has no JSON form"):
@@ -274,13 +274,13 @@ def test_stored_bytes_are_json(manager: RetryManager) -> None:
     assert record.text == '{"a": [1, 2.5, "\\u00e9\\ud800", null, true]}'
 
 
-def test_another_result_for_a_key_is_refused_and_an_equal_one_is_fine() -> None:
+def test_another_result_for_a_key_is_refused_and_an_equal_one_accepted() -> None:
     manager = IdempotencyManager()
 
     async def main() -> None:
         await manager.record_result("k", 1)
         await manager.record_result("k", 1)
-        with pytest.raises(UsageError, match="key k has another result already; clear it first"):
+        with pytest.raises(UsageError, match="key k has another result already; clear the key first"):
             await manager.record_result("k", 2)
         with pytest.raises(UsageError, match="metadata cannot be kept"):
             await manager.record_result("k2", 2, {"when": object()})
@@ -289,12 +289,12 @@ def test_another_result_for_a_key_is_refused_and_an_equal_one_is_fine() -> None:
 
 
 @pytest.mark.parametrize("key", ["", "x" * 501, 7, None])
-def test_a_key_that_is_none_is_refused(key: Any) -> None:
+def test_an_invalid_key_is_refused(key: Any) -> None:
     with pytest.raises(UsageError, match="an idempotency key is a text of 1 to 500 characters"):
         asyncio.run(IdempotencyManager().check_idempotency(key))
 
 
-def test_a_key_that_cannot_be_one_is_refused_with_an_event(manager: RetryManager) -> None:
+def test_an_invalid_key_is_refused_with_an_event(manager: RetryManager) -> None:
     script = Script(1)
     with pytest.raises(UsageError, match="an idempotency key is a text"):
         write(manager, script, key="")
@@ -318,7 +318,7 @@ def test_concurrent_callers_of_one_key_make_one_call_and_get_one_result(manager:
 
     assert asyncio.run(main()) == [{"revision": 7}] * 50
     assert script.calls == 2
-    actions = [event.plain()["action"] for event in manager.audit.filter(event_type="idempotency")]
+    actions = [event.to_dict()["action"] for event in manager.audit.filter(event_type="idempotency")]
     assert sorted(actions) == ["hit"] * 49 + ["record"]
 
 
@@ -353,7 +353,7 @@ def test_concurrent_callers_in_several_threads_and_event_loops_make_one_call(man
     assert script.calls == 1
 
 
-def test_whoever_does_not_want_to_wait_is_told_that_it_is_in_progress(manager: RetryManager) -> None:
+def test_if_running_raise_gives_in_progress(manager: RetryManager) -> None:
     async def main() -> None:
         begun = asyncio.Event()
 
@@ -364,7 +364,7 @@ def test_whoever_does_not_want_to_wait_is_told_that_it_is_in_progress(manager: R
 
         first = asyncio.create_task(manager.execute_with_retry("KV_PUT", "write", slow, idempotency_key="k"))
         await begun.wait()
-        with pytest.raises(InProgress, match="the work of key k is being done by somebody else now"):
+        with pytest.raises(InProgress, match="another caller is doing the work of key k now"):
             await manager.execute_with_retry("KV_PUT", "write", slow, idempotency_key="k", if_running="raise")
         with pytest.raises(InProgress, match="it has no record to clear yet"):
             await manager.idempotency_manager.clear_idempotency("k")
@@ -375,7 +375,7 @@ def test_whoever_does_not_want_to_wait_is_told_that_it_is_in_progress(manager: R
 
 
 @pytest.mark.parametrize(("error", "raised"), [(OSError("down"), RetryError), (KeyError("bug"), KeyError)])
-def test_those_who_waited_share_the_failure_and_do_not_multiply_it(
+def test_waiting_callers_share_the_failure_and_make_no_attempts(
     manager: RetryManager, error: Exception, raised: type[Exception]
 ) -> None:
     script = Script(error)
@@ -401,7 +401,7 @@ def test_those_who_waited_share_the_failure_and_do_not_multiply_it(
     assert len(shared) == 4
 
 
-def test_when_the_first_is_cancelled_the_next_does_the_work(manager: RetryManager) -> None:
+def test_after_a_cancelled_first_caller_the_next_does_the_work(manager: RetryManager) -> None:
     script = Script("value")
 
     async def main() -> None:
@@ -430,7 +430,7 @@ def test_when_the_first_is_cancelled_the_next_does_the_work(manager: RetryManage
     assert script.calls == 1
 
 
-def test_a_waiter_whose_loop_is_gone_does_no_harm(manager: RetryManager) -> None:
+def test_a_waiting_caller_with_a_closed_loop_does_no_harm(manager: RetryManager) -> None:
     script = Script("value")
 
     async def main() -> None:
@@ -462,15 +462,15 @@ def test_a_waiter_whose_loop_is_gone_does_no_harm(manager: RetryManager) -> None
     assert script.calls == 1
 
 
-def test_a_claim_that_ended_before_anybody_waited_is_not_waited_for() -> None:
-    claim = _Claim(NOBODY)
-    claim.over = True
-    asyncio.run(_over(claim, Lock()))
-    trio.run(_over, claim, Lock())
-    assert claim.bells == []
+def test_a_claim_that_has_ended_is_not_waited_for() -> None:
+    claim = _KeyClaim(NO_OWNER)
+    claim.is_over = True
+    asyncio.run(_wait_for_claim(claim, Lock()))
+    trio.run(_wait_for_claim, claim, Lock())
+    assert claim.callbacks == []
 
 
-def test_work_that_calls_itself_with_its_own_key_is_refused_instead_of_waiting_for_ever(
+def test_work_that_calls_itself_with_its_own_key_is_refused(
     manager: RetryManager,
 ) -> None:
     async def outer() -> Any:
@@ -497,7 +497,7 @@ def test_tenants_have_keys_and_results_of_their_own(manager: RetryManager) -> No
     assert told(manager.audit)[-1] == ("retry_refused", 0, "key_refused")
 
 
-def test_a_tenant_cannot_wait_for_anothers_result(manager: RetryManager) -> None:
+def test_a_tenant_cannot_wait_for_the_result_of_another_tenant(manager: RetryManager) -> None:
     async def main() -> None:
         begun = asyncio.Event()
 
@@ -516,21 +516,21 @@ def test_a_tenant_cannot_wait_for_anothers_result(manager: RetryManager) -> None
     asyncio.run(main())
 
 
-def test_what_was_recorded_directly_belongs_to_everybody(manager: RetryManager) -> None:
+def test_a_directly_recorded_result_is_available_to_every_tenant(manager: RetryManager) -> None:
     asyncio.run(manager.idempotency_manager.record_result("k", "shared"))
     assert write(manager, Script(), tenant_id="a") == "shared"
 
 
-def test_a_tenant_can_be_made_obligatory() -> None:
+def test_require_tenant_refuses_keys_without_a_tenant() -> None:
     manager = RetryManager(IdempotencyManager(require_tenant=True))
-    with pytest.raises(UsageError, match="tenant_id is missing, and require_tenant makes it obligatory"):
+    with pytest.raises(UsageError, match="tenant_id is missing, and require_tenant is set"):
         manager.idempotency_manager.compute_idempotency_key("write")
     with pytest.raises(UsageError, match="tenant_id is missing"):
         write(manager, Script(1))
     assert write(manager, Script(1), tenant_id="a") == 1
 
 
-def test_two_managers_may_share_results_and_the_first_hears_of_clearing() -> None:
+def test_two_managers_may_share_results_and_the_first_gets_the_clearing_event() -> None:
     results = IdempotencyManager()
     first, second = RetryManager(results), RetryManager(results)
     assert write(first, Script("value")) == write(second, Script()) == "value"

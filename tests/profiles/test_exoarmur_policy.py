@@ -13,9 +13,9 @@ import oncemore
 from oncemore.classifiers.classify import classify
 from oncemore.errors import PolicyError, PolicyWarning
 from oncemore.policy import files
-from oncemore.policy.backoff import jittered
+from oncemore.policy.backoff import jittered_delay
 from oncemore.profiles.exoarmur import RetryCategory, RetryError, RetryManager, RetryPolicy
-from oncemore.profiles.exoarmur.policy import READING, VERDICTS, built_in
+from oncemore.profiles.exoarmur.policy import READING_CATEGORIES, VERDICT_CATEGORIES, builtin_categories
 
 DEFAULTS = {
     "max_attempts": 3, "base_delay": 1.0, "max_delay": 30.0, "backoff_multiplier": 2.0,
@@ -88,20 +88,20 @@ def test_the_17_policies_are_those_of_the_document() -> None:
 
 
 def test_the_numbers_come_from_the_packaged_profile_with_a_timeout_each() -> None:
-    for name, category in built_in().items():
+    for name, category in builtin_categories().items():
         assert category.rules == files.policy(f"exoarmur/{name}")
         assert (category.rules.name, category.rules.version) == (category.code, "1.0")
-        assert category.policy.core(category.code).schedule == category.rules.schedule
+        assert category.policy.to_policy(category.code).schedule == category.rules.schedule
     limits = {"NATS": 5, "KV": 5, "EXECUTION": 30, "APPROVAL": 30, "API": 30, "REPLAY": 300}
-    for name, category in built_in().items():
+    for name, category in builtin_categories().items():
         assert category.policy.timeout_s == limits[name.partition("_")[0]]
 
 
 def test_every_category_is_known_to_read_or_to_act() -> None:
-    kinds = {name: category.kind for name, category in built_in().items()}
-    assert {name for name, kind in kinds.items() if kind == "reading"} == READING
-    assert len(READING) == 6
-    assert VERDICTS < READING
+    kinds = {name: category.kind for name, category in builtin_categories().items()}
+    assert {name for name, kind in kinds.items() if kind == "reading"} == READING_CATEGORIES
+    assert len(READING_CATEGORIES) == 6
+    assert VERDICT_CATEGORIES < READING_CATEGORIES
 
 
 @pytest.mark.req("API-10")
@@ -136,9 +136,7 @@ def test_every_category_is_known_to_read_or_to_act() -> None:
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_a_policy_that_makes_no_sense_is_refused_by_field_and_range(
-    field: str, value: Any, allowed: str
-) -> None:
+def test_an_invalid_policy_is_refused_with_field_and_range(field: str, value: Any, allowed: str) -> None:
     with pytest.raises(PolicyError) as caught:
         RetryPolicy(**{field: value})
     assert str(caught.value).startswith(f"{field} is ")
@@ -177,9 +175,9 @@ def test_a_wise_policy_warns_of_nothing() -> None:
 
 
 def delays(policy: RetryPolicy, seed: str) -> list[float]:
-    rules = policy.core()
+    rules = policy.to_policy()
     numbers = range(1, rules.max_attempts)
-    return [jittered(rules.schedule, rules.jitter, rules.max_delay_s, seed, n) for n in numbers]
+    return [jittered_delay(rules.schedule, rules.jitter, rules.max_delay_s, seed, n) for n in numbers]
 
 
 @pytest.mark.req("BACKOFF-8", "TEST-3")
@@ -218,7 +216,7 @@ class Stranger(Exception):
 
 
 def covered(policy: RetryPolicy, error: Exception, *, strict: bool = False) -> bool:
-    return policy.covers(strict)(error, classify(error, 0.0))
+    return policy.make_covers(strict)(error, classify(error, 0.0))
 
 
 @pytest.mark.parametrize(
@@ -243,19 +241,19 @@ def test_the_non_retryable_list_comes_first_and_holds_for_subclasses(error: Exce
         ("fail", oncemore.AttemptTimeout("cut off"), True),
     ],
 )
-def test_what_no_list_knows_goes_by_unmatched(unmatched: Any, error: Exception, again: bool) -> None:
+def test_an_unlisted_error_is_decided_by_unmatched(unmatched: Any, error: Exception, again: bool) -> None:
     assert covered(RetryPolicy(retryable_exceptions=[OSError], unmatched=unmatched), error) is again
 
 
 @pytest.mark.parametrize(
     "error",
     [
-        oncemore.Violation("SCHEMA_INVALID"), oncemore.PermanentError(), oncemore.UsageError("wrong"),
+        oncemore.PolicyViolation("SCHEMA_INVALID"), oncemore.PermanentError(), oncemore.UsageError("wrong"),
         MemoryError(), RetryError("RETRY_KV_GET", 3, "inner"), oncemore.DeadlineExceeded("late"),
     ],
     ids=lambda error: type(error).__name__,
 )  # fmt: skip
-def test_some_errors_are_final_whatever_a_policy_says(error: Exception) -> None:
+def test_some_errors_are_final_under_every_policy(error: Exception) -> None:
     policy = RetryPolicy(retryable_exceptions=[type(error), Exception])
     assert not covered(policy, error)
 
@@ -269,7 +267,7 @@ def test_some_errors_are_final_whatever_a_policy_says(error: Exception) -> None:
     ],
     ids=repr,
 )  # fmt: skip
-def test_a_verdict_is_not_asked_for_twice(error: Exception, again: bool) -> None:
+def test_a_verdict_is_not_requested_twice(error: Exception, again: bool) -> None:
     assert covered(RetryPolicy(), error, strict=True) is again
 
 

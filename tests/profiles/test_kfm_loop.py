@@ -1,4 +1,4 @@
-"""The loop of the KFM document: OK or HARD_FAIL, whatever a node does, and whenever its process dies."""
+"""The loop of the KFM document ends in OK or HARD_FAIL for every node and every crash."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import pytest
 import trio
 
 import oncemore
-from oncemore.open_engine import chosen
+from oncemore.open_engine import find_engine
 from oncemore.policy import files
 from oncemore.profiles.kfm.loop import PermanentError, TransientError, last_run, retry_loop
-from oncemore.steps.run import wal
+from oncemore.steps.run import export_records
 from tests.test_docs import run_page
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ DELAYS = [21.213633, 49.584878, 82.142307, 169.361387, 321.516047]
 
 
 class Node:
-    """Does what it is told, attempt by attempt, and remembers from where it began."""
+    """A node that plays a script, attempt by attempt, and remembers its checkpoints."""
 
     node_id = "report"
 
@@ -83,7 +83,7 @@ def marks(run: Run) -> list[tuple[str, int]]:
     """States and record kinds with their attempt, in the log's order."""
     return [
         (line["state"] if line["kind"] == "TRANSITION" else line["kind"], line["attempt"])
-        for line in run.wal()
+        for line in run.records()
     ]
 
 
@@ -114,7 +114,7 @@ def test_the_log_reads_as_the_document_has_it() -> None:
         "run_id node_id attempt input_hash seed cfg_hash idempotency_key checkpoint_ref telemetry_snapshot "
         "decision_proof"
     )
-    for line in run_of(node).wal():
+    for line in run_of(node).records():
         assert set(fields.split()) <= line.keys()
         assert (line["node_id"], line["idempotency_key"]) == ("report", run_of(node).key)
 
@@ -124,14 +124,14 @@ def test_the_log_reads_as_the_document_has_it() -> None:
 def test_the_order_of_the_log_within_an_attempt_is_the_documents(
     engine: Engine, clock: FakeClock, checkpoint: Any
 ) -> None:
-    """What is in the log when each part of an attempt runs, and what all of it reads in the end."""
+    """The entries in the log while each part of an attempt runs, and all of them at the end."""
     found: list[list[tuple[str, int]]] = []
 
     def look() -> None:
-        (entity,) = {entry.entity for entry in engine.store.entries() if entry.entity.startswith("run/")}
+        (entity,) = {entry.entity for entry in engine.store.read_entries() if entry.entity.startswith("run/")}
         found.append([
             (line["state"] if line["kind"] == "TRANSITION" else line["kind"], line["attempt"])
-            for line in wal(engine.store.entries(entity))
+            for line in export_records(engine.store.read_entries(entity))
             if line["kind"] not in ("LEASE", "DECISION")
         ])  # fmt: skip
 
@@ -157,24 +157,24 @@ def test_the_order_of_the_log_within_an_attempt_is_the_documents(
     began = [*claimed, *noted]
     assert found == [claimed, began, began, again, again, again, done]
     assert len(clock.delays) == 1, "the delay follows SOFT_FAIL"
-    complete = run_of(Watched(1)).wal()[-1]
+    complete = run_of(Watched(1)).records()[-1]
     assert (complete["kind"], complete["state"]) == ("TRANSITION", "COMPLETE")
     assert len(complete["artifacts"]) == 1
 
 
 @pytest.mark.req("STATE-7", "BACKOFF-14")
-def test_exhaustion_says_so_with_the_last_real_error_beside_it(clock: FakeClock) -> None:
+def test_exhaustion_is_recorded_with_the_last_error(clock: FakeClock) -> None:
     node = Node(TransientError("busy"))
     assert retry_loop(node, INPUTS, CFG) == "HARD_FAIL"
     assert (node.computed, len(clock.delays)) == (6, 5)
-    final = [line for line in run_of(node).wal() if line["state"] == "HARD_FAIL" and line["error"]][-1]
+    final = [line for line in run_of(node).records() if line["state"] == "HARD_FAIL" and line["error"]][-1]
     assert final["error"]["error"] == final["reason"] == "max_attempts_exceeded"
     assert (final["error"]["last"]["type"], final["error"]["last"]["message"]) == ("TransientError", "busy")
 
 
 @pytest.mark.req("WAL-13")
 @pytest.mark.parametrize("error", [KeyError("unforeseen"), ZeroDivisionError(), MemoryError()], ids=repr)
-def test_an_unforeseen_exception_leaves_nothing_running(error: Exception) -> None:
+def test_an_unexpected_exception_leaves_no_run_in_running(error: Exception) -> None:
     node = Node(error)
     assert retry_loop(node, INPUTS, CFG) == "HARD_FAIL"
     run = run_of(node)
@@ -183,7 +183,7 @@ def test_an_unforeseen_exception_leaves_nothing_running(error: Exception) -> Non
     assert run.attempts[0].error["type"] == type(error).__name__
 
 
-def test_a_cut_from_outside_leaves_nothing_running_either() -> None:
+def test_an_interrupt_leaves_no_run_in_running() -> None:
     node = Node(KeyboardInterrupt(), 1)
     with pytest.raises(KeyboardInterrupt):
         retry_loop(node, INPUTS, CFG)
@@ -193,7 +193,7 @@ def test_a_cut_from_outside_leaves_nothing_running_either() -> None:
 
 def test_the_delays_are_those_of_the_worked_example(clock: FakeClock) -> None:
     node = Node(TransientError("busy"))
-    policy = files.policy("kfm-loop").but(jitter_seed=SEED)
+    policy = files.policy("kfm-loop").replace(jitter_seed=SEED)
     assert retry_loop(node, INPUTS, CFG, policy=policy) == "HARD_FAIL"
     proofs = run_of(node).proofs
     assert [round(proof["delay_s"], 6) for proof in proofs] == [*DELAYS, 0.0]
@@ -207,7 +207,7 @@ def test_without_a_seed_each_run_has_delays_of_its_own() -> None:
     first, second = Node(TransientError(), 1), Node(TransientError(), 1)
     for node, inputs in ((first, 1), (second, 2)):
         retry_loop(node, inputs)
-    seeds = {last_run(Node(), inputs).wal()[0]["seed"] for inputs in (1, 2)}  # type: ignore[union-attr]
+    seeds = {last_run(Node(), inputs).records()[0]["seed"] for inputs in (1, 2)}  # type: ignore[union-attr]
     assert len(seeds) == 2
 
 
@@ -215,7 +215,7 @@ def test_without_a_seed_each_run_has_delays_of_its_own() -> None:
 
 
 class Halves(Node):
-    """Keeps a checkpoint after half of its work, and fails the first time after it."""
+    """A node that stores a checkpoint after half of its work, and fails the first time after it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -235,19 +235,19 @@ class Halves(Node):
 
 
 @pytest.mark.req("WAL-6")
-def test_a_node_that_fails_half_way_goes_on_from_that_half() -> None:
+def test_a_node_that_fails_half_way_continues_from_its_checkpoint() -> None:
     node = Halves()
     assert retry_loop(node, INPUTS, CFG) == "OK"
     assert node.began_at == [{"done": 0}, {"done": 5}]
     assert node.rows == list(range(10))
-    wal = run_of(node).wal()
+    wal = run_of(node).records()
     kept = [line["checkpoint_ref"] for line in wal if line["kind"] == "CHECKPOINT"]
     assert kept == [f"run/{run_of(node).key}#2", f"run/{run_of(node).key}#3"]
     assert {line["checkpoint_ref"] for line in wal if line["attempt"] == 2} == {kept[-1]}
 
 
 @pytest.mark.req("WAL-6")
-def test_what_preflight_finds_is_kept_before_the_work_begins_and_goes_before_what_was_kept() -> None:
+def test_the_preflight_checkpoint_is_stored_first_and_replaces_the_stored_one() -> None:
     class Looks(Node):
         found = iter([{"table": 3}, {"table": 4}, {"table": 4}, None])
 
@@ -266,13 +266,13 @@ def test_what_preflight_finds_is_kept_before_the_work_begins_and_goes_before_wha
 
 
 @pytest.mark.req("WAL-9")
-def test_what_is_complete_is_not_computed_again() -> None:
+def test_complete_work_is_not_computed_again() -> None:
     node = Node(1)
     assert [retry_loop(node, INPUTS, CFG) for _ in range(11)] == ["OK"] * 11
     assert node.computed == 1
 
 
-def test_what_failed_for_good_stays_failed_until_somebody_says_why_not() -> None:
+def test_failed_work_stays_failed_until_a_rerun_with_a_reason() -> None:
     node = Node(PermanentError("wrong"), 1)
     assert retry_loop(node, INPUTS, CFG) == retry_loop(node, INPUTS, CFG) == "HARD_FAIL"
     assert node.computed == 1
@@ -316,7 +316,7 @@ def test_inputs_and_configuration_have_digests_of_their_own() -> None:
     assert (other_cfg[0] == first[0], other_cfg[1] != first[1]) == (True, True)
 
 
-def test_a_changed_configuration_is_not_answered_from_before_unless_told_so() -> None:
+def test_a_changed_configuration_does_not_return_the_old_result_by_default() -> None:
     node, cfg, changed = Node(1), {**CFG, "resolution": 1}, {**CFG, "resolution": 2}
     retry_loop(node, INPUTS, cfg)
     with pytest.raises(oncemore.ConfigChanged):
@@ -325,7 +325,7 @@ def test_a_changed_configuration_is_not_answered_from_before_unless_told_so() ->
     assert node.computed == 1
     assert retry_loop(node, INPUTS, changed, on_config_change="new") == "OK"
     assert node.computed == 2
-    fewer = files.policy("kfm-loop").but(max_attempts=2)
+    fewer = files.policy("kfm-loop").replace(max_attempts=2)
     assert retry_loop(node, INPUTS, changed, policy=fewer) == "OK", "a policy is no configuration"
     assert node.computed == 2
 
@@ -333,7 +333,7 @@ def test_a_changed_configuration_is_not_answered_from_before_unless_told_so() ->
 # What is no end of the work --------------------------------------------------------------------------
 
 
-def test_a_node_that_must_not_happen_twice_is_never_repeated_blindly() -> None:
+def test_a_node_with_effect_once_is_never_repeated_blindly() -> None:
     node = Node(TransientError("no answer"))
     node.effect = "once"  # type: ignore[attr-defined]
     for _ in range(2):
@@ -342,25 +342,25 @@ def test_a_node_that_must_not_happen_twice_is_never_repeated_blindly() -> None:
     assert node.computed == 1
 
 
-def test_a_rest_that_is_longer_than_the_policys_longest_delay_is_not_sat_out(clock: FakeClock) -> None:
+def test_a_wait_longer_than_the_policys_longest_delay_is_raised(clock: FakeClock) -> None:
     headers = Message()
     headers["Retry-After"] = "7200"
     node = Node(HTTPError("http://catalogue", 503, "busy", headers, None), 1)
-    policy = files.policy("kfm-loop").but(classes=None)
-    with pytest.raises(oncemore.Parked):
+    policy = files.policy("kfm-loop").replace(classes=None)
+    with pytest.raises(oncemore.Deferred):
         retry_loop(node, INPUTS, CFG, policy=policy)
     assert clock.delays == []
     clock.advance(7200)
     assert retry_loop(node, INPUTS, CFG, policy=policy) == "OK"
 
 
-def test_work_whose_time_is_up_before_it_begins_has_not_failed(engine: Engine) -> None:
+def test_a_deadline_before_the_first_attempt_is_not_a_failure(engine: Engine) -> None:
     with oncemore.context(deadline=engine.now() - 1), pytest.raises(oncemore.DeadlineExceeded):
         retry_loop(Node(1), INPUTS, CFG)
     assert last_run(Node(), INPUTS, CFG) is None
 
 
-def test_a_result_that_cannot_be_kept_is_a_failure_of_a_pure_node_and_none_of_any_other() -> None:
+def test_an_unencodable_result_fails_only_a_pure_node() -> None:
     pure, other = Node(object()), Node(object())
     other.node_id, other.effect = "other", "idempotent"  # type: ignore[attr-defined]
     assert retry_loop(pure, INPUTS, CFG) == "HARD_FAIL"
@@ -381,9 +381,7 @@ def test_a_result_that_cannot_be_kept_is_a_failure_of_a_pure_node_and_none_of_an
         ({}, {"on_config_change": "new"}, "cfg holds on_config_change, which has no effect there"),
     ],
 )
-def test_what_is_no_node_or_would_be_overlooked_is_refused(
-    change: dict[str, Any], cfg: Any, match: str
-) -> None:
+def test_an_invalid_node_or_configuration_is_refused(change: dict[str, Any], cfg: Any, match: str) -> None:
     node = Node(1)
     vars(node).update(change)
     with pytest.raises(oncemore.UsageError, match=match):
@@ -416,7 +414,7 @@ def test_it_needs_no_set_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Awaited(Node):
-    """The same, awaited."""
+    """The same node with async methods."""
 
     async def preflight_checkpoint(self, run: Any, key: str) -> Any:  # type: ignore[override]
         return run.resume({"done": 0})
@@ -502,7 +500,7 @@ def run_in(folder: Path) -> Run:
 
 
 @pytest.mark.req("STATE-6")
-def test_a_run_whose_process_died_in_attempt_2_goes_on_with_3_and_a_new_run_with_7(tmp_path: Path) -> None:
+def test_after_a_crash_in_attempt_2_the_run_continues_with_3_and_a_new_run_with_7(tmp_path: Path) -> None:
     killed_at(2, tmp_path)
     node = Node(TransientError("busy"))
     with oncemore.open(tmp_path / "log.db"):
@@ -516,7 +514,7 @@ def test_a_run_whose_process_died_in_attempt_2_goes_on_with_3_and_a_new_run_with
 
 
 @pytest.mark.req("LEASE-6")
-def test_whoever_takes_over_during_a_delay_waits_for_the_rest_of_it(tmp_path: Path, clock: FakeClock) -> None:
+def test_the_worker_that_takes_over_waits_for_the_rest_of_a_delay(tmp_path: Path, clock: FakeClock) -> None:
     killed_at(1, tmp_path, clock="oncemore.context()")  # a real delay of 20 s and more
     not_before = run_in(tmp_path).not_before
     node = Node(1)
@@ -527,11 +525,11 @@ def test_whoever_takes_over_during_a_delay_waits_for_the_rest_of_it(tmp_path: Pa
     assert 10 < clock.delays[0] < 30
 
 
-def test_the_engine_around_is_the_one_that_is_used(engine: Engine) -> None:
+def test_the_engine_around_the_call_is_used(engine: Engine) -> None:
     node = Node(1)
     retry_loop(node, INPUTS, CFG)
     with oncemore.open("memory:") as inner:
-        assert chosen() is inner
+        assert find_engine() is inner
         assert retry_loop(node, INPUTS, CFG) == "OK"
     assert node.computed == 2
 

@@ -1,4 +1,4 @@
-"""CoreClient against real servers: what is sent how often, when, and what its caller gets."""
+"""CoreClient against real servers: its requests, their times, and the result for the caller."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ import pytest
 
 import oncemore
 from oncemore.classifiers.classify import classify
-from oncemore.demo.lit.server import LOST, STALLED, Core
+from oncemore.demo.lit.server import LOST, STALLED, CoreServer
 from oncemore.policy import files
 from oncemore.profiles import lit
-from oncemore.profiles.lit import CoreClient, CoreClientError, CoreClientHTTPError, Exhaustion, context
+from oncemore.profiles.lit import CoreClient, CoreClientError, CoreClientHTTPError, ExhaustionAlert, context
 from oncemore.profiles.lit import policy as lit_policy
 from tests.servers.faults import (
     Behaviour,
@@ -50,7 +50,7 @@ GOOD = answers(200, body=b'{"score": 7}')
 
 
 def in_turn(*behaviours: Behaviour, at: list[float] | None = None) -> Behaviour:
-    """One behaviour after another, the last one for ever; `at` takes the times of the requests."""
+    """One behaviour after another, the last one repeated; `at` receives the times of the requests."""
     left = list(behaviours)
 
     def behave(conn: socket.socket, server: Server) -> None:
@@ -62,7 +62,7 @@ def in_turn(*behaviours: Behaviour, at: list[float] | None = None) -> Behaviour:
 
 
 def client(server: Server, **told: Any) -> CoreClient:
-    return CoreClient(server.url, counter=Exhaustion(), **{"timeout_s": 5, **told})
+    return CoreClient(server.url, counter=ExhaustionAlert(), **{"timeout_s": 5, **told})
 
 
 def header(request: bytes, name: str) -> str | None:
@@ -90,10 +90,10 @@ def test_a_new_client_has_the_numbers_of_the_profile() -> None:
     policy = CoreClient("http://localhost").policy
     assert policy == files.profile("lit").policy()
     assert (policy.max_attempts, policy.schedule.base, policy.timeout_s) == (2, 0.25, 30.0)
-    assert lit_policy.LEAST == {"retry_attempts": 1, "retry_backoff_seconds": 0.0}
-    text = (files.packaged.FOLDER / "lit.yaml").read_text(encoding="utf-8")
+    assert lit_policy.MINIMUMS == {"retry_attempts": 1, "retry_backoff_seconds": 0.0}
+    text = (files.file_reader.PROFILES_FOLDER / "lit.yaml").read_text(encoding="utf-8")
     assert "minimums:" in text
-    for name, least in lit_policy.LEAST.items():
+    for name, least in lit_policy.MINIMUMS.items():
         assert f"\n  {name}: {least}\n" in text
 
 
@@ -164,8 +164,8 @@ def test_a_wrong_setting_is_refused_with_its_name(told: dict[str, Any], fault: s
         ({"path": "v1/x"}, "path is 'v1/x'; it begins with / and is quoted already"),
         ({"path": "/a b"}, "path is '/a b'"),
         ({"path": "/a\r\nHost: b"}, "it begins with /"),
-        ({"payload": {"x": float("nan")}}, "the body has no form in JSON"),
-        ({"payload": object()}, "the body has no form in JSON"),
+        ({"payload": {"x": float("nan")}}, "the payload cannot be written as JSON"),
+        ({"payload": object()}, "the payload cannot be written as JSON"),
         ({"idempotency_key": 'a"b'}, "idempotency_key holds a quote"),
         ({"idempotency_key": ""}, "idempotency_key is ''"),
         ({"request_id": "a\nb"}, "request_id is"),
@@ -215,9 +215,9 @@ def test_a_refused_connection_is_tried_again(clock: FakeClock, caplog: pytest.Lo
 
 
 @pytest.mark.req("HTTP-3")
-def test_whatever_urllib_could_not_reach_is_tried_again(clock: FakeClock) -> None:
+def test_every_address_that_urllib_cannot_reach_is_tried_again(clock: FakeClock) -> None:
     with pytest.raises(CoreClientError, match="URLError"):
-        CoreClient("http://nowhere.invalid", counter=Exhaustion(), timeout_s=5).get("/")
+        CoreClient("http://nowhere.invalid", counter=ExhaustionAlert(), timeout_s=5).get("/")
     assert clock.delays == [0.25]
 
 
@@ -225,9 +225,9 @@ def test_whatever_urllib_could_not_reach_is_tried_again(clock: FakeClock) -> Non
 @pytest.mark.parametrize("number", [errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EMFILE])
 def test_every_urlerror_that_may_pass_is_covered(number: int) -> None:
     policy, error = CoreClient("http://core").policy, URLError(OSError(number, "no"))
-    assert lit_policy.repeatable(error, classify(error, 0.0), policy)
+    assert lit_policy.is_repeatable(error, classify(error, 0.0), policy)
     wrong = URLError("unknown url type: core")
-    assert not lit_policy.repeatable(wrong, classify(wrong, 0.0), policy)
+    assert not lit_policy.is_repeatable(wrong, classify(wrong, 0.0), policy)
 
 
 @pytest.mark.req("HTTP-4")
@@ -247,22 +247,22 @@ def test_4xx_is_raised_after_one_request(status: int, clock: FakeClock) -> None:
 @pytest.mark.parametrize(
     "body", [b"<html>busy</html>", b"", b'{"a":', b'{"a": NaN}', b"\xff\xfe", b"[" * 99_999]
 )
-def test_an_answer_that_is_no_json_is_raised_after_one_request(body: bytes, clock: FakeClock) -> None:
+def test_a_response_that_is_not_json_is_raised_after_one_request(body: bytes, clock: FakeClock) -> None:
     with serve(answers(200, {"Content-Type": "text/html"}, body)) as server:
-        with pytest.raises(CoreClientError, match="that are no JSON") as caught:
+        with pytest.raises(CoreClientError, match="that are not JSON") as caught:
             client(server).get("/")
         assert len(server.requests) == 1
     assert type(caught.value) is CoreClientError
     assert clock.delays == []
 
 
-def test_an_answer_without_content_is_none() -> None:
+def test_a_response_without_content_is_none() -> None:
     with serve(answers(204, body=b"")) as server:
         assert client(server).request("DELETE", "/v1/notes/1") is None
 
 
-def test_an_endless_answer_is_cut_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oncemore.profiles.lit.http.MOST_BYTES", 1000)
+def test_an_endless_response_is_ended_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oncemore.profiles.lit.http.MAX_BYTES", 1000)
     with serve(answers(200, body=b"[" + b"1," * 70_000 + b"1]")) as server:
         with pytest.raises(CoreClientError, match="more than 1000 bytes"):
             client(server).get("/")
@@ -289,7 +289,7 @@ def test_two_503_are_an_http_error_with_the_servers_detail(clock: FakeClock) -> 
     assert (error.status_code, error.detail, error.retry_after) == (503, "overloaded", None)
     assert repr(error) == "CoreClientHTTPError(503, 'overloaded')"
     assert repr(pickle.loads(pickle.dumps(error))) == repr(error)  # noqa: S301 - our own
-    assert oncemore.decision(error).reason == "max_attempts_exceeded"  # type: ignore[union-attr]
+    assert oncemore.get_decision(error).reason == "max_attempts_exceeded"  # type: ignore[union-attr]
 
 
 @pytest.mark.req("HTTP-6")
@@ -317,13 +317,13 @@ def test_two_timeouts_are_a_client_error_with_the_cause() -> None:
         (b'{"detail": "token=abc123"}', "token=***"),
     ],
 )
-def test_the_detail_is_what_the_server_says(body: bytes, detail: str) -> None:
+def test_the_error_has_the_detail_of_the_server(body: bytes, detail: str) -> None:
     with serve(answers(404, body=body)) as server, pytest.raises(CoreClientHTTPError) as caught:
         client(server).get("/")
     assert caught.value.detail == detail
 
 
-def test_a_refusal_whose_body_breaks_off_keeps_its_status() -> None:
+def test_an_error_response_with_a_cut_body_keeps_its_status() -> None:
     def breaks(conn: socket.socket, server: Server) -> None:
         server.requests.append(conn.recv(65536))
         conn.sendall(b"HTTP/1.1 404 Gone Away\r\nTransfer-Encoding: chunked\r\n\r\n64\r\n0123")
@@ -343,7 +343,7 @@ def test_its_errors_are_final_for_a_retry_around_it(clock: FakeClock) -> None:
 
 @pytest.mark.req("HTTP-7")
 @pytest.mark.parametrize("fault", ["stalls", "drips"])
-def test_a_server_that_stalls_is_given_up_at_the_limit(fault: str) -> None:
+def test_a_stalled_server_ends_in_a_timeout(fault: str) -> None:
     def drips(conn: socket.socket, server: Server) -> None:
         conn.recv(65536)
         conn.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
@@ -368,14 +368,14 @@ def test_every_request_has_a_limit_unless_given_otherwise() -> None:
 
 
 @pytest.mark.req("MSG-9", "HTTP-8")
-def test_a_request_whose_answer_was_dropped_comes_again_marked_as_attempt_2() -> None:
-    with Core() as core:
-        core.fail("POST /v1/analyze", LOST)
-        answer = CoreClient(core.url, counter=Exhaustion()).call(
+def test_a_request_whose_response_was_lost_is_repeated_as_attempt_2() -> None:
+    with CoreServer() as core:
+        core.queue_faults("POST /v1/analyze", LOST)
+        answer = CoreClient(core.url, counter=ExhaustionAlert()).call(
             "/v1/analyze", {"document": "d-9"}, request_id="r-17"
         )
         assert answer["of"] == {"document": "d-9"}
-        seen = core.of("POST /v1/analyze")
+        seen = core.requests_for("POST /v1/analyze")
     assert [(visit.ending, visit.attempt, visit.request_id) for visit in seen] == [
         ("lost", "1", "r-17"),
         ("200", "2", "r-17"),
@@ -383,9 +383,14 @@ def test_a_request_whose_answer_was_dropped_comes_again_marked_as_attempt_2() ->
 
 
 @pytest.mark.req("HTTP-8")
-def test_the_words_of_each_method_say_how_often_it_may_arrive() -> None:
-    methods = [CoreClient.get, CoreClient.call, CoreClient.post, CoreClient.request, lit.Session.state]
-    methods += [lit.Session.accept, lit.Session.reject, lit.Session.advance, lit.Session.discuss]
+def test_the_docstring_of_each_method_states_its_delivery() -> None:
+    methods = [CoreClient.get, CoreClient.call, CoreClient.post, CoreClient.request, lit.CoreSession.state]
+    methods += [
+        lit.CoreSession.accept,
+        lit.CoreSession.reject,
+        lit.CoreSession.advance,
+        lit.CoreSession.discuss,
+    ]
     for method in methods:
         assert any(word in (method.__doc__ or "").lower() for word in ("at least once", "sent once")), method
     assert "at least once" in (CoreClient.__doc__ or "")
@@ -409,7 +414,7 @@ def test_the_words_of_each_method_say_how_often_it_may_arrive() -> None:
     [stalls, resets, answers(503), answers(501)],  # a 501 was not acted on, but it was sent
     ids=["times-out", "reset", "503", "501"],
 )
-def test_what_is_not_declared_is_sent_once(
+def test_an_undeclared_request_is_sent_once(
     method: str,
     told: dict[str, Any],
     requests: int,
@@ -443,7 +448,7 @@ def test_contract_calls_are_declared_and_posts_are_not(clock: FakeClock) -> None
         assert len(server.requests) == 5
 
 
-def test_an_undeclared_post_is_begun_anew_where_nothing_was_sent(clock: FakeClock) -> None:
+def test_an_undeclared_post_is_repeated_if_nothing_was_sent(clock: FakeClock) -> None:
     with refusing() as server, pytest.raises(CoreClientError, match="2 requests"):
         client(server).post("/v1/notes", {})
     assert clock.delays == [0.25]
@@ -453,7 +458,7 @@ def test_an_undeclared_post_is_begun_anew_where_nothing_was_sent(clock: FakeCloc
 
 
 @pytest.mark.req("HTTP-13")
-def test_a_wait_that_core_asks_for_is_kept() -> None:
+def test_the_retry_after_of_core_is_obeyed() -> None:
     at: list[float] = []
     with serve(in_turn(answers(503, {"Retry-After": "2"}), GOOD, at=at)) as server:
         assert client(server).get("/") == {"score": 7}
@@ -461,7 +466,7 @@ def test_a_wait_that_core_asks_for_is_kept() -> None:
 
 
 @pytest.mark.req("HTTP-13")
-def test_both_forms_and_all_5xx_are_heard(clock: FakeClock) -> None:
+def test_retry_after_is_obeyed_in_both_forms_and_on_every_5xx(clock: FakeClock) -> None:
     with serve(in_turn(answers(507, {"Retry-After": "3"}), GOOD)) as server:
         client(server).get("/")
     date = formatdate(clock.wall() + 12, usegmt=True)
@@ -472,7 +477,7 @@ def test_both_forms_and_all_5xx_are_heard(clock: FakeClock) -> None:
 
 @pytest.mark.req("HTTP-13")
 @pytest.mark.parametrize(("asked", "requests"), [("30", 2), ("31", 1), ("120", 1)])
-def test_a_wait_above_the_cap_is_raised_at_once(
+def test_a_retry_after_above_the_cap_is_raised_at_once(
     asked: str, requests: int, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serve(answers(503, {"Retry-After": asked})) as server:
@@ -494,7 +499,7 @@ def test_an_operation_whose_deadline_comes_first_is_not_exhausted(
 ) -> None:
     with serve(answers(503)) as server:
         core = client(server)
-        ask = oncemore.retry(on=OSError, within=0.2)(lambda: core.get("/"))
+        ask = oncemore.retry(on=OSError, total_timeout=0.2)(lambda: core.get("/"))
         with pytest.raises(CoreClientHTTPError):
             ask()
         assert len(server.requests) == 1
@@ -503,7 +508,7 @@ def test_an_operation_whose_deadline_comes_first_is_not_exhausted(
 
 
 @pytest.mark.req("HTTP-13")
-def test_the_wait_of_a_429_is_on_the_error() -> None:
+def test_the_retry_after_of_a_429_is_on_the_error() -> None:
     with serve(answers(429, {"Retry-After": "7"})) as server, pytest.raises(CoreClientHTTPError) as caught:
         client(server).get("/")
     assert caught.value.retry_after == 7.0
@@ -514,9 +519,7 @@ def test_the_wait_of_a_429_is_on_the_error() -> None:
 
 
 @pytest.mark.req("HTTP-12")
-def test_exhaustion_is_logged_with_everything_to_find_it_by(
-    clock: FakeClock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_exhaustion_is_logged_with_its_ids(clock: FakeClock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "oncemore.lit")
     with serve(answers(503, body=b'{"detail": "overloaded"}')) as server:
         core = client(server)
@@ -539,9 +542,7 @@ def test_exhaustion_is_logged_with_everything_to_find_it_by(
     assert (core.counter.operations, core.counter.exhausted, core.counter.rate) == (1, 1, 1.0)
 
 
-def test_what_could_not_come_good_is_no_exhaustion(
-    clock: FakeClock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_permanent_failure_is_not_an_exhaustion(clock: FakeClock, caplog: pytest.LogCaptureFixture) -> None:
     with serve(answers(404)) as server, pytest.raises(CoreClientHTTPError):
         client(server).get("/")
     assert [one for one in caplog.records if one.name == "oncemore.lit"] == []
@@ -565,7 +566,7 @@ def test_ids_come_from_the_call_the_context_or_are_new() -> None:
     assert all(request and len(request) == 36 for request in new)
 
 
-def test_what_is_sent_is_json_with_the_headers_of_the_client() -> None:
+def test_requests_are_json_with_the_headers_of_the_client() -> None:
     with serve(GOOD) as server:
         core = client(server, headers={"Authorization": "Bearer abc"})
         core.request("PUT", "/v1/notes/1", {"text": "ä"})
@@ -581,7 +582,7 @@ def test_what_is_sent_is_json_with_the_headers_of_the_client() -> None:
 
 
 def numbered() -> Behaviour:
-    """A server with a model behind it: every answer is another one."""
+    """A server with a model behind it: every response differs."""
 
     def behave(conn: socket.socket, server: Server) -> None:
         answers(200, body=b'{"answer": %d}' % (len(server.requests) + 1))(conn, server)
@@ -590,7 +591,7 @@ def numbered() -> Behaviour:
 
 
 @pytest.mark.req("HTTP-14")
-def test_the_first_good_answer_of_a_key_is_its_answer_from_then_on(tmp_path: Path) -> None:
+def test_the_first_successful_response_of_a_key_is_returned_from_then_on(tmp_path: Path) -> None:
     with serve(in_turn(answers(500), numbered())) as server:
         with oncemore.open(tmp_path / "log.db"):
             core = client(server, retry_backoff_seconds=0)
@@ -633,7 +634,7 @@ def test_a_key_belongs_to_one_core(tmp_path: Path) -> None:
         assert client(other).call("/", {}, idempotency_key="k") == {"score": 7}
 
 
-def test_a_call_without_time_left_is_the_clients_error() -> None:
+def test_a_call_without_time_left_raises_a_client_error() -> None:
     with serve(GOOD) as server, oncemore.open("memory:"):
         core = client(server)
         with (
@@ -655,9 +656,9 @@ with oncemore.open(sys.argv[2]):
 
 
 @pytest.mark.req("HTTP-14")
-def test_a_key_whose_process_was_killed_is_gone_on_with(tmp_path: Path) -> None:
-    with Core() as core:
-        core.fail("POST /v1/analyze", STALLED)
+def test_the_key_of_a_killed_process_is_continued(tmp_path: Path) -> None:
+    with CoreServer() as core:
+        core.queue_faults("POST /v1/analyze", STALLED)
         log = tmp_path / "log.db"
         victim = subprocess.Popen([sys.executable, "-c", VICTIM, core.url, str(log)])
         try:
@@ -669,16 +670,16 @@ def test_a_key_whose_process_was_killed_is_gone_on_with(tmp_path: Path) -> None:
             victim.kill()
             victim.wait(10)
         with oncemore.open(log):
-            again = CoreClient(core.url, counter=Exhaustion())
+            again = CoreClient(core.url, counter=ExhaustionAlert())
             answer = again.call("/v1/analyze", {"document": "d-9"}, idempotency_key="k-1")
             assert again.call("/v1/analyze", {"document": "d-9"}, idempotency_key="k-1") == answer
-        first, second = core.of("POST /v1/analyze")
+        first, second = core.requests_for("POST /v1/analyze")
     assert (first.ending, second.ending, first.attempt) == ("stalled", "200", "1")
     assert int(second.attempt) > 1  # so that Core knows that it may have seen it before
 
 
 @pytest.mark.req("HTTP-14")
-def test_callers_of_one_key_at_once_get_one_answer() -> None:
+def test_concurrent_callers_of_one_key_get_one_response() -> None:
     with serve(numbered()) as server, oncemore.open("memory:") as engine:
         core = client(server, engine=engine)
         with ThreadPoolExecutor(8) as pool:

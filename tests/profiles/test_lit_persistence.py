@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.profiles.lit import Exhaustion, Persistence, context, exhaustion, persist
+from oncemore.profiles.lit import ExhaustionAlert, Persistence, context, exhaustion, persist
 from tests.quickest import quickest
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def theirs(file: Path) -> Iterator[sqlite3.Connection]:
 
 
 class After(logging.Handler):
-    """Hears of the tries that met a lock, and calls something after the last of so many."""
+    """Counts attempts that met a lock, and calls a function after the last of them."""
 
     def __init__(self, tries: int, then: Callable[[], object]) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class After(logging.Handler):
 
 @pytest.fixture
 def after(theirs: sqlite3.Connection) -> Iterator[Callable[[int], After]]:
-    """Lock the database, and let go of it after so many tries."""
+    """Lock the database, and release it after a number of attempts."""
     log, added = logging.getLogger("oncemore.lit"), []
 
     def lock(tries: int) -> After:
@@ -95,10 +95,10 @@ def rows(file: Path) -> tuple[list[Any], list[Any]]:
 
 
 @pytest.mark.req("SQL-1")
-def test_a_write_succeeds_at_the_third_try_after_20_and_40_ms(
+def test_a_write_succeeds_at_attempt_3_after_20_and_40_ms(
     mine: sqlite3.Connection, file: Path, after: Callable[[int], After]
 ) -> None:
-    lock, counter = after(2), Exhaustion()
+    lock, counter = after(2), ExhaustionAlert()
     assert Persistence(mine, counter=counter).write(save, "f-12") == "f-12"
     lock.at.append(time.monotonic())
     first, second = (later - earlier for earlier, later in pairwise(lock.at))
@@ -112,16 +112,16 @@ def test_the_waits_are_those_of_the_profile(
     mine: sqlite3.Connection, after: Callable[[int], After], clock: FakeClock
 ) -> None:
     lock = after(2)
-    Persistence(mine, counter=Exhaustion()).write(save, "f-12")
+    Persistence(mine, counter=ExhaustionAlert()).write(save, "f-12")
     assert clock.delays == [0.02, 0.04]
     assert len(lock.lines) == 2
 
 
 @pytest.mark.req("SQL-3", "SQL-6")
-def test_a_lasting_lock_gives_the_original_error_after_three_tries_within_150_ms(
+def test_a_lasting_lock_raises_the_original_error_after_three_attempts_within_150_ms(
     mine: sqlite3.Connection, file: Path, after: Callable[[int], After]
 ) -> None:
-    lock, counter, caught = after(99), Exhaustion(), []
+    lock, counter, caught = after(99), ExhaustionAlert(), []
 
     def write() -> None:
         with pytest.raises(sqlite3.OperationalError, match=r"^database is locked\n") as error:
@@ -157,7 +157,7 @@ def test_a_locked_table_is_tried_again(clock: FakeClock) -> None:
                 other.execute("COMMIT")
             connection.execute("INSERT INTO finding VALUES ('mine')")
 
-        Persistence(mine, begin="deferred", counter=Exhaustion()).write(write)
+        Persistence(mine, begin="deferred", counter=ExhaustionAlert()).write(write)
         assert len(tries) == 3
         assert mine.execute("SELECT count(*) FROM finding").fetchone() == (2,)
     assert clock.delays == [0.02, 0.04]
@@ -185,7 +185,7 @@ def test_only_locks_are_tried_again(
         made.append(1)
         raise error
 
-    counter = Exhaustion()
+    counter = ExhaustionAlert()
     with pytest.raises(type(error)) as caught:
         Persistence(mine, counter=counter).write(write)
     assert caught.value is error
@@ -195,8 +195,8 @@ def test_only_locks_are_tried_again(
 
 
 @pytest.mark.req("SQL-2")
-def test_real_faults_fail_at_once(mine: sqlite3.Connection, file: Path, clock: FakeClock) -> None:
-    store = Persistence(mine, counter=Exhaustion())
+def test_permanent_sqlite_errors_fail_at_once(mine: sqlite3.Connection, file: Path, clock: FakeClock) -> None:
+    store = Persistence(mine, counter=ExhaustionAlert())
     with pytest.raises(sqlite3.OperationalError, match="no such table"):
         store.write(lambda connection: connection.execute("INSERT INTO gone VALUES (1)"))
     store.write(save, "f-1")
@@ -207,7 +207,7 @@ def test_real_faults_fail_at_once(mine: sqlite3.Connection, file: Path, clock: F
 
 
 @pytest.mark.req("SQL-4")
-def test_a_transaction_that_meets_the_lock_at_its_second_statement_leaves_no_half(
+def test_a_lock_at_the_second_statement_leaves_no_partial_write(
     tmp_path: Path, file: Path, mine: sqlite3.Connection, clock: FakeClock
 ) -> None:
     other = tmp_path / "other.db"
@@ -222,7 +222,7 @@ def test_a_transaction_that_meets_the_lock_at_its_second_statement_leaves_no_hal
             seen.append(connection.execute("SELECT count(*) FROM main.finding").fetchone()[0])
             connection.execute("INSERT INTO other.learning VALUES ('f-12')")
 
-        store = Persistence(mine, begin="deferred", counter=Exhaustion())
+        store = Persistence(mine, begin="deferred", counter=ExhaustionAlert())
         with pytest.raises(sqlite3.OperationalError, match="locked"):
             store.write(write)
         assert rows(file)[0] == []
@@ -247,7 +247,7 @@ def test_a_lock_at_the_commit_itself_is_rolled_back_and_tried_again(
         if len(calls) == 2:
             theirs.execute("COMMIT")
 
-    Persistence(mine, counter=Exhaustion()).write(write)
+    Persistence(mine, counter=ExhaustionAlert()).write(write)
     assert len(calls) == 2
     assert rows(file) == ([("f-12",)], [("f-12",)])
 
@@ -277,7 +277,7 @@ ENDS: dict[str, Callable[[sqlite3.Connection], object]] = {
 @pytest.mark.req("SQL-4")
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("level", ["", None])
-def test_work_that_ends_its_transaction_by_itself_is_refused_before_its_rows_are_there(
+def test_work_that_ends_its_transaction_is_refused_before_its_rows_are_stored(
     mine: sqlite3.Connection, file: Path, end: str, level: Any, clock: FakeClock
 ) -> None:
     mine.isolation_level = level
@@ -290,8 +290,8 @@ def test_work_that_ends_its_transaction_by_itself_is_refused_before_its_rows_are
             ENDS[end](connection)
         connection.execute("INSERT INTO learning VALUES ('later')")
 
-    store = Persistence(mine, counter=Exhaustion())
-    with pytest.raises(oncemore.UsageError, match="ended its transaction by itself"):
+    store = Persistence(mine, counter=ExhaustionAlert())
+    with pytest.raises(oncemore.UsageError, match="ended its transaction itself"):
         store.write(write)
     assert rows(file) == ([], [])
 
@@ -337,19 +337,19 @@ def test_savepoints_of_the_work_and_an_authorizer_of_the_connection_keep_working
 
 
 @pytest.mark.req("SQL-5")
-def test_every_lock_is_logged_with_both_ids_and_the_try(
+def test_every_lock_is_logged_with_both_ids_and_the_attempt(
     mine: sqlite3.Connection, after: Callable[[int], After], clock: FakeClock
 ) -> None:
     lock = after(99)
     with context(request_id="r-17", session_id="s-4"), pytest.raises(sqlite3.OperationalError):
-        Persistence(mine, counter=Exhaustion()).write(save, "f-12")
+        Persistence(mine, counter=ExhaustionAlert()).write(save, "f-12")
     told = [
         tuple(line.__dict__[f"oncemore_{name}"] for name in ("request_id", "session_id", "attempt"))
         for line in lock.lines
     ]
     assert told == [("r-17", "s-4", 1), ("r-17", "s-4", 2), ("r-17", "s-4", 3), ("r-17", "s-4", 3)]
     texts = [line.getMessage() for line in lock.lines]
-    assert texts[1] == "write save: try 2 of 3 met a lock; request=r-17 session=s-4; database is locked"
+    assert texts[1] == "write save: attempt 2 of 3 met a lock; request=r-17 session=s-4; database is locked"
     assert texts[3] == (
         "write save: exhausted after 3 attempts; request=r-17 session=s-4; "
         "OperationalError: database is locked"
@@ -360,7 +360,9 @@ def test_every_lock_is_logged_with_both_ids_and_the_try(
 @pytest.mark.parametrize(
     "row_factory", [None, sqlite3.Row, lambda cursor, row: {"odd": row}], ids=["none", "row", "dict"]
 )
-def test_the_busy_timeout_is_off_for_the_write_and_as_before_afterwards(file: Path, row_factory: Any) -> None:
+def test_the_busy_timeout_is_off_during_the_write_and_restored_afterwards(
+    file: Path, row_factory: Any
+) -> None:
     with closing(sqlite3.connect(file, timeout=3.5)) as mine:
         mine.row_factory = row_factory
 
@@ -376,12 +378,12 @@ def test_the_busy_timeout_is_off_for_the_write_and_as_before_afterwards(file: Pa
         assert seen(mine) == 3500
 
 
-def test_an_interrupt_rolls_back_and_is_no_operation(mine: sqlite3.Connection, file: Path) -> None:
+def test_an_interrupt_rolls_back_and_is_not_counted(mine: sqlite3.Connection, file: Path) -> None:
     def write(connection: sqlite3.Connection) -> None:
         save(connection, "f-1")
         raise KeyboardInterrupt
 
-    counter = Exhaustion()
+    counter = ExhaustionAlert()
     with pytest.raises(KeyboardInterrupt):
         Persistence(mine, counter=counter).write(write)
     assert rows(file) == ([], [])
@@ -389,8 +391,8 @@ def test_an_interrupt_rolls_back_and_is_no_operation(mine: sqlite3.Connection, f
     assert counter.operations == 0
 
 
-def test_it_is_a_decorator_too(mine: sqlite3.Connection, file: Path) -> None:
-    store = Persistence(mine, counter=Exhaustion())
+def test_writes_is_a_decorator(mine: sqlite3.Connection, file: Path) -> None:
+    store = Persistence(mine, counter=ExhaustionAlert())
 
     @store.writes
     def save_finding(connection: sqlite3.Connection, name: str, *, text: str) -> str:
@@ -413,7 +415,7 @@ def test_every_thread_can_have_its_own_connection(file: Path) -> None:
             own.connection = sqlite3.connect(file)
         return own.connection
 
-    store = Persistence(connect, attempts=50, base_backoff_s=0.001, counter=Exhaustion())
+    store = Persistence(connect, attempts=50, base_backoff_s=0.001, counter=ExhaustionAlert())
 
     def write_some(of: int) -> None:
         try:
@@ -433,7 +435,7 @@ def test_every_thread_can_have_its_own_connection(file: Path) -> None:
     assert len(rows(file)[0]) == len(rows(file)[1]) == 20
 
 
-def test_what_cannot_be_wrapped_whole_is_refused(mine: sqlite3.Connection, file: Path) -> None:
+def test_an_unsuitable_connection_is_refused(mine: sqlite3.Connection, file: Path) -> None:
     mine.execute("INSERT INTO learning VALUES ('open')")
     with pytest.raises(oncemore.UsageError, match="a transaction is open on the connection; commit it first"):
         persist(mine, save, "f-1")

@@ -1,4 +1,4 @@
-"""`nova-cat`: real files from a real server, fetched, checked, left alone, released, all on record."""
+"""`nova-cat` with real files from a real server: fetched, checked, skipped, released and recorded."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from uuid import uuid4
 import pytest
 
 import oncemore
-from oncemore.demo.nova_cat.server import Archive, broken, image, listing, table
+from oncemore.demo.nova_cat.server import ArchiveServer, image, make_broken_files, make_search, table
 from oncemore.errors import MissingExtra, UsageError
-from oncemore.log.store import Query
-from oncemore.outbox import JsonLines as Lines
-from oncemore.outbox import Relay
+from oncemore.log.store import HeadQuery
+from oncemore.outbox import JsonLinesSink as Lines
+from oncemore.outbox import OutboxRelay
 from oncemore.profiles.nova_cat import (
-    JsonLines,
+    JsonLogFormatter,
     NovaCat,
     QuarantineError,
     RetryableError,
@@ -62,8 +62,8 @@ def engine(tmp_path: Path, clock: FakeClock) -> Iterator[oncemore.Engine]:
 
 
 @pytest.fixture
-def archive() -> Iterator[Archive]:
-    with Archive() as archive:
+def archive() -> Iterator[ArchiveServer]:
+    with ArchiveServer() as archive:
         yield archive
 
 
@@ -80,7 +80,7 @@ def product(locator: str, **more: Any) -> dict[str, Any]:
 
 @pytest.mark.req("SCEN-8", "COOL-3", "COOL-11", "COOL-13", "CONC-4")
 def test_the_worked_example(
-    engine: oncemore.Engine, archive: Archive, clock: FakeClock, tmp_path: Path
+    engine: oncemore.Engine, archive: ArchiveServer, clock: FakeClock, tmp_path: Path
 ) -> None:
     good = image()
     where = archive.put("/v1369.fits", good, "429", "429", "429", "429", "200")
@@ -116,18 +116,18 @@ def test_the_worked_example(
         assert stored.job.providers == made.job.providers
     assert [attempt.number for attempt in listed[first.job.job_id].job.runs[0].attempts] == [5]  # type: ignore[union-attr]
     out = tmp_path / "events.jsonl"
-    assert Relay(engine, {"*": Lines(out)}).run_once().delivered == 1
+    assert OutboxRelay(engine, {"*": Lines(out)}).run_once().delivered == 1
     (event,) = [json.loads(line) for line in out.read_text().splitlines()]
     assert event["payload"]["correlation_id"] == event["correlation_id"] == third.correlation_id
-    keys = [head.entity.removeprefix("run/") for head in engine.store.heads(Query("run"))]
+    keys = [head.entity.removeprefix("run/") for head in engine.store.list_heads(HeadQuery("run"))]
     assert not [key for key in keys if key in out.read_text()]
 
 
 @pytest.mark.req("COOL-12", "CLASS-7")
 def test_a_file_broken_in_each_way_is_quarantined_with_its_own_reason(
-    engine: oncemore.Engine, archive: Archive
+    engine: oncemore.Engine, archive: ArchiveServer
 ) -> None:
-    cat, files = NovaCat(), broken()
+    cat, files = NovaCat(), make_broken_files()
     for reason, data in files.items():
         path = f"/{reason}.fits"
         made = cat.acquire(given := product(archive.put(path, data)))
@@ -145,8 +145,8 @@ def test_a_file_broken_in_each_way_is_quarantined_with_its_own_reason(
 
 
 @pytest.mark.req("CLASS-8", "COOL-10")
-def test_other_bytes_than_announced_wait_for_a_person_and_are_fetched_after_a_release(
-    engine: oncemore.Engine, archive: Archive
+def test_bytes_with_another_digest_are_quarantined_and_fetched_after_a_release(
+    engine: oncemore.Engine, archive: ArchiveServer
 ) -> None:
     good, cat = image(), NovaCat()
     given = product(archive.put("/x.fits", good), sha256="0" * 64)
@@ -178,8 +178,8 @@ def test_other_bytes_than_announced_wait_for_a_person_and_are_fetched_after_a_re
         ({"sha256": "abc"}, "INVALID_FIELD"),
     ],
 )
-def test_a_malformed_input_is_terminal_and_nobody_is_asked(
-    engine: oncemore.Engine, archive: Archive, change: dict[str, Any], reason: str
+def test_a_malformed_input_is_terminal_without_a_request(
+    engine: oncemore.Engine, archive: ArchiveServer, change: dict[str, Any], reason: str
 ) -> None:
     cat = NovaCat()
     made = cat.acquire({**product(archive.put("/x.fits", image())), **change})
@@ -190,13 +190,15 @@ def test_a_malformed_input_is_terminal_and_nobody_is_asked(
 
 @pytest.mark.req("CLASS-5", "CONC-4")
 @pytest.mark.parametrize("turn", ["429", "503", "500", "408", "cut"])
-def test_what_may_pass_is_tried_again(engine: oncemore.Engine, archive: Archive, turn: str) -> None:
+def test_a_transient_failure_is_tried_again(
+    engine: oncemore.Engine, archive: ArchiveServer, turn: str
+) -> None:
     made = NovaCat().acquire(product(archive.put("/x.fits", image(), turn, "200")))
     assert (made.outcome, archive.count("/x.fits"), len(made.attempts)) == ("SUCCESS", 2, 2)
     assert made.product.attempt_count_total == 1  # type: ignore[union-attr]
 
 
-def test_a_server_that_stalls_is_left_and_asked_again(engine: oncemore.Engine, archive: Archive) -> None:
+def test_a_stalled_server_is_asked_again(engine: oncemore.Engine, archive: ArchiveServer) -> None:
     made = NovaCat(fetch=lambda locator: download(locator, 0.2)).acquire(
         product(archive.put("/x.fits", image(), "stall", "200"))
     )
@@ -205,8 +207,8 @@ def test_a_server_that_stalls_is_left_and_asked_again(engine: oncemore.Engine, a
     )  # fmt: skip
 
 
-def test_what_is_not_there_is_terminal_and_a_wish_is_kept(
-    engine: oncemore.Engine, archive: Archive, clock: FakeClock
+def test_a_404_is_terminal_and_retry_after_is_obeyed(
+    engine: oncemore.Engine, archive: ArchiveServer, clock: FakeClock
 ) -> None:
     cat = NovaCat()
     gone = cat.acquire(given := product(f"{archive.url}/nowhere.fits"))
@@ -220,14 +222,14 @@ def test_what_is_not_there_is_terminal_and_a_wish_is_kept(
 
 
 def test_a_file_that_is_too_large_is_terminal(
-    engine: oncemore.Engine, archive: Archive, monkeypatch: pytest.MonkeyPatch
+    engine: oncemore.Engine, archive: ArchiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oncemore.profiles.nova_cat.fetch.MOST_BYTES", 1000)
+    monkeypatch.setattr("oncemore.profiles.nova_cat.fetch.MAX_BYTES", 1000)
     made = NovaCat().acquire(product(archive.put("/x.fits", image())))
     assert (made.outcome, made.reason) == ("TERMINAL_FAILURE", "INVALID_FIELD")
 
 
-def test_a_short_answer_without_a_cut_is_retryable(archive: Archive) -> None:
+def test_a_short_response_is_retryable(archive: ArchiveServer) -> None:
     where = archive.put("/x.fits", image(), "cut")
     with pytest.raises(IncompleteRead):
         download(where)
@@ -238,7 +240,7 @@ def test_an_attempt_has_fifteen_minutes(engine: oncemore.Engine, clock: FakeCloc
     left: list[float | None] = []
 
     def fetch(locator: str) -> bytes:
-        left.append(oncemore.remaining())
+        left.append(oncemore.time_remaining())
         return image()
 
     assert NovaCat(fetch=fetch).acquire(product("http://a/x")).outcome == "SUCCESS"
@@ -248,7 +250,7 @@ def test_an_attempt_has_fifteen_minutes(engine: oncemore.Engine, clock: FakeCloc
 # Discovery and references -----------------------------------------------------------------------------
 
 
-def records(archive: Archive, count: int = 2, **change: Any) -> bytes:
+def records(archive: ArchiveServer, count: int = 2, **change: Any) -> bytes:
     rows = [
         {"native_id": f"n{at}", "locator": f"{archive.url}/{at}.fits", "provenance": "archive", **change}
         for at in range(count)
@@ -260,10 +262,11 @@ def records(archive: Archive, count: int = 2, **change: Any) -> bytes:
 def test_providers_are_asked_one_after_another_and_once_an_hour(
     engine: oncemore.Engine, clock: FakeClock
 ) -> None:
-    with Archive(hold_s=0.02) as archive:
+    with ArchiveServer(hold_s=0.02) as archive:
         turns = {"A": ("200",), "B": ("429", "200"), "C": ("200",)}
         providers = {
-            name: listing(archive.put(f"/{name}", records(archive), *turn)) for name, turn in turns.items()
+            name: make_search(archive.put(f"/{name}", records(archive), *turn))
+            for name, turn in turns.items()
         }
         cat = NovaCat(providers=providers)
         given = {"schema_version": "1", "nova_id": NOVA}
@@ -282,16 +285,16 @@ def test_providers_are_asked_one_after_another_and_once_an_hour(
         assert [[one["data_product_id"] for one in found] for found in later.value] == [
             [one["data_product_id"] for one in found] for found in made.value
         ], "the same product has the same id"
-    topics = [head.by.step for head in engine.store.heads(Query("event"))]
+    topics = [head.by.step for head in engine.store.list_heads(HeadQuery("event"))]
     assert topics == [events.DISCOVERED] * 6, "each is told of once, however often it is found"
 
 
 @pytest.mark.req("CONC-2")
 @pytest.mark.parametrize(("told", "peak"), [({}, 5), ({"max_concurrency": 3}, 3)])
-def test_references_are_reconciled_some_at_a_time(
+def test_references_are_reconciled_up_to_the_limit_at_a_time(
     engine: oncemore.Engine, told: dict[str, Any], peak: int
 ) -> None:
-    with Archive(hold_s=0.06) as archive:
+    with ArchiveServer(hold_s=0.06) as archive:
         where = archive.put("/reference", b'{"title": "Spectra of V1369 Cen"}')
         cat = NovaCat(resolve=lambda one: json.loads(download(f"{where}?id={one}")), **told)
         given = {"schema_version": "1", "nova_id": NOVA, "references": [str(uuid4()) for _ in range(15)]}
@@ -299,13 +302,13 @@ def test_references_are_reconciled_some_at_a_time(
         assert (made.outcome, made.job.counts["done"], archive.peak) == ("SUCCESS", 15, peak)
         assert cat.reconcile(given).outcome == "SUCCESS"
         assert len(archive.asked) == 15
-    topics = [head.by.step for head in engine.store.heads(Query("event"))]
+    topics = [head.by.step for head in engine.store.list_heads(HeadQuery("event"))]
     assert topics == [events.LINKED] * 15
 
 
 @pytest.mark.req("CONC-2", "COOL-11")
-def test_an_acquisition_is_about_one_product_and_asks_once_at_a_time(engine: oncemore.Engine) -> None:
-    with Archive(hold_s=0.02) as archive:
+def test_an_acquisition_sends_one_request_at_a_time(engine: oncemore.Engine) -> None:
+    with ArchiveServer(hold_s=0.02) as archive:
         made = NovaCat().acquire(product(archive.put("/x.fits", image(), "503", "503", "200")))
         assert (made.outcome, archive.peak, len(made.job.items)) == ("SUCCESS", 1, 1)
 
@@ -320,7 +323,7 @@ def test_an_acquisition_is_about_one_product_and_asks_once_at_a_time(engine: onc
     ],
 )
 @pytest.mark.req("CLASS-7", "CLASS-6")
-def test_what_a_reference_turns_out_to_be(
+def test_a_resolved_reference_is_linked_quarantined_or_terminal(
     engine: oncemore.Engine, found: Any, outcome: str, reason: str
 ) -> None:
     made = NovaCat(resolve=lambda one: found).reconcile(
@@ -329,7 +332,7 @@ def test_what_a_reference_turns_out_to_be(
     assert (made.outcome, made.reason) == (outcome, reason)
 
 
-def test_references_need_ids_and_somebody_who_finds_them(engine: oncemore.Engine) -> None:
+def test_reconciliation_needs_ids_and_a_resolve_function(engine: oncemore.Engine) -> None:
     given = {"schema_version": "1", "nova_id": NOVA, "references": ["2014ApJ"]}
     assert NovaCat(resolve=dict).reconcile(given).reason == "INVALID_UUID"
     given = {**given, "references": [str(uuid4())]}
@@ -352,7 +355,7 @@ def test_references_need_ids_and_somebody_who_finds_them(engine: oncemore.Engine
         ],
     ],
 )
-def test_a_providers_nonsense_waits_for_a_person(engine: oncemore.Engine, rows: list[Any]) -> None:
+def test_a_malformed_provider_record_is_quarantined(engine: oncemore.Engine, rows: list[Any]) -> None:
     made = NovaCat(providers={"A": lambda nova_id: rows}).discover({"schema_version": "1", "nova_id": NOVA})
     assert (made.outcome, made.reason) == ("QUARANTINE", "MALFORMED_PROVIDER_RECORD")
 
@@ -362,16 +365,20 @@ def test_a_providers_nonsense_waits_for_a_person(engine: oncemore.Engine, rows: 
 
 @pytest.mark.req("CORR-1", "CORR-2", "CORR-3")
 @pytest.mark.parametrize("given_id", ["c-1369", None, 7])
-def test_one_correlation_id_is_in_everything(
-    engine: oncemore.Engine, archive: Archive, tmp_path: Path, caplog: pytest.LogCaptureFixture, given_id: Any
+def test_one_correlation_id_is_in_every_record(
+    engine: oncemore.Engine,
+    archive: ArchiveServer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    given_id: Any,
 ) -> None:
     caplog.set_level(logging.INFO, "oncemore.nova_cat")
-    caplog.handler.setFormatter(JsonLines())
+    caplog.handler.setFormatter(JsonLogFormatter())
     made = NovaCat().acquire(product(archive.put("/x.fits", image(), "503", "200"), correlation_id=given_id))
     assert made.outcome == "SUCCESS"
     assert made.correlation_id == given_id or (given_id != "c-1369" and len(made.correlation_id) == 36)
     out = tmp_path / "events.jsonl"
-    Relay(engine, {"*": Lines(out)}).run_once()
+    OutboxRelay(engine, {"*": Lines(out)}).run_once()
     event = json.loads(out.read_text())
     lines = [json.loads(line) for line in caplog.text.splitlines() if '"workflow"' in line]
     assert [line["message"].partition(": ")[2][:6] for line in lines] == [
@@ -387,7 +394,9 @@ def test_one_correlation_id_is_in_everything(
 
 
 @pytest.mark.req("CORR-5")
-def test_a_generated_correlation_id_is_no_part_of_a_key(engine: oncemore.Engine, archive: Archive) -> None:
+def test_a_generated_correlation_id_is_not_part_of_a_key(
+    engine: oncemore.Engine, archive: ArchiveServer
+) -> None:
     given, cat = product(archive.put("/x.fits", image())), NovaCat()
     first, second = cat.acquire(given), cat.acquire(given)
     assert first.correlation_id != second.correlation_id
@@ -396,19 +405,20 @@ def test_a_generated_correlation_id_is_no_part_of_a_key(engine: oncemore.Engine,
 
 
 @pytest.mark.req("MSG-7", "IDEM-15")
-def test_every_event_fits_its_schema_which_requires_the_id_and_has_no_field_for_a_key(
-    engine: oncemore.Engine, archive: Archive, tmp_path: Path
+def test_every_event_fits_its_schema_with_the_id_and_without_a_key(
+    engine: oncemore.Engine, archive: ArchiveServer, tmp_path: Path
 ) -> None:
     reference = str(uuid4())
     cat = NovaCat(
-        providers={"A": listing(archive.put("/A", records(archive, 1)))}, resolve=lambda one: {"title": "x"}
+        providers={"A": make_search(archive.put("/A", records(archive, 1)))},
+        resolve=lambda one: {"title": "x"},
     )
     archive.put("/0.fits", image())
     ((found,),) = cat.discover({"schema_version": "1", "nova_id": NOVA}).value
     assert cat.acquire(found).outcome == "SUCCESS"
     cat.reconcile({"schema_version": "1", "nova_id": NOVA, "references": [reference]})
     out = tmp_path / "events.jsonl"
-    Relay(engine, {"*": Lines(out)}).run_once()
+    OutboxRelay(engine, {"*": Lines(out)}).run_once()
     sent = [json.loads(line) for line in out.read_text().splitlines()]
     assert {one["topic"] for one in sent} == set(events.SCHEMAS)
     for one in sent:
@@ -418,13 +428,15 @@ def test_every_event_fits_its_schema_which_requires_the_id_and_has_no_field_for_
     for schema in events.SCHEMAS.values():
         assert "correlation_id" in schema["required"]
         assert not [name for name in schema["properties"] if "key" in name]
-    keys = [head.entity.removeprefix("run/") for head in engine.store.heads(Query("run"))]
+    keys = [head.entity.removeprefix("run/") for head in engine.store.list_heads(HeadQuery("run"))]
     assert len(keys) >= 6
     assert not [key for key in keys if key in out.read_text()]
 
 
 @pytest.mark.req("IDEM-14")
-def test_each_of_the_four_keyed_steps_leaves_one_effect(engine: oncemore.Engine, archive: Archive) -> None:
+def test_each_of_the_four_keyed_steps_leaves_one_effect(
+    engine: oncemore.Engine, archive: ArchiveServer
+) -> None:
     cat, reference = NovaCat(resolve=lambda one: {"title": "x"}), str(uuid4())
     record = {"native_id": "n", "locator": "http://a/x", "provenance": "p", "sha256": None}
     given = product(archive.put("/x.fits", image()))
@@ -436,12 +448,12 @@ def test_each_of_the_four_keyed_steps_leaves_one_effect(engine: oncemore.Engine,
         cat.validation_result(given["data_product_id"], {"points": 1})
         cat.linking(NOVA, reference, {"title": "x"})
     assert archive.count("/x.fits") == 1
-    assert len(list(engine.store.heads(Query("event")))) == 3
+    assert len(list(engine.store.list_heads(HeadQuery("event")))) == 3
     assert len(engine.artifacts.list()) == 1
     assert {step.name.rpartition(".")[2] for step in cat.steps} >= set(names.STEP_KEYS)
 
 
-def test_a_worker_knows_its_steps(engine: oncemore.Engine, archive: Archive) -> None:
+def test_a_worker_knows_its_steps(engine: oncemore.Engine, archive: ArchiveServer) -> None:
     cat, given = NovaCat(engine=engine), product(archive.put("/x.fits", image()))
     fields = [given.get(name) for name in ("data_product_id", "nova_id", "provider", "locator",
                                            "provenance", "sha256", "schema_version")]  # fmt: skip
@@ -453,7 +465,7 @@ def test_a_worker_knows_its_steps(engine: oncemore.Engine, archive: Archive) -> 
 # Names and numbers ----------------------------------------------------------------------------------------
 
 
-def test_errors_are_called_as_the_state_machine_calls_them() -> None:
+def test_errors_have_the_names_of_the_state_machine() -> None:
     assert [kind.__name__ for kind in (RetryableError, TerminalError, QuarantineError)] == list(
         names.ERROR_NAMES.values()
     )
@@ -468,7 +480,7 @@ def test_errors_are_called_as_the_state_machine_calls_them() -> None:
 
 @pytest.mark.req("COOL-7")
 def test_a_profile_that_extends_it_has_its_own_numbers(
-    tmp_path: Path, archive: Archive, clock: FakeClock, engine: oncemore.Engine
+    tmp_path: Path, archive: ArchiveServer, clock: FakeClock, engine: oncemore.Engine
 ) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(
@@ -494,8 +506,8 @@ def test_spectra_in_both_layouts_are_read() -> None:
             validate(data)
 
 
-def test_without_astropy_the_extra_is_named_before_anybody_is_asked(
-    engine: oncemore.Engine, archive: Archive, monkeypatch: pytest.MonkeyPatch
+def test_without_astropy_the_extra_is_named_before_any_request(
+    engine: oncemore.Engine, archive: ArchiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = archive.put("/x.fits", image())
     monkeypatch.setitem(__import__("sys").modules, "astropy.io", None)

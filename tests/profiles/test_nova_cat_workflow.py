@@ -14,12 +14,12 @@ from statelint.linter import Linter
 import oncemore
 from oncemore.limits import cooldown_rules
 from oncemore.policy import files
-from oncemore.policy.backoff import planned
+from oncemore.policy.backoff import planned_delay
 from oncemore.profiles.nova_cat import names
-from oncemore.profiles.nova_cat.workflow import FUNCTIONS, workflow
+from oncemore.profiles.nova_cat.state_machine import FUNCTIONS, build_workflow
 from oncemore.stepfunctions import export, task
-from oncemore.stepfunctions.check import faults
-from oncemore.stepfunctions.export import waits
+from oncemore.stepfunctions.check import find_faults
+from oncemore.stepfunctions.export import retrier_delays
 from tests.servers.step_functions import emulator
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 ID = "0f6e2c1a-7d5b-4b8e-9a65-0c7de1f8a901"
 GIVEN = {"data_product_id": "7f0c", "locator": "http://provider-a/7f0c.fits", "correlation_id": ID}
-DEPLOYED = workflow(functions={name: name for name in FUNCTIONS})
+DEPLOYED = build_workflow(functions={name: name for name in FUNCTIONS})
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def machine() -> Iterator[Machine]:
 
 
 class Product:
-    """What the functions of a deployment do, with a provider that fares as it is told."""
+    """The functions of a deployment, with a provider whose responses are scripted."""
 
     def __init__(self, *tries: Exception | dict[str, Any], **record: Any) -> None:
         self.tries, self.record = list(tries), {"now": 1000.0, **record}
@@ -88,17 +88,17 @@ GOOD = {"sha256": "51ab"}
 @pytest.mark.req("SFN-1")
 @pytest.mark.parametrize("only", [None, *names.WORKFLOWS])
 def test_an_independent_validator_accepts_it(only: str | None) -> None:
-    made = workflow(only=only)
+    made = build_workflow(only=only)
     assert Linter.validate(made) == []
-    assert faults(made) == []
+    assert find_faults(made) == []
     assert json.loads(json.dumps(made)) == made
 
 
-def test_the_validator_would_say_so() -> None:
-    broken = workflow()
+def test_the_validator_detects_errors() -> None:
+    broken = build_workflow()
     broken["States"]["AcquireArtifact"]["Next"] = "Nowhere"
     assert Linter.validate(broken) != []
-    assert faults(broken) != []
+    assert find_faults(broken) != []
 
 
 @pytest.mark.req("SFN-2")
@@ -108,11 +108,13 @@ def test_its_retriers_are_the_schedules_of_the_profile() -> None:
     numbers = ("IntervalSeconds", "BackoffRate", "MaxDelaySeconds", "MaxAttempts")
     assert [usual[name] for name in numbers] == [2, 5, 30, 3]
     assert [slow[name] for name in numbers] == [10, 6, 180, 3]
-    assert (waits(usual), waits(slow)) == ([2, 10, 30], [10, 60, 180])
+    assert (retrier_delays(usual), retrier_delays(slow)) == ([2, 10, 30], [10, 60, 180])
     profile = files.profile("nova-cat")
     for retrier, name in ((usual, "default"), (slow, "acquisition")):
         policy = profile.policy(name)
-        assert waits(retrier) == [planned(policy.schedule, n) for n in range(1, policy.max_attempts)]
+        assert retrier_delays(retrier) == [
+            planned_delay(policy.schedule, n) for n in range(1, policy.max_attempts)
+        ]
 
 
 @pytest.mark.req("SFN-3")
@@ -231,12 +233,12 @@ RECORDS: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("record", "outcome"), RECORDS)
 def test_the_checks_are_those_of_the_cooldown(record: dict[str, Any], outcome: str) -> None:
     known = {name: value for name, value in record.items() if value is not None}
-    assert cooldown_rules.skip(cooldown_rules.Resource(**known), 1000.0) == outcome
+    assert cooldown_rules.skip_reason(cooldown_rules.ResourceRecord(**known), 1000.0) == outcome
 
 
 @pytest.mark.req("SFN-6")
 @pytest.mark.parametrize(("record", "outcome"), RECORDS)
-def test_cooldown_is_checked_before_anybody_is_asked(
+def test_the_cooldown_is_checked_before_any_request(
     record: dict[str, Any], outcome: str, machine: Machine
 ) -> None:
     ended = played(machine, Product(GOOD, **record))
@@ -249,7 +251,7 @@ def test_cooldown_is_checked_before_anybody_is_asked(
 
 
 @pytest.mark.req("SFN-7", "CORR-2")
-def test_a_missing_correlation_id_is_made_in_the_first_state_and_is_in_every_one_after_it(
+def test_a_missing_correlation_id_is_created_first_and_is_in_every_later_state(
     machine: Machine,
 ) -> None:
     given = {name: value for name, value in GIVEN.items() if name != "correlation_id"}
@@ -272,7 +274,7 @@ def test_a_given_correlation_id_is_kept_to_the_end(machine: Machine) -> None:
     assert ended.output["record"]["correlation_id"] == ID
 
 
-def test_a_product_whose_record_cannot_be_read_is_not_asked_for(machine: Machine) -> None:
+def test_a_product_whose_record_cannot_be_read_is_not_fetched(machine: Machine) -> None:
     def unreadable(event: Any) -> Any:
         raise RETRYABLE
 
@@ -296,7 +298,7 @@ def test_a_product_whose_record_cannot_be_read_is_not_asked_for(machine: Machine
         ({}, ""),
     ],
 )
-def test_one_provider_that_fails_does_not_stop_the_others(
+def test_a_failing_provider_does_not_stop_the_remaining_ones(
     turns: dict[str, Exception], error: str, machine: Machine
 ) -> None:
     asked: list[str] = []
@@ -314,7 +316,7 @@ def test_one_provider_that_fails_does_not_stop_the_others(
         assert [item["result"] for item in ended.output["items"]] == [{"products": 2}] * 3
 
 
-def test_a_map_without_what_it_needs_is_terminal(machine: Machine) -> None:
+def test_a_map_without_its_items_is_terminal(machine: Machine) -> None:
     ended = machine.run(DEPLOYED, {"workflow": names.RECONCILE, "references": ["r-1"]}, {})
     assert (ended.status, ended.error) == ("FAILED", "TerminalError")
     ended = machine.run(DEPLOYED, {"workflow": "MakeCoffee"}, {})
@@ -323,19 +325,21 @@ def test_a_map_without_what_it_needs_is_terminal(machine: Machine) -> None:
 
 @pytest.mark.parametrize("only", names.WORKFLOWS)
 def test_one_workflow_can_stand_alone(only: str, machine: Machine) -> None:
-    made = workflow(only=only, functions={name: name for name in FUNCTIONS})
+    made = build_workflow(only=only, functions={name: name for name in FUNCTIONS})
     given = {**GIVEN, "nova_id": "n", "providers": ["a"], "references": ["r"]}
     both = {"SearchProvider": lambda event: 1, "ResolveReference": lambda event: 1}
     ended = machine.run(made, given, {**Product(GOOD).functions(), **both})
     assert (ended.status, ended.output["outcome"]) == ("SUCCEEDED", names.SUCCESS)
 
 
-def test_placeholders_are_left_for_whoever_deploys() -> None:
-    text = json.dumps(workflow())
+def test_placeholders_are_left_for_the_deployment() -> None:
+    text = json.dumps(build_workflow())
     for name in FUNCTIONS:
         assert f'"${{{name}}}"' in text
-    assert '"FunctionName": "arn:x"' in json.dumps(workflow(functions={"AcquireArtifact": "arn:x"}))
-    with pytest.raises(oncemore.UsageError, match="'Brew' is no function here; they are ReadProduct"):
-        workflow(functions={"Brew": "arn:x"})
+    assert '"FunctionName": "arn:x"' in json.dumps(build_workflow(functions={"AcquireArtifact": "arn:x"}))
+    with pytest.raises(
+        oncemore.UsageError, match="'Brew' is not a function of nova-cat; they are ReadProduct"
+    ):
+        build_workflow(functions={"Brew": "arn:x"})
     with pytest.raises(oncemore.UsageError, match="it takes DiscoverSpectraProducts"):
-        workflow(only="Brew")
+        build_workflow(only="Brew")

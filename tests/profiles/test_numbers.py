@@ -9,40 +9,40 @@ import pytest
 from ruamel.yaml import YAML
 
 from oncemore import PolicyError
-from oncemore.classifiers.verdict import Classes
 from oncemore.errors import VIOLATIONS
 from oncemore.policy import files as govern
-from oncemore.policy.backoff import NONE, Jitter, Schedule, planned
-from oncemore.policy.decide import Situation, decide
-from oncemore.policy.files.packaged import FOLDER, PACKAGED, digests
+from oncemore.policy.backoff import NO_JITTER, Jitter, Schedule, planned_delay
+from oncemore.policy.decide import Situation, decide_retry
+from oncemore.policy.files.file_reader import PACKAGED_FILES, PROFILES_FOLDER, released_digests
 from oncemore.policy.model import Failure
 from oncemore.policy.policy import STANDARD, Policy
 from oncemore.policy.tuning import Signals, Tuning
+from oncemore.policy.verdict import ErrorClasses
 
 REQUIREMENTS = Path(__file__).parents[2] / "docs" / "requirements.md"
 RUN_SEED = "e5b98e905ec655bde09d063b91a602f256857065a49798c351aacc1f9015b68f"
 
-EVERY = [f"{name}/{policy}" for name in PACKAGED for policy in govern.profile(name).policies]
+EVERY = [f"{name}/{policy}" for name in PACKAGED_FILES for policy in govern.profile(name).policies]
 
 
 def planned_delays(policy: Policy) -> list[float]:
     """The delays before jitter, held at the cap."""
-    return [min(policy.max_delay_s, planned(policy.schedule, n)) for n in range(1, policy.max_attempts)]
+    return [min(policy.max_delay_s, planned_delay(policy.schedule, n)) for n in range(1, policy.max_attempts)]
 
 
 def decided(policy: Policy, seed: str, signals: Signals | None = None) -> list[float]:
     """The delays that the policy decides on for one failure after another."""
     fact = Failure("transient", "maybe", None, "TIMEOUT", "test")
     return [
-        decide(policy, Situation(n, fact, "RETRYABLE", 0.0, seed, signals=signals)).delay_s
+        decide_retry(policy, Situation(n, fact, "RETRYABLE", 0.0, seed, signals=signals)).delay_s
         for n in range(1, policy.max_attempts)
     ]
 
 
 @pytest.mark.req("POL-3")
 def test_every_profile_loads_and_is_verified() -> None:
-    files = {path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.yaml")}
-    assert files == set(PACKAGED.values()) == set(digests())
+    files = {path.relative_to(PROFILES_FOLDER).as_posix() for path in PROFILES_FOLDER.rglob("*.yaml")}
+    assert files == set(PACKAGED_FILES.values()) == set(released_digests())
     assert {"retry-loop/policies/default.yaml", "retry-loop/policies/p2-batch-reporting.yaml"} <= files
     for listed in govern.listing():
         assert (listed.fault, listed.signature) == ("", "packaged, digest verified")
@@ -62,7 +62,7 @@ def test_kfm_rules_has_the_documents_values() -> None:
     assert policy.schedule == Schedule("exponential", 0.5, 2.0, "attempt")
     assert policy.jitter == Jitter("full")
     assert policy.unmatched == "fail"
-    assert policy.classes == Classes(
+    assert policy.classes == ErrorClasses(
         (
             "NETWORK_TIMEOUT", "HTTP_408", "HTTP_429", "HTTP_500", "HTTP_501", "HTTP_502", "HTTP_503",
             "HTTP_504", "STAC_SLOWDOWN", "THROTTLED", "NEO4J:TransientError.*", "IO_CONTENTION",
@@ -94,7 +94,7 @@ def test_the_ranges_of_kfm_rules_are_enforced(field: str, tmp_path: Path) -> Non
     with pytest.raises(PolicyError, match=rf"mine.yaml:4:\d+: retry_policy.{name} is {value}; the bounds"):
         govern.load(file)
     file.write_text(text.format("base_delay_sec: 1.0"))
-    with pytest.warns(match="nobody has signed"):
+    with pytest.warns(match="is not signed"):
         assert govern.load(file).policy().schedule.base == 1.0
 
 
@@ -107,7 +107,7 @@ def test_kfm_loop_has_the_documents_values() -> None:
     assert (policy.jitter, policy.jitter_seed) == (Jitter("additive", 10.0), "<sha256(run_id)>")
     assert policy.tuning == Tuning(250.0, 500.0, 0.25, True, 1800.0, 2.5)
     assert planned_delays(policy) == [20.0, 40.0, 80.0, 160.0, 320.0]
-    assert policy.most_delay_s == 670.0
+    assert policy.max_total_delay_s == 670.0
     sections = profile.plain()["sections"]
     assert sections["lease"] == {"ttl_s": 60.0, "renew_every_s": 20.0}
     assert sections["escalation"] == {"permanent": "autonomy-matrix", "exhausted": "deadline-aware"}
@@ -135,12 +135,12 @@ telemetry_tuning:
 def test_the_default_file_holds_exactly_the_printed_knobs() -> None:
     assert PRINTED.strip() in REQUIREMENTS.read_text(encoding="utf-8")
     reader = YAML(typ="safe", pure=True)
-    shipped = reader.load(FOLDER / "retry-loop" / "policies" / "default.yaml")
+    shipped = reader.load(PROFILES_FOLDER / "retry-loop" / "policies" / "default.yaml")
     envelope = {name: shipped.pop(name) for name in ("profile", "version", "extends")}
     assert shipped == reader.load(PRINTED)
     assert envelope["extends"] == "kfm-loop"
     made = govern.policy("kfm-loop-default")
-    assert made.but(name="kfm-loop") == govern.policy("kfm-loop")
+    assert made.replace(name="kfm-loop") == govern.policy("kfm-loop")
 
 
 @pytest.mark.req("TUNE-4")
@@ -149,20 +149,20 @@ def test_changing_a_knob_changes_the_decision_where_it_should() -> None:
     assert policy.tuning == Tuning()
     calm = decided(policy, RUN_SEED, Signals(grid_intensity=450.0, energy_price=0.22))
     for knob, value in (("carbon_high", 460.0), ("carbon_low", 440.0), ("price_peak", 0.2)):
-        tuned = policy.but(tuning=policy.tuning._replace(**{knob: value}))  # type: ignore[union-attr]
+        tuned = policy.replace(tuning=policy.tuning._replace(**{knob: value}))  # type: ignore[union-attr]
         other = decided(tuned, RUN_SEED, Signals(grid_intensity=450.0, energy_price=0.22))
         assert all(one != two for one, two in zip(calm, other, strict=True)), knob
     fact = Failure("transient", "maybe", None, "TIMEOUT", "test")
     near = Situation(2, fact, "RETRYABLE", 0.0, RUN_SEED, deadline=1000.0, expected_s=1.0)
     for change in ({"deadline_bias": False}, {"min_buffer_s": 3600.0}):
-        tuned = policy.but(tuning=policy.tuning._replace(**change))  # type: ignore[union-attr]
-        assert decide(tuned, near).delay_s != decide(policy, near).delay_s
+        tuned = policy.replace(tuning=policy.tuning._replace(**change))  # type: ignore[union-attr]
+        assert decide_retry(tuned, near).delay_s != decide_retry(policy, near).delay_s
 
 
 def test_the_batch_and_the_nowcast_file_differ_as_settled() -> None:
     loop = govern.policy("kfm-loop")
     batch = govern.profile("p2-batch-reporting")
-    assert batch.policy() == loop.but(
+    assert batch.policy() == loop.replace(
         name="p2-batch-reporting",
         schedule=Schedule("exponential", 30.0, 2.0, "attempt"),
         max_delay_s=900.0,
@@ -176,7 +176,7 @@ def test_the_batch_and_the_nowcast_file_differ_as_settled() -> None:
         "slow_at": 0.9,
     }
     storm = govern.profile("p0-storm-nowcast")
-    assert storm.policy() == loop.but(
+    assert storm.policy() == loop.replace(
         name="p0-storm-nowcast",
         max_attempts=4,
         schedule=Schedule("exponential", 2.0, 2.0, "attempt"),
@@ -219,9 +219,9 @@ def test_lit_has_the_documents_values() -> None:
     assert (transport.max_attempts, transport.schedule, transport.jitter) == (
         2,
         Schedule("linear", 0.25),
-        NONE,
+        NO_JITTER,
     )
-    assert planned_delays(transport.but(max_attempts=4)) == [0.25, 0.50, 0.75]
+    assert planned_delays(transport.replace(max_attempts=4)) == [0.25, 0.50, 0.75]
     assert (transport.timeout_s, transport.max_delay_s, transport.governed) == (30.0, 30.0, False)
     assert (persistence.max_attempts, persistence.schedule) == (3, Schedule("linear", 0.02))
     assert planned_delays(persistence) == [0.02, 0.04]
@@ -237,9 +237,9 @@ def test_nova_cat_has_the_documents_values() -> None:
     default, acquisition = profile.policy(), profile.policy("acquisition")
     assert (default.max_attempts, planned_delays(default)) == (4, [2.0, 10.0, 30.0])
     assert (acquisition.max_attempts, planned_delays(acquisition)) == (4, [10.0, 60.0, 180.0])
-    assert (default.jitter, default.timeout_s) == (NONE, 60.0)
-    assert (acquisition.jitter, acquisition.timeout_s) == (NONE, 900.0)
-    assert 4 * 900 + acquisition.most_delay_s == 64 * 60 + 10
+    assert (default.jitter, default.timeout_s) == (NO_JITTER, 60.0)
+    assert (acquisition.jitter, acquisition.timeout_s) == (NO_JITTER, 900.0)
+    assert 4 * 900 + acquisition.max_total_delay_s == 64 * 60 + 10
     assert profile.cooldown() == govern.Cooldown(300.0, 2.0, 86400.0)
     assert not profile.governed
     sections = profile.plain()["sections"]
@@ -282,10 +282,10 @@ def test_the_defaults_of_exoarmur_are_those_of_its_retry_policy() -> None:
     assert (policy.max_attempts, policy.max_delay_s, policy.unmatched) == (3, 30.0, "retry")
     assert policy.schedule == Schedule("exponential", 1.0, 2.0, "attempt-1")
     assert policy.jitter == Jitter("proportional", 0.1)
-    assert policy.classes == Classes(("Exception",))
-    five = policy.but(max_attempts=5)
+    assert policy.classes == ErrorClasses(("Exception",))
+    five = policy.replace(max_attempts=5)
     assert planned_delays(five) == [1.0, 2.0, 4.0, 8.0]
-    assert decided(five.but(jitter=NONE), "") == [1.0, 2.0, 4.0, 8.0]
+    assert decided(five.replace(jitter=NO_JITTER), "") == [1.0, 2.0, 4.0, 8.0]
     for n, plan in enumerate((1.0, 2.0, 4.0, 8.0)):
         drawn = [decided(five, f"seed {seed}")[n] for seed in range(100)]
         assert 0.9 * plan <= min(drawn) < max(drawn) <= 1.1 * plan
@@ -309,12 +309,12 @@ def test_every_policy_states_its_timeout(address: str) -> None:
 
 
 @pytest.mark.parametrize("address", EVERY)
-def test_no_shipped_policy_is_unwise(address: str) -> None:
+def test_no_packaged_policy_causes_a_warning(address: str) -> None:
     assert govern.policy(address).warnings() == []
 
 
 @pytest.mark.req("CLASS-12")
-def test_only_exoarmur_retries_what_nobody_knows() -> None:
+def test_only_exoarmur_retries_unclassified_errors() -> None:
     unmatched = {address.partition("/")[0]: govern.policy(address).unmatched for address in EVERY}
     assert unmatched.pop("exoarmur") == "retry"
     assert set(unmatched.values()) == {"fail"}

@@ -1,4 +1,4 @@
-"""Outages under every profile: what durable steps do with the real errors, and when the breaker opens."""
+"""Outages under every profile: the reaction of durable steps to real errors, and the breaker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 import oncemore
 from oncemore.policy import files
-from tests.edges.outages import Point, raise_fault
+from tests.classifiers.outages import Point, raise_fault
 from tests.servers import faults
 from tools import outages
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from oncemore.testing import FakeClock
 
-#: Who raises the fault here; every other client is in tests/edges/test_outages.py.
+#: Who raises the fault here; every other client is in tests/classifiers/test_outages.py.
 RAISED_BY = {
     "slowdown": "pystac-client",
     "neo4j-transient": "neo4j",
@@ -48,9 +48,7 @@ def fail_with(error: BaseException) -> tuple[list[int], Callable[[], None]]:
 
 @pytest.mark.usefixtures("instant_retries")
 @pytest.mark.parametrize("column", outages.COLUMNS)
-def test_a_step_does_with_every_fault_what_the_table_says(
-    column: str, errors: dict[str, BaseException]
-) -> None:
+def test_a_step_handles_every_fault_as_the_table_says(column: str, errors: dict[str, BaseException]) -> None:
     for fault in outages.FAULTS:
         expected, counts = outages.expect_outcome(RAISED_BY.get(fault, "urllib"), fault, column)
         calls, work = fail_with(errors[fault])
@@ -84,7 +82,7 @@ def test_a_provider_that_refuses_connections_opens_the_breaker_of_kfm_rules() ->
     assert runs[2].reason == "circuit_open"
 
 
-@pytest.mark.parametrize("policy", ["standard", *files.packaged.PACKAGED])
+@pytest.mark.parametrize("policy", ["standard", *files.file_reader.PACKAGED_FILES])
 def test_invalid_data_is_not_retried_with_on_exception(policy: str, instant_retries: FakeClock) -> None:
     calls = []
 
@@ -131,7 +129,7 @@ def test_on_exception_does_not_widen_what_a_policy_lists_as_not_retryable(
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_what_no_policy_retries_is_not_retried_with_on_exception(
+def test_never_retried_errors_are_not_retried_with_on_exception(
     error: Exception, instant_retries: FakeClock
 ) -> None:
     made, work = fail_with(error)

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from oncemore import PermanentError, TransientError, Violation
+from oncemore import PermanentError, PolicyViolation, TransientError
 from oncemore.classifiers.classify import classify
-from oncemore.classifiers.verdict import verdict
 from oncemore.errors import VIOLATIONS
 from oncemore.policy import files
-from oncemore.policy.files.packaged import PACKAGED
+from oncemore.policy.files.file_reader import PACKAGED_FILES
 from oncemore.policy.model import Failure
+from oncemore.policy.verdict import decide_verdict
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from oncemore.testing import FakeClock
 
-EVERY = [f"{name}/{policy}" for name in PACKAGED for policy in files.profile(name).policies]
+EVERY = [f"{name}/{policy}" for name in PACKAGED_FILES for policy in files.profile(name).policies]
 PROFILES = ["standard", "kfm-rules", "kfm-loop", "lit", "nova-cat", "exoarmur"]
 
 
@@ -88,7 +88,7 @@ def http(status: int) -> urllib.error.HTTPError:
 
 
 def locked(tmp_path: Path) -> sqlite3.OperationalError:
-    """The error of a database that somebody else writes to."""
+    """The error of a database that another connection writes to."""
     with sqlite3.connect(tmp_path / "x.db") as holder, pytest.raises(sqlite3.OperationalError) as caught:
         holder.execute("create table if not exists t (x)")
         holder.execute("insert into t values (1)")
@@ -122,7 +122,9 @@ def slow_down() -> Exception:
 
 
 @pytest.mark.req("CLASS-1")
-def test_what_kfm_rules_lists_as_retryable_is_retried(tmp_path: Path, instant_retries: FakeClock) -> None:
+def test_errors_that_kfm_rules_lists_as_retryable_are_retried(
+    tmp_path: Path, instant_retries: FakeClock
+) -> None:
     for error, error_class in (
         (timed_out(), "TIMEOUT"),
         (TimeoutError(), "TIMEOUT"),
@@ -136,7 +138,7 @@ def test_what_kfm_rules_lists_as_retryable_is_retried(tmp_path: Path, instant_re
         assert calls(error, policy="kfm-rules") == 5, error_class
     kfm = files.policy("kfm-rules")
     for code in ("NEO4J:TransientError.Transaction.DeadlockDetected", "STAC_SLOWDOWN"):
-        assert verdict(Failure("transient", "no", None, code, "test"), kfm, "pure") == "RETRYABLE"
+        assert decide_verdict(Failure("transient", "no", None, code, "test"), kfm, "pure") == "RETRYABLE"
     for unlisted in (http(404), http(505), http(507), KeyError("x")):
         assert calls(unlisted, policy="kfm-rules") == 1
 
@@ -148,7 +150,7 @@ def test_a_violation_is_called_once_under_every_profile(
     profile: str, code: str, instant_retries: FakeClock
 ) -> None:
     for on in ("transient", Exception):
-        assert calls(Violation(code), on=on, policy=profile) == 1
+        assert calls(PolicyViolation(code), on=on, policy=profile) == 1
 
 
 @pytest.mark.req("CLASS-2")
@@ -166,7 +168,7 @@ def test_no_file_makes_a_violation_retryable(profile: str, code: str, tmp_path: 
 
 @pytest.mark.req("CLASS-12")
 @pytest.mark.parametrize("profile", PROFILES)
-def test_an_exception_that_nobody_knows_is_retried_under_exoarmur_only(
+def test_an_unclassified_exception_is_retried_under_exoarmur_only(
     profile: str, instant_retries: FakeClock
 ) -> None:
     class UnheardError(Exception):
@@ -177,7 +179,7 @@ def test_an_exception_that_nobody_knows_is_retried_under_exoarmur_only(
     assert calls(ValueError(), policy=profile) == expected
 
 
-def test_cancellation_and_our_own_word_are_not_retried_even_where_everything_is(
+def test_cancellation_and_final_errors_are_not_retried_even_under_a_catch_all(
     instant_retries: FakeClock,
 ) -> None:
     from concurrent.futures import CancelledError
@@ -186,7 +188,7 @@ def test_cancellation_and_our_own_word_are_not_retried_even_where_everything_is(
         assert calls(error, policy="exoarmur") == 1
 
 
-def test_a_file_asks_the_non_retryable_list_first_then_the_retryable_one_then_the_default(
+def test_the_non_retryable_list_comes_before_the_retryable_one_and_the_default(
     tmp_path: Path, instant_retries: FakeClock
 ) -> None:
     file = tmp_path / "strict.yaml"
@@ -211,7 +213,7 @@ def test_a_class_in_both_lists_is_retried_only_where_the_file_says_so(
             assert calls(ValueError(), policy=file) == expected
 
 
-def test_kfm_loop_retries_what_the_node_or_the_classifiers_call_transient(
+def test_kfm_loop_retries_errors_that_the_node_or_the_classifiers_call_transient(
     instant_retries: FakeClock,
 ) -> None:
     for error in (TransientError(), TimeoutError(), ConnectionResetError(), http(503)):
@@ -244,7 +246,7 @@ def test_nova_cat_retries_throttling_timeouts_and_5xx(instant_retries: FakeClock
         slow_down(),
     ):
         assert calls(again, policy="nova-cat/acquisition") == 4
-    for once in (http(404), PermanentError(), Violation("CHECKSUM_MISMATCH"), ValueError()):
+    for once in (http(404), PermanentError(), PolicyViolation("CHECKSUM_MISMATCH"), ValueError()):
         assert calls(once, policy="nova-cat/acquisition") == 1
 
 

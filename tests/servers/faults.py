@@ -1,13 +1,13 @@
-"""Small loopback servers that fail on purpose, for clients that must meet the real fault.
+"""Small loopback servers that fail on purpose, for tests of clients with real faults.
 
 A *behaviour* is a function of one accepted connection: it reads the request (or does not) and then
 closes, resets, stalls, lies or answers. `serve(behaviour)` runs it on a free port of the loopback
 address until the `with` block ends. Each connection gets its own thread, because a stalled client
-must not keep the next one waiting; every wait of a server is bounded by `PATIENCE`, and leaving the
-block ends them all at once.
+must not block the next one; every wait of a server is limited by `PATIENCE`, and leaving the block
+ends them all at once.
 
-Faults that need no accepted connection have their own makers: `refusing()` holds a port on which
-nobody listens, `unanswered()` a listener whose queue is full, so that connecting takes for ever.
+Faults without an accepted connection have functions of their own: `refusing()` holds a port without
+a listener, `unanswered()` a listener whose queue is full, so that connecting never ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HOST = "127.0.0.1"
 
 @dataclass
 class Server:
-    """A running server: where it is, and what was asked of it."""
+    """A running server: its port and the requests that it received."""
 
     port: int
     scheme: str = "http"
@@ -44,10 +44,10 @@ class Server:
         return f"{self.scheme}://{HOST}:{self.port}/"
 
     def wait_for(self, requests: int) -> None:
-        """Wait until so many requests were noted; a client that gave up may be ahead of the server."""
+        """Wait for a number of requests; a client that gave up may be ahead of the server."""
         until = time.monotonic() + PATIENCE
         while len(self.requests) < requests:
-            assert time.monotonic() < until, f"{len(self.requests)} requests of {requests} came"
+            assert time.monotonic() < until, f"{len(self.requests)} requests of {requests} arrived"
             time.sleep(0.002)
 
 
@@ -78,54 +78,54 @@ def read_request(conn: socket.socket) -> bytes:
 
 
 def closes(conn: socket.socket, server: Server) -> None:
-    """Take the request, say nothing, hang up politely."""
+    """Read the request and close the connection without a reply."""
     server.requests.append(read_request(conn))
 
 
 def resets(conn: socket.socket, server: Server) -> None:
-    """Take the request, then drop the connection with a TCP reset."""
+    """Read the request, then end the connection with a TCP reset."""
     server.requests.append(read_request(conn))
     conn.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def stalls(conn: socket.socket, server: Server) -> None:
-    """Take the request and never answer."""
+    """Read the request and never reply."""
     server.requests.append(read_request(conn))
     server.stopping.wait(PATIENCE)
 
 
 def cuts(conn: socket.socket, server: Server) -> None:
-    """Promise a hundred bytes of body, send ten, hang up."""
+    """Announce a body of a hundred bytes, send ten, and close."""
     server.requests.append(read_request(conn))
     conn.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\nContent-Type: text/plain\r\n\r\n0123456789")
 
 
 def cuts_chunks(conn: socket.socket, server: Server) -> None:
-    """Start a chunked body, hang up inside a chunk."""
+    """Start a chunked body and close inside a chunk."""
     server.requests.append(read_request(conn))
     conn.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n64\r\n0123456789")
 
 
 def stalls_in_body(conn: socket.socket, server: Server) -> None:
-    """Promise a hundred bytes of body, send ten, then nothing."""
+    """Announce a body of a hundred bytes, send ten, then nothing."""
     cuts(conn, server)
     server.stopping.wait(PATIENCE)
 
 
 def resets_in_body(conn: socket.socket, server: Server) -> None:
-    """Promise a hundred bytes of body, send ten, give the client time to read them, then reset."""
+    """Announce a body of a hundred bytes, send ten, give the client time to read them, then reset."""
     cuts(conn, server)
     server.stopping.wait(0.05)
     conn.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def reads_nothing(_conn: socket.socket, server: Server) -> None:
-    """Accept, and leave the request where it is."""
+    """Accept the connection and do not read the request."""
     server.stopping.wait(PATIENCE)
 
 
 def talks_nonsense(conn: socket.socket, server: Server) -> None:
-    """Answer with something that is not HTTP."""
+    """Reply with data that is not HTTP."""
     server.requests.append(read_request(conn))
     conn.sendall(b"what a lovely day\r\n\r\n")
 
@@ -186,7 +186,7 @@ def _accept(
 
 def _handle(conn: socket.socket, server: Server, behaviour: Behaviour, tls: ssl.SSLContext | None) -> None:
     conn.settimeout(PATIENCE)
-    # The client may be the one that gives up first; its reset is no fault of the server's.
+    # The client may give up first; its reset is not an error of the server.
     with (
         contextlib.suppress(OSError),
         conn if tls is None else tls.wrap_socket(conn, server_side=True) as stream,
@@ -196,7 +196,7 @@ def _handle(conn: socket.socket, server: Server, behaviour: Behaviour, tls: ssl.
 
 @contextlib.contextmanager
 def refusing() -> Iterator[Server]:
-    """Hold a port that refuses: bound, so that nobody else gets it, but not listening."""
+    """Hold a port that refuses connections: bound, so that no other process gets it, but not listening."""
     with socket.socket() as held:
         held.bind((HOST, 0))
         yield Server(held.getsockname()[1])

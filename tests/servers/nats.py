@@ -1,31 +1,31 @@
-"""The nats-servers of the tests are those of `oncemore.testing.nats`."""
+"""The nats-servers of the tests, from `oncemore.testing.nats`."""
 
 from __future__ import annotations
 
 from oncemore.testing.nats import (
-    PATIENCE,
-    Cluster,
-    Node,
-    NoNats,
-    address_of,
-    binary,
+    TIMEOUT_S,
+    NatsCluster,
+    NatsNode,
+    NatsUnavailable,
     cluster,
-    free_ports,
+    find_binary,
+    find_free_ports,
     node,
+    read_address,
     running,
-    stop,
+    stop_server,
 )
 
 __all__ = [
-    "PATIENCE",
-    "Cluster",
-    "NoNats",
-    "Node",
-    "address_of",
-    "binary",
+    "TIMEOUT_S",
+    "NatsCluster",
+    "NatsNode",
+    "NatsUnavailable",
     "cluster",
-    "free_ports",
+    "find_binary",
+    "find_free_ports",
     "node",
+    "read_address",
     "running",
-    "stop",
+    "stop_server",
 ]

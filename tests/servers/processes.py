@@ -1,4 +1,4 @@
-"""Processes that run a script of a test's own, and are gone when it ends."""
+"""Child processes that run a script of a test and end with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def processes(source: str, *argss: tuple[object, ...]) -> Iterator[list[subprocess.Popen[str]]]:
-    """Run a script once per tuple of arguments; all have said "open" when the block begins."""
+    """Run a script once per tuple of arguments; the block begins after each has printed "open"."""
     started = [
         subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(source), *map(str, args)],
@@ -25,11 +25,11 @@ def processes(source: str, *argss: tuple[object, ...]) -> Iterator[list[subproce
         for args in argss
     ]
     try:
-        for one in started:
-            assert one.stdout is not None
-            assert one.stdout.readline() == "open\n"
+        for process in started:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "open\n"
         yield started
     finally:
-        for one in started:
-            one.kill()
-            one.communicate()
+        for process in started:
+            process.kill()
+            process.communicate()

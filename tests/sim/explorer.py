@@ -19,32 +19,32 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from oncemore.log.entry_codec import written
-from oncemore.log.record import NOWHERE, Run
+from oncemore.log.entry_codec import encode_entry
+from oncemore.log.record import NOWHERE, RunRecord
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.policy import Policy
 from oncemore.steps import flow
 from oncemore.steps.ops import (
-    Answer,
-    Ask,
-    Begin,
-    Call,
-    Done,
-    End,
-    Holder,
-    Load,
-    Now,
+    AppendChange,
+    AskPermission,
+    AskReconcile,
+    AttemptOutcome,
+    AttemptTerms,
+    CallIdentity,
+    EndCall,
+    LoadedHead,
+    LoadHead,
+    NotifyListeners,
     Permission,
-    Permit,
-    Plan,
-    Read,
-    Save,
-    Seen,
-    Sleep,
-    Tell,
-    Terms,
-    Watch,
-    Work,
+    ReadBody,
+    ReadClock,
+    ReadLease,
+    ReconcileAnswer,
+    ReserveWorker,
+    RunAttempt,
+    SleepSeconds,
+    StepPlan,
+    WatchEntity,
 )
 from tests.sim.judge import FINAL, Book, Judge, Violation
 from tests.sim.simulator import KINDS, Cut, Fails
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 ENTITY = "run/k"
 LEASE_S = 60.0
-CALLS = [Call(ENTITY, "input", "cfg") for _ in range(4)]
+CALLS = [CallIdentity(ENTITY, "input", "cfg") for _ in range(4)]
 FRESH = len(CALLS) - 1
 POLICY = Policy("small", max_attempts=2, schedule=Schedule("fixed", delays=(5.0,)), jitter=Jitter("none"))
 CUT = Cut("cancelled")
@@ -68,7 +68,7 @@ class Worker(NamedTuple):
     state: str = "on its way"  # or: crashed, ended
     fence: int = 0
     asked_about: tuple[str, int, float, float] = ("", 0, 0.0, 0.0)
-    pending: tuple[Save, Any] | None = None  # a write whose answer was lost
+    pending: tuple[AppendChange, Any] | None = None  # a write whose answer was lost
     committed: bool = False
     cut: bool = False
     leased: bool = False
@@ -78,7 +78,7 @@ class State(NamedTuple):
     """Everything there is."""
 
     book: Book
-    log: tuple[tuple[Run, Any, bytes], ...]  # state, body and hash of every entry
+    log: tuple[tuple[RunRecord, Any, bytes], ...]  # state, body and hash of every entry
     now: float
     workers: tuple[Worker, ...]
     faults: int
@@ -101,7 +101,7 @@ class Explorer:
         self, effect: str, turns: list[str], *, asks: bool, workers: int = 2, faults: int = 1
     ) -> None:
         self.effect, self.turns, self.faults = effect, turns, faults
-        self.plan = Plan(
+        self.plan = StepPlan(
             "small", effect, POLICY, lambda error, now: KINDS[error.args[0]], encode=_encode, decode=_decode,  # type: ignore[arg-type]
             describe=lambda error, failure: {"type": type(error).__name__},
             not_applied=lambda error: error.args[0] == "refused", asks=asks,
@@ -163,11 +163,11 @@ class Explorer:
         if fault == "lapse":
             return _with(state, at, worker._replace(leased=False)) if worker.leased else None
         script, op = self._script(at, worker)
-        if type(op) is Save:
+        if type(op) is AppendChange:
             done = self._save(state, at, op, fault)
         elif fault.startswith("lost"):
             return None
-        elif type(op) is Work:
+        elif type(op) is RunAttempt:
             done = self._work(state, at, op, fault)
         elif fault:
             return None
@@ -188,26 +188,26 @@ class Explorer:
             worker = worker._replace(told=(*worker.told, answer), print=print_)
             state = _with(state, at, worker)
             op = script.send(answer)
-            if type(op) is Now:
+            if type(op) is ReadClock:
                 answer = state.now
-            elif type(op) is Begin:
-                answer = Terms(f"w{at}", f"r{at}.{len(state.log)}", {"x": 1}, "input")
+            elif type(op) is ReserveWorker:
+                answer = AttemptTerms(f"w{at}", f"r{at}.{len(state.log)}", {"x": 1}, "input")
                 state = _with(state, at, worker._replace(leased=True))
-            elif type(op) is Permit:
+            elif type(op) is AskPermission:
                 answer = Permission({})
-            elif type(op) is Read:
+            elif type(op) is ReadBody:
                 answer = state.log[op.version - 1][1]
-            elif type(op) is Tell:
+            elif type(op) is NotifyListeners:
                 answer = None
-            elif type(op) is End:
+            elif type(op) is EndCall:
                 return self._ended(state, at, op)
-            elif type(op) is Load and script.gi_yieldfrom is None:
+            elif type(op) is LoadHead and script.gi_yieldfrom is None:
                 # It looks again, as if it had just come: what it was told before no longer matters.
                 return _with(state, at, worker._replace(told=(), print=0))
             else:
                 return state
 
-    def _ended(self, state: State, at: int, op: End) -> State:
+    def _ended(self, state: State, at: int, op: EndCall) -> State:
         worker = state.workers[at]
         Judge.ended(_judge(state.book), self._lane(state, at), op.value, op.error)
         return _with(state, at, worker._replace(state="ended", leased=False))
@@ -215,22 +215,29 @@ class Explorer:
     def _lane(self, state: State, at: int) -> Any:
         worker = state.workers[at]
         return SimpleNamespace(
-            call=CALLS[at], kind="call", life=0, cut=CUT if worker.cut else None, store_failed=False,
-            other=False, fence=worker.fence, committed=worker.committed, asked_about=worker.asked_about,
-        )  # fmt: skip
+            call=CALLS[at],
+            kind="call",
+            life=0,
+            cut=CUT if worker.cut else None,
+            store_failed=False,
+            other=False,
+            fence=worker.fence,
+            committed=worker.committed,
+            asked_about=worker.asked_about,
+        )
 
-    def _save(self, state: State, at: int, op: Save, fault: str) -> tuple[State, Any] | None:
+    def _save(self, state: State, at: int, op: AppendChange, fault: str) -> tuple[State, Any] | None:
         worker, version, seen = state.workers[at], len(state.log), op.seen
         if fault.startswith("cut") or (fault and worker.pending is not None):
             return None
         if worker.pending is None:
             nonce = at * 1000 + len(worker.told)
-            made: Any = written(op.change, ENTITY, seen.version + 1, seen.hash, state.now, nonce)
+            made: Any = encode_entry(op.change, ENTITY, seen.version + 1, seen.hash, state.now, nonce)
         else:
             op, made = worker.pending
             if version > seen.version and state.log[seen.version][2] == made.hash:
                 state = _with(state, at, worker._replace(pending=None))  # it stands there: it is ours
-                return state, Seen(ENTITY, seen.version + 1, made.hash, op.change.after, op.change.body)
+                return state, LoadedHead(ENTITY, seen.version + 1, made.hash, op.change.after, op.change.body)
         if fault == "lost, not stored":
             return _with(state, at, worker._replace(pending=(op, made))), _LATER
         worker = worker._replace(pending=None)
@@ -240,52 +247,54 @@ class Explorer:
         batch = SimpleNamespace(writes=[SimpleNamespace(expect=seen.version, hash=made.hash)])
         _judge(book).stored(lane, op, batch)  # type: ignore[arg-type]
         run = op.change.after
-        assert type(run) is Run
+        assert type(run) is RunRecord
         worker = worker._replace(fence=lane.fence, committed="COMMIT" in op.change.marks)
         state = state._replace(book=book, log=(*state.log, (run, op.change.body, made.hash)))
         if fault:
             return _with(state, at, worker._replace(pending=(op, made))), _LATER
-        return _with(state, at, worker), Seen(ENTITY, version + 1, made.hash, run, op.change.body)
+        return _with(state, at, worker), LoadedHead(ENTITY, version + 1, made.hash, run, op.change.body)
 
-    def _work(self, state: State, at: int, op: Work, fault: str) -> tuple[State, Any]:
-        worker, book, run = state.workers[at], _copied(state.book), op.seen.run
+    def _work(self, state: State, at: int, op: RunAttempt, fault: str) -> tuple[State, Any]:
+        worker, book, run = state.workers[at], _copied(state.book), op.seen.record
         judge = _judge(book)
         state = state._replace(book=book)
         if fault == "cut":
             judge.clear(book, run)
-            return _with(state, at, worker._replace(cut=True)), Done(op.seen, None, CUT, begun=False)
+            return _with(state, at, worker._replace(cut=True)), AttemptOutcome(
+                op.seen, None, CUT, begun=False
+            )
         turn = "cut, done" if fault else self.turns[min(len(book.executed), len(self.turns) - 1)]
         judge.executing(self._lane(state, at), op.seen)
         if turn in ("ok", "transient, done", "cut, done") and self.effect == "once":
             judge.lands(book, run.attempt, run.fence)
         if turn == "ok":
-            return state, Done(op.seen, ("ok", f"{ENTITY}#{run.attempt}"))
+            return state, AttemptOutcome(op.seen, ("ok", f"{ENTITY}#{run.attempt}"))
         if turn == "cut, done":
-            return _with(state, at, worker._replace(cut=True)), Done(op.seen, None, CUT)
+            return _with(state, at, worker._replace(cut=True)), AttemptOutcome(op.seen, None, CUT)
         if turn == "refused":
             judge.clear(book, run)
-        return state, Done(op.seen, None, Fails(turn))
+        return state, AttemptOutcome(op.seen, None, Fails(turn))
 
     def _other(self, state: State, at: int, op: Any) -> tuple[State, Any] | None:
         worker = state.workers[at]
-        if type(op) is Load:
+        if type(op) is LoadHead:
             if not state.log:
-                return state, Seen(ENTITY, 0, NOWHERE, None)
+                return state, LoadedHead(ENTITY, 0, NOWHERE, None)
             run, body, entry = state.log[-1]
-            return state, Seen(ENTITY, len(state.log), entry, run, body)
-        if type(op) is Holder:
+            return state, LoadedHead(ENTITY, len(state.log), entry, run, body)
+        if type(op) is ReadLease:
             until = state.now + LEASE_S if _holds(state, op) else 0.0
             asked = (op.worker, op.fence, until, state.now)
             return _with(state, at, worker._replace(asked_about=asked)), until
-        if type(op) is Ask:
-            book, run = _copied(state.book), op.seen.run
+        if type(op) is AskReconcile:
+            book, run = _copied(state.book), op.seen.record
             if run.attempt in book.landed or run.attempt in book.late:
-                return state, Answer("applied", ("ok", f"{ENTITY}#{run.attempt}"))
+                return state, ReconcileAnswer("applied", ("ok", f"{ENTITY}#{run.attempt}"))
             _judge(book).clear(book, run)
-            return state._replace(book=book), Answer("not_applied")
-        if type(op) is Sleep:
+            return state._replace(book=book), ReconcileAnswer("not_applied")
+        if type(op) is SleepSeconds:
             return state._replace(now=state.now + op.seconds), None
-        assert type(op) is Watch
+        assert type(op) is WatchEntity
         changed = len(state.log) != op.version or not _held(state)
         return (state, None) if changed else None
 
@@ -315,7 +324,7 @@ def _with(state: State, at: int, worker: Worker) -> State:
     return state._replace(workers=(*state.workers[:at], worker, *state.workers[at + 1 :]))
 
 
-def _holds(state: State, op: Holder) -> bool:
+def _holds(state: State, op: ReadLease) -> bool:
     number = int(op.worker[1:])
     return number < len(state.workers) and state.workers[number].leased
 
@@ -327,11 +336,11 @@ def _held(state: State) -> bool:
 
 def _shown(answer: Any) -> Any:
     """What tells answers apart."""
-    if type(answer) is Seen:
+    if type(answer) is LoadedHead:
         return (answer.version, answer.hash)
-    if type(answer) is Done:
+    if type(answer) is AttemptOutcome:
         return (str(answer.value), repr(answer.error), answer.begun)
-    if type(answer) is Answer:
+    if type(answer) is ReconcileAnswer:
         return answer.found
     return answer if type(answer) is float else repr(answer)
 

@@ -10,31 +10,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncemore.errors import (
-    Blocked,
     Cancelled,
     ConfigChanged,
     DeadlineExceeded,
+    Deferred,
     InProgress,
     KeyConflict,
     LeaseLost,
+    NotPermitted,
     OutcomeUnknown,
-    Parked,
+    PermanentFailure,
     Quarantined,
     ResultUnavailable,
     RetriesExhausted,
     StoreError,
-    Terminal,
     UsageError,
 )
-from oncemore.log.entry_codec import head_of, header_of
-from oncemore.log.record import NOWHERE, Outgoing, Run, fold, link
-from oncemore.policy.canonical_json import fingerprint
-from oncemore.policy.model import MOVES
+from oncemore.log.entry_codec import decode_head, decode_header
+from oncemore.log.record import NOWHERE, EventRecord, RunRecord, apply_header, hash_entry
+from oncemore.policy.canonical_json import hash_bytes
+from oncemore.policy.model import TRANSITIONS
 
 if TYPE_CHECKING:
     from oncemore.log.memory import MemoryStore
     from oncemore.log.store import Batch
-    from oncemore.steps.ops import Save, Seen, Watch
+    from oncemore.steps.ops import AppendChange, LoadedHead, WatchEntity
 
 FINAL = ("COMPLETE", "HARD_FAIL")
 UNAVAILABLE = "(no value)"
@@ -50,7 +50,7 @@ class Book:
     def __init__(self, entity: str, effect: str, *, fencing: bool) -> None:
         self.entity, self.effect, self.fencing = entity, effect, fencing
         self.version, self.hash = 0, NOWHERE
-        self.run: Run | None = None
+        self.run: RunRecord | None = None
         self.begun: dict[int, object] = {}  # fence → the call that wrote its INTENT
         self.executed: set[int] = set()  # fences whose work has begun
         self.lives: dict[str, list[int]] = {}  # run id → executions, allowed
@@ -68,11 +68,11 @@ class Book:
     @property
     def poison(self) -> bool:
         run = self.run
-        return run is not None and run.held_for == "poison" and run.tried == run.allowed
+        return run is not None and run.held_for == "poison" and run.attempt_count == run.max_attempts
 
     @property
     def life(self) -> int:
-        return 0 if self.run is None else self.run.runs
+        return 0 if self.run is None else self.run.run_number
 
 
 class Judge:
@@ -84,12 +84,12 @@ class Judge:
         self.books: dict[str, Book] = {}
         self.decisions = 0
 
-    def stored(self, lane: Any, op: Save, batch: Batch) -> None:
+    def stored(self, lane: Any, op: AppendChange, batch: Batch) -> None:
         """A change of a run was stored, whether or not its writer will hear of it."""
         seen, change = op.seen, op.change
         book = self.books[seen.entity]
         last, after, marks = book.run, change.after, change.marks
-        assert type(after) is Run
+        assert type(after) is RunRecord
         if (seen.version, seen.hash) != (book.version, book.hash) or change.before != last:
             raise Violation(f"{marks} is written over what its writer has not seen")
         if batch.writes[0].expect != book.version:
@@ -107,14 +107,14 @@ class Judge:
         elif op.events:
             raise Violation("events leave without a COMMIT")
         if "HARD_FAIL" in marks:
-            if "ESCALATION" not in marks or after.failed != book.version + 1:
+            if "ESCALATION" not in marks or after.failure_version != book.version + 1:
                 raise Violation("a final failure without an escalation, or without its record")
-            book.failures[after.runs] = after.reason
+            book.failures[after.run_number] = after.reason
         self.decisions += "DECISION" in marks
         book.run, book.version, book.hash = after, book.version + 1, batch.writes[0].hash
         book.hashes.append(book.hash)
 
-    def _begins(self, book: Book, last: Run | None, after: Run, change: Any) -> None:
+    def _begins(self, book: Book, last: RunRecord | None, after: RunRecord, change: Any) -> None:
         if last is not None:
             if last.state not in FINAL:
                 raise Violation(f"a new run begins while the last is {last.state}")
@@ -122,43 +122,54 @@ class Judge:
                 raise Violation("work that is done begins again")
             if book.effect == "once" and "decision" not in change.body:
                 raise Violation("a `once` effect begins again without anybody's decision")
-        if after.runs != book.life + 1 or after.run_id in book.lives:
-            raise Violation(f"life {after.runs} ({after.run_id}) follows life {book.life}")
-        if change.marks[0] != "PENDING" or after.checkpoint:
+        if after.run_number != book.life + 1 or after.run_id in book.lives:
+            raise Violation(f"life {after.run_number} ({after.run_id}) follows life {book.life}")
+        if change.marks[0] != "PENDING" or after.checkpoint_version:
             raise Violation(f"a run begins with {change.marks}")
-        book.lives[after.run_id] = [0, after.allowed]
+        book.lives[after.run_id] = [0, after.max_attempts]
 
-    def _goes_on(self, book: Book, last: Run, after: Run, change: Any) -> None:
-        if after.runs != last.runs or after.allowed != last.allowed or after.deadline != last.deadline:
+    def _goes_on(self, book: Book, last: RunRecord, after: RunRecord, change: Any) -> None:
+        if (
+            after.run_number != last.run_number
+            or after.max_attempts != last.max_attempts
+            or after.deadline != last.deadline
+        ):
             raise Violation("a run changes its number, its budget or its deadline")
         if last.state in FINAL:
             raise Violation(f"{last.state} is not final: {change.marks} follows")
         if after.state != last.state:
-            if after.state not in MOVES[last.state]:
+            if after.state not in TRANSITIONS[last.state]:
                 raise Violation(f"{last.state} → {after.state} is no legal move")
         elif change.marks == ("DECISION",):
-            if last.cancelled or not after.cancelled or after != last._replace(cancelled=after.cancelled):
+            if (
+                last.cancelled_at
+                or not after.cancelled_at
+                or after != last._replace(cancelled_at=after.cancelled_at)
+            ):
                 raise Violation("a decision about a run under way that does not only cancel it")
         elif change.marks != ("CHECKPOINT",) and not last.held_for:
             raise Violation(f"{change.marks} moves nothing")
 
-    def _intent(self, lane: Any, book: Book, last: Run | None, after: Run) -> None:
+    def _intent(self, lane: Any, book: Book, last: RunRecord | None, after: RunRecord) -> None:
         before = book.run
         fence, attempt = (before.fence, before.attempt) if before is not None else (0, 0)
         if after.fence != fence + 1:
             raise Violation(f"fence {after.fence} follows fence {fence}")
         if after.attempt != attempt + 1:
             raise Violation(f"attempt {after.attempt} follows attempt {attempt}")
-        if after.tried != (last.tried if last is not None else 0) + 1 or after.tried > after.allowed:
-            raise Violation(f"attempt {after.tried} of {after.allowed}")
+        if (
+            after.attempt_count != (last.attempt_count if last is not None else 0) + 1
+            or after.attempt_count > after.max_attempts
+        ):
+            raise Violation(f"attempt {after.attempt_count} of {after.max_attempts}")
         if last is not None and last.held_for:
             raise Violation("a held run is tried again")
-        if last is not None and last.cancelled:
+        if last is not None and last.cancelled_at:
             raise Violation("a cancelled run is tried again")
-        if last is not None and after.began < last.not_before:
-            raise Violation(f"it begins {last.not_before - after.began:.3f} s before its time")
-        if after.deadline and after.began >= after.deadline:
-            raise Violation(f"it begins {after.began - after.deadline:.3f} s after its deadline")
+        if last is not None and after.started_at < last.not_before:
+            raise Violation(f"it begins {last.not_before - after.started_at:.3f} s before its time")
+        if after.deadline and after.started_at >= after.deadline:
+            raise Violation(f"it begins {after.started_at - after.deadline:.3f} s after its deadline")
         if book.effect == "once":
             doubtful = [n for n in range(1, after.attempt) if n not in book.cleared]
             if doubtful:
@@ -167,7 +178,14 @@ class Judge:
         lane.fence = after.fence
 
     def _not_intent(
-        self, lane: Any, book: Book, last: Run | None, after: Run, marks: tuple[str, ...], *, same: bool
+        self,
+        lane: Any,
+        book: Book,
+        last: RunRecord | None,
+        after: RunRecord,
+        marks: tuple[str, ...],
+        *,
+        same: bool,
     ) -> None:
         if last is None:
             waits = marks == ("PENDING", "ESCALATION") and after.held_for == "approval_needed" and self.people
@@ -178,10 +196,12 @@ class Judge:
             raise Violation(f"{marks} changes the fence or the attempt's number")
         if not same:
             return
-        if after.tried != last.tried and not (
-            after.reason == "released" and after.tried == last.tried - 1 and last.fence not in book.executed
+        if after.attempt_count != last.attempt_count and not (
+            after.reason == "released"
+            and after.attempt_count == last.attempt_count - 1
+            and last.fence not in book.executed
         ):
-            raise Violation(f"{marks} makes {last.tried} tried attempts {after.tried}")
+            raise Violation(f"{marks} makes {last.attempt_count} tried attempts {after.attempt_count}")
         if after.reason == "released" and last.fence in book.executed and last.state == "RUNNING":
             raise Violation("an attempt that had begun is released as if it had not")
         if last.state == "SOFT_FAIL" and after.state == "COMPLETE" and not last.held_for:
@@ -189,7 +209,9 @@ class Judge:
         if last.state == "RUNNING":
             self._closes(lane, book, last, after, marks)
 
-    def _closes(self, lane: Any, book: Book, last: Run, after: Run, marks: tuple[str, ...]) -> None:
+    def _closes(
+        self, lane: Any, book: Book, last: RunRecord, after: RunRecord, marks: tuple[str, ...]
+    ) -> None:
         """A run under way changes: by its own holder, or because that one is gone."""
         if marks == ("DECISION",):
             return
@@ -204,13 +226,13 @@ class Judge:
         if (worker, fence) != (last.worker, last.fence) or until > read:
             raise Violation("an attempt is closed whose worker was not found gone")
 
-    def _commit(self, book: Book, after: Run, change: Any, op: Save) -> None:
+    def _commit(self, book: Book, after: RunRecord, change: Any, op: AppendChange) -> None:
         version = book.version + 1
-        if after.runs in book.commits:
-            raise Violation(f"life {after.runs} commits twice")
-        if after.committed != version:
+        if after.run_number in book.commits:
+            raise Violation(f"life {after.run_number} commits twice")
+        if after.commit_version != version:
             raise Violation("COMMIT does not say where its result is")
-        book.commits[after.runs] = change.body.get("result", {}).get("it", UNAVAILABLE)
+        book.commits[after.run_number] = change.body.get("result", {}).get("it", UNAVAILABLE)
         if book.effect == "once" and after.attempt not in (*book.landed, *book.late):
             raise Violation(f"COMMIT of attempt {after.attempt}, which did not take effect")
         for event, _ in op.events:
@@ -220,9 +242,9 @@ class Judge:
 
     # The work and the outside -----------------------------------------------------------------------
 
-    def executing(self, lane: Any, seen: Seen) -> None:
+    def executing(self, lane: Any, seen: LoadedHead) -> None:
         """The work begins: its INTENT must be in the log, and it must be its only execution."""
-        book, run = self.books[seen.entity], seen.run
+        book, run = self.books[seen.entity], seen.record
         if book.begun.get(run.fence) is not lane.call:
             raise Violation(f"attempt {run.attempt} runs without an INTENT of its own")
         if run.fence in book.executed:
@@ -233,7 +255,7 @@ class Judge:
         if life[0] > life[1]:
             raise Violation(f"{life[0]} executions of {life[1]} allowed")
 
-    def watching(self, lane: Any, op: Watch) -> None:
+    def watching(self, lane: Any, op: WatchEntity) -> None:
         """A call waits for somebody else's attempt: for its own it would wait for ever."""
         book = self.books[op.entity]
         if (
@@ -256,7 +278,7 @@ class Judge:
         book.landed.append(attempt)
         return True
 
-    def clear(self, book: Book, run: Run) -> None:
+    def clear(self, book: Book, run: RunRecord) -> None:
         """Somebody knows that an attempt has not taken effect."""
         book.cleared.add(run.attempt)
         book.barrier = max(book.barrier, run.fence)
@@ -305,25 +327,25 @@ class Judge:
         """The whole log: links, versions, heads that are the fold of their entries, events as committed."""
         chains: dict[str, tuple[int, bytes, Any]] = {}
         hashes: dict[str, list[bytes]] = {entity: [] for entity in self.books}
-        for seq, entry in enumerate(store.entries(), 1):
+        for seq, entry in enumerate(store.read_entries(), 1):
             version, prev, state = chains.get(entry.entity, (0, NOWHERE, None))
             body = entry.body
             if (entry.seq, entry.version, entry.prev) != (seq, version + 1, prev) or body is None:
                 raise Violation(f"entry {seq} is not where it should be")
-            if entry.hash != link(prev, entry.header, fingerprint(body)):
+            if entry.hash != hash_entry(prev, entry.header, hash_bytes(body)):
                 raise Violation(f"entry {seq} has a broken link")
             if entry.entity in hashes:
-                header = header_of(entry.header)
-                state = fold(state, header.sets)
+                header = decode_header(entry.header)
+                state = apply_header(state, header.sets)
                 if (header.version, header.entity) != (entry.version, entry.entity):
                     raise Violation(f"entry {seq} says it is another")
                 hashes[entry.entity].append(entry.hash)
             chains[entry.entity] = version + 1, entry.hash, state
         for entity, (version, last, state) in chains.items():
-            head = store.head(entity)
+            head = store.load_head(entity)
             if head is None or (head.version, head.hash) != (version, last):
                 raise Violation(f"the head of {entity} is not its last entry")
-            if entity in hashes and head_of(head.head) != state:
+            if entity in hashes and decode_head(head.head) != state:
                 raise Violation(f"the head of {entity} is not the fold of its entries")
         given = {event: True for book in self.books.values() for event in book.events}
         there = {entity[6:]: True for entity in chains if entity.startswith("event/")}
@@ -333,7 +355,7 @@ class Judge:
             if hashes[entity] != book.hashes:
                 raise Violation(f"{entity}: an acknowledged entry is not in the log, or another is")
 
-    def event(self, book: Book, letter: Outgoing, life: int) -> None:
+    def event(self, book: Book, letter: EventRecord, life: int) -> None:
         """An event is given away: its id is the same in every attempt."""
         known = book.event_ids.setdefault((life, letter.ordinal), letter.event_id)
         if known != letter.event_id:
@@ -341,7 +363,7 @@ class Judge:
 
 
 _TOLD: dict[type, Any] = {
-    Terminal: Judge._failed,
+    PermanentFailure: Judge._failed,
     RetriesExhausted: Judge._failed,
     Cancelled: lambda judge, lane, book, error: "cancelled" in book.failures.values(),
     DeadlineExceeded: Judge._deadline,
@@ -350,8 +372,8 @@ _TOLD: dict[type, Any] = {
     Quarantined: lambda judge, lane, book, error: book.effect != "once" and book.poison,
     LeaseLost: Judge._lease_lost,
     ResultUnavailable: lambda judge, lane, book, error: UNAVAILABLE in book.commits.values(),
-    Parked: lambda judge, lane, book, error: True,
-    Blocked: lambda judge, lane, book, error: judge.people,
+    Deferred: lambda judge, lane, book, error: True,
+    NotPermitted: lambda judge, lane, book, error: judge.people,
     InProgress: lambda judge, lane, book, error: True,
     KeyConflict: lambda judge, lane, book, error: lane.other,
     ConfigChanged: lambda judge, lane, book, error: False,

@@ -3,10 +3,10 @@
     python -m tests.sim.simulator SEED          replay one schedule, and show every step
     python -m tests.sim.simulator FIRST COUNT   run many, and count
 
-A schedule is made from one seed. What runs in it is the real thing: the flow, the drivers' `Job`, engines
-with their leases, the store in memory. What is simulated is the world around: *processes*, each with an
-engine of its own and up to two calls at once (*lanes*), stepped operation by operation in an order that the
-seed draws; the time; the outside that effects reach; and faults, before and after any operation:
+A schedule is made from one seed. What runs in it is the real thing: the flow, the drivers' `CallInProgress`,
+engines with their leases, the store in memory. What is simulated is the world around: *processes*, each with
+an engine of its own and up to two calls at once (*lanes*), stepped operation by operation in an order that
+the seed draws; the time; the outside that effects reach; and faults, before and after any operation:
 
     crash      the process is gone; its lease stays until it passes, or it is seen to be gone
     pause      it stands still, without a heartbeat, and goes on later with what it had read
@@ -29,37 +29,37 @@ from random import Random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from oncemore.errors import Failed, InProgress, LeaseLost, OutcomeUnknown, Parked, StoreError
+from oncemore.errors import Deferred, InProgress, LeaseLost, OutcomeUnknown, StepFailed, StoreError
 from oncemore.log import head_access
-from oncemore.log.entry_codec import head_of
-from oncemore.log.memory import MemoryStore, Settled
-from oncemore.log.record import Run, Worker
+from oncemore.log.entry_codec import decode_head
+from oncemore.log.memory import CompletedTicket, MemoryStore
+from oncemore.log.record import RunRecord, WorkerRecord
 from oncemore.log.store import Stored
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.model import Failure
 from oncemore.policy.policy import Policy
-from oncemore.steps import call_in_progress, engine, flow, lease
-from oncemore.steps.call_in_progress import Job, Kit
+from oncemore.steps import call_in_progress, engine, existing_run, flow, lease, operator_flow
+from oncemore.steps.call_in_progress import CallInProgress, StepFunctions
 from oncemore.steps.engine import Engine
 from oncemore.steps.ops import (
-    Answer,
-    Ask,
-    Begin,
-    Call,
-    Done,
-    End,
-    Holder,
-    Load,
-    Now,
-    Permit,
-    Plan,
-    Read,
-    Save,
-    Sleep,
-    Tell,
-    Terms,
-    Watch,
-    Work,
+    AppendChange,
+    AskPermission,
+    AskReconcile,
+    AttemptOutcome,
+    AttemptTerms,
+    CallIdentity,
+    EndCall,
+    LoadHead,
+    NotifyListeners,
+    ReadBody,
+    ReadClock,
+    ReadLease,
+    ReconcileAnswer,
+    ReserveWorker,
+    RunAttempt,
+    SleepSeconds,
+    StepPlan,
+    WatchEntity,
 )
 from tests.sim.judge import FINAL, Book, Judge, Violation
 
@@ -110,7 +110,7 @@ _SCHEDULES = (
     Schedule("exponential", 20.0, cap=100.0),
 )
 POLICIES = [
-    Policy("sim", max_attempts=most, schedule=schedule, jitter=Jitter(spread), within_s=within)  # type: ignore[arg-type]
+    Policy("sim", max_attempts=most, schedule=schedule, jitter=Jitter(spread), total_timeout_s=within)  # type: ignore[arg-type]
     for most in (1, 2, 3, 5)
     for schedule in _SCHEDULES
     for spread in ("none", "full")
@@ -162,10 +162,10 @@ class _Chance:
 _HOST = SimpleNamespace(nodename="sim")
 _HERE = SimpleNamespace(uname=lambda: _HOST, getpid=lambda: 1)
 _SEEDED = (
-    (head_access, "nonce", _Chance.nonce),
-    (lease, "nonce", _Chance.nonce),
+    (head_access, "new_nonce", _Chance.nonce),
+    (lease, "new_nonce", _Chance.nonce),
     (lease, "os", _HERE),
-    (engine, "uuid7", _Chance.uuid7),
+    (engine, "new_uuid7", _Chance.uuid7),
     (engine.log, "disabled", True),  # a heartbeat that fails says so, a thousand times here
 )
 
@@ -192,19 +192,24 @@ class Link:
     def __init__(self, sim: Sim, skew: float) -> None:
         self.sim, self.store, self.skew = sim, sim.store, skew
         self.lane: Lane | None = None  # whose write is under way
-        self.op: Save | None = None
+        self.op: AppendChange | None = None
         self.loses = ""  # "before" or "after" it was stored
         self.raises: BaseException | None = None
         self.whose: Lane | None = None
         self.times = 0
         store = sim.store
-        self.head, self.entries, self.gone, self.enter = store.head, store.entries, store.gone, store.enter
-        self.house, self.looks_late = store.house, store.looks_late
+        self.load_head, self.read_entries, self.is_worker_gone, self.register_worker = (
+            store.load_head,
+            store.read_entries,
+            store.is_worker_gone,
+            store.register_worker,
+        )
+        self.open_maintenance, self.checks_guards_late = store.open_maintenance, store.checks_guards_late
 
     def now(self) -> float:
         return self.sim.now + self.skew
 
-    def append(self, batch: Any) -> Settled:
+    def append(self, batch: Any) -> CompletedTicket:
         loses = self.loses
         if self.raises is not None and (self.op is None or self.lane is not self.whose):
             loses = ""  # somebody else is cut off
@@ -221,7 +226,7 @@ class Link:
             self.sim.stored(self.lane, self.op, batch)
         if loses:
             raise self._error()
-        return Settled(answer)
+        return CompletedTicket(answer)
 
     def _error(self) -> BaseException:
         error, self.raises = self.raises, None
@@ -231,7 +236,9 @@ class Link:
             # What comes for a lease is not sent again; what comes too often, or with a cut, neither.
             lane.errors += 1
             lane.store_failed |= (
-                self.op is None or lane.errors > len(call_in_progress.AGAIN_S) or lane.at == "Save again"
+                self.op is None
+                or lane.errors > len(call_in_progress.RESEND_DELAYS_S)
+                or lane.at == "Save again"
             )
         return error or StoreError("the answer is lost")
 
@@ -241,13 +248,13 @@ class Link:
 class _NoHeart:
     """Beats are the simulation's."""
 
-    def stop(self) -> None: ...
+    def stop_heartbeat(self) -> None: ...
 
 
 class Lane:
     """One call under way in a process, and what the judge needs to know of it."""
 
-    def __init__(self, process: Process, call: Call, kind: str, life: int) -> None:
+    def __init__(self, process: Process, call: CallIdentity, kind: str, life: int) -> None:
         self.process, self.call, self.kind, self.life = process, call, kind, life
         self.script: Generator[str, None, None] | None = None
         self.at = "begins"
@@ -271,7 +278,7 @@ class Person:
 
     found = "not_applied"
     value: Any = None
-    decided: ClassVar = {"decision": {"what": "settle", "reason": "looked", "actor": "somebody"}}
+    decided: ClassVar = {"decision": {"action": "settle", "reason": "looked", "actor": "somebody"}}
 
 
 class Process:
@@ -281,7 +288,7 @@ class Process:
         self.number = number
         self.link = Link(sim, skew)
         self.engine = Engine(lambda: self.link, "memory:", lease_s=LEASE_S)  # type: ignore[arg-type, return-value]
-        self.engine._heart = _NoHeart()  # type: ignore[assignment]
+        self.engine._heartbeat = _NoHeart()  # type: ignore[assignment]
         self.lanes: list[Lane] = []
         self.beat_at = sim.now + LEASE_S / 3
         self.asleep_until = 0.0
@@ -293,7 +300,7 @@ class Process:
 class Sim:
     """One schedule."""
 
-    job_kind: type[Job] = Job
+    job_kind: type[CallInProgress] = CallInProgress
     store_kind: type[MemoryStore] = MemoryStore
 
     def __init__(self, seed: int, *, trace: bool = False) -> None:
@@ -314,7 +321,7 @@ class Sim:
         foul = chance() < 0.5
         self.weights = FOUL if foul else FAIR
         policy = rng.choice(POLICIES)
-        self.plan = Plan(
+        self.plan = StepPlan(
             "sim", effect, policy, _classify, encode=_encode, decode=_decode, describe=_describe,  # type: ignore[arg-type]
             not_applied=_not_applied if chance() < 0.7 else _never,
             asks=effect == "once" and chance() < 0.6,
@@ -341,7 +348,8 @@ class Sim:
         if trace:
             self.say(
                 f"effect {effect}, asks {self.plan.asks}, {policy.max_attempts} attempts, "
-                f"within {policy.within_s}, {self.plan.after_failure}, {len(self.processes)} processes, "
+                f"within {policy.total_timeout_s}, {self.plan.after_failure}, {len(self.processes)} "
+                "processes, "
                 f"{len(self.queue)} calls, faults {self.fault_rate}, at most {self.faults_left}"
             )
 
@@ -417,7 +425,7 @@ class Sim:
         if late and not self.calm:
             self._covered("run", "heartbeat", "late")
         process.link.lane, process.link.op = None, None
-        process.engine.beat()
+        process.engine.renew_leases()
         process.beat_at = self.now + (LEASE_S / 3 if not late else LEASE_S * 2 * self.chance())
 
     def _advance(self, process: Process, lane: Lane) -> None:
@@ -470,10 +478,10 @@ class Sim:
                     lane.read_fails = lane.store_failed = True  # troubles come together
                 return False
             link.loses, link.raises = when, None
-        elif at in ("Sleep", "Watch", "Ask"):
+        elif at in ("SleepSeconds", "WatchEntity", "AskReconcile"):
             self._covered(lane.call.entity, at, "cut")
             lane.cut_soon = True
-        elif at in ("Load", "Read", "Holder"):
+        elif at in ("LoadHead", "ReadBody", "ReadLease"):
             self._covered(lane.call.entity, at, "unreachable")
             lane.read_fails = lane.store_failed = True
         return False
@@ -492,7 +500,7 @@ class Sim:
             if self.chance() < 0.6:
                 self.queue.append((lane.kind, lane.call.entity))  # its message comes again
         if seen:
-            for me in process.engine._mine.values():
+            for me in process.engine._identities.values():
                 me._presence.close()
         process.lanes = []
         self.processes[at] = None
@@ -508,7 +516,7 @@ class Sim:
         """Begin a call in a process."""
         chance = self.chance
         now = self.now + process.link.skew
-        within = self.plan.policy.within_s
+        within = self.plan.policy.total_timeout_s
         deadline = now + within if within is not None else 0.0
         give_up = deadline if chance() < 0.8 else now + 20.0
         cfg = self.configs[0] if len(self.configs) == 1 else self.rng.choice(self.configs)
@@ -519,7 +527,7 @@ class Sim:
             inputs = "another"
         elif self.calm and book.run is not None:
             inputs = book.run.input_hash
-        lane = Lane(process, Call(entity, inputs, cfg, deadline, give_up), kind, book.life)
+        lane = Lane(process, CallIdentity(entity, inputs, cfg, deadline, give_up), kind, book.life)
         lane.other = other or (book.run is not None and book.run.input_hash != inputs)
         if not lane.other and book.run is None:
             lane.other = True  # another one may come first
@@ -528,10 +536,10 @@ class Sim:
         process.lanes.append(lane)
         return lane
 
-    def _terms(self, call: Call) -> Callable[[Any, float], Terms]:
-        def terms(me: Any, now: float) -> Terms:
+    def _terms(self, call: CallIdentity) -> Callable[[Any, float], AttemptTerms]:
+        def terms(me: Any, now: float) -> AttemptTerms:
             self.ids += 1
-            return Terms(me.name, f"r{self.ids}", {"x": 1}, call.input_hash)
+            return AttemptTerms(me.name, f"r{self.ids}", {"x": 1}, call.input_hash)
 
         return terms
 
@@ -539,16 +547,16 @@ class Sim:
         """Make a call as the blocking driver does, with a step before every operation."""
         yield "begins"
         plan, call = self.plan, lane.call
-        job = self.job_kind(process.engine, self._terms(call), Kit("sim", _no_work, _same, _same))
+        job = self.job_kind(process.engine, self._terms(call), StepFunctions("sim", _no_work, _same, _same))
         scripts: list[Any]
         if lane.kind == "rerun":
-            scripts = [flow.reopen(plan, call, "again", "somebody"), flow.run_step(plan, call)]
+            scripts = [operator_flow.reopen_run(plan, call, "again", "somebody"), flow.run_step(plan, call)]
         elif lane.kind == "settle":
             lane.person = Person()
-            scripts = [flow.settle(plan, call, lane.person)]  # type: ignore[arg-type]
+            scripts = [operator_flow.settle_run(plan, call, lane.person)]  # type: ignore[arg-type]
         else:
-            seen = job.load(Load(call.entity))
-            end = flow.finished(plan, call, seen)
+            seen = job.load_head(LoadHead(call.entity))
+            end = existing_run.end_if_complete(plan, call, seen)
             if end is not None:
                 self.judge.ended(lane, end.value, end.error)
                 return
@@ -559,11 +567,11 @@ class Sim:
             lane.kind = "call" if script is not scripts[0] else lane.kind
             try:
                 op = next(script)
-                while type(op) is not End:
+                while type(op) is not EndCall:
                     kind = type(op)
-                    if kind is Save:
+                    if kind is AppendChange:
                         op = script.send((yield from self._save(lane, job, op)))
-                    elif kind is Work:
+                    elif kind is RunAttempt:
                         op = script.send((yield from self._work(lane, job, op)))
                     else:
                         yield kind.__name__
@@ -576,10 +584,10 @@ class Sim:
                 if isinstance(raised, Violation):
                     raise
                 process.link.op = None
-                job.abandon(raised)
+                job.abandon_call(raised)
                 value, error = None, self.raised(job, raised)
             else:
-                value, error = op.value, job.cut or op.error
+                value, error = op.value, job.interrupt or op.error
                 if next(script, None) is not None:
                     raise Violation("a script goes on after its end")
             if error is not None:
@@ -590,7 +598,7 @@ class Sim:
         self._react(call, error)
         lane.call = call._replace()  # whatever follows is another call
 
-    def _react(self, call: Call, error: BaseException | None) -> None:
+    def _react(self, call: CallIdentity, error: BaseException | None) -> None:
         """People do something about it: some of them at once, and more than one of them."""
         if self.calm or not self.reactions:
             return
@@ -598,22 +606,22 @@ class Sim:
             self.reactions -= 1
             self.queue += [("settle", call.entity)] * self.rng.randint(0, 2)
             self.queue += [("call", call.entity)]
-        elif isinstance(error, Failed) and self.chance() < 0.3:
+        elif isinstance(error, StepFailed) and self.chance() < 0.3:
             self.reactions -= 1
             self.queue += [("rerun", call.entity)]
 
-    def raised(self, job: Job, error: BaseException) -> BaseException:
+    def raised(self, job: CallInProgress, error: BaseException) -> BaseException:
         """What a caller gets of a call that could not go on: what cut it off comes before all else."""
-        return job.cut or error
+        return job.interrupt or error
 
-    def _cut_here(self, lane: Lane, job: Job) -> None:
+    def _cut_here(self, lane: Lane, job: CallInProgress) -> None:
         lane.cut_soon = False
         lane.cut = lane.cut or Cut("in a wait")
         raise lane.cut
 
     def _look(self, lane: Lane, seen: Any) -> None:
         """A person looks, and tells the truth about the attempt that is held."""
-        person, run = lane.person, seen.run
+        person, run = lane.person, seen.record
         lane.person = None
         if person is None or run is None or not run.held_for:
             return
@@ -625,33 +633,33 @@ class Sim:
 
     # Operations -------------------------------------------------------------------------------------
 
-    def _load(self, lane: Lane, job: Job, op: Load) -> Any:
+    def _load(self, lane: Lane, job: CallInProgress, op: LoadHead) -> Any:
         if lane.read_fails:
             lane.read_fails = False
             raise StoreError("unreachable")
-        seen = job.load(op)
+        seen = job.load_head(op)
         if lane.person is not None:
             self._look(lane, seen)
         return seen
 
-    def _read_now(self, lane: Lane, job: Job, op: Now) -> float:
-        lane.read = job.now(op)
+    def _read_now(self, lane: Lane, job: CallInProgress, op: ReadClock) -> float:
+        lane.read = job.read_clock(op)
         return lane.read
 
-    def _holder(self, lane: Lane, job: Job, op: Holder) -> float:
+    def _holder(self, lane: Lane, job: CallInProgress, op: ReadLease) -> float:
         if lane.read_fails:
             lane.read_fails = False
             raise StoreError("unreachable")
-        until = job.holder(op)
+        until = job.read_lease(op)
         lane.asked_about = (op.worker, op.fence, until, lane.read)
         if until <= lane.read and self._is_at_it(op, lane.read):
             raise Violation(f"attempt with fence {op.fence} is taken for lost, and its worker is at it")
         return until
 
-    def _is_at_it(self, op: Holder, now: float) -> bool:
+    def _is_at_it(self, op: ReadLease, now: float) -> bool:
         """Whether an attempt is under way in a living process whose lease has not passed."""
-        head = self.store.head(f"worker/{op.worker}")
-        if head is None or head_of(head.head, Worker).until <= now:
+        head = self.store.load_head(f"worker/{op.worker}")
+        if head is None or decode_head(head.head, WorkerRecord).lease_until <= now:
             return False
         return any(
             lane.working == op.fence and lane.call.entity == op.entity
@@ -660,51 +668,51 @@ class Sim:
             for lane in process.lanes
         )
 
-    def _read(self, lane: Lane, job: Job, op: Read) -> Any:
+    def _read(self, lane: Lane, job: CallInProgress, op: ReadBody) -> Any:
         if lane.read_fails:
             lane.read_fails = False
             raise StoreError("unreachable")
-        return job.read(op)
+        return job.read_body(op)
 
-    def _sleep(self, lane: Lane, job: Job, op: Sleep) -> None:
-        if job.cut is not None:
-            raise job.cut
+    def _sleep(self, lane: Lane, job: CallInProgress, op: SleepSeconds) -> None:
+        if job.interrupt is not None:
+            raise job.interrupt
         lane.wake = self.now + op.seconds
 
-    def _watch(self, lane: Lane, job: Job, op: Watch) -> None:
-        if job.cut is not None:
-            raise job.cut
+    def _watch(self, lane: Lane, job: CallInProgress, op: WatchEntity) -> None:
+        if job.interrupt is not None:
+            raise job.interrupt
         if op.seconds <= 0:
             raise Violation(f"it watches for {op.seconds} s")
         self.judge.watching(lane, op)
         lane.wake = self.now + (op.seconds if self.calm else min(op.seconds, 40.0 * self.chance()))
 
-    def _ask(self, lane: Lane, job: Job, op: Ask) -> Answer:
+    def _ask(self, lane: Lane, job: CallInProgress, op: AskReconcile) -> ReconcileAnswer:
         """A reconcile function looks outside, and tells the truth as far as it can see it."""
-        if job.cut is not None:
-            return Answer("unknown")
+        if job.interrupt is not None:
+            return ReconcileAnswer("unknown")
         if lane.cut_soon:
             lane.cut_soon = False
-            job.cut = lane.cut = lane.cut or Cut("in reconcile")
-            return Answer("unknown")
-        book, run = self.judge.books[op.seen.entity], op.seen.run
+            job.interrupt = lane.cut = lane.cut or Cut("in reconcile")
+            return ReconcileAnswer("unknown")
+        book, run = self.judge.books[op.seen.entity], op.seen.record
         if self.chance() < 0.2:
-            return Answer("unknown")
+            return ReconcileAnswer("unknown")
         if run.attempt in book.landed or run.attempt in book.late:
-            return Answer("applied", ("ok", _value(book.entity, run.attempt)))
+            return ReconcileAnswer("applied", ("ok", _value(book.entity, run.attempt)))
         self.judge.clear(book, run)
-        return Answer("not_applied")
+        return ReconcileAnswer("not_applied")
 
-    def _save(self, lane: Lane, job: Job, op: Save) -> Generator[str, None, Any]:
+    def _save(self, lane: Lane, job: CallInProgress, op: AppendChange) -> Generator[str, None, Any]:
         """Write as the drivers do: an answer that was lost is found by sending the same again."""
         yield "Save " + op.change.marks[-1]
         link = lane.process.link
-        batch, after = job.begin_save(op)
+        batch, after = job.encode_change(op)
         link.lane, link.op = lane, op
         try:
             answer = job.store.append(batch).wait()
         except (StoreError, Cut) as lost:
-            sending = job.send_again(batch, lost)
+            sending = job.resend_batch(batch, lost)
             try:
                 while True:
                     lane.wake = self.now + next(sending)
@@ -714,9 +722,9 @@ class Sim:
             except StopIteration as end:
                 answer = end.value
         link.op = None
-        return job.end_save(op, after, answer)
+        return job.apply_append_result(op, after, answer)
 
-    def stored(self, lane: Lane | None, op: Save, batch: Any) -> None:
+    def stored(self, lane: Lane | None, op: AppendChange, batch: Any) -> None:
         """A write of a lane is in the store."""
         assert lane is not None
         self.judge.stored(lane, op, batch)
@@ -725,25 +733,27 @@ class Sim:
             run = op.change.after
             self.say(f"    {op.change.marks} {run.reason} attempt {run.attempt} by {run.worker}")  # type: ignore[union-attr]
 
-    def _work(self, lane: Lane, job: Job, op: Work) -> Generator[str, None, Done]:
+    def _work(self, lane: Lane, job: CallInProgress, op: RunAttempt) -> Generator[str, None, AttemptOutcome]:
         """Be the work: take time, keep checkpoints, reach the outside, end in some way."""
         yield "Work"
-        book, run = self.judge.books[op.seen.entity], op.seen.run
-        if job.cut is not None:
+        book, run = self.judge.books[op.seen.entity], op.seen.record
+        if job.interrupt is not None:
             self.judge.clear(book, run)
-            return Done(op.seen, None, job.cut, begun=False)
+            return AttemptOutcome(op.seen, None, job.interrupt, begun=False)
         self.judge.executing(lane, op.seen)
         lane.working = run.fence
         done = yield from self._working(lane, job, op, book, run)
         lane.working = 0
         return done
 
-    def _working(self, lane: Lane, job: Job, op: Work, book: Book, run: Run) -> Generator[str, None, Done]:
+    def _working(
+        self, lane: Lane, job: CallInProgress, op: RunAttempt, book: Book, run: RunRecord
+    ) -> Generator[str, None, AttemptOutcome]:
         chance = self.chance
         turn = self.rng.choices(NAMES, self.weights)[0]
         if self.calm and turn.startswith("cut"):
             turn = "ok"
-        attempt = job.attempt(op.seen)
+        attempt = job.make_attempt(op.seen)
         if chance() < 0.6:
             lane.wake = self.now + chance() * self.rng.choice((2.0, 30.0, 150.0))
             yield "in the work"
@@ -754,42 +764,42 @@ class Sim:
                 yield from self._checkpoint(lane, job, attempt)
         except (LeaseLost, StoreError, Cut) as lost:
             if type(lost) is not StoreError or chance() < 0.7:
-                return job.done(attempt, None, lost)
+                return job.build_outcome(attempt, None, lost)
         if book.effect == "outbox" or chance() < 0.1:
             for n in range(1 + (chance() < 0.3)):
                 attempt.emit("topic", n)
-                self.judge.event(book, attempt.events[-1][0], run.runs)
+                self.judge.event(book, attempt.events[-1][0], run.run_number)
         if turn in ("ok", "odd", "transient, done", "cut, done"):
             yield "effect"
             if book.effect == "once" and not self.judge.lands(book, run.attempt, run.fence):
-                return job.done(attempt, None, Fails("fenced off"))
+                return job.build_outcome(attempt, None, Fails("fenced off"))
             yield "return"
             if turn == "cut, done":
                 return self._cut_work(lane, job, attempt)
             if turn != "transient, done":
-                return job.done(attempt, (turn, _value(book.entity, run.attempt)), None)
+                return job.build_outcome(attempt, (turn, _value(book.entity, run.attempt)), None)
         elif turn == "timed out, done later":
             self.late.append((self.now + chance() * 100.0, book, run.attempt, run.fence))
         error = Fails(turn)
         if book.effect == "once" and self.plan.not_applied(error):
             self.judge.clear(book, run)
-        return job.done(attempt, None, error)
+        return job.build_outcome(attempt, None, error)
 
-    def _cut_work(self, lane: Lane, job: Job, attempt: Any) -> Done:
+    def _cut_work(self, lane: Lane, job: CallInProgress, attempt: Any) -> AttemptOutcome:
         self._covered(attempt.seen.entity, "Work", "cut")
         lane.cut = lane.cut or Cut("in the work")
-        return job.done(attempt, None, lane.cut)
+        return job.build_outcome(attempt, None, lane.cut)
 
-    def _checkpoint(self, lane: Lane, job: Job, attempt: Any) -> Generator[str, None, None]:
-        saved = yield from self._save(lane, job, job._checkpoint(attempt, self.now))
+    def _checkpoint(self, lane: Lane, job: CallInProgress, attempt: Any) -> Generator[str, None, None]:
+        saved = yield from self._save(lane, job, job._build_checkpoint(attempt, self.now))
         self.kept(job, attempt, saved)
 
-    def kept(self, job: Job, attempt: Any, saved: Any) -> None:
+    def kept(self, job: CallInProgress, attempt: Any, saved: Any) -> None:
         """What a checkpoint raises in the work: what cut it off comes before all else."""
-        if job.cut is not None:
+        if job.interrupt is not None:
             attempt.seen = saved or attempt.seen
-            raise job.cut
-        job._moved(attempt, saved)
+            raise job.interrupt
+        job._continue_after_checkpoint(attempt, saved)
 
     def _land_late(self) -> None:
         at, book, attempt, fence = self.late.pop(0)
@@ -852,7 +862,7 @@ class Sim:
     def _bring_to_an_end(self, book: Book) -> None:
         for _ in range(40):
             error, _ = self._fresh("call", book.entity)
-            if isinstance(error, Parked):
+            if isinstance(error, Deferred):
                 self.now = max(self.now, error.until)
             elif isinstance(error, InProgress):
                 self.now = max(self.now + 30.0, error.until or 0.0)
@@ -881,7 +891,7 @@ class Sim:
     def fingerprint(self) -> str:
         """Return a hash of the whole log, and of what happened outside."""
         made = hashlib.sha256()
-        for each in self.store.entries():
+        for each in self.store.read_entries():
             made.update(each.hash)
         for book in self.judge.books.values():
             made.update(repr((book.landed, book.late, sorted(book.executed))).encode())
@@ -904,16 +914,16 @@ def _no_work() -> None: ...
 
 
 _DO: dict[type, Any] = {
-    Load: Sim._load,
-    Begin: lambda sim, lane, job, op: job.begin(op),
-    Permit: lambda sim, lane, job, op: job.permit(op),
-    Now: Sim._read_now,
-    Holder: Sim._holder,
-    Read: Sim._read,
-    Tell: lambda sim, lane, job, op: None,
-    Ask: Sim._ask,
-    Sleep: Sim._sleep,
-    Watch: Sim._watch,
+    LoadHead: Sim._load,
+    ReserveWorker: lambda sim, lane, job, op: job.reserve_worker(op),
+    AskPermission: lambda sim, lane, job, op: job.ask_permission(op),
+    ReadClock: Sim._read_now,
+    ReadLease: Sim._holder,
+    ReadBody: Sim._read,
+    NotifyListeners: lambda sim, lane, job, op: None,
+    AskReconcile: Sim._ask,
+    SleepSeconds: Sim._sleep,
+    WatchEntity: Sim._watch,
 }
 
 

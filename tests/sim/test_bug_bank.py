@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from oncemore.log.head_access import seen_in, write_of
+from oncemore.log.head_access import build_write, load_head
 from oncemore.log.memory import MemoryStore
-from oncemore.log.record import Change, Run
+from oncemore.log.record import RecordChange, RunRecord
 from oncemore.log.store import Batch, Conflict, Stored
-from oncemore.steps import flow, refusals
-from oncemore.steps.call_in_progress import Job
-from oncemore.steps.ops import Answer, Done, End, Load, Save, Terms
+from oncemore.steps import existing_run, flow, outcome, refusals, transitions
+from oncemore.steps.call_in_progress import CallInProgress
+from oncemore.steps.ops import AppendChange, AttemptOutcome, AttemptTerms, EndCall, LoadHead, ReconcileAnswer
 from tests.sim.judge import Violation
 from tests.sim.simulator import Fails, Sim, run_many, seeded
 
@@ -34,7 +34,7 @@ def bug(function: Bug) -> Bug:
     return function
 
 
-def with_job(kind: type[Job]) -> type[Sim]:
+def with_job(kind: type[CallInProgress]) -> type[Sim]:
     return type("Broken", (Sim,), {"job_kind": kind})
 
 
@@ -44,7 +44,7 @@ def with_job(kind: type[Job]) -> type[Sim]:
 @bug
 def a_store_that_does_not_compare(patch: pytest.MonkeyPatch) -> type[Sim]:
     class Careless(MemoryStore):
-        def _conflict(self, batch: Batch) -> Conflict | None:
+        def _find_conflict(self, batch: Batch) -> Conflict | None:
             return None
 
     return type("Broken", (Sim,), {"store_kind": Careless})
@@ -79,9 +79,9 @@ def a_store_that_acknowledges_before_the_disk_has_it(patch: pytest.MonkeyPatch) 
 
 @bug
 def an_answer_that_was_lost_is_taken_for_not_stored(patch: pytest.MonkeyPatch) -> type[Sim]:
-    class Pessimist(Job):
-        def send_again(self, batch: Batch, error: BaseException) -> Any:
-            self.cut = None if isinstance(error, Exception) else error
+    class Pessimist(CallInProgress):
+        def resend_batch(self, batch: Batch, error: BaseException) -> Any:
+            self.interrupt = None if isinstance(error, Exception) else error
             yield 0.0
             return Conflict(batch.writes[0].entity, None)
 
@@ -90,9 +90,9 @@ def an_answer_that_was_lost_is_taken_for_not_stored(patch: pytest.MonkeyPatch) -
 
 @bug
 def an_answer_that_was_lost_is_taken_for_stored(patch: pytest.MonkeyPatch) -> type[Sim]:
-    class Optimist(Job):
-        def send_again(self, batch: Batch, error: BaseException) -> Any:
-            self.cut = None if isinstance(error, Exception) else error
+    class Optimist(CallInProgress):
+        def resend_batch(self, batch: Batch, error: BaseException) -> Any:
+            self.interrupt = None if isinstance(error, Exception) else error
             yield 0.0
             return Stored(())
 
@@ -101,8 +101,8 @@ def an_answer_that_was_lost_is_taken_for_stored(patch: pytest.MonkeyPatch) -> ty
 
 @bug
 def whose_entry_stands_there_is_not_looked_at(patch: pytest.MonkeyPatch) -> type[Sim]:
-    class Trusting(Job):
-        def _stands(self, batch: Batch) -> bool:
+    class Trusting(CallInProgress):
+        def _find_own_entry(self, batch: Batch) -> bool:
             return True
 
     return with_job(Trusting)
@@ -110,19 +110,19 @@ def whose_entry_stands_there_is_not_looked_at(patch: pytest.MonkeyPatch) -> type
 
 @bug
 def who_closes_a_lost_attempt_does_not_compare(patch: pytest.MonkeyPatch) -> type[Sim]:
-    class Rescuer(Job):
-        def begin_save(self, op: Save) -> Any:
+    class Rescuer(CallInProgress):
+        def encode_change(self, op: AppendChange) -> Any:
             if op.change.after.reason == "lease_expired":  # type: ignore[union-attr]
-                op = op._replace(seen=seen_in(self.store, op.seen.entity))
-            return super().begin_save(op)
+                op = op._replace(seen=load_head(self.store, op.seen.entity))
+            return super().encode_change(op)
 
     return with_job(Rescuer)
 
 
 @bug
 def nobody_asks_whether_the_worker_is_alive(patch: pytest.MonkeyPatch) -> type[Sim]:
-    class Impatient(Job):
-        def holder(self, op: Any) -> float:
+    class Impatient(CallInProgress):
+        def read_lease(self, op: Any) -> float:
             return 0.0
 
     return with_job(Impatient)
@@ -134,10 +134,10 @@ def a_heartbeat_moves_the_run(patch: pytest.MonkeyPatch) -> type[Sim]:
         def _beat(self, process: Any) -> None:
             super()._beat(process)
             for lane in process.lanes:
-                seen = seen_in(self.store, lane.call.entity)
-                if seen.run is not None and seen.run.state == "RUNNING":
-                    change = Change(("LEASE",), seen.run, seen.run)
-                    write = write_of(seen.entity, seen.version, seen.hash, change, self.now)
+                seen = load_head(self.store, lane.call.entity)
+                if seen.record is not None and seen.record.state == "RUNNING":
+                    change = RecordChange(("LEASE",), seen.record, seen.record)
+                    write = build_write(seen.entity, seen.version, seen.hash, change, self.now)
                     self.store.append(Batch((write,))).wait()
 
     return Broken
@@ -145,11 +145,11 @@ def a_heartbeat_moves_the_run(patch: pytest.MonkeyPatch) -> type[Sim]:
 
 @bug
 def a_cancellation_is_a_failure_like_any_other(patch: pytest.MonkeyPatch) -> type[Sim]:
-    class Deaf(Job):
-        def done(self, attempt: Any, value: Any, error: BaseException | None) -> Done:
+    class Deaf(CallInProgress):
+        def build_outcome(self, attempt: Any, value: Any, error: BaseException | None) -> AttemptOutcome:
             if error is not None and not isinstance(error, Exception):
                 error = Fails("transient")
-            return super().done(attempt, value, error)
+            return super().build_outcome(attempt, value, error)
 
     return with_job(Deaf)
 
@@ -157,7 +157,7 @@ def a_cancellation_is_a_failure_like_any_other(patch: pytest.MonkeyPatch) -> typ
 @bug
 def a_failing_store_hides_a_cancellation(patch: pytest.MonkeyPatch) -> type[Sim]:
     class Broken(Sim):
-        def raised(self, job: Job, error: BaseException) -> BaseException:
+        def raised(self, job: CallInProgress, error: BaseException) -> BaseException:
             return error
 
     return Broken
@@ -166,26 +166,26 @@ def a_failing_store_hides_a_cancellation(patch: pytest.MonkeyPatch) -> type[Sim]
 @bug
 def a_lost_lease_hides_a_cancellation(patch: pytest.MonkeyPatch) -> type[Sim]:
     class Broken(Sim):
-        def kept(self, job: Job, attempt: Any, saved: Any) -> None:
-            job._moved(attempt, saved)
-            if job.cut is not None:
-                raise job.cut
+        def kept(self, job: CallInProgress, attempt: Any, saved: Any) -> None:
+            job._continue_after_checkpoint(attempt, saved)
+            if job.interrupt is not None:
+                raise job.interrupt
 
     return Broken
 
 
 @bug
 def events_are_written_before_the_commit(patch: pytest.MonkeyPatch) -> type[Sim]:
-    class Alone(Job):
-        def begin_save(self, op: Save) -> Any:
-            batch, after = super().begin_save(op)
+    class Alone(CallInProgress):
+        def encode_change(self, op: AppendChange) -> Any:
+            batch, after = super().encode_change(op)
             return batch._replace(writes=batch.writes[:1]), after
 
     class Broken(Sim):
         job_kind = Alone
 
-        def _save(self, lane: Any, job: Job, op: Save) -> Any:
-            whole, _ = Job.begin_save(job, op)
+        def _save(self, lane: Any, job: CallInProgress, op: AppendChange) -> Any:
+            whole, _ = CallInProgress.encode_change(job, op)
             for write in whole.writes[1:]:
                 self.store.append(Batch((write,))).wait()
             return (yield from super()._save(lane, job, op))
@@ -195,10 +195,10 @@ def events_are_written_before_the_commit(patch: pytest.MonkeyPatch) -> type[Sim]
 
 @bug
 def a_former_holder_keeps_its_checkpoints(patch: pytest.MonkeyPatch) -> type[Sim]:
-    class Stubborn(Job):
-        def _checkpoint(self, attempt: Any, plain: Any) -> Save:
-            attempt.seen = seen_in(self.store, attempt.seen.entity)
-            return super()._checkpoint(attempt, plain)
+    class Stubborn(CallInProgress):
+        def _build_checkpoint(self, attempt: Any, plain: Any) -> AppendChange:
+            attempt.seen = load_head(self.store, attempt.seen.entity)
+            return super()._build_checkpoint(attempt, plain)
 
     return with_job(Stubborn)
 
@@ -207,7 +207,7 @@ def a_former_holder_keeps_its_checkpoints(patch: pytest.MonkeyPatch) -> type[Sim
 def two_runs_have_one_name(patch: pytest.MonkeyPatch) -> type[Sim]:
     class Broken(Sim):
         def _terms(self, call: Any) -> Any:
-            return lambda me: Terms(me.name, "r1", {"x": 1}, call.input_hash)
+            return lambda me, now: AttemptTerms(me.name, "r1", {"x": 1}, call.input_hash)
 
     return Broken
 
@@ -217,98 +217,98 @@ def two_runs_have_one_name(patch: pytest.MonkeyPatch) -> type[Sim]:
 
 @bug
 def the_attempt_is_counted_after_it_ran(patch: pytest.MonkeyPatch) -> type[Sim]:
-    claim, over = flow._claim, flow._over
+    claim, over = transitions.build_claim, transitions.end_attempt
 
-    def late(*args: Any) -> Change:
+    def late(*args: Any) -> RecordChange:
         change = claim(*args)
-        assert type(change.after) is Run
-        return change._replace(after=change.after._replace(tried=change.after.tried - 1))
+        assert type(change.after) is RunRecord
+        return change._replace(after=change.after._replace(attempt_count=change.after.attempt_count - 1))
 
-    def counted(run: Run, state: Any, reason: str, **changes: Any) -> Run:
+    def counted(run: RunRecord, state: Any, reason: str, **changes: Any) -> RunRecord:
         more = 0 if reason == "lease_expired" or run.state != "RUNNING" else 1
-        return over(run, state, reason, **{"tried": run.tried + more, **changes})
+        return over(run, state, reason, **{"attempt_count": run.attempt_count + more, **changes})
 
-    patch.setattr(flow, "_claim", late)
-    patch.setattr(flow, "_over", counted)
+    patch.setattr(transitions, "build_claim", late)
+    patch.setattr(transitions, "end_attempt", counted)
     return Sim
 
 
 @bug
 def every_delivery_has_a_budget_of_its_own(patch: pytest.MonkeyPatch) -> type[Sim]:
-    claim = flow._claim
+    claim = transitions.build_claim
 
-    def fresh(*args: Any) -> Change:
+    def fresh(*args: Any) -> RecordChange:
         change = claim(*args)
-        assert type(change.after) is Run
-        return change._replace(after=change.after._replace(tried=1))
+        assert type(change.after) is RunRecord
+        return change._replace(after=change.after._replace(attempt_count=1))
 
-    patch.setattr(flow, "_claim", fresh)
+    patch.setattr(transitions, "build_claim", fresh)
     return Sim
 
 
 @bug
 def a_new_run_begins_with_the_first_fence(patch: pytest.MonkeyPatch) -> type[Sim]:
-    new_run = flow.new_run
-    patch.setattr(flow, "new_run", lambda *args: new_run(*args)._replace(fence=0))
+    new_run = transitions.new_run
+    patch.setattr(transitions, "new_run", lambda *args: new_run(*args)._replace(fence=0))
     return Sim
 
 
 @bug
 def a_new_run_counts_attempts_from_one(patch: pytest.MonkeyPatch) -> type[Sim]:
-    new_run = flow.new_run
-    patch.setattr(flow, "new_run", lambda *args: new_run(*args)._replace(attempt=0))
+    new_run = transitions.new_run
+    patch.setattr(transitions, "new_run", lambda *args: new_run(*args)._replace(attempt=0))
     return Sim
 
 
 @bug
 def a_lost_attempt_gives_its_number_back(patch: pytest.MonkeyPatch) -> type[Sim]:
-    over = flow._over
+    over = transitions.end_attempt
 
-    def given(run: Run, state: Any, reason: str, **changes: Any) -> Run:
+    def given(run: RunRecord, state: Any, reason: str, **changes: Any) -> RunRecord:
         back = {"attempt": run.attempt - 1} if reason == "lease_expired" else {}
         return over(run, state, reason, **back, **changes)
 
-    patch.setattr(flow, "_over", given)
+    patch.setattr(transitions, "end_attempt", given)
     return Sim
 
 
 @bug
 def a_lost_attempt_does_not_count(patch: pytest.MonkeyPatch) -> type[Sim]:
-    over = flow._over
+    over = transitions.end_attempt
 
-    def forgiven(run: Run, state: Any, reason: str, **changes: Any) -> Run:
-        back = {"tried": run.tried - 1} if reason == "lease_expired" else {}
+    def forgiven(run: RunRecord, state: Any, reason: str, **changes: Any) -> RunRecord:
+        back = {"attempt_count": run.attempt_count - 1} if reason == "lease_expired" else {}
         return over(run, state, reason, **back, **changes)
 
-    patch.setattr(flow, "_over", forgiven)
+    patch.setattr(transitions, "end_attempt", forgiven)
     return Sim
 
 
 @bug
 def a_deadline_is_ignored(patch: pytest.MonkeyPatch) -> type[Sim]:
-    meets = flow._meets_waiting
+    meets = existing_run._on_waiting
 
     def timeless(plan: Any, call: Any, seen: Any, now: float) -> Any:
-        if seen.run.held_for or seen.run.not_before > now:
+        if seen.record.held_for or seen.record.not_before > now:
             return (yield from meets(plan, call, seen, now))
         return seen
 
-    patch.setitem(flow._MEETS, "SOFT_FAIL", timeless)
-    patch.setitem(flow._MEETS, "PENDING", timeless)
+    patch.setitem(existing_run.BY_STATE, "SOFT_FAIL", timeless)
+    patch.setitem(existing_run.BY_STATE, "PENDING", timeless)
     return Sim
 
 
 @bug
 def who_takes_over_does_not_wait(patch: pytest.MonkeyPatch) -> type[Sim]:
-    meets = flow._meets_waiting
+    meets = existing_run._on_waiting
 
     def hasty(plan: Any, call: Any, seen: Any, now: float) -> Any:
-        run = seen.run
+        run = seen.record
         if run.held_for or (run.deadline and now >= run.deadline):
             return (yield from meets(plan, call, seen, now))
         return seen
 
-    patch.setitem(flow._MEETS, "SOFT_FAIL", hasty)
+    patch.setitem(existing_run.BY_STATE, "SOFT_FAIL", hasty)
     return Sim
 
 
@@ -316,25 +316,26 @@ def who_takes_over_does_not_wait(patch: pytest.MonkeyPatch) -> type[Sim]:
 
 
 def _blind(
-    plan: Any, seen: Any, reason: str, now: float, *, ask: bool = True, left: Any = (), told: Any = ()
+    plan: Any, seen: Any, reason: str, now: float, *, may_ask: bool = True, evidence: Any = (), also: Any = ()
 ) -> Any:
-    after = flow._over(seen.run, "SOFT_FAIL", reason, not_before=now)
+    after = transitions.end_attempt(seen.record, "SOFT_FAIL", reason, not_before=now)
     body = {"error": refusals.LOST[reason]}
-    return (yield Save(seen, Change(("SOFT_FAIL",), seen.run, after, body)))
+    return (yield AppendChange(seen, RecordChange(("SOFT_FAIL",), seen.record, after, body)))
 
 
 @bug
 def once_is_tried_again_after_a_lost_lease(patch: pytest.MonkeyPatch) -> type[Sim]:
-    patch.setattr(flow, "_close", _blind)
+    patch.setattr(outcome, "close_lost_attempt", _blind)
+    patch.setattr(existing_run, "close_lost_attempt", _blind)
     return Sim
 
 
 @bug
 def once_is_tried_again_after_any_error(patch: pytest.MonkeyPatch) -> type[Sim]:
-    verdict = flow.verdict
+    verdict = transitions.decide_verdict
     patch.setattr(
-        flow,
-        "verdict",
+        transitions,
+        "decide_verdict",
         lambda failure, policy, effect, **rest: verdict(failure, policy, "idempotent", **rest),
     )
     return Sim
@@ -342,12 +343,14 @@ def once_is_tried_again_after_any_error(patch: pytest.MonkeyPatch) -> type[Sim]:
 
 @bug
 def unknown_is_taken_for_not_applied(patch: pytest.MonkeyPatch) -> type[Sim]:
-    settled = flow._settled
+    settled = transitions.build_reconciled
 
-    def hopeful(plan: Any, seen: Any, answer: Any, *rest: Any) -> Change:
-        return settled(plan, seen, Answer("not_applied") if answer.found == "unknown" else answer, *rest)
+    def hopeful(plan: Any, seen: Any, answer: Any, *rest: Any) -> RecordChange:
+        return settled(
+            plan, seen, ReconcileAnswer("not_applied") if answer.found == "unknown" else answer, *rest
+        )
 
-    patch.setattr(flow, "_settled", hopeful)
+    patch.setattr(transitions, "build_reconciled", hopeful)
     return Sim
 
 
@@ -357,7 +360,7 @@ def a_held_run_is_tried_by_the_next_caller(patch: pytest.MonkeyPatch) -> type[Si
         yield from ()
         return seen
 
-    patch.setattr(flow, "_held", free)
+    patch.setattr(existing_run, "_reconcile_held_run", free)
     return Sim
 
 
@@ -367,28 +370,30 @@ def once_begins_anew_after_its_failure(patch: pytest.MonkeyPatch) -> type[Sim]:
         yield from ()
         return seen
 
-    patch.setitem(flow._MEETS, "HARD_FAIL", anew)
+    patch.setitem(existing_run.BY_STATE, "HARD_FAIL", anew)
     return Sim
 
 
 @bug
 def what_is_done_is_done_again_under_another_config(patch: pytest.MonkeyPatch) -> type[Sim]:
-    meets = flow._meets_complete
+    meets = existing_run._on_complete
 
     def always(plan: Any, call: Any, seen: Any, now: float) -> Any:
-        if seen.run.cfg_hash != call.cfg_hash:
+        if seen.record.cfg_hash != call.cfg_hash:
             return seen
         return (yield from meets(plan, call, seen, now))
 
-    patch.setitem(flow._MEETS, "COMPLETE", always)
+    patch.setitem(existing_run.BY_STATE, "COMPLETE", always)
     return Sim
 
 
 @bug
 def an_attempt_that_had_begun_is_released(patch: pytest.MonkeyPatch) -> type[Sim]:
-    interrupted = flow._interrupted
+    interrupted = outcome.close_interrupted
     patch.setattr(
-        flow, "_interrupted", lambda plan, done, now: interrupted(plan, done._replace(begun=False), now)
+        outcome,
+        "close_interrupted",
+        lambda plan, done, now: interrupted(plan, done._replace(begun=False), now),
     )
     return Sim
 
@@ -397,17 +402,17 @@ def an_attempt_that_had_begun_is_released(patch: pytest.MonkeyPatch) -> type[Sim
 
 
 def _commits_on(patch: pytest.MonkeyPatch, state: str) -> type[Sim]:
-    commit = flow._commit
+    commit = outcome.commit_result
 
-    def forced(plan: Any, done: Done, now: float) -> Any:
+    def forced(plan: Any, done: AttemptOutcome, now: float) -> Any:
         ended = yield from commit(plan, done, now)
-        if ended is flow.MOVED:
-            seen = yield Load(done.seen.entity)
-            if seen.run.state == state and seen.run.fence != done.seen.run.fence:
+        if ended is outcome.CONFLICT:
+            seen = yield LoadHead(done.seen.entity)
+            if seen.record.state == state and seen.record.fence != done.seen.record.fence:
                 return (yield from commit(plan, done._replace(seen=seen), now))
         return ended
 
-    patch.setattr(flow, "_commit", forced)
+    patch.setattr(outcome, "commit_result", forced)
     return Sim
 
 
@@ -423,43 +428,46 @@ def a_second_commit_replaces_the_first(patch: pytest.MonkeyPatch) -> type[Sim]:
 
 @bug
 def the_first_caller_gets_another_value_than_the_second(patch: pytest.MonkeyPatch) -> type[Sim]:
-    commit = flow._commit
+    commit = outcome.commit_result
 
-    def raw(plan: Any, done: Done, now: float) -> Any:
+    def raw(plan: Any, done: AttemptOutcome, now: float) -> Any:
         ended = yield from commit(plan, done, now)
-        return ended._replace(value=done.value) if type(ended) is End and ended.error is None else ended
+        return ended._replace(value=done.value) if type(ended) is EndCall and ended.error is None else ended
 
-    patch.setattr(flow, "_commit", raw)
+    patch.setattr(outcome, "commit_result", raw)
     return Sim
 
 
 @bug
 def an_outcome_whose_checkpoint_was_lost_is_dropped(patch: pytest.MonkeyPatch) -> type[Sim]:
-    def once_only(plan: Any, done: Done, now: float) -> Any:
-        ended = yield from (flow._commit if done.error is None else flow._unfinished)(plan, done, now)
-        if ended is not flow.MOVED:
+    def once_only(plan: Any, done: AttemptOutcome, now: float) -> Any:
+        ended = yield from (outcome.commit_result if done.error is None else outcome.record_failure)(
+            plan, done, now
+        )
+        if ended is not outcome.CONFLICT:
             return ended
-        return None if done.error is None or isinstance(done.error, Exception) else End(None, done.error)
+        return None if done.error is None or isinstance(done.error, Exception) else EndCall(None, done.error)
 
-    patch.setattr(flow, "_outcome", once_only)
+    patch.setattr(flow, "record_outcome", once_only)
     return Sim
 
 
 @bug
 def a_final_failure_tells_nobody(patch: pytest.MonkeyPatch) -> type[Sim]:
-    patch.setattr(flow, "_FAILED", ("HARD_FAIL",))
+    patch.setattr(transitions, "_FAILURE_MARKS", ("HARD_FAIL",))
     return Sim
 
 
 @bug
 def a_new_run_begins_after_its_deadline(patch: pytest.MonkeyPatch) -> type[Sim]:
-    patch.setattr(flow, "_anew", lambda plan, call, seen, now: seen)
+    for module in (flow, existing_run):
+        patch.setattr(module, "allow_new_run", lambda plan, call, head, now: head)
     return Sim
 
 
 @bug
 def other_arguments_may_decide_about_a_key(patch: pytest.MonkeyPatch) -> type[Sim]:
-    patch.setattr(flow, "_others", lambda plan, call, run: None)
+    patch.setattr(existing_run, "check_same_arguments", lambda plan, call, run: None)
     return Sim
 
 

@@ -26,23 +26,23 @@ from hypothesis.stateful import (
 
 from oncemore.errors import (
     DeadlineExceeded,
+    Deferred,
     InProgress,
     KeyConflict,
     OutcomeUnknown,
-    Parked,
+    PermanentFailure,
     Quarantined,
     RetriesExhausted,
-    Terminal,
     UsageError,
 )
 from oncemore.log.memory import MemoryStore
-from oncemore.log.record import NOWHERE, link
+from oncemore.log.record import NOWHERE, hash_entry
 from oncemore.log.sqlite.store import SqliteStore
-from oncemore.log.store import Batch, Conflict, Index, Query, Stored, Write
+from oncemore.log.store import Batch, Conflict, EntryWrite, HeadIndex, HeadQuery, Stored
 from oncemore.policy.backoff import Jitter, Schedule
-from oncemore.policy.canonical_json import fingerprint
+from oncemore.policy.canonical_json import hash_bytes
 from oncemore.policy.policy import Policy
-from oncemore.steps import flow, ops
+from oncemore.steps import flow, operator_flow, ops
 from tests.crash.world import Crash, World
 from tests.sim.test_bug_bank import BUGS
 
@@ -59,25 +59,25 @@ class Model:
     def __init__(self, effect: str) -> None:
         self.effect = effect
         self.at = "none"  # … waits, held, poison, failed, done, lost (its worker died in it)
-        self.why: type = Terminal
-        self.tried = 0
+        self.why: type = PermanentFailure
+        self.attempt_count = 0
         self.ran = 0  # executions, over all runs
         self.due = 0.0
 
     def begins(self) -> None:
-        self.at, self.tried = "waits", 0
+        self.at, self.attempt_count = "waits", 0
 
     def runs(self, turn: str, now: float) -> None:
         """An execution ends."""
-        self.tried += 1
+        self.attempt_count += 1
         self.ran += 1
         if turn == "ok":
             self.at = "done"
         elif self.effect == "once" and turn != "refused":
             self.at = "held"
         elif turn == "permanent":
-            self.at, self.why = "failed", Terminal
-        elif self.tried >= ATTEMPTS:
+            self.at, self.why = "failed", PermanentFailure
+        elif self.attempt_count >= ATTEMPTS:
             self.at, self.why = "failed", RetriesExhausted
         else:
             self.at, self.due = "waits", now + DELAY_S
@@ -86,7 +86,7 @@ class Model:
         """Somebody finds that the worker of the last attempt is gone."""
         if self.effect == "once":
             self.at = "held"
-        elif self.tried >= ATTEMPTS:
+        elif self.attempt_count >= ATTEMPTS:
             self.at = "poison"
         else:
             self.at, self.due = "waits", now
@@ -100,10 +100,10 @@ class Model:
             self.closes(now)
         if self.at == "waits":
             if self.due - now > INLINE_S:
-                return Parked
+                return Deferred
             self.runs(turn, max(now, self.due))
             if self.at == "waits":
-                return Parked  # the next delay is longer than a call waits
+                return Deferred  # the next delay is longer than a call waits
         return {"done": "value", "failed": self.why, "held": OutcomeUnknown, "poison": Quarantined}[self.at]
 
 
@@ -116,13 +116,13 @@ class FlowMachine(RuleBasedStateMachine):
         super().__init__()
         self.world = World(self.effect, ["ok"])
         self.model = Model(self.effect)
-        self.plan = self.world.plan().replaced(policy=POLICY, inline_wait_s=INLINE_S)
+        self.plan = self.world.plan().copy_with(policy=POLICY, inline_wait_s=INLINE_S)
 
     def made(self, script: Any, crash_at: int = 0) -> Any:
         """Run a script to its end, or kill its process before that operation; return what it ended with."""
         world = self.world
         op, count = next(script), 0
-        while type(op) is not ops.End:
+        while type(op) is not ops.EndCall:
             count += 1
             if count == crash_at:
                 world.alive.clear()
@@ -154,13 +154,13 @@ class FlowMachine(RuleBasedStateMachine):
         late = model.at == "waits" and model.due - now > INLINE_S
         script = flow.run_step(self.plan, self.world.call())
         op = next(script)
-        while type(op) not in (ops.Work, ops.End):
-            if type(op) is ops.Save and where == "before the claim":
+        while type(op) not in (ops.RunAttempt, ops.EndCall):
+            if type(op) is ops.AppendChange and where == "before the claim":
                 break
             op = script.send(self.world.do(op))
-        if type(op) is ops.End:
+        if type(op) is ops.EndCall:
             assert late
-            assert isinstance(op.error, Parked)
+            assert isinstance(op.error, Deferred)
             self.world.alive.clear()
             return
         if where == "after the work":
@@ -168,13 +168,13 @@ class FlowMachine(RuleBasedStateMachine):
             model.ran += 1
         self.world.alive.clear()
         if where != "before the claim":
-            model.at, model.tried = "lost", (0 if model.at == "none" else model.tried) + 1
+            model.at, model.attempt_count = "lost", (0 if model.at == "none" else model.attempt_count) + 1
 
     @rule(turn=st.sampled_from(TURNS))
     def rerun(self, turn: str) -> None:
         self.turn(turn)
         model = self.model
-        ended = self.made(flow.reopen(self.plan, self.world.call(), "because", "somebody"))
+        ended = self.made(operator_flow.reopen_run(self.plan, self.world.call(), "because", "somebody"))
         if model.at == "failed" or (model.at == "done" and self.effect == "pure"):
             assert ended is None
             model.begins()
@@ -188,13 +188,13 @@ class FlowMachine(RuleBasedStateMachine):
 
     @rule(applied=st.booleans())
     def settle(self, applied: bool) -> None:
-        answer = ops.Answer("applied", "value") if applied else ops.Answer("not_applied")
-        ended = self.made(flow.settle(self.plan, self.world.call(), answer))
+        answer = ops.ReconcileAnswer("applied", "value") if applied else ops.ReconcileAnswer("not_applied")
+        ended = self.made(operator_flow.settle_run(self.plan, self.world.call(), answer))
         if self.model.at != "held":
             assert ended is UsageError
         elif applied:
             self.model.at = "done"
-        elif self.model.tried >= ATTEMPTS:
+        elif self.model.attempt_count >= ATTEMPTS:
             self.model.at, self.model.why = "failed", RetriesExhausted
         else:
             self.model.at, self.model.due = "waits", self.world.now
@@ -216,14 +216,14 @@ class FlowMachine(RuleBasedStateMachine):
     def the_log_holds(self) -> None:
         assert self.world.executions == self.model.ran
         seen = self.world.seen()
-        if seen.run is None:
+        if seen.record is None:
             assert self.model.at == "none"
             return
         states = {"lost": "RUNNING", "failed": "HARD_FAIL", "done": "COMPLETE"}
         states |= dict.fromkeys(("held", "poison"), "SOFT_FAIL")
-        assert seen.run.state == states.get(self.model.at, seen.run.state)
-        assert seen.run.tried == self.model.tried
-        assert seen.run.held_for == {"held": "outcome_unknown", "poison": "poison"}.get(self.model.at, "")
+        assert seen.record.state == states.get(self.model.at, seen.record.state)
+        assert seen.record.attempt_count == self.model.attempt_count
+        assert seen.record.held_for == {"held": "outcome_unknown", "poison": "poison"}.get(self.model.at, "")
 
 
 class Pure(FlowMachine):
@@ -314,18 +314,18 @@ class StoreMachine(RuleBasedStateMachine):
         """Most batches fit; some expect a version that is not there, some guard one that has moved."""
         writes = []
         for entity, by in zip(entities, stale, strict=False):
-            head = self.model.head(entity)
+            head = self.model.load_head(entity)
             self.written += 1
             version = max(0, (0 if head is None else head.version) + (by if abs(by) == 2 else 0))
             header = f"{self.written}:{entity}".encode()
             prev = NOWHERE if head is None else head.hash
-            index = Index(entity.split("/")[0], state, due, "step", "w", "d")
-            made = link(prev, header, fingerprint(body))
-            writes.append(Write(entity, version, header, body, made, b"head " + header, index))
+            index = HeadIndex(entity.split("/")[0], state, due, "step", "w", "d")
+            made = hash_entry(prev, header, hash_bytes(body))
+            writes.append(EntryWrite(entity, version, header, body, made, b"head " + header, index))
         guards = {}
         for entity, holds in guarded:
             if entity not in entities:
-                head = self.model.head(entity)
+                head = self.model.load_head(entity)
                 guards[entity] = (0 if head is None else head.version) + (0 if holds else 1)
         batch = Batch(tuple(writes), guards, sync)
         answers = [store.append(batch).wait() for store in (self.model, self.store)]
@@ -334,17 +334,17 @@ class StoreMachine(RuleBasedStateMachine):
             assert answers[0] == answers[1]
         else:
             assert isinstance(answers[1], Conflict)
-            there = self.model.head(answers[1].entity)  # of several conflicts, either store names one
+            there = self.model.load_head(answers[1].entity)  # of several conflicts, either store names one
             assert answers[1].head == there
             wanted = {**guards, **{write.entity: write.expect for write in writes}}
             assert (0 if there is None else there.version) != wanted[answers[1].entity]
 
     @rule(entity=st.sampled_from(ENTITIES), before=st.integers(0, 6))
     def prune(self, entity: str, before: int) -> None:
-        head = self.model.head(entity)
+        head = self.model.load_head(entity)
         if head is not None:
             for store in (self.model, self.store):
-                store.prune({entity: min(before, head.version)})
+                store.prune_bodies({entity: min(before, head.version)})
 
     @rule()
     def reopen(self) -> None:
@@ -358,17 +358,17 @@ class StoreMachine(RuleBasedStateMachine):
         limit=st.integers(1, 3),
     )
     def look(self, kind: str, state: str | None, due_by: float | None, limit: int) -> None:
-        query = Query(kind, state, due_by, limit=limit)
-        assert list(self.store.heads(query)) == list(self.model.heads(query))
+        query = HeadQuery(kind, state, due_by, limit=limit)
+        assert list(self.store.list_heads(query)) == list(self.model.list_heads(query))
 
     @rule(entity=st.none() | st.sampled_from(ENTITIES), after=st.integers(0, 5))
     def read(self, entity: str | None, after: int) -> None:
-        assert list(self.store.entries(entity, after)) == list(self.model.entries(entity, after))
+        assert list(self.store.read_entries(entity, after)) == list(self.model.read_entries(entity, after))
 
     @invariant()
     def heads_are_the_same(self) -> None:
         for entity in ENTITIES:
-            assert self.store.head(entity) == self.model.head(entity)
+            assert self.store.load_head(entity) == self.model.load_head(entity)
 
 
 TestTheStoreInAFileAnswersAsTheOneInMemory = StoreMachine.TestCase

@@ -107,9 +107,9 @@ def abandoned(path: Any, **options: Any) -> oncemore.Run:
     """Leave a run of `work(0)` in RUNNING whose worker is gone: its engine was closed inside the work."""
     with FakeClock():  # a closed store is asked again a few times, with waits
         engine, busy = oncemore.open(path), Busy()
-        step = made("plain", busy.hold, **options).on(engine)
+        step = made("plain", busy.hold, **options).bind(engine)
         busy.start(step)
-        run = step.last()
+        run = step.last_run()
         engine.close()
         busy.end()
     assert isinstance(busy.error, oncemore.StoreError)

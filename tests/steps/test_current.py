@@ -12,9 +12,9 @@ import pytest
 import trio
 
 import oncemore
-from oncemore.log.entry_codec import body_of, head_of
-from oncemore.log.record import Outgoing
-from oncemore.log.store import Query
+from oncemore.log.entry_codec import decode_body, decode_head
+from oncemore.log.record import EventRecord
+from oncemore.log.store import HeadQuery
 from oncemore.testing import FakeClock
 from tests.steps.colours import (
     COLOURS,
@@ -69,7 +69,7 @@ def test_chance_is_the_same_when_an_attempt_is_replayed(colour: str, engine: onc
 
     with FakeClock():
         run = do(colour, made(colour, work).run)
-    seed = run.wal()[0]["seed"]
+    seed = run.records()[0]["seed"]
     assert drawn == {
         number: [random.Random(f"{seed}:{number}").random(), *drawn[number][1:]] for number in (1, 2)
     }
@@ -83,20 +83,20 @@ def test_the_work_can_ask_how_much_time_it_has(colour: str) -> None:
     assert do(colour, made(colour, lambda x: oncemore.current().remaining())) is None
     limited = made(colour, lambda x: oncemore.current().remaining(), timeout=50, name="limited")
     assert 40 < do(colour, limited) <= 50
-    whole = made(colour, lambda x: oncemore.remaining(), timeout=50, within=30, name="whole")
+    whole = made(colour, lambda x: oncemore.time_remaining(), timeout=50, total_timeout=30, name="whole")
     assert 20 < do(colour, whole) <= 30
 
 
 # Events ---------------------------------------------------------------------------------------------
 
 
-def events_of(engine: oncemore.Engine) -> list[tuple[Outgoing, Any, bytes]]:
+def events_of(engine: oncemore.Engine) -> list[tuple[EventRecord, Any, bytes]]:
     """Return the events that were given away: state, payload and all bytes of the payload."""
     found = []
-    for head in engine.store.heads(Query("event")):
-        (entry,) = engine.store.entries(head.entity)
+    for head in engine.store.list_heads(HeadQuery("event")):
+        (entry,) = engine.store.read_entries(head.entity)
         assert entry.body is not None
-        found.append((head_of(head.head, Outgoing), body_of(entry.body)["payload"], entry.body))
+        found.append((decode_head(head.head, EventRecord), decode_body(entry.body)["payload"], entry.body))
     return sorted(found, key=lambda event: event[0].ordinal)
 
 
@@ -117,7 +117,7 @@ def test_events_leave_with_the_commit_once_and_without_the_key(
     with oncemore.context(tenant="acme", correlation_id="corr-7"):
         do(colour, step, 5)
         do(colour, step, 5)
-        run = step.last(5)
+        run = step.last_run(5)
     assert ids[0] == ids[1]
     found = events_of(engine)
     assert [event.event_id for event, _, _ in found] == ids[0]
@@ -141,7 +141,7 @@ def test_an_attempt_that_does_not_commit_publishes_nothing(colour: str, engine: 
         raise SOON if x else ValueError("bad")
 
     for x in (0, 1):
-        with pytest.raises(oncemore.Failed):
+        with pytest.raises(oncemore.StepFailed):
             do(colour, made(colour, work, effect="outbox"), x)
     assert events_of(engine) == []
 
@@ -175,7 +175,7 @@ def test_a_new_run_gives_new_events_and_another_key_others() -> None:
 )
 def test_an_event_needs_a_topic_and_a_payload_that_has_a_form(topic: Any, payload: Any, says: str) -> None:
     step = made("plain", lambda x: oncemore.current().emit(topic, payload), effect="outbox")
-    with pytest.raises(oncemore.Terminal, match=re.escape(says)):
+    with pytest.raises(oncemore.PermanentFailure, match=re.escape(says)):
         step()
 
 
@@ -189,7 +189,7 @@ def test_events_are_bounded() -> None:
 
     step = made("plain", work, effect="outbox")
     assert step(1000) == 1000
-    with pytest.raises(oncemore.Terminal, match="emits more than 1000 events"):
+    with pytest.raises(oncemore.PermanentFailure, match="emits more than 1000 events"):
         step(1001)
 
 
@@ -239,8 +239,8 @@ def test_a_later_attempt_resumes_from_the_checkpoint(colour: str, engine: oncemo
     step = halves(colour, seen)
     assert do(colour, step) == "whole"
     assert seen == ["from the beginning", {"rows": (1, 2)}]
-    run = step.last()
-    refs = [line["checkpoint_ref"] for line in run.wal()]
+    run = step.last_run()
+    refs = [line["checkpoint_ref"] for line in run.records()]
     assert refs[0] is None
     assert refs[-1] == f"run/{run.key}#2"
     assert "kept a checkpoint" in run.explain()
@@ -253,8 +253,8 @@ def test_a_checkpoint_survives_the_death_of_its_worker(colour: str, tmp_path: Pa
     step = halves(colour, seen)
     with FakeClock():
         engine = oncemore.open(tmp_path / "log.db", max_inline_wait_s=0)
-        with pytest.raises(oncemore.Parked):
-            do(colour, step.on(engine))
+        with pytest.raises(oncemore.Deferred):
+            do(colour, step.bind(engine))
         engine.close()
         with oncemore.open(tmp_path / "log.db"):
             assert do(colour, step) == "whole"
@@ -279,7 +279,7 @@ def test_a_new_run_does_not_resume_from_an_old_one() -> None:
 @in_memory
 @pytest.mark.usefixtures("engine")
 def test_a_checkpoint_that_has_no_form_fails_the_attempt() -> None:
-    with pytest.raises(oncemore.Terminal, match="has no form in JSON"):
+    with pytest.raises(oncemore.PermanentFailure, match="has no form in JSON"):
         made("plain", lambda x: oncemore.current().checkpoint(object()))()
 
 
@@ -304,19 +304,19 @@ def test_an_attempt_that_was_taken_over_can_neither_keep_emit_nor_commit(effect:
 
     def work(x: int) -> str:
         me = oncemore.current()
-        assert first._me is not None
-        first._me.end()  # as if it had been stopped until its lease was over
+        assert first._identity is not None
+        first._identity.end_lease()  # as if it had been stopped until its lease was over
         other = made(
             "plain", Turns("other"), effect=effect, reconcile=_says_not if effect == "once" else None
         )
-        assert contextvars.Context().run(other.on(second)) == "other"
+        assert contextvars.Context().run(other.bind(second)) == "other"
         for late in (lambda: me.checkpoint(1), lambda: me.emit("late")):
             with pytest.raises(oncemore.LeaseLost) as caught:
                 late()
             refused.append(caught.type)
         return "mine"
 
-    step = made("plain", work, effect=effect).on(first)
+    step = made("plain", work, effect=effect).bind(first)
     if effect == "once":
         with pytest.raises(
             oncemore.LeaseLost, match="attempt 1 took effect, but another worker had taken over"
@@ -325,8 +325,8 @@ def test_an_attempt_that_was_taken_over_can_neither_keep_emit_nor_commit(effect:
     else:
         assert step() == "other"
     assert len(refused) == 2
-    assert step.last().value == "other"
-    assert [line["kind"] for line in step.last().wal()].count("COMMIT") == 1
+    assert step.last_run().value == "other"
+    assert [line["kind"] for line in step.last_run().records()].count("COMMIT") == 1
     first.close()
     second.close()
 
@@ -372,13 +372,13 @@ def test_attempts_do_not_multiply(colour: str) -> None:
     inner_turns, outer_turns = Turns(SOON), Turns("never")
     inner = made(colour, inner_turns, name="inner")
     outer = nested(colour, inner, outer_turns)
-    with pytest.raises(oncemore.Terminal, match="RetriesExhausted") as caught:
+    with pytest.raises(oncemore.PermanentFailure, match="RetriesExhausted") as caught:
         do(colour, outer)
     assert (inner_turns.calls, outer_turns.calls) == (3, 0)
     assert isinstance(caught.value.__cause__, oncemore.RetriesExhausted)
     assert caught.value.run.step == "outer"  # type: ignore[attr-defined]
     assert caught.value.__cause__.run.step == "inner"  # type: ignore[attr-defined]
-    assert outer.last().attempts[0].error["code"] == "STEP_FAILED"
+    assert outer.last_run().attempts[0].error["code"] == "STEP_FAILED"
 
 
 @pytest.mark.usefixtures("clock")
@@ -388,18 +388,18 @@ def test_an_inner_step_that_is_parked_parks_the_outer_one_as_long(colour: str) -
     with oncemore.open("memory:", max_inline_wait_s=1):
         inner = made(colour, inner_turns, name="inner")
         outer = nested(colour, inner, lambda x, value: value)
-        with pytest.raises(oncemore.Parked) as caught:
+        with pytest.raises(oncemore.Deferred) as caught:
             do(colour, outer)
         assert caught.value.run.step == "outer"  # type: ignore[attr-defined]
-        assert caught.value.until >= inner.last(0).not_before
-        assert outer.last().attempts[0].error["code"] == "STEP_PARKED"
+        assert caught.value.until >= inner.last_run(0).not_before
+        assert outer.last_run().attempts[0].error["code"] == "STEP_PARKED"
 
 
 @on_sqlite
 @pytest.mark.usefixtures("clock")
 def test_an_inner_step_that_somebody_else_has_is_tried_again_later(engine: oncemore.Engine) -> None:
     busy = Busy()
-    busy.start(made("plain", busy.hold, name="inner").on(engine), 0)
+    busy.start(made("plain", busy.hold, name="inner").bind(engine), 0)
     inner = made("plain", Turns("never"), name="inner", if_running="raise")
 
     def around(x: int) -> str:
@@ -409,7 +409,7 @@ def test_an_inner_step_that_somebody_else_has_is_tried_again_later(engine: oncem
 
     outer = made("plain", around, name="outer")
     assert outer() == "held"
-    assert outer.last().attempts[0].error["code"] == "STEP_IN_PROGRESS"
+    assert outer.last_run().attempts[0].error["code"] == "STEP_IN_PROGRESS"
 
 
 @in_memory
@@ -431,7 +431,7 @@ def test_a_step_that_calls_itself_with_the_same_key_is_refused_at_any_depth(colo
             return await holder["outer"](x)
 
     holder["outer"] = nested(colour, inner, lambda x, value: value)
-    with pytest.raises(oncemore.Terminal) as caught:
+    with pytest.raises(oncemore.PermanentFailure) as caught:
         do(colour, holder["outer"])
     assert "outer calls itself with the same key" in str(caught.value.__cause__)
 
@@ -444,7 +444,7 @@ def test_a_step_may_call_itself_with_another_key() -> None:
         return 1 if n == 0 else n * factorial(n - 1)
 
     assert factorial(20) == 2432902008176640000
-    assert factorial.last(19) is not None
+    assert factorial.last_run(19) is not None
 
 
 @pytest.mark.req("CORR-1", "CORR-2")
@@ -467,11 +467,11 @@ def test_inner_steps_keep_their_own_attempt_and_inherit_what_is_carried(
 
     outer = nested(colour, inner, around)
     do(colour, outer, 1)
-    generated = outer.last(1).correlation_id
-    assert generated == outer.last(1).run_id
+    generated = outer.last_run(1).correlation_id
+    assert generated == outer.last_run(1).run_id
     with oncemore.context(tenant="acme", correlation_id="given", deadline=engine.now() + 1000):
         do(colour, outer, 2)
-        runs = [outer.last(2), inner.last(2)]
+        runs = [outer.last_run(2), inner.last_run(2)]
         assert runs[0].state.deadline == runs[1].state.deadline > 0
     assert inside == [
         ("inner", "", generated),
@@ -480,7 +480,7 @@ def test_inner_steps_keep_their_own_attempt_and_inherit_what_is_carried(
         ("outer", "acme", "given"),
     ]
     for run in runs:
-        assert {line["correlation_id"] for line in run.wal()} == {"given"}
+        assert {line["correlation_id"] for line in run.records()} == {"given"}
 
 
 @pytest.mark.req("CORR-5")
@@ -505,7 +505,7 @@ def test_context_goes_where_it_is_copied_to() -> None:
         copied = contextvars.copy_context()
         threads = [
             threading.Thread(target=lambda: found.update(copied=copied.run(step, 1))),
-            threading.Thread(target=lambda: found.update(plain=step.on(oncemore.open("memory:"))(2))),
+            threading.Thread(target=lambda: found.update(plain=step.bind(oncemore.open("memory:"))(2))),
         ]
         for thread in threads:
             thread.start()

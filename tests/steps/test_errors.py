@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import oncemore
-from oncemore.log.result_codec import MOST_BYTES
+from oncemore.log.result_codec import MAX_BYTES
 from oncemore.testing import FakeClock
 from tests.steps.colours import SOON, Turns, do, each_colour, in_memory, made, on_sqlite
 
@@ -68,7 +68,7 @@ def test_any_exception_ends_the_run_in_a_record(colour: str, kind: str, engine: 
     error = ODD[kind]
     step = made(colour, Turns(error), effect="pure")
     for cause in (error, None):
-        with pytest.raises(oncemore.Terminal) as caught:
+        with pytest.raises(oncemore.PermanentFailure) as caught:
             do(colour, step)
         assert caught.value.__cause__ is cause
         assert len(str(caught.value)) < 1000
@@ -78,7 +78,7 @@ def test_any_exception_ends_the_run_in_a_record(colour: str, kind: str, engine: 
     assert isinstance(run, oncemore.Run)
     assert run.status == "HARD_FAIL"
     assert run.error is not None
-    assert len(engine.store.head("run/" + run.key).body) < 20_000  # type: ignore[union-attr, arg-type]
+    assert len(engine.store.load_head("run/" + run.key).body) < 20_000  # type: ignore[union-attr, arg-type]
 
 
 @in_memory
@@ -97,7 +97,7 @@ def test_a_group_is_tried_again_if_all_of_it_may_pass(colour: str) -> None:
     passing = Turns(ExceptionGroup("both", [ConnectionResetError(), TimeoutError()]), "done")
     assert do(colour, made(colour, passing)) == "done"
     mixed = Turns(ExceptionGroup("both", [ConnectionResetError(), ValueError()]), "never")
-    with pytest.raises(oncemore.Terminal):
+    with pytest.raises(oncemore.PermanentFailure):
         do(colour, made(colour, mixed, name="mixed"))
 
 
@@ -111,7 +111,7 @@ def test_what_is_no_exception_of_the_work_passes_untouched_and_leaves_the_run_re
     with pytest.raises(type(error)) as caught:
         step()
     assert caught.value is error
-    run = step.last()
+    run = step.last_run()
     assert (run.status, run.reason) == ("SOFT_FAIL", "interrupted")
     assert run.state.worker == ""
     assert step() == "done"
@@ -126,7 +126,7 @@ def test_what_is_no_exception_of_the_work_passes_untouched_and_leaves_the_run_re
         (ConnectionResetError(), "SOFT_FAIL"),
         (TimeoutError(), "SOFT_FAIL"),
         (oncemore.PermanentError("x"), "HARD_FAIL"),
-        (oncemore.Violation("SCHEMA_INVALID"), "HARD_FAIL"),
+        (oncemore.PolicyViolation("SCHEMA_INVALID"), "HARD_FAIL"),
         (ValueError(), "HARD_FAIL"),
         (ZeroDivisionError(), "HARD_FAIL"),
     ],
@@ -163,7 +163,7 @@ def test_errors_can_be_pickled_with_the_run_as_it_was(engine: oncemore.Engine, c
     run = pickle.loads(pickle.dumps(terminal)).run  # noqa: S301
     assert (run.status, run.step, run.reason) == ("HARD_FAIL", "bad", "not_retryable")
     assert repr(run) == repr(terminal.run)
-    for asked in (lambda: run.attempts, lambda: run.error, lambda: run.wait(), lambda: run.wal()):
+    for asked in (lambda: run.attempts, lambda: run.error, lambda: run.wait(), lambda: run.records()):
         with pytest.raises(oncemore.UsageError, match="came from another process"):
             asked()
 
@@ -184,12 +184,12 @@ def test_an_error_about_no_run_carries_none() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    ["x" * (MOST_BYTES + 1), "\ud800", [[[object()]]], {object(): 1}, 5j, bytearray(1)],
+    ["x" * (MAX_BYTES + 1), "\ud800", [[[object()]]], {object(): 1}, 5j, bytearray(1)],
     ids=["huge", "half a character", "nested object", "object as key", "complex", "bytearray"],
 )
 @in_memory
 def test_a_result_beyond_what_can_be_kept_leaves_no_key_open(value: Any, engine: oncemore.Engine) -> None:
-    with pytest.raises(oncemore.Terminal):
+    with pytest.raises(oncemore.PermanentFailure):
         made("plain", lambda x: value, effect="pure")()
     with pytest.raises(oncemore.ResultUnavailable) as caught:
         made("plain", lambda x: value, effect="once", name="once")()
@@ -257,8 +257,8 @@ def test_a_store_that_is_closed_inside_the_work_loses_nothing(tmp_path: Path, cl
     engine = oncemore.open(tmp_path / "log.db")
     step = made("plain", Turns(lambda x: engine.close() or "late", "again"))
     with pytest.raises(oncemore.StoreError, match="closed") as caught:
-        step.on(engine)()
+        step.bind(engine)()
     assert caught.value.run is None
-    assert step.on(engine)() == "again"
-    assert [one.reason for one in step.on(engine).last().attempts] == ["lease_expired", ""]
+    assert step.bind(engine)() == "again"
+    assert [one.reason for one in step.bind(engine).last_run().attempts] == ["lease_expired", ""]
     engine.close()

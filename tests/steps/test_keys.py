@@ -157,8 +157,8 @@ def deep(levels: int) -> list[Any]:
         (len, "argument 'x' is a builtin_function_or_method"),
         (math.nan, "argument 'x' is nan"),
         (math.inf, "argument 'x' is inf"),
-        ("\ud800", "argument 'x' holds half a surrogate pair"),
-        ({"\udfff": 1}, "a key of argument 'x' holds half a surrogate pair"),
+        ("\ud800", "argument 'x' has half of a surrogate pair"),
+        ({"\udfff": 1}, "a key of argument 'x' has half of a surrogate pair"),
         (endless(), "nested more than 100 deep"),
         (deep(10_000), "nested more than 100 deep"),
         ({"é": 1, "e\u0301": 2}, "two keys that are 'é'"),
@@ -175,7 +175,7 @@ def test_what_has_no_form_is_refused_by_its_name_before_anything_is_written(
         do(colour, made(colour, turns), value)
     assert "hunter2" not in str(caught.value)
     assert turns.calls == 0
-    assert list(engine.store.entries()) == []
+    assert list(engine.store.read_entries()) == []
 
 
 # Left out -------------------------------------------------------------------------------------------
@@ -184,10 +184,10 @@ def test_what_has_no_form_is_refused_by_its_name_before_anything_is_written(
 def stored_arguments(step: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a step and return what the log keeps of its arguments."""
     run = step.run(*args, **kwargs)
-    from oncemore.log.entry_codec import body_of
+    from oncemore.log.entry_codec import decode_body
 
-    (first, *_) = run._engine.store.entries("run/" + run.key)
-    return body_of(first.body)["arguments"]
+    (first, *_) = run._engine.store.read_entries("run/" + run.key)
+    return decode_body(first.body)["arguments"]
 
 
 @only_memory
@@ -435,7 +435,7 @@ class Shop:
         return 2 * x
 
     @oncemore.step(effect="pure", ignore="self")
-    async def later(self, x: int) -> int:
+    async def deferred(self, x: int) -> int:
         return 2 * x
 
     @staticmethod
@@ -455,11 +455,11 @@ def test_methods_work_when_self_is_left_out() -> None:
     assert [shop.double(2), shop.double(2), Shop().double(2), Shop.double(shop, 2)] == [4] * 4
     assert shop.calls == 1
     assert shop.double.key(2) == Shop.double.key(shop, 2)
-    assert shop.double.last(2).value == 4  # type: ignore[union-attr]
+    assert shop.double.last_run(2).value == 4  # type: ignore[union-attr]
     assert (shop.plainly(1), Shop.plainly(1)) == (2, 2)
     assert (Shop.made(1), shop.made(1)) == ("Shop 1", "Shop 1")
     for colour in ("asyncio", "trio"):
-        assert do(colour, shop.later, 3) == 6
+        assert do(colour, shop.deferred, 3) == 6
     with pytest.raises(oncemore.UsageError, match="argument 'self' is a Shop"):
         shop.refused(1)
 
@@ -467,9 +467,9 @@ def test_methods_work_when_self_is_left_out() -> None:
 @only_memory
 def test_a_bound_step_stays_bound_on_another_engine() -> None:
     with oncemore.open("memory:") as other:
-        assert Shop().double.on(other)(5) == 10
-        assert Shop.double.on(other).last(Shop(), 5).value == 10  # type: ignore[union-attr]
-    assert Shop.double.last(Shop(), 5) is None
+        assert Shop().double.bind(other)(5) == 10
+        assert Shop.double.bind(other).last_run(Shop(), 5).value == 10  # type: ignore[union-attr]
+    assert Shop.double.last_run(Shop(), 5) is None
 
 
 @only_memory
@@ -490,7 +490,7 @@ def test_async_steps_are_known_as_such() -> None:
     import sys
 
     known = inspect.iscoroutinefunction if sys.version_info >= (3, 12) else asyncio.iscoroutinefunction
-    assert known(Shop.later)
+    assert known(Shop.deferred)
     assert not known(Shop.double)
 
 
@@ -504,7 +504,7 @@ def test_partials_and_objects_need_a_name_and_then_work() -> None:
         with pytest.raises(oncemore.UsageError, match="has no name of its own; give name="):
             oncemore.step(effect="pure")(work)  # type: ignore[arg-type]
     partial: Any = oncemore.step(effect="pure", name="add one")(functools.partial(add, 1))
-    assert (partial(2), partial(b=2), partial.last(2).value) == (3, 3, 3)
+    assert (partial(2), partial(b=2), partial.last_run(2).value) == (3, 3, 3)
     assert partial.key(2) == partial.key(b=2)
     assert oncemore.step(effect="pure")("abc".upper)() == "ABC"
     assert oncemore.step(effect="pure")(len)([1, 2]) == 2

@@ -12,26 +12,26 @@ from oncemore.policy.policy import Policy
 from oncemore.steps.decorator import Step
 
 if TYPE_CHECKING:
-    from oncemore.steps.call_in_progress import Job
-    from oncemore.steps.decorator import Look
-    from oncemore.steps.ops import Plan
+    from oncemore.steps.call_in_progress import CallInProgress
+    from oncemore.steps.ops import StepPlan
+    from oncemore.steps.prepare import PreparedCall
     from oncemore.testing import FakeClock
 
-LATER = Policy("later", "1", schedule=Schedule("fixed", delays=(5.0, 10.0)), jitter=Jitter("none"))
+LATER = Policy("deferred", "1", schedule=Schedule("fixed", delays=(5.0, 10.0)), jitter=Jitter("none"))
 
 
 class Elsewhere(Step[Any, Any]):
     """Work that others do, which nobody waits for."""
 
-    def _own(self, plan: Plan) -> Plan:
-        return plan.replaced(inline_wait_s=0.0)
+    def _adjust_plan(self, plan: StepPlan) -> StepPlan:
+        return plan.copy_with(inline_wait_s=0.0)
 
-    def _job(self, look: Look) -> Job:
-        job = super()._job(look)
+    def _start_call(self, look: PreparedCall) -> CallInProgress:
+        job = super()._start_call(look)
         job.isolate = self._done
         return job
 
-    def _done(self, job: Job, attempt: Any, invoke: Any) -> str:
+    def _done(self, job: CallInProgress, attempt: Any, invoke: Any) -> str:
         if attempt.number == 1:
             raise ConnectionResetError
         return f"elsewhere, at attempt {attempt.number}"
@@ -44,9 +44,9 @@ def test_the_plan_of_a_kind_holds_for_every_call_and_its_work_is_done_where_it_s
     def far(number: int) -> str:
         raise AssertionError("it is done elsewhere")
 
-    step = Elsewhere(far._recipe, engine)
+    step = Elsewhere(far._options, engine)
     for number in range(3):
-        with pytest.raises(oncemore.Parked):
+        with pytest.raises(oncemore.Deferred):
             step(number)
     assert clock.delays == []
     clock.advance(6)

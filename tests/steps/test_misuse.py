@@ -62,7 +62,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("number as policy", {"policy": 5}, "policy is 5; it takes the name of a policy"),
     ("text as timeout", {"timeout": "5"}, "timeout is '5'; it takes seconds"),
     ("negative timeout", {"timeout": -1}, "timeout_s is -1"),
-    ("no time at all", {"within": 0}, "within_s is 0"),
+    ("no time at all", {"total_timeout": 0}, "total_timeout_s is 0"),
     ("unknown if_running", {"if_running": "skip"}, "if_running is 'skip'; the choices are wait, raise"),
     (
         "unknown change",
@@ -151,7 +151,8 @@ def test_an_unwise_policy_is_a_warning_at_the_users_line() -> None:
 def test_options_that_are_right_are_taken() -> None:
     step = oncemore.step(
         effect="once", name="all", key=("x",), ignore={"token"}, partition="p", bucket="week", tenant="t",
-        config={"a": 1}, version="2", on_version_change="fail", policy="standard", timeout=5, within=60,
+        config={"a": 1}, version="2", on_version_change="fail", policy="standard", timeout=5,
+        total_timeout=60,
         if_running="raise", not_applied=[OSError], reconcile=work, provider=None, dataset="d", priority="P0",
         retain_for=86_400,
     )(work)  # fmt: skip

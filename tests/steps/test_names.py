@@ -17,7 +17,7 @@ def work(x):
     return x
 
 def told(q=None):
-    text = f"{work.name} {work.on(oncemore.open('memory:')).key(1)}"
+    text = f"{work.name} {work.bind(oncemore.open('memory:')).key(1)}"
     q.put(text) if q else print(text)
 
 if __name__ == "__main__":

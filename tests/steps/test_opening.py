@@ -12,11 +12,11 @@ import pytest
 
 import oncemore
 from oncemore import config, open_engine
-from oncemore.config import settings
-from oncemore.log.entry_codec import head_of
-from oncemore.log.record import Worker
-from oncemore.log.store import Query
-from oncemore.steps.entered_engine import innermost
+from oncemore.config import load_settings
+from oncemore.log.entry_codec import decode_head
+from oncemore.log.record import WorkerRecord
+from oncemore.log.store import HeadQuery
+from oncemore.steps.entered_engine import current_engine
 from tests.steps.colours import Busy, Turns, made
 
 
@@ -59,52 +59,54 @@ def test_the_default_store_lies_beside_the_nearest_mark_of_a_project(
 
 
 def test_without_any_mark_it_is_the_working_folder(tmp_path: Path) -> None:
-    assert config.root_of(tmp_path) == (tmp_path, None)
-    assert settings().store == str(tmp_path / ".oncemore" / "log.db")
+    assert config.find_project_root(tmp_path) == (tmp_path, None)
+    assert load_settings().store == str(tmp_path / ".oncemore" / "log.db")
 
 
 def test_oncemore_toml_comes_before_pyproject_in_the_same_folder(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.oncemore]\nlease_s = 5\n")
-    assert settings().lease_s == 5
+    assert load_settings().lease_s == 5
     (tmp_path / "oncemore.toml").write_text("lease_s = 7\n")
-    assert settings().lease_s == 7
+    assert load_settings().lease_s == 7
 
 
 def test_argument_comes_before_environment_before_file_before_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert settings() == open_engine.Settings(str(tmp_path / ".oncemore/log.db"), 60.0, 60.0, "standard")
+    assert load_settings() == open_engine.EngineSettings(
+        str(tmp_path / ".oncemore/log.db"), 60.0, 60.0, "standard"
+    )
     (tmp_path / "oncemore.toml").write_text(
         'store = "state/log.db"\nlease_s = 30\nmax_inline_wait_s = 5.5\npolicy = "lit"\n'
     )
-    assert settings() == open_engine.Settings(str(tmp_path / "state/log.db"), 30.0, 5.5, "lit")
+    assert load_settings() == open_engine.EngineSettings(str(tmp_path / "state/log.db"), 30.0, 5.5, "lit")
     monkeypatch.setenv("ONCEMORE_STORE", "memory:")
     monkeypatch.setenv("ONCEMORE_LEASE_S", "20")
     monkeypatch.setenv("ONCEMORE_MAX_INLINE_WAIT_S", "")
     monkeypatch.setenv("ONCEMORE_POLICY", "exoarmur")
-    assert settings() == open_engine.Settings("memory:", 20.0, 5.5, "exoarmur")
-    engine = open_engine.chosen()
+    assert load_settings() == open_engine.EngineSettings("memory:", 20.0, 5.5, "exoarmur")
+    engine = open_engine.find_engine()
     assert (engine.url, engine.lease_s, engine.inline_wait_s) == ("memory:", 20.0, 5.5)
-    assert open_engine.chosen() is engine
+    assert open_engine.find_engine() is engine
     own = oncemore.open(tmp_path / "own.db", lease_s=10, max_inline_wait_s=1)
     assert (own.lease_s, own.inline_wait_s) == (10, 1)
     with own:
-        assert open_engine.chosen() is own
-    assert open_engine.chosen() is engine
+        assert open_engine.find_engine() is own
+    assert open_engine.find_engine() is engine
 
 
 def test_each_store_of_the_settings_has_one_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for store in ("a.db", "b.db", f"sqlite:///{tmp_path}/a.db", f"{tmp_path}/b.db"):
         monkeypatch.setenv("ONCEMORE_STORE", store)
-        found.append(open_engine.chosen())
+        found.append(open_engine.find_engine())
     assert found[0] is found[2] is not found[1] is found[3]
 
 
 def test_who_comes_second_takes_the_engine_that_the_first_has_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONCEMORE_STORE", "memory:")
     monkeypatch.setattr(open_engine, "_known", {})
-    engine = open_engine.chosen()
+    engine = open_engine.find_engine()
     (where,) = [where for where, known in open_engine._known.items() if known is engine]
     del open_engine._known[where]
 
@@ -118,7 +120,7 @@ def test_who_comes_second_takes_the_engine_that_the_first_has_made(monkeypatch: 
             pass
 
     monkeypatch.setattr(open_engine, "_lock", Meanwhile())
-    assert open_engine.chosen() is engine
+    assert open_engine.find_engine() is engine
 
 
 def test_a_step_that_names_no_policy_has_that_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +144,7 @@ def test_a_bad_variable_is_refused_by_its_name(
 ) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(oncemore.UsageError, match=says):
-        settings()
+        load_settings()
     with pytest.raises(oncemore.UsageError, match=says):
         made("plain", Turns("never"))()
 
@@ -167,15 +169,15 @@ def test_a_bad_variable_is_refused_by_its_name(
 def test_a_bad_file_is_refused_by_its_name_and_key(text: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "oncemore.toml").write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(oncemore.UsageError, match=says):
-        settings()
+        load_settings()
 
 
 def test_pyproject_must_have_a_table(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool]\noncemore = 5\n")
     with pytest.raises(oncemore.UsageError, match=r"tool\.oncemore is 5; it takes a table"):
-        settings()
+        load_settings()
     (tmp_path / "pyproject.toml").write_text("[tool.other]\nlease_s = 5\n")
-    assert settings().lease_s == 60
+    assert load_settings().lease_s == 60
 
 
 def test_a_policy_of_the_settings_that_is_not_there_is_refused_by_who_named_it(
@@ -207,16 +209,16 @@ def test_a_path_in_a_file_is_meant_from_the_files_folder(
     (tmp_path / "oncemore.toml").write_text(f'store = "{told}"\n')
     (tmp_path / "deep").mkdir()
     monkeypatch.chdir(tmp_path / "deep")
-    assert settings().store == meant.format(root=tmp_path)
+    assert load_settings().store == meant.format(root=tmp_path)
 
 
 def test_whether_somebody_chose_a_store_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not config.names_a_store()
+    assert not config.is_store_configured()
     (tmp_path / "oncemore.toml").write_text('store = "log.db"\n')
-    assert config.names_a_store()
+    assert config.is_store_configured()
     (tmp_path / "oncemore.toml").unlink()
     monkeypatch.setenv("ONCEMORE_STORE", "memory:")
-    assert config.names_a_store()
+    assert config.is_store_configured()
 
 
 # What can be opened ---------------------------------------------------------------------------------
@@ -303,7 +305,7 @@ def test_four_slashes_are_an_absolute_path_and_a_home_is_expanded(
 
 def test_facts_say_what_the_store_gives() -> None:
     with oncemore.open("log.db") as engine:
-        assert "SQLite" in engine.facts().engine
+        assert "SQLite" in engine.describe_store().engine
 
 
 def test_a_server_that_is_not_there_is_a_store_error_without_a_password() -> None:
@@ -324,13 +326,13 @@ def test_the_innermost_engine_is_used_and_a_steps_own_before_it() -> None:
     with oncemore.open("memory:") as outer:
         with oncemore.open("memory:") as inner:
             step()
-            assert (step.on(outer).last(), step.on(inner).last() is None) == (None, False)
-        assert step.last() is None
+            assert (step.bind(outer).last_run(), step.bind(inner).last_run() is None) == (None, False)
+        assert step.last_run() is None
         own = oncemore.open("memory:")
-        assert step.on(own)() == "value"
-        assert step.last() is None
-        assert innermost() is outer
-    assert innermost() is None
+        assert step.bind(own)() == "value"
+        assert step.last_run() is None
+        assert current_engine() is outer
+    assert current_engine() is None
 
 
 def test_the_same_engine_may_be_entered_twice_and_closes_with_the_last() -> None:
@@ -353,8 +355,8 @@ def test_a_closed_engine_can_be_used_again(engine: oncemore.Engine) -> None:
     assert made("plain", Turns("other"), name="other")() == "other"
 
 
-def workers(engine: oncemore.Engine) -> list[Worker]:
-    return [head_of(head.head, Worker) for head in engine.store.heads(Query("worker"))]
+def workers(engine: oncemore.Engine) -> list[WorkerRecord]:
+    return [decode_head(head.head, WorkerRecord) for head in engine.store.list_heads(HeadQuery("worker"))]
 
 
 def test_closing_gives_the_lease_back() -> None:
@@ -363,7 +365,7 @@ def test_closing_gives_the_lease_back() -> None:
         made("plain", Turns("value"))()
         (mine,) = workers(second)
         assert (mine.state, mine.pid) == ("ALIVE", os.getpid())
-        assert mine.until - engine.now() == pytest.approx(60, abs=5)
+        assert mine.lease_until - engine.now() == pytest.approx(60, abs=5)
     assert [worker.state for worker in workers(second)] == ["ENDED"]
     second.close()
 
@@ -371,11 +373,11 @@ def test_closing_gives_the_lease_back() -> None:
 def test_two_engines_on_one_file_share_the_work() -> None:
     busy, turns = Busy(), Turns("never")
     with oncemore.open("log.db") as first, oncemore.open("log.db") as second:
-        busy.start(made("plain", busy.hold).on(first))
+        busy.start(made("plain", busy.hold).bind(first))
         with pytest.raises(oncemore.InProgress):
-            made("plain", turns, if_running="raise").on(second)()
+            made("plain", turns, if_running="raise").bind(second)()
         busy.end()
-        assert made("plain", turns).on(second)() == "held"
+        assert made("plain", turns).bind(second)() == "held"
         assert len(workers(first)) == 1
     assert turns.calls == 0
 

@@ -10,11 +10,11 @@ from hypothesis import given
 
 import oncemore
 from oncemore.audit import proof_schema
-from oncemore.maintenance.replay import Replay
+from oncemore.maintenance.replay import LogReplay
 from oncemore.policy.closing import HOLDS, RESUMES, STOPS, Closing, closing_of, closing_proof, decide_closing
-from oncemore.policy.decide import Situation, decide
+from oncemore.policy.decide import Situation, decide_retry
 from oncemore.testing import FakeClock
-from tests.core.test_decide import policies, situations
+from tests.policy.test_decide import policies, situations
 from tests.steps.colours import POLICY, SOON, Turns, abandoned, made
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ EVENTS = (*STOPS, *HOLDS, *RESUMES, "lease_expired", "interrupted", "outcome_unk
 @pytest.mark.unmeasured
 @given(policies, situations)
 def test_every_proof_after_an_attempt_fits_the_schema(policy: Policy, at: Situation) -> None:
-    SCHEMA.validate(decide(policy, at).proof())
+    SCHEMA.validate(decide_retry(policy, at).proof())
 
 
 @pytest.mark.parametrize("event", EVENTS)
@@ -43,7 +43,7 @@ def test_every_proof_of_a_closing_fits_the_schema_and_gives_its_decision_back(ev
                 assert decide_closing(closing_of(proof)) == decision
 
 
-FAILURES = (oncemore.errors.Failed, oncemore.errors.Refused, oncemore.errors.Uncertain)
+FAILURES = (oncemore.errors.StepFailed, oncemore.errors.CallRefused, oncemore.errors.OutcomeUncertain)
 
 
 def call_step(step: Any) -> None:
@@ -58,10 +58,13 @@ def fail_in_every_way() -> None:
     for n in range(2):
         with pytest.raises(KeyboardInterrupt):
             made(
-                "plain", Turns(KeyboardInterrupt()), name=f"cut {n}", policy=POLICY.but(max_attempts=n + 1)
+                "plain",
+                Turns(KeyboardInterrupt()),
+                name=f"cut {n}",
+                policy=POLICY.replace(max_attempts=n + 1),
             )()
     call_step(made("plain", Turns(lambda *_: object()), name="unavailable", effect="pure"))
-    slow = POLICY.but(schedule=oncemore.fixed(1200.0, 1500.0), max_delay_s=9000.0)
+    slow = POLICY.replace(schedule=oncemore.fixed(1200.0, 1500.0), max_delay_s=9000.0)
     late = made("plain", Turns(SOON), name="late", policy=slow)
     call_step(late)
     late.cancel(reason="not needed")
@@ -70,14 +73,14 @@ def fail_in_every_way() -> None:
         call_step(once)
         if name == "settled":
             once.settle(oncemore.not_applied(), reason="seen in the ledger")
-    approved = made("plain", Turns(1), name="approved", approval="required")
+    approved = made("plain", Turns(1), name="approved", requires_approval=True)
     call_step(approved)
 
 
 def check_failures(engine: oncemore.Engine) -> set[str]:
     """Check the proof of every failure in a log; return the reasons that were met."""
     reasons = set()
-    for told in Replay(seal=engine.seal).tell(engine.store.entries()):
+    for told in LogReplay(cipher=engine.cipher).replay_entries(engine.store.read_entries()):
         assert told.differences == ()
         if {"SOFT_FAIL", "HARD_FAIL"} & set(told.marks):
             assert told.decision is not None, (told.entity, told.marks, told.state.reason)
@@ -95,9 +98,9 @@ def test_every_failure_in_the_log_has_a_proof_that_fits_the_schema(tmp_path: Pat
     with oncemore.open(tmp_path / "again.db") as engine, engine:
         assert made("plain", Turns(2))() == 2
         reasons |= check_failures(engine)
-    abandoned(tmp_path / "poison.db", policy=POLICY.but(max_attempts=1))
+    abandoned(tmp_path / "poison.db", policy=POLICY.replace(max_attempts=1))
     with oncemore.open(tmp_path / "poison.db") as engine, engine:
-        call_step(made("plain", Turns(2), policy=POLICY.but(max_attempts=1)))
+        call_step(made("plain", Turns(2), policy=POLICY.replace(max_attempts=1)))
         (item,) = engine.quarantine.list()
         engine.quarantine.reject(item.id, reason="it kills workers", by="operator")
         reasons |= check_failures(engine)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import oncemore
-from oncemore.log.entry_codec import head_of
-from oncemore.log.store import Query
-from oncemore.policy.model import MOVES, STATES
-from oncemore.steps.run import KINDS, verify
+from oncemore.log.entry_codec import decode_head
+from oncemore.log.store import HeadQuery
+from oncemore.policy.model import STATES, TRANSITIONS
+from oncemore.steps.run import KINDS, verify_chain
 from oncemore.testing import FakeClock
 from tests.steps.colours import (
     POLICY,
@@ -73,7 +73,7 @@ def test_a_plain_function_gains_a_log_retries_and_telemetry_by_one_decorator(eng
 
     wrapped = oncemore.step(effect="idempotent")(stage)
     assert wrapped("2026-11-15") == "done"
-    lines = wrapped.last("2026-11-15").wal()  # type: ignore[union-attr]
+    lines = wrapped.last_run("2026-11-15").records()  # type: ignore[union-attr]
     assert turns.calls == 2
     assert lines[-1]["telemetry_snapshot"]["duration_s"] >= 0
     assert len(lines) > 5
@@ -102,7 +102,7 @@ def test_a_plain_function_gains_a_log_retries_and_telemetry_by_one_decorator(eng
     ],
 )
 def test_the_log_of_a_scenario_reads_as_it_happened(scenario: str, reads: str) -> None:
-    assert read(played(scenario).wal(), "DECISION") == reads
+    assert read(played(scenario).records(), "DECISION") == reads
 
 
 @pytest.mark.req("STATE-4", "STATE-9", "WAL-7", "WAL-13")
@@ -114,7 +114,7 @@ def test_every_record_is_complete_and_every_move_legal(effect: str, engine: once
         run = played(scenario, effect=effect)
         assert run.status in STATES
         assert run.status in ("COMPLETE", "HARD_FAIL")
-        lines = run.wal()
+        lines = run.records()
         moves = 0
         for line in lines:
             assert line.keys() >= TEN | {"seq", "at", "kind", "state", "correlation_id"}
@@ -125,7 +125,7 @@ def test_every_record_is_complete_and_every_move_legal(effect: str, engine: once
         states = [line["state"] for line in lines if line["kind"] == "TRANSITION"]
         assert states[0] == "PENDING"
         for before, after in itertools.pairwise(states):
-            assert after in MOVES[before]
+            assert after in TRANSITIONS[before]
             moves += 1
         numbers = [line["attempt"] for line in lines if line["kind"] == "INTENT"]
         assert numbers == list(range(1, len(numbers) + 1))
@@ -141,7 +141,11 @@ def test_every_record_is_complete_and_every_move_legal(effect: str, engine: once
         assert uuid.UUID(run.run_id).version == 7
         ids.append(run.run_id)
     assert ids == sorted(ids)
-    assert [head for head in engine.store.heads(Query("run")) if head_of(head.head).state == "RUNNING"] == []
+    assert [
+        head
+        for head in engine.store.list_heads(HeadQuery("run"))
+        if decode_head(head.head).state == "RUNNING"
+    ] == []
 
 
 @pytest.mark.usefixtures("engine", "clock")
@@ -150,7 +154,7 @@ def test_decisions_are_there_with_their_proofs_and_in_words(colour: str) -> None
     step = made(colour, Turns(SOON, SOON, "done"))
     run = do(colour, step.run)
     first, second = run.proofs
-    assert [line["decision_proof"] for line in run.wal() if line["kind"] == "DECISION"] == [first, second]
+    assert [line["decision_proof"] for line in run.records() if line["kind"] == "DECISION"] == [first, second]
     told = run.explain().splitlines()
     assert told[0] == f"work, key {run.key[:12]}, run 1 ({run.run_id}): COMPLETE"
     assert told[1] == "  attempt 1 began, 1 of 3 (fence 1)"
@@ -166,7 +170,7 @@ def test_a_rerun_is_told_as_a_decision_and_not_as_an_attempt() -> None:
     step = made("plain", Turns(ValueError("bad"), "good"))
     step.run()
     step.rerun(reason="mended")
-    told = step.last().explain()
+    told = step.last_run().explain()
     assert "decided by somebody: rerun, because mended" in told
     assert "→ PENDING" not in told
 
@@ -176,8 +180,12 @@ def test_a_run_is_as_it_was_when_it_was_asked_for() -> None:
     step = made("plain", Turns(ValueError("bad"), "good"))
     before = step.run()
     step.rerun(reason="mended")
-    assert (before.status, len(before.attempts), before.state.runs) == ("HARD_FAIL", 1, 1)
-    assert (step.last().status, len(step.last().attempts), step.last().state.runs) == ("COMPLETE", 1, 2)
+    assert (before.status, len(before.attempts), before.state.run_number) == ("HARD_FAIL", 1, 1)
+    assert (step.last_run().status, len(step.last_run().attempts), step.last_run().state.run_number) == (
+        "COMPLETE",
+        1,
+        2,
+    )
     assert before.error["message"] == "bad"
 
 
@@ -185,8 +193,8 @@ def test_a_run_is_as_it_was_when_it_was_asked_for() -> None:
 def test_one_can_wait_for_a_run_from_outside(engine: oncemore.Engine) -> None:
     busy = Busy()
     step = made("plain", busy.hold)
-    busy.start(step.on(engine))
-    going = step.last()
+    busy.start(step.bind(engine))
+    going = step.last_run()
     assert (going.status, going.attempts[0].outcome, going.attempts[0].ended) == ("RUNNING", "RUNNING", None)
     assert going.wait(0.01).status == "RUNNING"
     threading.Timer(0.05, busy.go_on.set).start()
@@ -222,11 +230,11 @@ def busy_log(engine: oncemore.Engine) -> None:
 @pytest.mark.usefixtures("clock")
 def test_the_log_alone_gives_every_head(engine: oncemore.Engine) -> None:
     busy_log(engine)
-    rebuilt = verify(engine.store.entries())
+    rebuilt = verify_chain(engine.store.read_entries())
     found = {}
     for kind, made_of in KINDS.items():
-        for head in engine.store.heads(Query(kind, limit=1000)):
-            found[head.entity] = (head.version, head.hash, head_of(head.head, made_of))
+        for head in engine.store.list_heads(HeadQuery(kind, limit=1000)):
+            found[head.entity] = (head.version, head.hash, decode_head(head.head, made_of))
     assert found == rebuilt
     assert {name.partition("/")[0] for name in found} == {"run", "worker", "event", "policy"}
 
@@ -243,17 +251,17 @@ def test_a_lease_is_kept_by_renewals_that_are_entries_and_others_are_refused(
     def work(x: int) -> str:
         for _ in range(7):  # 140 s and a bit
             clock.advance(20)
-            engine.beat()
+            engine.renew_leases()
             with pytest.raises(oncemore.InProgress) as caught:
-                _elsewhere(made("plain", Turns("never"), if_running="raise").on(second))
+                _elsewhere(made("plain", Turns("never"), if_running="raise").bind(second))
             refused.append(caught.value.until - second.now())
         clock.advance(10)
         return "done"
 
-    assert do(colour, made(colour, work).on(engine)) == "done"
+    assert do(colour, made(colour, work).bind(engine)) == "done"
     assert refused == pytest.approx([60.0] * 7, abs=1)
-    (worker,) = [head.entity for head in engine.store.heads(Query("worker")) if head.version > 2]
-    renewals = list(engine.store.entries(worker))
+    (worker,) = [head.entity for head in engine.store.list_heads(HeadQuery("worker")) if head.version > 2]
+    renewals = list(engine.store.read_entries(worker))
     assert len(renewals) >= 3
     for each in (engine, second):
         each.close()
@@ -271,12 +279,12 @@ def test_recovered_runs_are_told_with_the_worker_that_was_lost(tmp_path: Any) ->
     with oncemore.open(tmp_path / "log.db") as engine:
         step = made("plain", Turns("done"))
         step()
-        assert read(step.last().wal()) == (
+        assert read(step.last_run().records()) == (
             "PENDING(1) RUNNING(1) INTENT(1) SOFT_FAIL(1) RUNNING(2) INTENT(2) COMMIT(2) COMPLETE(2)"
         )
-        assert step.last().attempts[0].worker == lost.state.worker
-        assert "the worker that had it is gone" in step.last().explain()
-        verify(engine.store.entries())
+        assert step.last_run().attempts[0].worker == lost.state.worker
+        assert "the worker that had it is gone" in step.last_run().explain()
+        verify_chain(engine.store.read_entries())
 
 
 @in_memory
@@ -284,24 +292,24 @@ def test_recovered_runs_are_told_with_the_worker_that_was_lost(tmp_path: Any) ->
 def test_ten_calls_of_finished_work_write_nothing(engine: oncemore.Engine) -> None:
     step = made("plain", Turns("done"))
     step()
-    before = len(list(engine.store.entries()))
+    before = len(list(engine.store.read_entries()))
     assert [step() for _ in range(10)] == ["done"] * 10
-    assert len(list(engine.store.entries())) == before
+    assert len(list(engine.store.read_entries())) == before
 
 
 @in_memory
 @pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("seed", ["<sha256(run_id)>", "<sha256(idempotency_key)>", "literal"])
 def test_draws_are_seeded_as_the_policy_says_and_the_seed_is_recorded(seed: str) -> None:
-    step = made("plain", Turns("done"), policy=POLICY.but(jitter_seed=seed))
+    step = made("plain", Turns("done"), policy=POLICY.replace(jitter_seed=seed))
     run = step.run(1)
     of_run, of_key = (hashlib.sha256(text.encode()).hexdigest() for text in (run.run_id, run.key))
     meant = {"<sha256(run_id)>": of_run, "<sha256(idempotency_key)>": of_key, "literal": "literal"}
-    assert {line["seed"] for line in run.wal()} == {meant[seed]}
+    assert {line["seed"] for line in run.records()} == {meant[seed]}
 
 
 @in_memory
 @pytest.mark.usefixtures("engine")
 def test_an_entry_that_is_not_there_has_no_body() -> None:
     run = made("plain", Turns("done")).run(1)
-    assert run._body(99) == {}
+    assert run._read_body(99) == {}

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import oncemore
-from oncemore.log.entry_codec import head_of
-from oncemore.log.head_access import write_of
-from oncemore.log.record import Change
-from oncemore.log.record import Run as State
+from oncemore.log.entry_codec import decode_head
+from oncemore.log.head_access import build_write
+from oncemore.log.record import RecordChange
+from oncemore.log.record import RunRecord as State
 from oncemore.log.store import Batch, Stored
-from oncemore.steps import decorator
+from oncemore.steps import prepare
 from oncemore.testing import FakeClock
 from tests.steps.colours import SOON, Busy, Turns, abandoned, do, each_colour, made, on_sqlite
 
@@ -32,7 +32,7 @@ VALUES: list[Any] = [
 def _how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything here holds also where each call is taken for one of new work."""
     if request.param == "taken for new":
-        monkeypatch.setattr(decorator, "IN_A_ROW", 0)
+        monkeypatch.setattr(prepare, "NEW_WORK_STREAK", 0)
 
 
 @each_colour
@@ -41,22 +41,22 @@ def test_work_is_taken_for_new_after_many_calls_of_new_work_until_one_is_not(
 ) -> None:
     ran: list[int] = []
     looked: list[str] = []
-    work, head = made(colour, ran.append), engine.store.head
+    work, head = made(colour, ran.append), engine.store.load_head
 
     def counted(entity: str) -> Any:
         looked.append(entity)
         return head(entity)
 
     do(colour, work, -1)
-    monkeypatch.setattr(engine.store, "head", counted)
-    for number in range(decorator.IN_A_ROW + 10):
+    monkeypatch.setattr(engine.store, "load_head", counted)
+    for number in range(prepare.NEW_WORK_STREAK + 10):
         do(colour, work, number)
-    assert len(looked) == max(0, decorator.IN_A_ROW - 1)
+    assert len(looked) == max(0, prepare.NEW_WORK_STREAK - 1)
     looked.clear()
     for number in (0, 1, 2):
         do(colour, work, number)
     assert len(looked) == 3, "one was claimed in vain and then read, the others were read at once"
-    assert ran == list(range(-1, decorator.IN_A_ROW + 10))
+    assert ran == list(range(-1, prepare.NEW_WORK_STREAK + 10))
 
 
 @pytest.mark.usefixtures("engine")
@@ -115,7 +115,7 @@ def test_a_result_that_cannot_be_kept_is_done_all_the_same(
     assert run.status == "COMPLETE"
     with pytest.raises(oncemore.ResultUnavailable):
         _ = run.value
-    assert b"pickle" not in b"".join(entry.body or b"" for entry in engine.store.entries())
+    assert b"pickle" not in b"".join(entry.body or b"" for entry in engine.store.read_entries())
 
 
 @pytest.mark.req("IDEM-18")
@@ -125,7 +125,7 @@ def test_a_pure_step_whose_result_cannot_be_kept_fails_for_good(colour: str) -> 
     turns = Turns(lambda x: lambda: 1)
     step = made(colour, turns, effect="pure")
     for cause in (oncemore.ResultUnavailable, type(None)):
-        with pytest.raises(oncemore.Terminal, match="the result is a function") as caught:
+        with pytest.raises(oncemore.PermanentFailure, match="the result is a function") as caught:
             do(colour, step)
         assert isinstance(caught.value.__cause__, cause)
     assert turns.calls == 1
@@ -138,7 +138,7 @@ def test_a_pure_step_whose_result_cannot_be_kept_fails_for_good(colour: str) -> 
 @each_colour
 def test_a_call_waits_for_an_attempt_that_is_under_way(colour: str, engine: oncemore.Engine) -> None:
     busy, other = Busy(), Turns("other")
-    busy.start(made("plain", busy.hold).on(engine))
+    busy.start(made("plain", busy.hold).bind(engine))
     threading.Timer(0.05, busy.go_on.set).start()
     assert do(colour, made(colour, other)) == "held"
     busy.end()
@@ -152,12 +152,12 @@ def test_a_call_that_does_not_wait_is_told_who_has_it_and_until_when(
     colour: str, engine: oncemore.Engine, tmp_path: Path
 ) -> None:
     busy, turns = Busy(), Turns("mine")
-    holder = made("plain", busy.hold).on(engine)
+    holder = made("plain", busy.hold).bind(engine)
     busy.start(holder)
-    worker = holder.last().state.worker
+    worker = holder.last_run().state.worker
     with oncemore.open(tmp_path / "log.db", lease_s=7) as second:
         for where in (engine, second):
-            step = made(colour, turns, if_running="raise").on(where)
+            step = made(colour, turns, if_running="raise").bind(where)
             with pytest.raises(oncemore.InProgress, match="is being worked on by") as caught:
                 do(colour, step)
             assert caught.value.worker == worker
@@ -172,9 +172,9 @@ def test_a_call_that_does_not_wait_is_told_who_has_it_and_until_when(
 @each_colour
 def test_within_bounds_the_waiting_for_somebody_else(colour: str, engine: oncemore.Engine) -> None:
     busy = Busy()
-    busy.start(made("plain", busy.hold).on(engine))
+    busy.start(made("plain", busy.hold).bind(engine))
     with pytest.raises(oncemore.InProgress):
-        do(colour, made(colour, Turns("mine"), within=0.05))
+        do(colour, made(colour, Turns("mine"), total_timeout=0.05))
     busy.end()
 
 
@@ -188,7 +188,7 @@ def test_an_attempt_whose_worker_is_gone_is_closed_and_the_work_done_again(
     with oncemore.open(tmp_path / "log.db"):
         step = made(colour, turns, effect=effect)
         assert do(colour, step) == 2
-        first, second = step.last().attempts
+        first, second = step.last_run().attempts
     assert (first.number, first.outcome, first.reason) == (1, "SOFT_FAIL", "lease_expired")
     assert (second.number, second.outcome) == (2, "COMPLETE")
     assert first.worker == lost.state.worker != second.worker
@@ -203,7 +203,7 @@ def test_lost_attempts_use_up_the_budget_too(tmp_path: Path) -> None:
         step = made("plain", turns)
         with pytest.raises(oncemore.Quarantined, match=r"poison.*the worker that had it is gone"):
             step()
-        assert [attempt.number for attempt in step.last().attempts] == [1, 2, 3]
+        assert [attempt.number for attempt in step.last_run().attempts] == [1, 2, 3]
     assert turns.calls == 0
 
 
@@ -226,7 +226,7 @@ def test_what_is_due_later_is_parked_and_a_later_call_goes_on(colour: str, tmp_p
     with oncemore.open(tmp_path / "log.db", max_inline_wait_s=4) as engine:
         step = made(colour, turns)
         began = engine.now()
-        with pytest.raises(oncemore.Parked, match="a later call goes on") as caught:
+        with pytest.raises(oncemore.Deferred, match="a later call goes on") as caught:
             do(colour, step)
         assert caught.value.until == pytest.approx(began + 5, abs=0.5)
         assert caught.value.until == caught.value.run.not_before  # type: ignore[attr-defined]
@@ -241,7 +241,7 @@ def test_what_is_due_later_is_parked_and_a_later_call_goes_on(colour: str, tmp_p
 def test_whoever_takes_over_during_a_delay_respects_it(colour: str, tmp_path: Path, clock: FakeClock) -> None:
     began: list[float] = []
     turns = Turns(SOON, lambda x: began.append(second.now()))
-    with oncemore.open(tmp_path / "log.db", max_inline_wait_s=0), pytest.raises(oncemore.Parked) as caught:
+    with oncemore.open(tmp_path / "log.db", max_inline_wait_s=0), pytest.raises(oncemore.Deferred) as caught:
         do(colour, made(colour, turns))
     clock.advance(1)
     with oncemore.open(tmp_path / "log.db") as second:
@@ -255,12 +255,12 @@ def test_a_caller_who_has_less_time_than_the_delay_is_parked() -> None:
     turns = Turns(SOON, "done")
     with oncemore.open("memory:") as engine:
         engine.inline_wait_s = 0
-        with pytest.raises(oncemore.Parked):
+        with pytest.raises(oncemore.Deferred):
             made("plain", turns)()
         engine.inline_wait_s = 60
-        with pytest.raises(oncemore.Parked):
-            made("plain", turns, within=1)()
-        assert made("plain", turns, within=10)() == "done"
+        with pytest.raises(oncemore.Deferred):
+            made("plain", turns, total_timeout=1)()
+        assert made("plain", turns, total_timeout=10)() == "done"
 
 
 # It is held -----------------------------------------------------------------------------------------
@@ -295,21 +295,21 @@ def test_a_once_attempt_whose_worker_is_gone_is_held(tmp_path: Path) -> None:
 @pytest.mark.req("WAL-11")
 @pytest.mark.usefixtures("engine", "clock")
 @each_colour
-@pytest.mark.parametrize("asked", ["at once", "later"])
+@pytest.mark.parametrize("asked", ["at once", "deferred"])
 def test_reconcile_is_asked_again_until_it_knows(colour: str, asked: str) -> None:
     answers = Turns(oncemore.unknown(), oncemore.unknown(), oncemore.applied("found it"))
     if asked == "at once":
         answers.turns = answers.turns[2:]
     turns = Turns(SOON)
     step = made(colour, turns, effect="once", reconcile=lambda x=0: answers())
-    if asked == "later":
+    if asked == "deferred":
         with pytest.raises(oncemore.OutcomeUnknown):
             do(colour, step, 1)
         assert answers.calls == 2
     assert do(colour, step, 1) == "found it"
     assert do(colour, step, 1) == "found it"
-    assert (turns.calls, answers.calls) == (1, 3 if asked == "later" else 1)
-    assert step.last(1).reason == "reconciled"
+    assert (turns.calls, answers.calls) == (1, 3 if asked == "deferred" else 1)
+    assert step.last_run(1).reason == "reconciled"
 
 
 @pytest.mark.req("WAL-11")
@@ -394,7 +394,7 @@ def test_a_person_can_say_that_it_did_not_happen(colour: str) -> None:
     run = step.settle(oncemore.not_applied(), reason="the bank has no trace of it")
     assert (run.status, run.held_for) == ("SOFT_FAIL", "")
     assert do(colour, step) == "paid"
-    assert "decided by somebody: settle, because the bank has no trace of it" in step.last().explain()
+    assert "decided by somebody: settle, because the bank has no trace of it" in step.last_run().explain()
 
 
 @pytest.mark.usefixtures("engine")
@@ -460,7 +460,7 @@ def test_a_failure_sticks_with_its_class_and_message_and_the_first_caller_gets_t
     step = made(colour, turns)
     told = []
     for cause in (bug, None, None):
-        with pytest.raises(oncemore.Terminal, match=r"ValueError: no such product") as caught:
+        with pytest.raises(oncemore.PermanentFailure, match=r"ValueError: no such product") as caught:
             do(colour, step)
         assert caught.value.__cause__ is cause
         assert isinstance(caught.value.run, oncemore.Run)
@@ -482,7 +482,7 @@ def test_exhaustion_is_another_failure_than_a_permanent_error(colour: str) -> No
         with pytest.raises(oncemore.RetriesExhausted, match=r"after 3 attempts \(max_attempts_exceeded\)"):
             do(colour, step)
     assert turns.calls == 3
-    final = [line for line in step.last().wal() if line["kind"] == "TRANSITION"][-1]
+    final = [line for line in step.last_run().records() if line["kind"] == "TRANSITION"][-1]
     assert final["state"] == "HARD_FAIL"
     assert final["error"]["error"] == final["reason"] == "max_attempts_exceeded"
     assert final["error"]["last"]["message"] == "not yet"
@@ -507,17 +507,17 @@ def test_a_failed_run_can_be_run_again_for_a_reason_with_a_new_budget(
     step = made(colour, work)
     with pytest.raises(oncemore.RetriesExhausted):
         do(colour, step)
-    first = step.last()
+    first = step.last_run()
     with oncemore.context(actor="ada"):
         assert do(colour, step.rerun, reason="the provider is back") == "at last"
-    run = step.last()
+    run = step.last_run()
     assert numbers == fences == [1, 2, 3, 4, 5, 6]
     assert [attempt.number for attempt in run.attempts] == [4, 5, 6]
-    assert (run.state.runs, run.state.tried, run.state.allowed) == (2, 3, 3)
+    assert (run.state.run_number, run.state.attempt_count, run.state.max_attempts) == (2, 3, 3)
     assert run.run_id != first.run_id
     assert "decided by ada: rerun, because the provider is back" in run.explain()
     assert do(colour, step) == "at last"
-    lines = run.wal()
+    lines = run.records()
     for one in {line["run_id"] for line in lines}:
         states = [line["state"] for line in lines if line["run_id"] == one and line["kind"] == "TRANSITION"]
         assert "HARD_FAIL" not in states[:-1]
@@ -541,14 +541,14 @@ def test_only_a_failed_run_can_be_run_again(tmp_path: Path) -> None:
         held.rerun(reason="why not")
     with oncemore.open(tmp_path / "other.db", max_inline_wait_s=0):
         waits = made("plain", Turns(SOON), name="waits")
-        with pytest.raises(oncemore.Parked):
+        with pytest.raises(oncemore.Deferred):
             waits()
         with pytest.raises(oncemore.UsageError, match="not over yet"):
             waits.rerun(reason="why not")
     busy = Busy()
     runs = made("plain", busy.hold, name="runs")
     with oncemore.open(tmp_path / "third.db") as engine:
-        busy.start(runs.on(engine))
+        busy.start(runs.bind(engine))
         with pytest.raises(oncemore.InProgress) as going:
             runs.rerun(reason="why not")
         assert going.value.worker
@@ -568,21 +568,21 @@ def test_pure_work_can_be_run_again_though_it_is_done() -> None:
 @pytest.mark.parametrize("policy", ["exoarmur", "lit"])
 @each_colour
 def test_where_the_policy_says_so_a_call_of_failed_work_is_a_new_run(colour: str, policy: str) -> None:
-    turns = Turns(oncemore.Violation("SCHEMA_INVALID"), "good")
+    turns = Turns(oncemore.PolicyViolation("SCHEMA_INVALID"), "good")
     step = made(colour, turns, policy=policy)
-    with pytest.raises(oncemore.Terminal):
+    with pytest.raises(oncemore.PermanentFailure):
         do(colour, step)
     assert do(colour, step) == "good"
-    assert (step.last().state.runs, [one.number for one in step.last().attempts]) == (2, [2])
+    assert (step.last_run().state.run_number, [one.number for one in step.last_run().attempts]) == (2, [2])
 
 
 @pytest.mark.usefixtures("engine", "clock")
 @pytest.mark.parametrize("policy", ["exoarmur", "lit"])
 def test_a_once_effect_is_never_run_anew_by_a_call(policy: str) -> None:
-    turns = Turns(oncemore.Violation("SCHEMA_INVALID"), "twice")
-    step = made("plain", turns, policy=policy, effect="once", not_applied=oncemore.Violation)
+    turns = Turns(oncemore.PolicyViolation("SCHEMA_INVALID"), "twice")
+    step = made("plain", turns, policy=policy, effect="once", not_applied=oncemore.PolicyViolation)
     for _ in range(2):
-        with pytest.raises(oncemore.Terminal):
+        with pytest.raises(oncemore.PermanentFailure):
             step()
     assert turns.calls == 1
     assert step.rerun(reason="the schema is mended") == "twice"
@@ -593,13 +593,13 @@ def test_a_once_effect_is_never_run_anew_by_a_call(policy: str) -> None:
 
 def prune(engine: oncemore.Engine, entity: str) -> None:
     """Forget the bodies of a run, as a retention job will."""
-    head = engine.store.head(entity)
+    head = engine.store.load_head(entity)
     assert head is not None
-    state: State = head_of(head.head)
-    change = Change(("PRUNE",), state, state._replace(pruned=engine.now()))
-    write = write_of(entity, head.version, head.hash, change, engine.now())
+    state: State = decode_head(head.head)
+    change = RecordChange(("PRUNE",), state, state._replace(pruned_at=engine.now()))
+    write = build_write(entity, head.version, head.hash, change, engine.now())
     assert isinstance(engine.store.append(Batch((write,))).wait(), Stored)
-    engine.store.prune({entity: head.version + 1})
+    engine.store.prune_bodies({entity: head.version + 1})
 
 
 @each_colour
@@ -613,21 +613,21 @@ def test_pruned_work_is_not_run_a_second_time(colour: str, effect: str, engine: 
         with pytest.raises(oncemore.KeyExpired, match="ended as COMPLETE and its record was pruned"):
             do(colour, call)
     with pytest.raises(oncemore.KeyExpired, match="its value was pruned"):
-        _ = step.last().value
-    assert step.last().attempts[0].outcome == "COMPLETE"
+        _ = step.last_run().value
+    assert step.last_run().attempts[0].outcome == "COMPLETE"
     assert turns.calls == 1
-    assert step.last().explain().count("COMPLETE") == 2  # its standing, and its one attempt
-    assert "were pruned" in step.last().explain()
+    assert step.last_run().explain().count("COMPLETE") == 2  # its standing, and its one attempt
+    assert "were pruned" in step.last_run().explain()
 
 
 def test_pruned_failures_cannot_be_run_again_either(engine: oncemore.Engine) -> None:
     step = made("plain", Turns(ValueError()))
-    with pytest.raises(oncemore.Terminal):
+    with pytest.raises(oncemore.PermanentFailure):
         step()
     prune(engine, "run/" + step.key())
     with pytest.raises(oncemore.KeyExpired, match="ended as HARD_FAIL"):
         step.rerun(reason="please")
-    assert step.last().error is None
+    assert step.last_run().error is None
 
 
 # What a call leaves behind --------------------------------------------------------------------------
@@ -661,8 +661,8 @@ def test_run_is_about_the_call_though_the_work_changed_its_argument(colour: str)
 def test_last_and_key_run_nothing() -> None:
     turns = Turns("value")
     step = made("plain", turns)
-    assert step.last() is None
+    assert step.last_run() is None
     assert len(step.key()) == 64
     step()
-    assert step.last().value == "value"
+    assert step.last_run().value == "value"
     assert turns.calls == 1

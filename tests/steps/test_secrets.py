@@ -90,10 +90,10 @@ def test_no_known_shape_of_a_secret_reaches_the_store(
         for at, text in enumerate(TEXTS):
             step = made("plain", Turns(causing(text, how)), effect="pure", policy="standard")
             for _ in range(2):
-                with pytest.raises(oncemore.Terminal) as caught:
+                with pytest.raises(oncemore.PermanentFailure) as caught:
                     step(at)
                 shown.append(str(caught.value))
-            shown.append(step.last(at).explain())
+            shown.append(step.last_run(at).explain())
         found = bytes_of(tmp_path)  # while the write-ahead log is still there
     found += bytes_of(tmp_path)
     assert b"ValueError" in found
@@ -134,7 +134,7 @@ def test_a_secret_argument_never_reaches_the_store_though_the_error_echoes_it(
     found = b""
     with oncemore.open(tmp_path / "log.db"):
         for x in range(len(echoes)):
-            with pytest.raises(oncemore.Terminal) as caught:
+            with pytest.raises(oncemore.PermanentFailure) as caught:
                 do(colour, work, x, Secret(HUNTER) if wrapped else HUNTER)
             found += str(caught.value).encode()
         found += bytes_of(tmp_path)
@@ -156,7 +156,7 @@ def test_secrets_inside_a_secret_are_found_too(tmp_path: Path) -> None:
         raise ValueError(str(held.reveal()))
 
     with oncemore.open(tmp_path / "log.db"):
-        with pytest.raises(oncemore.Terminal):
+        with pytest.raises(oncemore.PermanentFailure):
             work(Secret(held))
         found = bytes_of(tmp_path)
     assert b"ValueError" in found

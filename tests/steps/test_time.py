@@ -13,7 +13,7 @@ from oncemore.testing import FakeClock
 from tests.steps import isolated
 from tests.steps.colours import POLICY, SOON, Turns, do, each_colour, in_memory, made
 
-AT_ONCE = POLICY.but(schedule=oncemore.fixed(0.001, 0.002))
+AT_ONCE = POLICY.replace(schedule=oncemore.fixed(0.001, 0.002))
 
 
 class Blocks:
@@ -40,7 +40,7 @@ class Blocks:
     def end(self) -> None:
         self.go_on.set()
         ends = time.monotonic() + 10
-        while self.ended < self.started or oncemore.still_running():
+        while self.ended < self.started or oncemore.abandoned_calls():
             assert time.monotonic() < ends
             time.sleep(0.001)
 
@@ -52,15 +52,15 @@ def test_plain_work_that_takes_too_long_is_left_behind_listed_and_tried_again(ef
     blocks = Blocks()
     step = made("plain", blocks, effect=effect, timeout=0.05, policy=AT_ONCE)
     assert step() == 2
-    (straggler,) = oncemore.still_running()
+    (straggler,) = oncemore.abandoned_calls()
     assert (straggler.name, straggler.limit_s) == ("work", 0.05)
     assert blocks.most == 2
-    before = step.last()
+    before = step.last_run()
     blocks.end()
-    assert oncemore.still_running() == ()
-    assert step.last().version == before.version  # its late result went nowhere
+    assert oncemore.abandoned_calls() == ()
+    assert step.last_run().version == before.version  # its late result went nowhere
     assert step() == 2
-    first, second = step.last().attempts
+    first, second = step.last_run().attempts
     assert (first.outcome, first.error["type"], second.outcome) == ("SOFT_FAIL", "AttemptTimeout", "COMPLETE")
     assert blocks.started == 2
 
@@ -73,19 +73,19 @@ def test_a_once_effect_that_takes_too_long_is_held_and_never_in_flight_twice() -
     for _ in range(2):
         with pytest.raises(oncemore.OutcomeUnknown):
             step()
-    assert len(oncemore.still_running()) == 1
+    assert len(oncemore.abandoned_calls()) == 1
     blocks.end()
     assert (blocks.started, blocks.most) == (1, 1)
     with pytest.raises(oncemore.OutcomeUnknown):
         step()
-    assert step.last().held_for == "outcome_unknown"
+    assert step.last_run().held_for == "outcome_unknown"
 
 
 @pytest.mark.req("TIME-1")
 @pytest.mark.usefixtures("engine")
 def test_plain_work_that_never_comes_back_ends_with_a_timeout() -> None:
     blocks = Blocks(first=9)
-    step = made("plain", blocks, timeout=0.05, policy=AT_ONCE.but(max_attempts=2))
+    step = made("plain", blocks, timeout=0.05, policy=AT_ONCE.replace(max_attempts=2))
     began = time.monotonic()
     with pytest.raises(oncemore.RetriesExhausted) as caught:
         step()
@@ -100,7 +100,7 @@ def test_plain_work_that_never_comes_back_ends_with_a_timeout() -> None:
 @pytest.mark.parametrize("effect", ["idempotent", "once"])
 def test_awaited_work_that_takes_too_long_is_cancelled(colour: str, effect: str) -> None:
     cancelled: list[int] = []
-    before = set(oncemore.still_running())
+    before = set(oncemore.abandoned_calls())
 
     @oncemore.step(effect=effect, timeout=0.05, policy=AT_ONCE, name="awaited")  # type: ignore[arg-type]
     async def work() -> int:
@@ -118,8 +118,8 @@ def test_awaited_work_that_takes_too_long_is_cancelled(colour: str, effect: str)
     else:
         assert do(colour, work) == 2
     assert cancelled == [1]
-    assert work.last().attempts[0].error["type"] == "AttemptTimeout"  # type: ignore[union-attr, index]
-    assert set(oncemore.still_running()) <= before, "what is cancelled leaves nobody behind"
+    assert work.last_run().attempts[0].error["type"] == "AttemptTimeout"  # type: ignore[union-attr, index]
+    assert set(oncemore.abandoned_calls()) <= before, "what is cancelled leaves nobody behind"
 
 
 # The whole ------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def test_awaited_work_that_takes_too_long_is_cancelled(colour: str, effect: str)
 @each_colour
 def test_the_whole_run_has_a_limit_that_no_wait_may_pass(colour: str, clock: FakeClock) -> None:
     turns = Turns(SOON)
-    step = made(colour, turns, within=11)
+    step = made(colour, turns, total_timeout=11)
     with pytest.raises(oncemore.DeadlineExceeded, match="wait_beyond_deadline") as caught:
         do(colour, step)
     assert turns.calls == 2
@@ -144,16 +144,16 @@ def test_the_whole_run_has_a_limit_that_no_wait_may_pass(colour: str, clock: Fak
 def test_a_final_failure_is_escalated_with_deadline_what_was_left_and_attempts(
     colour: str, engine: oncemore.Engine
 ) -> None:
-    step = made(colour, Turns(SOON), within=100)
+    step = made(colour, Turns(SOON), total_timeout=100)
     began = engine.now()
     run = do(colour, step.run)
-    (line,) = [line for line in run.wal() if line["kind"] == "ESCALATION"]
+    (line,) = [line for line in run.records() if line["kind"] == "ESCALATION"]
     told = line["escalation"]
     assert (told["policy"], told["attempts"]) == ("deadline-aware", 3)
     assert told["deadline"] == pytest.approx(began + 100, abs=1)
     assert told["left_s"] == pytest.approx(88, abs=1)
     endless = made(colour, Turns(ValueError()), name="endless")
-    (line,) = [line for line in do(colour, endless.run).wal() if line["kind"] == "ESCALATION"]
+    (line,) = [line for line in do(colour, endless.run).records() if line["kind"] == "ESCALATION"]
     permanent = {"policy": "autonomy-matrix", "deadline": None, "left_s": None, "attempts": 1}
     assert line["escalation"] == permanent
 
@@ -166,9 +166,9 @@ def test_nothing_is_begun_when_the_deadline_has_passed(colour: str, engine: once
     with oncemore.context(deadline=engine.now() - 1):
         with pytest.raises(oncemore.DeadlineExceeded, match="was not begun: its deadline has passed"):
             do(colour, step)
-        assert step.last() is None
+        assert step.last_run() is None
     assert turns.calls == 0
-    assert list(engine.store.entries()) == []
+    assert list(engine.store.read_entries()) == []
 
 
 @in_memory
@@ -186,12 +186,12 @@ def test_what_is_done_is_returned_though_the_deadline_has_passed(
 @in_memory
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize(
-    ("within", "around", "left"), [(50, 100, 50), (100, 50, 50), (None, 70, 70), (70, None, 70)]
+    ("total_timeout", "around", "left"), [(50, 100, 50), (100, 50, 50), (None, 70, 70), (70, None, 70)]
 )
 def test_the_earlier_of_the_steps_own_limit_and_the_deadline_around_it_holds(
-    within: float | None, around: float | None, left: float, engine: oncemore.Engine
+    total_timeout: float | None, around: float | None, left: float, engine: oncemore.Engine
 ) -> None:
-    step = made("plain", Turns("done"), within=within)
+    step = made("plain", Turns("done"), total_timeout=total_timeout)
     with oncemore.context(deadline=None if around is None else engine.now() + around):
         run = step.run()
     assert run.state.deadline - engine.now() == pytest.approx(left, abs=1)
@@ -201,15 +201,15 @@ def test_the_earlier_of_the_steps_own_limit_and_the_deadline_around_it_holds(
 def test_a_run_whose_deadline_passed_while_it_waited_is_over(colour: str, clock: FakeClock) -> None:
     turns = Turns(SOON, "never")
     with oncemore.open("memory:", max_inline_wait_s=0) as engine:
-        step = made(colour, turns, within=50)
-        with pytest.raises(oncemore.Parked):
+        step = made(colour, turns, total_timeout=50)
+        with pytest.raises(oncemore.Deferred):
             do(colour, step)
         clock.advance(60)
         with pytest.raises(oncemore.DeadlineExceeded, match="its deadline has passed"):
             do(colour, step)
-        run = step.last()
+        run = step.last_run()
         assert (run.status, run.reason) == ("HARD_FAIL", "deadline_passed")
-        (line,) = [line for line in run.wal() if line["kind"] == "ESCALATION"]
+        (line,) = [line for line in run.records() if line["kind"] == "ESCALATION"]
         assert line["escalation"]["left_s"] == pytest.approx(-10, abs=1)
         assert engine.now() > run.state.deadline
     assert turns.calls == 1
@@ -218,7 +218,7 @@ def test_a_run_whose_deadline_passed_while_it_waited_is_over(colour: str, clock:
 @pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("colour", ["asyncio", "trio"])
 def test_an_attempt_is_cut_off_at_the_end_of_the_whole(colour: str) -> None:
-    @oncemore.step(effect="pure", within=0.05, timeout=5, name="whole")
+    @oncemore.step(effect="pure", total_timeout=0.05, timeout=5, name="whole")
     async def work() -> None:
         await anyio.sleep(10)
 
@@ -235,11 +235,11 @@ def test_an_attempt_is_cut_off_at_the_end_of_the_whole(colour: str) -> None:
 def test_plain_work_is_left_behind_at_the_end_of_the_whole() -> None:
     blocks = Blocks()
     with pytest.raises(oncemore.DeadlineExceeded):
-        made("plain", blocks, within=0.05)()
+        made("plain", blocks, total_timeout=0.05)()
     blocks.end()
     blocks = Blocks()
     with pytest.raises(oncemore.OutcomeUnknown):
-        made("plain", blocks, within=0.05, effect="once")(1)
+        made("plain", blocks, total_timeout=0.05, effect="once")(1)
     blocks.end()
 
 
@@ -261,12 +261,12 @@ def test_an_inner_step_is_cut_off_with_the_one_around_it(colour: str) -> None:
     async def inner() -> None:
         await anyio.sleep(20)
 
-    @oncemore.step(effect="pure", timeout=0.1, name="outer", policy=AT_ONCE.but(max_attempts=1))
+    @oncemore.step(effect="pure", timeout=0.1, name="outer", policy=AT_ONCE.replace(max_attempts=1))
     async def outer() -> None:
         await inner()
 
     began = time.monotonic()
-    with pytest.raises(oncemore.Failed):
+    with pytest.raises(oncemore.StepFailed):
         do(colour, outer)
     assert time.monotonic() - began < 5
 
@@ -275,7 +275,7 @@ def test_an_inner_step_is_cut_off_with_the_one_around_it(colour: str) -> None:
 @pytest.mark.usefixtures("engine")
 def test_retry_around_a_step_bounds_it_too() -> None:
     left: list[Any] = []
-    step = made("plain", lambda x: left.append(oncemore.remaining()))
+    step = made("plain", lambda x: left.append(oncemore.time_remaining()))
     oncemore.retrying(step, on=OSError, timeout=5)()
     assert 4 < left[0] <= 5
 
@@ -286,7 +286,7 @@ def test_retry_around_a_step_does_not_multiply_its_attempts(clock: FakeClock) ->
     turns = Turns(ConnectionResetError())
     step = made("plain", turns)
     with pytest.raises(oncemore.RetriesExhausted):
-        oncemore.retrying(step, on=oncemore.Failed, attempts=3)()
+        oncemore.retrying(step, on=oncemore.StepFailed, attempts=3)()
     assert turns.calls == 3
 
 

@@ -23,8 +23,8 @@ def test_pure_work_of_another_version_or_config_runs_anew(colour: str, kind: str
         assert do(colour, made(colour, turns, effect="pure")) == "first"
         assert do(colour, made(colour, turns, effect="pure", version="2")) == "second"
         assert do(colour, made(colour, turns, effect="pure", version="2", config={"cut": 5})) == "third"
-        run = made(colour, turns, effect="pure", version="2", config={"cut": 5}).last()
-        assert (run.state.runs, run.state.attempt) == (3, 3)
+        run = made(colour, turns, effect="pure", version="2", config={"cut": 5}).last_run()
+        assert (run.state.run_number, run.state.attempt) == (3, 3)
     assert (turns.calls, heard) == (3, [])
 
 
@@ -41,7 +41,7 @@ def test_any_other_effect_returns_the_stored_value_and_says_so_once(
         before = made(colour, turns, effect=effect)
         assert do(colour, before) == "first"
         assert do(colour, made(colour, turns, effect=effect, version="2")) == "first"
-        key, cfg = before.key(), before.last().state.cfg_hash
+        key, cfg = before.key(), before.last_run().state.cfg_hash
     assert turns.calls == 1
     (event,) = heard
     assert isinstance(event, ConfigDrift)
@@ -83,7 +83,9 @@ def test_a_change_of_policy_alone_changes_nothing(colour: str, tmp_path: Any) ->
     turns = Turns("first", "second")
     with opened("memory", tmp_path, heard):
         do(colour, made(colour, turns, effect="pure"))
-        assert do(colour, made(colour, turns, effect="pure", policy=POLICY.but(max_attempts=9))) == "first"
+        assert (
+            do(colour, made(colour, turns, effect="pure", policy=POLICY.replace(max_attempts=9))) == "first"
+        )
         assert do(colour, made(colour, turns, effect="pure", policy="standard", timeout=5)) == "first"
     assert (turns.calls, heard) == (1, [])
 
@@ -101,7 +103,10 @@ def test_hashes_of_inputs_and_configuration_stand_beside_the_key() -> None:
     assert (other[0] != plain[0], other[1]) == (True, plain[1])
     other = hashes({"a": 1.0, "b": 2}, config={"x": 2.0, "y": [1]})
     assert (other[0], other[1] != plain[1]) == (plain[0], True)
-    assert hashes({"a": 1.0, "b": 2}, config={"x": 1.0, "y": [1]}, policy=POLICY.but(max_attempts=2)) == plain
+    assert (
+        hashes({"a": 1.0, "b": 2}, config={"x": 1.0, "y": [1]}, policy=POLICY.replace(max_attempts=2))
+        == plain
+    )
 
 
 @in_memory

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import oncemore
 from oncemore.errors import StoreError
-from oncemore.log.entry_codec import body_of, head_of, header_of
-from oncemore.log.result_codec import value_of
-from oncemore.steps.run import KINDS, told, verify
+from oncemore.log.entry_codec import decode_body, decode_head, decode_header
+from oncemore.log.result_codec import result_value
+from oncemore.steps.run import KINDS, fold_entries, verify_chain
 
 
 class Report(NamedTuple):
@@ -49,7 +49,7 @@ class _Key:
         self.begun: dict[tuple[int, int], int] = {}  # (attempt, fence) → where in the log
         self.commits: list[int] = []
         self.results: list[Any] = []
-        self.allowed: Counter[str] = Counter()  # attempts of each run
+        self.max_attempts: Counter[str] = Counter()  # attempts of each run
         self.decisions = 0  # by people or reconcile functions, about an unknown outcome
         self.lost = 0  # attempts whose worker died
 
@@ -60,7 +60,7 @@ def check(
     """Return the figures and violations of a storm; `over` says that everything should have ended."""
     wrong: list[str] = []
     with oncemore.open(store) as engine:
-        entries = list(engine.store.entries())
+        entries = list(engine.store.read_entries())
         keys, events = _read(entries, wrong)
         _check_chain(engine.store, entries, wrong)
     for key, found in keys.items():
@@ -79,7 +79,7 @@ def check(
 def _read(entries: list[Any], wrong: list[str]) -> tuple[dict[str, _Key], dict[str, Any]]:
     keys: dict[str, _Key] = defaultdict(_Key)
     events: dict[str, Any] = {}
-    for entry, (header, state, body) in zip(entries, told(entries), strict=True):
+    for entry, (header, state, body) in zip(entries, fold_entries(entries), strict=True):
         kind, _, name = header.entity.partition("/")
         if kind == "event":
             events[name] = state
@@ -88,7 +88,7 @@ def _read(entries: list[Any], wrong: list[str]) -> tuple[dict[str, _Key], dict[s
         key, before = keys[name], keys[name].state
         if "INTENT" in header.marks:
             key.begun[state.attempt, state.fence] = entry.seq
-            key.allowed[state.run_id] += 1
+            key.max_attempts[state.run_id] += 1
             last = (before.attempt, before.fence) if before else (0, 0)
             if (state.attempt, state.fence) != (last[0] + 1, last[1] + 1):
                 wrong.append(f"{name[:8]}: attempt {state.attempt}, fence {state.fence} after {last}")
@@ -96,7 +96,7 @@ def _read(entries: list[Any], wrong: list[str]) -> tuple[dict[str, _Key], dict[s
                 wrong.append(f"{name[:8]}: an INTENT of nobody")
         if "COMMIT" in header.marks:
             key.commits.append(entry.seq)
-            key.results.append(value_of(body["result"]))
+            key.results.append(result_value(body["result"]))
         if body.get("error", {}).get("code") == "LEASE_EXPIRED":
             key.lost += 1
         if before is not None and before.held_for and not state.held_for:
@@ -107,35 +107,39 @@ def _read(entries: list[Any], wrong: list[str]) -> tuple[dict[str, _Key], dict[s
 
 def _check_chain(store: Any, entries: list[Any], wrong: list[str]) -> None:
     try:
-        folded = verify(entries)
+        folded = verify_chain(entries)
     except StoreError as error:
         wrong.append(str(error))
         return
     for entity, (version, digest, state) in folded.items():
-        head = store.head(entity)
+        head = store.load_head(entity)
         kind: Any = KINDS[entity.partition("/")[0]]
-        if head is None or (head.version, head.hash, head_of(head.head, kind)) != (version, digest, state):
+        if head is None or (head.version, head.hash, decode_head(head.head, kind)) != (
+            version,
+            digest,
+            state,
+        ):
             wrong.append(f"{entity}: the head is not the fold of its entries")
     last = {entry.entity: entry for entry in entries}
     for entity, entry in last.items():
-        head = store.head(entity)
-        if head.seq != entry.seq or header_of(entry.header).version != head.version:
+        head = store.load_head(entity)
+        if head.seq != entry.seq or decode_header(entry.header).version != head.version:
             wrong.append(f"{entity}: the head does not point to its last entry")
-        assert entry.body is None or body_of(entry.body) is not None
+        assert entry.body is None or decode_body(entry.body) is not None
 
 
 def _check_end(name: str, key: _Key, wrong: list[str], *, over: bool) -> None:
     run = key.state
     if over and run.state not in ("COMPLETE", "HARD_FAIL") and not run.held_for:
         wrong.append(f"{run.step} {name[:8]}: left {run.state}, {run.reason}")
-    if len(key.commits) > run.runs:
-        wrong.append(f"{run.step} {name[:8]}: {len(key.commits)} COMMITs in {run.runs} runs")
+    if len(key.commits) > run.run_number:
+        wrong.append(f"{run.step} {name[:8]}: {len(key.commits)} COMMITs in {run.run_number} runs")
     if (run.state == "COMPLETE") != bool(key.commits):
         wrong.append(f"{run.step} {name[:8]}: {run.state} with {len(key.commits)} COMMITs")
-    for run_id, tried in key.allowed.items():
-        if tried > run.allowed:
-            wrong.append(f"{run.step} {name[:8]}: {tried} attempts of {run.allowed} in {run_id}")
-    poison = run.held_for == "poison" and run.tried == run.allowed
+    for run_id, tried in key.max_attempts.items():
+        if tried > run.max_attempts:
+            wrong.append(f"{run.step} {name[:8]}: {tried} attempts of {run.max_attempts} in {run_id}")
+    poison = run.held_for == "poison" and run.attempt_count == run.max_attempts
     if run.held_for and not poison and run.effect != "once":
         wrong.append(f"{run.step} {name[:8]}: held, though it may be repeated")
 
@@ -143,7 +147,7 @@ def _check_end(name: str, key: _Key, wrong: list[str], *, over: bool) -> None:
 def _check_events(keys: dict[str, _Key], events: dict[str, Any], wrong: list[str]) -> None:
     for name, key in keys.items():
         if key.state.step == "announce":
-            mine = sorted(event.ordinal for event in events.values() if event.run == f"run/{name}")
+            mine = sorted(event.ordinal for event in events.values() if event.run_entity == f"run/{name}")
             if mine != ([0, 1] if key.commits else []):
                 wrong.append(f"announce {name[:8]}: events {mine} with {len(key.commits)} COMMITs")
 

@@ -33,11 +33,11 @@ def quiet_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
 
 
-def until(true: Any, what: str, within: float = PATIENCE_S) -> Any:
+def until(true: Any, what: str, total_timeout: float = PATIENCE_S) -> Any:
     """Look until something is true, and return it."""
-    ends = time.monotonic() + within
+    ends = time.monotonic() + total_timeout
     while not (found := true()):
-        assert time.monotonic() < ends, f"{what}: not within {within:g} s"
+        assert time.monotonic() < ends, f"{what}: not within {total_timeout:g} s"
         time.sleep(0.002)
     return found
 
@@ -89,12 +89,12 @@ class Child:
         until(lambda: self.state() in "TZ", "the worker stops")
         assert self.state() == "T", "it ended before it came to the moment"
 
-    def wait(self, within: float = PATIENCE_S) -> int:
+    def wait(self, total_timeout: float = PATIENCE_S) -> int:
         """Wait for its end and return its exit code, negative for a signal."""
         if self.code is None:
-            self.code = self._warm.ask(reap=self.pid, within=within)["code"]
+            self.code = self._warm.ask(reap=self.pid, total_timeout=total_timeout)["code"]
             assert self.code is not None, (
-                f"worker {self.pid} did not end within {within:g} s:\n{self._stack()}"
+                f"worker {self.pid} did not end within {total_timeout:g} s:\n{self._stack()}"
             )
         return self.code
 

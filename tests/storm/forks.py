@@ -38,7 +38,7 @@ def _forked(child: Callable[[], object]) -> None:
 
 
 def _name(engine: Engine) -> str:
-    return engine.identity().name
+    return engine.current_identity().name
 
 
 def idle(place: dict[str, str]) -> None:
@@ -51,13 +51,15 @@ def idle(place: dict[str, str]) -> None:
             assert do(place, "charge", "parent") == "value"
             assert do(place, "charge", "child") == "value"
             assert _name(engine) != mine
-            assert not engine.store.gone(mine), "the parent's lock is gone"
+            assert not engine.store.is_worker_gone(mine), "the parent's lock is gone"
 
         for _ in range(3):
             _forked(child)
             _forked(lambda: engine.close())
             assert _name(engine) == mine
-            _forked(lambda: _expect(not engine.store.gone(mine), "a child's end took the parent's lock"))
+            _forked(
+                lambda: _expect(not engine.store.is_worker_gone(mine), "a child's end took the parent's lock")
+            )
         assert do(place, "charge", "again") == "value"
 
 
@@ -97,8 +99,8 @@ def working(place: dict[str, str], forks: int) -> None:
     with ready(place) as engine:
 
         def one(number: int) -> None:
-            value = slow.on(engine)(number)
-            acknowledge(place, step="slow", order=f"{number}", key=slow.on(engine).key(number), value=value)
+            value = slow.bind(engine)(number)
+            acknowledge(place, step="slow", order=f"{number}", key=slow.bind(engine).key(number), value=value)
 
         team = [threading.Thread(target=one, args=(number,)) for number in range(3)]
         for thread in team:
@@ -123,7 +125,7 @@ def busy(place: dict[str, str], forks: int) -> None:
                 count += 1
                 for step in ("charge", "announce"):
                     key = STEPS[step].key(f"{number}-{count}")
-                    value = STEPS[step].on(engine)(f"{number}-{count}")
+                    value = STEPS[step].bind(engine)(f"{number}-{count}")
                     acknowledge(place, step=step, order=f"{number}-{count}", key=key, value=value)
 
         with engine:
@@ -213,7 +215,7 @@ def inside(place: dict[str, str], effect: Any, what: str) -> None:
         if os.getpid() != parent:
             os._exit(WRONG)
         assert value == 1
-        run = work.last("o")
+        run = work.last_run("o")
         assert run is not None
         assert run.status == "COMPLETE"
         assert [attempt.outcome for attempt in run.attempts] == ["COMPLETE"], run.explain()

@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 import oncemore
-from oncemore.log.store import Query
+from oncemore.log.store import HeadQuery
 from tests.storm.work import STEPS, ready
 
 
@@ -39,7 +39,7 @@ def finish(place: dict[str, str]) -> None:
             heads = [
                 head
                 for state in ("PENDING", "RUNNING", "SOFT_FAIL")
-                for head in engine.store.heads(Query("run", state=state))
+                for head in engine.store.list_heads(HeadQuery("run", state=state))
                 if state == "RUNNING" or head.by.due is not None
             ]
             if not heads:

@@ -125,7 +125,7 @@ ERRORS: dict[str, Any] = {
 }
 
 
-@oncemore.step(effect="pure", policy=QUICK.but(max_attempts=1), isolate="process", timeout=20.0)
+@oncemore.step(effect="pure", policy=QUICK.replace(max_attempts=1), isolate="process", timeout=20.0)
 def fails(what: str) -> None:
     raise ERRORS[what]()
 

@@ -19,7 +19,7 @@ import threading
 import time
 from typing import Any, NamedTuple
 
-from oncemore.log.entry_codec import header_of
+from oncemore.log.entry_codec import decode_header
 
 
 class Point(NamedTuple):
@@ -60,9 +60,8 @@ def strike() -> None:
     """Do to oneself what the moment asks for, and let it take hold."""
     assert _armed is not None
     if _armed.signal == signal.SIGSTOP and _armed.when not in ("commit", "synced"):
-        with (
-            _watched._door._mine
-        ):  # a heartbeat that is stopped in the middle of writing would stop everybody
+        # Without the lock, a heartbeat stopped in the middle of its write would stop all writers.
+        with _watched._lock._thread_lock:
             os.kill(os.getpid(), signal.SIGSTOP)
         return
     os.kill(os.getpid(), _armed.signal)
@@ -82,11 +81,11 @@ def watch(store: Any) -> None:
     """Have the moments around appends; those inside a commit, only in a SQLite store."""
     global _watched
     _watched = store
-    append, cursor_of = store.append, getattr(store, "_cursor", None)
+    append, cursor_of = store.append, getattr(store, "_writer_cursor", None)
     inside: list[str] = []
 
     def appending(batch: Any) -> Any:
-        marks = header_of(batch.writes[0].header).marks
+        marks = decode_header(batch.writes[0].header).marks
         told = append(batch)
         for mark in marks:
             if due(mark, "before"):
@@ -109,7 +108,7 @@ def watch(store: Any) -> None:
 
     store.append = appending
     if cursor_of is not None:
-        store._cursor = hooked
+        store._writer_cursor = hooked
 
 
 def _struck() -> bool:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import oncemore
-from oncemore.outbox import Relay
+from oncemore.outbox import OutboxRelay
 from oncemore.policy.policy import Policy
 from oncemore.profiles.kfm.loop import retry_loop
 
@@ -86,7 +86,7 @@ class Report:
 
 def announce_and_deliver(engine: Engine) -> None:
     announce(MESSAGE)
-    Relay(engine, {"orders": lambda message: apply_once(message.id)}).run_once()
+    OutboxRelay(engine, {"orders": lambda message: apply_once(message.id)}).run_once()
 
 
 KINDS: dict[str, Callable[[Engine], object]] = {

@@ -62,7 +62,7 @@ def finish(crew: Crew, orders: list[list[Any]]) -> None:
     parts = [orders, orders[::-1]]
     workers = [crew.start("finish", orders=part) for part in parts]
     for worker in workers:
-        assert worker.wait(within=600) == 0, crew.complaints()
+        assert worker.wait(total_timeout=600) == 0, crew.complaints()
 
 
 def settle(crew: Crew, orders: list[list[Any]]) -> int:
@@ -71,7 +71,7 @@ def settle(crew: Crew, orders: list[list[Any]]) -> int:
     with oncemore.open(crew.place["store"]):
         for step, order, fails in orders:
             work = STEPS[step]
-            run = work.last(order, fails)
+            run = work.last_run(order, fails)
             if run is None or run.held_for != "outcome_unknown":
                 continue
             found = ask(crew.place["recorder"], op="look", key=run.key)["receipts"]

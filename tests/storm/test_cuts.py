@@ -15,7 +15,7 @@ import pytest
 import trio
 
 import oncemore
-from oncemore.log.entry_codec import header_of
+from oncemore.log.entry_codec import decode_header
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.policy import Policy
 from tests.storm import storm
@@ -96,7 +96,7 @@ def test_ctrl_c_at_any_moment_leaves_a_run_in_order_that_the_next_call_finishes(
 
 def _standing(crew: Crew, step: str, orders: dict[str, int]) -> dict[str, str]:
     with oncemore.open(crew.place["store"]):
-        runs = {order: STEPS[step].last(order, fails) for order, fails in orders.items()}
+        runs = {order: STEPS[step].last_run(order, fails) for order, fails in orders.items()}
     return {order: _said(run) for order, run in runs.items()}
 
 
@@ -124,7 +124,7 @@ def test_ctrl_c_at_random_moments_always_gets_through(crew: Crew) -> None:
             worker.send(signal.SIGINT)
             time.sleep(chance.uniform(0.0, 0.005))
         for worker in workers:
-            assert worker.wait(within=20) == CTRL_C, crew.complaints()
+            assert worker.wait(total_timeout=20) == CTRL_C, crew.complaints()
     storm.finish(crew, orders)
     settled = storm.settle(crew, orders)
     storm.finish(crew, orders)
@@ -145,19 +145,19 @@ def test_ctrl_c_ends_every_wait_at_once(crew: Crew, where: str) -> None:
     time.sleep(0.2)
     began = time.monotonic()
     worker.send(signal.SIGINT)
-    assert worker.wait(within=10) == CTRL_C, crew.complaints()
+    assert worker.wait(total_timeout=10) == CTRL_C, crew.complaints()
     assert time.monotonic() - began < 5
     with oncemore.open(crew.place["store"]) as engine:
-        (run,) = engine.store.heads(_runs())
+        (run,) = engine.store.list_heads(_runs())
         assert run.by.state == "SOFT_FAIL"
     assert len(crew.effects()) == 1
     assert not crew.complaints()
 
 
 def _runs() -> Any:
-    from oncemore.log.store import Query
+    from oncemore.log.store import HeadQuery
 
-    return Query("run")
+    return HeadQuery("run")
 
 
 def test_ctrl_c_ends_waiting_for_somebody_else(crew: Crew) -> None:
@@ -166,7 +166,7 @@ def test_ctrl_c_ends_waiting_for_somebody_else(crew: Crew) -> None:
     waiting = crew.call("charge", "o")
     time.sleep(0.3)
     waiting.send(signal.SIGINT)
-    assert waiting.wait(within=10) == CTRL_C, crew.complaints()
+    assert waiting.wait(total_timeout=10) == CTRL_C, crew.complaints()
     holder.send(signal.SIGCONT)
     assert holder.wait() == 0
     assert [effect["attempt"] for effect in crew.effects()] == [1]
@@ -186,7 +186,7 @@ def test_a_second_ctrl_c_exits_at_once_even_if_the_store_does_not_answer(crew: C
     time.sleep(0.3)
     assert worker.state() != "Z", "it went before the run was in order"
     worker.send(signal.SIGINT)
-    assert worker.wait(within=5) == CTRL_C, crew.complaints()
+    assert worker.wait(total_timeout=5) == CTRL_C, crew.complaints()
     hung.send(signal.SIGCONT)
     assert hung.wait() == 0
     assert crew.call("charge", "o").wait() == 0
@@ -249,7 +249,7 @@ class World:
 
     def check_after(self, order: str) -> None:
         """The run is in order, whatever cut it off; RUNNING would be somebody's."""
-        run = self.work.last(order)
+        run = self.work.last_run(order)
         assert run is None or run.status in ("SOFT_FAIL", "COMPLETE"), (order, run)
         assert run is None or not run.held_for or (self.effect == "once" and run.reason == "interrupted")
 
@@ -367,7 +367,7 @@ def test_an_attempt_whose_time_is_up_in_a_checkpoint_was_too_slow_and_not_cancel
 
         def slow(batch: Any) -> Any:
             ticket = append(batch)
-            return Slow(ticket) if "CHECKPOINT" in header_of(batch.writes[0].header).marks else ticket
+            return Slow(ticket) if "CHECKPOINT" in decode_header(batch.writes[0].header).marks else ticket
 
         engine.store.append = slow  # type: ignore[method-assign]
         if effect == "once":
@@ -418,7 +418,7 @@ def test_a_program_that_ends_inside_a_step_leaves_it_in_order(tmp_path: Path, ef
         with pytest.raises(SystemExit) as end:
             work("o")
         assert end.value.code == 3
-        run = work.last("o")
+        run = work.last_run("o")
         assert run is not None
         assert (run.status, run.reason) == ("SOFT_FAIL", "interrupted")
         if effect == "once":
@@ -455,7 +455,7 @@ ENDS = """
     "opened",
     [
         "long = lambda: work('long')",
-        "engine = oncemore.open(sys.argv[1]); work = work.on(engine); long = lambda: work('long')",
+        "engine = oncemore.open(sys.argv[1]); work = work.bind(engine); long = lambda: work('long')",
     ],
     ids=["settings", "open"],
 )
@@ -469,7 +469,7 @@ def test_a_process_that_ends_gives_its_leases_back_at_once(tmp_path: Path, opene
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     with oncemore.open(path) as engine:
-        workers = [head.by.state for head in engine.store.heads(_workers())]
+        workers = [head.by.state for head in engine.store.list_heads(_workers())]
         assert workers == ["ENDED"], done.stderr
 
 
@@ -480,6 +480,6 @@ def _environment() -> dict[str, str]:
 
 
 def _workers() -> Any:
-    from oncemore.log.store import Query
+    from oncemore.log.store import HeadQuery
 
-    return Query("worker")
+    return HeadQuery("worker")

@@ -17,8 +17,8 @@ import psycopg
 import pytest
 
 import oncemore
-from oncemore.log.entry_codec import head_of
-from oncemore.log.store import Query
+from oncemore.log.entry_codec import decode_head
+from oncemore.log.store import HeadQuery
 from tests.servers import nats, postgres
 from tests.storm import storm
 from tests.storm.crew import Crew
@@ -28,7 +28,7 @@ from tests.storm.work import STEPS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oncemore.log.record import Run
+    from oncemore.log.record import RunRecord
     from tests.storm.crew import Child, Warm
 
 LONG = bool(os.environ.get("ONCEMORE_TORTURE"))
@@ -55,7 +55,7 @@ def node() -> Iterator[str]:
     try:
         with nats.node() as made:
             yield made.url
-    except nats.NoNats as reason:
+    except nats.NatsUnavailable as reason:
         pytest.skip(str(reason))
 
 
@@ -90,7 +90,9 @@ def rage(crew: Crew, chance: random.Random) -> int:
     alive: list[tuple[Child, float | None]] = []
     killed = 0
     with oncemore.open(crew.place["store"]) as engine:
-        while killed < KILLS and list(engine.store.heads(Query("run", due_by=engine.now() + 60, limit=1))):
+        while killed < KILLS and list(
+            engine.store.list_heads(HeadQuery("run", due_by=engine.now() + 60, limit=1))
+        ):
             while len(alive) < WORKERS:
                 told: dict[str, Any] = {"concurrency": chance.choice((1, 3))}
                 if killed + len(alive) < WORKERS:  # the first ones die in the middle of an attempt for sure
@@ -115,7 +117,7 @@ def rage(crew: Crew, chance: random.Random) -> int:
 def finish(crew: Crew) -> None:
     workers = [crew.start("tests.storm.hands:finish") for _ in range(2)]
     for worker in workers:
-        assert worker.wait(within=600 if LONG else 120) == 0, crew.complaints()
+        assert worker.wait(total_timeout=600 if LONG else 120) == 0, crew.complaints()
 
 
 @pytest.mark.timeout(1800 if LONG else 240)
@@ -135,7 +137,9 @@ def test_four_workers_that_are_killed_at_random_do_every_key_once(fleet: Crew) -
     assert killed >= 5, "hardly anybody was killed"
     assert report.lost >= WORKERS // 2, "nobody was killed in the middle of anything"
     with oncemore.open(fleet.place["store"]) as engine:
-        runs: list[Run] = [head_of(head.head) for head in engine.store.heads(Query("run", limit=KEYS))]
+        runs: list[RunRecord] = [
+            decode_head(head.head) for head in engine.store.list_heads(HeadQuery("run", limit=KEYS))
+        ]
     poison = [run for run in runs if run.held_for == "poison"]
     assert report.complete + len(poison) == KEYS, "what was killed in every attempt waits for a person"
     assert len(poison) < KEYS // 20

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def done(crew: Crew, state: str, **told: Any) -> None:
     child = crew.start(f"tests.storm.forks:{state}", **told)
-    assert child.wait(within=60) == 0, crew.complaints()
+    assert child.wait(total_timeout=60) == 0, crew.complaints()
     report = storm.report(crew)
     print(report)
     assert not report.violations

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.log.entry_codec import body_of
-from oncemore.log.store import Query
+from oncemore.log.entry_codec import decode_body
+from oncemore.log.store import HeadQuery
 from oncemore.steps.isolation import ProcessDied, RemoteError
 from tests.storm import isolated
 from tests.storm.crew import until
@@ -39,13 +39,13 @@ def alive(pid: int) -> bool:
 def test_an_attempt_is_really_stopped_at_its_limit_whatever_it_does(tmp_path: Path, what: str) -> None:
     with oncemore.open(tmp_path / "log.db"):
         assert isolated.fault(str(tmp_path), what) == 2
-        run = isolated.fault.last(str(tmp_path), what)
+        run = isolated.fault.last_run(str(tmp_path), what)
     assert run is not None
     assert [attempt.error and attempt.error["type"] for attempt in run.attempts] == ["AttemptTimeout", None]
     pids = [int(note.split()[1]) for note in notes(tmp_path)]
     assert len(set(pids)) == 2
     assert not any(map(alive, pids))
-    assert not oncemore.still_running()
+    assert not oncemore.abandoned_calls()
 
 
 @pytest.mark.parametrize("what", ["loop", "hold"])
@@ -61,7 +61,7 @@ def test_a_once_attempt_that_is_stopped_at_its_limit_is_held(tmp_path: Path, wha
 def test_a_child_that_dies_is_a_transient_failure(tmp_path: Path, what: str) -> None:
     with oncemore.open(tmp_path / "log.db"):
         assert isolated.fault(str(tmp_path), what) == 2
-        run = isolated.fault.last(str(tmp_path), what)
+        run = isolated.fault.last_run(str(tmp_path), what)
         assert run is not None
         error = run.attempts[0].error
         assert error is not None
@@ -79,9 +79,9 @@ def test_checkpoints_and_events_cross_over(tmp_path: Path) -> None:
         assert (before, number, fence) == ({"half": "o"}, 2, 2)
         assert pid != os.getpid()
         events = [
-            (head.by.step, body_of(entry.body or b"")["payload"])
-            for head in engine.store.heads(Query("event"))
-            for entry in engine.store.entries(head.entity)
+            (head.by.step, decode_body(entry.body or b"")["payload"])
+            for head in engine.store.list_heads(HeadQuery("event"))
+            for entry in engine.store.read_entries(head.entity)
         ]
         assert sorted(events) == [("done", {"number": 2}), ("seen", {"number": 2})]
 
@@ -94,7 +94,7 @@ def test_errors_come_over_as_they_are_or_say_what_they_were(tmp_path: Path) -> N
             ("locked", RemoteError, "Locked: locked"),
             ("mute", RemoteError, "Mute: it cannot be shown"),
         ):
-            with pytest.raises(oncemore.Failed) as failed:
+            with pytest.raises(oncemore.StepFailed) as failed:
                 isolated.fails(what)
             assert type(failed.value.__cause__) is kind
             assert text in str(failed.value.__cause__)
@@ -106,14 +106,14 @@ def test_errors_come_over_as_they_are_or_say_what_they_were(tmp_path: Path) -> N
 def test_a_value_that_cannot_come_over_does_not_undo_what_was_done(tmp_path: Path) -> None:
     """As for any value that cannot be stored: pure work has failed, anything else is done."""
     with oncemore.open(tmp_path / "log.db"):
-        with pytest.raises(oncemore.Failed):
+        with pytest.raises(oncemore.StepFailed):
             isolated.no_value_pure()
         steps: tuple[Any, ...] = (isolated.no_value, isolated.no_value_once)
         for count, step in enumerate(steps, 1):
             for _ in range(2):
                 with pytest.raises(oncemore.ResultUnavailable):
                     step(str(tmp_path))
-            assert step.last(str(tmp_path)).status == "COMPLETE"
+            assert step.last_run(str(tmp_path)).status == "COMPLETE"
             assert len(notes(tmp_path)) == count
 
 
@@ -123,13 +123,13 @@ def test_nothing_goes_on_when_the_process_that_called_is_gone(crew: Crew, how: s
     caller = crew.start("tests.storm.isolated:call_ticks", how=how)
     until(lambda: len(notes(crew.folder)) > 5, "it ticks")
     caller.send(ending)
-    caller.wait(within=20)
+    caller.wait(total_timeout=20)
     time.sleep(0.3)  # at least ten ticks
     before = len(notes(crew.folder))
     child = int(notes(crew.folder)[0].split()[1])
     time.sleep(0.3)
     assert len(notes(crew.folder)) == before, "it goes on behind everybody's back"
-    until(lambda: not alive(child), "the child ends", within=10)
+    until(lambda: not alive(child), "the child ends", total_timeout=10)
 
 
 @pytest.mark.timeout(60)

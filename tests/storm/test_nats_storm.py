@@ -42,7 +42,7 @@ def node() -> Iterator[nats.Node]:
     try:
         with nats.node() as made:
             yield made
-    except nats.NoNats as reason:
+    except nats.NatsUnavailable as reason:
         pytest.skip(str(reason))
 
 
@@ -87,7 +87,7 @@ def test_workers_and_the_server_are_killed_at_random_and_nothing_is_lost_or_done
         while not over.wait(3.0 if TORTURE else 1.0):
             node.kill()
             time.sleep(0.1)
-            node.start().ready()
+            node.start().wait_ready()
             deaths[0] += 1
 
     thread = threading.Thread(target=restart)

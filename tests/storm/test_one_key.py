@@ -40,7 +40,7 @@ def test_64_threads_on_one_key_make_one_execution(tmp_path: Path, effect: Any) -
 
             def one(order: str = order, told: list[Any] = told, line: threading.Barrier = line) -> None:
                 line.wait()
-                told.append(work.on(engine)(order))
+                told.append(work.bind(engine)(order))
 
             _all_of([threading.Thread(target=one) for _ in range(MANY)])
             assert told == [{"order": order, "fence": 1}] * MANY
@@ -57,7 +57,7 @@ def test_threads_that_are_told_not_to_wait_hear_who_is_at_it(tmp_path: Path) -> 
         return "done"
 
     with oncemore.open(tmp_path / "log.db") as engine:
-        first = threading.Thread(target=work.on(engine))
+        first = threading.Thread(target=work.bind(engine))
         first.start()
         assert begun.wait(30)
         for _ in range(10):
@@ -129,7 +129,7 @@ def test_threads_in_several_event_loops_on_one_key_make_one_execution(tmp_path: 
     with oncemore.open(tmp_path / "log.db") as engine:
 
         async def main() -> None:
-            told.extend(await asyncio.gather(*[work.on(engine)("a") for _ in range(16)]))
+            told.extend(await asyncio.gather(*[work.bind(engine)("a") for _ in range(16)]))
 
         _all_of([threading.Thread(target=asyncio.run, args=(main(),)) for _ in range(4)])
     assert told == [1] * MANY

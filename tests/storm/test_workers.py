@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.log.entry_codec import head_of
+from oncemore.log.entry_codec import decode_head
 from tests.storm import storm
 from tests.storm.work import STEPS
 
 if TYPE_CHECKING:
-    from oncemore.log.record import Run
+    from oncemore.log.record import RunRecord
     from tests.storm.crew import Child, Crew
 
 KILLS = int(os.environ.get("ONCEMORE_KILLS", "200")) // 2
@@ -60,7 +60,7 @@ def rage(crew: Crew, kills: int, seed: str) -> tuple[list[list[Any]], Counter[st
 def finish(crew: Crew) -> None:
     workers = [crew.start("tests.storm.hands:finish") for _ in range(2)]
     for worker in workers:
-        assert worker.wait(within=120) == 0, crew.complaints()
+        assert worker.wait(total_timeout=120) == 0, crew.complaints()
 
 
 @pytest.mark.timeout(400)
@@ -80,9 +80,11 @@ def test_what_was_handed_in_is_done_and_nothing_twice_though_everybody_is_killed
     handed = [json.loads(line) for line in Path(f"{crew.place['acks']}-handed").read_text().splitlines()]
     with oncemore.open(crew.place["store"]) as engine:
         for told in handed:
-            head = engine.store.head(f"run/{told['key']}")
+            head = engine.store.load_head(f"run/{told['key']}")
             assert head is not None, "what was acknowledged as handed in is not there"
-            run: Run = head_of(head.head)  # work that was killed in every attempt waits for a person
+            run: RunRecord = decode_head(
+                head.head
+            )  # work that was killed in every attempt waits for a person
             assert run.state in ("COMPLETE", "HARD_FAIL") or run.held_for == "poison", run
         assert all(job.state != "RUNNING" for job in engine.jobs())
     assert len({told["key"] for told in handed}) > 20

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.log.entry_codec import header_of
-from oncemore.steps.run import told as told_by
+from oncemore.log.entry_codec import decode_header
+from oncemore.steps.run import fold_entries as told_by
 from tests.storm import storm
 from tests.storm.crew import until
 from tests.storm.points import Point
@@ -75,10 +75,10 @@ def _log_of(crew: Crew, step: str, order: str) -> list[bytes]:
     """Return all that the log holds of a key: its entries, and its events."""
     with oncemore.open(crew.place["store"]) as engine:
         entity = f"run/{STEPS[step].key(order)}"
-        entries = list(engine.store.entries())
+        entries = list(engine.store.read_entries())
     events = [
         entry.entity for entry, (_, state, _) in zip(entries, told_by(entries), strict=True)
-        if entry.entity.startswith("event/") and state.run == entity
+        if entry.entity.startswith("event/") and state.run_entity == entity
     ]  # fmt: skip
     return [entry.hash for entry in entries if entry.entity in (entity, *events)]
 
@@ -86,14 +86,14 @@ def _log_of(crew: Crew, step: str, order: str) -> list[bytes]:
 def _check_not_too_early(crew: Crew) -> None:
     """Nobody closed the attempt of a worker before its lease had passed: it was stopped, not dead."""
     with oncemore.open(crew.place["store"]) as engine:
-        entries = list(engine.store.entries())
+        entries = list(engine.store.read_entries())
     ends: dict[str, float] = {}
     holder: dict[str, str] = {}
     closed = 0
     for header, state, _ in told_by(entries):
         kind, _, name = header.entity.partition("/")
         if kind == "worker":
-            ends[name] = state.until
+            ends[name] = state.lease_until
         if kind == "run" and state.state == "RUNNING":
             holder[name] = state.worker
         elif kind == "run" and holder.get(name) and state.reason in ("lease_expired", "reconciled"):
@@ -109,12 +109,12 @@ def test_a_second_worker_is_refused_with_holder_and_expiry_while_a_stopped_one_h
     zombie = crew.call("pay", "o", point=STOPS["after its effect"], lease_s=30.0)
     zombie.stopped()
     impatient = oncemore.step(
-        effect="once", name="pay", if_running="raise", policy=STEPS["pay"]._recipe.policy
+        effect="once", name="pay", if_running="raise", policy=STEPS["pay"]._options.policy
     )(STEPS["pay"].__wrapped__)
     with oncemore.open(crew.place["store"]) as engine:
         with pytest.raises(oncemore.InProgress) as refused:
             impatient("o")
-        run = impatient.last("o")
+        run = impatient.last_run("o")
         assert run is not None
         assert run.status == "RUNNING"
         assert refused.value.worker == run.state.worker
@@ -143,7 +143,7 @@ def test_who_waits_for_a_worker_takes_over_when_it_dies(crew: Crew) -> None:
     assert not crew.acks()
     stopped.kill()
     for worker in waiting:
-        assert worker.wait(within=20) == 0, crew.complaints()
+        assert worker.wait(total_timeout=20) == 0, crew.complaints()
     assert [ack["value"]["receipt"] for ack in crew.acks()] == [1, 1, 1]
     assert len(crew.effects()) == 2
     assert not storm.report(crew).violations
@@ -219,13 +219,17 @@ def test_an_attempt_that_was_given_up_writes_nothing_when_its_thread_ends_late(
         else:
             assert work("o") == 2
         entity = f"run/{work.key('o')}"
-        before = [entry.hash for entry in engine.store.entries() if not entry.entity.startswith("worker/")]
+        before = [
+            entry.hash for entry in engine.store.read_entries() if not entry.entity.startswith("worker/")
+        ]
         late.set()
         assert over.wait(30)
-        while oncemore.still_running():
+        while oncemore.abandoned_calls():
             time.sleep(0.001)
-        after = [entry.hash for entry in engine.store.entries() if not entry.entity.startswith("worker/")]
-        assert engine.store.head(entity) is not None
+        after = [
+            entry.hash for entry in engine.store.read_entries() if not entry.entity.startswith("worker/")
+        ]
+        assert engine.store.load_head(entity) is not None
     assert after == before
     assert len(refused) == 2
 
@@ -241,9 +245,9 @@ def test_a_checkpoint_that_comes_too_late_does_not_cost_the_next_attempt_its_lea
         if number == 1:
             oncemore.current().checkpoint("half")  # the store takes its time, and this attempt is given up
         stored.set()
-        while number == 2 and oncemore.still_running():
+        while number == 2 and oncemore.abandoned_calls():
             time.sleep(0.001)
-        other = threading.Thread(target=lambda: told.append(work.on(engine)(order)))
+        other = threading.Thread(target=lambda: told.append(work.bind(engine)(order)))
         other.start()
         others.append(other)
         time.sleep(0.1)
@@ -255,7 +259,7 @@ def test_a_checkpoint_that_comes_too_late_does_not_cost_the_next_attempt_its_lea
         append: Any = engine.store.append
 
         def slow(batch: Any) -> Any:
-            if "CHECKPOINT" in header_of(batch.writes[0].header).marks:
+            if "CHECKPOINT" in decode_header(batch.writes[0].header).marks:
                 asked.set()
                 assert stored.wait(30)
             return append(batch)

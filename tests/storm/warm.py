@@ -6,7 +6,7 @@ It reads one request per line and answers each with one line. It never opens a s
 that a child begins as a new process would.
 
     {"fork": "module:function", "args": {…}, "errors": file}   → {"pid": …}
-    {"reap": pid, "within": seconds}                           → {"code": exit code, or null: it lives}
+    {"reap": pid, "total_timeout": seconds}                           → {"code": exit code, or null: it lives}
 
 A child that was not reaped yet keeps its number, so that nobody else can be hit by a signal to it. When the
 input ends, children that are left are killed, each by its number.
@@ -69,7 +69,7 @@ def _child(told: dict[str, Any]) -> None:
 
 def reap(told: dict[str, Any]) -> dict[str, Any]:
     """Wait for a child for some time."""
-    ends = time.monotonic() + told["within"]
+    ends = time.monotonic() + told["total_timeout"]
     pause = 0.0005
     while True:
         pid, status = os.waitpid(told["reap"], os.WNOHANG)

@@ -191,14 +191,14 @@ def call(place: dict[str, str], step: str, order: str, **told: Any) -> None:
     with ready(place, told.get("point"), told.get("lease_s")) as engine:
         _together(engine, told.get("at", 0.0))
         if told.get("blind"):
-            engine.store.gone = lambda worker: False  # type: ignore[method-assign]
+            engine.store.is_worker_gone = lambda worker: False  # type: ignore[method-assign]
         do(place, step, order, told.get("fails", 0))
 
 
 def callers(place: dict[str, str], step: str, order: str, threads: int, at: float) -> None:
     """Call one step from several threads at once."""
     with ready(place) as engine:
-        work = STEPS[step].on(engine)
+        work = STEPS[step].bind(engine)
         _together(engine, at)
 
         def one() -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncemore.policy.backoff import Jitter, Schedule
-from oncemore.policy.decide import Decision, Situation, decide
+from oncemore.policy.decide import Decision, Situation, decide_retry
 from oncemore.policy.model import Failure
 from oncemore.policy.policy import Policy
 from oncemore.policy.tuning import Signals, Tuning
@@ -53,7 +53,7 @@ policies = st.builds(
     schedule=schedules,
     jitter=jitters,
     max_delay_s=st.floats(100, 20_000),
-    within_s=st.none() | st.floats(0.001, 100_000),
+    total_timeout_s=st.none() | st.floats(0.001, 100_000),
     retry_cost=st.floats(0, 3),
     tuning=st.none() | tunings,
 )
@@ -92,15 +92,15 @@ def situations(draw: st.DrawFn, policy: Policy) -> list[Situation]:
             verdict="RETRYABLE",
             now=now,
             seed=seed,
-            started=START,
+            started_at=START,
             deadline=deadline,
             expected_s=expected,
-            tokens=draw(st.floats(0, 10)) if metered else None,
+            budget_tokens=draw(st.floats(0, 10)) if metered else None,
             hold_until=draw(st.floats(START - 10, START + 10_000)) if held else None,
             signals=draw(signals),
         )
         met.append(at)
-        decided = decide(policy, at)
+        decided = decide_retry(policy, at)
         if decided.action != "retry":
             break
         now += decided.delay_s
@@ -112,7 +112,7 @@ calls = policies.flatmap(lambda policy: st.tuples(st.just(policy), situations(po
 
 def ends_of(policy: Policy, at: Situation) -> float:
     """The latest moment at which anything may still run."""
-    own = math.inf if policy.within_s is None else START + policy.within_s
+    own = math.inf if policy.total_timeout_s is None else START + policy.total_timeout_s
     return min(own, math.inf if at.deadline is None else at.deadline)
 
 
@@ -123,7 +123,7 @@ def holds(policy: Policy, at: Situation, decided: Decision) -> None:
     asked = at.failure.retry_after
     assert asked is None or decided.delay_s >= asked
     assert decided.delay_s <= ends_of(policy, at) - at.now - (at.expected_s or 0.0)
-    assert at.tokens is None or at.tokens >= policy.retry_cost
+    assert at.budget_tokens is None or at.budget_tokens >= policy.retry_cost
     assert at.hold_until is None or at.hold_until <= at.now
 
 
@@ -131,7 +131,7 @@ def holds(policy: Policy, at: Situation, decided: Decision) -> None:
 @given(calls)
 def test_a_call_ends_and_no_wait_on_the_way_breaks_a_bound(call: tuple[Policy, list[Situation]]) -> None:
     policy, met = call
-    decisions = [decide(policy, at) for at in met]
+    decisions = [decide_retry(policy, at) for at in met]
     assert len(met) <= policy.max_attempts
     assert [decided.action for decided in decisions[:-1]] == ["retry"] * (len(met) - 1)
     assert decisions[-1].action in {"stop", "defer"}
@@ -146,8 +146,8 @@ def test_a_call_decided_again_from_its_record_gives_the_same_bytes(
     call: tuple[Policy, list[Situation]],
 ) -> None:
     policy, met = call
-    again = policy.but()
+    again = policy.replace()
     for at in met:
         copy = Situation(*at)._replace(failure=Failure(*at.failure))
-        assert decide(policy, at).proof_bytes() == decide(again, copy).proof_bytes()
-        assert decide(policy, at).explain() == decide(again, copy).explain()
+        assert decide_retry(policy, at).proof_bytes() == decide_retry(again, copy).proof_bytes()
+        assert decide_retry(policy, at).explain() == decide_retry(again, copy).explain()

@@ -14,7 +14,7 @@ import requests
 
 import oncemore
 import oncemore.http
-from oncemore.testing import FakeClock, instant
+from oncemore.testing import FakeClock, instant_waits
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -27,16 +27,16 @@ def fetch(url: str, *, retries: int = 0) -> bytes:
 
 assert_type(fetch("x"), bytes)
 assert_type(fetch("x", retries=2), bytes)
-assert_type(fetch.using(attempts=1)("x"), bytes)
+assert_type(fetch.with_options(attempts=1)("x"), bytes)
 assert_type(fetch.__wrapped__("x"), bytes)
 fetch(5)  # type: ignore[arg-type]
 fetch()  # type: ignore[call-arg]
 fetch("x", retry=1)  # type: ignore[call-arg]
-fetch.using(tries=1)  # type: ignore[call-arg]
+fetch.with_options(tries=1)  # type: ignore[call-arg]
 name: str = fetch.__name__
 
 
-@oncemore.retry(on="transient", timeout=timedelta(seconds=5), within=30)
+@oncemore.retry(on="transient", timeout=timedelta(seconds=5), total_timeout=30)
 async def load(url: str) -> dict[str, int]:
     return {url: 1}
 
@@ -91,7 +91,7 @@ oncemore.retry(on=OSError, wait=oncemore.exponential(0.5, cap=10), jitter=oncemo
 oncemore.retry(on=OSError, wait=[1, timedelta(seconds=2)], budget=oncemore.Budget(5))
 
 
-def hear(report: oncemore.Report) -> None:
+def hear(report: oncemore.RetryReport) -> None:
     assert_type(report.number, int)
     assert_type(report.decision, oncemore.Decision)
     assert_type(report.error, Exception | None)
@@ -104,14 +104,14 @@ for turn in oncemore.attempts(on=OSError):
     with turn:
         assert_type(turn.last, bool)
 
-decision = oncemore.decision(OSError())
+decision = oncemore.get_decision(OSError())
 assert_type(decision, oncemore.Decision | None)
 if decision is not None:
     assert_type(decision.explain(), str)
     assert_type(decision.proof_bytes(), bytes)
-assert_type(oncemore.remaining(), float | None)
+assert_type(oncemore.time_remaining(), float | None)
 assert_type(oncemore.classify(OSError(), 0.0), oncemore.Failure)
-with instant(attempts=1) as clock:
+with instant_waits(attempts=1) as clock:
     assert_type(clock, FakeClock)
     assert_type(clock.delays, list[float])
 
@@ -142,7 +142,7 @@ assert_type(pay("o-1", 5), dict[str, int])
 assert_type(pay("o-1", amount=5, token=oncemore.Secret("x")), dict[str, int])
 assert_type(pay.__wrapped__("o-1", 5), dict[str, int])
 assert_type(pay.key("o-1", 5), str)
-assert_type(pay.last("o-1", 5), oncemore.Run | None)
+assert_type(pay.last_run("o-1", 5), oncemore.Run | None)
 assert_type(pay.name, str)
 assert_type(pay.settle(oncemore.applied({"o-1": 5}), "o-1", 5, reason="seen"), oncemore.Run)
 pay(5, 5)  # type: ignore[arg-type]
@@ -154,7 +154,7 @@ oncemore.step(effect="safe")  # type: ignore[arg-type]
 oncemore.step(effect="pure", retries=3)  # type: ignore[call-arg]
 
 
-@oncemore.step(effect="pure", bucket="day", within=60, partition=lambda url: url[:5])
+@oncemore.step(effect="pure", bucket="day", total_timeout=60, partition=lambda url: url[:5])
 async def poll(url: str) -> list[str]:
     attempt = oncemore.current()
     assert_type(attempt, oncemore.Attempt)
@@ -171,12 +171,12 @@ async def poll(url: str) -> list[str]:
 async def use_steps() -> None:
     assert_type(await poll("x"), list[str])
     await poll(5)  # type: ignore[arg-type]
-    assert_type(poll.last("x"), oncemore.Run | None)
+    assert_type(poll.last_run("x"), oncemore.Run | None)
 
 
 with oncemore.open("memory:", lease_s=30, max_inline_wait_s=5) as engine:
     assert_type(engine, oncemore.Engine)
-    assert_type(pay.on(engine)("o-1", 5), dict[str, int])
+    assert_type(pay.bind(engine)("o-1", 5), dict[str, int])
     for item in engine.quarantine:
         assert_type(item.id, str)
         assert_type(engine.quarantine.show(item).choices, tuple[str, ...])
@@ -188,7 +188,7 @@ with oncemore.open("memory:", lease_s=30, max_inline_wait_s=5) as engine:
 oncemore.open(5)  # type: ignore[arg-type]
 oncemore.context("acme")  # type: ignore[call-arg]
 
-run = pay.last("o-1", 5)
+run = pay.last_run("o-1", 5)
 if run is not None:
     assert_type(run.status, str)
     assert_type(run.explain(), str)
@@ -209,18 +209,18 @@ assert_type(Shop.price(Shop(), "x"), int)
 Shop().price(5)  # type: ignore[arg-type]
 
 # A transport is one of both libraries, and each client takes its own colour only.
-httpx.Client(transport=oncemore.http.Transport(attempts=3, repeats=("POST",)))
+httpx.Client(transport=oncemore.http.Transport(attempts=3, idempotent=("POST",)))
 httpx2.Client(
     transport=oncemore.http.Transport(httpx2.HTTPTransport(), budget=lambda host: oncemore.Budget())
 )
-httpx.AsyncClient(transport=oncemore.http.AsyncTransport(within=timedelta(seconds=3)))
-httpx2.AsyncClient(transport=oncemore.http.AsyncTransport(key_style="bare", in_step="retry"))
+httpx.AsyncClient(transport=oncemore.http.AsyncTransport(total_timeout=timedelta(seconds=3)))
+httpx2.AsyncClient(transport=oncemore.http.AsyncTransport(key_style="bare", retries_in_step="retry"))
 requests.Session().mount("https://", oncemore.http.Adapter(timeout=5))
 httpx.AsyncClient(transport=oncemore.http.Transport())  # type: ignore[arg-type]
 httpx.Client(transport=oncemore.http.AsyncTransport())  # type: ignore[arg-type]
 oncemore.http.Transport(retries=3)  # type: ignore[call-arg]
-oncemore.http.Transport(in_step="never")  # type: ignore[arg-type]
-told = oncemore.http.told(httpx.Response(200))
+oncemore.http.Transport(retries_in_step="never")  # type: ignore[arg-type]
+told = oncemore.http.retry_info(httpx.Response(200))
 if told is not None:
     assert_type(told.attempts, int)
     assert_type(told.not_before, float | None)
@@ -229,7 +229,9 @@ if told is not None:
 async def app(scope: object, receive: object, send: object) -> None: ...
 
 
-oncemore.http.Idempotency(app, effect="once", principal=lambda scope: str(scope["path"]))
-oncemore.http.Idempotency(app, effect="once", principal=oncemore.http.everyone, expires_after=60)
-oncemore.http.Idempotency(app, effect="twice", principal=oncemore.http.everyone)  # type: ignore[arg-type]
-oncemore.http.Idempotency(app, effect="once")  # type: ignore[call-arg]
+oncemore.http.IdempotencyMiddleware(app, effect="once", principal=lambda scope: str(scope["path"]))
+oncemore.http.IdempotencyMiddleware(
+    app, effect="once", principal=oncemore.http.same_principal, expires_after=60
+)
+oncemore.http.IdempotencyMiddleware(app, effect="twice", principal=oncemore.http.same_principal)  # type: ignore[arg-type]
+oncemore.http.IdempotencyMiddleware(app, effect="once")  # type: ignore[call-arg]

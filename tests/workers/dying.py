@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from oncemore.log.head_access import seen_in
-from oncemore.steps.driver import _BLOCKING, _QUICK
-from oncemore.steps.ops import Work
+from oncemore.log.head_access import load_head
+from oncemore.steps.driver import _BLOCKING, _IMMEDIATE
+from oncemore.steps.ops import RunAttempt
 
 if TYPE_CHECKING:
     import oncemore
@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 
 def begin_and_fall_silent(dead: oncemore.Engine, work: Any, x: int) -> oncemore.Engine:
     """Claim a run and do nothing more: no work, no heartbeat; the lease is not over."""
-    job, script, _ = work.hand.resume(dead, seen_in(dead.store, f"run/{work.on(dead).key(x)}"))
+    job, script, _ = work.as_known_step.resume_run(
+        dead, load_head(dead.store, f"run/{work.bind(dead).key(x)}")
+    )
     op = next(script)
-    while type(op) is not Work:
-        op = script.send((_QUICK.get(type(op)) or _BLOCKING[type(op)])(job, op))
+    while type(op) is not RunAttempt:
+        op = script.send((_IMMEDIATE.get(type(op)) or _BLOCKING[type(op)])(job, op))
     script.close()
-    assert dead._heart is not None
-    dead._heart.stop()
+    assert dead._heartbeat is not None
+    dead._heartbeat.stop_heartbeat()
     return dead

@@ -14,7 +14,7 @@ import pytest
 import oncemore
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.policy import Policy
-from oncemore.steps.run import verify
+from oncemore.steps.run import verify_chain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,16 +90,16 @@ def test_what_waits_is_over_at_once_and_says_who_and_why(engine: oncemore.Engine
         work(1)
     assert work.submit(1).status == "HARD_FAIL"
     assert oncemore.Worker(engine, [work]).run_until_idle().done == 0
-    verify(engine.store.entries())
+    verify_chain(engine.store.read_entries())
 
 
 def test_what_is_to_be_tried_again_is_not(engine: oncemore.Engine, clock: FakeClock) -> None:
     work.submit(1)
     turns.append(_fail(ConnectionError("down")))
-    assert oncemore.Worker(engine, [work]).run_until_idle().later == 1
-    assert work.cancel(1, reason="enough").state.tried == 1
+    assert oncemore.Worker(engine, [work]).run_until_idle().deferred == 1
+    assert work.cancel(1, reason="enough").state.attempt_count == 1
     clock.advance(100.0)
-    assert oncemore.Worker(engine, [work]).run_until_idle() == oncemore.Worker(engine, [work]).worked
+    assert oncemore.Worker(engine, [work]).run_until_idle() == oncemore.Worker(engine, [work]).stats
     with pytest.raises(oncemore.Cancelled, match="after 1 attempt: enough"):
         work(1)
 
@@ -114,12 +114,12 @@ def test_a_new_run_needs_somebody_who_says_so(engine: oncemore.Engine) -> None:
     work.submit(1)
     work.cancel(1, reason="no")
     assert work.rerun(1, reason="yes after all") == 1
-    assert work.last(1).state.cancelled == 0  # type: ignore[union-attr]
+    assert work.last_run(1).state.cancelled_at == 0  # type: ignore[union-attr]
 
 
 def test_a_policy_by_which_calls_begin_anew_does_not_undo_it(engine: oncemore.Engine) -> None:
     again = oncemore.step(effect="idempotent", name="again", policy="lit")(_work)
-    assert again._recipe.after_failure == "new_run"
+    assert again._options.after_failure == "new_run"
     again.submit(1)
     again.cancel(1, reason="no")
     with pytest.raises(oncemore.Cancelled):
@@ -130,20 +130,20 @@ def test_a_policy_by_which_calls_begin_anew_does_not_undo_it(engine: oncemore.En
 def test_what_has_committed_stays_done(engine: oncemore.Engine, step: Any) -> None:
     thread = _under_way(step, lambda: "done")
     run = step.cancel(1, reason="too late")
-    assert (run.status, run.state.cancelled > 0) == ("RUNNING", True)
+    assert (run.status, run.state.cancelled_at > 0) == ("RUNNING", True)
     assert step.cancel(1, reason="again").version == run.version
     _over(thread)
     assert step(1) == "done"
-    assert [attempt.outcome for attempt in step.last(1).attempts] == ["COMPLETE"]
-    assert "decided by somebody: cancel, because too late" in step.last(1).explain()
-    verify(engine.store.entries())
+    assert [attempt.outcome for attempt in step.last_run(1).attempts] == ["COMPLETE"]
+    assert "decided by somebody: cancel, because too late" in step.last_run(1).explain()
+    verify_chain(engine.store.read_entries())
 
 
 def test_others_in_this_process_do_not_take_a_cancelled_attempt_for_lost(engine: oncemore.Engine) -> None:
     thread = _under_way(work, lambda: "done")
     work.cancel(1, reason="too late")
     found: list[Any] = []
-    caller = threading.Thread(target=lambda: found.append(work.on(engine).run(1)))
+    caller = threading.Thread(target=lambda: found.append(work.bind(engine).run(1)))
     caller.start()
     _over(thread)
     caller.join(10)
@@ -155,7 +155,7 @@ def test_an_attempt_that_fails_after_it_was_cancelled_is_the_last(engine: oncemo
     thread = _under_way(work, _fail(ConnectionError("down")))
     work.cancel(1, reason="enough")
     _over(thread)
-    run = work.last(1)
+    run = work.last_run(1)
     assert run is not None
     assert (run.status, run.reason, len(run.attempts)) == ("HARD_FAIL", "cancelled", 1)
     with pytest.raises(oncemore.Cancelled, match="no further attempt"):
@@ -166,13 +166,13 @@ def test_an_effect_that_may_have_happened_is_held_and_not_declared_cancelled(eng
     thread = _under_way(fragile, _fail(TimeoutError("who knows")))
     fragile.cancel(1, reason="enough")
     _over(thread)
-    assert fragile.last(1).held_for == "outcome_unknown"  # type: ignore[union-attr]
+    assert fragile.last_run(1).held_for == "outcome_unknown"  # type: ignore[union-attr]
     with pytest.raises(oncemore.OutcomeUnknown):
         fragile.cancel(1, reason="enough")
     fragile.settle(oncemore.not_applied(), 1, reason="looked")
     with pytest.raises(oncemore.Cancelled):
         fragile(1)
-    assert len(fragile.last(1).attempts) == 1  # type: ignore[union-attr]
+    assert len(fragile.last_run(1).attempts) == 1  # type: ignore[union-attr]
 
 
 def test_the_next_checkpoint_tells_the_work(engine: oncemore.Engine) -> None:
@@ -190,7 +190,7 @@ def test_the_next_checkpoint_tells_the_work(engine: oncemore.Engine) -> None:
     work.cancel(1, reason="enough")
     _over(thread)
     assert "attempt 1 is to be cancelled" in str(seen[0])
-    assert work.last(1).status == "HARD_FAIL"  # type: ignore[union-attr]
+    assert work.last_run(1).status == "HARD_FAIL"  # type: ignore[union-attr]
 
 
 def test_work_may_finish_what_it_has_begun_all_the_same(engine: oncemore.Engine) -> None:
@@ -215,7 +215,7 @@ def test_the_next_checkpoint_tells_async_work(engine: oncemore.Engine) -> None:
         return "done"
 
     def cancel() -> None:
-        thread = threading.Thread(target=lambda: asyncio.run(awork.on(engine).cancel(1, reason="enough")))
+        thread = threading.Thread(target=lambda: asyncio.run(awork.bind(engine).cancel(1, reason="enough")))
         thread.start()
         thread.join(10)
 
@@ -249,7 +249,7 @@ def test_a_cut_attempt_of_cancelled_work_is_not_followed_by_another(engine: once
 
     def ends() -> None:
         with pytest.raises(SystemExit):
-            work.on(engine)(1)
+            work.bind(engine)(1)
 
     thread = threading.Thread(target=ends)
     thread.start()
@@ -275,11 +275,11 @@ def _cancelled_before_its_commit(
 
     def append(batch: Any) -> Any:
         if b'"COMMIT"' in batch.writes[0].header:
-            run = step.on(engine).last(1).state
-            held = engine.held_until(run.worker, batch.writes[0].entity, run.fence)
+            run = step.bind(engine).last_run(1).state
+            held = engine.lease_until(run.worker, batch.writes[0].entity, run.fence)
             told.append(held > engine.now())
         if told == [True] and b'"COMMIT"' in batch.writes[0].header:
-            other = threading.Thread(target=lambda: step.on(engine).cancel(1, reason="too late"))
+            other = threading.Thread(target=lambda: step.bind(engine).cancel(1, reason="too late"))
             other.start()
             other.join(10)
         return real(batch)
@@ -311,7 +311,7 @@ def test_rows_that_are_committed_before_somebody_cancels_stay_committed_and_so_d
     assert ordered(1) == 2
     assert ordered(1) == 2
     assert connection.execute("SELECT n FROM orders").fetchall() == [(1,)]
-    run = ordered.last(1)
+    run = ordered.last_run(1)
     assert run is not None
-    assert (run.status, run.state.cancelled > 0, len(run.attempts)) == ("COMPLETE", True, 1)
+    assert (run.status, run.state.cancelled_at > 0, len(run.attempts)) == ("COMPLETE", True, 1)
     connection.close()

@@ -11,7 +11,7 @@ import pytest
 import oncemore
 from oncemore.log.memory import MemoryStore
 from oncemore.steps.engine import Engine
-from oncemore.steps.run import verify
+from oncemore.steps.run import verify_chain
 
 
 class Crash(BaseException):
@@ -44,7 +44,7 @@ class Dying(MemoryStore):
     def reborn(self) -> None:
         """Be there for the next process: everybody who was here is gone."""
         self.dead, self.dies_at, self.writes = False, None, 0
-        self._here.clear()
+        self._live_workers.clear()
 
 
 def _engine(store: Dying) -> Engine:
@@ -69,19 +69,19 @@ def test_a_job_that_dies_at_any_write_is_finished_by_calling_it_again(when: str)
         fetch = _job(executed)
         store.dies_at = (number, when)
         try:
-            with oncemore.testing.instant():
-                fetch.on(_engine(store)).map(range(3), max_concurrency=1)
+            with oncemore.testing.instant_waits():
+                fetch.bind(_engine(store)).map(range(3), max_concurrency=1)
             break
         except Crash:
             pass
         store.reborn()
-        with oncemore.testing.instant(), _engine(store) as engine:
+        with oncemore.testing.instant_waits(), _engine(store) as engine:
             assert fetch.map(range(3), max_concurrency=1).values == [0, 10, 20]
             assert sum(executed.values()) <= 5, "only what was under way is done again"
             oncemore.Worker(engine, [fetch]).run_until_idle()
             assert {job.state for job in engine.jobs()} <= {"DONE", "LOST"}
             assert sum(job.state == "DONE" for job in engine.jobs()) >= 1
-            verify(store.entries())
+            verify_chain(store.read_entries())
     assert number > 8
 
 
@@ -94,10 +94,10 @@ def test_work_that_is_handed_in_by_a_process_that_dies_is_there_once_or_not_at_a
     fetch = _job(executed)
     store.dies_at = (number, when)
     with pytest.raises(Crash):
-        fetch.on(_engine(store)).submit(5)
+        fetch.bind(_engine(store)).submit(5)
     store.reborn()
     with _engine(store) as engine:
-        assert (fetch.last(5) is None) == ((number, when) != (2, "after"))
+        assert (fetch.last_run(5) is None) == ((number, when) != (2, "after"))
         fetch.submit(5)
         assert oncemore.Worker(engine, [fetch]).run_until_idle().done == 1
         assert executed == {5: 1}

@@ -19,10 +19,16 @@ import pytest
 from click.exceptions import BadParameter
 
 import oncemore
-from oncemore.cli.health import ROUND_S, SEEN_S, ailing, answering, place_of
+from oncemore.cli.health_server import (
+    MAX_LOOP_S,
+    MAX_STORE_AGE_S,
+    find_problem,
+    parse_listen_address,
+    serve_health,
+)
 from oncemore.errors import StoreError
 from oncemore.workers.service import Worked
-from oncemore.workers.worker import Pulse
+from oncemore.workers.worker import WorkerHealth
 from tests.servers import nats, postgres
 
 if TYPE_CHECKING:
@@ -46,7 +52,7 @@ def node() -> Iterator[str]:
     try:
         with nats.node(sync="") as made:
             yield made.url
-    except nats.NoNats as reason:
+    except nats.NatsUnavailable as reason:
         pytest.skip(str(reason))
 
 
@@ -72,8 +78,8 @@ def asked(port: int, path: str) -> tuple[int, dict[str, Any]]:
         return error.code, json.load(error)
 
 
-def until(holds: Any, within_s: float = 30.0) -> None:
-    ends = time.monotonic() + within_s
+def until(holds: Any, total_timeout_s: float = 30.0) -> None:
+    ends = time.monotonic() + total_timeout_s
     while not holds():
         assert time.monotonic() < ends
         time.sleep(0.02)
@@ -103,9 +109,9 @@ def test_an_old_worker_leaves_what_it_does_not_know_and_a_new_one_does_it(store:
         assert worked.failed == 0, "a version that does not know it must not fail it"
         second = oncemore.Worker(engine, new)
         second.run_until_idle()
-        assert new[0].last(2, "NOK").value == "2 NOK"
-        assert new[1].last(3).value == 3
-        assert {run.status for run in (new[0].last(1), old[0].last(4))} == {"COMPLETE"}
+        assert new[0].last_run(2, "NOK").value == "2 NOK"
+        assert new[1].last_run(3).value == 3
+        assert {run.status for run in (new[0].last_run(1), old[0].last_run(4))} == {"COMPLETE"}
         assert oncemore.Worker(engine, [*new]).run_until_idle() == Worked()
 
 
@@ -116,7 +122,7 @@ def test_probes_follow_a_worker_from_its_start_to_its_end(store: str) -> None:
     touch = step("touch")
     with oncemore.open(store) as engine:
         worker = oncemore.Worker(engine, [touch], poll_s=0.05)
-        with answering(worker, ("127.0.0.1", 0)) as port:
+        with serve_health(worker, ("127.0.0.1", 0)) as port:
             assert asked(port, "/readyz")[0] == 503
             assert asked(port, "/healthz")[0] == 200
             with worker:
@@ -143,34 +149,34 @@ def test_a_worker_that_cannot_see_its_store_is_not_ready_but_not_dead_either(
 ) -> None:
     with oncemore.open(tmp_path / "log.db") as engine:
         worker = oncemore.Worker(engine, [step("touch")], poll_s=0.05)
-        real = engine.store.changed
+        real = engine.store.wait_for_change
 
         def away(after: int, timeout: float) -> int:
             raise StoreError("away")
 
-        monkeypatch.setattr(engine.store, "changed", away)
-        with answering(worker, ("127.0.0.1", 0)) as port, worker:
-            until(lambda: worker.pulse.turned_s is not None)
+        monkeypatch.setattr(engine.store, "wait_for_change", away)
+        with serve_health(worker, ("127.0.0.1", 0)) as port, worker:
+            until(lambda: worker.health.loop_age_s is not None)
             assert asked(port, "/readyz") == (503, asked(port, "/readyz")[1])
-            assert asked(port, "/readyz")[1]["status"] == "it has not seen the store yet"
+            assert asked(port, "/readyz")[1]["status"] == "the worker has not read the store yet"
             assert asked(port, "/healthz")[0] == 200
-            monkeypatch.setattr(engine.store, "changed", real)
+            monkeypatch.setattr(engine.store, "wait_for_change", real)
             until(lambda: asked(port, "/readyz")[0] == 200)
 
 
 @pytest.mark.parametrize(
     ("pulse", "alive", "ready"),
     [
-        (Pulse(None, None, False), True, False),
-        (Pulse(0.0, None, False), True, False),
-        (Pulse(0.0, 0.0, False), True, True),
-        (Pulse(0.0, SEEN_S + 1, False), True, False),
-        (Pulse(ROUND_S + 1, 0.0, False), False, False),
-        (Pulse(ROUND_S + 1, 0.0, True), True, False),
+        (WorkerHealth(None, None, False), True, False),
+        (WorkerHealth(0.0, None, False), True, False),
+        (WorkerHealth(0.0, 0.0, False), True, True),
+        (WorkerHealth(0.0, MAX_STORE_AGE_S + 1, False), True, False),
+        (WorkerHealth(MAX_LOOP_S + 1, 0.0, False), False, False),
+        (WorkerHealth(MAX_LOOP_S + 1, 0.0, True), True, False),
     ],
 )
-def test_what_a_pulse_means(pulse: Pulse, alive: bool, ready: bool) -> None:
-    assert (not ailing(pulse, "/healthz"), not ailing(pulse, "/readyz")) == (alive, ready)
+def test_what_a_pulse_means(pulse: WorkerHealth, alive: bool, ready: bool) -> None:
+    assert (not find_problem(pulse, "/healthz"), not find_problem(pulse, "/readyz")) == (alive, ready)
 
 
 @pytest.mark.parametrize(
@@ -178,22 +184,22 @@ def test_what_a_pulse_means(pulse: Pulse, alive: bool, ready: bool) -> None:
     [("8080", ("127.0.0.1", 8080)), ("0.0.0.0:1", ("0.0.0.0", 1)), ("[::1]:80", ("::1", 80))],
 )
 def test_a_place_for_probes_is_a_port_or_a_host_with_one(text: str, place: tuple[str, int]) -> None:
-    assert place_of(text) == place
+    assert parse_listen_address(text) == place
 
 
 @pytest.mark.parametrize("text", ["", "http", "x:y", "65536", "-1", "²"])
 def test_what_is_no_port_is_refused(text: str) -> None:
-    with pytest.raises(BadParameter, match="is no port; write 8080"):
-        place_of(text)
+    with pytest.raises(BadParameter, match="is not a port; write 8080"):
+        parse_listen_address(text)
 
 
 def test_a_port_that_is_taken_is_said_to_be(tmp_path: Path) -> None:
     with oncemore.open(tmp_path / "log.db") as engine:
         worker = oncemore.Worker(engine, [step("touch")])
         with (
-            answering(worker, ("127.0.0.1", 0)) as port,
-            pytest.raises(BadParameter, match=f"nothing can listen on 127.0.0.1:{port}: "),
-            answering(worker, ("127.0.0.1", port)),
+            serve_health(worker, ("127.0.0.1", 0)) as port,
+            pytest.raises(BadParameter, match=f"cannot listen on 127.0.0.1:{port}: "),
+            serve_health(worker, ("127.0.0.1", port)),
         ):
             pass
 

@@ -19,16 +19,16 @@ import pytest
 
 import oncemore
 from oncemore.errors import StoreError
-from oncemore.log.entry_codec import head_of
-from oncemore.log.record import Mapped
-from oncemore.log.store import Query
+from oncemore.log.entry_codec import decode_head
+from oncemore.log.record import JobRecord
+from oncemore.log.store import HeadQuery
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.policy import Policy
-from oncemore.steps.run import verify
+from oncemore.steps.run import verify_chain
 from oncemore.workers import map as course
-from oncemore.workers.job_run import ByProvider
-from oncemore.workers.progress import Bar
-from oncemore.workers.takeover import note
+from oncemore.workers.job_run import ProviderSummary
+from oncemore.workers.progress import ProgressBar
+from oncemore.workers.takeover import append_state
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,15 +79,15 @@ def test_every_item_is_one_call_and_none_is_raised(engine: oncemore.Engine) -> N
     job = double.map([1, "bad", 3, object()])
     assert (job.state, job.outcome) == ("DONE", "REFUSED")
     assert [item.outcome for item in job.items] == ["done", "failed", "done", "refused"]
-    assert job.counts == {"done": 2, "failed": 1, "held": 0, "later": 0, "refused": 1, "skipped": 0}
+    assert job.counts == {"done": 2, "failed": 1, "held": 0, "deferred": 0, "refused": 1, "skipped": 0}
     runs = job.runs
     assert [run.value for run in (runs[0], runs[2])] == [2, 6]  # type: ignore[union-attr]
     assert runs[1].error["type"] == "ValueError"  # type: ignore[union-attr,index]
     assert "no number" in job.items[1].error
     assert repr(job) == f"<oncemore.JobRun double {job.job_id} DONE: 2 done, 1 failed, 1 refused>"
-    with pytest.raises(oncemore.Terminal, match="no number"):
+    with pytest.raises(oncemore.PermanentFailure, match="no number"):
         _ = job.values
-    verify(engine.store.entries())
+    verify_chain(engine.store.read_entries())
 
 
 def test_what_an_item_is_can_be_said(engine: oncemore.Engine) -> None:
@@ -96,9 +96,9 @@ def test_what_an_item_is_can_be_said(engine: oncemore.Engine) -> None:
         return int(base**exponent)
 
     assert power.map([2, 3]).values == [4, 9]
-    assert power.map([(2, 5), [3]], each="args").values == [32, 9]
-    assert power.map([{"base": 2}, {"base": 2, "exponent": 4}], each="kwargs").values == [4, 16]
-    refused = power.map([7, (1, 2, 3)], each="args")
+    assert power.map([(2, 5), [3]], unpack="args").values == [32, 9]
+    assert power.map([{"base": 2}, {"base": 2, "exponent": 4}], unpack="kwargs").values == [4, 16]
+    refused = power.map([7, (1, 2, 3)], unpack="args")
     assert refused.counts["refused"] == 2
     assert refused.runs == (None, None)
     assert power.map([]).outcome == "COMPLETE"
@@ -106,7 +106,7 @@ def test_what_an_item_is_can_be_said(engine: oncemore.Engine) -> None:
 
 
 def test_async_steps_are_awaited(engine: oncemore.Engine) -> None:
-    job = asyncio.run(adouble.map(((n, 3) for n in range(12)), each="args"))
+    job = asyncio.run(adouble.map(((n, 3) for n in range(12)), unpack="args"))
     assert job.values == [3 * n for n in range(12)]
     assert sorted(done) == list(range(12))
 
@@ -124,7 +124,7 @@ def test_on_trio_too(engine: oncemore.Engine) -> None:
     async def main() -> Any:
         return await tdouble.map(range(4))
 
-    with oncemore.testing.instant():
+    with oncemore.testing.instant_waits():
         assert trio.run(main).values == [0, 2, 4, 6]
 
 
@@ -141,7 +141,7 @@ def test_what_is_done_is_not_done_again(engine: oncemore.Engine) -> None:
     [
         ({"max_concurrency": 0}, "max_concurrency is 0; it takes 1 to 1000"),
         ({"max_concurrency": True}, "max_concurrency is True"),
-        ({"each": "row"}, "each is 'row'; the choices are argument, args, kwargs"),
+        ({"unpack": "row"}, "unpack is 'row'; the choices are argument, args, kwargs"),
         ({"progress": "yes"}, "progress is 'yes'"),
     ],
 )
@@ -183,7 +183,7 @@ def test_what_is_due_much_later_is_left_to_workers(engine: oncemore.Engine, cloc
         return x
 
     job = patient.map([1])
-    assert (job.outcome, job.counts["later"]) == ("LATER", 1)
+    assert (job.outcome, job.counts["deferred"]) == ("DEFERRED", 1)
     assert job.providers["patient"].cooldown == pytest.approx(engine.now() + 3600, abs=10)
     clock.advance(3700.0)
     assert oncemore.Worker(engine, [patient]).run_until_idle().done == 1
@@ -258,27 +258,27 @@ def test_a_provider_that_throttles_is_asked_for_less_at_once_and_then_for_more_a
 
     @oncemore.step(effect="idempotent", name="asks")
     def asks(x: int) -> int:
-        seen.append(jobs[0]._board.paces["asks"].now)
+        seen.append(jobs[0]._queue.concurrency_states["asks"].now)
         clock.advance(1.5)
         if x in (3, 4) and oncemore.current().number == 1:
             raise Throttled
         return x
 
     jobs: list[Any] = []
-    real = course.Course.__init__
+    real = course.MapJob.__init__
 
     def spied(self: Any, *told: Any) -> None:
         real(self, *told)
-        self._board._most = 5  # as if five lanes were there, while one goes through them in order
+        self._queue._max_concurrency = 5  # as if five lanes were there, while one goes through them in order
         jobs.append(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(course.Course, "__init__", spied)
+        patch.setattr(course.MapJob, "__init__", spied)
         job = asks.map(range(30), max_concurrency=1)
     changes = [n for n, before in zip(seen, [0, *seen], strict=False) if n != before]
     assert changes == [5, 2, 1, 2, 3, 4, 5]
     assert job.providers["asks"].errors == {"THROTTLED": 2}
-    assert {run.state.allowed for run in job.runs if run} == {3}, "attempts stay as they were"
+    assert {run.state.max_attempts for run in job.runs if run} == {3}, "attempts stay as they were"
 
 
 @pytest.mark.req("CONC-7")
@@ -291,7 +291,7 @@ def test_a_job_tells_what_it_met_at_each_provider(engine: oncemore.Engine, clock
         if x.startswith("a"):
             raise Throttled(5.0)
         if x == "b2":
-            raise oncemore.Violation("SCHEMA_INVALID")
+            raise oncemore.PolicyViolation("SCHEMA_INVALID")
         return x
 
     job = fetch.map(["a1", "b1", "b2", "c1"], max_concurrency=1)
@@ -299,7 +299,7 @@ def test_a_job_tells_what_it_met_at_each_provider(engine: oncemore.Engine, clock
     assert (a.errors, a.failed, a.last_error["code"]) == ({"THROTTLED": 3}, 1, "SLOW_DOWN")  # type: ignore[index]
     assert a.cooldown is not None
     assert (b.errors, b.done, b.failed) == ({"SCHEMA_INVALID": 1}, 1, 1)
-    assert c == ByProvider(done=1, concurrency=1)
+    assert c == ProviderSummary(done=1, concurrency=1)
     assert {run.state.provider for run in job.runs if run} == set("abc")
     again = fetch.map(["b2"])
     assert again.providers["b"].errors == {"SCHEMA_INVALID": 1}, "also what had failed before"
@@ -309,10 +309,10 @@ def test_a_job_tells_what_it_met_at_each_provider(engine: oncemore.Engine, clock
     assert [item[:3] for item in stored.items] == [item[:3] for item in job.items]
     assert 0 < stored.started <= stored.ended
     ids = {attempt.correlation_id for run in job.runs if run for attempt in run.attempts}
-    events = engine.store.heads(Query("event"))
-    from oncemore.log.record import Outgoing
+    events = engine.store.list_heads(HeadQuery("event"))
+    from oncemore.log.record import EventRecord
 
-    ids |= {head_of(head.head, Outgoing).correlation_id for head in events}
+    ids |= {decode_head(head.head, EventRecord).correlation_id for head in events}
     assert ids == {stored.correlation_id}
     assert [len(run.attempts) for run in job.runs if run] == [3, 1, 1, 1]
 
@@ -329,7 +329,7 @@ def test_of_three_providers_each_has_its_own_summary(engine: oncemore.Engine, cl
             raise TimeoutError(x)
         return x
 
-    job = fetch.map(["a1", "a2", *(f"b{n}" for n in range(4)), "c1"], max_concurrency=1, patience=20)
+    job = fetch.map(["a1", "a2", *(f"b{n}" for n in range(4)), "c1"], max_concurrency=1, max_wait=20)
     (stored,) = engine.jobs()
     for told in (job.providers, stored.providers):
         a, b, c = (told[name] for name in "abc")
@@ -340,18 +340,18 @@ def test_of_three_providers_each_has_its_own_summary(engine: oncemore.Engine, cl
         assert b.failures > 0
         assert b.last_error["type"] == "TimeoutError"
         assert oncemore.Breaker("b", shared=True).state == "OPEN"
-        assert (b.later, b.failed) == (4, 0)
-        assert b.cooldown == fetch.last("b3").not_before
+        assert (b.deferred, b.failed) == (4, 0)
+        assert b.cooldown == fetch.last_run("b3").not_before
         assert (c.throttled, c.failures, c.last_error, c.cooldown) == (0, 0, None, None)
 
 
 def test_a_given_correlation_id_is_kept(engine: oncemore.Engine) -> None:
     with oncemore.context(correlation_id="c-7", tenant="acme", actor="a clerk"):
         job = double.map([1])
-        assert double.last(1) is not None
+        assert double.last_run(1) is not None
     assert (job.correlation_id, job.runs[0].correlation_id) == ("c-7", "c-7")  # type: ignore[union-attr]
-    (head,) = engine.store.heads(Query("job"))
-    assert head_of(head.head, Mapped)[12:15] == ("acme", "c-7", "a clerk")
+    (head,) = engine.store.list_heads(HeadQuery("job"))
+    assert decode_head(head.head, JobRecord)[12:15] == ("acme", "c-7", "a clerk")
 
 
 # Endings --------------------------------------------------------------------------------------------
@@ -361,14 +361,14 @@ def test_a_given_correlation_id_is_kept(engine: oncemore.Engine) -> None:
 def test_a_store_that_fails_ends_the_job_with_its_error(
     engine: oncemore.Engine, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    real = double._look
+    real = double._prepare_call
 
     def failing(args: Any, kwargs: Any) -> Any:
         if args[0] == 5:
             raise StoreError("no route")
         return real(args, kwargs)
 
-    monkeypatch.setattr(double, "_look", failing)
+    monkeypatch.setattr(double, "_prepare_call", failing)
     with pytest.raises(StoreError, match="no route"):
         double.map(range(1000), max_concurrency=at_once)
     assert len(done) < 100
@@ -398,7 +398,7 @@ def test_work_that_ends_the_program_ends_the_job_first(engine: oncemore.Engine, 
     with pytest.raises(SystemExit):
         leaves.map(range(50), max_concurrency=at_once)
     (job,) = engine.jobs()
-    assert (job.state, job.counts["later"]) == ("STOPPED", 1)
+    assert (job.state, job.counts["deferred"]) == ("STOPPED", 1)
 
 
 def test_a_cancelled_job_is_stopped_in_order(engine: oncemore.Engine) -> None:
@@ -467,7 +467,7 @@ def test_a_job_that_was_killed_is_finished_by_calling_it_again(tmp_path: Path) -
         assert {job.state for job in engine.jobs()} == {"RUNNING", "DONE"}
         oncemore.Worker(engine, [double]).run_until_idle()
         assert {job.state for job in engine.jobs()} == {"LOST", "DONE"}
-        verify(engine.store.entries())
+        verify_chain(engine.store.read_entries())
 
 
 def test_a_job_that_was_taken_for_lost_says_that_it_is_not(
@@ -475,9 +475,9 @@ def test_a_job_that_was_taken_for_lost_says_that_it_is_not(
 ) -> None:
     def lost() -> Any:
         yield 1
-        (head,) = engine.store.heads(Query("job"))
-        job = head_of(head.head, Mapped)
-        note(engine, head, job, job._replace(state="LOST"), "JOB")
+        (head,) = engine.store.list_heads(HeadQuery("job"))
+        job = decode_head(head.head, JobRecord)
+        append_state(engine, head, job, job._replace(state="LOST"), "JOB")
         assert engine.jobs()[0].state == "LOST"
         yield 2
 
@@ -519,17 +519,17 @@ def test_where_nobody_looks_nothing_is_drawn(
 
 def test_it_is_drawn_seldom_and_a_terminal_that_goes_away_hurts_nobody() -> None:
     screen, now = Terminal(), [0.0]
-    bar = Bar("x", 4, screen, lambda: now[0])
-    bar.draw({"done": 1})
+    bar = ProgressBar("x", 4, screen, lambda: now[0])
+    bar.draw_line({"done": 1})
     assert screen.getvalue() == ""
     now[0] = 0.2
-    bar.draw({"done": 1})
-    bar.draw({"done": 2})
+    bar.draw_line({"done": 1})
+    bar.draw_line({"done": 2})
     assert screen.getvalue().count("1/4") == 1
     assert "2/4" not in screen.getvalue()
     screen.close()
-    bar.draw({"done": 3}, last=True)
-    bar.draw({"done": 4}, last=True)
+    bar.draw_line({"done": 3}, last=True)
+    bar.draw_line({"done": 4}, last=True)
 
 
 # A real server ----------------------------------------------------------------------------------------
@@ -572,7 +572,7 @@ class Server:
                 error.close()
                 raise
 
-        job = get.on(engine).map(range(30), max_concurrency=4)
+        job = get.bind(engine).map(range(30), max_concurrency=4)
         self.server.shutdown()
         self.server.server_close()
         assert job.counts["done"] + job.counts["failed"] == 30

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.log.head_access import seen_in
+from oncemore.log.head_access import load_head
 from oncemore.log.postgres.store import PostgresStore
-from oncemore.log.store import Query
-from oncemore.steps.driver import _BLOCKING, _QUICK
+from oncemore.log.store import HeadQuery
+from oncemore.steps.driver import _BLOCKING, _IMMEDIATE
 from oncemore.steps.engine import Engine
-from oncemore.steps.ops import Work
-from oncemore.steps.run import verify
+from oncemore.steps.ops import RunAttempt
+from oncemore.steps.run import verify_chain
 from oncemore.workers import worker as workers
 from oncemore.workers.service import Worked
 from tests.servers import postgres
@@ -38,7 +38,7 @@ def url() -> Iterator[str]:
 class Unsure(PostgresStore):
     """Cannot tell whether a worker's process is dead: only its lease says so."""
 
-    def gone(self, worker: str) -> bool:
+    def is_worker_gone(self, worker: str) -> bool:
         """Know nothing."""
         return False
 
@@ -72,11 +72,11 @@ def test_workers_on_postgresql_do_everything_once_and_in_order(url: str, clock: 
         for thread in threads:
             thread.join(60)
         assert sorted(done[8:]) == [("low", n) for n in range(10, 50)]
-        assert sum(worker.worked.done for worker in crowd) == 40
+        assert sum(worker.stats.done for worker in crowd) == 40
         low.submit(99, at=engine.now() + 100)
         assert low.cancel(99, reason="no").reason == "cancelled"
         assert low.map(range(100, 110)).values == list(range(100, 110))
-        verify(engine.store.entries())
+        verify_chain(engine.store.read_entries())
 
 
 def test_what_a_silent_worker_had_is_taken_over_when_its_lease_is_over_and_not_before(
@@ -87,12 +87,12 @@ def test_what_a_silent_worker_had_is_taken_over_when_its_lease_is_over_and_not_b
     silent, other = (Engine(lambda: Unsure(url, "workers_lease"), "postgresql://") for _ in range(2))
     with other:
         run = one.submit(1)
-        job, script, _ = one.hand.resume(silent, seen_in(silent.store, f"run/{run.key}"))
+        job, script, _ = one.as_known_step.resume_run(silent, load_head(silent.store, f"run/{run.key}"))
         op = next(script)
-        while type(op) is not Work:
-            op = script.send((_QUICK.get(type(op)) or _BLOCKING[type(op)])(job, op))
-        assert silent._heart is not None
-        silent._heart.stop()
+        while type(op) is not RunAttempt:
+            op = script.send((_IMMEDIATE.get(type(op)) or _BLOCKING[type(op)])(job, op))
+        assert silent._heartbeat is not None
+        silent._heartbeat.stop_heartbeat()
         clock.advance(silent.lease_s - 10.0)
         assert oncemore.Worker(other, [one]).run_until_idle() == Worked()
         clock.advance(20.0)
@@ -108,15 +108,15 @@ def test_the_plan_of_a_look_uses_the_index(url: str) -> None:
             park(store, begin, begin + 2000, "crowd")
         park(store, 0, 20, "few")
         seen: list[str] = []
-        real = store.tell
+        real = store.query_rows
 
         def explained(sql: str, values: Any = ()) -> Any:
             seen.extend(row[0] for row in real(f"explain {sql}", values))
             return real(sql, values)
 
-        store.tell = explained
-        found = list(store.heads(Query("run", step="few", due_by=workers.EVER, limit=16)))
-        store.tell = real
+        store.query_rows = explained
+        found = list(store.list_heads(HeadQuery("run", step="few", due_by=workers.FAR_FUTURE, limit=16)))
+        store.query_rows = real
     assert len(found) == 16
     plan = "\n".join(seen)
     assert "Index Scan using head_step" in plan

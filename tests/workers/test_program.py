@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.cli import run as program
-from oncemore.steps.run import verify
-from oncemore.workers.service import steps_in
+from oncemore.cli import run_command as program
+from oncemore.steps.run import verify_chain
+from oncemore.workers.service import find_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -58,12 +58,12 @@ class Program:
     def ready(self) -> None:
         """Wait until it has said hello: from then on it is told to stop in order."""
         assert self.process.stderr is not None
-        while "a worker of" not in (line := self.process.stderr.readline()):
+        while "worker started for" not in (line := self.process.stderr.readline()):
             assert line, "it ended before it had begun"
 
-    def end(self, within_s: float = 30.0) -> tuple[int, str]:
+    def end(self, total_timeout_s: float = 30.0) -> tuple[int, str]:
         try:
-            _, errors = self.process.communicate(timeout=within_s)
+            _, errors = self.process.communicate(timeout=total_timeout_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
@@ -93,8 +93,8 @@ def notes() -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def until(holds: Callable[[], Any], within_s: float = 30.0) -> None:
-    ends = time.monotonic() + within_s
+def until(holds: Callable[[], Any], total_timeout_s: float = 30.0) -> None:
+    ends = time.monotonic() + total_timeout_s
     while not holds():
         assert time.monotonic() < ends, notes()
         time.sleep(0.01)
@@ -108,10 +108,10 @@ def test_it_does_what_is_due_and_ends(
     asyncio.run(steps.awaited.submit(1))
     code, errors = start("--drain").end()
     assert code == 0, errors
-    assert "a worker of handed.awaited, handed.quick, handed.slow on sqlite:///" in errors
-    assert "a worker ends: 6 done" in errors
+    assert "worker started for handed.awaited, handed.quick, handed.slow on sqlite:///" in errors
+    assert "worker ended: 6 done" in errors
     assert sorted(notes()) == ["awaited 1", *(f"quick {n}" for n in range(5))]
-    verify(store.store.entries())
+    verify_chain(store.store.read_entries())
 
 
 def test_sigterm_lets_what_is_under_way_end_and_takes_nothing_more(
@@ -138,9 +138,9 @@ def test_what_does_not_end_in_time_is_left_to_its_lease_and_taken_over(
     worker.tell(signal.SIGINT)
     code, errors = worker.end()
     assert code == 1, errors
-    assert "1 runs are left to their leases" in errors
+    assert "1 runs were still running; they are free when their leases expire" in errors
     assert run.wait(0).status == "RUNNING"
-    lease = store.store.head(f"worker/{run.wait(0).state.worker}")
+    lease = store.store.load_head(f"worker/{run.wait(0).state.worker}")
     assert lease is not None
     assert lease.by.state == "ALIVE", "to give it back would be to say that nobody is at it"
     Path("go_on").touch()
@@ -219,9 +219,9 @@ def asked(steps: Any, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[.
         (["os"], "module os has no steps"),
         (["handed_steps:note"], "handed_steps has no step called 'note'"),
         (["handed_steps:no.such"], "has no step called 'no.such'"),
-        ([".relative"], "'.relative' is no module's name"),
-        ([""], "'' is no module's name"),
-        (["handed_steps", "--steps", "other"], "no step is called 'other'; there are handed.awaited,"),
+        ([".relative"], "'.relative' is not a module name"),
+        ([""], "'' is not a module name"),
+        (["handed_steps", "--steps", "other"], "no step matches 'other'; the steps are handed.awaited,"),
         (["handed_steps", "--concurrency", "0"], "--concurrency"),
         (["handed_steps", "--grace", "-1"], "--grace"),
         (["handed_steps", "--store", "redis://x"], "redis:// is no store"),
@@ -248,7 +248,7 @@ def test_only_some_steps_of_some_modules(
     caplog.set_level(logging.INFO)
     assert asked("handed_steps", "--store", "log.db", "--steps", "*.quick", "--drain")[0] == 0
     assert notes() == ["quick 1"]
-    assert "1 due runs of handed.slow stay: that step is not known here" in caplog.text
+    assert "1 due runs of handed.slow stay: this worker does not have that step" in caplog.text
     steps.quick.submit(2)
     assert asked("handed_steps:quick", "handed_steps:awaited", "--store", "log.db", "--drain")[0] == 0
     assert notes() == ["quick 1", "quick 2"]
@@ -270,9 +270,9 @@ def test_a_module_that_fails_when_it_is_imported_says_so_itself(steps: Any, tmp_
     before = sys.path[:]
     try:
         with pytest.raises(ModuleNotFoundError, match="no_such_thing_at_all"):
-            steps_in(["broken_steps"])
+            find_steps(["broken_steps"])
         with pytest.raises(ValueError, match="not like this"):
-            steps_in(["wrong_steps"])
+            find_steps(["wrong_steps"])
     finally:
         sys.path[:] = before
 
@@ -280,7 +280,7 @@ def test_a_module_that_fails_when_it_is_imported_says_so_itself(steps: Any, tmp_
 def test_the_same_step_under_two_addresses_is_one(steps: Any, tmp_path: Path) -> None:
     before = sys.path[:]
     try:
-        names = [step.name for step in steps_in(["handed_steps", "handed_steps:quick"])]
+        names = [step.name for step in find_steps(["handed_steps", "handed_steps:quick"])]
     finally:
         sys.path[:] = before
         sys.modules.pop("handed_steps", None)

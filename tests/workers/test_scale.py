@@ -9,7 +9,7 @@ import pytest
 
 import oncemore
 from oncemore.log.sqlite.store import SqliteStore
-from oncemore.log.store import Batch, Index, Query, Write
+from oncemore.log.store import Batch, EntryWrite, HeadIndex, HeadQuery
 from oncemore.workers import worker as workers
 
 if TYPE_CHECKING:
@@ -19,17 +19,19 @@ if TYPE_CHECKING:
 def park(store: Any, begin: int, end: int, step: str) -> None:
     """Have many runs wait, all for the same moment: the worst there is for an order by time."""
     writes = tuple(
-        Write(f"run/{step}{n:09}", 0, b"h", b"{}", b"x" * 32, b"[1]", Index("run", "PENDING", 1e9, step))
+        EntryWrite(
+            f"run/{step}{n:09}", 0, b"h", b"{}", b"x" * 32, b"[1]", HeadIndex("run", "PENDING", 1e9, step)
+        )
         for n in range(begin, end)
     )
     store.append(Batch(writes, {}, False)).wait()
 
 
-def steps_taken(store: SqliteStore, monkeypatch: pytest.MonkeyPatch, query: Query) -> int:
+def steps_taken(store: SqliteStore, monkeypatch: pytest.MonkeyPatch, query: HeadQuery) -> int:
     """Return how many instructions of its machine SQLite needs for a query."""
-    from oncemore.log.sqlite import store as sqlite
+    from oncemore.log.sqlite import reader as sqlite
 
-    taken, real = [0], sqlite._rows
+    taken, real = [0], sqlite.fetch_rows
 
     def counted(source: Any, sql: str, values: tuple[Any, ...] = ()) -> Any:
         connection = source if isinstance(source, apsw.Connection) else source.connection
@@ -44,8 +46,8 @@ def steps_taken(store: SqliteStore, monkeypatch: pytest.MonkeyPatch, query: Quer
         finally:
             connection.set_progress_handler(None)
 
-    monkeypatch.setattr(sqlite, "_rows", counted)
-    list(store.heads(query))
+    monkeypatch.setattr(sqlite, "fetch_rows", counted)
+    list(store.list_heads(query))
     monkeypatch.undo()
     return taken[0] * 10
 
@@ -53,18 +55,18 @@ def steps_taken(store: SqliteStore, monkeypatch: pytest.MonkeyPatch, query: Quer
 def test_the_plan_of_a_look_uses_the_index_and_sorts_nothing(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "log.db")
     seen: list[str] = []
-    real = store._read
+    real = store._read_rows
 
     def explained(sql: str, values: Any = ()) -> Any:
         seen.extend(row[3] for row in real(f"EXPLAIN QUERY PLAN {sql}", values))
         return real(sql, values)
 
-    store._read = explained  # type: ignore[method-assign]
-    list(store.heads(Query("run", step="poll", due_by=workers.EVER, limit=16)))
+    store._read_rows = explained  # type: ignore[method-assign]
+    list(store.list_heads(HeadQuery("run", step="poll", due_by=workers.FAR_FUTURE, limit=16)))
     assert len(seen) == 1, "nothing is sorted"
     assert seen[0].startswith("SEARCH head USING INDEX head_step (kind=? AND step=? AND due")
     seen.clear()
-    list(store.heads(Query("worker", due_by=workers.EVER, limit=16)))
+    list(store.list_heads(HeadQuery("worker", due_by=workers.FAR_FUTURE, limit=16)))
     assert seen[0].startswith("SEARCH head USING INDEX head_due (kind=? AND due")
     store.close()
 
@@ -73,7 +75,7 @@ def test_a_look_costs_the_same_with_twenty_thousand_parked_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = SqliteStore(tmp_path / "log.db")
-    queries = [Query("run", step=name, due_by=workers.EVER, limit=16) for name in ("crowd", "few")]
+    queries = [HeadQuery("run", step=name, due_by=workers.FAR_FUTURE, limit=16) for name in ("crowd", "few")]
     park(store, 0, 20, "crowd")
     park(store, 0, 20, "few")
     before = [steps_taken(store, monkeypatch, query) for query in queries]
@@ -92,15 +94,15 @@ def test_an_idle_worker_looks_away(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         one.submit(1)
         looks = [0]
         worker = oncemore.Worker(engine, [one], poll_s=0.5)
-        real = worker._look
+        real = worker._refresh_turns
 
         def look() -> None:
             looks[0] += 1
             real()
 
-        monkeypatch.setattr(worker, "_look", look)
+        monkeypatch.setattr(worker, "_refresh_turns", look)
         with worker:
-            one.last(1).wait(10)  # type: ignore[union-attr]
+            one.last_run(1).wait(10)  # type: ignore[union-attr]
             import time
 
             time.sleep(0.3)

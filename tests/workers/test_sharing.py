@@ -8,42 +8,46 @@ from typing import TYPE_CHECKING
 
 import oncemore
 from oncemore.log.memory import MemoryStore
-from oncemore.log.store import Query
+from oncemore.log.store import HeadQuery
 from oncemore.steps.engine import Engine
 from oncemore.workers import fairness
-from oncemore.workers.fairness import LEFT_S, Sharing
+from oncemore.workers.fairness import UNCLAIMED_S, FairShare
 from oncemore.workers.service import Worker
-from oncemore.workers.turns import Turn
+from oncemore.workers.turns import RunTurn
 
 if TYPE_CHECKING:
     import pytest
 
-OWN = [Turn("P1", 1.0, "s", f"run/own{n}") for n in range(3)]
-THEIRS = [Turn("P1", 1.0, "s", f"run/their{n}") for n in range(3)]
+OWN = [RunTurn("P1", 1.0, "s", f"run/own{n}") for n in range(3)]
+THEIRS = [RunTurn("P1", 1.0, "s", f"run/their{n}") for n in range(3)]
 MIXED = [turn for pair in zip(THEIRS, OWN, strict=True) for turn in pair]
 
 
-def others(turn: Turn) -> bool:
+def others(turn: RunTurn) -> bool:
     return turn.entity.startswith("run/their")
 
 
 def test_as_long_as_there_is_more_each_takes_its_own() -> None:
-    assert Sharing().of("s", MIXED, others, 0.0, more=True) == OWN
-    assert Sharing().of("s", THEIRS, others, 0.0, more=True) == [], "there may be some of its own further on"
+    assert FairShare().select_runs("s", MIXED, others, 0.0, has_more=True) == OWN
+    assert FairShare().select_runs("s", THEIRS, others, 0.0, has_more=True) == [], (
+        "there may be some of its own further on"
+    )
 
 
 def test_what_is_left_in_the_end_is_anybodys_from_the_other_end() -> None:
-    assert Sharing().of("s", MIXED, others, 0.0, more=False) == [*OWN, *THEIRS[::-1]]
+    assert FairShare().select_runs("s", MIXED, others, 0.0, has_more=False) == [*OWN, *THEIRS[::-1]]
 
 
 def test_what_nobody_takes_is_anybodys_after_a_while_and_comes_first() -> None:
-    part = Sharing()
-    part.of("s", [THEIRS[0], *OWN], others, 10.0, more=True)
-    part.of("s", MIXED, others, 10.0 + LEFT_S / 2, more=True)
-    part.of("other", [], others, 10.0 + LEFT_S, more=True)
-    assert part.of("s", MIXED, others, 10.1 + LEFT_S, more=True) == [THEIRS[0], *OWN]
-    part.of("s", OWN, others, 11.0 + LEFT_S, more=True)
-    assert part.of("s", MIXED, others, 12.0 + LEFT_S, more=True) == OWN, "it was taken, and has come back"
+    part = FairShare()
+    part.select_runs("s", [THEIRS[0], *OWN], others, 10.0, has_more=True)
+    part.select_runs("s", MIXED, others, 10.0 + UNCLAIMED_S / 2, has_more=True)
+    part.select_runs("other", [], others, 10.0 + UNCLAIMED_S, has_more=True)
+    assert part.select_runs("s", MIXED, others, 10.1 + UNCLAIMED_S, has_more=True) == [THEIRS[0], *OWN]
+    part.select_runs("s", OWN, others, 11.0 + UNCLAIMED_S, has_more=True)
+    assert part.select_runs("s", MIXED, others, 12.0 + UNCLAIMED_S, has_more=True) == OWN, (
+        "it was taken, and has come back"
+    )
 
 
 class Shared(MemoryStore):
@@ -66,12 +70,12 @@ def test_the_share_of_one_that_is_alive_and_takes_nothing_is_done_by_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done.clear()
-    monkeypatch.setattr(fairness, "LEFT_S", 0.05)
+    monkeypatch.setattr(fairness, "UNCLAIMED_S", 0.05)
     store = Shared()
     with Engine(lambda: store, "memory:one") as one, Engine(lambda: store, "memory:two") as two:
-        two.identity()  # it is there, and has a share of what is due
+        two.current_identity()  # it is there, and has a share of what is due
         for n in range(300):
-            work.on(one).submit(n)
+            work.bind(one).submit(n)
         began = time.monotonic()
         assert Worker(one, [work], concurrency=4).run_until_idle().done == 300
         assert time.monotonic() - began < 30
@@ -84,7 +88,7 @@ def test_two_who_begin_at_once_hardly_reach_for_the_same() -> None:
     store = Shared()
     with Engine(lambda: store, "memory:one") as one, Engine(lambda: store, "memory:two") as two:
         for n in range(400):
-            work.on(one).submit(n)
+            work.bind(one).submit(n)
         workers = [Worker(engine, [work], concurrency=4) for engine in (one, two)]
         ready = threading.Barrier(2, timeout=30)
 
@@ -98,8 +102,8 @@ def test_two_who_begin_at_once_hardly_reach_for_the_same() -> None:
         for thread in threads:
             thread.join(60)
             assert not thread.is_alive()
-        assert sum(worker.worked.done for worker in workers) == 400
-        assert len(list(store.heads(Query("worker")))) == 2
+        assert sum(worker.stats.done for worker in workers) == 400
+        assert len(list(store.list_heads(HeadQuery("worker")))) == 2
         taken = sum(worker._counts.get("taken", 0) for worker in workers)
         print(f"{taken} of 400 were reached for by both")
         assert taken < 130

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.log.entry_codec import body_of
-from oncemore.steps.run import verify
+from oncemore.log.entry_codec import decode_body
+from oncemore.steps.run import verify_chain
 
 if TYPE_CHECKING:
     from oncemore.testing import FakeClock
@@ -50,7 +50,7 @@ def test_what_is_handed_in_waits_until_a_worker_does_it(engine: oncemore.Engine)
     assert run.wait(5).value == 6
     assert double(3) == 6
     assert len(calls) == 1
-    verify(engine.store.entries())
+    verify_chain(engine.store.read_entries())
 
 
 @pytest.mark.req("MSG-4")
@@ -77,7 +77,7 @@ def test_what_failed_is_not_begun_anew_by_handing_it_in(engine: oncemore.Engine)
 def test_a_call_of_what_was_handed_in_does_it_at_once(engine: oncemore.Engine) -> None:
     run = double.submit(4)
     assert double(4) == 8
-    assert double.last(4).run_id == run.run_id  # type: ignore[union-attr]
+    assert double.last_run(4).run_id == run.run_id  # type: ignore[union-attr]
     assert oncemore.Worker(engine, [double]).run_until_idle().done == 0
 
 
@@ -105,7 +105,7 @@ def test_what_is_handed_in_for_later_is_done_then_and_not_before(
 
 def test_a_call_of_what_is_due_much_later_is_parked(engine: oncemore.Engine) -> None:
     double.submit(6, at=timedelta(hours=1))
-    with pytest.raises(oncemore.Parked, match="not yet due"):
+    with pytest.raises(oncemore.Deferred, match="not yet due"):
         double(6)
 
 
@@ -127,7 +127,7 @@ def test_a_call_of_what_is_due_much_later_is_parked(engine: oncemore.Engine) -> 
 def test_a_time_that_is_none_is_refused(engine: oncemore.Engine, at: Any) -> None:
     with pytest.raises(oncemore.UsageError, match=r"^at is .*; it takes an aware datetime, POSIX seconds"):
         double.submit(7, at=at)
-    assert double.last(7) is None
+    assert double.last_run(7) is None
 
 
 def test_a_time_after_the_deadline_is_refused(engine: oncemore.Engine) -> None:
@@ -136,7 +136,7 @@ def test_a_time_after_the_deadline_is_refused(engine: oncemore.Engine) -> None:
 
 
 def test_time_is_counted_from_when_it_was_to_begin(engine: oncemore.Engine, clock: FakeClock) -> None:
-    @oncemore.step(effect="idempotent", name="bounded", within=30)
+    @oncemore.step(effect="idempotent", name="bounded", total_timeout=30)
     def bounded(x: int) -> int:
         if oncemore.current().number < 3:
             raise ConnectionError("not yet")
@@ -157,7 +157,7 @@ def test_work_whose_deadline_has_passed_is_not_handed_in(engine: oncemore.Engine
         clock.advance(60.0)
         with pytest.raises(oncemore.DeadlineExceeded):
             double.submit(8)
-    assert double.last(8) is None
+    assert double.last_run(8) is None
 
 
 @pytest.mark.req("CORR-1")
@@ -166,14 +166,14 @@ def test_tenant_correlation_actor_and_deadline_go_along(engine: oncemore.Engine)
         run = who.submit(1)
     assert oncemore.Worker(engine, [who]).run_until_idle().done == 1
     assert run.wait(5).value == ["acme", "c-1", "a clerk", True]
-    assert {record["correlation_id"] for record in run.wal()} == {"c-1"}
+    assert {record["correlation_id"] for record in run.records()} == {"c-1"}
 
 
 @pytest.mark.req("CORR-2")
 def test_without_a_correlation_id_all_records_of_a_run_share_a_new_one(engine: oncemore.Engine) -> None:
     run = who.submit(2)
     oncemore.Worker(engine, [who]).run_until_idle()
-    ids = {record["correlation_id"] for record in run.wait(5).wal()}
+    ids = {record["correlation_id"] for record in run.wait(5).records()}
     assert ids == {run.correlation_id}
     assert {attempt.correlation_id for attempt in run.wait(5).attempts} == ids
     assert run.wait(5).value[1] in ids
@@ -199,7 +199,7 @@ def test_arguments_that_the_log_does_not_keep_cannot_be_handed_in(engine: oncemo
     def login(user: str, password: oncemore.Secret | None = None, log: Any = None) -> str:
         return user
 
-    with pytest.raises(oncemore.UsageError, match="password: the log keeps no Secret"):
+    with pytest.raises(oncemore.UsageError, match="password: the log does not store a Secret"):
         login.submit("me", oncemore.Secret("x"))
     with pytest.raises(oncemore.UsageError, match="with log"):
         login.submit("me", log=print)
@@ -231,10 +231,10 @@ def test_what_a_newer_version_would_compute_anew_is_handed_in_anew(engine: oncem
 
     old, new = made("1"), made("2")
     old.submit(1)
-    assert new.submit(1).state.runs == 1, "an open run stays"
+    assert new.submit(1).state.run_number == 1, "an open run stays"
     oncemore.Worker(engine, [old]).run_until_idle()
     again = new.submit(1)
-    assert (again.status, again.state.runs) == ("PENDING", 2)
+    assert (again.status, again.state.run_number) == ("PENDING", 2)
     oncemore.Worker(engine, [new]).run_until_idle()
     assert new(1) == "2"
     old.submit(2)
@@ -272,6 +272,6 @@ def test_waiting_for_a_run_ends_with_its_time(engine: oncemore.Engine) -> None:
 def test_the_record_of_what_was_handed_in_says_who_asked(engine: oncemore.Engine) -> None:
     with oncemore.context(actor="a clerk"):
         run = double.submit(10)
-    (entry,) = engine.store.entries(f"run/{run.key}")
+    (entry,) = engine.store.read_entries(f"run/{run.key}")
     assert entry.body is not None
-    assert body_of(entry.body)["actor"] == "a clerk"
+    assert decode_body(entry.body)["actor"] == "a clerk"

@@ -13,17 +13,17 @@ import pytest
 
 import oncemore
 from oncemore.errors import StoreError
-from oncemore.log.entry_codec import head_of
-from oncemore.log.head_access import write_of
-from oncemore.log.record import NOWHERE, Change, Mapped
-from oncemore.log.record import Worker as Lease
-from oncemore.log.store import Batch, Query
+from oncemore.log.entry_codec import decode_head
+from oncemore.log.head_access import build_write
+from oncemore.log.record import NOWHERE, JobRecord, RecordChange
+from oncemore.log.record import WorkerRecord as Lease
+from oncemore.log.store import Batch, HeadQuery
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.policy import Policy
-from oncemore.steps.run import verify
+from oncemore.steps.run import verify_chain
 from oncemore.workers import worker as workers
 from oncemore.workers.service import Worked
-from oncemore.workers.takeover import note
+from oncemore.workers.takeover import append_state
 from tests.workers.dying import begin_and_fall_silent
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def test_a_step_with_very_many_runs_does_not_keep_another_waiting(
 def test_steps_take_turns_also_from_one_look_to_the_next(
     engine: oncemore.Engine, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "STALE_S", -1.0)  # every turn looks anew
+    monkeypatch.setattr(workers, "MAX_LIST_AGE_S", -1.0)  # every turn looks anew
     steps = [step(name) for name in "abc"]
     for one in steps:
         for n in range(4):
@@ -98,7 +98,7 @@ def test_steps_take_turns_also_from_one_look_to_the_next(
 def test_what_becomes_due_while_it_works_is_taken_by_its_priority(
     engine: oncemore.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "STALE_S", -1.0)
+    monkeypatch.setattr(workers, "MAX_LIST_AGE_S", -1.0)
     urgent = step("urgent", priority="P0")
 
     def first(x: int) -> int:
@@ -153,12 +153,12 @@ def test_a_limit_of_two_is_kept_while_twenty_become_due_at_once(engine: oncemore
             asyncio.run(awaited.submit(n, at=at))
     work: Any = plain if colour == "plain" else awaited
     with oncemore.Worker(engine, [work], concurrency=2) as worker:
-        _until(lambda: worker.worked.done == 20)
+        _until(lambda: worker.stats.done == 20)
     assert peak == [2]
 
 
-def _until(holds: Any, within_s: float = 20.0) -> None:
-    ends = time.monotonic() + within_s
+def _until(holds: Any, total_timeout_s: float = 20.0) -> None:
+    ends = time.monotonic() + total_timeout_s
     while not holds():
         assert time.monotonic() < ends, "it did not happen in time"
         time.sleep(0.005)
@@ -187,30 +187,30 @@ def test_a_worker_needs_steps_each_with_a_name_of_its_own(engine: oncemore.Engin
         oncemore.Worker(engine, [])
     with pytest.raises(oncemore.UsageError, match="two steps are called 'a'"):
         oncemore.Worker(engine, [step("a"), step("a")])
-    with pytest.raises(oncemore.UsageError, match="is no step"):
+    with pytest.raises(oncemore.UsageError, match="is not a step"):
         oncemore.Worker(engine, [print])  # type: ignore[list-item]
 
 
 def test_a_worker_s_pulse_tells_how_long_ago_it_went_round(engine: oncemore.Engine) -> None:
     worker = oncemore.Worker(engine, [step("a")])
-    assert worker.pulse == (None, None, False)
+    assert worker.health == (None, None, False)
     with worker:
-        _until(lambda: None not in worker.pulse)
-        assert worker.pulse[0] >= 0
-    assert worker.pulse.turned_s is None, "it goes round no more"
+        _until(lambda: None not in worker.health)
+        assert worker.health[0] >= 0
+    assert worker.health.loop_age_s is None, "it goes round no more"
 
 
 def test_a_worker_rests_neither_beside_what_has_just_ended_nor_while_the_store_fails(
     engine: oncemore.Engine,
 ) -> None:
     worker = oncemore.Worker(engine, [step("a")], poll_s=0.05)
-    worker._had = frozenset({"run/ended"})
-    assert worker._rest(7) is None, "it may be due again: it looks at once"
-    worker._had, worker._trouble = frozenset(), True
+    worker._active_at_refresh = frozenset({"run/ended"})
+    assert worker._wait_for_work(7) is None, "it may be due again: it looks at once"
+    worker._active_at_refresh, worker._has_store_trouble = frozenset(), True
     began = time.monotonic()
-    worker._rest(7)
+    worker._wait_for_work(7)
     assert time.monotonic() - began >= 0.05, "the store is left alone for as long as it would rest"
-    assert not worker._trouble
+    assert not worker._has_store_trouble
 
 
 # What becomes of runs -------------------------------------------------------------------------------
@@ -227,9 +227,9 @@ def test_what_fails_is_tried_again_when_it_is_due_and_holds_no_thread_meanwhile(
 
     run = flaky.submit(1)
     worker = alone(engine, flaky)
-    assert worker.run_until_idle() == Worked(later=1)
+    assert worker.run_until_idle() == Worked(deferred=1)
     clock.advance(5.0)
-    assert worker.run_until_idle() == Worked(done=1, later=1)
+    assert worker.run_until_idle() == Worked(done=1, deferred=1)
     assert [attempt.outcome for attempt in run.wait(5).attempts] == ["SOFT_FAIL", "COMPLETE"]
     assert clock.delays == []
 
@@ -241,7 +241,7 @@ def test_a_parked_call_is_gone_on_with(engine: oncemore.Engine, clock: FakeClock
             raise _too_many()
         return x
 
-    with pytest.raises(oncemore.Parked):
+    with pytest.raises(oncemore.Deferred):
         throttled(1, [1, 2])
     clock.advance(130.0)
     assert alone(engine, throttled).run_until_idle() == Worked(done=1)
@@ -267,14 +267,14 @@ def test_a_call_with_what_the_log_does_not_keep_is_left_to_its_caller(
         return x
 
     for n in range(20):
-        with pytest.raises(oncemore.Parked):
+        with pytest.raises(oncemore.Deferred):
             secretive(n, oncemore.Secret("hidden-token"))
     clock.advance(130.0)
     plain = step("plain")
     plain.submit(1)
     worker = alone(engine, secretive, plain)
     worker.run_until_idle()
-    assert worker.worked == Worked(done=1, refused=20)
+    assert worker.stats == Worked(done=1, refused=20)
     assert "the log does not have token" in caplog.text
     assert worker.run_until_idle().refused == 20, "it is not tried over and over"
     assert secretive(3, oncemore.Secret("hidden-token")) == 3
@@ -284,7 +284,7 @@ def test_what_cannot_go_on_here_does_not_hide_what_can(
     engine: oncemore.Engine, clock: FakeClock, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(workers, "MOST_REFUSED", 45)
+    monkeypatch.setattr(workers, "MAX_REFUSED", 45)
     old = oncemore.step(effect="idempotent", name="moved")(lambda x, gone: x)
     for n in range(40):
         old.submit(n, gone=1)
@@ -293,7 +293,7 @@ def test_what_cannot_go_on_here_does_not_hide_what_can(
     new.submit(99)
     worker = alone(engine, new)
     worker.run_until_idle()
-    assert worker.worked == Worked(done=1, refused=40)
+    assert worker.stats == Worked(done=1, refused=40)
     assert done == [("moved", 99)]
     for n in range(10):
         old.submit(100 + n, gone=1)
@@ -301,13 +301,13 @@ def test_what_cannot_go_on_here_does_not_hide_what_can(
     assert "moved is set aside: 45 of its runs do not fit here" in caplog.text
     new.submit(200)
     worker.run_until_idle()
-    assert new.last(200).status == "PENDING"
+    assert new.last_run(200).status == "PENDING"
 
 
 def test_arguments_that_were_pruned_cannot_be_gone_on_with(engine: oncemore.Engine) -> None:
     one = step("one")
     run = one.submit(1)
-    engine.store.prune({f"run/{run.key}": 2})
+    engine.store.prune_bodies({f"run/{run.key}": 2})
     assert alone(engine, one).run_until_idle() == Worked(refused=1)
 
 
@@ -320,7 +320,7 @@ def test_steps_that_no_worker_knows_stay_and_are_counted(engine: oncemore.Engine
     worker = alone(engine, known)
     assert worker.unknown() == {"other": 3}
     assert worker.run_until_idle().done == 1
-    assert other.last(0).status == "PENDING"
+    assert other.last_run(0).status == "PENDING"
 
 
 def test_failures_and_unknown_outcomes_are_counted_and_told(
@@ -347,7 +347,7 @@ def test_failures_and_unknown_outcomes_are_counted_and_told(
     for one in (pay, broken, odd, leaves):
         one.submit(1)
     worked = alone(engine, pay, broken, odd, leaves).run_until_idle()
-    assert worked == Worked(done=2, failed=1, held=1, later=1)
+    assert worked == Worked(done=2, failed=1, held=1, deferred=1)
     assert "broken" in caplog.text
     assert "bad value" in caplog.text
     assert "pay" in caplog.text
@@ -363,7 +363,7 @@ def test_inner_steps_run_on_the_worker_s_engine(engine: oncemore.Engine, tmp_pat
     outer.submit(5)
     entries = alone(engine, outer)
     assert entries.run_until_idle().done == 1
-    assert inner.on(engine).last(5).value == 5
+    assert inner.bind(engine).last_run(5).value == 5
     assert not (tmp_path / ".oncemore").exists()
 
 
@@ -375,18 +375,18 @@ def test_what_ends_while_a_worker_looks_is_not_taken_as_it_was_before(
     one.submit(1)
     worker = alone(engine, one)
     entity = f"run/{one.key(1)}"
-    worker._busy[entity] = "one"
-    heads = engine.store.heads
+    worker._active_runs[entity] = "one"
+    heads = engine.store.list_heads
 
     def slow(query: Any) -> Any:
         found = list(heads(query))
-        worker._busy.pop(entity, None)
+        worker._active_runs.pop(entity, None)
         return iter(found)
 
-    monkeypatch.setattr(engine.store, "heads", slow)
-    worker._look()
+    monkeypatch.setattr(engine.store, "list_heads", slow)
+    worker._refresh_turns()
     assert worker._turns == []
-    worker._look()
+    worker._refresh_turns()
     assert [turn.entity for turn in worker._turns] == [entity]
 
 
@@ -397,15 +397,15 @@ def test_what_ends_beside_a_full_worker_does_not_make_it_think_that_nothing_is_l
     one = step("one")
     one.submit(1)
     worker = alone(engine, one)
-    worker._busy["run/other"] = "one"
-    start = worker._start_due
+    worker._active_runs["run/other"] = "one"
+    start = worker._start_due_runs
 
     def full(crew: Any) -> bool:
         started = start(crew)
-        worker._busy.pop("run/other", None)
+        worker._active_runs.pop("run/other", None)
         return started
 
-    monkeypatch.setattr(worker, "_start_due", full)
+    monkeypatch.setattr(worker, "_start_due_runs", full)
     assert worker.run_until_idle().done == 1
 
 
@@ -416,15 +416,15 @@ def test_a_run_that_somebody_else_did_meanwhile_is_not_counted(
     one.submit(1)
     one.submit(2)
     worker = alone(engine, one)
-    worker._look()
+    worker._refresh_turns()
     one(1)
-    worker._looked = time.monotonic() + 60
-    assert worker._take() is not None
+    worker._refreshed_at = time.monotonic() + 60
+    assert worker._take_turn() is not None
     worker = alone(engine, one)
-    monkeypatch.setattr(worker, "_look", lambda: None)
-    worker._turns = [workers.Turn("P1", 0.0, "one", f"run/{one.key(n)}") for n in (1, 2)]
+    monkeypatch.setattr(worker, "_refresh_turns", lambda: None)
+    worker._turns = [workers.RunTurn("P1", 0.0, "one", f"run/{one.key(n)}") for n in (1, 2)]
     assert worker.run_until_idle() == Worked(done=1)
-    assert worker._crowded, "it has met another, and takes runs out of their order for a while"
+    assert worker._contention, "it has met another, and takes runs out of their order for a while"
     monkeypatch.undo()
     for n in range(30):
         one.submit(10 + n)
@@ -443,9 +443,9 @@ def test_many_workers_do_everything_once(engine: oncemore.Engine) -> None:
         thread.start()
     for thread in threads:
         thread.join(60)
-    _until(lambda: sum(worker.worked.done for worker in crowd) == 100)
+    _until(lambda: sum(worker.stats.done for worker in crowd) == 100)
     assert sorted(done) == [("one", n) for n in range(100)]
-    verify(engine.store.entries())
+    verify_chain(engine.store.read_entries())
 
 
 # The dead -------------------------------------------------------------------------------------------
@@ -457,13 +457,15 @@ def _die(path: Any, work: Any, x: int) -> oncemore.Engine:
 
 
 def _states(engine: oncemore.Engine) -> list[str]:
-    return sorted(head_of(head.head, Lease).state for head in engine.store.heads(Query("worker")))
+    return sorted(
+        decode_head(head.head, Lease).state for head in engine.store.list_heads(HeadQuery("worker"))
+    )
 
 
 def _job(engine: oncemore.Engine, job_id: str, worker: str) -> str:
     """Have a job under way."""
-    job = Mapped("RUNNING", "one", job_id, worker, 1.0)
-    write = write_of(f"job/{job_id}", 0, NOWHERE, Change(("JOB",), None, job), 1.0)
+    job = JobRecord("RUNNING", "one", job_id, worker, 1.0)
+    write = build_write(f"job/{job_id}", 0, NOWHERE, RecordChange(("JOB",), None, job), 1.0)
     engine.store.append(Batch((write,))).wait()
     return job_id
 
@@ -477,28 +479,28 @@ def test_what_a_dead_worker_had_is_taken_over_and_the_dead_is_marked(tmp_path: P
         dead = _die(path, one, 1), _die(path, other, 1)
         worker = alone(engine, one)
         assert worker.run_until_idle() == Worked(), "their leases last"
-        assert one.last(1).status == "RUNNING"
+        assert one.last_run(1).status == "RUNNING"
         other.submit(2)
         alive = _die(path, other, 2)
-        lives = _job(engine, "alive", next(iter(alive._mine)))
-        lost = _job(engine, "lost", next(iter(dead[0]._mine)))
+        lives = _job(engine, "alive", next(iter(alive._identities)))
+        lost = _job(engine, "lost", next(iter(dead[0]._identities)))
         for each in dead:
-            for me in each._mine.values():
+            for me in each._identities.values():
                 me.quiet = True
             each.close()
         worker = alone(engine, one)
         assert worker.run_until_idle() == Worked(done=1)
-        assert [attempt.reason for attempt in one.last(1).attempts] == ["lease_expired", ""]
-        assert other.last(1).status == "RUNNING", "nobody here knows it"
+        assert [attempt.reason for attempt in one.last_run(1).attempts] == ["lease_expired", ""]
+        assert other.last_run(1).status == "RUNNING", "nobody here knows it"
         worker = alone(engine, one)
         worker.run_until_idle()
         assert _states(engine) == ["ALIVE", "ALIVE", "ALIVE", "GONE"]
         assert {job.job_id: job.state for job in engine.jobs()} == {lives: "RUNNING", lost: "LOST"}
         assert alone(engine, other).run_until_idle() == Worked(done=1)
         worker.run_until_idle()
-        assert worker._others._sifted, "the other is not looked for again at once"
+        assert worker._sweep._checked_workers, "the other is not looked for again at once"
         alive.close()
-        verify(engine.store.entries())
+        verify_chain(engine.store.read_entries())
 
 
 def test_what_a_silent_worker_had_is_taken_over_when_its_lease_is_over(
@@ -521,7 +523,7 @@ def test_a_worker_that_ends_in_order_leaves_nothing_to_look_for(tmp_path: Path) 
     with oncemore.open(tmp_path / "log.db"):
         one(1)
     with oncemore.open(tmp_path / "log.db") as engine:
-        assert list(engine.store.heads(Query("worker", due_by=workers.EVER))) == []
+        assert list(engine.store.list_heads(HeadQuery("worker", due_by=workers.FAR_FUTURE))) == []
         assert _states(engine) == ["ENDED"]
 
 
@@ -530,13 +532,13 @@ def test_one_who_moved_meanwhile_is_not_marked(tmp_path: Path, clock: FakeClock)
     one = step("one")
     with oncemore.open(path) as engine:
         sleeper = oncemore.open(path)
-        one.on(sleeper)(1)
+        one.bind(sleeper)(1)
         clock.advance(100.0)
         worker = alone(engine, one)
-        (head,) = engine.store.heads(Query("worker"))
-        sleeper.beat()
-        lease = head_of(head.head, Lease)
-        note(engine, head, lease, lease._replace(state="GONE"), "LEASE")
+        (head,) = engine.store.list_heads(HeadQuery("worker"))
+        sleeper.renew_leases()
+        lease = decode_head(head.head, Lease)
+        append_state(engine, head, lease, lease._replace(state="GONE"), "LEASE")
         assert _states(engine) == ["ALIVE"]
         worker.run_until_idle()
         assert _states(engine) == ["ALIVE"], "it is not dead"
@@ -567,7 +569,7 @@ def test_a_stopped_worker_lets_what_is_under_way_end_and_takes_nothing_more(engi
     first, second = slow.submit(1), slow.submit(2)
     worker = oncemore.Worker(engine, [slow], concurrency=1).start()
     assert inside.wait(10)
-    assert worker.under_way == (first.key,)
+    assert worker.active_keys == (first.key,)
     worker.stop()
     go_on.set()
     worker.close()
@@ -589,8 +591,8 @@ def test_what_does_not_end_in_time_is_named_and_left(
     worker = oncemore.Worker(engine, [endless], grace_s=0.05).start()
     assert inside.wait(10)
     worker.close()
-    assert f"work under way that does not end: {run.key[:12]}" in caplog.text
-    assert worker.under_way == (run.key,)
+    assert f"runs are still active: {run.key[:12]}" in caplog.text
+    assert worker.active_keys == (run.key,)
     go_on.set()
     assert run.wait(10).status == "COMPLETE"
 
@@ -608,7 +610,7 @@ def test_async_work_that_does_not_end_in_time_is_cancelled_in_order(engine: once
     worker = oncemore.Worker(engine, [endless], grace_s=0.05).start()
     assert inside.wait(10)
     worker.close()
-    assert worker.under_way == ()
+    assert worker.active_keys == ()
     left = run.wait(0)
     assert (left.status, left.reason) == ("SOFT_FAIL", "interrupted")
 
@@ -619,7 +621,7 @@ def test_a_store_that_fails_is_left_alone_for_a_while_and_then_worked_on(
     one = step("one")
     run = one.submit(1)
     faults = [StoreError("no route")] * 3
-    heads, head = engine.store.heads, engine.store.head
+    heads, head = engine.store.list_heads, engine.store.load_head
 
     def failing(real: Any) -> Any:
         def ask(*told: Any) -> Any:
@@ -629,13 +631,13 @@ def test_a_store_that_fails_is_left_alone_for_a_while_and_then_worked_on(
 
         return ask
 
-    monkeypatch.setattr(engine.store, "heads", failing(heads))
-    monkeypatch.setattr(engine.store, "head", failing(head))
+    monkeypatch.setattr(engine.store, "list_heads", failing(heads))
+    monkeypatch.setattr(engine.store, "load_head", failing(head))
     worker = oncemore.Worker(engine, [one], poll_s=0.05).start()
-    _until(lambda: worker.worked.done == 1)
+    _until(lambda: worker.stats.done == 1)
     worker.close()
     assert run.wait(5).status == "COMPLETE"
-    assert "could not look: StoreError" in caplog.text
+    assert "could not list its due runs: StoreError" in caplog.text
     faults.append(StoreError("again"))
     with pytest.raises(StoreError, match="again"):
         worker.run_until_idle()
@@ -647,17 +649,17 @@ def test_a_run_that_meets_a_failing_store_is_tried_again(
     one = step("one")
     run = one.submit(1)
     worker = oncemore.Worker(engine, [one], poll_s=0.05)
-    real, faults = worker._resumed, [StoreError("no route"), RuntimeError("a bug")]
+    real, faults = worker._resume_run, [StoreError("no route"), RuntimeError("a bug")]
 
     def failing(turn: Any) -> Any:
         if faults:
             raise faults.pop()
         return real(turn)
 
-    monkeypatch.setattr(worker, "_resumed", failing)
+    monkeypatch.setattr(worker, "_resume_run", failing)
     with worker:
         assert run.wait(10).status == "COMPLETE"
-    assert "trouble: no route" in caplog.text
+    assert "store_error: no route" in caplog.text
 
 
 def test_an_engine_s_worker_can_run_again(engine: oncemore.Engine) -> None:
@@ -686,13 +688,13 @@ def test_a_run_that_is_under_way_here_is_not_taken_again(engine: oncemore.Engine
     one = step("one")
     keys = [f"run/{one.submit(n).key}" for n in range(2)]
     worker = alone(engine, one)
-    worker._look()
-    worker._looked = time.monotonic()
-    worker._busy[worker._turns[0].entity] = "one"
-    turn = worker._take()
+    worker._refresh_turns()
+    worker._refreshed_at = time.monotonic()
+    worker._active_runs[worker._turns[0].entity] = "one"
+    turn = worker._take_turn()
     assert turn is not None
-    assert {turn.entity, *worker._busy} == set(keys)
-    worker._busy.clear()
+    assert {turn.entity, *worker._active_runs} == set(keys)
+    worker._active_runs.clear()
 
 
 def test_outcomes_that_need_nobody_are_told_quietly(

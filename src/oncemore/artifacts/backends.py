@@ -1,21 +1,21 @@
-"""Where the bytes of artifacts can be: what the engine asks of a place, and two of them.
+"""Backends for the bytes of artifacts: the protocol, a folder, and memory.
 
-A place keeps objects by the digest of their bytes. What every place promises:
+A backend stores objects by the digest of their bytes. Every backend guarantees:
 
-* **Whole or not at all.** Bytes are staged out of everybody's sight and become an object in one move, when
-  they are on the disk. Who dies before leaves a staged rest that is never read, and is swept away later.
-* **Never replaced by something else.** An object that is there already is read and held against its digest
-  before other bytes of the same digest take its place; one that was altered stays as it is, as evidence.
-* **Removed only if nobody just used it.** Publishing makes an object young again; `remove` takes the age
-  that it must have, and looks at it in the moment of removal.
+* **Complete or absent.** Bytes are staged in a private file and become an object in one rename, after they
+  are on disk. A writer that dies before leaves a staged file that is never read and is removed later.
+* **Never replaced by other bytes.** An existing object is verified before bytes of the same digest replace
+  it; an altered object stays as it is, as evidence.
+* **Removed only if unused.** Publishing makes an object young again; `remove_object` takes the age that it
+  must have, and checks it at the removal.
 
-Places raise `OSError` when they cannot do what they are asked for, and `Violation` when bytes are not what
-their digest says. In a folder:
+Backends raise `OSError` when an operation fails, and `PolicyViolation` when bytes do not match their digest.
+In a folder:
 
-    sha256/ab/abcd…   an object; its owner may read it, and nobody may write it
+    sha256/ab/abcd…   an object; its owner may read it, and no user may write it
     writing/…         staged bytes
-    logs/…            which logs keep artifacts here: collecting for one must not forget the other
-    lock              held shared to publish, and alone to remove
+    logs/…            the logs with artifacts here: garbage collection for one must not forget the rest
+    lock              held shared to publish, and exclusively to remove
 
 Folders are 0700 and files 0600 or less: results and captured output are as private as the log.
 """
@@ -33,142 +33,144 @@ from threading import Lock
 from typing import TYPE_CHECKING, Protocol
 
 from oncemore import clock as clocks
-from oncemore._ids import nonce
+from oncemore._ids import new_nonce
 from oncemore._values import Value
-from oncemore.errors import StoreError, Violation
+from oncemore.errors import PolicyViolation, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
 
-CHUNK = 1024 * 1024
-_OBJECT = re.compile(r"[0-9a-f]{64}")
+CHUNK_BYTES = 1024 * 1024
+_DIGEST_PATTERN = re.compile(r"[0-9a-f]{64}")
 
 
-class Object(Value):
-    """What is kept under a digest; `modified` is when it was last published, in POSIX seconds."""
+class StoredObject(Value):
+    """An object in a backend; `modified` is the time it was last published, in POSIX seconds."""
 
     digest: str
     size: int
     modified: float
 
 
-class Stage(Protocol):
-    """Bytes on their way to become an object."""
+class ObjectUpload(Protocol):
+    """Staged bytes that become an object."""
 
     def write(self, data: bytes) -> object:
-        """Take the next bytes."""
+        """Append bytes."""
 
-    def publish(self, digest: str, size: int) -> None:
-        """Make them an object, in one move and for good."""
+    def publish_object(self, digest: str, size: int) -> None:
+        """Make the bytes an object, atomically and durably."""
 
     def close(self) -> None:
-        """Let go of what was not published."""
+        """Discard bytes that were not published."""
 
 
-class Place(Protocol):
-    """Keeps objects by digest.
+class ArtifactBackend(Protocol):
+    """Stores objects by digest.
 
-    url     where it is, for people
-    shared  whether another process can use it
+    url        its address, for messages
+    is_shared  whether another process can use it
     """
 
     url: str
-    shared: bool
+    is_shared: bool
 
-    def stage(self) -> Stage:
-        """Return something to write to."""
+    def start_upload(self) -> ObjectUpload:
+        """Return a new upload."""
 
-    def open(self, digest: str) -> BinaryIO:
+    def open_object(self, digest: str) -> BinaryIO:
         """Return the bytes of an object, unverified; `FileNotFoundError` when there is none."""
 
-    def path(self, digest: str) -> Path | None:
-        """Return where an object is as a file of this machine, or None if it is none."""
+    def object_path(self, digest: str) -> Path | None:
+        """Return the path of an object on this machine, or None if the backend has no files."""
 
-    def objects(self) -> Iterator[Object]:
-        """Return everything that is kept."""
+    def list_objects(self) -> Iterator[StoredObject]:
+        """Return all objects."""
 
-    def remove(self, digest: str, before: float) -> bool:
-        """Remove an object that was last published before a time; say whether it is gone."""
+    def remove_object(self, digest: str, before: float) -> bool:
+        """Remove an object that was last published before a time; return whether it is absent now."""
 
-    def sweep(self, before: float) -> int:
-        """Remove what dead writers left before a time; return how much of it there was."""
+    def remove_leftovers(self, before: float) -> int:
+        """Remove staged bytes of dead writers from before a time; return their number."""
 
-    def sign(self, log: str) -> None:
-        """Remember that a log keeps artifacts here."""
+    def register_log(self, log: str) -> None:
+        """Record that a log has artifacts here."""
 
-    def signed(self) -> frozenset[str]:
-        """Return the logs that keep artifacts here."""
+    def registered_logs(self) -> frozenset[str]:
+        """Return the logs that have artifacts here."""
 
 
-def digest_of(file: BinaryIO) -> tuple[str, int]:
-    """Return the digest and the number of the bytes that are left in a file, in bounded memory."""
-    running, size = sha256(), 0
-    while data := file.read(CHUNK):
-        running.update(data)
+def compute_digest(file: BinaryIO) -> tuple[str, int]:
+    """Return the digest and the size of the rest of a file, in bounded memory."""
+    hasher, size = sha256(), 0
+    while data := file.read(CHUNK_BYTES):
+        hasher.update(data)
         size += len(data)
-    return running.hexdigest(), size
+    return hasher.hexdigest(), size
 
 
 def check_digest(digest: object) -> None:
-    """Refuse what is not a digest before it becomes a part of a path."""
-    if not isinstance(digest, str) or not _OBJECT.fullmatch(digest):
+    """Raise `StoreError` if a value is not a digest, before it becomes part of a path."""
+    if not isinstance(digest, str) or not _DIGEST_PATTERN.fullmatch(digest):
         raise StoreError(f"{digest!r:.80} is not a digest: it takes 64 hex digits")
 
 
-def hold(file: BinaryIO, digest: str) -> None:
-    """Refuse bytes that are not what their digest says."""
-    found, size = digest_of(file)
-    if found != digest:
-        raise altered(digest, found, size)
+def verify_digest(file: BinaryIO, digest: str) -> None:
+    """Raise `PolicyViolation` if bytes do not match their digest."""
+    actual_digest, size = compute_digest(file)
+    if actual_digest != digest:
+        raise altered_object_error(digest, actual_digest, size)
 
 
-def altered(digest: str, found: str, size: int) -> Violation:
-    """Return the error for bytes that are not what their digest says."""
-    made = Violation(
+def altered_object_error(digest: str, actual_digest: str, size: int) -> PolicyViolation:
+    """Return the error for bytes that do not match their digest."""
+    error = PolicyViolation(
         "CHECKSUM_MISMATCH",
-        f"the object {digest} was altered: its {size:,} bytes have the digest {found}; it is neither used "
-        "nor made anew; put back what was there, or remove it and run the step again",
+        f"the object {digest} was altered: its {size:,} bytes have the digest {actual_digest}; it is neither "
+        "used nor replaced; restore the original bytes, or remove the object and run the step again",
     )
-    vars(made).update(evidence={"expected": digest, "found": found, "found_size": size})
-    return made
+    vars(error).update(evidence={"expected": digest, "found": actual_digest, "found_size": size})
+    return error
 
 
-class Folder:
-    """A folder of this machine."""
+class FolderBackend:
+    """A folder on this machine."""
 
-    shared = True
+    is_shared = True
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
         self.url = str(self.root)
 
-    def where(self, digest: str) -> Path:
-        """Return where an object is, if it is there."""
+    def locate_object(self, digest: str) -> Path:
+        """Return the path of an object, which may not exist."""
         check_digest(digest)
         return self.root / "sha256" / digest[:2] / digest
 
-    def stage(self) -> FolderStage:
-        """Return a file that only its writer knows, on the same file system as the objects."""
+    def start_upload(self) -> FolderUpload:
+        """Return an upload to a private file."""
+        # In the same file system as the objects: a rename across file systems is not atomic.
         writing = self.root / "writing"
-        _make(writing)
-        return FolderStage(self, writing / f"{os.getpid()}-{nonce():016x}")
+        _make_folder(writing)
+        return FolderUpload(self, writing / f"{os.getpid()}-{new_nonce():016x}")
 
-    def open(self, digest: str) -> BinaryIO:
+    def open_object(self, digest: str) -> BinaryIO:
         """Return an object's file."""
-        return self.where(digest).open("rb")
+        return self.locate_object(digest).open("rb")
 
-    def path(self, digest: str) -> Path:
+    def object_path(self, digest: str) -> Path:
         """Return an object's path."""
-        return self.where(digest)
+        return self.locate_object(digest)
 
-    def objects(self) -> Iterator[Object]:
-        """Return every object; what does not look like one is left alone."""
+    def list_objects(self) -> Iterator[StoredObject]:
+        """Return every object; ignore files with other names."""
         for file in sorted(self.root.glob("sha256/??/*")):
-            with suppress(FileNotFoundError):  # removed meanwhile
-                if _OBJECT.fullmatch(file.name):
-                    found = file.stat()
-                    yield Object(file.name, found.st_size, found.st_mtime)
+            # Garbage collection in another process may remove a file after it was listed.
+            with suppress(FileNotFoundError):
+                if _DIGEST_PATTERN.fullmatch(file.name):
+                    status = file.stat()
+                    yield StoredObject(file.name, status.st_size, status.st_mtime)
 
     def find_open_paths(self) -> Iterator[Path]:
         """Return every path of the folder that other users may read, write or enter."""
@@ -177,10 +179,11 @@ class Folder:
                 if path.lstat().st_mode & 0o077:
                     yield path
 
-    def remove(self, digest: str, before: float) -> bool:
-        """Remove an object, unless somebody published it anew."""
-        file = self.where(digest)
-        with self.locked(shared=False):
+    def remove_object(self, digest: str, before: float) -> bool:
+        """Remove an object, unless a writer has published it again."""
+        file = self.locate_object(digest)
+        # Exclusive, so that no writer publishes between the check of the age and the removal.
+        with self.hold_lock(shared=False):
             try:
                 if file.stat().st_mtime >= before:
                     return False
@@ -189,191 +192,198 @@ class Folder:
                 pass
         return True
 
-    def sweep(self, before: float) -> int:
-        """Remove staged bytes that nobody has written to since."""
-        swept = 0
+    def remove_leftovers(self, before: float) -> int:
+        """Remove staged files that were last written before a time."""
+        count = 0
         for file in self.root.glob("writing/*"):
             with suppress(FileNotFoundError):
                 if file.stat().st_mtime < before:
                     file.unlink()
-                    swept += 1
-        return swept
+                    count += 1
+        return count
 
-    def sign(self, log: str) -> None:
-        """Write a log's address into a file of its own."""
+    def register_log(self, log: str) -> None:
+        """Write the address of a log to a file of its own."""
         logs, file = self.root / "logs", self._signature(log)
-        _make(logs)
+        _make_folder(logs)
         if not file.exists():
-            new = file.with_name(f"{file.name}.{nonce():016x}")
-            with _create(new) as told:
-                told.write(log.encode())
-                told.flush()
-                os.fsync(told.fileno())
+            # Renamed into place, so that a reader never sees a part of an address.
+            new = file.with_name(f"{file.name}.{new_nonce():016x}")
+            with _create(new) as new_file:
+                new_file.write(log.encode())
+                new_file.flush()
+                os.fsync(new_file.fileno())
             new.replace(file)
-            _sync(logs)
+            _sync_folder(logs)
 
     def has_signature(self, log: str) -> bool:
-        """Whether a log keeps, or has kept, artifacts here."""
+        """Whether a log has, or had, artifacts here."""
         return self._signature(log).exists()
 
     def remove_signature(self, log: str) -> bool:
-        """Forget that a log kept artifacts here; its objects stay. Return whether it did."""
-        found = self.has_signature(log)
+        """Remove the registration of a log; its objects stay. Return whether it was registered."""
+        was_registered = self.has_signature(log)
         self._signature(log).unlink(missing_ok=True)
-        return found
+        return was_registered
 
     def _signature(self, log: str) -> Path:
         return self.root / "logs" / sha256(log.encode()).hexdigest()[:32]
 
-    def signed(self) -> frozenset[str]:
-        """Return the addresses in those files."""
+    def registered_logs(self) -> frozenset[str]:
+        """Return the addresses of the registered logs."""
+        # A name with a dot is a temporary file of `register_log`.
         files = (file for file in self.root.glob("logs/*") if "." not in file.name)
         return frozenset(file.read_text(encoding="utf-8") for file in files)
 
     @contextmanager
-    def locked(self, *, shared: bool) -> Iterator[None]:
-        """Hold the folder's lock; it ends with the file, also when the process dies."""
-        import fcntl  # only files need it: a platform that lacks it has `memory:`
+    def hold_lock(self, *, shared: bool) -> Iterator[None]:
+        """Hold the lock of the folder; the kernel releases it if the process dies."""
+        # Imported here: a platform without fcntl can still use `memory:`.
+        import fcntl
 
-        held = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            fcntl.flock(held, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+            fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
             yield
         finally:
-            os.close(held)
+            os.close(descriptor)
 
 
-class FolderStage:
-    """A file in the folder that becomes an object by being renamed."""
+class FolderUpload:
+    """A staged file that becomes an object by a rename."""
 
-    def __init__(self, folder: Folder, path: Path) -> None:
+    def __init__(self, folder: FolderBackend, path: Path) -> None:
         self._folder, self._path = folder, path
         self._file = _create(path)
 
     def write(self, data: bytes) -> None:
-        """Write all of it: the file may take less at a time."""
+        """Write all bytes."""
+        # The file is unbuffered, and one write may take only some of the bytes.
         left = memoryview(data)
         while left:
             left = left[self._file.write(left) :]
 
-    def publish(self, digest: str, size: int) -> None:
-        """Bring it to the disk, then into its place, then the place to the disk."""
+    def publish_object(self, digest: str, size: int) -> None:
+        """Sync the file, rename it to its object path, and sync the folders."""
         os.fchmod(self._file.fileno(), 0o400)
         os.fsync(self._file.fileno())
-        target = self._folder.where(digest)
-        with self._folder.locked(shared=True):
-            for made in (target.parent.parent, target.parent):
-                made.mkdir(mode=0o700, exist_ok=True)
-            with suppress(FileNotFoundError), target.open("rb") as there:
-                hold(there, digest)
-            os.utime(self._file.fileno())  # it is young from now on, however long it took to write
+        target = self._folder.locate_object(digest)
+        with self._folder.hold_lock(shared=True):
+            for parent in (target.parent.parent, target.parent):
+                parent.mkdir(mode=0o700, exist_ok=True)
+            # An altered object must stay as evidence: this raises before the rename.
+            with suppress(FileNotFoundError), target.open("rb") as existing:
+                verify_digest(existing, digest)
+            # Its age counts from now, even if it took long to write.
+            os.utime(self._file.fileno())
             self._path.replace(target)
-            # Also if somebody else made the folders: they may not have come to this line.
+            # Also folders of another process: that may have died before it synced them.
             for folder in target.parents[:4]:
-                _sync(folder)
+                _sync_folder(folder)
 
     def close(self) -> None:
-        """Close the file; what was not renamed goes."""
+        """Close the file, and delete it if it was not published."""
         self._file.close()
         self._path.unlink(missing_ok=True)
 
 
 def _create(path: Path) -> io.FileIO:
-    """Create a file for its owner alone, and open it to be written to."""
+    """Create a file that only its owner can read, and open it for writing."""
     return io.FileIO(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb")
 
 
-def _make(folder: Path) -> None:
-    """Make a folder and those above it; each is on the disk before anything is in it."""
+def _make_folder(folder: Path) -> None:
+    """Create a folder and its parents; each is on disk before the next is created in it."""
     if not folder.is_dir():
-        _make(folder.parent)
+        _make_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
-        _sync(folder.parent)
+        _sync_folder(folder.parent)
 
 
-def _sync(folder: Path) -> None:
-    """Bring a folder's entries to the disk; one that may not be read was there before us."""
+def _sync_folder(folder: Path) -> None:
+    """Sync the entries of a folder to disk."""
     try:
-        at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except PermissionError:
+        # A folder that this user cannot read was not created here, so it existed before.
         return
     try:
-        os.fsync(at)
+        os.fsync(descriptor)
     finally:
-        os.close(at)
+        os.close(descriptor)
 
 
-class Memory:
-    """This process: for engines on `memory:`, forgotten with them."""
+class MemoryBackend:
+    """The memory of this process, for engines on `memory:`."""
 
     url = "memory:"
-    shared = False
+    is_shared = False
 
     def __init__(self) -> None:
-        self.kept: dict[str, tuple[bytes, float]] = {}
+        self.stored_objects: dict[str, tuple[bytes, float]] = {}
         self._logs: set[str] = set()
         self._lock = Lock()
 
-    def stage(self) -> MemoryStage:
-        """Return a buffer."""
-        return MemoryStage(self)
+    def start_upload(self) -> MemoryUpload:
+        """Return an upload to a buffer."""
+        return MemoryUpload(self)
 
-    def open(self, digest: str) -> BinaryIO:
-        """Return an object's bytes."""
-        if digest not in self.kept:
+    def open_object(self, digest: str) -> BinaryIO:
+        """Return the bytes of an object as a file."""
+        if digest not in self.stored_objects:
             raise FileNotFoundError(f"there is no object {digest}")
-        return io.BufferedReader(io.BytesIO(self.kept[digest][0]))  # type: ignore[type-var,return-value,unused-ignore]
+        return io.BufferedReader(io.BytesIO(self.stored_objects[digest][0]))  # type: ignore[type-var,return-value,unused-ignore]
 
-    def path(self, digest: str) -> None:
-        """There are no files."""
+    def object_path(self, digest: str) -> None:
+        """Return None: there are no files."""
 
-    def objects(self) -> Iterator[Object]:
+    def list_objects(self) -> Iterator[StoredObject]:
         """Return every object."""
-        for digest, (data, modified) in sorted(self.kept.items()):
-            yield Object(digest, len(data), modified)
+        for digest, (data, modified) in sorted(self.stored_objects.items()):
+            yield StoredObject(digest, len(data), modified)
 
-    def remove(self, digest: str, before: float) -> bool:
-        """Remove an object, unless somebody published it anew."""
+    def remove_object(self, digest: str, before: float) -> bool:
+        """Remove an object, unless a writer has published it again."""
         with self._lock:
-            if digest in self.kept and self.kept[digest][1] >= before:
+            if digest in self.stored_objects and self.stored_objects[digest][1] >= before:
                 return False
-            self.kept.pop(digest, None)
+            self.stored_objects.pop(digest, None)
             return True
 
-    def sweep(self, before: float) -> int:
-        """There is nothing that outlives its writer."""
+    def remove_leftovers(self, before: float) -> int:
+        """Return 0: a buffer ends with its writer."""
         return 0
 
-    def sign(self, log: str) -> None:
-        """Remember it."""
+    def register_log(self, log: str) -> None:
+        """Record that a log has artifacts here."""
         self._logs.add(log)
 
-    def signed(self) -> frozenset[str]:
-        """Return what is remembered."""
+    def registered_logs(self) -> frozenset[str]:
+        """Return the registered logs."""
         return frozenset(self._logs)
 
-    def publish(self, digest: str, data: bytes) -> None:
-        """Keep bytes under their digest."""
+    def publish_bytes(self, digest: str, data: bytes) -> None:
+        """Store bytes under their digest."""
         with self._lock:
-            if digest in self.kept:
-                hold(io.BytesIO(self.kept[digest][0]), digest)
-            self.kept[digest] = (data, clocks.current.wall())
+            if digest in self.stored_objects:
+                verify_digest(io.BytesIO(self.stored_objects[digest][0]), digest)
+            self.stored_objects[digest] = (data, clocks.current.wall())
 
 
-class MemoryStage:
+class MemoryUpload:
     """A buffer that becomes an object."""
 
-    def __init__(self, place: Memory) -> None:
-        self._place, self._buffer = place, io.BytesIO()
+    def __init__(self, backend: MemoryBackend) -> None:
+        self._backend, self._buffer = backend, io.BytesIO()
 
     def write(self, data: bytes) -> None:
-        """Take the next bytes."""
+        """Append bytes."""
         self._buffer.write(data)
 
-    def publish(self, digest: str, size: int) -> None:
-        """Hand the buffer over."""
-        self._place.publish(digest, self._buffer.getvalue())
+    def publish_object(self, digest: str, size: int) -> None:
+        """Store the content of the buffer."""
+        self._backend.publish_bytes(digest, self._buffer.getvalue())
 
     def close(self) -> None:
-        """Let go of the buffer."""
+        """Free the buffer."""
         self._buffer.close()

@@ -1,16 +1,15 @@
-"""Artifacts in object storage, by `obstore`: S3, Google Cloud, Azure, and what speaks like them.
+"""Artifacts in object storage, through `obstore`: S3, Google Cloud, Azure and compatible services.
 
     oncemore.open(url, artifacts="s3://bucket/prefix")
 
-Credentials and regions come from where `obstore` finds them: the environment, or the machine's own role.
-An object's key is `sha256/ab/abcd…` below the prefix. Bytes are staged in a temporary file, because the key
-is their digest, and sent from there in bounded memory: small ones by a conditional put, which is refused
-where an object is, large ones in parts, which become an object only when all are there.
+`obstore` finds credentials and regions in the environment or the machine's role. The key of an object is
+`sha256/ab/abcd…` below the prefix. Bytes are staged in a temporary file, because the key is their digest,
+and sent in bounded memory: small objects by a conditional put, large ones by a multipart upload.
 
-There is no lock in object storage. An object that is there already is verified and, when it is not young,
-sent again, so that collecting garbage sees it young. What is left is the moment between the last look of
-`remove` and its deletion: content that has been garbage for a day, put again within that moment, would be
-missed, and found missing by its first reader. Where that matters, collect while nothing runs.
+Object storage has no lock. An existing object is verified and, if it is not young, sent again, so that
+garbage collection sees it as young. A race remains between the last check of `remove_object` and the
+deletion: content that has been garbage for a day and is stored again in that moment is lost, and the first
+reader finds it missing. To exclude that, collect garbage while no worker runs.
 """
 
 from __future__ import annotations
@@ -22,185 +21,203 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from oncemore import clock as clocks
-from oncemore._redact import hide_credentials, masked
-from oncemore.artifacts.backends import CHUNK, Object, check_digest, hold
+from oncemore._redact import hide_credentials, mask_text
+from oncemore.artifacts.backends import CHUNK_BYTES, StoredObject, check_digest, verify_digest
 from oncemore.errors import MissingExtra, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: What is sent at once, by a conditional put; more goes in parts.
-AT_ONCE = 8 * 1024 * 1024
-#: An object that is found again and was last sent longer ago is sent again.
-YOUNG_S = 30.0
+#: Largest object of a single conditional put; larger ones are sent as multipart uploads.
+SINGLE_PUT_BYTES = 8 * 1024 * 1024
+#: Age in seconds after which an existing object is sent again.
+FRESH_S = 30.0
 
 
-class Bucket:
-    """A place in object storage."""
+class BucketBackend:
+    """A bucket, or a prefix of one, in object storage."""
 
-    shared = True
+    is_shared = True
 
     def __init__(self, url: str, client: Any = None) -> None:
         self.url, self._address = hide_credentials(url), url
         self._client = client
         if client is None:
-            _obstore()  # whoever names object storage must have what speaks to it
+            # Fails here, at the line that names the bucket, if obstore is not installed.
+            _import_obstore()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._address,)
 
     @property
     def client(self) -> Any:
-        """What speaks to the storage, made when it is first needed."""
+        """The client of the storage, created at first use."""
         if self._client is None:
             from obstore.store import from_url
 
             try:
                 self._client = from_url(self._address)
-            except Exception as fault:  # noqa: BLE001 - each kind of storage has errors of its own
-                text = _first_line(fault)
-                raise UsageError(f"{self.url!r} is no address of object storage: {text}") from None
+            except Exception as error:  # noqa: BLE001 - each kind of storage has errors of its own
+                text = _first_line(error)
+                raise UsageError(f"{self.url!r} is not an address of object storage: {text}") from None
         return self._client
 
-    def stage(self) -> BucketStage:
-        """Return a temporary file."""
-        return BucketStage(self)
+    def start_upload(self) -> BucketUpload:
+        """Return an upload to a temporary file."""
+        return BucketUpload(self)
 
-    def open(self, digest: str) -> BinaryIO:
-        """Return the bytes of an object as they come."""
-        with _as_os_errors():
+    def open_object(self, digest: str) -> BinaryIO:
+        """Return the bytes of an object as a stream."""
+        with _convert_errors():
             return io.BufferedReader(
-                _Stream(iter(_obstore().get(self.client, _key(digest)).stream(CHUNK))), CHUNK
+                _ObjectStream(
+                    iter(_import_obstore().get(self.client, _object_key(digest)).stream(CHUNK_BYTES))
+                ),
+                CHUNK_BYTES,
             )
 
-    def path(self, digest: str) -> None:
-        """There are no files."""
+    def object_path(self, digest: str) -> None:
+        """Return None: there are no files."""
 
-    def objects(self) -> Iterator[Object]:
+    def list_objects(self) -> Iterator[StoredObject]:
         """Return every object."""
-        with _as_os_errors():
-            for some in _obstore().list(self.client, "sha256", chunk_size=1000):
-                for found in some:
-                    digest = found["path"].rpartition("/")[2]
-                    yield Object(digest, found["size"], found["last_modified"].timestamp())
+        with _convert_errors():
+            for page in _import_obstore().list(self.client, "sha256", chunk_size=1000):
+                for item in page:
+                    digest = item["path"].rpartition("/")[2]
+                    yield StoredObject(digest, item["size"], item["last_modified"].timestamp())
 
-    def remove(self, digest: str, before: float) -> bool:
-        """Remove an object, unless somebody sent it again."""
-        with _as_os_errors():
-            found = self._found(digest)
-            if found is not None and found.modified >= before:
+    def remove_object(self, digest: str, before: float) -> bool:
+        """Remove an object, unless a writer has sent it again."""
+        with _convert_errors():
+            # Read again, because the listing may be minutes old.
+            stored = self._stat_object(digest)
+            if stored is not None and stored.modified >= before:
                 return False
-            if found is not None:
-                _obstore().delete(self.client, _key(digest))
+            if stored is not None:
+                _import_obstore().delete(self.client, _object_key(digest))
             return True
 
-    def sweep(self, before: float) -> int:
-        """Parts of what was never finished are the storage's own to remove: set a lifecycle rule."""
+    def remove_leftovers(self, before: float) -> int:
+        """Return 0: a lifecycle rule of the bucket has to remove unfinished multipart uploads."""
         return 0
 
-    def sign(self, log: str) -> None:
-        """Keep a log's address as an object of its own."""
-        with _as_os_errors():
-            _obstore().put(self.client, f"logs/{sha256(log.encode()).hexdigest()[:32]}", log.encode())
+    def register_log(self, log: str) -> None:
+        """Store the address of a log as an object of its own."""
+        with _convert_errors():
+            _import_obstore().put(self.client, f"logs/{sha256(log.encode()).hexdigest()[:32]}", log.encode())
 
-    def signed(self) -> frozenset[str]:
-        """Return those addresses."""
-        with _as_os_errors():
-            listed = [found["path"] for some in _obstore().list(self.client, "logs") for found in some]
-            return frozenset(bytes(_obstore().get(self.client, path).bytes()).decode() for path in listed)
+    def registered_logs(self) -> frozenset[str]:
+        """Return the addresses of the registered logs."""
+        with _convert_errors():
+            paths = [item["path"] for page in _import_obstore().list(self.client, "logs") for item in page]
+            return frozenset(
+                bytes(_import_obstore().get(self.client, path).bytes()).decode() for path in paths
+            )
 
-    def publish(self, digest: str, size: int, file: BinaryIO) -> None:
-        """Send a file, unless the same is there and young; one that is there and altered stays."""
-        with _as_os_errors():
-            found = self._found(digest)
-            if found is not None:
-                with self.open(digest) as there:
-                    hold(there, digest)
-                if clocks.current.wall() - found.modified < YOUNG_S:
+    def upload_file(self, digest: str, size: int, file: BinaryIO) -> None:
+        """Send a file, unless the same object exists and is young; an altered object stays."""
+        with _convert_errors():
+            stored = self._stat_object(digest)
+            if stored is not None:
+                # An altered object must stay as evidence: this raises before anything is sent.
+                with self.open_object(digest) as existing:
+                    verify_digest(existing, digest)
+                if clocks.current.wall() - stored.modified < FRESH_S:
                     return
-            self._send(digest, size, file, new=found is None)
+            self._send_file(digest, size, file, new=stored is None)
 
-    def _send(self, digest: str, size: int, file: BinaryIO, *, new: bool) -> None:
-        api = _obstore()
-        if size > AT_ONCE or not new:
-            api.put(self.client, _key(digest), file, mode="overwrite", chunk_size=AT_ONCE, max_concurrency=2)
+    def _send_file(self, digest: str, size: int, file: BinaryIO, *, new: bool) -> None:
+        api = _import_obstore()
+        # A multipart upload becomes an object only when all parts are there.
+        if size > SINGLE_PUT_BYTES or not new:
+            api.put(
+                self.client,
+                _object_key(digest),
+                file,
+                mode="overwrite",
+                chunk_size=SINGLE_PUT_BYTES,
+                max_concurrency=2,
+            )
             return
         try:
-            api.put(self.client, _key(digest), file.read(), mode="create")
+            api.put(self.client, _object_key(digest), file.read(), mode="create")
         except api.exceptions.AlreadyExistsError:
-            with self.open(digest) as there:  # somebody was faster, just now
-                hold(there, digest)
+            # Another worker has sent the same content since the check.
+            with self.open_object(digest) as existing:
+                verify_digest(existing, digest)
 
-    def _found(self, digest: str) -> Object | None:
+    def _stat_object(self, digest: str) -> StoredObject | None:
         try:
-            found = _obstore().head(self.client, _key(digest))
+            metadata = _import_obstore().head(self.client, _object_key(digest))
         except FileNotFoundError:
             return None
-        return Object(digest, found["size"], found["last_modified"].timestamp())
+        return StoredObject(digest, metadata["size"], metadata["last_modified"].timestamp())
 
 
-class BucketStage:
-    """A temporary file that becomes an object by being sent."""
+class BucketUpload:
+    """A temporary file that is sent to become an object."""
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: BucketBackend) -> None:
         self._bucket, self._file = bucket, tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
 
     def write(self, data: bytes) -> None:
-        """Take the next bytes."""
+        """Append bytes."""
         self._file.write(data)
 
-    def publish(self, digest: str, size: int) -> None:
+    def publish_object(self, digest: str, size: int) -> None:
         """Send the file."""
         self._file.seek(0)
-        self._bucket.publish(digest, size, self._file)
+        self._bucket.upload_file(digest, size, self._file)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close and delete the file."""
         self._file.close()
 
 
-class _Stream(io.RawIOBase):
-    """The bytes of an object as a file that cannot go back."""
+class _ObjectStream(io.RawIOBase):
+    """The bytes of an object as a file that is not seekable."""
 
-    def __init__(self, pieces: Iterator[Any]) -> None:
-        self._pieces, self._left = pieces, memoryview(b"")
+    def __init__(self, chunks: Iterator[Any]) -> None:
+        self._chunks, self._left = chunks, memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        with _as_os_errors():
+        with _convert_errors():
             while not self._left:
-                piece = next(self._pieces, None)
-                if piece is None:
+                chunk = next(self._chunks, None)
+                if chunk is None:
                     return 0
-                self._left = memoryview(piece)
+                self._left = memoryview(chunk)
         count = min(len(buffer), len(self._left))
         buffer[:count] = self._left[:count]
         self._left = self._left[count:]
         return count
 
 
-def _key(digest: str) -> str:
+def _object_key(digest: str) -> str:
     check_digest(digest)
     return f"sha256/{digest[:2]}/{digest}"
 
 
 @contextmanager
-def _as_os_errors() -> Iterator[None]:
-    """Let the client's own errors be what places raise; their first line says what happened."""
+def _convert_errors() -> Iterator[None]:
+    """Convert errors of the client to `OSError`, as every backend raises it."""
     try:
         yield
-    except _obstore().exceptions.BaseError as error:
-        raise OSError(_first_line(error)) from None  # its cause would show the credentials of a request
+    except _import_obstore().exceptions.BaseError as error:
+        # Without the cause, whose text may show the credentials of a request.
+        raise OSError(_first_line(error)) from None
 
 
 def _first_line(error: Exception) -> str:
-    """Return what the client says happened, without secrets; its other lines are its own debugging."""
-    return masked(str(error).partition("\n")[0])
+    """Return the first line of an error, without secrets; the other lines are debugging output."""
+    return mask_text(str(error).partition("\n")[0])
 
 
-def _obstore() -> Any:
+def _import_obstore() -> Any:
     try:
         import obstore
         import obstore.exceptions

@@ -1,16 +1,13 @@
-"""ARTIFACTS: outputs of durable steps, kept by digest, listed by partition, referred to by COMMIT.
+"""The artifacts of durable steps: bytes stored by digest, references stored in the log.
 
-Bytes and references live in two places. The bytes are objects in a `Place`, named by their digest: written
-before COMMIT, once, never changed. The references are entities of the log, `artifact/…`, one for each name
-that a step gave: they are written with COMMIT or not at all, as events are. So
+The bytes are objects in an `ArtifactBackend`, named by their digest, written once before COMMIT. The
+references are entities of the log, `artifact/…`, one for each name; they are part of the COMMIT. A crash
+before COMMIT leaves at most an object without a reference, removed later as garbage. A reader finds a
+reference only if its step is complete, and bytes only if they are complete.
 
-    a crash before COMMIT    leaves at most an object that nothing refers to: garbage, collected later
-    a crash after COMMIT     leaves everything
-    a reader                 finds a reference only if its step is done, and bytes only if they are whole
-
-A reference belongs to step, key, configuration and name (`reference`). Configuration is a part of it so that
-a new version of a `pure` step may leave other bytes than the last one did; within one version what was
-left once is immutable. Large results are kept the same way, under a name that no step can give.
+A reference belongs to step, key, configuration and name. The configuration is included so that a new version
+of a `pure` step may produce other bytes; within one version an artifact is immutable. Large results are
+stored in the same way, under a name that no step can use.
 """
 
 from __future__ import annotations
@@ -25,179 +22,186 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from oncemore import clock as clocks
-from oncemore.artifacts.artifact import SHELF, Label, as_artifact, date_of
-from oncemore.artifacts.backends import CHUNK, altered, digest_of
-from oncemore.artifacts.gc import DAY_S, collect, garbage
-from oncemore.errors import StoreError, UsageError, Violation
-from oncemore.log.encryption import opened
-from oncemore.log.entry_codec import head_of
-from oncemore.log.record import Change, Kept
-from oncemore.log.store import Batch, Query, Stored
-from oncemore.policy.canonical_json import reference
-from oncemore.steps.ops import Found
+from oncemore.artifacts.artifact import CURRENT_READER, ArtifactLabel, format_date, reference_to_artifact
+from oncemore.artifacts.backends import CHUNK_BYTES, altered_object_error, compute_digest
+from oncemore.artifacts.gc import DAY_S, collect_garbage, find_garbage
+from oncemore.errors import PolicyViolation, StoreError, UsageError
+from oncemore.log.encryption import decrypt_bytes
+from oncemore.log.entry_codec import decode_head
+from oncemore.log.record import ArtifactRecord, RecordChange
+from oncemore.log.store import Batch, HeadQuery, Stored
+from oncemore.policy.canonical_json import artifact_entity
+from oncemore.steps.ops import ArtifactCheck
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import BinaryIO
 
     from oncemore.artifacts.artifact import Artifact
-    from oncemore.artifacts.backends import Object, Place
-    from oncemore.artifacts.gc import Collected
-    from oncemore.log.record import Run
+    from oncemore.artifacts.backends import ArtifactBackend, StoredObject
+    from oncemore.artifacts.gc import GarbageReport
+    from oncemore.log.record import RunRecord
     from oncemore.steps.attempt import Attempt
-    from oncemore.steps.call_in_progress import Job
+    from oncemore.steps.call_in_progress import CallInProgress
     from oncemore.steps.engine import Engine
 
     Content = bytes | bytearray | memoryview | str | os.PathLike[str] | BinaryIO
 
-#: Under what name a large result is kept; no step can give it.
-RESULT = "$result"
-#: What a large result is sealed as: the body that refers to it has its digest, and is bound to its entry.
+#: Name of a large result; no step can use it, because names must not begin with $.
+RESULT_NAME = "$result"
+#: Entity name for the encryption of a large result; the body with its digest is bound to the entry itself.
 SPILLED = "spilled"
-MOST_LISTED = 2**31 - 1
-KEPT, QUARANTINED, REJECTED = "KEPT", "QUARANTINED", "REJECTED"
+MAX_LISTED = 2**31 - 1
+STORED, QUARANTINED, REJECTED = "STORED", "QUARANTINED", "REJECTED"
 
 
-class Shelf:
-    """A place as artifacts see it: opened at first use, and nothing leaves it unverified."""
+class ArtifactStore:
+    """Reads and writes objects in a backend, which is opened at first use; every read is verified."""
 
-    def __init__(self, opens: Callable[[], Place] | None) -> None:
-        self._opens = opens
-        self._place: tuple[int, Place] | None = None
-        self.signed: tuple[int, str] | None = None
-
-    @property
-    def there(self) -> bool:
-        """Whether there is a place at all."""
-        return self._opens is not None
+    def __init__(self, opens: Callable[[], ArtifactBackend] | None) -> None:
+        self._open_backend = opens
+        self._backend: tuple[int, ArtifactBackend] | None = None
+        self.registration: tuple[int, str] | None = None
 
     @property
-    def place(self) -> Place:
-        """The place; a forked child opens its own."""
-        if self._opens is None:
+    def is_configured(self) -> bool:
+        """Whether there is a backend."""
+        return self._open_backend is not None
+
+    @property
+    def backend(self) -> ArtifactBackend:
+        """The backend; a forked child opens its own."""
+        if self._open_backend is None:
             raise UsageError(
-                "this store has no folder for artifacts; say where they go: oncemore.open(url, artifacts=…), "
+                "this store has no folder for artifacts; configure one with oncemore.open(url, artifacts=…) "
                 "or ONCEMORE_ARTIFACTS"
             )
-        if self._place is None or self._place[0] != os.getpid():
-            self._place = os.getpid(), self._opens()
-        return self._place[1]
+        # A client with connections must not be shared with the parent of a fork.
+        if self._backend is None or self._backend[0] != os.getpid():
+            self._backend = os.getpid(), self._open_backend()
+        return self._backend[1]
 
-    def write(self, content: Content, allowed: Callable[[], object]) -> tuple[str, int]:
-        """Keep content under its digest, in bounded memory; return digest and size.
+    def write_content(self, content: Content, allowed: Callable[[], object]) -> tuple[str, int]:
+        """Store content under its digest, in bounded memory; return digest and size.
 
-        `allowed` is asked when all bytes are staged, and raises if they may not become an object any more.
+        allowed  called when all bytes are written, and raises if they must not become an object any more
         """
-        place, running, size = self.place, sha256(), 0
-        with told(place, "be written to"):
-            stage = place.stage()
+        backend, hasher, size = self.backend, sha256(), 0
+        with convert_os_errors(backend, "be written to"):
+            upload = backend.start_upload()
         try:
-            for data in _chunks(content):
-                running.update(data)
+            for data in _read_chunks(content):
+                hasher.update(data)
                 size += len(data)
-                with told(place, "be written to"):
-                    stage.write(data)
+                # Not around the loop: an OSError of the content is the caller's, not the backend's.
+                with convert_os_errors(backend, "be written to"):
+                    upload.write(data)
+            # The worker may have lost its lease during a long upload.
             allowed()
-            with told(place, "be written to"):
-                stage.publish(running.hexdigest(), size)
+            with convert_os_errors(backend, "be written to"):
+                upload.publish_object(hasher.hexdigest(), size)
         finally:
-            stage.close()
-        return running.hexdigest(), size
+            upload.close()
+        return hasher.hexdigest(), size
 
     def open(self, digest: str, size: int) -> BinaryIO:
-        """Return a verified, seekable file for reading; what comes over a network is held first."""
-        place = self.place
-        with told(place, "be read"):
+        """Return a verified, seekable file for reading."""
+        backend = self.backend
+        with convert_os_errors(backend, "be read"):
             try:
-                file = place.open(digest)
+                file = backend.open_object(digest)
             except FileNotFoundError:
-                raise Missing(f"the object {digest} is not in {place.url}; was it removed?") from None
+                raise ArtifactMissing(
+                    f"the object {digest} is not in {backend.url}; was it removed?"
+                ) from None
             try:
-                return _verified(file, digest, size)
+                return _verify_file(file, digest, size)
             except BaseException:
                 file.close()
                 raise
 
-    def verify(self, digest: str, size: int) -> Violation | str:
+    def verify_object(self, digest: str, size: int) -> PolicyViolation | str:
         """Return "valid", "missing", or the error of an object that was altered."""
         try:
             self.open(digest, size).close()
-        except Missing:
+        except ArtifactMissing:
             return "missing"
-        except Violation as fault:
-            return fault
+        except PolicyViolation as error:
+            return error
         return "valid"
 
     def path(self, digest: str, size: int) -> Path:
-        """Return the path of an object, verified just now."""
-        path = self.place.path(digest)
+        """Return the path of an object after verifying it."""
+        path = self.backend.object_path(digest)
         if path is None:
-            raise UsageError(f"{self.place.url} has no paths; use open() or read()")
+            raise UsageError(f"{self.backend.url} has no paths; use open() or read()")
         self.open(digest, size).close()
         return path
 
     @contextmanager
-    def around(self) -> Iterator[None]:
-        """Let artifacts that are made inside know this shelf."""
-        before = SHELF.set(self)
+    def use_store(self) -> Iterator[None]:
+        """Make artifacts created in the block read from this store."""
+        token = CURRENT_READER.set(self)
         try:
             yield
         finally:
-            SHELF.reset(before)
+            CURRENT_READER.reset(token)
 
 
-class Missing(StoreError):
-    """An object is not there."""
+class ArtifactMissing(StoreError):
+    """The bytes of an artifact are not in the backend."""
 
 
 @contextmanager
-def told(place: Place, what: str) -> Iterator[None]:
-    """Tell of a place that fails as what it is: a fault of storage, not of the work."""
+def convert_os_errors(backend: ArtifactBackend, action: str) -> Iterator[None]:
+    """Convert an `OSError` of a backend to `StoreError`: the storage has failed, not the step."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error).partition("\n")[0]
-        raise StoreError(f"artifacts in {place.url} cannot {what}: {reason}") from error
+        raise StoreError(f"artifacts in {backend.url} cannot {action}: {reason}") from error
 
 
-def _verified(file: BinaryIO, digest: str, size: int) -> BinaryIO:
-    """Return a file of the same bytes at its beginning; one that cannot go back is copied meanwhile."""
+def _verify_file(file: BinaryIO, digest: str, size: int) -> BinaryIO:
+    """Return a file with the verified bytes, at its beginning."""
     if file.seekable():
-        found, count = digest_of(file)
+        actual_digest, actual_size = compute_digest(file)
         file.seek(0)
     else:
-        file, found, count = _copied(file)
-    if (found, count) != (digest, size):
+        # A network stream cannot be read twice: its bytes are copied while they are hashed.
+        file, actual_digest, actual_size = _copy_to_temporary(file)
+    if (actual_digest, actual_size) != (digest, size):
         file.close()
-        raise altered(digest, found, count)
+        raise altered_object_error(digest, actual_digest, actual_size)
     return file
 
 
-def _copied(file: BinaryIO) -> tuple[BinaryIO, str, int]:
-    import tempfile  # seldom needed, and dear
+def _copy_to_temporary(file: BinaryIO) -> tuple[BinaryIO, str, int]:
+    # Imported here: rarely needed, and slow to import.
+    import tempfile
 
-    running, size = sha256(), 0
+    hasher, size = sha256(), 0
     with file, tempfile.TemporaryFile() as copy:
-        while data := file.read(CHUNK):
-            running.update(data)
+        while data := file.read(CHUNK_BYTES):
+            hasher.update(data)
             size += len(data)
             copy.write(data)
         copy.flush()
         readable = io.open(os.dup(copy.fileno()), "rb")  # noqa: SIM115, UP020 - the caller closes it
     readable.seek(0)
-    return readable, running.hexdigest(), size
+    return readable, hasher.hexdigest(), size
 
 
-def _chunks(content: Content) -> Iterator[bytes]:
-    """Return content in pieces: bytes, the file at a path, or what a binary file has left."""
+def _read_chunks(content: Content) -> Iterator[bytes]:
+    """Return content in chunks: bytes, the file at a path, or the rest of a binary file."""
     if isinstance(content, bytes | bytearray | memoryview):
-        whole = memoryview(content).cast("B")
-        yield from (bytes(whole[at : at + CHUNK]) for at in range(0, len(whole), CHUNK))
+        view = memoryview(content).cast("B")
+        yield from (bytes(view[start : start + CHUNK_BYTES]) for start in range(0, len(view), CHUNK_BYTES))
     elif isinstance(content, str | os.PathLike):
         with Path(content).open("rb") as file:
-            yield from iter(lambda: file.read(CHUNK), b"")
+            yield from iter(lambda: file.read(CHUNK_BYTES), b"")
     elif callable(getattr(content, "read", None)):
-        while data := content.read(CHUNK):
+        while data := content.read(CHUNK_BYTES):
             if not isinstance(data, bytes):
                 raise UsageError("put takes a file that was opened in binary mode")
             yield data
@@ -205,61 +209,78 @@ def _chunks(content: Content) -> Iterator[bytes]:
         raise UsageError(f"put takes bytes, a path or a binary file, not {type(content).__name__}")
 
 
-class Apart:
-    """What an attempt in a process of its own puts artifacts away with: into the same place, without the log.
+class ChildArtifactWriter:
+    """Writes artifacts in the child process of an isolated attempt: to the same backend, without the log.
 
-    What the log has to say about it is said by the process that called, when it takes the attempt's end over.
+    The parent process checks them against the log when it records the end of the attempt.
     """
 
-    def __init__(self, place: Place | None, artifact: str) -> None:
-        self._place, self.artifact = place, artifact
+    def __init__(self, backend: ArtifactBackend | None, artifact_name: str) -> None:
+        self._backend, self.artifact_name = backend, artifact_name
 
     @property
-    def shelf(self) -> Shelf:
-        """The shelf of this process."""
-        return Shelf(None if self._place is None else lambda: self._place)  # type: ignore[arg-type,return-value]
+    def artifact_store(self) -> ArtifactStore:
+        """The artifact store of this process."""
+        return ArtifactStore(None if self._backend is None else lambda: self._backend)  # type: ignore[arg-type,return-value]
 
-    def put(self, attempt: Attempt, content: Content, label: Label) -> Artifact:
-        """Put content away; whoever called checks it against the log."""
-        digest, size = self.shelf.write(content, lambda: None)
-        seen = attempt.seen
-        return attempt.hold(kept_as(seen.entity, seen.run, label, digest, size, clocks.current.wall()))
+    def put_artifact(self, attempt: Attempt, content: Content, label: ArtifactLabel) -> Artifact:
+        """Store content; the parent process checks it against the log."""
+        digest, size = self.artifact_store.write_content(content, lambda: None)
+        head = attempt.seen
+        return attempt.attach_artifact(
+            make_reference(head.entity, head.record, label, digest, size, clocks.current.wall())
+        )
 
-    def leave_behind(self, attempt: Attempt, content: Content, label: Label) -> Artifact:
-        """Refuse: whoever called hears of what fails, and not of what it leaves."""
+    def leave_evidence(self, attempt: Attempt, content: Content, label: ArtifactLabel) -> Artifact:
+        """Refuse: a failed child process reports its error to the parent, but no artifacts."""
         raise UsageError(f"{attempt.step}: current().leave() does not go with isolate='process'")
 
-    def known(self, kept: Kept) -> None:
-        """Nothing is known here."""
+    def find_recorded_artifact(self, record: ArtifactRecord) -> None:
+        """Return None: the child process has no log."""
 
 
-def apart(job: Job) -> Apart:
-    """Return what a job's attempt in a process of its own puts artifacts away with."""
-    shelf = job.engine.shelf
-    return Apart(shelf.place if shelf.there and shelf.place.shared else None, job.artifact)
+def make_child_writer(job: CallInProgress) -> ChildArtifactWriter:
+    """Return the artifact writer for the child process of a job's attempt."""
+    artifact_store = job.engine.artifact_store
+    # The child process cannot reach a backend in the memory of this one.
+    is_usable = artifact_store.is_configured and artifact_store.backend.is_shared
+    return ChildArtifactWriter(artifact_store.backend if is_usable else None, job.artifact_name)
 
 
 # References -----------------------------------------------------------------------------------------
 
 
-def kept_as(entity: str, run: Run, label: Label, digest: str, size: int, now: float) -> Kept:
-    """Return the reference that a run's artifact will have."""
-    return Kept(
-        KEPT, run.step, entity, label.name, digest, size, label.media_type, label.date, label.site, label.h3,
-        now, run.tenant, run.cfg_hash,
-    )  # fmt: skip
+def make_reference(
+    entity: str, run: RunRecord, label: ArtifactLabel, digest: str, size: int, now: float
+) -> ArtifactRecord:
+    """Return the reference to an artifact of a run."""
+    return ArtifactRecord(
+        state=STORED,
+        step=run.step,
+        run_entity=entity,
+        name=label.name,
+        digest=digest,
+        size=size,
+        media_type=label.media_type,
+        date=label.date,
+        site=label.site,
+        h3=label.h3,
+        created_at=now,
+        tenant=run.tenant,
+        cfg_hash=run.cfg_hash,
+    )
 
 
-def ref_of(kept: Kept) -> str:
-    """Return the entity that a reference is."""
-    return reference(kept.run, kept.cfg_hash, kept.name)
+def reference_entity(record: ArtifactRecord) -> str:
+    """Return the entity of a reference in the log."""
+    return artifact_entity(record.run_entity, record.cfg_hash, record.name)
 
 
 class Artifacts:
     """The artifacts of an engine: `engine.artifacts`."""
 
-    def __init__(self, engine: Engine, shelf: Shelf) -> None:
-        self._engine, self.shelf = engine, shelf
+    def __init__(self, engine: Engine, artifact_store: ArtifactStore) -> None:
+        self._engine, self.artifact_store = engine, artifact_store
 
     def list(
         self,
@@ -270,124 +291,137 @@ class Artifacts:
         step: str | None = None,
         name: str | None = None,
     ) -> list[Artifact]:
-        """Return the artifacts of finished steps, oldest first; a month or a year has its days' too."""
-        found = self.references(step=step)
-        day = None if date is None else date_of(date)
-        with self.shelf.around():
+        """Return the artifacts of finished steps, oldest first; a month or a year includes its days."""
+        records = self.list_references(step=step)
+        day = None if date is None else format_date(date)
+        with self.artifact_store.use_store():
             return [
-                as_artifact(kept)
-                for kept in found
-                if kept.name != RESULT
-                and (day is None or kept.date == day or kept.date.startswith(f"{day}-"))
-                and (site is None or kept.site == site)
-                and (h3 is None or kept.h3 == h3.lower())
-                and (name is None or kept.name == name)
+                reference_to_artifact(record)
+                for record in records
+                if record.name != RESULT_NAME
+                and (day is None or record.date == day or record.date.startswith(f"{day}-"))
+                and (site is None or record.site == site)
+                and (h3 is None or record.h3 == h3.lower())
+                and (name is None or record.name == name)
             ]
 
-    def references(self, *, step: str | None = None, state: str | None = KEPT) -> Iterator[Kept]:
-        """Return references as the log has them; `state="QUARANTINED"` for those whose bytes were altered."""
-        query = Query("artifact", state, float("inf"), step, limit=MOST_LISTED)
-        return (head_of(head.head, Kept) for head in self._engine.store.heads(query))
+    def list_references(
+        self, *, step: str | None = None, state: str | None = STORED
+    ) -> Iterator[ArtifactRecord]:
+        """Return references from the log; `state="QUARANTINED"` for those with altered bytes."""
+        query = HeadQuery("artifact", state, float("inf"), step, limit=MAX_LISTED)
+        return (decode_head(head.head, ArtifactRecord) for head in self._engine.store.list_heads(query))
 
     # For the engine ---------------------------------------------------------------------------------
 
-    def known(self, ref: str) -> Kept | None:
-        """Return a reference, if there is one."""
-        head = self._engine.store.head(ref)
-        return None if head is None else head_of(head.head, Kept)
+    def load_reference(self, ref: str) -> ArtifactRecord | None:
+        """Return a reference, or None."""
+        head = self._engine.store.load_head(ref)
+        return None if head is None else decode_head(head.head, ArtifactRecord)
 
-    def write(self, content: Content, allowed: Callable[[], object] = lambda: None) -> tuple[str, int]:
-        """Keep content under its digest, in a place that knows of this log."""
-        self.sign()
-        return self.shelf.write(content, allowed)
+    def write_content(
+        self, content: Content, allowed: Callable[[], object] = lambda: None
+    ) -> tuple[str, int]:
+        """Store content under its digest and return digest and size."""
+        # First: a garbage collection for another log must know of this one before the object exists.
+        self.register_log()
+        return self.artifact_store.write_content(content, allowed)
 
-    def sign(self) -> None:
-        """Let the place know that this log keeps artifacts there, once in each process."""
-        place = self.shelf.place
-        if self.shelf.signed != (os.getpid(), self._engine.url):
-            with told(place, "be written to"):
-                place.sign(self._engine.url)
-            self.shelf.signed = os.getpid(), self._engine.url
+    def register_log(self) -> None:
+        """Register this log with the backend, once in each process."""
+        backend = self.artifact_store.backend
+        if self.artifact_store.registration != (os.getpid(), self._engine.url):
+            with convert_os_errors(backend, "be written to"):
+                backend.register_log(self._engine.url)
+            self.artifact_store.registration = os.getpid(), self._engine.url
 
-    def check(self, entity: str, cfg_hash: str, name: str) -> Found:
-        """Say whether a step's artifact is there, and what was left; altered, it is quarantined."""
-        ref = reference(entity, cfg_hash, name)
-        kept = self.known(ref)
-        if kept is None:
-            return Found("missing")
-        found = self.shelf.verify(kept.digest, kept.size)
-        if isinstance(found, Violation):
-            self.set_aside(ref, found)
-            return Found("altered", ref, error=found)
-        with self.shelf.around():
-            return Found(found, ref, as_artifact(kept))
+    def check_artifact(self, entity: str, cfg_hash: str, name: str) -> ArtifactCheck:
+        """Verify the artifact of a step; quarantine it if its bytes were altered."""
+        ref = artifact_entity(entity, cfg_hash, name)
+        record = self.load_reference(ref)
+        if record is None:
+            return ArtifactCheck("missing")
+        result = self.artifact_store.verify_object(record.digest, record.size)
+        if isinstance(result, PolicyViolation):
+            self.quarantine_artifact(ref, result)
+            return ArtifactCheck("altered", ref, error=result)
+        with self.artifact_store.use_store():
+            return ArtifactCheck(result, ref, reference_to_artifact(record))
 
-    def spill(self, entity: str, run: Run, encoded: Any) -> tuple[str, Kept] | None:
-        """Keep a large result as an artifact; None where that cannot be: then it stays in the log."""
-        if not self.shelf.there:
+    def spill_result(self, entity: str, run: RunRecord, encoded: Any) -> tuple[str, ArtifactRecord] | None:
+        """Store a large result as an artifact; return None if that fails, and it stays in the log."""
+        if not self.artifact_store.is_configured:
             return None
         try:
-            seal = self._engine.seal
+            cipher = self._engine.cipher
             data = bytes(encoded)
-            digest, size = self.write(data if seal is None else seal.close(data, SPILLED, 0))
-        except Exception as fault:  # noqa: BLE001 - the work is done, and must be said to be
-            self._engine.grumble(f"a large result of {run.step} stays in the log: {fault}")
+            digest, size = self.write_content(
+                data if cipher is None else cipher.encrypt_body(data, SPILLED, 0)
+            )
+        except Exception as error:  # noqa: BLE001 - the step is done, and its COMMIT must not fail
+            self._engine.log_warning(f"a large result of {run.step} stays in the log: {error}")
             return None
-        # A life of its own: what a rerun returns may differ, and nobody asked for it to be immutable.
         now = self._engine.now()
-        label = Label(RESULT, "application/json")
-        kept = kept_as(entity, run, label, digest, size, now)._replace(cfg_hash=run.run_id)
-        return ref_of(kept), kept
+        label = ArtifactLabel(RESULT_NAME, "application/json")
+        # By the run, not the configuration: a rerun may return another result, which is not immutable.
+        record = make_reference(entity, run, label, digest, size, now)._replace(cfg_hash=run.run_id)
+        return reference_entity(record), record
 
-    def fetch(self, spilled: dict[str, Any]) -> Any:
-        """Return a large result as it was encoded, verified; or the error that it cannot be had for."""
+    def fetch_result(self, spilled: dict[str, Any]) -> Any:
+        """Return a large result, verified and still encoded; or the error of reading it."""
         try:
-            with self.shelf.open(spilled["digest"], spilled["size"]) as file:
-                return msgspec.Raw(opened(file.read(), self._engine.seal, SPILLED, 0))
-        except Violation as fault:
-            self.set_aside(spilled["ref"], fault)
-            return fault
-        except (StoreError, UsageError) as fault:
-            return fault
+            with self.artifact_store.open(spilled["digest"], spilled["size"]) as file:
+                return msgspec.Raw(decrypt_bytes(file.read(), self._engine.cipher, SPILLED, 0))
+        except PolicyViolation as error:
+            self.quarantine_artifact(spilled["ref"], error)
+            return error
+        except (StoreError, UsageError) as error:
+            return error
 
-    def set_aside(self, ref: str, fault: Violation) -> None:
-        """Write down that an artifact was found to be altered; whoever is first is right.
+    def quarantine_artifact(self, ref: str, error: PolicyViolation) -> None:
+        """Record that the bytes of an artifact were altered; the first record counts.
 
-        One that a person has rejected stays so: they have seen it.
+        An artifact that an operator has rejected stays rejected.
         """
         from oncemore.log import head_access
 
-        engine, body = self._engine, {"quarantine": _evidence(fault)}
+        engine, body = self._engine, {"quarantine": _quarantine_evidence(error)}
         while True:
-            head = engine.store.head(ref)
-            before = None if head is None else head_of(head.head, Kept)
-            if head is None or before is None or before.state != KEPT:
+            head = engine.store.load_head(ref)
+            before = None if head is None else decode_head(head.head, ArtifactRecord)
+            if head is None or before is None or before.state != STORED:
                 return
-            change = Change(("ESCALATION",), before, before._replace(state=QUARANTINED), body)
+            change = RecordChange(("ESCALATION",), before, before._replace(state=QUARANTINED), body)
             now = engine.now()
-            given: tuple[Any, ...] = ()
-            if engine.notices is not None:
-                change, given = engine.notices.of(engine, ref, head.version, change, now)
-            write = head_access.write_of(ref, head.version, head.hash, change, now, engine.seal)
-            notices = (head_access.notice_write(each, now, engine.seal) for each in given)
-            answer = engine.store.append(Batch((write, *notices))).wait()
-            if given and isinstance(answer, Stored):
-                engine.notices.wake(engine)  # type: ignore[union-attr]
-            if isinstance(answer, Stored) or answer.entity == ref:
+            notifications: tuple[Any, ...] = ()
+            if engine.notifier is not None:
+                change, notifications = engine.notifier.add_notifications(
+                    engine, ref, head.version, change, now
+                )
+            write = head_access.build_write(ref, head.version, head.hash, change, now, engine.cipher)
+            # In the same batch, so that a crash cannot lose the notifications.
+            events = (head_access.build_event_write(event, now, engine.cipher) for event in notifications)
+            reply = engine.store.append(Batch((write, *events))).wait()
+            if notifications and isinstance(reply, Stored):
+                engine.notifier.wake_thread(engine)  # type: ignore[union-attr]
+            # A conflict on the reference itself means that another process has recorded it.
+            if isinstance(reply, Stored) or reply.entity == ref:
                 return
 
-    def garbage(self, *, older_than: float = DAY_S, also: tuple[Engine, ...] = ()) -> tuple[Object, ...]:
-        """Return what `collect` would remove: objects that nothing refers to, or can come to refer to."""
-        return tuple(garbage((self._engine, *also), self.shelf.place, older_than)[0])
+    def find_garbage(
+        self, *, older_than: float = DAY_S, also: tuple[Engine, ...] = ()
+    ) -> tuple[StoredObject, ...]:
+        """Return the objects that `collect_garbage` would remove."""
+        return tuple(find_garbage((self._engine, *also), self.artifact_store.backend, older_than)[0])
 
-    def collect(self, *, older_than: float = DAY_S, also: tuple[Engine, ...] = ()) -> Collected:
-        """Remove what `garbage` lists, and what dead writers left; say what was removed.
+    def collect_garbage(self, *, older_than: float = DAY_S, also: tuple[Engine, ...] = ()) -> GarbageReport:
+        """Remove objects without a reference and the leftovers of dead writers; return a report.
 
-        older_than  seconds since it was last written, at least 60
-        also        engines on the other logs that keep artifacts in the same place
+        older_than  seconds since an object was last written, at least 60
+        also        engines on the other logs with artifacts in the same backend
         """
-        return collect((self._engine, *also), self.shelf.place, older_than)
+        return collect_garbage((self._engine, *also), self.artifact_store.backend, older_than)
 
 
-def _evidence(fault: Violation) -> dict[str, Any]:
-    return {"reason": "checksum_mismatch", "message": str(fault), **vars(fault).get("evidence", {})}
+def _quarantine_evidence(error: PolicyViolation) -> dict[str, Any]:
+    return {"reason": "checksum_mismatch", "message": str(error), **vars(error).get("evidence", {})}

@@ -1,66 +1,68 @@
-"""What goes out: facts about what was done, for people and machines that were not there.
+"""Audit events, the recorder that writes them, and their sinks: file, spool, stream and logging.
 
-The names below load at first use: somebody who attaches no sink pays for none of it.
+May import `policy`, `log`, `retries` and the message envelope of `messaging`. The public names load at first
+use, so that a program without a sink does not pay for them.
 """
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from oncemore._redact import masked
+    from oncemore._redact import mask_text
     from oncemore.audit.events import (
-        Event,
+        AuditEvent,
         Idempotency,
         IdempotencyCleared,
         RetryAttempt,
         RetryExhausted,
         RetryRefused,
         RetrySucceeded,
-        event_from,
+        event_schema,
+        parse_event,
         proof_schema,
-        schema,
     )
-    from oncemore.audit.sinks import JsonLines, to_logging
-    from oncemore.audit.spool import Spool
-    from oncemore.audit.stream import AuditStream, Summary
+    from oncemore.audit.sinks import AuditFile, to_logging
+    from oncemore.audit.spool import AuditSpool
+    from oncemore.audit.stream import AuditStream, AuditSummary
 
-_HOMES = {
-    "_redact": "masked",
-    "audit.events": "Event Idempotency IdempotencyCleared RetryAttempt RetryExhausted "
-    "RetryRefused RetrySucceeded event_from proof_schema schema",
-    "audit.sinks": "JsonLines to_logging",
-    "audit.spool": "Spool",
-    "audit.stream": "AuditStream Summary",
+# The same names as strings: the imports above are only for the type checker.
+_NAMES_BY_MODULE = {
+    "_redact": "mask_text",
+    "audit.events": "AuditEvent Idempotency IdempotencyCleared RetryAttempt RetryExhausted RetryRefused "
+    "RetrySucceeded event_schema parse_event proof_schema",
+    "audit.sinks": "AuditFile to_logging",
+    "audit.spool": "AuditSpool",
+    "audit.stream": "AuditStream AuditSummary",
 }
-_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
+_MODULE_OF_NAME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 
 __all__ = [
+    "AuditEvent",
+    "AuditFile",
+    "AuditSpool",
     "AuditStream",
-    "Event",
+    "AuditSummary",
     "Idempotency",
     "IdempotencyCleared",
-    "JsonLines",
     "RetryAttempt",
     "RetryExhausted",
     "RetryRefused",
     "RetrySucceeded",
-    "Spool",
-    "Summary",
-    "event_from",
-    "masked",
+    "event_schema",
+    "mask_text",
+    "parse_event",
     "proof_schema",
-    "schema",
     "to_logging",
 ]
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
+    if name not in _MODULE_OF_NAME:
         raise AttributeError(f"module 'oncemore.audit' has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(f"oncemore.{_HOME[name]}"), name)
-    globals()[name] = value
+    value = getattr(import_module(f"oncemore.{_MODULE_OF_NAME[name]}"), name)
+    globals()[name] = value  # so that the next access does not come here
     return value
 
 

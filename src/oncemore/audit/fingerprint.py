@@ -1,8 +1,8 @@
-"""Gives the same fault at two times one fingerprint, and another fault another.
+"""The fingerprint of a failure: equal for two occurrences of the same fault.
 
-The fingerprint hashes the failure's code, the provider, the step, and the message without what changes
-from one occurrence to the next. What is taken for changing: times and dates, UUIDs, hex strings,
-network addresses with their ports, identifiers that mix letters and digits, and numbers.
+It hashes the failure's code, the provider, the step, and the message without its volatile parts: times and
+dates, UUIDs, hex strings, network addresses with ports, identifiers that mix letters and digits, numbers.
+The module imports nothing heavy, because the classifiers load it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
     from oncemore.policy.model import Failure
 
-#: How much of a message counts.
-MOST_CHARACTERS = 2000
+#: How much of a message enters the fingerprint.
+MAX_CHARACTERS = 2000
 
-_VOLATILE = (
+_VOLATILE_PATTERNS = (
     # An HTTP or mail date, whose names of days and months change too.
     r"\b(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*,?\s+\d{1,2}[\s-][a-z]{3}[\s-]\d{2,4}(?:\s+[\d:]+)?(?:\s+gmt|\s+utc)?",
     r"\b(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*\s+[a-z]{3}\s+\d{1,2}\s+[\d:]+\s+\d{4}",
@@ -32,27 +32,27 @@ _VOLATILE = (
 _compiled: list[Pattern[str]] = []
 
 
-def fingerprint(failure: Failure, message: str, provider: str = "", step: str = "") -> str:
-    """Return 32 hex digits that are equal for equal faults, whenever and to whomever they happen."""
-    # Imported here: only a recorded failure needs them, not the one that is merely retried.
+def compute_fingerprint(failure: Failure, message: str, provider: str = "", step: str = "") -> str:
+    """Return 32 hex digits that are equal for equal faults."""
+    # Imported here: only a recorded failure needs it, and a retried one is not recorded.
     import hashlib
 
-    parts = (failure.code, provider, step, steady(message))
-    # Lengths keep the parts apart whatever characters they hold.
+    parts = (failure.code, provider, step, normalize_message(message))
+    # The lengths keep the parts apart: "ab" + "c" and "a" + "bc" must differ.
     text = "".join(f"{len(part)}:{part}" for part in parts)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def steady(message: str) -> str:
-    """Return what stays of a message: lower case, single spaces, a `#` for each changing part."""
-    text = " ".join(message[:MOST_CHARACTERS].lower().split())
-    for pattern in _compiled or _compile():
+def normalize_message(message: str) -> str:
+    """Return the message in lower case, with single spaces and a `#` for each volatile part."""
+    text = " ".join(message[:MAX_CHARACTERS].lower().split())
+    for pattern in _compiled or _compile_patterns():
         text = pattern.sub("#", text)
     return text
 
 
-def _compile() -> list[Pattern[str]]:
+def _compile_patterns() -> list[Pattern[str]]:
     import re
 
-    _compiled[:] = [re.compile(pattern, re.ASCII) for pattern in _VOLATILE]
+    _compiled[:] = [re.compile(pattern, re.ASCII) for pattern in _VOLATILE_PATTERNS]
     return _compiled

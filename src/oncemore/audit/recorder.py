@@ -1,12 +1,10 @@
-"""Turns what a call goes through into events, and gets them to where they are kept.
+"""Builds audit events from the outcomes of attempts, and writes them to sinks.
 
-    engine ──failed, ended──► Recorder ──events──► Outlet ──► sink (any callable that takes an event)
+    retry loop ──record_failure, record_end──► AuditRecorder ──events──► SinkWriter ──► sink (any callable)
 
-A `Recorder` is the witness of the calls of one operation. An `Outlet` stands before one sink, so that
-keeping records never breaks the work they are about: a sink that raises is tried again under a small
-bounded policy of our own (`audit-sink`), and when it stays down the work goes on, while the loss is
-told in the log, with the event itself in it. Until the sink has worked again it gets one try per
-event, so that a dead sink does not slow everything down.
+A failing sink never breaks the audited work: `SinkWriter` retries under the small policy `audit-sink`, and
+then logs the event instead. Until the sink works again it gets one try per event, so that it does not slow
+down every call.
 """
 
 from __future__ import annotations
@@ -16,89 +14,116 @@ import re
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from oncemore._redact import clean, masked, message_of, name_of
+from oncemore._redact import clean_text, error_class_name, mask_text, masked_message
 from oncemore._values import Value
 from oncemore.audit.events import (
-    Event,
+    AuditEvent,
     RetryAttempt,
     RetryExhausted,
     RetryRefused,
     RetrySucceeded,
-    rfc3339,
+    format_rfc3339,
 )
 from oncemore.errors import AttemptTimeout, CircuitOpen, UsageError
 from oncemore.policy.backoff import Schedule
 from oncemore.policy.canonical_json import normalize_name
 from oncemore.policy.model import Failure
 from oncemore.policy.policy import Policy, policy_name
-from oncemore.retries.driver import wrap
-from oncemore.retries.loop import Plan
+from oncemore.retries.driver import wrap_function
+from oncemore.retries.loop import RetryPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
     from oncemore.policy.decide import Decision
-    from oncemore.retries.loop import Report
+    from oncemore.retries.loop import RetryReport
 
-    Sink = Callable[[Event], object]
+    Sink = Callable[[AuditEvent], object]
 
-#: Three tries, at most 30 ms of waiting: events are told inline, and the work must not wait for them.
+#: Three tries, at most 30 ms of waiting: events are written inline, and the work must not wait for them.
 SINK_POLICY = Policy("audit-sink", max_attempts=3, schedule=Schedule("exponential", 0.01, cap=0.02))
 SINK_CATEGORY = "RETRY_AUDIT_SINK"
-LONGEST_NAME = 200
+MAX_NAME_LENGTH = 200
 
 logger = logging.getLogger("oncemore.audit")
 
 
-class Ids(Value):
-    """Whose operation it is, and what it belongs to; each as its caller named it."""
+class OperationIds(Value):
+    """The tenant, correlation id and trace id of an operation, as its caller gave them."""
 
     tenant_id: str | None = None
     correlation_id: str | None = None
     trace_id: str | None = None
 
-    def cleaned(self) -> Ids:
-        """Return the same ids, fit to be written; a tenant is a name, and compared as one."""
-        tenant, *others = (None if one is None else clean(str(one), LONGEST_NAME) for one in self)
-        return Ids(None if tenant is None else normalize_name(tenant), *others)
+    def clean_ids(self) -> OperationIds:
+        """Return the ids without control characters and with a bounded length."""
+        tenant, *rest = (None if text is None else clean_text(str(text), MAX_NAME_LENGTH) for text in self)
+        # Tenants are compared: two Unicode spellings of one name must be equal.
+        return OperationIds(None if tenant is None else normalize_name(tenant), *rest)
 
 
-class Recorder:
-    """The witness of an operation: writes down what happens to it.
+class AuditRecorder:
+    """Builds the events of one operation and passes them to a sink.
 
-    Takes the events' category and operation, the ids they share, whom to tell, and the name of the policy.
+    All events share the category, the operation's name, the ids and the policy's name.
     """
 
-    __slots__ = ("_category", "_ids", "_operation", "_tell", "policy")
+    __slots__ = ("_category", "_ids", "_operation", "_sink", "policy")
 
     def __init__(
         self,
-        tell: Sink,
+        sink: Sink,
         category: str,
         operation: str,
-        ids: Ids = Ids(),  # noqa: B008
+        ids: OperationIds = OperationIds(),  # noqa: B008
         policy: str | None = None,
     ) -> None:
-        self._tell = tell
-        self._category = clean(category, LONGEST_NAME)
-        self._operation = masked(operation, LONGEST_NAME)
-        self._ids = ids.cleaned()
+        self._sink = sink
+        self._category = clean_text(category, MAX_NAME_LENGTH)
+        self._operation = mask_text(operation, MAX_NAME_LENGTH)
+        self._ids = ids.clean_ids()
         self.policy = policy
 
-    def failed(self, report: Report) -> None:
-        """Write down a failed attempt, or the end that it was."""
-        self._tell(self._of(report))
+    def record_failure(self, report: RetryReport) -> None:
+        """Record a failed attempt, or the end of the operation if it was the last one."""
+        decision, now = report.decision, report.decision.situation.now
+        error_type, message = _error_type(report.error), masked_message(report.error)
+        if _ended_before_start(decision):
+            self.record_refusal(0, now, "deadline_passed", report.error)
+        elif decision.action == "retry":
+            self.emit_event(
+                RetryAttempt,
+                now,
+                attempt_number=report.number,
+                max_attempts=report.attempts,
+                delay_seconds=decision.delay_s,
+                exception_type=error_type,
+                exception_message=message,
+            )
+        elif decision.reason == "max_attempts_exceeded":
+            self.emit_event(
+                RetryExhausted,
+                now,
+                total_attempts=report.number,
+                final_exception_type=error_type,
+                final_exception_message=message,
+            )
+        else:
+            reason: str = "cancelled" if decision.situation.failure.code == "CANCELLED" else decision.reason
+            # "held" only says that the decision was taken before; the stored reason says why.
+            reason = decision.situation.hold_reason if reason == "held" else reason
+            self.record_refusal(report.number, now, reason, report.error, decision.not_before)
 
-    def ended(self, number: int, now: float, error: BaseException | None) -> None:
-        """Write down that the work came good, or that something from outside ended it."""
+    def record_end(self, number: int, now: float, error: BaseException | None) -> None:
+        """Record a success, or an end that was caused from outside."""
         if error is None:
-            self.tell(RetrySucceeded, now, number)
+            self.emit_event(RetrySucceeded, now, total_attempts=number)
         else:
             until = error.until if isinstance(error, CircuitOpen) else None
-            self.refused(number, now, _from_outside(error), error, until)
+            self.record_refusal(number, now, _refusal_reason(error), error, until)
 
-    def refused(
+    def record_refusal(
         self,
         number: int,
         now: float,
@@ -106,47 +131,49 @@ class Recorder:
         error: BaseException | None,
         not_before: float | None = None,
     ) -> None:
-        """Write down an end without success before the attempts were used up."""
-        then = None if not_before is None else rfc3339(not_before)
-        self.tell(RetryRefused, now, number, reason, then, _type_of(error), message_of(error))
+        """Record an end without success before the attempts were used up."""
+        self.emit_event(
+            RetryRefused,
+            now,
+            total_attempts=number,
+            reason=reason,
+            not_before=None if not_before is None else format_rfc3339(not_before),
+            exception_type=_error_type(error),
+            exception_message=masked_message(error),
+        )
 
-    def tell(self, kind: Callable[..., Event], now: float, *own: object) -> None:
-        """Make an event of this operation with the fields of its own, and tell it."""
-        self._tell(self._made(kind, now, *own))
-
-    def _made(self, kind: Callable[..., Event], now: float, *own: object) -> Event:
-        return kind(self._category, self._operation, *own, *self._ids, rfc3339(now), policy=self.policy)
-
-    def _of(self, report: Report) -> Event:
-        decision, now = report.decision, report.decision.situation.now
-        kind, text = _type_of(report.error), message_of(report.error)
-        if _never_began(decision):
-            return self._made(RetryRefused, now, 0, "deadline_passed", None, kind, text)
-        if decision.action == "retry":
-            numbers = (report.number, report.attempts, decision.delay_s)
-            return self._made(RetryAttempt, now, *numbers, kind, text)
-        if decision.reason == "max_attempts_exceeded":
-            return self._made(RetryExhausted, now, report.number, kind, text)
-        then = None if decision.not_before is None else rfc3339(decision.not_before)
-        reason: str = "cancelled" if decision.situation.failure.code == "CANCELLED" else decision.reason
-        reason = decision.situation.held_for if reason == "held" else reason
-        return self._made(RetryRefused, now, report.number, reason, then, kind, text)
+    def emit_event(self, event_class: type[AuditEvent], now: float, **own: object) -> None:
+        """Build an event from the shared fields and its own fields, and pass it to the sink."""
+        shared = {
+            "retry_category": self._category,
+            "operation": self._operation,
+            "tenant_id": self._ids.tenant_id,
+            "correlation_id": self._ids.correlation_id,
+            "trace_id": self._ids.trace_id,
+            "timestamp": format_rfc3339(now),
+            "policy": self.policy,
+        }
+        self._sink(event_class(**shared, **own))  # type: ignore[arg-type]
 
 
-def _never_began(decision: Decision) -> bool:
-    """Whether the call's time was up before its first attempt."""
-    at = decision.situation
-    return at.deadline is not None and at.started is not None and at.deadline <= at.started
+def _ended_before_start(decision: Decision) -> bool:
+    """Return whether the call's deadline had passed before its first attempt."""
+    situation = decision.situation
+    deadline, started_at = situation.deadline, situation.started_at
+    return deadline is not None and started_at is not None and deadline <= started_at
 
 
-def _type_of(error: BaseException | None) -> str:
-    """Return the class of an error as events name it: a limit of ours is a TimeoutError to the world."""
+def _error_type(error: BaseException | None) -> str:
+    """Return the class name of an error as events show it."""
     if error is None:
-        return "UntilNotMet"  # nothing was raised: the value was not the one waited for
-    return "TimeoutError" if isinstance(error, AttemptTimeout) else name_of(error)
+        # The function returned, but the condition of `until=` did not hold.
+        return "UntilNotMet"
+    # Consumers know the standard class, of which `AttemptTimeout` is a subclass.
+    return "TimeoutError" if isinstance(error, AttemptTimeout) else error_class_name(error)
 
 
-def _from_outside(error: BaseException) -> str:
+def _refusal_reason(error: BaseException) -> str:
+    """Return the reason code of an error that ended a call from outside."""
     if isinstance(error, CircuitOpen):
         return "circuit_open"
     if isinstance(error, Exception):
@@ -156,81 +183,100 @@ def _from_outside(error: BaseException) -> str:
     return "interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "cancelled"
 
 
-#: The outlets that are delivering in this context: what a sink does itself is not told to it again.
-_delivering: ContextVar[tuple[Outlet, ...]] = ContextVar("oncemore.delivering", default=())
+#: The writers that are active in this context. A sink may use `retry` itself; the events of those calls
+#: must not reach the same sink again.
+_active_writers: ContextVar[tuple[SinkWriter, ...]] = ContextVar("oncemore.delivering", default=())
 
 
-class Outlet:
-    """Gets events to one sink; never raises for it, and never loses one in silence.
+class SinkWriter:
+    """Writes events to one sink; never raises, and logs every event that the sink did not take.
 
-    `lost` counts the events that the sink did not take.
+    `lost_events` counts those events.
     """
 
-    __slots__ = ("_careful", "_down", "_name", "_once", "lost")
+    __slots__ = ("_is_down", "_name", "_write_once", "_write_with_retry", "lost_events")
 
     def __init__(self, sink: Sink) -> None:
         if not callable(sink):
-            raise UsageError(f"{sink!r} is no sink; it takes a function of one event")
-        self._name = clean(getattr(sink, "__qualname__", None) or type(sink).__qualname__, LONGEST_NAME)
-        self._careful, self._once = (
-            wrap(_plan(self._name, policy), _checked(sink), "plain")
-            for policy in (SINK_POLICY, SINK_POLICY.but(max_attempts=1))
+            raise UsageError(f"{sink!r} is not a sink; pass a function that takes one event")
+        self._name = clean_text(
+            getattr(sink, "__qualname__", None) or type(sink).__qualname__, MAX_NAME_LENGTH
         )
-        self._down = False
-        self.lost = 0
+        self._write_with_retry, self._write_once = (
+            wrap_function(_make_sink_plan(self._name, policy), _refuse_async_sink(sink), "plain")
+            for policy in (SINK_POLICY, SINK_POLICY.replace(max_attempts=1))
+        )
+        self._is_down = False
+        self.lost_events = 0
 
-    def __call__(self, event: Event) -> None:
-        """Give the sink an event; when it does not take it, say so in the log."""
-        around = _delivering.get()
-        if self in around:
-            logger.warning("from inside the sink %s, and not told to it: %s", self._name, event.json())
+    def __call__(self, event: AuditEvent) -> None:
+        """Write one event to the sink; log the event if the sink fails."""
+        active = _active_writers.get()
+        if self in active:
+            logger.warning(
+                "the audit sink %s caused an event itself, which is only logged here: %s",
+                self._name,
+                event.to_json(),
+            )
             return
-        token = _delivering.set((*around, self))
+        token = _active_writers.set((*active, self))
         try:
-            (self._once if self._down else self._careful)(event)
-            self._down = False
-        except Exception:  # noqa: BLE001 - whatever a sink raises stays here
-            self._down = True
-            self.lost += 1
-            logger.error("not taken by the sink %s, and only kept here: %s", self._name, event.json())
+            (self._write_once if self._is_down else self._write_with_retry)(event)
+            self._is_down = False
+        except Exception:  # noqa: BLE001 - an error of a sink must not end the audited work
+            self._is_down = True
+            self.lost_events += 1
+            logger.error(
+                "the audit sink %s failed; the event is only logged here: %s", self._name, event.to_json()
+            )
         finally:
-            _delivering.reset(token)
+            _active_writers.reset(token)
 
 
-def _checked(sink: Sink) -> Sink:
-    def give(event: Event) -> None:
-        answer: Any = sink(event)
-        if hasattr(type(answer), "__await__"):
-            if hasattr(answer, "close"):
-                answer.close()
-            raise UsageError("the sink is async, and nothing here can await it; give a plain function")
+def _refuse_async_sink(sink: Sink) -> Sink:
+    """Return the sink with a check that it did not return an awaitable."""
 
-    return give
+    def write_event(event: AuditEvent) -> None:
+        result: Any = sink(event)
+        if hasattr(type(result), "__await__"):
+            # Closing a coroutine avoids the warning that it was never awaited.
+            if hasattr(result, "close"):
+                result.close()
+            raise UsageError("the audit sink is async and cannot be awaited here; pass a plain function")
+
+    return write_event
 
 
-def _plan(name: str, policy: Policy) -> Plan:
-    def failure(error: BaseException, now: float) -> Failure:
-        return Failure("transient", "maybe", None, f"EXC_{name_of(error)}", "audit:sink")
+def _make_sink_plan(name: str, policy: Policy) -> RetryPlan:
+    """Return the retry plan of a sink; it logs the end of the retries as an audit event."""
 
-    def report(what: Report) -> None:
-        category, operation = SINK_CATEGORY, f"write to {name}"
-        recorder = Recorder(
-            lambda event: logger.error("%s", event.json()), category, operation, policy=policy_name(policy)
+    def classify_error(error: BaseException, now: float) -> Failure:
+        return Failure("transient", "maybe", None, f"EXC_{error_class_name(error)}", "audit:sink")
+
+    def log_report(report: RetryReport) -> None:
+        recorder = AuditRecorder(
+            # Straight to the log: the sink itself has just failed.
+            lambda event: logger.error("%s", event.to_json()),
+            SINK_CATEGORY,
+            f"write to {name}",
+            policy=policy_name(policy),
         )
-        recorder.failed(what)
+        recorder.record_failure(report)
 
-    return Plan(f"audit sink {name}", policy, lambda error, failure: True, failure, on_give_up=report)
+    return RetryPlan(
+        f"audit sink {name}", policy, lambda error, failure: True, classify_error, on_give_up=log_report
+    )
 
 
-def category_of(name: str) -> str:
-    """Return the category of a function that was given none: RETRY_ and its name in capitals."""
+def default_category(name: str) -> str:
+    """Return the category of a function without one: RETRY_ and its name in capitals."""
     own = name.rpartition("<locals>.")[2]
     word = re.sub(r"[^A-Z0-9]+", "_", own.upper()).strip("_")
-    return f"RETRY_{word[:LONGEST_NAME] or 'CALL'}"
+    return f"RETRY_{word[:MAX_NAME_LENGTH] or 'CALL'}"
 
 
 def check_category(category: object) -> str:
-    """Return a category that can stand in an event, or say what is allowed."""
+    """Return a category that is valid in an event; raise `UsageError` for any other value."""
     if not isinstance(category, str) or not re.fullmatch(r"[A-Za-z0-9_.:-]{1,100}", category):
         raise UsageError(f"category is {category!r}; it takes 1 to 100 letters, digits and _ . : -")
     return str.__str__(category)

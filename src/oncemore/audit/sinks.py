@@ -1,7 +1,7 @@
-"""Where events go: a file with one JSON object per line, or the program's own log.
+"""Audit sinks: a file with one JSON object per line, and a logger.
 
-A sink is any function of one event. One that raises is tried again and then passed over, never the
-work (`audit.Outlet`), so a sink may simply raise when it cannot write.
+A sink is any function of one event. It raises if it cannot write; `SinkWriter` retries it and then logs the
+event, so that the error never reaches the audited work.
 """
 
 from __future__ import annotations
@@ -26,47 +26,52 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Self
 
-    from oncemore.audit.events import Event
+    from oncemore.audit.events import AuditEvent
 
 
-class JsonLines:
+class AuditFile:
     """Appends each event to a file as one line of JSON, flushed before it returns.
 
-    Takes a path, whose file is opened at once and closed by `close()` or `with`, or an open file, text or
-    binary, which stays its owner's. Lines of several threads, and of several processes that append to
-    one path, do not mix. A line that was cut off by a full disk is ended before the next one begins.
+    `file` is a path, opened at once and closed by `close()` or `with`, or an open file, text or binary, which
+    the caller closes. Lines of several threads, and of several processes that append to one path, do not mix.
+    A line that a full disk cut off is terminated before the next one.
 
-    version  of the events' form: 2 has the policy of each event
+    version  of the events' form: version 2 includes the policy of each event
     """
 
-    def __init__(self, to: str | PathLike[str] | IO[str] | IO[bytes], *, version: int = 1) -> None:
+    def __init__(self, file: str | PathLike[str] | IO[str] | IO[bytes], *, version: int = 1) -> None:
         self._version = check_version(version)
         self._lock = Lock()
-        self._torn = False
-        self._own = isinstance(to, str) or hasattr(to, "__fspath__")
-        # Unbuffered and appending: one write is one line, whoever else writes there.
-        self._file: Any = Path(to).open("ab", buffering=0) if self._own else to  # type: ignore[arg-type] # noqa: SIM115
-        self._text = hasattr(self._file, "encoding")
+        self._has_torn_line = False
+        self._owns_file = isinstance(file, str) or hasattr(file, "__fspath__")
+        # Unbuffered and appending: one write is one line, also if another process appends to the file.
+        self._file: Any = Path(file).open("ab", buffering=0) if self._owns_file else file  # type: ignore[arg-type] # noqa: SIM115
+        self._is_text = hasattr(self._file, "encoding")
 
-    def __call__(self, event: Event) -> None:
-        """Write one event; raises what the file raises."""
-        line = event.json(self._version) + "\n"
+    def __call__(self, event: AuditEvent) -> None:
+        """Write one event; raise the error of the file."""
+        line = event.to_json(self._version) + "\n"
         with self._lock:
-            line, self._torn = "\n" + line if self._torn else line, True
-            self._write(line if self._text else line.encode())
+            if self._has_torn_line:
+                line = "\n" + line
+            # Set until the flush returns: if writing raises, the file may end in a part of this line.
+            self._has_torn_line = True
+            self._write_line(line if self._is_text else line.encode())
             self._file.flush()
-            self._torn = False
+            self._has_torn_line = False
 
-    def _write(self, line: str | bytes) -> None:
+    def _write_line(self, line: str | bytes) -> None:
         while line:
-            done = self._file.write(line)
-            if done is None and isinstance(self._file, io.RawIOBase):
-                raise BlockingIOError("the file takes nothing now, and would lose the event in silence")
-            line = line[len(line) if done is None else done :]  # a raw file may take a part only
+            written = self._file.write(line)
+            # A raw file in non-blocking mode returns None if it wrote nothing.
+            if written is None and isinstance(self._file, io.RawIOBase):
+                raise BlockingIOError("the audit file is not ready for writing; the event was not written")
+            # A raw file may write a part only; a file-like object of the caller may return None for all.
+            line = line[len(line) if written is None else written :]
 
     def close(self) -> None:
-        """Close the file if it was opened here."""
-        if self._own:
+        """Close the file if this sink opened it."""
+        if self._owns_file:
             self._file.close()
 
     def __enter__(self) -> Self:
@@ -78,7 +83,7 @@ class JsonLines:
         self.close()
 
 
-_LEVELS: dict[type[Event], int] = {
+_LEVELS: dict[type[AuditEvent], int] = {
     RetrySucceeded: logging.INFO,
     Idempotency: logging.INFO,
     RetryExhausted: logging.ERROR,
@@ -86,16 +91,16 @@ _LEVELS: dict[type[Event], int] = {
 }
 
 
-def to_logging(logger: logging.Logger | str = "oncemore.audit") -> Callable[[Event], None]:
+def to_logging(logger: logging.Logger | str = "oncemore.audit") -> Callable[[AuditEvent], None]:
     """Return a sink that writes each event to a logger: its JSON as message, its fields as `oncemore_event`.
 
-    Successes and idempotency are INFO, exhaustion is ERROR, all else WARNING.
+    Successes and idempotency are logged as INFO, exhaustion as ERROR, all other events as WARNING.
     """
     log = logging.getLogger(logger) if isinstance(logger, str) else logger
 
-    def write(event: Event) -> None:
+    def log_event(event: AuditEvent) -> None:
         level = _LEVELS.get(type(event), logging.WARNING)
         if log.isEnabledFor(level):
-            log.log(level, "%s", event.json(), extra={"oncemore_event": event.plain()})
+            log.log(level, "%s", event.to_json(), extra={"oncemore_event": event.to_dict()})
 
-    return write
+    return log_event

@@ -1,20 +1,8 @@
-"""SPOOL: events wait on disk until somebody else has them, and get there in their order.
+"""A spool file that sends audit events to a message sink, in order and without loss.
 
-    to = oncemore.outbox.JetStream("nats://127.0.0.1:4222", form="cloudevents-binary")
-    with Spool("audit.jsonl", to, topic="exoarmur.audit.append.v1") as spool:
-        manager.attach(spool)
-
-An event is a line of the file, on the disk, before whoever told it goes on; a thread of the spool's own sends
-it. So a sink that is down costs its teller nothing, and neither its death nor ours costs an event:
-
-    told, not sent            it is in the file; whoever opens the spool next sends it
-    sent, not noted           it is sent again, under the same id: brokers and consumers drop it
-    cut short by a crash      a line that is no event is ended, passed over and counted (`torn`)
-
-Only one event is under way at a time, the oldest: what follows waits for it. After a failure the sink is left
-alone for a while, longer each time, up to half a minute. An event that a sink refuses for good
-(`PermanentError`) goes to FILE.refused with the reason, or it would hold up all others for ever. How far the
-spool has come is noted in FILE.sent. The file itself stays: it is what `oncemore audit FILE` reads.
+The caller's event is synced to FILE before the call returns; a thread sends it. A crash loses nothing: an
+unsent event is sent when the spool is opened again, and an event that was sent but not noted in FILE.sent is
+sent again under the same id, by which brokers and consumers drop it. FILE itself stays, for `oncemore audit`.
 """
 
 from __future__ import annotations
@@ -31,13 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oncemore import clock as clocks
-from oncemore._redact import message_of, name_of
-from oncemore.audit.events import event_from
+from oncemore._redact import error_class_name, masked_message
+from oncemore.audit.events import parse_event
 from oncemore.errors import PermanentError, StoreError, UsageError
 from oncemore.log.sqlite.files import check_links, open_private
-from oncemore.messaging.message import Message
-from oncemore.policy.backoff import Jitter, Schedule, jittered
-from oncemore.policy.canonical_json import digest
+from oncemore.messaging.message import EventMessage
+from oncemore.policy.backoff import Jitter, Schedule, jittered_delay
+from oncemore.policy.canonical_json import canonical_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,122 +33,132 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Self
 
-    from oncemore.audit.events import Event
+    from oncemore.audit.events import AuditEvent
 
-#: How long a sink is left alone after its failures, and at most; nothing is given up, so none is the last.
-REST, SPREAD, LONGEST_REST_S = Schedule("exponential", 0.25), Jitter("proportional", 0.1), 30.0
-#: How much may wait before new events are refused, and how many are sent before that is noted.
-MOST_BYTES, NOTED_EVERY = 256_000_000, 100
-#: How often to look where nothing else happens, and how long closing may take.
-LOOK_S, CLOSE_S = 0.5, 30.0
+#: The delays after failures of the sink. There is no last attempt: the spool never drops an event.
+RETRY_SCHEDULE = Schedule("exponential", 0.25)
+RETRY_JITTER = Jitter("proportional", 0.1)
+MAX_RETRY_DELAY_S = 30.0
+#: The unsent bytes at which new events are refused.
+MAX_BYTES = 256_000_000
+#: The number of events that are sent between two writes of FILE.sent; after a crash they are sent again.
+OFFSET_EVERY = 100
+#: How often the thread looks for unsent events without a wake-up, and how long `close()` waits for it.
+POLL_S, CLOSE_S = 0.5, 30.0
 
-#: Its owner writes the spool, and its group may read it: programs that collect logs do.
+#: The owner writes the spool; its group may read it, because log collectors do.
 MODE = 0o640
 
 logger = logging.getLogger("oncemore.audit")
 
 
-class Spool:
-    """Keeps events in a file and sends them on, each under one id, in their order; itself a sink.
+class AuditSpool:
+    """Appends events to a file and sends each under a stable id, in order; itself an audit sink.
 
-    path        the file, which belongs to one spool at a time
-    to          what takes a `Message`: a sink of `oncemore.outbox`, or a function of one's own
-    topic       what the messages are about: for JetStream, their subject
-    most_bytes  how much may wait; what comes then is refused, which an outlet says in the log
+    path       the file; only one spool at a time may have it open
+    sink       a function of one `EventMessage`, for example a sink of `oncemore.outbox`
+    topic      the topic of the messages; for JetStream, their subject
+    max_bytes  the limit of unsent bytes, at which further events are refused with `StoreError`
 
-    `torn` counts lines that were no events, `refused` events that the sink will never take.
+    A permanently refused event (`PermanentError`) is moved to FILE.refused with the reason, because it would
+    block all later ones; `refused_events` counts them. `torn_lines` counts lines that are not events.
     """
 
     def __init__(
         self,
         path: str | PathLike[str],
-        to: Callable[[Message], object],
+        sink: Callable[[EventMessage], object],
         *,
         topic: str = "audit",
-        most_bytes: int = MOST_BYTES,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
-        if not callable(to):
-            raise UsageError(f"to is {to!r:.80}; it takes a function of one message")
+        if not callable(sink):
+            raise UsageError(f"sink is {sink!r:.80}; it takes a function of one message")
         self.path = Path(path).absolute()
-        self.torn = self.refused = 0
-        self._to, self._topic, self._most_bytes = to, topic, most_bytes
+        self.torn_lines = self.refused_events = 0
+        self._sink, self._topic, self._max_bytes = sink, topic, max_bytes
         self._name = f"{socket.gethostname()}:{self.path}"
-        self._note = self.path.with_name(self.path.name + ".sent")
-        self._aside = self.path.with_name(self.path.name + ".refused")
-        self._lock, self._sending, self._news = threading.Lock(), threading.Lock(), threading.Event()
-        self._failures, self._not_before, self._over = 0, 0.0, False
+        self._offset_path = self.path.with_name(self.path.name + ".sent")
+        self._refused_path = self.path.with_name(self.path.name + ".refused")
+        self._lock, self._sending, self._wakeup = threading.Lock(), threading.Lock(), threading.Event()
+        self._failures, self._not_before, self._is_closed = 0, 0.0, False
         self._thread: threading.Thread | None = None
-        for path in (self._note, self._aside):
+        # Before anything is written: a symbolic link there could direct our writes to another file.
+        for path in (self._offset_path, self._refused_path):
             check_links(path)
         self._file = open_private(self.path, os.O_APPEND, MODE)
         try:
-            self._claim()
-            self._size = self._whole()
-            self._sent = self._noted()
+            self._lock_file()
+            self._size = self._repair_end()
+            self._sent_bytes = self._read_offset()
         except BaseException:
             os.close(self._file)
             raise
 
     def __repr__(self) -> str:
-        return f"<oncemore.Spool {self.path}: {self.waiting} bytes wait>"
+        return f"<oncemore.AuditSpool {self.path}: {self.pending_bytes} bytes unsent>"
 
     @property
-    def waiting(self) -> int:
-        """How many bytes were told and not sent."""
-        return self._size - self._sent
+    def pending_bytes(self) -> int:
+        """The number of unsent bytes."""
+        return self._size - self._sent_bytes
 
-    def __call__(self, event: Event) -> None:
-        """Keep an event: it is on the disk when this returns."""
-        line = event.json().encode() + b"\n"
+    def __call__(self, event: AuditEvent) -> None:
+        """Append an event; it is synced to the disk when this returns."""
+        line = event.to_json().encode() + b"\n"
         with self._lock:
-            if self._over:
+            if self._is_closed:
                 raise UsageError(f"the spool {self.path} is closed; open it again")
-            if self.waiting + len(line) > self._most_bytes:
-                raise StoreError(f"{self.path} holds {self.waiting:,} bytes that nobody takes; no more fits")
-            self._append(line)
-        self._news.set()
+            if self.pending_bytes + len(line) > self._max_bytes:
+                raise StoreError(
+                    f"{self.path} has {self.pending_bytes:,} unsent bytes and its limit is "
+                    f"{self._max_bytes:,}; check its sink, or raise max_bytes"
+                )
+            self._append_line(line)
+        self._wakeup.set()
 
     def send(self) -> int:
-        """Send what waits, the oldest first, until one is not taken; return how many were."""
+        """Send unsent events, oldest first, until the sink fails; return the number sent."""
         sent = 0
         with self._sending:
             if clocks.current.monotonic() < self._not_before:
                 return 0
             try:
-                for upto, line in self._unsent():
-                    if not self._given(line, upto - len(line)):
+                for upto, line in self._unsent_lines():
+                    if not self._send_line(line, upto - len(line)):
                         break
-                    sent, self._sent = sent + 1, upto
-                    if not sent % NOTED_EVERY:
-                        self._write_note()
+                    sent, self._sent_bytes = sent + 1, upto
+                    if not sent % OFFSET_EVERY:
+                        self._write_offset()
             finally:
+                # Also after an error: the events before it were sent.
                 if sent:
-                    self._write_note()
+                    self._write_offset()
         return sent
 
-    def flush(self, within_s: float) -> bool:
-        """Wait until nothing waits any more; say whether that is so."""
-        ends = time.monotonic() + within_s
-        while self.waiting and time.monotonic() < ends:
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until every event is sent; return False if that took longer than `timeout_s`."""
+        ends = time.monotonic() + timeout_s
+        while self.pending_bytes and time.monotonic() < ends:
             if self._thread is None:
                 self.send()
             time.sleep(0.01)
-        return not self.waiting
+        return not self.pending_bytes
 
     def close(self) -> None:
-        """Stop sending, and let go of the file; what waits is sent by who opens it next."""
+        """Stop sending and close the file; unsent events are sent when the spool is opened again."""
         with self._lock:
-            over, self._over = self._over, True
-        if over:
+            was_closed, self._is_closed = self._is_closed, True
+        if was_closed:
             return
-        self._news.set()
+        self._wakeup.set()
         if self._thread is not None:
             self._thread.join(CLOSE_S)
         with self._sending:
             os.close(self._file)
 
     def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=self._run, name="oncemore-spool", daemon=True)
+        self._thread = threading.Thread(target=self._run_sender, name="oncemore-spool", daemon=True)
         self._thread.start()
         return self
 
@@ -171,105 +169,123 @@ class Spool:
 
     # ------------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while not self._over:
+    def _run_sender(self) -> None:
+        while not self._is_closed:
             try:
                 self.send()
             except Exception:
-                logger.exception("the spool %s cannot go on now, and tries again", self.path)
-            self._news.wait(LOOK_S)
-            self._news.clear()
+                logger.exception("the audit spool %s failed to send; it tries again", self.path)
+            self._wakeup.wait(POLL_S)
+            self._wakeup.clear()
 
-    def _given(self, line: bytes, at: int) -> bool:
-        """Give the sink one event; whether it is done with: taken, refused for good, or none at all."""
-        message = self._message(line, at)
+    def _send_line(self, line: bytes, at: int) -> bool:
+        """Send one line; return False if the sink failed and the line must be sent again."""
+        message = self._build_message(line, at)
         if message is None:
-            self.torn += 1
-            logger.error("%s has a line at byte %d that is no event: %r", self.path, at, line[:80])
+            self.torn_lines += 1
+            logger.error("%s: skipped the line at byte %d, not an event: %r", self.path, at, line[:80])
             return True
         try:
-            self._to(message)
+            self._sink(message)
         except PermanentError as error:
-            self._put_aside(line, error)
-        except Exception as error:  # noqa: BLE001 - whatever it is: the event stays where it is
+            self._write_refused(line, error)
+        except Exception as error:  # noqa: BLE001 - after any error of the sink the event stays in the file
             self._failures += 1
-            rest = jittered(REST, SPREAD, LONGEST_REST_S, message.id, self._failures)
-            self._not_before = clocks.current.monotonic() + rest
-            logger.warning("%s waits %.1f s: %s", self.path, rest, message_of(error) or name_of(error))
+            delay = jittered_delay(
+                RETRY_SCHEDULE, RETRY_JITTER, MAX_RETRY_DELAY_S, message.id, self._failures
+            )
+            self._not_before = clocks.current.monotonic() + delay
+            reason = masked_message(error) or error_class_name(error)
+            logger.warning("%s: the sink failed; the next try is in %.1f s: %s", self.path, delay, reason)
             return False
         self._failures = 0
         return True
 
-    def _message(self, line: bytes, at: int) -> Message | None:
+    def _build_message(self, line: bytes, at: int) -> EventMessage | None:
+        """Return the message of the line at a byte offset, or None if it is not an event."""
         try:
-            event = event_from(json.loads(line))
-            created = event.posix
+            event = parse_event(json.loads(line))
+            created = event.posix_time
         except (ValueError, AttributeError, TypeError):
             return None
-        own = digest({"spool": self._name, "at": at, "event": line.decode()})[:32]
-        lane = digest({"lane": self._name})[:32]
-        ids = event.correlation_id or own, event.tenant_id or ""
-        return Message(own, self._topic, event.plain(), *ids, created, lane, at, self._failures + 1)
+        # The id follows from the line and its place, so that a repeat after a crash has the same one.
+        message_id = canonical_digest({"spool": self._name, "at": at, "event": line.decode()})[:32]
+        return EventMessage(
+            id=message_id,
+            topic=self._topic,
+            payload=event.to_dict(),
+            correlation_id=event.correlation_id or message_id,
+            tenant=event.tenant_id or "",
+            created=created,
+            lane=canonical_digest({"lane": self._name})[:32],
+            sequence=at,
+            attempt=self._failures + 1,
+        )
 
-    def _put_aside(self, line: bytes, error: PermanentError) -> None:
-        self.refused += 1
-        told = {"event": json.loads(line), "error": f"{name_of(error)}: {message_of(error)}"}
-        with open(open_private(self._aside, os.O_APPEND, MODE), "ab", buffering=0) as aside:  # noqa: PTH123
-            aside.write(json.dumps(told, ensure_ascii=False).encode() + b"\n")
-            os.fsync(aside.fileno())
-        logger.error("refused for good, and kept in %s: %s", self._aside, line.decode().rstrip())
+    def _write_refused(self, line: bytes, error: PermanentError) -> None:
+        """Append a permanently refused event and the reason to FILE.refused."""
+        self.refused_events += 1
+        entry = {"event": json.loads(line), "error": f"{error_class_name(error)}: {masked_message(error)}"}
+        with open(open_private(self._refused_path, os.O_APPEND, MODE), "ab", buffering=0) as file:  # noqa: PTH123
+            file.write(json.dumps(entry, ensure_ascii=False).encode() + b"\n")
+            # Synced before the offset moves past the event.
+            os.fsync(file.fileno())
+        logger.error("permanently refused, moved to %s: %s", self._refused_path, line.decode().rstrip())
 
-    # The files ----------------------------------------------------------------------------------------
+    # Files --------------------------------------------------------------------------------------------
 
-    def _claim(self) -> None:
+    def _lock_file(self) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UsageError(f"{self.path} belongs to another spool; give each process its own") from None
+            raise UsageError(f"{self.path} is open in another spool; use one file per process") from None
 
-    def _whole(self) -> int:
-        """End a line that a crash cut short; return how long the file is."""
+    def _repair_end(self) -> int:
+        """Terminate a line that a crash cut off; return the size of the file."""
         size = os.fstat(self._file).st_size
         if size and os.pread(self._file, 1, size - 1) != b"\n":
             os.write(self._file, b"\n")
             size += 1
         return size
 
-    def _append(self, line: bytes) -> None:
-        """Append a line whole or not at all."""
+    def _append_line(self, line: bytes) -> None:
+        """Append a whole line, or nothing if writing fails."""
         try:
-            rest = line
-            while rest:
-                rest = rest[os.write(self._file, rest) :]
+            unwritten = line
+            while unwritten:
+                unwritten = unwritten[os.write(self._file, unwritten) :]
             os.fdatasync(self._file)
         except OSError:
+            # A disk that is full keeps the first part of the line; the next event must not continue it.
             with suppress(OSError):
                 os.ftruncate(self._file, self._size)
             raise
         self._size += len(line)
 
-    def _unsent(self) -> Iterator[tuple[int, bytes]]:
-        """Return each whole line that was not sent, and where it ends."""
-        at = self._sent
+    def _unsent_lines(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the unsent lines, each with the offset of its end."""
+        end = self._sent_bytes
         with self.path.open("rb") as lines:
-            lines.seek(at)
-            while at < self._size:
+            lines.seek(end)
+            # `_size` counts synced lines only; behind it a line may be half written.
+            while end < self._size:
                 line = lines.readline()
-                at += len(line)
-                yield at, line
+                end += len(line)
+                yield end, line
 
-    def _noted(self) -> int:
-        """Return how far it had come; a note that does not fit the file is none."""
+    def _read_offset(self) -> int:
+        """Return the offset in FILE.sent, or 0 if it is missing, unreadable or beyond the end of the file."""
         try:
-            sent: Any = json.loads(self._note.read_text(encoding="utf-8"))["bytes"]
+            sent: Any = json.loads(self._offset_path.read_text(encoding="utf-8"))["bytes"]
         except (OSError, ValueError, KeyError, TypeError):
             return 0
         return sent if type(sent) is int and 0 <= sent <= self._size else 0
 
-    def _write_note(self) -> None:
-        new = self._note.with_name(self._note.name + ".new")
-        with open(open_private(new, os.O_TRUNC, MODE), "w", encoding="utf-8") as note:  # noqa: PTH123
-            json.dump({"bytes": self._sent}, note)
-            note.flush()
-            os.fsync(note.fileno())
-        new.replace(self._note)
+    def _write_offset(self) -> None:
+        # Written beside and renamed: a crash leaves the old offset or the new one, never half of it.
+        new = self._offset_path.with_name(self._offset_path.name + ".new")
+        with open(open_private(new, os.O_TRUNC, MODE), "w", encoding="utf-8") as file:  # noqa: PTH123
+            json.dump({"bytes": self._sent_bytes}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self._offset_path)

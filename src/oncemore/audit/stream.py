@@ -1,7 +1,7 @@
-"""A stream of events to look at: filtered, counted, summed up per category.
+"""An in-memory stream of audit events: filter, count and summarize them per category.
 
-Everything is computed from the events that are kept, when it is asked for. A stream that is full
-forgets its oldest events and says how many; what must be kept goes to a file (`sinks.JsonLines`).
+All figures are computed from the stored events on request. A full stream drops its oldest events and counts
+them in `dropped_events`; events that must be kept go to a file (`AuditFile`).
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING
 
 from oncemore import clock as clocks
 from oncemore._values import Value
-from oncemore.audit.events import OUTCOMES, RetrySucceeded, event_from
+from oncemore.audit.events import OUTCOME_EVENTS, RetrySucceeded, parse_event
 from oncemore.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from os import PathLike
 
-    from oncemore.audit.events import Event
+    from oncemore.audit.events import AuditEvent
 
-MOST_EVENTS = 10_000
+MAX_EVENTS = 10_000
 
 
-class Summary(Value):
-    """What came of the operations that ended.
+class AuditSummary(Value):
+    """Totals of the operations that ended.
 
-    `success_rate` is the share that came good, `avg_attempts` how many calls one took; both are None
-    when nothing has ended yet.
+    `success_rate` is the share of successes, `avg_attempts` the number of attempts per operation; both are
+    None if no operation has ended yet.
     """
 
     operations: int
@@ -41,40 +41,42 @@ class Summary(Value):
 
 
 class AuditStream:
-    """Keeps the last events in memory; itself a sink.
+    """Keeps the last `max_events` events in memory; itself a sink.
 
-    `dropped` counts the older events that made room.
+    `dropped_events` counts the older events that were dropped.
     """
 
-    def __init__(self, events: Iterable[Event] = (), *, most: int = MOST_EVENTS) -> None:
-        if most < 1:
-            raise UsageError(f"most is {most!r}; it must be 1 or more")
+    def __init__(self, events: Iterable[AuditEvent] = (), *, max_events: int = MAX_EVENTS) -> None:
+        if max_events < 1:
+            raise UsageError(f"max_events is {max_events!r}; it must be 1 or more")
         self._lock = Lock()
-        self._events: deque[Event] = deque(maxlen=most)
-        self.dropped = 0
+        self._events: deque[AuditEvent] = deque(maxlen=max_events)
+        self.dropped_events = 0
         for event in events:
             self(event)
 
     @classmethod
-    def read(cls, path: str | PathLike[str], *, most: int = MOST_EVENTS) -> AuditStream:
-        """Return the events of a file with one JSON object per line; name the line that is none."""
-        stream = cls(most=most)
+    def read(cls, path: str | PathLike[str], *, max_events: int = MAX_EVENTS) -> AuditStream:
+        """Return the events of a file with one JSON object per line; raise `UsageError` for a bad line."""
+        stream = cls(max_events=max_events)
         with Path(path).open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     try:
-                        stream(event_from(json.loads(line)))
+                        stream(parse_event(json.loads(line)))
                     except (ValueError, AttributeError) as error:
                         raise UsageError(f"{path}, line {number}: {error}") from error
         return stream
 
-    def __call__(self, event: Event) -> None:
-        """Keep an event."""
+    def __call__(self, event: AuditEvent) -> None:
+        """Store an event; drop the oldest one if the stream is full."""
         with self._lock:
-            self.dropped += len(self._events) == self._events.maxlen
+            # Counted before the append: appending to a full deque drops its first event silently.
+            self.dropped_events += len(self._events) == self._events.maxlen
             self._events.append(event)
 
-    def __iter__(self) -> Iterator[Event]:
+    def __iter__(self) -> Iterator[AuditEvent]:
+        # A copy: a deque that another thread appends to raises in the middle of an iteration.
         with self._lock:
             return iter(tuple(self._events))
 
@@ -91,51 +93,52 @@ class AuditStream:
         correlation_id: str | None = None,
         trace_id: str | None = None,
     ) -> AuditStream:
-        """Return a stream of the events kept so far that have all these values."""
-        wanted = {
+        """Return a stream of the stored events that have all the given values."""
+        options = {
             "event_type": event_type, "retry_category": retry_category, "operation": operation,
             "tenant_id": tenant_id, "correlation_id": correlation_id, "trace_id": trace_id,
         }  # fmt: skip
-        asked = {name: value for name, value in wanted.items() if value is not None}
-        found = [
-            event for event in self if all(getattr(event, name) == value for name, value in asked.items())
+        wanted = {name: value for name, value in options.items() if value is not None}
+        events = [
+            event for event in self if all(getattr(event, name) == value for name, value in wanted.items())
         ]
-        return AuditStream(found, most=max(1, len(found)))
+        return AuditStream(events, max_events=max(1, len(events)))
 
-    def last(self, count: int) -> list[Event]:
+    def newest(self, count: int) -> list[AuditEvent]:
         """Return the newest events, oldest of them first."""
         events = list(self)
         return list(islice(events, max(0, len(events) - count), None))
 
     @property
     def rate_per_minute(self) -> float:
-        """How many events there were in the last minute; `count_per_minute` takes another window."""
+        """The number of events in the last minute; `count_per_minute` takes another window."""
         return self.count_per_minute()
 
     def count_per_minute(self, window_s: float = 60.0, now: float | None = None) -> float:
-        """Return how many events a minute there were in the last `window_s` seconds before `now`."""
+        """Return the number of events per minute in the last `window_s` seconds before `now`."""
         if not window_s > 0:
             raise UsageError(f"window_s is {window_s!r}; it must be more than 0")
         end = clocks.current.wall() if now is None else now
-        return sum(end - window_s <= event.posix <= end for event in self) * 60.0 / window_s
+        return sum(end - window_s <= event.posix_time <= end for event in self) * 60.0 / window_s
 
-    def summary(self) -> Summary:
-        """Sum up all operations that ended, whatever their category."""
-        return _summed([event for event in self if isinstance(event, OUTCOMES)])
+    def summary(self) -> AuditSummary:
+        """Return the totals of all operations that ended, of every category."""
+        return _summarize_outcomes([event for event in self if isinstance(event, OUTCOME_EVENTS)])
 
-    def per_category(self) -> dict[str, Summary]:
-        """Sum up the operations that ended, by category; computed from outcomes, never from hits."""
-        outcomes: dict[str, list[Event]] = {}
+    def per_category(self) -> dict[str, AuditSummary]:
+        """Return the totals of the operations that ended, by category."""
+        # Only outcomes count: a hit of a stored result is not an operation that ended.
+        outcomes: dict[str, list[AuditEvent]] = {}
         for event in self:
-            if isinstance(event, OUTCOMES):
+            if isinstance(event, OUTCOME_EVENTS):
                 outcomes.setdefault(event.retry_category, []).append(event)
-        return {category: _summed(events) for category, events in sorted(outcomes.items())}
+        return {category: _summarize_outcomes(events) for category, events in sorted(outcomes.items())}
 
 
-def _summed(outcomes: list[Event]) -> Summary:
+def _summarize_outcomes(outcomes: list[AuditEvent]) -> AuditSummary:
     ended = len(outcomes)
     if not ended:
-        return Summary(0, 0, None, None)
+        return AuditSummary(0, 0, None, None)
     attempts = sum(event.total_attempts for event in outcomes)  # type: ignore[attr-defined]
-    good = sum(isinstance(event, RetrySucceeded) for event in outcomes)
-    return Summary(ended, attempts, good / ended, attempts / ended)
+    successes = sum(isinstance(event, RetrySucceeded) for event in outcomes)
+    return AuditSummary(ended, attempts, successes / ended, attempts / ended)

@@ -1,5 +1,5 @@
-"""Other people's libraries, and what their errors mean.
+"""Classifiers: they turn any exception into a `Failure` (kind, sent, retry_after, code, rule).
 
-`classify` says of any exception what kind of failure it is. What it knows about one family of
-clients is one small module here, mostly a table; none of them ever imports the client.
+`clients` has one module of rules per library; none of them imports that library. Imports `errors` and
+`policy`.
 """

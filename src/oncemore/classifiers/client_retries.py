@@ -1,8 +1,8 @@
-"""Clients that already retry by themselves, and how to make them try once.
+"""Clients that retry by themselves, and how to switch that off.
 
-Retries around retries multiply: three of ours around three of a client's are nine calls, and each
-layer waits too. Whoever wraps one of these in `oncemore.retry` switches its own off, or leaves it on
-and does without ours. As data, for what checks a program (`doctor`) and for the page that lists them.
+Nested retries multiply: three attempts around a client's three attempts are nine calls, and both
+layers wait. Switch off the client's own retries under `oncemore.retry`, or leave them on and do not
+use ours. The table is data for `doctor` and for the documentation.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from typing import Final
 
 
-class OwnRetries(Value):
-    """What one client does unasked.
+class ClientRetries(Value):
+    """The default retries of one client.
 
-    module  the top-level module by which a program that uses it is known
-    client  what people call it
-    does    what it does unless told otherwise
-    off     what to write so that it tries once
+    module  the top-level module that shows that a program uses the client
+    client  the client's usual name
+    does    its default behaviour
+    off     the code that limits it to one attempt
     """
 
     module: str
@@ -30,89 +30,96 @@ class OwnRetries(Value):
     off: str
 
 
-CLIENTS: Final = (
-    OwnRetries(
+RETRYING_CLIENTS: Final = (
+    ClientRetries(
         "anthropic",
         "anthropic",
         "2 retries of timeouts, lost connections, 408, 409, 429 and every 5xx",
         "Anthropic(max_retries=0)",
     ),
-    OwnRetries(
+    ClientRetries(
         "azure",
         "azure-core",
         "up to 10 retries in all, at most 3 each of connecting, reading and a status",
         "SomeClient(..., retry_total=0)",
     ),
-    OwnRetries(
+    ClientRetries(
         "botocore",
         "botocore, boto3",
         "3 attempts in its standard mode, 5 in the older one",
         'Config(retries={"total_max_attempts": 1})',
     ),
-    OwnRetries(
+    ClientRetries(
         "google",
         "google-api-core",
-        "retries for up to 2 minutes in the methods that a client's makers chose",
+        "retries for up to 2 minutes in the methods chosen by the client's authors",
         "client.method(..., retry=None)",
     ),
-    OwnRetries(
+    ClientRetries(
         "grpc",
         "grpc",
-        "calls that never left, and what a service's own configuration says",
+        "calls that were never sent, and the retries in a service's own configuration",
         'options=[("grpc.enable_retries", 0)]',
     ),
-    OwnRetries(
+    ClientRetries(
         "neo4j",
         "neo4j",
-        "execute_read and execute_write begin again for up to 30 s",
+        "execute_read and execute_write restart for up to 30 s",
         "session.begin_transaction()",
     ),
-    OwnRetries(
+    ClientRetries(
         "openai",
         "openai",
         "2 retries of timeouts, lost connections, 408, 409, 429 and every 5xx",
         "OpenAI(max_retries=0)",
     ),
-    OwnRetries(
+    ClientRetries(
         "pystac_client",
         "pystac-client",
-        "5 retries of what could not be sent or read",
+        "5 retries of requests that could not be sent or read",
         "StacApiIO(max_retries=None)",
     ),
-    OwnRetries(
+    ClientRetries(
         "redis",
         "redis 6 and newer",
         "3 or 10 retries, by version, of lost connections and timeouts, writes included",
         "Redis(retry=Retry(NoBackoff(), 0))",
     ),
-    OwnRetries(
+    ClientRetries(
         "urllib3",
         "urllib3",
-        "3 retries of what could not be sent, and of what could not be read for idempotent methods",
+        "3 retries of requests that could not be sent, and of unread answers to idempotent methods",
         "PoolManager(retries=False)",
     ),
 )
 
 
-#: How often a pool or an adapter may try by itself, by the names that each keeps it under.
-_COUNTS: Final = ("total", "connect", "read", "status", "other")
+#: The attributes of urllib3's `Retry` that hold a number of retries.
+_COUNT_NAMES: Final = ("total", "connect", "read", "status", "other")
 
 
-def refuse_own(inner: object, where: str) -> None:
-    """Refuse a transport that retries by itself: retries around retries multiply."""
-    pool = getattr(inner, "_pool", None)  # httpx, httpx2
+def refuse_client_retries(inner: object, where: str) -> None:
+    """Raise `UsageError` for a transport that retries by itself, because nested retries multiply."""
+    # httpx and httpx2 store the number in their connection pool.
+    pool = getattr(inner, "_pool", None)
     if getattr(pool, "_retries", 0):
         raise UsageError(
-            f"{where}() was given a transport with retries of its own; write HTTPTransport(retries=0), or "
+            f"{where}() got a transport with retries of its own; write HTTPTransport(retries=0), or "
             "both numbers multiply"
         )
-    told = getattr(inner, "max_retries", None)  # requests
-    if told is None:
+    # requests stores a number or a urllib3 `Retry`.
+    max_retries = getattr(inner, "max_retries", None)
+    if max_retries is None:
         return
-    counts = [told] if isinstance(told, int) else [getattr(told, name, None) for name in _COUNTS]
-    endless = counts[0] is None and all(count is None for count in counts)
-    if endless or any(count for count in counts if count is not True):
+    counts = (
+        [max_retries]
+        if isinstance(max_retries, int)
+        else [getattr(max_retries, name, None) for name in _COUNT_NAMES]
+    )
+    # A `Retry` with None in every count has no limit at all.
+    is_endless = counts[0] is None and all(count is None for count in counts)
+    if is_endless or any(count for count in counts if count is not True):
         raise UsageError(
-            f"{where}() was given an adapter with retries of its own; write HTTPAdapter(max_retries=0), or "
+            f"{where}() got an adapter with retries of its own; write HTTPAdapter(max_retries=0), or "
             "both numbers multiply"
         )

@@ -1,16 +1,16 @@
-"""Rules that users teach: what their own errors mean, or what ours mean to them.
+"""Custom classifiers: rules that users write for their own errors, or to override ours.
 
-A rule is a function of an exception that returns a `Failure`, or None when it does not know. It is asked
-before every rule of ours, about the types it was written for; the rule that was taught last is asked
-first, and those of installed packages (`plugins`) after the program's own. Its answer carries the rule
-`user:` and its name.
+A classifier is a function from an exception to a `Failure`, or to None if it does not apply. It is
+called before all built-in rules for the types it was registered for. The most recently registered one
+is called first; those of installed packages (`plugins`) are called after the program's own. The `rule`
+of its answer is `user:` and its name.
 
-Nothing it does breaks a classification. A rule that raises, or returns something else, is ignored, and
-says so in one warning. Nor can it make pass what never passes: it is not asked about cancellation, exit,
-exhausted memory, `Violation`s, `NeedsReview`, groups (of which every leaf is asked) and oncemore's own
-errors; and an error that was raised from a `Violation` stays one.
+A classifier cannot break a classification. If it raises or returns another type, it is ignored, with
+one warning. Nor can it make an error retryable that must not be retried: it is not called for
+cancellation, exit, exhausted memory, `PolicyViolation`, `NeedsReview`, groups (it is called for every
+leaf) and oncemore's own errors, and an error raised from a `PolicyViolation` stays a violation.
 
-Inside a rule, `oncemore.classify` of the same error gives the answer without that rule.
+Inside a classifier, `oncemore.classify` of the same error returns the answer without that classifier.
 """
 
 from __future__ import annotations
@@ -18,206 +18,219 @@ from __future__ import annotations
 from _thread import get_ident
 from warnings import warn
 
-from oncemore.classifiers.classify import ask_first
-from oncemore.classifiers.http_status import LONGEST
-from oncemore.classifiers.verdict import STOPPED
-from oncemore.errors import VIOLATIONS, Error, NeedsReview, UsageError, Violation
+from oncemore.classifiers.classify import set_custom_lookup
+from oncemore.classifiers.http_status import MAX_WAIT_S
+from oncemore.errors import VIOLATIONS, Error, NeedsReview, PolicyViolation, UsageError
 from oncemore.policy.model import KINDS, Failure
+from oncemore.policy.verdict import STOPPED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, Final, TypeVar
 
-    from oncemore.classifiers.classify import Found, Look
+    from oncemore.classifiers.classify import Classification, FoundRule
 
-    Teaches = TypeVar("Teaches", bound=Callable[[Any], Failure | None])
+    ClassifierFunction = TypeVar("ClassifierFunction", bound=Callable[[Any], Failure | None])
 
-#: How many rules may be taught; whoever needs more teaches them in a loop by mistake.
-MOST_RULES: Final = 256
-LONGEST_NAME: Final = 80
-LONGEST_CODE: Final = 100
+#: Limit of registered classifiers; a larger number is usually a registration in a loop by mistake.
+MAX_RULES: Final = 256
+MAX_NAME_LENGTH: Final = 80
+MAX_CODE_LENGTH: Final = 100
 
-_taught: tuple[_Rule, ...] = ()
-_installed: tuple[_Rule, ...] = ()
-#: The thread that is loading installed packages' rules, so that theirs are told from the program's own.
-_loading = 0
+_program_rules: tuple[_CustomRule, ...] = ()
+_plugin_rules: tuple[_CustomRule, ...] = ()
+#: The thread that is loading plugins: classifiers registered in it belong to installed packages.
+_loading_thread = 0
 
-#: Never asked about.
-_OURS: Final = (Violation, NeedsReview, Error, BaseExceptionGroup)
+#: Types for which no classifier is called.
+_EXCLUDED_TYPES: Final = (PolicyViolation, NeedsReview, Error, BaseExceptionGroup)
 
 
-def classifier(*of: str | type[Exception], name: str | None = None) -> Callable[[Teaches], Teaches]:
-    """Teach what errors mean: decorates a function from an exception to a `Failure`, or None.
+def classifier(
+    *of: str | type[Exception], name: str | None = None
+) -> Callable[[ClassifierFunction], ClassifierFunction]:
+    """Register a function from an exception to a `Failure`, or to None, as a classifier.
 
-    of      exception types, with their subclasses; or names of modules ("package.module"), for every
-            exception class that is defined there or below, without importing it
-    name    what the answers' `rule` calls it after "user:" (the function's name)
+    of      exception types, with their subclasses; or names of modules ("package.module"), for all
+            exception classes defined in them or below, without importing them
+    name    the name in the answers' `rule` after "user:"; the function's name by default
     """
-    targets = tuple(_target(one) for one in of)
+    targets = tuple(_check_target(target) for target in of)
     if not targets:
         raise UsageError("write @oncemore.classifier(TheError) or @oncemore.classifier('their.module')")
 
-    def teach(work: Teaches) -> Teaches:
+    def register(work: ClassifierFunction) -> ClassifierFunction:
         if not callable(work) or isinstance(work, type):
-            raise UsageError(f"{work!r} is no function; a classifier is one, of an exception")
+            raise UsageError(f"{work!r} is not a function; a classifier is a function of an exception")
+        # CO_COROUTINE, read directly: `inspect` is too expensive to import here.
         if getattr(getattr(work, "__code__", None), "co_flags", 0) & 0x80:
-            raise UsageError(f"{work.__name__} is an async function; a classifier answers at once")
-        _add(_Rule(work, targets, _checked_name(name or str(getattr(work, "__name__", "")))))
+            raise UsageError(f"{work.__name__} is an async function; a classifier must be synchronous")
+        _add_rule(_CustomRule(work, targets, _check_name(name or str(getattr(work, "__name__", "")))))
         return work
 
-    return teach
+    return register
 
 
-def _target(one: object) -> str | type:
-    if isinstance(one, type):
-        if not issubclass(one, Exception) or issubclass(one, _OURS):
-            raise UsageError(f"{one.__name__} cannot be taught: no rule may make it pass")
-        return one
-    if not isinstance(one, str) or not all(part.isidentifier() for part in one.split(".")):
-        raise UsageError(f"{one!r} is neither an exception type nor the name of a module")
-    if one.partition(".")[0] in ("builtins", "oncemore"):
-        raise UsageError(f"{one!r} is too much: name the exception types")
-    return one
+def _check_target(target: object) -> str | type:
+    if isinstance(target, type):
+        if not issubclass(target, Exception) or issubclass(target, _EXCLUDED_TYPES):
+            raise UsageError(
+                f"{target.__name__} cannot have a classifier: name a type of Exception that may be retried"
+            )
+        return target
+    if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")):
+        raise UsageError(f"{target!r} is neither an exception type nor the name of a module")
+    if target.partition(".")[0] in ("builtins", "oncemore"):
+        raise UsageError(f"{target!r} is too general: name the exception types")
+    return target
 
 
-def _checked_name(name: str) -> str:
-    if not name or len(name) > LONGEST_NAME or not name.isprintable():
-        raise UsageError(f"a classifier needs a name of at most {LONGEST_NAME} characters: give name=")
+def _check_name(name: str) -> str:
+    if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
+        raise UsageError(f"a classifier needs a name of at most {MAX_NAME_LENGTH} characters: give name=")
     return name
 
 
-def _add(rule: _Rule) -> None:
-    """Put a rule first; the same rule written again, as in a notebook, replaces the one before."""
-    global _taught, _installed
-    _drop(lambda other: other.same == rule.same)
-    if len(_taught) + len(_installed) >= MOST_RULES:
-        raise UsageError(f"{MOST_RULES} classifiers are taught already; teach each once, at import")
-    if get_ident() == _loading:
-        _installed = (rule, *_installed)
+def _add_rule(rule: _CustomRule) -> None:
+    """Put a rule first; the same rule registered again, as in a notebook, replaces its predecessor."""
+    global _program_rules, _plugin_rules
+    _drop_rules(lambda other: other.identity == rule.identity)
+    if len(_program_rules) + len(_plugin_rules) >= MAX_RULES:
+        raise UsageError(f"{MAX_RULES} classifiers are registered already; register each once, at import")
+    if get_ident() == _loading_thread:
+        _plugin_rules = (rule, *_plugin_rules)
     else:
-        _taught = (rule, *_taught)
-    ask_first(_before)
+        _program_rules = (rule, *_program_rules)
+    set_custom_lookup(_find_custom_rule)
 
 
-def forget(work: Callable[[Any], Failure | None]) -> None:
-    """Forget the rules of a function, if there are any."""
-    _drop(lambda rule: rule.work is work)
+def forget_classifier(work: Callable[[Any], Failure | None]) -> None:
+    """Remove the rules of a function, if there are any."""
+    _drop_rules(lambda rule: rule.function is work)
 
 
-def _drop(unwanted: Callable[[_Rule], bool]) -> None:
-    global _taught, _installed
-    _taught = tuple(rule for rule in _taught if not unwanted(rule))
-    _installed = tuple(rule for rule in _installed if not unwanted(rule))
-    ask_first(_before)
+def _drop_rules(unwanted: Callable[[_CustomRule], bool]) -> None:
+    global _program_rules, _plugin_rules
+    _program_rules = tuple(rule for rule in _program_rules if not unwanted(rule))
+    _plugin_rules = tuple(rule for rule in _plugin_rules if not unwanted(rule))
+    set_custom_lookup(_find_custom_rule)
 
 
-def knows(work: object) -> bool:
-    """Whether a function is taught."""
-    return any(rule.work is work for rule in (*_taught, *_installed))
+def is_classifier(work: object) -> bool:
+    """Return whether a function is registered as a classifier."""
+    return any(rule.function is work for rule in (*_program_rules, *_plugin_rules))
 
 
-def loading(now: bool) -> None:
-    """Say that what this thread teaches from here on comes from installed packages, or no longer."""
-    global _loading
-    _loading = get_ident() if now else 0
+def set_plugin_loading(is_loading: bool) -> None:
+    """Mark the current thread as loading plugins, or end that mark."""
+    global _loading_thread
+    _loading_thread = get_ident() if is_loading else 0
 
 
-class _Rule:
-    """What was taught: for which types, by which function."""
+class _CustomRule:
+    """A registered classifier with its target types and its name."""
 
-    __slots__ = ("_asking", "_complained", "name", "same", "targets", "work")
+    __slots__ = ("_active_calls", "_has_warned", "function", "identity", "name", "targets")
 
     def __init__(
         self, work: Callable[[Any], Failure | None], targets: tuple[str | type, ...], name: str
     ) -> None:
-        self.work = work
+        self.function = work
         self.targets = targets
         self.name = name
-        self.same = (getattr(work, "__module__", None), getattr(work, "__qualname__", work), targets, name)
-        self._asking: set[tuple[int, int]] = set()
-        self._complained = False
+        self.identity = (
+            getattr(work, "__module__", None),
+            getattr(work, "__qualname__", work),
+            targets,
+            name,
+        )
+        self._active_calls: set[tuple[int, int]] = set()
+        self._has_warned = False
 
-    def means(self, cls: type) -> bool:
-        """Whether it was taught for this type or one of its bases."""
+    def covers_type(self, cls: type) -> bool:
+        """Return whether the rule was registered for this type or one of its bases."""
         modules = [base.__module__ for base in cls.__mro__ if isinstance(base.__module__, str)]
         return any(
-            any(f"{module}.".startswith(f"{one}.") for module in modules)
-            if isinstance(one, str)
-            else one in cls.__mro__
-            for one in self.targets
+            any(f"{module}.".startswith(f"{target}.") for module in modules)
+            if isinstance(target, str)
+            else target in cls.__mro__
+            for target in self.targets
         )
 
-    def ask(self, error: BaseException) -> Failure | None:
-        """Return its answer; None when it has none, breaks, or is being asked about this very error."""
-        this = (get_ident(), id(error))
-        if this in self._asking:
+    def call_classifier(self, error: BaseException) -> Failure | None:
+        """Return the classifier's answer; None if it has none, raises, or is running for this error."""
+        call = (get_ident(), id(error))
+        # `oncemore.classify` inside the classifier would otherwise recurse without end.
+        if call in self._active_calls:
             return None
-        self._asking.add(this)
+        self._active_calls.add(call)
         try:
-            found = self.work(error)
-            return None if found is None else self._checked(found, error)
-        except Exception as problem:  # noqa: BLE001 - whatever a rule does, classifying goes on
-            self._complain(problem)
+            answer = self.function(error)
+            return None if answer is None else self._check_answer(answer, error)
+        except Exception as raised:  # noqa: BLE001 - a broken classifier must not break the classification
+            self._warn_once(raised)
             return None
         finally:
-            self._asking.discard(this)
+            self._active_calls.discard(call)
 
-    def _checked(self, found: object, error: BaseException) -> Failure:
-        if not isinstance(found, Failure) or found.kind not in KINDS or found.sent not in ("no", "maybe"):
-            raise UsageError("it returns something else than an oncemore.Failure or None")
-        wait, code = found.retry_after, found.code or f"EXC_{type(error).__name__[:LONGEST_NAME]}"
+    def _check_answer(self, answer: object, error: BaseException) -> Failure:
+        if not isinstance(answer, Failure) or answer.kind not in KINDS or answer.sent not in ("no", "maybe"):
+            raise UsageError("it must return an oncemore.Failure or None")
+        wait, code = answer.retry_after, answer.code or f"EXC_{type(error).__name__[:MAX_NAME_LENGTH]}"
         if wait is not None and not wait >= 0:
             raise UsageError("its retry_after is not a number of seconds")
-        if not isinstance(code, str) or len(code) > LONGEST_CODE or not code.isprintable():
-            raise UsageError(f"its code is not a word of at most {LONGEST_CODE} characters")
-        fixed = code in VIOLATIONS or code in STOPPED
+        if not isinstance(code, str) or len(code) > MAX_CODE_LENGTH or not code.isprintable():
+            raise UsageError(f"its code is not a word of at most {MAX_CODE_LENGTH} characters")
+        # No classifier may make a violation or a cancellation retryable.
+        is_final = code in VIOLATIONS or code in STOPPED
         return Failure(
-            "permanent" if fixed else found.kind,
-            found.sent,
-            None if wait is None else min(float(wait), LONGEST),
+            "permanent" if is_final else answer.kind,
+            answer.sent,
+            None if wait is None else min(float(wait), MAX_WAIT_S),
             code,
             f"user:{self.name}",
         )
 
-    def _complain(self, problem: Exception) -> None:
-        """Say once that the rule is ignored; what it raised may hold a secret, so only its type is said."""
-        if not self._complained:
-            self._complained = True
-            what = str(problem) if isinstance(problem, UsageError) else f"it raised {type(problem).__name__}"
-            with_care(f"the classifier {self.name} is ignored: {what}")
+    def _warn_once(self, error: Exception) -> None:
+        """Warn once that the classifier is ignored."""
+        if not self._has_warned:
+            self._has_warned = True
+            # Only the type of an unexpected exception is shown: its message may hold a secret.
+            reason = str(error) if isinstance(error, UsageError) else f"it raised {type(error).__name__}"
+            emit_warning(f"the classifier {self.name} is ignored: {reason}")
 
 
-def with_care(message: str) -> None:
-    """Warn; where warnings are errors, this is no place to raise one."""
+def emit_warning(message: str) -> None:
+    """Issue a warning; never raise, even if warnings are configured as errors."""
     try:  # noqa: SIM105 - contextlib would be one more import
         warn(message[:1000], RuntimeWarning, stacklevel=2)
-    except Exception:  # noqa: BLE001, S110 - nor is one for what somebody's `showwarning` raises
+    except Exception:  # noqa: BLE001, S110 - a replaced `showwarning` may raise as well
         pass
 
 
-def _before(cls: type, ours: Found) -> Found:
-    """Return the rule of a type: those that were taught, and ours after them."""
-    never = isinstance(ours, Failure) and ours.code in STOPPED
-    if never or not issubclass(cls, Exception) or issubclass(cls, _OURS):
+def _find_custom_rule(cls: type, ours: FoundRule) -> FoundRule:
+    """Return the rule of a type: the matching classifiers, then our own rule."""
+    is_stopped = isinstance(ours, Failure) and ours.code in STOPPED
+    if is_stopped or not issubclass(cls, Exception) or issubclass(cls, _EXCLUDED_TYPES):
         return ours
-    rules = tuple(rule for rule in (*_taught, *_installed) if rule.means(cls))
+    rules = tuple(rule for rule in (*_program_rules, *_plugin_rules) if rule.covers_type(cls))
     if not rules:
         return ours
 
-    def read(error: BaseException, look: Look, _name: str) -> Failure | None:
+    def read(error: BaseException, classification: Classification, _name: str) -> Failure | None:
         for rule in rules:
-            found = rule.ask(error)
-            if found is not None and not (found.passing and _from_violation(error, look)):
-                return found
+            failure = rule.call_classifier(error)
+            if failure is not None and not (failure.may_pass and _is_from_violation(error, classification)):
+                return failure
         if isinstance(ours, Failure):
             return ours
         reading, name = ours
-        return reading(error, look, name)
+        return reading(error, classification, name)
 
     return read, "user"
 
 
-def _from_violation(error: BaseException, look: Look) -> bool:
-    beneath = look.known(error.__cause__)
-    return beneath is not None and beneath.code in VIOLATIONS
+def _is_from_violation(error: BaseException, classification: Classification) -> bool:
+    cause = classification.classify_if_known(error.__cause__)
+    return cause is not None and cause.code in VIOLATIONS

@@ -1,13 +1,12 @@
-"""The rules that look beneath an error, shared by every client's table.
+"""Shared rules for errors that wrap another error.
 
-Most clients wrap what really happened. Two things are then known from two places: the wrapper says
-*when* it happened, before or after something was sent, and what is beneath says *what* happened.
-So a client's "could not connect" is never sent whatever lies beneath, and its "broke while reading"
-is maybe sent whatever lies beneath.
+Most clients wrap the original error, and both contribute: the wrapper's class tells when it happened
+(before or after something was sent), and the wrapped error tells the cause. So a client's "could not
+connect" always counts as not sent, and its "broke while reading" always as maybe sent.
 
-Beneath means said so by the client: an explicit `__cause__`, or an exception among its arguments.
-The implicit `__context__` is never followed here: it only tells what somebody was busy with, and a
-request made inside an `except ConnectionRefusedError:` block would inherit that "not sent".
+Wrapped means declared by the client: an explicit `__cause__`, or an exception among the arguments. The
+implicit `__context__` is never followed here: it only names the error that was being handled at that
+moment, and a request inside an `except ConnectionRefusedError:` block would inherit its "not sent".
 """
 
 from __future__ import annotations
@@ -19,58 +18,59 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Final
 
-    from oncemore.classifiers.classify import Look
+    from oncemore.classifiers.classify import Classification
     from oncemore.policy.model import Kind, Sent
 
-    #: Either the fact itself (kind, sent, code), or how to read it from the exception. The last
-    #: argument of a reading is the rule's name; None means that it cannot tell. A fact without a
-    #: code is counted by the name of the class that was raised.
-    Reading = Callable[[BaseException, Look, str], Failure | None]
+    #: A rule is the fact itself (kind, sent, code) or a function that reads it from the exception. The last
+    #: argument of the function is the rule's name; it returns None if it cannot decide. A fact without a
+    #: code gets its code from the name of the raised class.
+    Reading = Callable[[BaseException, Classification, str], Failure | None]
     Rule = tuple[Kind, Sent, str] | Reading
     Table = dict[str, Rule]
 
-_CONNECTING: Final = {"TIMEOUT": "TIMEOUT_CONNECT", "CONNECTION_ERROR": "CONNECTION_FAILED"}
-_TALKING: Final = {"TIMEOUT": "TIMEOUT_READ"}
+_CONNECT_CODES: Final = {"TIMEOUT": "TIMEOUT_CONNECT", "CONNECTION_ERROR": "CONNECTION_FAILED"}
+_IN_USE_CODES: Final = {"TIMEOUT": "TIMEOUT_READ"}
 
 
-def connecting(error: BaseException, look: Look, rule: str) -> Failure:
-    """There was no connection yet, so nothing was sent; only a TLS refusal will not pass."""
-    inner = look.beneath(error)
+def classify_connect_error(error: BaseException, classification: Classification, rule: str) -> Failure:
+    """Classify a failed connection attempt: nothing was sent; only a TLS refusal is permanent."""
+    inner = classification.classify_wrapped(error)
     code = "CONNECTION_FAILED" if inner is None else inner.code
     kind: Kind = "permanent" if code == "TLS" else "transient"
-    return Failure(kind, "no", None, _CONNECTING.get(code, code), rule)
+    return Failure(kind, "no", None, _CONNECT_CODES.get(code, code), rule)
 
 
-def talking(otherwise: str) -> Reading:
-    """Make the rule for a connection that broke in use, which is called `otherwise` if nothing tells."""
+def make_connection_rule(default_code: str) -> Reading:
+    """Return the rule for a connection that broke in use; `default_code` if nothing is wrapped."""
 
-    def read(error: BaseException, look: Look, rule: str) -> Failure:
-        inner = look.beneath(error)
+    def read(error: BaseException, classification: Classification, rule: str) -> Failure:
+        inner = classification.classify_wrapped(error)
         if inner is None:
-            return Failure("transient", "maybe", None, otherwise, rule)
+            return Failure("transient", "maybe", None, default_code, rule)
         kind: Kind = "permanent" if inner.code == "TLS" else "transient"
-        return Failure(kind, "maybe", None, _TALKING.get(inner.code, inner.code), rule)
+        return Failure(kind, "maybe", None, _IN_USE_CODES.get(inner.code, inner.code), rule)
 
     return read
 
 
-def wrapping(kind: Kind, sent: Sent, code: str) -> Reading:
-    """Make the rule for an error that only wraps another: that one's meaning, else this fact."""
+def make_wrapper_rule(kind: Kind, sent: Sent, code: str) -> Reading:
+    """Return the rule for a mere wrapper: the failure inside it, else this fact."""
 
-    def read(error: BaseException, look: Look, rule: str) -> Failure:
-        return look.beneath(error) or Failure(kind, sent, None, code, rule)
+    def read(error: BaseException, classification: Classification, rule: str) -> Failure:
+        return classification.classify_wrapped(error) or Failure(kind, sent, None, code, rule)
 
     return read
 
 
-def message(error: BaseException) -> str:
-    """Return the text an error was made with, bounded; never calls the error's own `__str__`."""
+def error_message(error: BaseException) -> str:
+    """Return the first text among an error's arguments, limited in length."""
+    # Not `str(error)`: a client's own `__str__` may raise or take long.
     return next((text[:1000] for text in error.args[:4] if isinstance(text, str)), "")
 
 
-#: The functions in which a client waits, and for what: the standard library's where it blocks, a client's
-#: own where it awaits.
-_WAITS: Final = {
+#: The functions in which clients wait, with the phase: functions of the standard library for blocking
+#: clients, functions of the client itself for asynchronous ones.
+_WAIT_PHASES: Final = {
     ("socket", "create_connection"): "CONNECT",
     ("urllib3.util.connection", "create_connection"): "CONNECT",
     ("ssl", "do_handshake"): "CONNECT",
@@ -81,30 +81,31 @@ _WAITS: Final = {
     ("asyncpg.connection", "connect"): "CONNECT",
     ("asyncpg.pool", "_acquire"): "POOL",
 }
-#: Where waiting is cut off for somebody else; what it was for is one step further out.
-_FOR_OTHERS: Final = ("asyncio.tasks", "asyncio.timeouts", "asyncpg._asyncio_compat")
+#: Modules that implement timeouts for their callers; the phase is that of the frame outside of them.
+_WAIT_WRAPPERS: Final = ("asyncio.tasks", "asyncio.timeouts", "asyncpg._asyncio_compat")
 
 
-def waited_for(error: BaseException) -> str:
-    """Say what the innermost function was waiting for: CONNECT, POOL, READ, or "" if unknown."""
-    step = error.__traceback__
-    last = step
+def find_wait_phase(error: BaseException) -> str:
+    """Return the phase in which the innermost function was waiting: CONNECT, POOL, READ, or ""."""
+    traceback = error.__traceback__
+    innermost = traceback
+    # Bounded: a recursive program can leave a very long traceback.
     for _ in range(10_000):
-        if step is None:
+        if traceback is None:
             break
-        if step.tb_frame.f_globals.get("__name__") not in _FOR_OTHERS:
-            last = step
-        step = step.tb_next
-    if last is None:
+        if traceback.tb_frame.f_globals.get("__name__") not in _WAIT_WRAPPERS:
+            innermost = traceback
+        traceback = traceback.tb_next
+    if innermost is None:
         return ""
-    frame = last.tb_frame
-    return _WAITS.get((frame.f_globals.get("__name__", ""), frame.f_code.co_name), "")
+    frame = innermost.tb_frame
+    return _WAIT_PHASES.get((frame.f_globals.get("__name__", ""), frame.f_code.co_name), "")
 
 
-def came_through(error: BaseException, module: str) -> bool:
-    """Whether an error came through a function of this module."""
-    step = error.__traceback__
+def passed_through_module(error: BaseException, module: str) -> bool:
+    """Return whether an error passed through a function of this module."""
+    traceback = error.__traceback__
     left = 10_000
-    while step is not None and left and step.tb_frame.f_globals.get("__name__") != module:
-        step, left = step.tb_next, left - 1
-    return step is not None and left > 0
+    while traceback is not None and left and traceback.tb_frame.f_globals.get("__name__") != module:
+        traceback, left = traceback.tb_next, left - 1
+    return traceback is not None and left > 0

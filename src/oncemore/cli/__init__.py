@@ -1,19 +1,7 @@
-"""The program `oncemore`: what people and shells type.
+"""The `oncemore` program: commands that parse arguments, call `oncemore.queries` and print the result.
 
-Commands only read arguments, ask the service (`oncemore.queries`) and print. What a command
-needs beyond click is imported when it runs, so that the program starts about as fast as click does.
-
-How it ends is an interface (docs/reference/cli.md):
-
-    0     done
-    1     the answer is no: a policy is invalid, two policies differ and --exit-code was given, a decision
-          came too late, a log is not whole, a copy is held, keys to be imported are something else, a
-          store cannot be used or is not healthy, a replay does not agree, a policy cannot be exported
-    2     the question was wrong: an unknown name, option, file or value
-    130   interrupted
-
-Whatever goes wrong is one sentence on stderr with the next step in it; with --json it is one JSON
-document there. When the reader of a pipe has seen enough, nothing is said.
+It may import every other folder except `dashboard`. A command imports everything beyond click when it runs,
+so that the program starts about as fast as click does.
 """
 
 from __future__ import annotations
@@ -27,7 +15,7 @@ import click
 
 from oncemore._startup import restore_signals
 from oncemore.cli.commands import root
-from oncemore.cli.output import Paper, hush
+from oncemore.cli.output import OutputWriter, discard_output
 from oncemore.errors import Error, PolicyError, UsageError
 
 TYPE_CHECKING = False
@@ -35,94 +23,108 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
-NO = 1
-WRONG = 2
-INTERRUPTED = 130
+# The exit codes are an interface for scripts: docs/reference/cli.md lists what leads to each.
+#: The command ran and its answer is negative: an invalid policy, a damaged log, an unhealthy store.
+EXIT_NO = 1
+#: The command line is wrong: an unknown name, option, file or value.
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the program and end the process with its exit code."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by whoever started us
+        # Python sets a stream to None if the parent process closed its descriptor.
+        if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", closefd=False))
     words = sys.argv[1:] if arguments is None else arguments
-    if words[:1] != ["exec"]:  # which ends quietly on a signal until it handles signals itself
+    # `exec` keeps the quiet signal handlers of the start until it has installed its own.
+    if words[:1] != ["exec"]:
         restore_signals()
-    _leave(run(words))
+    _exit_process(run_command(words))
 
 
-def _leave(code: int) -> NoReturn:
-    """End the process, and do not take the interpreter apart first: that is a sixth of a short command.
+def _exit_process(code: int) -> NoReturn:
+    """End the process without finalizing the interpreter, which takes a sixth of a short command's time.
 
-    What wants to be done at the end is done; with other threads at work it ends as any program does.
+    Exit handlers run first. If other threads are still running, the process exits in the usual way.
     """
     if threading.active_count() == 1:
-        atexit._run_exitfuncs()  # noqa: SLF001 - as `multiprocessing` and `concurrent.futures` have it run
+        atexit._run_exitfuncs()  # noqa: SLF001 - no public function runs them before `os._exit`
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except OSError:  # told already, if there was something to tell
-            hush(stream)
+        except OSError:
+            # The command has reported the broken stream already; the interpreter must not report it again.
+            discard_output(stream)
     if threading.active_count() == 1:
         os._exit(code)
     sys.exit(code)
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code; every foreseen error is told on stderr."""
-    own = arguments[: arguments.index("--")] if "--" in arguments else arguments  # the rest is a program's
-    paper = Paper(sys.stderr, in_json="--json" in own)
+def run_command(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code.
+
+    An expected error is printed on stderr as one sentence with the next step, or with --json as one JSON
+    document. A reader that closes the pipe early is not an error.
+    """
+    # The arguments after `--` belong to the program that `exec` runs.
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    out = OutputWriter(sys.stderr, in_json="--json" in own)
     try:
-        answer = root.main(list(arguments), prog_name="oncemore", standalone_mode=False)
+        result = root.main(list(arguments), prog_name="oncemore", standalone_mode=False)
     except (click.Abort, KeyboardInterrupt):
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
-        return WRONG
+        return EXIT_USAGE
     except click.ClickException as error:
-        paper.error(_sentence(error), _help_of(error))
-        return _wrong(error)
+        out.write_error(_format_error(error), _usage_hint(error))
+        return _usage_exit_code(error)
     except UsageError as error:
-        paper.error(str(error))
-        # A file with faults is an answer; everything else that is refused was a wrong question.
-        return NO if isinstance(error, PolicyError) and hasattr(error, "faults") else WRONG
-    except Error as error:  # it was asked rightly, and the log or the store says no
-        paper.error(str(error))
-        return NO
+        out.write_error(str(error))
+        # A policy file with faults is a negative answer; every other usage error is a wrong command line.
+        return EXIT_NO if isinstance(error, PolicyError) and hasattr(error, "faults") else EXIT_USAGE
+    except Error as error:
+        # The command line was right; the log or the store refused.
+        out.write_error(str(error))
+        return EXIT_NO
     except BrokenPipeError:
-        hush(sys.stdout)
+        discard_output(sys.stdout)
         return 0
     except OSError as error:
-        _tell(paper, error)
-        return WRONG
-    return answer if isinstance(answer, int) else 0
+        _print_os_error(out, error)
+        return EXIT_USAGE
+    return result if isinstance(result, int) else 0
 
 
 def kfm_replay() -> NoReturn:
-    """Be the program `kfm-replay`: `kfm-replay --run ID` is `oncemore replay --run ID` (REPLAY-1)."""
+    """Run the program `kfm-replay`: `kfm-replay --run ID` is `oncemore replay --run ID` (REPLAY-1)."""
     main(["replay", *sys.argv[1:]])
 
 
-def _tell(paper: Paper, error: OSError) -> None:
+def _print_os_error(out: OutputWriter, error: OSError) -> None:
     if error.filename:
-        paper.error(
-            f"{error.filename}: {error.strerror}.", "Look at the path, and at who may read and write there."
+        out.write_error(
+            f"{error.filename}: {error.strerror}.", "Check the path and its read and write permissions."
         )
     else:
-        paper.error(f"cannot write: {error.strerror or error}.", "Give the output another place.")
+        out.write_error(
+            f"cannot write the output: {error.strerror or error}.", "Write it to another file or device."
+        )
 
 
-def _sentence(error: click.ClickException) -> str:
+def _format_error(error: click.ClickException) -> str:
     text = error.format_message().strip()
     return text if text.endswith((".", "?", ")")) else f"{text}."
 
 
-def _wrong(error: click.ClickException) -> int:
-    """Return the code of a wrong question: that of the command, which may have to keep apart from others."""
-    where = getattr(error, "ctx", None)
-    return int(getattr(where.command, "wrong", WRONG)) if where else WRONG
+def _usage_exit_code(error: click.ClickException) -> int:
+    """Return the exit code for a usage error; `exec` has its own, apart from those of its program."""
+    context = getattr(error, "ctx", None)
+    return int(getattr(context.command, "usage_exit_code", EXIT_USAGE)) if context else EXIT_USAGE
 
 
-def _help_of(error: click.ClickException) -> str:
-    where = getattr(error, "ctx", None)
-    return f"`{where.command_path} --help` shows how it is used." if where else ""
+def _usage_hint(error: click.ClickException) -> str:
+    context = getattr(error, "ctx", None)
+    return f"See `{context.command_path} --help`." if context else ""

@@ -1,4 +1,4 @@
-"""`oncemore audit`: audit events that were written to a file."""
+"""`oncemore audit`: print the audit events of a file."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import sys
 
 import click
 
-from oncemore.cli.commands import Whole, json_option, leaf
-from oncemore.cli.output import Paper
+from oncemore.cli.commands import WholeNumber, documented_command, json_option
+from oncemore.cli.output import OutputWriter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import IO, Any
 
-    from oncemore.audit.events import Event
+    from oncemore.audit.events import AuditEvent
     from oncemore.audit.stream import AuditStream
-    from oncemore.cli.output import Tint
+    from oncemore.cli.output import Color
 
 EXAMPLES = """
 oncemore audit audit.jsonl
@@ -23,88 +23,101 @@ oncemore audit audit.jsonl -f --type retry_exhausted
 oncemore audit audit.jsonl --category RETRY_KV_GET --tenant tenant-123 --json
 oncemore audit audit.jsonl --patterns
 """
-TINTS: dict[str, Tint] = {"retry_exhausted": "red", "retry_refused": "yellow", "retry_succeeded": "green"}
-#: What stands in every event, and is printed in a place of its own.
-COMMON = ("event_type", "retry_category", "operation", "timestamp", "trace_id")
-HEADS = ("category", "operations", "total_attempts", "success_rate", "avg_attempts")
+EVENT_COLORS: dict[str, Color] = {
+    "retry_exhausted": "red",
+    "retry_refused": "yellow",
+    "retry_succeeded": "green",
+}
+#: Fields of every event; they are printed first, without their names, or not at all.
+COMMON_FIELDS = ("event_type", "retry_category", "operation", "timestamp", "trace_id")
+COLUMN_HEADS = ("category", "operations", "total_attempts", "success_rate", "avg_attempts")
 
 
-@leaf("audit", EXAMPLES, {"Which": "event_type retry_category operation tenant_id correlation_id"})
-@click.argument("file", type=click.File(encoding="utf-8"), help="What a JsonLines sink wrote; - is stdin.")
-@click.option("-n", "--lines", "count", metavar="N", type=Whole(0, 1_000_000), default=20,
-              help="How many of the last events (20).")  # fmt: skip
-@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
-@click.option("--patterns", is_flag=True, help="Sum up what came of operations, by category.")
-@click.option("--type", "event_type", metavar="WORD", help="Of this type, as retry_exhausted.")
-@click.option("--category", "retry_category", metavar="CODE", help="Of this category, as RETRY_KV_GET.")
-@click.option("--operation", metavar="NAME", help="Of this operation.")
-@click.option("--tenant", "tenant_id", metavar="NAME", help="Of this tenant.")
-@click.option("--correlation", "correlation_id", metavar="ID", help="In this course of events.")
+@documented_command(
+    "audit", EXAMPLES, {"Filters": "event_type retry_category operation tenant_id correlation_id"}
+)
+@click.argument(
+    "file", type=click.File(encoding="utf-8"), help="File written by a JsonLines sink; - is stdin."
+)
+@click.option("-n", "--lines", "count", metavar="N", type=WholeNumber(0, 1_000_000), default=20,
+              help="Number of latest events to print (20).")  # fmt: skip
+@click.option("-f", "--follow", is_flag=True, help="Print new events as they arrive, until Ctrl-C.")
+@click.option("--patterns", is_flag=True, help="Summarize the finished operations by category.")
+@click.option("--type", "event_type", metavar="WORD", help="Only this event type, such as retry_exhausted.")
+@click.option(
+    "--category", "retry_category", metavar="CODE", help="Only this category, such as RETRY_KV_GET."
+)
+@click.option("--operation", metavar="NAME", help="Only this operation.")
+@click.option("--tenant", "tenant_id", metavar="NAME", help="Only this tenant.")
+@click.option("--correlation", "correlation_id", metavar="ID", help="Only this correlation id.")
 @json_option
-def audit(file: IO[str], count: int, follow: bool, patterns: bool, in_json: bool, **asked: Any) -> None:
-    """Print audit events of a file, and follow it.
+def audit(file: IO[str], count: int, follow: bool, patterns: bool, in_json: bool, **filters: Any) -> None:
+    """Print the audit events of a file, and follow it.
 
-    One line for each event; with --json one JSON document for each, as it was written. --patterns has one
-    line for each category: how many operations ended, in how many attempts, and how many came good.
+    One line per event; with --json one JSON document per event, as it was written. --patterns prints one
+    line per category: the number of finished operations, their attempts and their success rate.
     """
-    from oncemore.audit.events import KINDS
-    from oncemore.queries.audit import Trail, Wanted, kept
+    from oncemore.audit.events import EVENT_TYPES
+    from oncemore.queries.audit import AuditTrail, EventFilter, load_stream
 
-    if asked["event_type"] not in (None, *KINDS):
+    if filters["event_type"] not in (None, *EVENT_TYPES):
         raise click.BadParameter(
-            f"{asked['event_type']!r} is no type of event; there are {', '.join(KINDS)}.",
+            f"{filters['event_type']!r} is not an event type; the types are {', '.join(EVENT_TYPES)}.",
             click.get_current_context(), param_hint="'--type'",
         )  # fmt: skip
     if patterns and follow:
         raise click.UsageError("Give either --patterns or --follow.", click.get_current_context())
-    paper, trail = Paper(in_json=in_json), Trail(file, file.name, Wanted(**asked))
-    events = kept(trail)
-    if trail.torn:
-        lines = f"{trail.torn:,} lines of {file.name} are" if trail.torn > 1 else f"1 line of {file.name} is"
-        Paper(sys.stderr).say(f"{lines} no JSON, and left out", "dim")
+    out, trail = OutputWriter(in_json=in_json), AuditTrail(file, file.name, EventFilter(**filters))
+    events = load_stream(trail)
+    if trail.torn_lines:
+        # A writer that was killed leaves an incomplete line; stderr keeps the events on stdout parsable.
+        lines = f"{trail.torn_lines:,} lines" if trail.torn_lines > 1 else "1 line"
+        OutputWriter(sys.stderr).write_paragraph(f"skipped {lines} of {file.name}: not valid JSON", "dim")
     if patterns:
-        _print_patterns(paper, events)
+        _print_patterns(out, events)
         return
-    for event in events.last(count):
-        _print(paper, event)
-    for event in trail.follow() if follow else ():
-        _print(paper, event)
-        if paper.hushed:
+    for event in events.newest(count):
+        _print_event(out, event)
+    for event in trail.follow_events() if follow else ():
+        _print_event(out, event)
+        # Without this check, `audit -f | head` would follow the file forever.
+        if out.is_reader_gone:
             return
 
 
-def _print(paper: Paper, event: Event) -> None:
-    if paper.in_json:
-        paper.record(event.plain(version=2))
+def _print_event(out: OutputWriter, event: AuditEvent) -> None:
+    if out.in_json:
+        out.write_json_line(event.to_dict(version=2))
         return
-    plain = event.plain(version=2)
-    told = "  ".join(
+    fields = event.to_dict(version=2)
+    details = "  ".join(
         f"{name}={value:.3f}" if isinstance(value, float) else f"{name}={value}"
-        for name, value in plain.items()
-        if name not in COMMON and value is not None
+        for name, value in fields.items()
+        if name not in COMMON_FIELDS and value is not None
     )
-    head = f"{plain['timestamp']}  {event.event_type}  {event.retry_category}  {event.operation}"
-    paper.line(f"{head}  {told}", TINTS.get(event.event_type, ""))
+    lead = f"{fields['timestamp']}  {event.event_type}  {event.retry_category}  {event.operation}"
+    out.write_line(f"{lead}  {details}", EVENT_COLORS.get(event.event_type, ""))
 
 
-def _print_patterns(paper: Paper, events: AuditStream) -> None:
-    found = events.per_category()
-    if paper.in_json:
-        paper.json({category: summary._asdict() for category, summary in found.items()})
+def _print_patterns(out: OutputWriter, events: AuditStream) -> None:
+    summaries = events.per_category()
+    if out.in_json:
+        out.write_json({category: summary._asdict() for category, summary in summaries.items()})
         return
-    if not found:
-        paper.line("no operation has ended")
+    if not summaries:
+        out.write_line("No operation has finished.")
         return
     rows = [
         (
             category,
-            f"{one.operations:,}",
-            f"{one.total_attempts:,}",
-            f"{one.success_rate:.2f}",
-            f"{one.avg_attempts:.1f}",
+            f"{summary.operations:,}",
+            f"{summary.total_attempts:,}",
+            f"{summary.success_rate:.2f}",
+            f"{summary.avg_attempts:.1f}",
         )
-        for category, one in found.items()
+        for category, summary in summaries.items()
     ]
-    paper.table([HEADS, *rows], right=(1, 2, 3, 4))
-    if events.dropped:
-        paper.line(f"{events.dropped:,} older events were left out", "dim")
+    out.write_table([COLUMN_HEADS, *rows], right=(1, 2, 3, 4))
+    if events.dropped_events:
+        # The stream keeps a bounded number of events, so the summary does not cover the oldest.
+        out.write_line(f"{events.dropped_events:,} older events are not included", "dim")

@@ -1,75 +1,158 @@
-"""A policy's schedule in a terminal: one row for each wait, drawn with block characters.
+"""Charts of a policy's delays: block characters in a terminal, or an SVG file.
 
     after  from  planned  to
         1    20       20  30  ██│░
         2    40       40  50  █████│░
 
-Solid is waited in any case, shaded is added by chance, the stroke is the plan, dots are sample runs.
+A solid bar is the shortest delay, a shaded bar the range of the jitter, the stroke the planned delay, and
+dots are the delays of sample runs.
 """
 
 from __future__ import annotations
 
-from oncemore.cli.ticks import shown, ticks
+import math
+from pathlib import Path
+
+from oncemore._time_spans import format_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from oncemore.queries.policy_schedule import Delay, Sample
+    from oncemore.cli.output import OutputWriter
+    from oncemore.queries.policy_schedule import DelayGraph, DelayRange, SampleDelays
 
-MOST_ROWS = 24
-NARROWEST = 10
-LEGEND = "█ always waited   ░ by chance   │ planned"
+MAX_ROWS = 24
+MIN_BAR_WIDTH = 10
+LEGEND = "█ shortest   ░ jitter   │ planned"
 
 
-def chart(delays: Sequence[Delay], samples: Sequence[Sample], width: int) -> list[str]:
-    """Return the drawing as lines that are no longer than `width`, as far as the numbers leave room."""
-    labels = _labels(delays)
+def draw_schedule(out: OutputWriter, graph: DelayGraph, svg: str | None) -> None:
+    """Write the SVG file if one is given; else print JSON or a chart of block characters."""
+    if svg is not None:
+        _write_svg(out, graph, svg)
+    elif out.in_json:
+        out.write_json(graph)
+    else:
+        _print_chart(out, graph)
+
+
+def schedule_title(graph: DelayGraph) -> str:
+    """Return the name of the policy, its provider and its version."""
+    provider = f" for {graph.provider}" if graph.provider else ""
+    return f"{graph.name}{provider}, version {graph.version}"
+
+
+def schedule_summary(graph: DelayGraph) -> str:
+    """Return the number of attempts and the longest total delay."""
+    worst = graph.worst
+    if worst.calls == 1:
+        return "1 attempt: no retry"
+    return f"{worst.calls} attempts, at most {format_seconds(worst.delay_s)} of delays in total"
+
+
+def _write_svg(out: OutputWriter, graph: DelayGraph, svg: str) -> None:
+    # Imported here because `svg` imports the number formats of this module.
+    from oncemore.cli.svg import render_svg
+
+    text = render_svg(schedule_title(graph), schedule_summary(graph), graph.delays, graph.samples)
+    if svg == "-":
+        out.write_bytes(text.encode())
+        return
+    Path(svg).write_text(text, encoding="utf-8")
+    if out.in_json:
+        out.write_json({"svg": svg, "graph": graph})
+    else:
+        out.write_line(f"wrote {svg}")
+
+
+def _print_chart(out: OutputWriter, graph: DelayGraph) -> None:
+    out.write_line(schedule_title(graph), "bold")
+    out.write_line(schedule_summary(graph))
+    if not graph.delays:
+        return
+    out.write_line()
+    for line in draw_chart(graph.delays, graph.samples, out.width):
+        out.write_line(line)
+    out.write_line()
+    out.write_line(LEGEND + ("   • sample runs" if graph.samples else "") + "   (seconds)")
+    for sample in graph.samples:
+        out.write_line(f"seed {sample.seed}: {', '.join(f'{delay:.3f}' for delay in sample.delays_s)}", "dim")
+
+
+def draw_chart(delays: Sequence[DelayRange], samples: Sequence[SampleDelays], width: int) -> list[str]:
+    """Return the chart as lines of at most `width` columns; a bar has at least `MIN_BAR_WIDTH` columns."""
+    labels = _row_labels(delays)
     margin = " " * (len(labels[0]) + 2)
-    room = max(NARROWEST, width - len(margin))
+    room = max(MIN_BAR_WIDTH, width - len(margin))
     top = max(delay.high_s for delay in delays) or 1.0
+    # Two columns stay free, so that the stroke of the longest delay and a rounded bar fit.
     per_cell = top / (room - 2)
     rows = [labels[0]]
     for label, delay in zip(labels[1:], delays, strict=True):
-        at = [sample.delays_s[delay.after - 1] for sample in samples]
-        rows.append(f"{label}  {_bar(delay, at, per_cell)}")
-    return [*_shortened(rows), *(margin + line for line in _axis(top, per_cell, room))]
+        sampled = [sample.delays_s[delay.after - 1] for sample in samples]
+        rows.append(f"{label}  {_draw_bar(delay, sampled, per_cell)}")
+    return [*_shorten_rows(rows), *(margin + line for line in _draw_axis(top, per_cell, room))]
 
 
-def _labels(delays: Sequence[Delay]) -> list[str]:
+def _row_labels(delays: Sequence[DelayRange]) -> list[str]:
     cells = [("after", "from", "planned", "to")] + [
-        (f"{d.after}", shown(d.low_s), shown(d.planned_s), shown(d.high_s)) for d in delays
+        (f"{d.after}", format_number(d.low_s), format_number(d.planned_s), format_number(d.high_s))
+        for d in delays
     ]
-    widths = [max(len(row[at]) for row in cells) for at in range(4)]
+    widths = [max(len(row[column]) for row in cells) for column in range(4)]
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
 
 
-def _bar(delay: Delay, at: Sequence[float], per_cell: float) -> str:
+def _draw_bar(delay: DelayRange, sampled: Sequence[float], per_cell: float) -> str:
     low, high = round(delay.low_s / per_cell), round(delay.high_s / per_cell)
     cells = list("█" * low + "░" * (high - low))
-    for seconds, mark in [*((one, "•") for one in at), (delay.planned_s, "│")]:
+    # The planned delay is drawn last: it must stay visible where a sample has the same column.
+    for seconds, mark in [*((sample_s, "•") for sample_s in sampled), (delay.planned_s, "│")]:
         cell = int(seconds / per_cell)
         cells += " " * (cell + 1 - len(cells))
         cells[cell] = mark
     return "".join(cells)
 
 
-def _axis(top: float, per_cell: float, room: int) -> list[str]:
-    """Draw the line below, with round numbers that leave space between them."""
-    marked = [seconds for seconds in ticks(top, max(2, room // 10)) if seconds <= top * (1 + 1e-9)]
+def _draw_axis(top: float, per_cell: float, room: int) -> list[str]:
+    """Return the axis and its numbers; a number that would touch the previous one is left out."""
+    # The tolerance keeps a tick that floating point puts just above the longest delay.
+    marked = [seconds for seconds in round_ticks(top, max(2, room // 10)) if seconds <= top * (1 + 1e-9)]
     line, numbers = ["─"] * (int(top / per_cell) + 1), ""
     for seconds in marked:
         cell = min(int(seconds / per_cell), len(line) - 1)
         line[cell] = "┴" if cell else "└"
-        text = f"{shown(seconds)} s" if seconds == marked[-1] else shown(seconds)
-        start = min(max(0, cell - len(shown(seconds)) // 2), room - len(text))
+        text = f"{format_number(seconds)} s" if seconds == marked[-1] else format_number(seconds)
+        start = min(max(0, cell - len(format_number(seconds)) // 2), room - len(text))
         if not numbers or start > len(numbers):
             numbers = numbers.ljust(start) + text
     return ["".join(line), numbers]
 
 
-def _shortened(rows: list[str]) -> list[str]:
-    if len(rows) <= MOST_ROWS:
+def _shorten_rows(rows: list[str]) -> list[str]:
+    if len(rows) <= MAX_ROWS:
         return rows
-    first, last = rows[: MOST_ROWS - 6], rows[-5:]
-    return [*first, f"… {len(rows) - len(first) - len(last)} waits left out …", *last]
+    # The last rows stay, because they show the cap.
+    first, last = rows[: MAX_ROWS - 6], rows[-5:]
+    return [*first, f"… {len(rows) - len(first) - len(last)} delays not shown …", *last]
+
+
+def round_ticks(top: float, max_ticks: int) -> list[float]:
+    """Return at most `max_ticks` (but at least two) round numbers from 0 to the first at or above `top`."""
+    step = _round_step(top / max(1, max_ticks - 1)) if top > 0 else 1.0
+    count = max(1, math.ceil(top / step - 1e-9))
+    return [step * n for n in range(count + 1)]
+
+
+def _round_step(min_step: float) -> float:
+    power = 10.0 ** math.floor(math.log10(min_step))
+    return next(m * power for m in (1.0, 2.0, 2.5, 5.0, 10.0) if m * power >= min_step * (1 - 1e-9))
+
+
+def format_number(value: float) -> str:
+    """Return a number rounded to thousandths without trailing zeros: 670, 0.25, 21.214; 4e-05 if smaller."""
+    if value and abs(value) < 0.0005:
+        return f"{value:.1g}"
+    text = f"{value:.3f}"
+    return text.rstrip("0").rstrip(".")

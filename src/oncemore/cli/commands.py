@@ -1,7 +1,7 @@
-"""The tree of commands: names first, their modules when they are called.
+"""The command tree of `oncemore`, and the click classes that its commands are built from.
 
-`Branch` is a click group whose commands live in modules of their own, named in a table; `Leaf` is a
-click command whose help ends with examples, as typed. A new command is one line in a table.
+`LazyGroup` imports the module of a command when the command is called. A new command is one line in the
+`modules` table of its group.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-class Finite(click.ParamType[float]):
+class FiniteNumber(click.ParamType[float]):
     """A finite number, not below a bound."""
 
     name = "number"
@@ -27,41 +27,41 @@ class Finite(click.ParamType[float]):
         self.low = low
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Read a number; infinity and "not a number" are none that a proof could hold."""
+        """Parse a number; refuse infinity and NaN, which the JSON of a proof cannot hold."""
         try:
             number = float(value)
         except ValueError:
             number = math.nan
         if not self.low <= number < math.inf or number == -math.inf:
-            bound = "" if self.low == -math.inf else f" from {self.low:g} on"
+            bound = "" if self.low == -math.inf else f" >= {self.low:g}"
             self.fail(f"{value!r} is not a number{bound}.", param, ctx)
         return number
 
 
-class Whole(click.IntRange):
-    """A whole number within bounds; what is none is told in words of people."""
+class WholeNumber(click.IntRange):
+    """A whole number within bounds; its errors say "whole number" where click says "integer"."""
 
     name = "whole number"
 
 
-class OneOf(click.Choice[str]):
-    """One of some words, in capitals or not; they are told as they are written."""
+class WordChoice(click.Choice[str]):
+    """One of several words, case-insensitive; help and errors show them as they are defined."""
 
     def __init__(self, words: Sequence[str]) -> None:
         super().__init__(words, case_sensitive=False)
 
     def normalize_choice(self, choice: object, ctx: click.Context | None) -> str:
-        """Take a word in capitals."""
+        """Return the word in capitals."""
         return str(choice).upper()
 
 
-class Leaf(click.Command):
-    """A command whose help shows its options in named groups, and ends with examples.
+class DocumentedCommand(click.Command):
+    """A command with grouped options and examples in its help.
 
-    wrong  the exit code of a wrong question
+    usage_exit_code  the exit code if the command line is wrong
     """
 
-    wrong = 2
+    usage_exit_code = 2
 
     def __init__(self, *args: Any, examples: str = "", groups: dict[str, str] | None = None, **kw: Any):
         super().__init__(*args, **kw)
@@ -69,11 +69,12 @@ class Leaf(click.Command):
         self.groups = groups or {}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options by group: a title for some names, and "Options" for all others."""
+        """Write the options by group; options without a group come first, under "Options"."""
         titled = {name: title for title, names in self.groups.items() for name in names.split()}
         sections: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Options", *self.groups)}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
+            # click's own section "Positional arguments" shows the arguments.
             if record is not None and not isinstance(parameter, click.Argument):
                 sections[titled.get(parameter.name or "", "Options")].append(record)
         for title, rows in sections.items():
@@ -81,98 +82,108 @@ class Leaf(click.Command):
                 formatter.write_dl(rows)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples, one line each."""
+        """Write the examples, one per line."""
         write_examples(self.examples, formatter)
 
 
-class Branch(click.Group):
-    """A group whose commands are imported when they are asked for.
+class LazyGroup(click.Group):
+    """A group that imports each command when it is called.
 
-    usual        the command that the group stands for without one; `--json` and `--store` may then stand
-                 before any
-    takes_words  whether a word that names no command is an argument of the usual one
+    modules          command name to "module:function" below `oncemore.cli`
+    default_command  the command to run if none is given; `--json` and `--store` may then precede a command
+    takes_words      whether a word that is not a command is an argument of the default command
     """
 
     def __init__(
-        self, *args: Any, homes: dict[str, str], examples: str = "", usual: str = "",
+        self, *args: Any, modules: dict[str, str], examples: str = "", default_command: str = "",
         takes_words: bool = False, **kw: Any,
     ):  # fmt: skip
         super().__init__(*args, **kw)
         self.takes_words = takes_words
-        self.homes = homes
+        self.modules = modules
         self.examples = examples
-        self.usual = usual
+        self.default_command = default_command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put the name of the command first: the one that is given, or the usual one."""
-        return super().parse_args(ctx, self._with_command(args) if self.usual else args)
+        """Put the name of the command first: the given one, or the default command."""
+        return super().parse_args(ctx, self._move_command_first(args) if self.default_command else args)
 
-    def _with_command(self, args: list[str]) -> list[str]:
-        at = 0
-        while at < len(args) and args[at].partition("=")[0] in ("--json", "--store"):
-            at += 2 if args[at] == "--store" else 1
-        if at < len(args) and args[at] in self.homes:
-            return [args[at], *args[:at], *args[at + 1 :]]
+    def _move_command_first(self, args: list[str]) -> list[str]:
+        index = 0
+        # `--store` takes the next word as its value, unless it is written `--store=URL`.
+        while index < len(args) and args[index].partition("=")[0] in ("--json", "--store"):
+            index += 2 if args[index] == "--store" else 1
+        if index < len(args) and args[index] in self.modules:
+            return [args[index], *args[:index], *args[index + 1 :]]
+        # A word that is not a command goes to click unchanged, which reports it as unknown.
         is_word = bool(args) and not args[0].startswith("-") and not self.takes_words
-        return args if is_word or args[:1] in (["-h"], ["--help"]) else [self.usual, *args]
+        return args if is_word or args[:1] in (["-h"], ["--help"]) else [self.default_command, *args]
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order of the table."""
-        return list(self.homes)
+        """Return the command names in the order of the table."""
+        return list(self.modules)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command."""
-        if cmd_name not in self.homes:
+        """Import the module of a command and return the command; None if the name is unknown."""
+        if cmd_name not in self.modules:
             return None
+        # `oncemore --version` and `--help` of one command need no other module.
         from importlib import import_module
 
-        module, _, name = self.homes[cmd_name].partition(":")
-        found = getattr(import_module(f"oncemore.cli.{module}"), name)
-        assert isinstance(found, click.Command)
-        return found
+        module, _, name = self.modules[cmd_name].partition(":")
+        command = getattr(import_module(f"oncemore.cli.{module}"), name)
+        assert isinstance(command, click.Command)
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find a command, or name the ones that it may have meant."""
+        """Find a command; the error for an unknown name suggests similar ones."""
         try:
             return super().resolve_command(ctx, args)
         except click.exceptions.NoSuchCommand as error:
+            # click would compare the name with the loaded commands, of which there are none yet.
             raise click.exceptions.NoSuchCommand(
-                error.command_name, possibilities=self.homes, ctx=ctx
+                error.command_name, possibilities=self.modules, ctx=ctx
             ) from None
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples, one line each."""
+        """Write the examples, one per line."""
         write_examples(self.examples, formatter)
 
 
 def write_examples(examples: str, formatter: click.HelpFormatter) -> None:
-    """Write examples as they are typed; a line is never broken."""
+    """Write the section of examples; a line is never wrapped, so that it can be copied."""
     if examples:
         with formatter.section("Examples"):
             for line in examples.strip().splitlines():
                 formatter.write(f"  {line.strip()}\n")
 
 
-def leaf(name: str, examples: str, groups: dict[str, str] | None = None) -> Callable[..., Leaf]:
-    """Make a command of a function; its docstring is the help."""
-    return click.command(name, cls=Leaf, examples=examples, groups=groups)
+def documented_command(
+    name: str, examples: str, groups: dict[str, str] | None = None
+) -> Callable[..., DocumentedCommand]:
+    """Return a decorator that makes a command of a function, with the docstring as its help."""
+    return click.command(name, cls=DocumentedCommand, examples=examples, groups=groups)
 
 
 json_option = click.option(
-    "--json", "in_json", is_flag=True, help="Print one JSON document, and nothing else."
+    "--json", "in_json", is_flag=True, help="Print one JSON document and nothing else."
 )
 ids_option = click.option(
-    "--ids", "only_ids", is_flag=True, help="Print ids alone, one on each line, for another command."
+    "--ids", "only_ids", is_flag=True, help="Print only ids, one per line, as input for another command."
 )
 store_option = click.option(
     "--store",
     metavar="URL",
-    help="The store: sqlite:///path, a path, postgresql://… or nats://…; else as steps find it.",
+    help="Store: sqlite:///path, a path, postgresql://… or nats://…; default: from the settings.",
+)
+reason_option = click.option("--reason", metavar="TEXT", required=True, help="The reason; it is recorded.")
+by_option = click.option(
+    "--by", metavar="NAME", help="Name of the operator, to be recorded; default: the user of this process."
 )
 
-ROOT = """
+ROOT_EXAMPLES = """
 oncemore demo
 oncemore exec --key report-2026-11 --effect idempotent -- ./monthly-report.sh
 oncemore runs --state HARD_FAIL --since 1d
@@ -191,8 +202,9 @@ oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
 
 
 @click.group(
-    cls=Branch,
-    homes={
+    cls=LazyGroup,
+    modules={
+        # The help lists the commands in this order.
         "exec": "exec:exec_",
         "runs": "runs:runs",
         "show": "runs:show",
@@ -208,16 +220,16 @@ oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
         "asl": "export:asl_branch",
         "worker": "worker:worker",
         "inbox": "inbox:inbox",
-        "submit": "run_orders:submit",
-        "cancel": "run_orders:cancel",
-        "rerun": "run_orders:rerun",
+        "submit": "step_commands:submit",
+        "cancel": "step_commands:cancel",
+        "rerun": "step_commands:rerun",
         "quarantine": "quarantine:quarantine",
         "switch": "control:switch",
         "approve": "control:approve",
         "breakers": "limits:breakers",
         "resources": "limits:resources",
         "cooldowns": "cooldowns:cooldowns",
-        "import": "import_keys:bring_in",
+        "import": "import_keys:import_",
         "import-runs": "run_documents:import_runs",
         "prune": "maintenance:prune",
         "erase": "maintenance:erase",
@@ -228,14 +240,15 @@ oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
         "verify": "maintenance:verify",
         "demo": "demo:demo",
     },
-    examples=ROOT,
+    examples=ROOT_EXAMPLES,
+    # click offers only --help by default.
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="oncemore", message="%(prog)s %(version)s")
 def root() -> None:
     """Try it once more. Apply it once.
 
-    Run programs once per key; look at what ran and why, replay it, check its store; look at policies
-    before they run, write them for Step Functions, compute keys, do work that was handed in, decide about
-    what waits for a person, keep house, and see it work.
+    Run programs once per key. List, explain and replay runs. Check a store. Inspect policies and export
+    them to Step Functions. Compute keys. Run workers. Decide about quarantined runs. Prune, back up and
+    verify a store.
     """

@@ -1,28 +1,35 @@
-"""`oncemore switch` and `oncemore approve`: what people say about work that has not begun."""
+"""`oncemore switch` and `oncemore approve`: an operator stops work, or permits it, before it starts."""
 
 from __future__ import annotations
 
 import click
 
-from oncemore.cli.commands import Branch, json_option, leaf, store_option
-from oncemore.cli.maintenance import by_option, reason_option
-from oncemore.cli.output import Paper
+from oncemore.cli.commands import (
+    LazyGroup,
+    by_option,
+    documented_command,
+    json_option,
+    reason_option,
+    store_option,
+)
+from oncemore.cli.output import OutputWriter
 from oncemore.cli.params import DURATION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from oncemore.control.switches import Thrown
+    from oncemore.control.switches import ActiveSwitch
+    from oncemore.steps.engine import Engine
 
-SWITCH = """
+SWITCH_EXAMPLES = """
 oncemore switch on --reason "the ledger is wrong"
 oncemore switch on --step shop.pay --reason "the bank is down until noon"
 oncemore switch status
 oncemore switch off --reason "the ledger is right again"
 oncemore switch off --pipeline ingest --reason "the bad item is in quarantine"
 """
-APPROVE = """
+APPROVE_EXAMPLES = """
 oncemore approve --list
 oncemore approve 01a1e211 --reason "seen: 40 parcels" --expires 1h
 oncemore approve 01a1e211 --revoke --reason "wrong warehouse"
@@ -31,62 +38,71 @@ oncemore approve 01a1e211 --revoke --reason "wrong warehouse"
 
 @click.group(
     "switch",
-    cls=Branch,
-    homes={"status": "control:status", "on": "control:on", "off": "control:off"},
-    examples=SWITCH,
-    usual="status",
+    cls=LazyGroup,
+    modules={"status": "control:status", "on": "control:on", "off": "control:off"},
+    examples=SWITCH_EXAMPLES,
+    default_command="status",
 )
 def switch() -> None:
-    """Stop work before it begins, and let it go on.
+    """Stop new attempts, and allow them again.
 
-    While a switch is on, no attempt begins: of any step, of one (--step), of one tenant's (--tenant) or of
-    one pipeline's (--pipeline). What is under way may end. What waits is not failed and loses no attempt; it
-    goes on when the switch is off. A policy with `halt_scope: pipeline` halts a pipeline by itself.
-    Without a command it is `status`, with all of its options.
+    While a switch is on, no attempt starts: of any step, or only of one step (--step), tenant (--tenant) or
+    pipeline (--pipeline). Running attempts may finish. Waiting runs do not fail and lose no attempt; they
+    continue when the switch is off. A policy with `halt_scope: pipeline` turns the switch of a pipeline on
+    by itself. The default command is `status`.
     """
 
 
-def _which(command: Any) -> Any:
+# Decorators apply from the inside out: the last option of the tuple comes first in the help.
+def _scope_options(command: Any) -> Any:
     for option in (
         click.option("--pipeline", metavar="NAME", default="", help="Only steps of this pipeline."),
-        click.option("--tenant", metavar="NAME", default="", help="Only work of this tenant."),
-        click.option("--step", metavar="NAME", default="", help="Only work of this step."),
+        click.option("--tenant", metavar="NAME", default="", help="Only runs of this tenant."),
+        click.option("--step", metavar="NAME", default="", help="Only this step."),
     ):
         command = option(command)
     return command
 
 
-@leaf("status", "oncemore switch status\noncemore switch status --json")
+@documented_command("status", "oncemore switch status\noncemore switch status --json")
 @store_option
 @json_option
 def status(store: str | None, in_json: bool) -> int:
-    """Say which switches are on. Exit code 1 while one is, or while the log has moved."""
-    from oncemore.queries.control import control_of
-    from oncemore.queries.open_engine import there
+    """List the switches that are on.
 
-    with there(store) as engine:
-        moved = control_of(engine.store).moved
-        found = engine.switch.status()
-    paper = Paper(in_json=in_json)
+    Exit code 1 if a switch is on or the log has been moved to another store.
+    """
+    from oncemore.queries.runs import load_switches
+    from oncemore.queries.stores import open_existing
+
+    with open_existing(store) as engine:
+        moved_to = load_switches(engine.store).moved_to
+        switches = engine.switches.status()
+    out = OutputWriter(in_json=in_json)
+    # No work starts in a log that was moved, so a script has to see it like a switch.
+    is_stopped = bool(switches or moved_to)
     if in_json:
-        paper.json({"stopped": bool(found or moved), "switches": found, "moved": moved})
-        return int(bool(found or moved))
-    if moved:
-        paper.line(f"this log has moved to {moved}; nothing begins here any more", "yellow")
-    elif not found:
-        paper.line("no switch is on: work begins as it is due", "green")
-    if found:
-        from oncemore.queries.times import shown
+        out.write_json({"is_stopped": is_stopped, "switches": switches, "moved_to": moved_to})
+        return int(is_stopped)
+    if moved_to:
+        out.write_line(f"This log has been moved to {moved_to}; no work starts here.", "yellow")
+    elif not switches:
+        out.write_line("No switch is on; work starts when it is due.", "green")
+    if switches:
+        from oncemore.queries.times import format_time
 
-        rows = [(_placed(one), shown(one.at) if one.at else "", one.by, one.reason) for one in found]
-        paper.table([("on", "since", "by", "reason"), *rows])
-    return int(bool(found or moved))
+        rows = [
+            (_format_switch(active), format_time(active.at) if active.at else "", active.by, active.reason)
+            for active in switches
+        ]
+        out.write_table([("on", "since", "by", "reason"), *rows])
+    return int(is_stopped)
 
 
-@leaf(
+@documented_command(
     "on", 'oncemore switch on --reason "the ledger is wrong"\noncemore switch on --step shop.pay --reason "…"'
 )
-@_which
+@_scope_options
 @reason_option
 @by_option
 @store_option
@@ -94,20 +110,24 @@ def status(store: str | None, in_json: bool) -> int:
 def on(
     step: str, tenant: str, pipeline: str, reason: str, by: str | None, store: str | None, in_json: bool
 ) -> None:
-    """Throw a switch: no attempt begins any more."""
-    from oncemore.queries.open_engine import there
+    """Turn a switch on: no new attempt starts."""
+    from oncemore.queries.stores import open_existing
 
-    with there(store) as engine:
-        found = engine.switch.on(step=step, tenant=tenant, pipeline=pipeline, reason=reason, by=by)
-    paper = Paper(in_json=in_json)
+    with open_existing(store) as engine:
+        active = engine.switches.on(step=step, tenant=tenant, pipeline=pipeline, reason=reason, by=by)
+    out = OutputWriter(in_json=in_json)
     if in_json:
-        paper.json(found)
+        out.write_json(active)
     else:
-        paper.line(f"STOPPED: {_what(found.name)} begins; attempts that are under way may end", "yellow")
+        out.write_line(
+            # A switch is read before each attempt and does not interrupt one.
+            f"STOPPED: no new attempt{_describe_scope(active.name)} starts; running attempts may finish",
+            "yellow",
+        )
 
 
-@leaf("off", 'oncemore switch off --reason "the ledger is right again"')
-@_which
+@documented_command("off", 'oncemore switch off --reason "the ledger is right again"')
+@_scope_options
 @reason_option
 @by_option
 @store_option
@@ -115,40 +135,42 @@ def on(
 def off(
     step: str, tenant: str, pipeline: str, reason: str, by: str | None, store: str | None, in_json: bool
 ) -> int:
-    """Release a switch: what waited goes on. Exit code 1 if it was not on."""
+    """Turn a switch off: waiting runs continue. Exit code 1 if it was not on."""
     from oncemore.control.model import switch_name
-    from oncemore.queries.open_engine import there
+    from oncemore.queries.stores import open_existing
 
-    with there(store) as engine:
-        was = engine.switch.off(step=step, tenant=tenant, pipeline=pipeline, reason=reason, by=by)
-        left = engine.switch.status()
-    name, paper = switch_name(step, tenant, pipeline), Paper(in_json=in_json)
+    with open_existing(store) as engine:
+        was_on = engine.switches.off(step=step, tenant=tenant, pipeline=pipeline, reason=reason, by=by)
+        # Another switch may still stop the same work, so the answer names the remaining ones.
+        remaining = engine.switches.status()
+    name, out = switch_name(step, tenant, pipeline), OutputWriter(in_json=in_json)
     if in_json:
-        paper.json({"name": name, "released": was, "switches": left})
-    elif not was:
-        paper.line(f"{name} was not on")
+        out.write_json({"name": name, "released": was_on, "switches": remaining})
+    elif not was_on:
+        out.write_line(f"The switch {name} was not on.")
     else:
-        rest = f"; still on: {', '.join(_placed(one) for one in left)}" if left else ""
-        paper.line(f"released {name}{rest}", "yellow" if left else "green")
-    return int(not was)
+        rest = f"; still on: {', '.join(map(_format_switch, remaining))}" if remaining else ""
+        out.write_line(f"turned off {name}{rest}", "yellow" if remaining else "green")
+    return int(not was_on)
 
 
-def _placed(one: Thrown) -> str:
-    """Return the name of a switch, with the bucket that has it."""
-    return f"{one.name} in {one.kept_in}" if one.kept_in else one.name
+def _format_switch(active: ActiveSwitch) -> str:
+    """Return the name of a switch, with the NATS bucket that it was read from, if any."""
+    return f"{active.name} in {active.kept_in}" if active.kept_in else active.name
 
 
-def _what(name: str) -> str:
-    kind, _, which = name.partition(":")
-    return f"nothing of {kind} {which}" if which else "nothing"
+def _describe_scope(name: str) -> str:
+    # The switch of everything has a name without a colon.
+    kind, _, value = name.partition(":")
+    return f" of {kind} {value}" if value else ""
 
 
-@leaf("approve", APPROVE)
-@click.argument("run", required=False, help="A run's id or key, or how one of them begins.")
-@click.option("--list", "listed", is_flag=True, help="Show what waits for an approval, and what has one.")
-@click.option("--revoke", is_flag=True, help="Let an approval count no more.")
-@click.option("--reason", metavar="TEXT", help="Why; it is recorded.")
-@click.option("--expires", metavar="TIME", type=DURATION, help="For how long it holds: 1h, 3d (a day).")
+@documented_command("approve", APPROVE_EXAMPLES)
+@click.argument("run", required=False, help="Id or key of a run, or a unique prefix of one.")
+@click.option("--list", "listed", is_flag=True, help="List runs that need an approval, and approvals.")
+@click.option("--revoke", is_flag=True, help="Withdraw an approval.")
+@click.option("--reason", metavar="TEXT", help="The reason; it is recorded.")
+@click.option("--expires", metavar="TIME", type=DURATION, help="Validity: 1h, 3d; default: one day.")
 @by_option
 @store_option
 @json_option
@@ -162,57 +184,72 @@ def approve(
     store: str | None,
     in_json: bool,
 ) -> None:
-    """Let a run begin that waits for an approval.
+    """Approve a run that waits for an approval.
 
-    It is approved as it was when it was held: this key, these arguments, this version of the step, this
-    policy, so many attempts. Whatever has changed since needs another approval. Exit code 1 if it does not
-    wait for one (any more).
+    The approval is for the run as it was held: its key, arguments, step version, policy and number of
+    attempts. If one of them changes, the run needs a new approval. Exit code 1 if the run does not wait for
+    an approval.
     """
-    from oncemore.queries.open_engine import there
+    from oncemore.queries.stores import open_existing
 
-    asked = click.get_current_context()
+    context = click.get_current_context()
+    # click cannot say that exactly one of two parameters is required.
     if listed == (run is not None):
-        raise click.UsageError("Say which RUN is approved, or --list.", asked)
+        raise click.UsageError("Give the RUN to approve, or --list.", context)
+    # --list needs no reason, so the option is not a required one.
     if not listed and not reason:
-        raise click.UsageError("Missing option '--reason'.", asked)
+        raise click.UsageError("Missing option '--reason'.", context)
     if revoke and (listed or expires is not None):
-        raise click.UsageError("--revoke goes with a RUN and a --reason, and with nothing else.", asked)
-    paper = Paper(in_json=in_json)
-    with there(store) as engine:
+        raise click.UsageError("--revoke takes only a RUN and a --reason.", context)
+    out = OutputWriter(in_json=in_json)
+    with open_existing(store) as engine:
         if listed:
-            _list(paper, engine, in_json)
+            _print_approvals(out, engine, in_json)
             return
-        told: Any = {"reason": reason, "by": by}
-        found = (
-            engine.approvals.revoke(run, **told)
+        options: Any = {"reason": reason, "by": by}
+        approval = (
+            engine.approvals.revoke(run, **options)
             if revoke
-            else engine.approvals.approve(run, expires=expires, **told)
+            else engine.approvals.approve(run, expires=expires, **options)
         )
     if in_json:
-        paper.json(found)
+        out.write_json(approval)
     elif revoke:
-        paper.line(f"revoked the approval of {found.step} {found.key[:12]}", "yellow")
+        out.write_line(f"revoked the approval of {approval.step} {approval.key[:12]}", "yellow")
     else:
-        from oncemore.queries.times import shown
+        from oncemore.queries.times import format_time
 
-        paper.line(f"approved: {found.step} {found.key[:12]}, until {shown(found.expires)}", "green")
-        paper.say("It goes on when the step is called again, or when a worker takes it.")
+        out.write_line(
+            f"approved {approval.step} {approval.key[:12]} until {format_time(approval.expires)}", "green"
+        )
+        out.write_paragraph("The run starts when the step is called again or a worker claims it.")
 
 
-def _list(paper: Paper, engine: Any, in_json: bool) -> None:
-    from oncemore.queries.times import shown
+def _print_approvals(out: OutputWriter, engine: Engine, in_json: bool) -> None:
+    from oncemore.queries.times import format_time
 
-    waiting, given = engine.approvals.waiting(), engine.approvals.list()
+    # The waiting runs are printed first: they are the operator's next step.
+    waiting, approvals = engine.approvals.list_waiting(), engine.approvals.list()
     if in_json:
-        paper.json({"waiting": waiting, "approvals": given})
+        out.write_json({"waiting": waiting, "approvals": approvals})
         return
     if not waiting:
-        paper.line("nothing waits for an approval", "green")
-    for one in waiting:
-        paper.line(f"{one.run_id}  {one.step}  since {shown(one.since)}", "bold")
-        paper.say(f"{one.arguments}", "", "  with ")
-        paper.say(one.why, "", "  ")
-    if given:
-        paper.line()
-        rows = [(one.state, one.step, one.key[:12], shown(one.expires), one.by, one.reason) for one in given]
-        paper.table([("approval", "step", "key", "until", "by", "reason"), *rows])
+        out.write_line("No run waits for an approval.", "green")
+    for run in waiting:
+        out.write_line(f"{run.run_id}  {run.step}  since {format_time(run.since)}", "bold")
+        out.write_paragraph(f"{run.arguments}", "", "  with ")
+        out.write_paragraph(run.reason, "", "  ")
+    if approvals:
+        out.write_line()
+        rows = [
+            (
+                approval.state,
+                approval.step,
+                approval.key[:12],
+                format_time(approval.expires),
+                approval.by,
+                approval.reason,
+            )
+            for approval in approvals
+        ]
+        out.write_table([("approval", "step", "key", "until", "by", "reason"), *rows])

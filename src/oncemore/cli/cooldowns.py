@@ -1,19 +1,26 @@
-"""`oncemore cooldowns`: what is left alone, for how long and why; and letting it go."""
+"""`oncemore cooldowns`: list the resources in cooldown, show one, and release it."""
 
 from __future__ import annotations
 
 import click
 
-from oncemore.cli.commands import Branch, json_option, leaf, store_option
-from oncemore.cli.output import Paper
+from oncemore.cli.commands import (
+    LazyGroup,
+    by_option,
+    documented_command,
+    json_option,
+    reason_option,
+    store_option,
+)
+from oncemore.cli.output import OutputWriter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from oncemore.limits.cooldown_rules import Resource
-    from oncemore.limits.cooldowns import Told
+    from oncemore.limits.cooldown_rules import ResourceRecord
+    from oncemore.limits.cooldowns import ResourceHistory
 
 EXAMPLES = """
 oncemore cooldowns
@@ -21,128 +28,149 @@ oncemore cooldowns list --provider eso --json
 oncemore cooldowns show 7f0c1a52-5b0e-4a4e-9d3c-0d6a0c7e4a11
 oncemore cooldowns release 7f0c1a52-5b0e-4a4e-9d3c-0d6a0c7e4a11 --reason "the archive is back"
 """
-HOMES = {"list": "cooldowns:list_", "show": "cooldowns:show", "release": "cooldowns:release"}
-HEADS = ("resource", "provider", "state", "asked", "eligible in", "last error")
+COMMANDS = {"list": "cooldowns:list_", "show": "cooldowns:show", "release": "cooldowns:release"}
+COLUMN_HEADS = ("resource", "provider", "state", "attempts", "eligible in", "last error")
 
 
-@click.group("cooldowns", cls=Branch, homes=HOMES, examples=EXAMPLES, usual="list")
+@click.group("cooldowns", cls=LazyGroup, modules=COMMANDS, examples=EXAMPLES, default_command="list")
 def cooldowns() -> None:
-    """Look at what is left alone, and let it go.
+    """List and release resources in cooldown.
 
-    Without a command it is `list`, with all of its options.
-
-    What a step with a cooldown asks for is left alone for a while after a failure, by every process on the
-    store; what is in quarantine or failed for good waits until a person releases it.
+    After a failure of a step with a cooldown, no process on the store requests the same resource for a
+    while. A resource that is in quarantine or has failed permanently is not requested until an operator
+    releases it. The default command is `list`.
     """
 
 
-_resource = click.argument("resource", metavar="RESOURCE", help="What is asked for, such as a data product.")
+_resource_argument = click.argument(
+    "resource", metavar="RESOURCE", help="Name of the resource, such as a data product."
+)
 
 
-@leaf("list", "oncemore cooldowns list\noncemore cooldowns list --state all --json")
+@documented_command("list", "oncemore cooldowns list\noncemore cooldowns list --state all --json")
 @click.option("--state", metavar="WORD", type=click.Choice(("READY", "COOLING", "HELD", "DONE", "all")),
-              help="READY, COOLING, HELD, DONE or all; else what is left alone now.")  # fmt: skip
-@click.option("--provider", metavar="NAME", help="Only of this provider.")
-@click.option("--step", metavar="NAME", help="Only what this step asks for.")
+              help="READY, COOLING, HELD, DONE or all; default: COOLING and HELD.")  # fmt: skip
+@click.option("--provider", metavar="NAME", help="Only resources of this provider.")
+@click.option("--step", metavar="NAME", help="Only resources of this step.")
 @store_option
 @json_option
 def list_(
     state: str | None, provider: str | None, step: str | None, store: str | None, in_json: bool
 ) -> None:
-    """List what is left alone: what may be asked for soonest first, what waits for a person last."""
-    from oncemore.queries import open_engine
+    """List resources in cooldown, the next eligible first.
 
-    with open_engine.there(store) as engine:
+    Resources that an operator must release come last.
+    """
+    from oncemore.queries.stores import open_existing
+
+    with open_existing(store) as engine:
         now = engine.now()
-        found = engine.cooldowns.list(state=state, provider=provider, step=step)
-    paper = Paper(in_json=in_json)
+        resources = engine.cooldowns.list(state=state, provider=provider, step=step)
+    out = OutputWriter(in_json=in_json)
     if in_json:
-        paper.json([_plain(one, now) for one in found])
+        out.write_json([_resource_to_dict(resource, now) for resource in resources])
     else:
-        _print(paper, found, now)
+        _print_resources(out, resources, now)
 
 
-@leaf("show", "oncemore cooldowns show 7f0c1a52-5b0e-4a4e-9d3c-0d6a0c7e4a11")
-@_resource
+@documented_command("show", "oncemore cooldowns show 7f0c1a52-5b0e-4a4e-9d3c-0d6a0c7e4a11")
+@_resource_argument
 @store_option
 @json_option
 def show(resource: str, store: str | None, in_json: bool) -> None:
-    """Show one with its whole record, its last error, and who let it go before."""
-    from oncemore.queries import open_engine as stores
+    """Show the record of one resource, its last error and its releases."""
+    from oncemore.queries.stores import open_existing
 
-    with stores.there(store) as engine:
-        now, told = engine.now(), engine.cooldowns.show(resource)
-    paper = Paper(in_json=in_json)
+    with open_existing(store) as engine:
+        now, history = engine.now(), engine.cooldowns.show(resource)
+    out = OutputWriter(in_json=in_json)
     if in_json:
-        entries = [{"at": at, **one._asdict()} for at, one in told.entries]
-        paper.json({**told._asdict(), "resource": _plain(told.resource, now), "entries": entries})
+        entries = [{"at": at, **record._asdict()} for at, record in history.entries]
+        out.write_json(
+            {**history._asdict(), "resource": _resource_to_dict(history.resource, now), "entries": entries}
+        )
     else:
-        _print_one(paper, told)
+        _print_resource(out, history)
 
 
-@leaf("release", 'oncemore cooldowns release 7f0c1a52-5b0e-4a4e-9d3c-0d6a0c7e4a11 --reason "it is back"')
-@_resource
-@click.option("--reason", metavar="TEXT", required=True, help="Why; it is recorded.")
-@click.option("--by", metavar="NAME", help="Who decides; it is recorded. Else who runs this.")
+@documented_command(
+    "release", 'oncemore cooldowns release 7f0c1a52-5b0e-4a4e-9d3c-0d6a0c7e4a11 --reason "it is back"'
+)
+@_resource_argument
+@reason_option
+@by_option
 @store_option
 @json_option
 def release(resource: str, reason: str, by: str | None, store: str | None, in_json: bool) -> None:
-    """Let it go: the next execution asks for it, whatever its cooldown or quarantine said.
+    """Release a resource from its cooldown or quarantine.
 
-    What waits for a person in quarantine because of it is over with that. What was counted stays counted.
+    The next execution requests it. Its open quarantine item is closed. The attempt count stays.
     """
-    from oncemore.queries import open_engine as stores
+    from oncemore.queries.stores import open_existing
 
-    with stores.there(store) as engine:
-        made, now = engine.cooldowns.release(resource, reason=reason, by=by), engine.now()
-        told = engine.cooldowns.show(resource).decisions[-1]
-    paper = Paper(in_json=in_json)
+    with open_existing(store) as engine:
+        released, now = engine.cooldowns.release(resource, reason=reason, by=by), engine.now()
+        # The recorded decision has the actor that was found for a missing --by.
+        decision = engine.cooldowns.show(resource).decisions[-1]
+    out = OutputWriter(in_json=in_json)
     if in_json:
-        paper.json({"released": _plain(made, now), "by": told["actor"], "reason": told["reason"]})
+        out.write_json(
+            {
+                "released": _resource_to_dict(released, now),
+                "by": decision["actor"],
+                "reason": decision["reason"],
+            }
+        )
     else:
-        paper.line(f"released: {made.resource}, by {told['actor']}", "green")
-        paper.say("The next execution asks for it.")
+        out.write_line(f"released {released.resource}, by {decision['actor']}", "green")
+        out.write_paragraph("The next execution requests it.")
 
 
-# Printing -------------------------------------------------------------------------------------------
+def _resource_to_dict(resource: ResourceRecord, now: float) -> dict[str, Any]:
+    from oncemore.limits.cooldown_rules import skip_reason
+
+    reason = skip_reason(resource, now)
+    # Only a cooldown ends by itself; a hold has no remaining time.
+    left = max(0.0, resource.next_eligible_attempt_at - now) if reason == "SKIPPED_BACKOFF" else 0.0
+    return {**resource._asdict(), "skip": reason, "left_s": round(left, 3)}
 
 
-def _plain(resource: Resource, now: float) -> dict[str, Any]:
-    from oncemore.limits.cooldown_rules import skip
-
-    why = skip(resource, now)
-    left = max(0.0, resource.next_eligible_attempt_at - now) if why == "SKIPPED_BACKOFF" else 0.0
-    return {**resource._asdict(), "skip": why, "left_s": round(left, 3)}
-
-
-def _print(paper: Paper, found: Sequence[Resource], now: float) -> None:
-    if not found:
-        paper.line("Nothing is left alone.", "green")
+def _print_resources(out: OutputWriter, resources: Sequence[ResourceRecord], now: float) -> None:
+    if not resources:
+        out.write_line("No resources match.", "green")
         return
     rows = [
-        (one.resource, one.provider or "-", one.state, str(one.attempt_count_total), _in(one, now),
-         one.last_error_class or "-")
-        for one in found
-    ]  # fmt: skip
-    paper.table([HEADS, *rows], right=(3,))
-    paper.line()
-    paper.say(f"`oncemore cooldowns show {found[0].resource}` tells more of the first.", "dim")
+        (
+            resource.resource,
+            resource.provider or "-",
+            resource.state,
+            str(resource.attempt_count_total),
+            _format_eligible(resource, now),
+            resource.last_error_class or "-",
+        )
+        for resource in resources
+    ]
+    out.write_table([COLUMN_HEADS, *rows], right=(3,))
+    out.write_line()
+    out.write_paragraph(f"Details: `oncemore cooldowns show {resources[0].resource}`", "dim")
 
 
-def _in(one: Resource, now: float) -> str:
-    """Return when a resource may be asked for, as a countdown."""
-    from oncemore.limits.cooldown_rules import skip
+def _format_eligible(resource: ResourceRecord, now: float) -> str:
+    """Return the time until a resource may be requested, or why it is not requested."""
+    from oncemore.limits.cooldown_rules import skip_reason
 
-    why = skip(one, now)
-    if why == "SKIPPED_BACKOFF":
-        return countdown(one.next_eligible_attempt_at - now)
-    return {"": "now", "SKIPPED_DUPLICATE": "never: valid"}.get(why, "release it")
+    reason = skip_reason(resource, now)
+    if reason == "SKIPPED_BACKOFF":
+        return format_countdown(resource.next_eligible_attempt_at - now)
+    # A valid copy exists, so the resource is never requested again; all other reasons need an operator.
+    return {"": "now", "SKIPPED_DUPLICATE": "never: valid"}.get(reason, "after release")
 
 
-def countdown(seconds: float) -> str:
-    """Return how long is left in two units, rounded up: 4 min 10 s, 23 h 5 min."""
+def format_countdown(seconds: float) -> str:
+    """Return the remaining time in two units, rounded up: 4 min 10 s, 23 h 5 min."""
     from math import ceil
 
+    # Rounded up, because a countdown of 0 s would promise a request that is still refused.
     left = ceil(seconds)
     for size, unit, inner, name in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if left >= size:
@@ -151,30 +179,39 @@ def countdown(seconds: float) -> str:
     return f"{left} s"
 
 
-def _print_one(paper: Paper, told: Told) -> None:
-    from oncemore.queries.times import shown
+def _print_resource(out: OutputWriter, history: ResourceHistory) -> None:
+    from oncemore.queries.times import format_time
 
-    one, error = told.resource, told.error or {}
-    tint: Any = {"COOLING": "yellow", "HELD": "red", "DONE": "green"}.get(one.state, "")
-    until = shown(one.next_eligible_attempt_at) if one.next_eligible_attempt_at else ""
-    left = f"{until} (in {countdown(told.left_s)})" if told.left_s else until
-    paper.line(f"{one.resource}: {told.skip or 'may be asked for'}", tint)
-    paper.line()
+    record, error = history.resource, history.error or {}
+    color: Any = {"COOLING": "yellow", "HELD": "red", "DONE": "green"}.get(record.state, "")
+    # 0 means that no time is set.
+    until = format_time(record.next_eligible_attempt_at) if record.next_eligible_attempt_at else ""
+    left = f"{until} (in {format_countdown(history.left_s)})" if history.left_s else until
+    out.write_line(f"{record.resource}: {history.skip or 'eligible'}", color)
+    out.write_line()
+    # The names are those of the record in the log and in JSON, so that one can be searched for the other.
     facts = [
-        ("acquisition_status", one.acquisition_status), ("validation_status", one.validation_status),
-        ("attempt_count_total", str(one.attempt_count_total)),
-        ("last_attempt_at", shown(one.last_attempt_at) if one.last_attempt_at else ""),
-        ("last_attempt_outcome", one.last_attempt_outcome),
-        ("last_error_fingerprint", one.last_error_fingerprint),
+        ("acquisition_status", record.acquisition_status),
+        ("validation_status", record.validation_status),
+        ("attempt_count_total", str(record.attempt_count_total)),
+        ("last_attempt_at", format_time(record.last_attempt_at) if record.last_attempt_at else ""),
+        ("last_attempt_outcome", record.last_attempt_outcome),
+        ("last_error_fingerprint", record.last_error_fingerprint),
         ("next_eligible_attempt_at", left),
-        ("last_successful_fingerprint", one.last_successful_fingerprint), ("provider", one.provider),
-        ("step", one.step), ("run", one.run.removeprefix("run/")), ("correlation_id", told.correlation_id),
+        ("last_successful_fingerprint", record.last_successful_fingerprint),
+        ("provider", record.provider),
+        ("step", record.step),
+        ("run", record.run_entity.removeprefix("run/")),
+        ("correlation_id", history.correlation_id),
         ("last error", f"{error.get('code', '')}: {error.get('message', '')}" if error else ""),
-    ]  # fmt: skip
-    paper.table([("what", "is"), *((name, text) for name, text in facts if text)])
-    if told.decisions:
-        paper.line()
-        paper.line("Decided", "bold")
-        for made in told.decisions:
-            actor, reason = made["actor"] or "somebody", made["reason"]
-            paper.say(f"{shown(made['at'])}  {made['what']} by {actor}: {reason}", "", "  ")
+    ]
+    # Empty fields are left out: most records have no error and no fingerprint.
+    out.write_table([("field", "value"), *((name, text) for name, text in facts if text)])
+    if history.decisions:
+        out.write_line()
+        out.write_line("Decisions", "bold")
+        for decision in history.decisions:
+            actor, reason = decision["actor"] or "unknown", decision["reason"]
+            out.write_paragraph(
+                f"{format_time(decision['at'])}  {decision['action']} by {actor}: {reason}", "", "  "
+            )

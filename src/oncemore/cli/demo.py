@@ -1,4 +1,4 @@
-"""`oncemore demo`: see it work."""
+"""`oncemore demo`: run a demonstration on this machine."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 import click
 
 from oncemore.cli import completion
-from oncemore.cli.commands import leaf
-from oncemore.cli.output import hush
+from oncemore.cli.commands import documented_command
+from oncemore.cli.output import discard_output
 from oncemore.errors import UsageError
 
 EXAMPLES = """
@@ -25,8 +25,8 @@ oncemore demo exoarmur
 oncemore demo exoarmur --keep --seed 7
 """
 
-#: Which options a story takes.
-TAKES = {
+#: The options that each demo takes.
+DEMO_OPTIONS = {
     "pipeline": {"fast", "seed", "keep", "plain", "careless"},
     "retry": {"fast"},
     "kfm-loop": {"plain", "scenario", "list"},
@@ -36,97 +36,113 @@ TAKES = {
 }
 
 
-@leaf("demo", EXAMPLES)
-@click.argument("story", type=click.Choice(list(TAKES)), default="pipeline")
-@click.option("--fast", is_flag=True, help="Shorter waits, for the impatient and for tests.")
-@click.option("--seed", metavar="TEXT", help="Tell the same story again: which order meets which fault.")
-@click.option("--keep", is_flag=True, help="Leave the folder there: the program, its log, the table.")
-@click.option("--plain", is_flag=True, help="Plain lines, as a file gets them.")
+@documented_command("demo", EXAMPLES)
+@click.argument("story", type=click.Choice(list(DEMO_OPTIONS)), default="pipeline")
+@click.option("--fast", is_flag=True, help="Use shorter delays.")
+@click.option("--seed", metavar="TEXT", help="Repeat a demo: the same orders get the same faults.")
+@click.option("--keep", is_flag=True, help="Keep the folder with the program, its log and its table.")
+@click.option("--plain", is_flag=True, help="Print plain lines, as into a file.")
 @click.option(
-    "--scenario", metavar="NAME", shell_complete=completion.scenarios, help="Only this scenario of the story."
+    "--scenario",
+    metavar="NAME",
+    shell_complete=completion.complete_scenarios,
+    help="Run only this scenario.",
 )
-@click.option("--list", is_flag=True, help="Say which scenarios the story has, and play none.")
-@click.option("--careless", is_flag=True, help="Without keys and transactions: see what then happens.")
-def demo(story: str, **told: str | bool | None) -> int:
-    """See it work, with real parts on this machine.
+@click.option("--list", is_flag=True, help="List the scenarios and run none.")
+@click.option("--careless", is_flag=True, help="Run without keys and transactions, to compare.")
+def demo(story: str, **options: str | bool | None) -> int:
+    """Run a demonstration with real servers on this machine.
 
-    pipeline (unless you say otherwise): orders are charged, booked, filed and told; the program is
-    killed three times and finishes, and others count what happened. Exit code 1 if anything was
+    pipeline (the default): orders are charged, booked, filed and sent to a webhook. The program is killed
+    three times and still finishes; independent counters check the result. Exit code 1 if an effect was
     duplicated or lost.
 
-    kfm-loop: the reference scenarios of the KFM loop, each replayed from its log; or one of them.
+    kfm-loop: the reference scenarios of the KFM loop, each replayed from its log.
 
-    nova-cat: spectra from an archive that throttles and sends broken files, left alone and released.
+    nova-cat: downloads from an archive that throttles and sends broken files, with cooldowns and a release.
 
-    retry: seven calls to a flaky server, the waits and the reasons.
+    retry: seven calls to an unreliable server, with each delay and its reason.
 
-    lit: a review platform whose Core fails and whose database is locked.
+    lit: a review platform with a failing Core and a locked database.
 
-    exoarmur: an agent on a bus of three servers, one of which is killed; others count what it did.
-    Exit code 1 if anything was duplicated or lost.
+    exoarmur: an agent on a message bus of three servers, one of them killed. Independent counters check the
+    result. Exit code 1 if an effect was duplicated or lost.
     """
-    for name, value in told.items():
-        if value and name not in TAKES[story]:
-            raise UsageError(f"--{name} is not for the story {story}; it takes {_options(story)}")
+    for name, value in options.items():
+        # An option that a demo ignores would promise an effect that does not come.
+        if value and name not in DEMO_OPTIONS[story]:
+            raise UsageError(
+                f"--{name} is not an option of the demo {story}; it takes {_format_options(story)}"
+            )
     try:
-        return _STORIES[story](told)
-    except BrokenPipeError:  # whoever read this has seen enough
-        hush(sys.stdout)
+        return _DEMO_RUNNERS[story](options)
+    except BrokenPipeError:
+        # `oncemore demo | head`: the reader has closed the pipe, which is not an error.
+        discard_output(sys.stdout)
         return 0
 
 
-def _options(story: str) -> str:
-    return " and ".join(f"--{name}" for name in sorted(TAKES[story]))
+# Each runner imports its demo when it runs: a demo loads servers and the whole engine.
 
 
-def _pipeline(told: dict[str, str | bool | None]) -> int:
+def _format_options(story: str) -> str:
+    return " and ".join(f"--{name}" for name in sorted(DEMO_OPTIONS[story]))
+
+
+def _run_pipeline(options: dict[str, str | bool | None]) -> int:
     from oncemore.demo.pipeline.story import main
 
-    seed = told["seed"]
+    seed = options["seed"]
     return main(
-        sys.stdout, seed=None if seed is None else str(seed), fast=bool(told["fast"]),
-        keep=bool(told["keep"]), plain=bool(told["plain"]), careless=bool(told["careless"]),
+        sys.stdout, seed=None if seed is None else str(seed), fast=bool(options["fast"]),
+        keep=bool(options["keep"]), plain=bool(options["plain"]), careless=bool(options["careless"]),
     )  # fmt: skip
 
 
-def _retry(told: dict[str, str | bool | None]) -> int:
+def _run_retry(options: dict[str, str | bool | None]) -> int:
     from oncemore.demo.retry.story import main
 
-    return main(["--fast"] if told["fast"] else [])
+    return main(["--fast"] if options["fast"] else [])
 
 
-def _kfm_loop(told: dict[str, str | bool | None]) -> int:
-    from oncemore.demo.kfm_loop import listed, main
+def _run_kfm_loop(options: dict[str, str | bool | None]) -> int:
+    from oncemore.demo.kfm_loop import main, print_scenarios
 
-    if told["list"]:
-        return listed(sys.stdout)
-    scenario = told["scenario"]
-    return main(sys.stdout, plain=bool(told["plain"]), scenario=None if scenario is None else str(scenario))
+    if options["list"]:
+        return print_scenarios(sys.stdout)
+    scenario = options["scenario"]
+    return main(
+        sys.stdout, plain=bool(options["plain"]), scenario=None if scenario is None else str(scenario)
+    )
 
 
-def _lit(told: dict[str, str | bool | None]) -> int:
+def _run_lit(options: dict[str, str | bool | None]) -> int:
     from oncemore.demo.lit.story import main
 
-    return main(sys.stdout, plain=bool(told["plain"]))
+    return main(sys.stdout, plain=bool(options["plain"]))
 
 
-def _nova_cat(told: dict[str, str | bool | None]) -> int:
+def _run_nova_cat(options: dict[str, str | bool | None]) -> int:
     from oncemore.demo.nova_cat.story import main
 
-    return main(sys.stdout, plain=bool(told["plain"]))
+    return main(sys.stdout, plain=bool(options["plain"]))
 
 
-def _exoarmur(told: dict[str, str | bool | None]) -> int:
+def _run_exoarmur(options: dict[str, str | bool | None]) -> int:
     from oncemore.demo.exoarmur.story import main
 
-    seed = told["seed"]
+    seed = options["seed"]
     return main(
-        sys.stdout, seed=None if seed is None else str(seed), keep=bool(told["keep"]),
-        plain=bool(told["plain"]), careless=bool(told["careless"]),
+        sys.stdout, seed=None if seed is None else str(seed), keep=bool(options["keep"]),
+        plain=bool(options["plain"]), careless=bool(options["careless"]),
     )  # fmt: skip
 
 
-_STORIES = {
-    "pipeline": _pipeline, "retry": _retry, "kfm-loop": _kfm_loop, "lit": _lit, "nova-cat": _nova_cat,
-    "exoarmur": _exoarmur,
-}  # fmt: skip
+_DEMO_RUNNERS = {
+    "pipeline": _run_pipeline,
+    "retry": _run_retry,
+    "kfm-loop": _run_kfm_loop,
+    "lit": _run_lit,
+    "nova-cat": _run_nova_cat,
+    "exoarmur": _run_exoarmur,
+}

@@ -1,46 +1,47 @@
-"""`oncemore doctor` and `oncemore health`: is a store well?"""
+"""`oncemore doctor` and `oncemore health`: check a store."""
 
 from __future__ import annotations
 
 import click
 
-from oncemore.cli.commands import json_option, leaf, store_option
-from oncemore.cli.maintenance import sure, yes_option
-from oncemore.cli.output import Paper
-from oncemore.cli.progress import Progress
+from oncemore.cli.commands import documented_command, json_option, store_option
+from oncemore.cli.maintenance import confirm_or_fail, yes_option
+from oncemore.cli.output import OutputWriter
+from oncemore.cli.progress import ProgressLine
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from oncemore.cli.output import Tint
-    from oncemore.maintenance.rebuild import Rebuilt
-    from oncemore.queries.doctor import Check, Checkup
-    from oncemore.queries.health import Health
+    from oncemore.cli.output import Color
+    from oncemore.maintenance.rebuild import RebuildReport
+    from oncemore.queries.doctor import DoctorReport
+    from oncemore.queries.health import HealthReport
+    from oncemore.queries.store_checks import DoctorCheck
 
-DOCTOR = """
+DOCTOR_EXAMPLES = """
 oncemore doctor
 oncemore doctor --module flows.load --module flows.send
 oncemore doctor --rebuild
 oncemore doctor --rebuild --write
 oncemore doctor --remove-companions --yes
 """
-HEALTH = """
+HEALTH_EXAMPLES = """
 oncemore health
 oncemore health --store postgresql://host/database --json
 oncemore health --store again.db --against undisturbed.db
 """
-TINTS: dict[str, Tint] = {"ok": "green", "warn": "yellow", "bad": "red"}
+STATUS_COLORS: dict[str, Color] = {"ok": "green", "warn": "yellow", "bad": "red"}
 
 
-@leaf("doctor", DOCTOR)
-@click.option("--rebuild", is_flag=True, help="Make all heads anew from the log, and compare them.")
-@click.option("--write", is_flag=True, help="With --rebuild: put those right that are wrong.")
+@documented_command("doctor", DOCTOR_EXAMPLES)
+@click.option("--rebuild", is_flag=True, help="Rebuild all heads from the log and compare them.")
+@click.option("--write", is_flag=True, help="With --rebuild: replace the heads that differ.")
 @click.option(
-    "--module", "modules", metavar="NAME", multiple=True, help="A module of your steps; may be repeated."
+    "--module", "modules", metavar="NAME", multiple=True, help="A module with your steps; can be repeated."
 )
 @click.option(
     "--remove-companions",
     is_flag=True,
-    help="Of a database that is missing: remove its locks and other files, to begin an EMPTY store.",
+    help="If the database file is missing: remove its lock and other files, to start an EMPTY store.",
 )
 @yes_option
 @store_option
@@ -54,134 +55,154 @@ def doctor(
     store: str | None,
     in_json: bool,
 ) -> int:
-    """Look a store over, and say what to do.
+    """Check a store, and print what to do next.
 
-    Engine, disk, clocks, chain, leases, and what is stuck. Each check says ok, warn or bad, and what to do
-    next. Exit code 1 means that one is bad. Nothing is written without --write.
+    The checks cover the engine, disk, clocks, hash chain, leases and stuck runs. Each one says ok, warn or
+    bad, and what to do. Exit code 1 if a check is bad. Nothing is written without --write or
+    --remove-companions.
     """
-    from oncemore.queries.doctor import checkup, rebuilt
-    from oncemore.queries.open_engine import folder_of, looked_at
+    from oncemore.queries.doctor import check_rebuild, check_store
+    from oncemore.queries.stores import folder_of, open_read_only
 
     if write and not rebuild:
         raise click.UsageError(
-            "--write needs --rebuild: only what was compared is put right.", click.get_current_context()
+            "--write needs --rebuild, which finds the heads to replace.", click.get_current_context()
         )
+    # Before the store is opened: this option is for a store without a database file.
     if remove_companions:
         return _remove_companions(store, yes, in_json)
-    known = None
+    # Without modules, the check of unknown steps only lists the steps of open runs.
+    steps = None
     if modules:
-        from oncemore.queries.modules import steps_of
+        from oncemore.queries.step_commands import import_steps
 
-        known = steps_of(modules)
-    paper = Paper(in_json=in_json)
-    with looked_at(store) as opened:
-        found = checkup(opened, known, folder_of(store))
+        steps = import_steps(modules)
+    out = OutputWriter(in_json=in_json)
+    with open_read_only(store) as opened:
+        report = check_store(opened, steps, folder_of(store))
         if rebuild:
-            with Progress("rebuilding", quiet=in_json) as progress:
-                check, whole = rebuilt(opened, progress)
-            found = found._replace(checks=(*found.checks, check))
-    if write and whole is not None and whole.wrong:
-        found = _mended(found, whole, store, in_json)
+            with ProgressLine("rebuilding", quiet=in_json) as progress:
+                check, rebuilt = check_rebuild(opened, progress)
+            report = report._replace(checks=(*report.checks, check))
+    # The read-only store is closed before the repair opens the same store for writing.
+    if write and rebuilt is not None and rebuilt.wrong:
+        report = _repair_heads(report, rebuilt, store, in_json)
     if in_json:
-        paper.json({**found._asdict(), "worst": found.worst})
+        out.write_json({**report._asdict(), "worst": report.worst})
     else:
-        print_checkup(paper, found)
-    return 1 if found.worst == "bad" else 0
+        print_report(out, report)
+    # A warning does not fail a script that runs `doctor` regularly.
+    return 1 if report.worst == "bad" else 0
 
 
 def _remove_companions(store: str | None, yes: bool, in_json: bool) -> int:
-    from oncemore.queries import open_engine
+    from oncemore.queries import stores
 
-    sure(yes, "The next start begins an empty store, and all work can run again. Remove the companions?")
-    removed = open_engine.remove_companions(store)
-    paper = Paper(in_json=in_json)
+    confirm_or_fail(
+        yes,
+        "The next process will create an empty store, and all finished work can run again. "
+        "Remove the companion files?",
+    )
+    removed = stores.remove_companions(store)
+    out = OutputWriter(in_json=in_json)
     if in_json:
-        paper.json({"removed": removed})
+        out.write_json({"removed": removed})
     else:
-        paper.line(f"removed: {', '.join(removed)}" if removed else "there are no companions")
+        out.write_line(f"removed {', '.join(removed)}" if removed else "There are no companion files.")
     return 0
 
 
-def _mended(found: Checkup, whole: Rebuilt | None, store: str | None, in_json: bool) -> Checkup:
-    """Put heads right, and look whether they are."""
-    from oncemore.maintenance.rebuild import mend
-    from oncemore.queries.doctor import Check, rebuilt
-    from oncemore.queries.open_engine import written_to
+def _repair_heads(
+    report: DoctorReport, rebuilt: RebuildReport | None, store: str | None, in_json: bool
+) -> DoctorReport:
+    """Replace the heads that differ, compare again, and return the report with both results."""
+    from oncemore.maintenance.rebuild import repair_heads
+    from oncemore.queries.doctor import check_rebuild
+    from oncemore.queries.store_checks import DoctorCheck
+    from oncemore.queries.stores import open_for_repair
 
-    with written_to(store) as opened, Progress("writing", quiet=in_json) as progress:
-        put, done = 0, 1
-        while whole is not None and whole.wrong and done:  # so many are told at once, and no more
-            done = mend(opened, whole, progress)
-            put += done
-            check, whole = rebuilt(opened, progress)
-    note = Check("repair", "ok", f"{put:,} heads were put right from the log")
-    return found._replace(checks=(*found.checks[:-1], note, check))
-
-
-def print_checkup(paper: Paper, found: Checkup) -> None:
-    """Print each check on a line, and what to do below it."""
-    paper.line(found.url, "bold")
-    width = max(len(check.name) for check in found.checks)
-    for check in found.checks:
-        _print_check(paper, check, width)
+    with open_for_repair(store) as opened, ProgressLine("writing", quiet=in_json) as progress:
+        total, repaired = 0, 1
+        # One comparison reports a bounded number of wrong heads, so a damaged store needs several rounds.
+        while rebuilt is not None and rebuilt.wrong and repaired:
+            repaired = repair_heads(opened, rebuilt, progress)
+            total += repaired
+            check, rebuilt = check_rebuild(opened, progress)
+    note = DoctorCheck("repair", "ok", f"{total:,} heads were rebuilt from the log")
+    # The last check is the comparison before the repair; the new one replaces it.
+    return report._replace(checks=(*report.checks[:-1], note, check))
 
 
-def _print_check(paper: Paper, check: Check, width: int) -> None:
+def print_report(out: OutputWriter, report: DoctorReport) -> None:
+    """Print one line per check, and the advice below it."""
+    out.write_line(report.url, "bold")
+    width = max(len(check.name) for check in report.checks)
+    for check in report.checks:
+        _print_check(out, check, width)
+
+
+def _print_check(out: OutputWriter, check: DoctorCheck, width: int) -> None:
+    # Only problems are colored, so that they stand out among the ok lines.
     lead = f"{check.status:<4}  {check.name:<{width}}  "
-    paper.say(check.seen, TINTS[check.status] if check.status != "ok" else "", lead)
+    out.write_paragraph(check.observation, STATUS_COLORS[check.status] if check.status != "ok" else "", lead)
     for example in check.examples:
-        paper.line(f"{' ' * len(lead)}{example}", "dim")
-    if check.next:
-        paper.say(check.next, "", f"{' ' * (len(lead) - 2)}→ ")
+        out.write_line(f"{' ' * len(lead)}{example}", "dim")
+    if check.advice:
+        out.write_paragraph(check.advice, "", f"{' ' * (len(lead) - 2)}→ ")
 
 
-@leaf("health", HEALTH)
-@click.option("--against", metavar="URL", help="Another store: what is complete in both must be the same.")
+@documented_command("health", HEALTH_EXAMPLES)
+@click.option("--against", metavar="URL", help="Another store: results complete in both must be equal.")
 @store_option
 @json_option
 def health(against: str | None, store: str | None, in_json: bool) -> int:
-    """Judge a store by four criteria.
+    """Judge a store by the four criteria of a trustworthy pipeline.
 
-    They are those of a pipeline that can be trusted. Work that is run again leaves the same; states follow
-    from the log; nothing is computed twice; every decision is explained by its proof. Exit code 1 means
-    that one of them does not hold. Switches that are on are told, and change nothing about that.
+    (1) Running work again gives the same result. (2) States follow from the log. (3) No work is computed
+    twice. (4) A proof explains every decision. Exit code 1 if a criterion does not hold. Active switches are
+    listed but do not count.
     """
     from contextlib import ExitStack
 
-    from oncemore.queries.health import health as judged
-    from oncemore.queries.open_engine import looked_at, shelf_of
+    from oncemore.queries.health import judge_store
+    from oncemore.queries.stores import artifact_store_of, open_read_only
 
-    paper = Paper(in_json=in_json)
+    out = OutputWriter(in_json=in_json)
     with ExitStack() as stack:
-        opened = stack.enter_context(looked_at(store))
-        other = stack.enter_context(looked_at(against)) if against else None
-        progress = stack.enter_context(Progress("looking", quiet=in_json))
-        found = judged(opened, shelf_of(store), progress, other)
+        opened = stack.enter_context(open_read_only(store))
+        other = stack.enter_context(open_read_only(against)) if against else None
+        progress = stack.enter_context(ProgressLine("checking", quiet=in_json))
+        report = judge_store(opened, artifact_store_of(store), progress, other)
     if in_json:
-        paper.json(found)
+        out.write_json(report)
     else:
-        print_health(paper, found)
-    return 0 if found.healthy else 1
+        print_health(out, report)
+    return 0 if report.healthy else 1
 
 
-def print_health(paper: Paper, found: Health) -> None:
+def print_health(out: OutputWriter, report: HealthReport) -> None:
     """Print the four criteria and the verdict."""
-    paper.line(found.url, "bold")
-    for one in found.criteria:
-        tint: Tint = "" if one.holds else "red"
-        lead = f"{'holds ' if one.holds else 'FAILS '} {one.number}  "
-        paper.say(f"{one.name}: {one.seen}", tint, lead)
-        for example in one.examples:
-            paper.line(f"{' ' * len(lead)}{example}", "dim")
-    _print_stops(paper, found)
-    paper.line("healthy" if found.healthy else "not healthy", "green" if found.healthy else "red")
+    out.write_line(report.url, "bold")
+    for criterion in report.criteria:
+        color: Color = "" if criterion.holds else "red"
+        lead = f"{'holds ' if criterion.holds else 'FAILS '} {criterion.number}  "
+        out.write_paragraph(f"{criterion.name}: {criterion.observation}", color, lead)
+        for example in criterion.examples:
+            out.write_line(f"{' ' * len(lead)}{example}", "dim")
+    _print_switches(out, report)
+    out.write_line("healthy" if report.healthy else "not healthy", "green" if report.healthy else "red")
 
 
-def _print_stops(paper: Paper, found: Health) -> None:
-    """Print what people have stopped, a line each."""
-    from oncemore.queries.times import shown
+def _print_switches(out: OutputWriter, report: HealthReport) -> None:
+    """Print one line per active switch; a stopped store is easily taken for a broken one."""
+    from oncemore.queries.times import format_time
 
-    if found.moved:
-        paper.line(f"moved     this log has moved to {found.moved}; nothing begins here any more", "yellow")
-    for one in found.switches:
-        paper.line(f"stopped   {one.name} is on since {shown(one.at)}, by {one.by}: {one.reason}", "yellow")
+    if report.moved_to:
+        out.write_line(
+            f"moved     this log has been moved to {report.moved_to}; no work starts here", "yellow"
+        )
+    for switch in report.switches:
+        since = format_time(switch.at)
+        out.write_line(
+            f"stopped   switch {switch.name} is on since {since}, by {switch.by}: {switch.reason}", "yellow"
+        )

@@ -1,4 +1,4 @@
-"""`oncemore exec`: durable retries for any program."""
+"""`oncemore exec`: run any program once per key, with durable retries."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import sys
 import click
 
 from oncemore.cli import completion
-from oncemore.cli.commands import Whole, leaf, store_option
-from oncemore.cli.output import Paper
-from oncemore.cli.params import DURATION, PAIR, SIZE, duration, span
+from oncemore.cli.commands import WholeNumber, by_option, documented_command, store_option
+from oncemore.cli.output import OutputWriter
+from oncemore.cli.params import DURATION, PAIR, SIZE, format_span, parse_duration
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from oncemore.programs.command import Order
-    from oncemore.programs.exit_code import Decided, Outcome
-    from oncemore.programs.exit_rules import Rules
+    from oncemore.programs.command import ExecOptions
+    from oncemore.programs.exit_rules import ExitRules
+    from oncemore.programs.outcome import ExecDecision, ExecOutcome
     from oncemore.steps.engine import Engine
 
-#: Ours, and not to be taken for a program's: what `timeout` and `env` end with when they fail themselves.
-FAULT = 125
+#: An error of `exec` itself; `timeout` and `env` use the same code to stay apart from the program's codes.
+EXIT_FAULT = 125
 
 EXAMPLES = """
 oncemore exec --key report-11 --effect idempotent --policy kfm-loop -- ./report.sh
@@ -31,197 +31,223 @@ oncemore exec --key backup --bucket day --effect idempotent -- rsync -a data/ ba
 oncemore exec --key mail-42 --retry-on-exit 75 --stdin mail.txt -- sendmail -t
 oncemore exec --key order-7 --settle applied --reason 'the bank shows it' -- ./charge.sh
 """
-GROUPS = {
-    "What the work is": "key key_from_args bucket name inputs tenant correlation_id effect",
-    "When it is tried again": "policy attempts wait retry_on_exit retry_on_output fail_on_exit ok_exit "
-    "timeout within max_wait",
-    "How it runs": "env secret_env cwd stdin grace leave_running",
-    "What is kept and shown": "keep_output max_output quiet in_json report store",
-    "When there is a run already": "if_running rerun settle reason by",
+OPTION_GROUPS = {
+    "Identity": "key key_from_args bucket name inputs tenant correlation_id effect",
+    "Retries": "policy attempts wait retry_on_exit retry_on_output fail_on_exit ok_exit "
+    "timeout total_timeout max_wait",
+    "Execution": "env secret_env cwd stdin grace leave_running",
+    "Output": "keep_output max_output quiet in_json report store",
+    "Existing runs": "if_running rerun settle reason by",
 }
 
 
-@leaf("exec", EXAMPLES, GROUPS)
+@documented_command("exec", EXAMPLES, OPTION_GROUPS)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND [ARG]...")
-@click.option("--key", metavar="TEXT", help="What makes two calls the same work.")
+@click.option("--key", metavar="TEXT", help="Identity of the work: the same key runs once.")
 @click.option(
     "--key-from-args",
     is_flag=True,
-    help="The command line is the key: words, --env, --cwd, --input, --stdin.",
+    help="Derive the key from the command, --env, --cwd, --input and --stdin.",
 )
-@click.option("--bucket", metavar="TIME", help="One run in each minute, hour, day, week (UTC) or duration.")
-@click.option("--name", metavar="NAME", help="Keys are apart by it; the step is called exec:NAME.")
-@click.option("--input", "inputs", metavar="FILE", multiple=True, help="A file whose content counts, too.")
-@click.option("--tenant", metavar="ID", help="Whose work it is; a part of the key.")
-@click.option("--correlation-id", metavar="ID", help="What ties records together.")
+@click.option("--bucket", metavar="TIME", help="One run per minute, hour, day, week (UTC) or duration.")
+@click.option("--name", metavar="NAME", help="Namespace of the key; the step is called exec:NAME.")
+@click.option(
+    "--input", "inputs", metavar="FILE", multiple=True, help="File that counts by name and content."
+)
+@click.option("--tenant", metavar="ID", help="Tenant; a part of the key.")
+@click.option("--correlation-id", metavar="ID", help="Correlation id of all records.")
 @click.option("--effect", type=click.Choice(["once", "idempotent", "pure"]), default="once", metavar="WORD",
-              help="once (unless given), idempotent or pure: may it run twice?")  # fmt: skip
-@click.option("--policy", metavar="ADDRESS", shell_complete=completion.policies,
-              help="How often and when; standard unless given.")  # fmt: skip
-@click.option("--attempts", metavar="N", type=Whole(1, 1000), help="Attempts in all.")
-@click.option("--wait", metavar="TIME,...", help="Waits between attempts: 10s,1m,5m.")
-@click.option("--retry-on-exit", metavar="CODES", help="Exit codes that are tried again: 1,75,100-110; any.")
+              help="once (default), idempotent or pure: may it run twice?")  # fmt: skip
+@click.option("--policy", metavar="ADDRESS", shell_complete=completion.complete_policies,
+              help="Retry policy; default: standard.")  # fmt: skip
+@click.option("--attempts", metavar="N", type=WholeNumber(1, 1000), help="Maximum number of attempts.")
+@click.option("--wait", metavar="TIME,...", help="Delays between attempts: 10s,1m,5m.")
+@click.option("--retry-on-exit", metavar="CODES", help="Exit codes to retry: 1,75,100-110; or any.")
 @click.option("--retry-on-output", metavar="REGEX", multiple=True,
-              help="After a failure: try again if a line of the output matches.")  # fmt: skip
-@click.option("--fail-on-exit", metavar="CODES", help="Exit codes that are never tried again.")
-@click.option("--ok-exit", metavar="CODES", help="Exit codes that are a success, beside 0.")
-@click.option("--timeout", metavar="TIME", type=DURATION, help="The limit of one attempt.")
-@click.option("--within", metavar="TIME", type=DURATION, help="The limit of everything, waits included.")
+              help="Retry a failure if a line of the output matches.")  # fmt: skip
+@click.option("--fail-on-exit", metavar="CODES", help="Exit codes never to retry.")
+@click.option("--ok-exit", metavar="CODES", help="Exit codes that mean success, besides 0.")
+@click.option("--timeout", metavar="TIME", type=DURATION, help="Time limit of one attempt.")
+@click.option("--total-timeout", metavar="TIME", type=DURATION, help="Time limit of all attempts and delays.")
 @click.option("--max-wait", metavar="TIME", type=DURATION,
-              help="End with 120 before a wait that is longer; a later call goes on.")  # fmt: skip
+              help="Exit with 120 before a longer delay; a later call continues.")  # fmt: skip
 @click.option(
     "--env",
     metavar="NAME=VALUE",
     type=PAIR,
     multiple=True,
-    help="Set a variable; counts for the key, never stored.",
+    help="Set a variable; part of the key, never stored.",
 )
 @click.option(
     "--secret-env",
     metavar="NAME",
     multiple=True,
-    help="A variable whose value is masked, and not in the key.",
+    help="A variable to mask in all output; its value is not in the key.",
 )
-@click.option("--cwd", metavar="FOLDER", help="Where it runs; counts for the key as typed.")
-@click.option("--stdin", metavar="FILE", help="What it reads, anew in each attempt; nothing unless given.")
+@click.option("--cwd", metavar="FOLDER", help="Working folder; part of the key as typed.")
+@click.option("--stdin", metavar="FILE", help="Standard input of each attempt; default: empty.")
 @click.option(
     "--grace", metavar="TIME", type=DURATION, default=10.0, help="Time between SIGTERM and SIGKILL."
 )
-@click.option("--leave-running", is_flag=True, help="Let what the program left in the background go on.")
+@click.option("--leave-running", is_flag=True, help="Do not end background processes of the program.")
 @click.option("--keep-output", type=click.Choice(["always", "failed", "never"]), default="always",
-              metavar="WORD", help="Whose output is kept: always, failed, never.")  # fmt: skip
+              metavar="WORD", help="Store the output always, of failed attempts, or never.")  # fmt: skip
 @click.option(
-    "--max-output", metavar="SIZE", type=SIZE, default="10M", help="How much of each stream is kept."
+    "--max-output", metavar="SIZE", type=SIZE, default="10M", help="Stored bytes per stream at most."
 )
-@click.option("--quiet", is_flag=True, help="Print neither output nor remarks; errors are told.")
-@click.option("--json", "in_json", is_flag=True, help="End with one line of JSON on standard error.")
-@click.option("--report", metavar="FILE", help="Write that JSON into a file.")
+@click.option("--quiet", is_flag=True, help="Print neither output nor remarks, only errors.")
+@click.option("--json", "in_json", is_flag=True, help="Print one line of JSON on standard error at the end.")
+@click.option("--report", metavar="FILE", help="Write that JSON to a file.")
 @store_option
 @click.option("--if-running", type=click.Choice(["wait", "fail"]), default="wait", metavar="WORD",
-              help="While another process is at it: wait, or fail.")  # fmt: skip
-@click.option("--rerun", is_flag=True, help="Begin anew what failed for good; needs --reason.")
+              help="If another process runs it: wait, or fail.")  # fmt: skip
+@click.option("--rerun", is_flag=True, help="Run permanently failed work again; needs --reason.")
 @click.option("--settle", type=click.Choice(["applied", "not-applied"]), metavar="WORD",
-              help="What a lost attempt did: applied, not-applied; needs --reason.")  # fmt: skip
-@click.option("--reason", metavar="TEXT", help="Why; it is recorded.")
-@click.option("--by", metavar="NAME", help="Who; else the user of this process. It is recorded.")
-def exec_(command: tuple[str, ...], **told: Any) -> int:
-    """Run a program once per key, with retries that survive.
+              help="Outcome of a lost attempt: applied, not-applied; needs --reason.")  # fmt: skip
+@click.option("--reason", metavar="TEXT", help="The reason; it is recorded.")
+@by_option
+def exec_(command: tuple[str, ...], **options: Any) -> int:
+    """Run a program once per key, with durable retries.
 
-    What it prints is passed on and kept; its exit code is passed on. The same call again prints the same and
-    ends the same, and nothing is run.
+    The output of the program is printed and stored; its exit code is passed on. A repeated call prints the
+    stored output and ends with the same exit code, without running the program.
     """
     from oncemore.errors import Error
-    from oncemore.programs.signals import Cuts, Interrupted
+    from oncemore.programs.signals import SignalListener, SignalReceived
 
-    paper = Paper(sys.stderr, in_json=told["in_json"])
+    out = OutputWriter(sys.stderr, in_json=options["in_json"])
     try:
-        with Cuts() as cuts:
-            return _carried_out(paper, cuts, command, told)
-    except Interrupted as cut:
-        return 128 + cut.number
+        with SignalListener() as signals:
+            return _run_program(out, signals, command, options)
+    except SignalReceived as received:
+        # The shell's convention for a program that a signal has ended.
+        return 128 + received.number
     except Error as error:
-        paper.error(f"{error}")
-        return FAULT
+        out.write_error(f"{error}")
+        return EXIT_FAULT
     except OSError as error:
-        paper.error(f"{error.filename or 'oncemore'}: {error.strerror or error}.")
-        return FAULT
+        out.write_error(f"{error.filename or 'oncemore'}: {error.strerror or error}.")
+        return EXIT_FAULT
 
 
+# An option after the command belongs to the program: `exec --key a ls --all`.
 exec_.context_settings = {"allow_interspersed_args": False}
-exec_.wrong = FAULT
+exec_.usage_exit_code = EXIT_FAULT
 
 
-def _carried_out(paper: Paper, cuts: Any, command: tuple[str, ...], told: dict[str, Any]) -> int:
-    from oncemore.maintenance.tasks import somebody
-    from oncemore.programs.exit_code import Outcome, carry_out
-    from oncemore.programs.signals import Interrupted
-    from oncemore.queries.open_engine import made
+def _run_program(out: OutputWriter, signals: Any, command: tuple[str, ...], options: dict[str, Any]) -> int:
+    from oncemore.maintenance.tasks import resolve_actor
+    from oncemore.programs.outcome import ExecOutcome, run_program_step
+    from oncemore.programs.signals import SignalReceived
+    from oncemore.queries.stores import open_or_create
     from oncemore.steps.context import context
 
-    order, decided, engine = _order(command, told), _decided(told), made(told["store"])
-
-    remarks = Remarks(paper, is_silent=told["quiet"] or told["in_json"])
-    around = {"tenant": told["tenant"], "actor": somebody(told["by"])}
-    around["correlation_id"] = told["correlation_id"] or os.environ.get("ONCEMORE_CORRELATION_ID") or None
+    # Both are checked before the store is opened, so that a wrong command line creates no store.
+    exec_options, decision = _make_options(command, options), _make_decision(options)
+    engine = open_or_create(options["store"])
+    remarks = Remarks(out, is_silent=options["quiet"] or options["in_json"])
+    values = {"tenant": options["tenant"], "actor": resolve_actor(options["by"])}
+    # An `exec` inside the program of another `exec` inherits its correlation id.
+    values["correlation_id"] = options["correlation_id"] or os.environ.get("ONCEMORE_CORRELATION_ID") or None
     try:
-        with engine, context(**around):
-            outcome = carry_out(order, engine, cuts, remarks, decided)
-            _tell(paper, outcome, engine, told)
-    except Interrupted as cut:
-        outcome = Outcome(128 + cut.number, "oncemore", f"{cut}.")
-        _tell(paper, outcome, None, told)
+        with engine, context(**values):
+            outcome = run_program_step(exec_options, engine, signals, remarks, decision)
+            _print_outcome(out, outcome, engine, options)
+    except SignalReceived as received:
+        outcome = ExecOutcome(128 + received.number, "oncemore", f"{received}.")
+        _print_outcome(out, outcome, None, options)
     return int(outcome.exit_code)
 
 
 class Remarks:
-    """What `exec` says on standard error: lines, and on a terminal a countdown of every wait."""
+    """Remarks of `exec` on standard error: lines, and on a terminal a countdown of every delay."""
 
-    def __init__(self, paper: Paper, *, is_silent: bool) -> None:
-        self._paper, self._is_silent, self._is_waiting = paper, is_silent, False
+    def __init__(self, out: OutputWriter, *, is_silent: bool) -> None:
+        self._out, self._is_silent, self._is_waiting = out, is_silent, False
 
     def say(self, text: str) -> None:
-        """Write a line."""
+        """Write a remark, unless remarks are turned off."""
         if not self._is_silent:
-            self._paper.say(text, "dim", "oncemore: ")
+            self._out.write_paragraph(text, "dim", "oncemore: ")
 
     def show_wait(self, left_s: float) -> None:
-        """Show a wait: on a terminal in one line that is written again and again, elsewhere once."""
-        text = f"the next attempt is in {span(left_s)}"
-        if self._is_silent or not self._paper.is_terminal:
+        """Show a delay: on a terminal as one line that is overwritten, elsewhere as one remark."""
+        text = f"next attempt in {format_span(left_s)}"
+        # A log file gets one line per delay, not one per second.
+        if self._is_silent or not self._out.is_terminal:
             if not self._is_waiting:
                 self.say(text)
         else:
-            self._paper.status(f"oncemore: {text}")
+            self._out.status(f"oncemore: {text}")
         self._is_waiting = True
 
     def end_wait(self) -> None:
-        """Take the countdown away."""
-        if self._is_waiting and not self._is_silent and self._paper.is_terminal:
-            self._paper.status("")
+        """Remove the countdown from the terminal."""
+        if self._is_waiting and not self._is_silent and self._out.is_terminal:
+            self._out.status("")
         self._is_waiting = False
 
 
-def _order(command: tuple[str, ...], told: dict[str, Any]) -> Order:
+def _make_options(command: tuple[str, ...], options: dict[str, Any]) -> ExecOptions:
     from oncemore.errors import UsageError
     from oncemore.open_engine import default_policy
-    from oncemore.programs.command import Order
-    from oncemore.retries.options import policy_of
+    from oncemore.programs.command import ExecOptions
+    from oncemore.retries.options import resolve_policy
     from oncemore.settings import POLICY_REQUIRED
 
-    if (told["key"] is None) is not told["key_from_args"]:
-        raise UsageError("give --key TEXT or --key-from-args: what makes two calls the same work")
-    if told["key"] is not None and not 1 <= len(told["key"]) <= 500:
+    if (options["key"] is None) is not options["key_from_args"]:
+        raise UsageError("give either --key TEXT or --key-from-args; the key identifies the work")
+    if options["key"] is not None and not 1 <= len(options["key"]) <= 500:
         raise UsageError("--key takes a text of 1 to 500 characters")
     for option in ("key", "name", "tenant"):
-        if any("\ud800" <= letter <= "\udfff" for letter in told[option] or ""):
-            raise UsageError(f"--{option} is {told[option]!a}, which is not UTF-8; give it a text that is")
-    if told["name"] is not None and not 1 <= len(told["name"]) <= 190:
+        # Python reads bytes of the command line that are not UTF-8 as surrogates, which no store accepts.
+        if any("\ud800" <= letter <= "\udfff" for letter in options[option] or ""):
+            raise UsageError(f"--{option} is {options[option]!a}, which is not valid UTF-8")
+    if options["name"] is not None and not 1 <= len(options["name"]) <= 190:
         raise UsageError("--name takes a text of 1 to 190 characters")
-    rules, env = _rules(told), dict(told["env"])
-    chosen = told["policy"] or default_policy()
+    rules, env = _make_exit_rules(options), dict(options["env"])
+    chosen = options["policy"] or default_policy()
     if chosen == POLICY_REQUIRED:
-        raise UsageError("the settings require that every program names a policy; give --policy NAME")
-    given = {
-        "policy": chosen, "attempts": told["attempts"], "timeout": told["timeout"], "within": told["within"],
-        "wait": _waits(told["wait"]),
-    }  # fmt: skip
-    through = (None, None) if told["quiet"] else (sys.stdout.fileno(), sys.stderr.fileno())
-    return Order(
-        command, told["key"], rules, policy_of(given),  # type: ignore[arg-type]
-        name="exec" if told["name"] is None else f"exec:{told['name']}", bucket=_bucket(told["bucket"]),
-        inputs=told["inputs"], stdin=told["stdin"], cwd=told["cwd"], env=env, hidden=told["secret_env"],
-        secrets=_secrets(told["secret_env"], env), if_running=told["if_running"], grace_s=told["grace"],
-        leave=told["leave_running"], keep=told["keep_output"], most=told["max_output"],
-        max_wait_s=math.inf if told["max_wait"] is None else told["max_wait"],
-        wants_retries=any(told[option] is not None for option in ("policy", "attempts", "wait")),
-        after=_after(chosen), through=through,
-    )  # fmt: skip
+        raise UsageError("the settings require a policy for every program; give --policy NAME")
+    policy_options = {
+        "policy": chosen,
+        "attempts": options["attempts"],
+        "timeout": options["timeout"],
+        "total_timeout": options["total_timeout"],
+        "wait": _parse_waits(options["wait"]),
+    }
+    # Descriptors instead of Python's streams, because the output of a program need not be text.
+    through = (None, None) if options["quiet"] else (sys.stdout.fileno(), sys.stderr.fileno())
+    return ExecOptions(
+        command,
+        options["key"],
+        rules,
+        resolve_policy(policy_options),  # type: ignore[arg-type]
+        name="exec" if options["name"] is None else f"exec:{options['name']}",
+        bucket=_parse_bucket(options["bucket"]),
+        inputs=options["inputs"],
+        stdin=options["stdin"],
+        cwd=options["cwd"],
+        env=env,
+        secret_names=options["secret_env"],
+        secrets=_secret_values(options["secret_env"], env),
+        if_running=options["if_running"],
+        grace_s=options["grace"],
+        leave_running=options["leave_running"],
+        keep_output=options["keep_output"],
+        max_output=options["max_output"],
+        max_wait_s=math.inf if options["max_wait"] is None else options["max_wait"],
+        wants_retries=any(options[option] is not None for option in ("policy", "attempts", "wait")),
+        after_failure=_after_failure(chosen),
+        output_fds=through,
+    )
 
 
-def _after(policy: str) -> str:
-    """Return what a new call makes of work that failed: a policy on disk may say."""
+def _after_failure(policy: str) -> str:
+    """Return the policy's rule for a new call of failed work: `raise` or `new_run`."""
     from oncemore.policy.policy import STANDARD
 
+    # The standard policy needs no file, and without one the YAML reader is not imported.
     if policy == STANDARD.name:
         return "raise"
     from oncemore.policy.files.loader import step_settings
@@ -229,117 +255,129 @@ def _after(policy: str) -> str:
     return step_settings(policy).after_failure
 
 
-def _rules(told: dict[str, Any]) -> Rules:
+def _make_exit_rules(options: dict[str, Any]) -> ExitRules:
     import re
 
     from oncemore.errors import UsageError
-    from oncemore.programs.exit_rules import Rules, check, exits
+    from oncemore.programs.exit_rules import ExitRules, check_disjoint, parse_exit_codes
 
-    for pattern in told["retry_on_output"]:
+    for pattern in options["retry_on_output"]:
         try:
             re.compile(pattern)
-        except re.error as fault:
-            raise UsageError(f"--retry-on-output is {pattern!r}, which is no expression: {fault}") from None
+        except re.error as error:
+            raise UsageError(
+                f"--retry-on-output is {pattern!r}, which is not a regular expression: {error}"
+            ) from None
     named = {
-        f"--{option.replace('_', '-')}": exits(f"--{option.replace('_', '-')}", told[option])
+        f"--{option.replace('_', '-')}": parse_exit_codes(f"--{option.replace('_', '-')}", options[option])
         for option in ("ok_exit", "fail_on_exit", "retry_on_exit")
-        if told[option] is not None
+        if options[option] is not None
     }
-    check(named)
+    check_disjoint(named)
     ok, fail, retry = (
         named.get(option, frozenset()) for option in ("--ok-exit", "--fail-on-exit", "--retry-on-exit")
     )
-    return Rules(told["effect"], ok, fail, retry, told["retry_on_output"])
+    return ExitRules(options["effect"], ok, fail, retry, options["retry_on_output"])
 
 
-def _waits(text: str | None) -> list[float] | None:
+def _parse_waits(text: str | None) -> list[float] | None:
     from oncemore.errors import UsageError
 
     if text is None:
         return None
-    waits = [duration(part) for part in text.split(",")]
+    waits = [parse_duration(part) for part in text.split(",")]
     if None in waits:
-        raise UsageError(f"--wait is {text!r}; it takes durations, as in 10s,1m,5m")
+        raise UsageError(f"--wait is {text!r}; write durations, such as 10s,1m,5m")
     return waits  # type: ignore[return-value]
 
 
-def _bucket(text: str | None) -> str | float | None:
+def _parse_bucket(text: str | None) -> str | float | None:
     if text is None:
         return None
-    seconds = duration(text)
+    # A text that is not a duration, such as day, is a calendar unit; the step refuses an unknown one.
+    seconds = parse_duration(text)
     return text if seconds is None else seconds
 
 
-def _secrets(names: tuple[str, ...], env: dict[str, str]) -> tuple[str, ...]:
+def _secret_values(names: tuple[str, ...], env: dict[str, str]) -> tuple[str, ...]:
     from oncemore.errors import UsageError
 
-    around = {**os.environ, **env}
+    variables = {**os.environ, **env}
     for name in names:
-        if name not in around:
-            raise UsageError(f"--secret-env is {name!r}, and there is no such variable")
-    return tuple(around[name] for name in names)
+        # A misspelt name would leave the real value unmasked.
+        if name not in variables:
+            raise UsageError(f"--secret-env is {name!r}, but that variable is not set")
+    return tuple(variables[name] for name in names)
 
 
-def _decided(told: dict[str, Any]) -> Decided | None:
+def _make_decision(options: dict[str, Any]) -> ExecDecision | None:
     from oncemore.errors import UsageError
-    from oncemore.programs.exit_code import Decided
+    from oncemore.programs.outcome import ExecDecision
 
-    what = told["settle"] or ("rerun" if told["rerun"] else None)
-    if told["settle"] and told["rerun"]:
-        raise UsageError("--settle and --rerun are two decisions; take one at a time")
-    if what is None:
-        if told["reason"] is not None:
-            raise UsageError("--reason goes with --rerun or --settle")
+    action = options["settle"] or ("rerun" if options["rerun"] else None)
+    if options["settle"] and options["rerun"]:
+        raise UsageError("give either --settle or --rerun")
+    if action is None:
+        if options["reason"] is not None:
+            raise UsageError("--reason needs --rerun or --settle")
         return None
-    if not (told["reason"] or "").strip():
-        raise UsageError("--reason is missing; say why, it is recorded")
-    return Decided(what, told["reason"])
+    if not (options["reason"] or "").strip():
+        raise UsageError("--reason is missing; the log records why the decision was made")
+    return ExecDecision(action, options["reason"])
 
 
-def _tell(paper: Paper, outcome: Outcome, engine: Engine | None, told: dict[str, Any]) -> None:
-    """Show what has not been seen yet: stored output, what went wrong, the report."""
-    from oncemore.programs.exit_code import replay
-    from oncemore.queries.times import shown
+def _print_outcome(
+    out: OutputWriter, outcome: ExecOutcome, engine: Engine | None, options: dict[str, Any]
+) -> None:
+    """Print the stored output if it was not printed live, then remarks, the error and the report."""
+    from oncemore.programs.outcome import replay_output
+    from oncemore.queries.times import format_time
 
     program = outcome.program or {}
     notes = [*program.get("notes", ())]
-    if outcome.done_at is not None and not outcome.ran:
-        done = f"nothing was run: this work is done since {shown(outcome.done_at)[:19]}"
-        Remarks(paper, is_silent=told["quiet"] or told["in_json"]).say(done)
-    if engine is not None and not outcome.shown and not told["quiet"]:
-        notes += replay(outcome, engine, _written)
+    if outcome.done_at is not None and not outcome.has_run:
+        text = f"not run: this work was completed at {format_time(outcome.done_at)[:19]}"
+        Remarks(out, is_silent=options["quiet"] or options["in_json"]).say(text)
+    if engine is not None and not outcome.is_output_shown and not options["quiet"]:
+        notes += replay_output(outcome, engine, _write_stream)
     if program.get("passed") and program.get("left_running"):
-        what = "were left running" if told["leave_running"] else "were ended"
-        notes.append(f"{program['left_running']} process(es) that the program left behind {what}")
+        action = "were left running" if options["leave_running"] else "were ended"
+        notes.append(f"{program['left_running']} background process(es) of the program {action}")
     for name in ("stdout", "stderr"):
-        kept = program.get(name) or {}
-        if program.get("passed") and "note" in kept:
-            notes.append(f"its {name} was not kept: {kept['note']}")
-    if not told["quiet"] and not told["in_json"]:
+        stream = program.get(name) or {}
+        if program.get("passed") and "note" in stream:
+            notes.append(f"its {name} was not stored: {stream['note']}")
+    if not options["quiet"] and not options["in_json"]:
         for note in notes:
-            paper.line(f"oncemore: {note}", "dim")
-    if outcome.message and not told["in_json"] and not (told["quiet"] and outcome.by == "program"):
-        paper.error(outcome.message, outcome.hint)
-    _report(paper, outcome, notes, told)
+            out.write_line(f"oncemore: {note}", "dim")
+    # With --quiet, the program's own failure shows in the exit code; an error of `exec` is still printed.
+    if (
+        outcome.message
+        and not options["in_json"]
+        and not (options["quiet"] and outcome.decided_by == "program")
+    ):
+        out.write_error(outcome.message, outcome.hint)
+    _write_report(out, outcome, notes, options)
 
 
-def _written(number: int, data: bytes) -> None:
-    Paper(sys.stdout if number == 1 else sys.stderr).raw(data)
+def _write_stream(number: int, data: bytes) -> None:
+    OutputWriter(sys.stdout if number == 1 else sys.stderr).write_bytes(data)
 
 
-def _report(paper: Paper, outcome: Outcome, notes: list[str], told: dict[str, Any]) -> None:
-    if told["in_json"]:
-        paper.record(_plain(outcome, notes))
-    if told["report"] is not None:
+def _write_report(out: OutputWriter, outcome: ExecOutcome, notes: list[str], options: dict[str, Any]) -> None:
+    if options["in_json"]:
+        out.write_json_line(_outcome_to_dict(outcome, notes))
+    if options["report"] is not None:
         import json
 
-        with open(told["report"], "w", encoding="utf-8") as file:  # noqa: PTH123 - as it was given
-            file.write(json.dumps(_plain(outcome, notes)) + "\n")
+        with open(options["report"], "w", encoding="utf-8") as file:  # noqa: PTH123 - as it was given
+            file.write(json.dumps(_outcome_to_dict(outcome, notes)) + "\n")
 
 
-def _plain(outcome: Outcome, notes: list[str]) -> dict[str, Any]:
-    made = outcome._asdict()
-    made["program"] = {
+def _outcome_to_dict(outcome: ExecOutcome, notes: list[str]) -> dict[str, Any]:
+    fields = outcome.to_dict()
+    # The notes of the program are part of the list at the top level.
+    fields["program"] = {
         name: part for name, part in (outcome.program or {}).items() if name != "notes"
     } or None
-    return {**made, "notes": notes}
+    return {**fields, "notes": notes}

@@ -1,17 +1,17 @@
-"""`oncemore export asl`: policies and workflows for Step Functions."""
+"""`oncemore export asl`: write policies and workflows for AWS Step Functions."""
 
 from __future__ import annotations
 
 import click
 
-from oncemore.cli.commands import Branch, json_option, leaf
-from oncemore.cli.output import Paper
+from oncemore.cli.commands import LazyGroup, documented_command, json_option
+from oncemore.cli.output import OutputWriter
 from oncemore.cli.policy import provider_option
 from oncemore.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from oncemore.stepfunctions.service import Checked, Exported
+    from oncemore.stepfunctions.service import DefinitionCheck, ExportedDefinition
 
 EXAMPLES = """
 oncemore export asl nova-cat --out nova-cat.asl.json
@@ -23,122 +23,127 @@ oncemore export asl --check nova-cat.asl.json
 
 @click.group(
     "export",
-    cls=Branch,
-    homes={"asl": "export:asl", "runs": "run_documents:export_runs"},
+    cls=LazyGroup,
+    modules={"asl": "export:asl", "runs": "run_documents:export_runs"},
     examples=EXAMPLES + "oncemore export runs 0193a000 --states states.yaml --out run.jsonl\n",
 )
 def export() -> None:
-    """Write policies, workflows and runs in the words of others."""
+    """Export policies, workflows and runs to other systems."""
 
 
 @click.group(
-    "asl", cls=Branch, homes={"export": "export:export_asl"}, examples="oncemore asl export nova-cat"
+    "asl", cls=LazyGroup, modules={"export": "export:export_asl"}, examples="oncemore asl export nova-cat"
 )
 def asl_branch() -> None:
     """Export to Step Functions: `asl export` is `export asl`."""
 
 
-@leaf("asl", EXAMPLES)
+@documented_command("asl", EXAMPLES)
 @click.argument("policy", metavar="[POLICY]", required=False)
 @provider_option
-@click.option("--out", metavar="FILE", help="Write the definition into this file.")
+@click.option("--out", "file", metavar="FILE", help="Write the definition to this file.")
 @click.option(
-    "--accept", metavar="KNOB", multiple=True,
-    help="Leave this out where the language cannot say it: jitter, tuning, within_s.",
+    "--accept", metavar="SETTING", multiple=True,
+    help="Export without this setting if needed: jitter, tuning, total_timeout_s.",
 )  # fmt: skip
 @click.option(
-    "--function", "functions", metavar="NAME=ARN", multiple=True, help="Which Lambda function a task calls."
+    "--function", "functions", metavar="NAME=ARN", multiple=True, help="The Lambda function of a task."
 )
-@click.option("--workflow", metavar="NAME", help="Of nova-cat: this workflow alone.")
-@click.option("--check", metavar="FILE", help="Say what is wrong with a definition, instead.")
+@click.option("--workflow", metavar="NAME", help="With nova-cat: only this workflow.")
+@click.option("--check", metavar="FILE", help="Check an existing definition instead.")
 @json_option
 def asl(
     policy: str | None,
     provider: str | None,
-    out: str | None,
+    file: str | None,
     accept: tuple[str, ...],
     functions: tuple[str, ...],
     workflow: str | None,
     check: str | None,
     in_json: bool,
 ) -> int:
-    """Write a policy, or nova-cat, for Step Functions.
+    """Export a policy, or nova-cat, to Step Functions.
 
-    A policy becomes a state machine around one task, in Amazon States Language: one retrier if its delays
-    are those of one, else a loop that waits by a list. What the language cannot say is refused with the
-    knob's name.
+    A policy becomes a state machine around one task, in Amazon States Language: with one retrier if a
+    retrier can produce its delays, else with a loop over a list of delays. A policy with a setting that the
+    language cannot express is refused, and the error names the setting.
 
-    nova-cat is the whole workflow; nova-cat/default and nova-cat/acquisition are its policies. Functions
-    are placeholders, ${AcquireArtifact}, unless --function names them.
+    nova-cat is the whole workflow; nova-cat/default and nova-cat/acquisition are its policies. Functions are
+    placeholders such as ${AcquireArtifact}, unless --function names them.
     """
+    # Imported here, because the service loads the nova-cat profile.
     from oncemore.stepfunctions import service
 
     if (policy is None) == (check is None):
-        raise click.UsageError("Give a POLICY, or --check FILE.", click.get_current_context())
-    paper = Paper(in_json=in_json)
+        raise click.UsageError("Give either a POLICY or --check FILE.", click.get_current_context())
+    out = OutputWriter(in_json=in_json)
     if check is not None:
-        return _print_check(paper, service.check(check))
-    whole = policy == "nova-cat"
-    if workflow is not None and not whole:
-        raise UsageError("--workflow is for nova-cat")
-    if whole and (accept or provider):
-        raise UsageError("--accept and --provider are for a policy; nova-cat is the whole workflow")
-    named = _functions(functions)
-    made = (
-        service.workflow(workflow, named)
-        if whole
-        else service.policy(str(policy), provider, accept, named)
-    )  # fmt: skip
-    _print(paper, made, out)
+        return _print_check(out, service.check_file(check))
+    is_workflow = policy == "nova-cat"
+    if workflow is not None and not is_workflow:
+        raise UsageError("--workflow is only for nova-cat")
+    # A workflow has several policies, so an option for one policy would be ambiguous.
+    if is_workflow and (accept or provider):
+        raise UsageError("--accept and --provider are for a policy; nova-cat is a whole workflow")
+    arns = _parse_functions(functions)
+    exported = (
+        service.export_workflow(workflow, arns)
+        if is_workflow
+        else service.export_policy(str(policy), provider, accept, arns)
+    )
+    _print_definition(out, exported, file)
     return 0
 
 
-export_asl = leaf("export", EXAMPLES.replace("export asl", "asl export"))(asl.callback)
+# `oncemore asl export` is the same command under the name that AWS users look for.
+export_asl = documented_command("export", EXAMPLES.replace("export asl", "asl export"))(asl.callback)
 export_asl.params = asl.params
 
 
-def _functions(told: tuple[str, ...]) -> dict[str, str]:
-    found = {}
-    for one in told:
-        name, is_, arn = one.partition("=")
-        if not (name and is_ and arn):
-            raise UsageError(f"--function is {one!r}; write NAME=ARN")
-        found[name] = arn
-    return found
+def _parse_functions(pairs: tuple[str, ...]) -> dict[str, str]:
+    arns = {}
+    for pair in pairs:
+        # An ARN contains colons but no equals sign, so the first one ends the name.
+        name, equals, arn = pair.partition("=")
+        if not (name and equals and arn):
+            raise UsageError(f"--function is {pair!r}; write NAME=ARN")
+        arns[name] = arn
+    return arns
 
 
-def _print(paper: Paper, made: Exported, out: str | None) -> None:
-    """Print the definition, or write it and say so."""
+def _print_definition(out: OutputWriter, exported: ExportedDefinition, file: str | None) -> None:
+    """Print the definition, or write it to a file and print the path."""
     import json
     from pathlib import Path
 
-    if out is not None:
-        Path(out).write_text(json.dumps(made.definition, indent=2) + "\n", encoding="utf-8")
-    if paper.in_json:
-        paper.json(made)
-    elif out is None:
-        paper.json(made.definition)
+    if file is not None:
+        Path(file).write_text(json.dumps(exported.definition, indent=2) + "\n", encoding="utf-8")
+    # With --json, the document also has the form, the delays and the notes beside the definition.
+    if out.in_json:
+        out.write_json(exported)
+    elif file is None:
+        out.write_json(exported.definition)
     else:
-        paper.say(f"{made.source} is in {out}: {_told(made)}.")
+        out.write_paragraph(f"wrote {exported.source} to {file}: {_describe_form(exported)}.")
 
 
-def _told(made: Exported) -> str:
-    waits = ", ".join(f"{delay} s" for delay in made.delays)
+def _describe_form(exported: ExportedDefinition) -> str:
+    delays = ", ".join(f"{delay} s" for delay in exported.delays)
     return {
-        "workflow": f"{len(made.definition['States'])} states",
-        "none": "one attempt, and no retrier",
-        "retrier": f"one retrier, which waits {waits}",
-        "loop": f"a loop, which waits {waits}",
-    }[made.form]
+        "workflow": f"{len(exported.definition['States'])} states",
+        "none": "one attempt, no retrier",
+        "retrier": f"one retrier with delays of {delays}",
+        "loop": f"a loop with delays of {delays}",
+    }[exported.form]
 
 
-def _print_check(paper: Paper, found: Checked) -> int:
-    if paper.in_json:
-        paper.json(found)
-    elif found.good:
-        paper.line(f"{found.file}: good")
+def _print_check(out: OutputWriter, check: DefinitionCheck) -> int:
+    if out.in_json:
+        out.write_json(check)
+    elif check.good:
+        out.write_line(f"{check.file}: valid")
     else:
-        paper.line(f"{found.file}:")
-        for fault in found.faults:
-            paper.say(f"{fault.where}: {fault.what} ({fault.rule})", "", "  ")
-    return 0 if found.good else 1
+        out.write_line(f"{check.file}:")
+        for fault in check.faults:
+            out.write_paragraph(f"{fault.pointer}: {fault.message} ({fault.rule})", "", "  ")
+    return 0 if check.good else 1

@@ -1,11 +1,11 @@
-"""`oncemore inbox`: take work from a queue, until it is told to stop."""
+"""`oncemore inbox`: call a step for each message of a queue until stopped."""
 
 from __future__ import annotations
 
 import click
 
-from oncemore.cli.commands import Finite, Whole, json_option, leaf, store_option
-from oncemore.cli.output import Paper
+from oncemore.cli.commands import FiniteNumber, WholeNumber, documented_command, json_option, store_option
+from oncemore.cli.output import OutputWriter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,82 +16,87 @@ oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop
 oncemore inbox shop.orders:book --from https://sqs.eu-central-1.amazonaws.com/1234/orders.fifo
 oncemore inbox shop.orders:book --from nats://localhost:4222/ORDERS/shop --drain --json
 """
-LEFT_BEHIND = 1
+EXIT_WORK_LEFT = 1
 
 
-@leaf("inbox", EXAMPLES)
+@documented_command("inbox", EXAMPLES)
 @click.argument("step", metavar="MODULE:STEP")
 @click.option(
     "--from",
     "address",
     metavar="URL",
     required=True,
-    help="The queue: nats://host:4222/STREAM/CONSUMER, or the URL of an SQS queue.",
+    help="Queue: nats://host:4222/STREAM/CONSUMER, or the URL of an SQS queue.",
 )
 @store_option
 @click.option(
     "--concurrency",
     metavar="N",
-    type=Whole(1, 1000),
+    type=WholeNumber(1, 1000),
     default=5,
     show_default=True,
-    help="How many messages may be under way at once.",
+    help="Number of messages to process at the same time.",
 )
 @click.option(
     "--grace",
     metavar="SECONDS",
-    type=Finite(0),
+    type=FiniteNumber(0),
     default=30.0,
     show_default=True,
-    help="How long what is under way may take when it is told to stop.",
+    help="Time that running work may take after a stop signal.",
 )
-@click.option("--drain", is_flag=True, help="Take what is there now, and end.")
+@click.option("--drain", is_flag=True, help="Process the messages that are waiting now, then end.")
 @json_option
 def inbox(
     step: str, address: str, store: str | None, concurrency: int, grace: float, drain: bool, in_json: bool
 ) -> int:
-    """Call a step for each message of a queue, once.
+    """Call a step once for each message of a queue.
 
-    A message is acknowledged when its work is in the log, so that one that is delivered again
-    is not done again. One that cannot be read, or has failed for good, is a dead letter:
-    `oncemore quarantine list` shows it, and `release` has it taken again. SIGTERM or Ctrl-C
-    lets what is under way come to its end. With nats://…?subjects=orders.> a stream that is
-    not there is made. --json prints at the end how many messages came to what.
+    A message is acknowledged after its result is in the log, so a redelivered message is not processed
+    twice. A message that cannot be decoded or has failed permanently becomes a dead letter: `oncemore
+    quarantine list` shows it, and `oncemore quarantine release` delivers it again. On SIGTERM or Ctrl-C,
+    running work may finish. nats://…?subjects=orders.> creates a missing stream. --json prints the number of
+    messages by result at the end.
     """
     import logging
     import sys
 
-    from oncemore.inbox import inbox_at
-    from oncemore.queries.open_engine import made
+    from oncemore.inbox import inbox_from_url
+    from oncemore.queries.stores import open_or_create
     from oncemore.steps.engine import log
-    from oncemore.workers.service import steps_in
+    from oncemore.workers.service import find_steps
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     if ":" not in step:
-        raise click.BadParameter("name the step too, package.module:step.", param_hint="'MODULE:STEP'")
-    (known,) = steps_in([step])
-    with made(store) as engine:
-        taker = inbox_at(known, address, engine=engine, concurrency=concurrency, grace=grace)
-        log.info("oncemore: an inbox for %s on %s", known.name, engine.url)
-        return _take(taker, drain, in_json)
+        raise click.BadParameter("write the step too: package.module:step.", param_hint="'MODULE:STEP'")
+    (found_step,) = find_steps([step])
+    with open_or_create(store) as engine:
+        receiver = inbox_from_url(found_step, address, engine=engine, concurrency=concurrency, grace=grace)
+        log.info("oncemore: inbox for %s started on %s", found_step.name, engine.url)
+        return _receive_messages(receiver, drain, in_json)
 
 
-def _take(taker: Inbox, drain: bool, in_json: bool) -> int:
-    """Take letters, and return how it ended; with work left behind, end here and now, as a worker does."""
+def _receive_messages(receiver: Inbox, drain: bool, in_json: bool) -> int:
+    """Receive messages and return the exit code.
+
+    If work is still running after the grace period, the process ends at once, as a worker does.
+    """
     import os
     import sys
 
     from oncemore.steps.engine import log
 
-    taken = taker.drain() if drain else taker.run()
+    stats = receiver.drain() if drain else receiver.run()
     if in_json:
-        Paper(in_json=True).json({**taken._asdict(), "left": len(taker.under_way)})
+        OutputWriter(in_json=True).write_json({**stats._asdict(), "left": len(receiver.active_ids)})
+        # `os._exit` below does not flush.
         sys.stdout.flush()
-    told = ", ".join(f"{count} {name}" for name, count in taken._asdict().items() if count)
-    log.info("oncemore: an inbox ends: %s", told or "nothing came")
-    if taker.threads_left:
-        # To give the leases back would be to say that nobody is at it, while these threads still are.
-        log.error("oncemore: some work is left to its lease")
+    summary = ", ".join(f"{count} {name}" for name, count in stats._asdict().items() if count)
+    log.info("oncemore: inbox ended: %s", summary or "no messages")
+    if receiver.running_threads:
+        # Closing the engine would release the leases, and another worker would run the same work beside
+        # these threads. Without the release, the work is free only when the leases have expired.
+        log.error("oncemore: some work was still running; it is free when its lease expires")
         sys.stderr.flush()
-        os._exit(LEFT_BEHIND)
+        os._exit(EXIT_WORK_LEFT)
     return 0

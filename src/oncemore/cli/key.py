@@ -1,11 +1,11 @@
-"""`oncemore key`: the idempotency key of given parameters, and what happened to the record of one."""
+"""`oncemore key`: compute an idempotency key, and list the operations on the record of a key."""
 
 from __future__ import annotations
 
 import click
 
-from oncemore.cli.commands import Branch, json_option, leaf, store_option
-from oncemore.cli.output import Paper
+from oncemore.cli.commands import LazyGroup, documented_command, json_option, store_option
+from oncemore.cli.output import OutputWriter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,55 +23,63 @@ SHOW = """
 oncemore key show b4b6cd73
 oncemore key show b4b6cd73 --audit audit.jsonl --json
 """
-HEADS = ("when", "operation", "correlation id", "of", "where")
+COLUMN_HEADS = ("time", "action", "correlation id", "operation", "source")
 
 
 @click.group(
     "key",
-    cls=Branch,
-    homes={"compute": "key:compute", "show": "key:show"},
+    cls=LazyGroup,
+    modules={"compute": "key:compute", "show": "key:show"},
     examples=EXAMPLES.strip() + SHOW,
-    usual="compute",
+    default_command="compute",
     takes_words=True,
 )
 def key() -> None:
-    """Compute idempotency keys, and audit the record of one.
+    """Compute idempotency keys, and audit the record of a key.
 
-    Without a command it is `compute`, with all of its options.
+    The default command is `compute`.
     """
 
 
-@leaf("show", SHOW)
-@click.argument("name", metavar="KEY", help="The key, or its beginning.")
+@documented_command("show", SHOW)
+@click.argument("name", metavar="KEY", help="The key, or a unique prefix.")
 @click.option("--audit", "files", metavar="FILE", type=click.File(encoding="utf-8"), multiple=True,
-              help="A file of audit events: hits are there, and not in the log.")  # fmt: skip
+              help="File of audit events; only these record hits.")  # fmt: skip
 @store_option
 @json_option
 def show(name: str, files: tuple[TextIO, ...], store: str | None, in_json: bool) -> None:
-    """List what happened to the record of a key.
+    """List the operations on the record of a key.
 
-    Hit, record, clear and expiry in the order of time, each with its correlation id. The log has all of them
-    but hits.
+    Hit, record, clear and expiry in order of time, each with its correlation id. The log does not record
+    hits: give the audit file with --audit.
     """
     from oncemore.queries.key_audit import list_key_operations
-    from oncemore.queries.open_engine import looked_at
-    from oncemore.queries.times import shown
+    from oncemore.queries.stores import open_read_only
+    from oncemore.queries.times import format_time
 
-    with looked_at(store) as opened:
-        whole, found = list_key_operations(opened, name, files)
-    paper = Paper(in_json=in_json)
+    # An audit must not change the store, and needs no right to write.
+    with open_read_only(store) as opened:
+        full_key, operations = list_key_operations(opened, name, files)
+    out = OutputWriter(in_json=in_json)
     if in_json:
-        paper.json({"key": whole, "operations": found})
+        out.write_json({"key": full_key, "operations": operations})
     else:
-        paper.line(whole, "bold")
+        out.write_line(full_key, "bold")
+        # An operation from an audit file has no entry in the log; its source is the file.
         rows = [
-            (shown(one.at), one.action, one.correlation_id, one.operation, one.entry or one.source)
-            for one in found
+            (
+                format_time(operation.at),
+                operation.action,
+                operation.correlation_id,
+                operation.operation,
+                operation.entry or operation.source,
+            )
+            for operation in operations
         ]
-        paper.table([HEADS, *rows])
+        out.write_table([COLUMN_HEADS, *rows])
 
 
-@leaf("compute", EXAMPLES)
+@documented_command("compute", EXAMPLES)
 @click.argument(
     "source",
     metavar="[FILE]",
@@ -79,12 +87,12 @@ def show(name: str, files: tuple[TextIO, ...], store: str | None, in_json: bool)
     required=False,
     help="JSON objects with operation, tenant_id, correlation_id, additional_params; - is standard input.",
 )
-@click.option("--operation", metavar="NAME", help="What is done.")
-@click.option("--tenant", metavar="ID", help="For whom.")
-@click.option("--correlation", metavar="ID", help="In which course of events.")
-@click.option("--param", "pairs", metavar="NAME=TEXT", multiple=True, help="A further parameter, as text.")
-@click.option("--params", metavar="JSON", help="Further parameters, as a JSON object.")
-@click.option("--legacy", is_flag=True, help="The document's printed form, for keys that it has stored.")
+@click.option("--operation", metavar="NAME", help="Name of the operation.")
+@click.option("--tenant", metavar="ID", help="Tenant of the operation.")
+@click.option("--correlation", metavar="ID", help="Correlation id of the operation.")
+@click.option("--param", "pairs", metavar="NAME=TEXT", multiple=True, help="Additional parameter, as text.")
+@click.option("--params", metavar="JSON", help="Additional parameters, as a JSON object.")
+@click.option("--legacy", is_flag=True, help="Use the older key format, for keys that are stored in it.")
 @json_option
 def compute(
     source: TextIO | None,
@@ -98,26 +106,26 @@ def compute(
 ) -> None:
     """Compute the idempotency key of an operation.
 
-    The same parameters always give the same key, in whatever order they come. Each
-    object in FILE gives one key.
+    The same parameters give the same key in every order. Each JSON object in FILE gives one key.
     """
-    from oncemore.queries.keys import documents, key_of
+    from oncemore.queries.keys import compute_key, parse_objects
 
     if source is None:
-        asked = [_parts(operation, tenant, correlation, pairs, params)]
+        parameters = [_collect_parts(operation, tenant, correlation, pairs, params)]
     elif operation or tenant or correlation or pairs or params:
         raise click.UsageError("Give either a FILE or the options, not both.", click.get_current_context())
     else:
-        asked = list(documents(source.read()))
-    paper = Paper(in_json=in_json)
-    for found in [key_of(parts, "legacy" if legacy else "canonical") for parts in asked]:
+        parameters = list(parse_objects(source.read()))
+    out = OutputWriter(in_json=in_json)
+    # All keys are computed before the first is printed: a fault in a later object prints no keys at all.
+    for computed in [compute_key(parts, "legacy" if legacy else "canonical") for parts in parameters]:
         if in_json:
-            paper.record(found)
+            out.write_json_line(computed)
         else:
-            paper.line(found.key)
+            out.write_line(computed.key)
 
 
-def _parts(
+def _collect_parts(
     operation: str | None,
     tenant: str | None,
     correlation: str | None,
@@ -126,24 +134,26 @@ def _parts(
 ) -> Mapping[str, Plain]:
     if not operation:
         raise click.UsageError("Missing option '--operation'.", click.get_current_context())
+    # The names are those of the JSON objects in FILE; --param overrides a name in --params.
     return {
         "operation": operation,
         "tenant_id": tenant,
         "correlation_id": correlation,
-        "additional_params": {**_object(params), **dict(_pair(pair) for pair in pairs)},
+        "additional_params": {**_parse_params(params), **dict(_parse_param(pair) for pair in pairs)},
     }
 
 
-def _object(params: str | None) -> Mapping[str, Plain]:
-    from oncemore.queries.keys import documents
+def _parse_params(params: str | None) -> Mapping[str, Plain]:
+    from oncemore.queries.keys import parse_objects
 
-    found = list(documents(params or ""))
-    if len(found) > 1:
-        raise click.BadParameter("it takes one JSON object.", param_hint="'--params'")
-    return found[0] if found else {}
+    # The parser accepts several objects, as in FILE; an option has only one.
+    objects = list(parse_objects(params or ""))
+    if len(objects) > 1:
+        raise click.BadParameter("give one JSON object.", param_hint="'--params'")
+    return objects[0] if objects else {}
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _parse_param(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise click.BadParameter(f"{text!r} is not of the form NAME=TEXT.", param_hint="'--param'")

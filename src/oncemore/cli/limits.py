@@ -1,143 +1,247 @@
-"""`oncemore breakers` and `oncemore resources`: who is left alone, who is asked less, and for how long."""
+"""`oncemore breakers` and `oncemore resources`: circuit breakers, rate limits and retry budgets."""
 
 from __future__ import annotations
 
 import click
 
-from oncemore.cli.commands import Branch, json_option, leaf, store_option
-from oncemore.cli.maintenance import by_option, reason_option
-from oncemore.cli.output import Paper
+from oncemore.cli.commands import (
+    LazyGroup,
+    by_option,
+    documented_command,
+    json_option,
+    reason_option,
+    store_option,
+)
+from oncemore.cli.output import OutputWriter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Sequence
 
-BREAKERS = """
+    from oncemore.log.record import QuotaRecord
+    from oncemore.queries.limits import BreakerEvent, BreakerView
+
+BREAKER_EXAMPLES = """
 oncemore breakers --json
 oncemore breakers list --state OPEN --json
 oncemore breakers show stac.example
 oncemore breakers reset stac.example --by operator --reason 'it was our own network'
 """
-RESOURCES = """
+RESOURCE_EXAMPLES = """
 oncemore resources
 oncemore resources show stac.example --json
 """
-STATES = ("CLOSED", "OPEN", "HALF_OPEN")
-_name = click.argument("name", metavar="NAME", help="The provider, as the list has it.")
+BREAKER_HEADS = ("provider", "state", "next call in", "failures", "opened", "last error")
+BREAKER_STATES = ("CLOSED", "OPEN", "HALF_OPEN")
+_provider_argument = click.argument("name", metavar="NAME", help="Name of the provider, as listed.")
 
 
 @click.group(
     "breakers",
-    cls=Branch,
-    homes={"list": "limits:list_", "show": "limits:show", "reset": "limits:reset"},
-    examples=BREAKERS,
-    usual="list",
+    cls=LazyGroup,
+    modules={"list": "limits:list_", "show": "limits:show", "reset": "limits:reset"},
+    examples=BREAKER_EXAMPLES,
+    default_command="list",
 )
 def breakers() -> None:
-    """See which providers are left alone, and until when.
+    """List, show and reset circuit breakers.
 
-    Without a command it is `list`, with all of its options.
+    While a breaker is open, no call goes to its provider. The default command is `list`.
     """
 
 
-@leaf("list", "oncemore breakers list\noncemore breakers list --state OPEN --json")
-@click.option("--state", metavar="WORD", type=click.Choice(STATES), help=f"Only {', '.join(STATES)}.")
+@documented_command("list", "oncemore breakers list\noncemore breakers list --state OPEN --json")
+@click.option(
+    "--state", metavar="WORD", type=click.Choice(BREAKER_STATES), help=f"Only {', '.join(BREAKER_STATES)}."
+)
 @store_option
 @json_option
 def list_(state: str | None, store: str | None, in_json: bool) -> None:
-    """List the breakers of a store, those that are open first."""
-    from oncemore.cli.limit_tables import print_breakers
-    from oncemore.queries import limits
-    from oncemore.queries.open_engine import there
+    """List the circuit breakers of a store, open ones first."""
+    from oncemore.queries.limits import list_breakers
+    from oncemore.queries.stores import open_existing
 
-    with there(store) as engine:
-        found, now = limits.breakers(engine, state), engine.now()
-    paper = Paper(in_json=in_json)
-    paper.json([one._asdict() for one in found]) if in_json else print_breakers(paper, found, now)
+    with open_existing(store) as engine:
+        views, now = list_breakers(engine, state), engine.now()
+    out = OutputWriter(in_json=in_json)
+    out.write_json([view._asdict() for view in views]) if in_json else _print_breakers(out, views, now)
 
 
-@leaf("show", "oncemore breakers show stac.example\noncemore breakers show stac.example --json")
-@_name
+@documented_command("show", "oncemore breakers show stac.example\noncemore breakers show stac.example --json")
+@_provider_argument
 @store_option
 @json_option
 def show(name: str, store: str | None, in_json: bool) -> None:
-    """Show one breaker, and what last happened to it."""
-    from oncemore.cli.limit_tables import print_breaker
-    from oncemore.queries import limits as gates
-    from oncemore.queries.open_engine import there
+    """Show one circuit breaker and its latest events."""
+    from oncemore.queries.limits import load_breaker
+    from oncemore.queries.stores import open_existing
 
-    with there(store) as engine:
-        (found, moves), now = gates.breaker(engine, name), engine.now()
-    paper = Paper(in_json=in_json)
+    with open_existing(store) as engine:
+        view, events = load_breaker(engine, name)
+    out = OutputWriter(in_json=in_json)
     if in_json:
-        paper.json({**found._asdict(), "moves": [move._asdict() for move in moves]})
+        out.write_json({**view._asdict(), "events": [event._asdict() for event in events]})
     else:
-        print_breaker(paper, found, moves, now)
+        _print_breaker(out, view, events)
 
 
-@leaf("reset", "oncemore breakers reset stac.example --by operator --reason 'it was our own network'")
-@_name
+@documented_command(
+    "reset", "oncemore breakers reset stac.example --by operator --reason 'it was our own network'"
+)
+@_provider_argument
 @reason_option
 @by_option
 @store_option
 @json_option
 def reset(name: str, reason: str, by: str | None, store: str | None, in_json: bool) -> None:
-    """Close a breaker before its time: somebody knows that its provider is well.
+    """Close a circuit breaker before its cooldown ends.
 
-    Runs that wait for the end of its cooldown keep their time; a call of them goes on at once.
+    Runs that wait for the end of the cooldown keep their due time; a new call of such a step starts at once.
     """
-    from oncemore.queries import limits as gates
-    from oncemore.queries.open_engine import there
+    from oncemore.queries.limits import reset_breaker
+    from oncemore.queries.stores import open_existing
 
-    with there(store) as engine:
-        found = gates.reset(engine, name, reason, by)
-    paper = Paper(in_json=in_json)
-    paper.json(found._asdict()) if in_json else paper.line(f"{found.name}: {found.state}", "green")
+    with open_existing(store) as engine:
+        view = reset_breaker(engine, name, reason, by)
+    out = OutputWriter(in_json=in_json)
+    out.write_json(view._asdict()) if in_json else out.write_line(f"{view.name}: {view.state}", "green")
 
 
 @click.group(
     "resources",
-    cls=Branch,
-    homes={"list": "limits:list_resources", "show": "limits:show_resource"},
-    examples=RESOURCES,
-    usual="list",
+    cls=LazyGroup,
+    modules={"list": "limits:list_resources", "show": "limits:show_resource"},
+    examples=RESOURCE_EXAMPLES,
+    default_command="list",
 )
 def resources() -> None:
-    """See what those who share a provider may do.
+    """Show the shared limits of providers.
 
-    How many calls at once, how many in a time, what their retries have left. Without a command it is `list`,
-    with all of its options.
+    The concurrency limit, the rate limit and the retry budget that all processes on the store share. The
+    default command is `list`.
     """
 
 
-@leaf("list", "oncemore resources list\noncemore resources list --json")
+@documented_command("list", "oncemore resources list\noncemore resources list --json")
 @store_option
 @json_option
 def list_resources(store: str | None, in_json: bool) -> None:
-    """List paces, rates and retry budgets, by provider."""
-    _resources(None, store, in_json=in_json)
+    """List concurrency limits, rate limits and retry budgets by provider."""
+    _print_quotas(None, store, in_json=in_json)
 
 
-@leaf("show", "oncemore resources show stac.example\noncemore resources show stac.example --json")
-@_name
+@documented_command(
+    "show", "oncemore resources show stac.example\noncemore resources show stac.example --json"
+)
+@_provider_argument
 @store_option
 @json_option
 def show_resource(name: str, store: str | None, in_json: bool) -> None:
-    """Show the pace, the rate and the retry budget of one provider."""
-    _resources(name, store, in_json=in_json)
+    """Show the limits and the retry budget of one provider."""
+    _print_quotas(name, store, in_json=in_json)
 
 
-def _resources(name: str | None, store: str | None, *, in_json: bool) -> None:
-    from oncemore.cli.limit_tables import print_resources
-    from oncemore.queries import limits as gates
-    from oncemore.queries.open_engine import there
+def _print_quotas(name: str | None, store: str | None, *, in_json: bool) -> None:
+    from oncemore.queries.limits import list_quotas, load_quota
+    from oncemore.queries.stores import open_existing
 
-    with there(store) as engine:
-        found: Any = gates.resources(engine) if name is None else [gates.resource(engine, name)]
+    with open_existing(store) as engine:
+        quotas = list_quotas(engine) if name is None else [load_quota(engine, name)]
         now = engine.now()
-    paper = Paper(in_json=in_json)
+    out = OutputWriter(in_json=in_json)
     if in_json:
-        plain = [one._asdict() for one in found]
-        paper.json(plain if name is None else plain[0])
+        # One provider is an object in JSON, the list is an array.
+        plain = [quota._asdict() for quota in quotas]
+        out.write_json(plain if name is None else plain[0])
     else:
-        print_resources(paper, found, now)
+        _print_resources(out, quotas, now)
+
+
+# The formats are imported by the functions that print: `oncemore --help` imports this module for its help.
+
+
+def _print_breakers(out: OutputWriter, views: Sequence[BreakerView], now: float) -> None:
+    from oncemore._time_spans import format_seconds
+    from oncemore.queries.times import format_age
+
+    # A breaker is recorded at its first failure, so an empty store has none.
+    if not views:
+        out.write_line("No breakers match.", "green")
+        return
+    rows = [
+        (
+            view.name, view.state, format_seconds(view.open_for_s) if view.open_for_s else "now",
+            f"{view.failures} of {view.limit}", f"{view.open_count} times",
+            f"{view.error}, {format_age(view.failed_at, now)} ago" if view.failed_at else "",
+        )
+        for view in views
+    ]  # fmt: skip
+    out.write_table([BREAKER_HEADS, *rows])
+
+
+def _print_breaker(out: OutputWriter, view: BreakerView, events: Sequence[BreakerEvent]) -> None:
+    from oncemore._time_spans import format_seconds
+    from oncemore.queries.times import format_time
+
+    out.write_line(f"{view.name}: {view.state}", "green" if view.state == "CLOSED" else "yellow")
+    if view.open_for_s:
+        # For the type checker: a remaining time has an end.
+        assert view.open_until is not None
+        out.write_line(
+            f"  next call allowed in {format_seconds(view.open_for_s)}, at {format_time(view.open_until)}"
+        )
+    # Half open: one call probes the provider, and other calls are refused until it has ended.
+    if view.probe_worker:
+        out.write_line(f"  a call of worker {view.probe_worker} is probing the provider")
+    out.write_line(
+        f"  opens after {view.limit}, for {format_seconds(view.cooldown_s)}; opened {view.open_count} times"
+    )
+    out.write_line()
+    rows = [
+        (format_time(event.at), event.state, str(event.failures), _describe_event(event)) for event in events
+    ]
+    out.write_table([("time", "state", "failures", "reason"), *rows], right=(2,))
+
+
+def _describe_event(event: BreakerEvent) -> str:
+    # Only a reset has an actor; every other event comes from a call and its error.
+    if event.by:
+        return f"{event.by}: {event.reason}"
+    run = f" (run {event.run[:12]})" if event.run else ""
+    return f"{event.error}{f': {event.message}' if event.message else ''}{run}" if event.error else ""
+
+
+def _print_resources(out: OutputWriter, quotas: Sequence[QuotaRecord], now: float) -> None:
+    # Limits are recorded when they are first used, so an empty list does not mean that none is configured.
+    if not quotas:
+        out.write_line("No concurrency limit, rate limit or retry budget has been used yet.", "green")
+        return
+    rows = [
+        (
+            quota.name,
+            _format_concurrency(quota),
+            _format_rate(quota, now),
+            _format_budget(quota),
+            str(quota.throttled),
+        )
+        for quota in quotas
+    ]
+    out.write_table([("provider", "concurrency", "rate limit", "retry budget", "throttled"), *rows])
+
+
+def _format_concurrency(quota: QuotaRecord) -> str:
+    return f"{quota.concurrency} of {quota.max_concurrency}" if quota.max_concurrency else "-"
+
+
+def _format_rate(quota: QuotaRecord, now: float) -> str:
+    from oncemore._time_spans import format_seconds
+
+    if not quota.calls_per_period:
+        return "-"
+    # The time of the next call lies in the past after a pause.
+    next_call = f", next in {format_seconds(quota.next_at - now)}" if quota.next_at > now else ", now"
+    return f"{quota.calls_per_period} in {format_seconds(quota.period_s)}{next_call}"
+
+
+def _format_budget(quota: QuotaRecord) -> str:
+    return f"{quota.tokens:g} of {quota.capacity:g}" if quota.capacity else "-"

@@ -1,4 +1,4 @@
-"""`oncemore prune`, `erase`, `backup`, `restore`, `sizes`, `verify`: keeping house."""
+"""`oncemore prune`, `erase`, `backup`, `restore`, `sizes` and `verify`: maintenance of a store."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from itertools import islice
 import click
 
 from oncemore.cli import completion
-from oncemore.cli.commands import json_option, leaf, store_option
-from oncemore.cli.output import Paper
+from oncemore.cli.commands import by_option, documented_command, json_option, reason_option, store_option
+from oncemore.cli.output import OutputWriter
 from oncemore.cli.params import DURATION
 from oncemore.errors import StoreError
 
@@ -18,46 +18,51 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-MOST_IN_DOUBT = 50
-EVIDENCE = "Do not write to this store any more; restore a backup, and keep this file: it is evidence."
+MAX_DOUBTFUL_RUNS = 50
+EVIDENCE_HINT = "Stop writing to this store, restore a backup, and keep this file as evidence."
 
-reason_option = click.option("--reason", metavar="TEXT", required=True, help="Why; it is recorded.")
-by_option = click.option("--by", metavar="NAME", help="Who; else the user of this process. It is recorded.")
-yes_option = click.option("--yes", is_flag=True, help="Do it without asking.")
+yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
-def sure(yes: bool, question: str) -> None:
-    """Ask before what cannot be undone; where nobody can answer, --yes must."""
+def confirm_or_fail(yes: bool, question: str) -> None:
+    """Ask the operator to confirm an action that cannot be undone; without a terminal, require --yes."""
     if not yes:
+        # A cron job would wait forever for an answer, so it must decide beforehand.
         if not sys.stdin.isatty():
-            raise click.UsageError(f"{question} Give --yes to say so.", click.get_current_context())
+            raise click.UsageError(f"{question} Confirm with --yes.", click.get_current_context())
         click.confirm(question, abort=True, err=True)
 
 
-def count_on_terminal(what: str) -> Callable[..., object]:
-    """Return what shows how far it is, on a terminal and only there."""
+def make_progress_counter(unit: str) -> Callable[..., object]:
+    """Return a callback that shows progress on a terminal's stderr; it does nothing elsewhere."""
     if not sys.stderr.isatty():
-        return lambda *told: None
+        return lambda *progress: None
 
-    def show(done: int, of: int = 0) -> None:
-        share = f" of {of:,} ({done / of:.0%})" if of else ""
-        click.echo(f"\r{done:,}{share} {what}", err=True, nl=bool(of and done >= of))
+    def show_progress(done: int, total: int = 0) -> None:
+        share = f" of {total:,} ({done / total:.0%})" if total else ""
+        click.echo(f"\r{done:,}{share} {unit}", err=True, nl=bool(total and done >= total))
 
-    return show
+    return show_progress
 
 
-@leaf("prune", "oncemore prune --older-than 90d --dry-run\noncemore prune\noncemore prune --step shop.pay")
+@documented_command(
+    "prune", "oncemore prune --older-than 90d --dry-run\noncemore prune\noncemore prune --step shop.pay"
+)
 @store_option
-@click.option("--older-than", type=DURATION, metavar="TIME", help="Runs that ended this long ago: 90d, 12h.")
-@click.option("--step", metavar="NAME", shell_complete=completion.steps, help="Only runs of this step.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option(
+    "--older-than", type=DURATION, metavar="TIME", help="Runs that finished this long ago: 90d, 12h."
+)
+@click.option(
+    "--step", metavar="NAME", shell_complete=completion.complete_steps, help="Only runs of this step."
+)
+@click.option("--dry-run", is_flag=True, help="Only print what would be deleted.")
 @click.option(
     "--forget-keys-after",
     type=DURATION,
     metavar="TIME",
-    help="Also remove the tombstones of runs that were pruned this long ago: such a key CAN BE DONE AGAIN.",
+    help="Also delete keys pruned this long ago. WORK WITH SUCH A KEY CAN RUN AGAIN.",
 )
-@click.option("--reason", metavar="TEXT", default="retention", help="Why; it is recorded.")
+@click.option("--reason", metavar="TEXT", default="retention", help="The reason; it is recorded.")
 @by_option
 @yes_option
 @json_option
@@ -72,208 +77,222 @@ def prune(
     yes: bool,
     in_json: bool,
 ) -> None:
-    """Forget what runs hold that are over, and not their keys.
+    """Delete the data of finished runs; keep their keys.
 
-    Arguments, results, errors and the payloads of delivered events go. Without --older-than,
-    only those of steps that say retain_for=. What is open, held, in quarantine or not
-    delivered yet is never touched. Keys stay: no work is done twice.
+    Deletes arguments, results, errors and the payloads of delivered events. Without --older-than, only runs
+    of steps with retain_for= are pruned. Runs that are open, held, in quarantine or have undelivered events
+    are never touched. Keys stay, so no work runs twice.
     """
-    from oncemore.queries.open_engine import there
+    from oncemore.queries.stores import open_existing
 
+    # A dry run deletes no keys, so it needs no confirmation.
     if forget_keys_after is not None and not dry_run:
-        sure(yes, "Keys that are forgotten can be done again, as if they had never been. Forget them?")
-    with there(store) as engine:
-        found = engine.prune(
+        confirm_or_fail(yes, "Work with a deleted key can run again. Delete the keys?")
+    with open_existing(store) as engine:
+        report = engine.prune(
             older_than=older_than, step=step, dry_run=dry_run, reason=reason, by=by,
             forget_keys_after=forget_keys_after,
         )  # fmt: skip
-    paper = Paper(in_json=in_json)
+    out = OutputWriter(in_json=in_json)
     if in_json:
-        paper.json({**found._asdict(), "dry_run": dry_run})
+        out.write_json({**report._asdict(), "dry_run": dry_run})
         return
-    paper.line(f"{'would prune' if dry_run else 'pruned'} {_runs(found.runs)}, {found.events} events")
-    for why, count in sorted(found.kept.items()):
-        paper.line(f"kept {count}: {WHY[why]}", "dim")
-    if found.forgotten:
-        how = "would forget" if dry_run else "forgot"
-        paper.line(f"{how} {found.forgotten} keys: they can be done again", "yellow")
-    if found.workers:
-        paper.line(f"removed the records of {found.workers} processes that are long gone", "dim")
+    out.write_line(
+        f"{'would prune' if dry_run else 'pruned'} {_format_runs(report.runs)}, {report.events} events"
+    )
+    for code, count in sorted(report.kept_runs.items()):
+        out.write_line(f"kept {count}: {KEPT_REASONS[code]}", "dim")
+    if report.dropped_keys:
+        action = "would delete" if dry_run else "deleted"
+        out.write_line(f"{action} {report.dropped_keys} keys; work with these keys can run again", "yellow")
+    if report.workers:
+        out.write_line(f"deleted the records of {report.workers} ended processes", "dim")
 
 
-WHY = {
-    "open": "they are not over",
-    "quarantined": "a person has to look at them",
-    "undelivered": "events of theirs have not been delivered",
-    "young": "their time is not up",
-    "unsaid": "nobody said how long; give --older-than, or retain_for= on the step",
-    "moved": "somebody was at them just now",
+#: The reason codes are those of the JSON output.
+KEPT_REASONS = {
+    "open": "not finished",
+    "quarantined": "in quarantine",
+    "undelivered": "with undelivered events",
+    "young": "not old enough",
+    "unsaid": "without a retention time; give --older-than, or retain_for= on the step",
+    "moved": "changed while this command ran",
 }
 
 
-def _runs(count: int) -> str:
+def _format_runs(count: int) -> str:
     return f"{count} run{'' if count == 1 else 's'}"
 
 
-@leaf("erase", "oncemore erase 9f86d081884c --reason 'asked to by the customer, case 17' --yes")
-@click.argument("key", help="The key of the run, or the first 8 or more of its digits.")
+@documented_command("erase", "oncemore erase 9f86d081884c --reason 'asked to by the customer, case 17' --yes")
+@click.argument("key", help="Key of the run, or its first 8 or more characters.")
 @store_option
 @reason_option
 @by_option
 @yes_option
 @json_option
 def erase(key: str, store: str | None, reason: str, by: str | None, yes: bool, in_json: bool) -> int:
-    """Erase everything that the runs of a key hold.
+    """Erase all data of the runs of a key.
 
-    Arguments, results, errors, events and files. It cannot be undone. The key stays, with who
-    erased it and why, and is not done again; the log still verifies. Backups are not touched.
-    Exit code 1 if something is left.
+    Erases arguments, results, errors, events and files. This cannot be undone. The key stays, with the actor
+    and the reason, and its work does not run again; the log still verifies. Backups are not touched. Exit
+    code 1 if some data could not be erased.
     """
-    from oncemore.queries.open_engine import there
+    from oncemore.queries.stores import open_existing
 
-    sure(yes, f"Erase everything that {key} holds? It cannot be undone.")
-    with there(store) as engine:
-        found = engine.erase(key, reason=reason, by=by)
-    paper = Paper(in_json=in_json)
+    # Asked before the store is opened, so that a refusal touches nothing.
+    confirm_or_fail(yes, f"Erase all data of the runs of {key}? This cannot be undone.")
+    with open_existing(store) as engine:
+        report = engine.erase(key, reason=reason, by=by)
+    out = OutputWriter(in_json=in_json)
     if in_json:
-        paper.json(found)
+        out.write_json(report)
     else:
-        paper.line(f"erased {found.key}: {found.events} events, {len(found.artifacts)} files")
-        for rest in found.left:
-            paper.say(rest, "yellow", "left: ")
-    return 1 if found.left else 0
+        out.write_line(f"erased {report.key}: {report.events} events, {len(report.artifacts)} files")
+        for rest in report.remaining:
+            out.write_paragraph(rest, "yellow", "not erased: ")
+    return 1 if report.remaining else 0
 
 
-@leaf("backup", "oncemore backup /backups/log-2026-11-16.db")
-@click.argument("file", type=click.Path(dir_okay=False), help="The new file; one that exists is refused.")
+@documented_command("backup", "oncemore backup /backups/log-2026-11-16.db")
+@click.argument("file", type=click.Path(dir_okay=False), help="The new file; an existing file is refused.")
 @store_option
-@click.option("--reason", metavar="TEXT", default="backup", help="Why; it is recorded.")
+@click.option("--reason", metavar="TEXT", default="backup", help="The reason; it is recorded.")
 @by_option
 @json_option
 def backup(file: str, store: str | None, reason: str, by: str | None, in_json: bool) -> None:
-    """Copy a store to a new file while others use it.
+    """Copy a store to a new file while it is in use.
 
-    The copy is checked before it gets its name. When it is opened it is held: see
-    `oncemore restore`. Files that steps have put away are beside the store, and are copied
-    as files.
+    The copy is verified before it gets its name. No work with an effect runs on a copy until
+    `oncemore restore --acknowledge`. Artifact files are beside the store; copy them as files.
     """
-    from oncemore.queries.open_engine import there
+    from oncemore.queries.stores import open_existing
 
-    with there(store) as engine:
-        found = engine.backup(file, reason=reason, by=by, progress=count_on_terminal("pages"))
-    paper = Paper(in_json=in_json)
+    with open_existing(store) as engine:
+        report = engine.backup(file, reason=reason, by=by, progress=make_progress_counter("pages"))
+    out = OutputWriter(in_json=in_json)
     if in_json:
-        paper.json(found)
+        out.write_json(report)
     else:
-        paper.line(f"{found.path}: {found.entries:,} entries, {found.bytes:,} bytes, checked", "green")
+        out.write_line(
+            f"{report.path}: {report.entries:,} entries, {report.bytes:,} bytes, verified", "green"
+        )
 
 
-@leaf("restore", "oncemore restore\noncemore restore --acknowledge --reason 'the original is lost'")
+@documented_command(
+    "restore", "oncemore restore\noncemore restore --acknowledge --reason 'the original is lost'"
+)
 @store_option
-@click.option("--acknowledge", is_flag=True, help="Let it go on: somebody has looked at what is in doubt.")
-@click.option("--reason", metavar="TEXT", help="Why; it is recorded.")
+@click.option("--acknowledge", is_flag=True, help="Allow work on the copy; check the runs in doubt first.")
+@click.option("--reason", metavar="TEXT", help="The reason; it is recorded.")
 @by_option
 @json_option
 def restore(store: str | None, acknowledge: bool, reason: str | None, by: str | None, in_json: bool) -> int:
-    """Say whether a store is a copy; let it go on.
+    """Show whether a store is a held copy, and release it.
 
-    On a copy nothing runs that has an effect, because what the original has done since would
-    be done twice. Exit code 1 while it is held.
+    A copy of a store is held: no work with an effect runs on it, because the original may have done the same
+    work since the copy was made. Exit code 1 while the copy is held.
     """
-    from oncemore.maintenance.backup import in_doubt
-    from oncemore.queries.open_engine import there
+    from oncemore.maintenance.backup import list_unfinished_runs
+    from oncemore.queries.stores import open_existing
 
-    paper = Paper(in_json=in_json)
+    out = OutputWriter(in_json=in_json)
+    # Only --acknowledge needs a reason, so the option is not a required one.
     if acknowledge and not reason:
         raise click.UsageError("Missing option '--reason'.", click.get_current_context())
-    with there(store) as engine:
-        why = engine.store.house().held()
+    with open_existing(store) as engine:
+        copy_notice = engine.store.open_maintenance().copy_notice()
         if acknowledge:
             engine.acknowledge(reason=reason or "", by=by)
-        doubts = list(islice(in_doubt(engine), MOST_IN_DOUBT + 1)) if why and not acknowledge else []
-    held = bool(why) and not acknowledge
+        is_held = bool(copy_notice) and not acknowledge
+        # One more than is printed, to know whether the list is complete.
+        runs = list(islice(list_unfinished_runs(engine), MAX_DOUBTFUL_RUNS + 1)) if is_held else []
     if in_json:
-        paper.json({"held": held, "why": why, "in_doubt": doubts[:MOST_IN_DOUBT]})
-        return int(held)
-    if not why:
-        paper.line("this store is no copy: nothing is held", "green")
+        out.write_json({"held": is_held, "why": copy_notice, "in_doubt": runs[:MAX_DOUBTFUL_RUNS]})
+        return int(is_held)
+    if not copy_notice:
+        out.write_line("This store is not a copy; no work is held.", "green")
     elif acknowledge:
-        paper.line("acknowledged: it goes on from here", "green")
+        out.write_line("acknowledged: work can run on this store", "green")
     else:
-        paper.say(f"held: {why}", "yellow")
-        _print_doubts(paper, doubts)
-    return int(held)
+        out.write_paragraph(f"held: {copy_notice}", "yellow")
+        _print_doubtful_runs(out, runs)
+    return int(is_held)
 
 
-def _print_doubts(paper: Paper, doubts: list[Any]) -> None:
-    if doubts:
-        paper.line()
-        rows = [(one.key[:12], one.state, one.effect, one.step) for one in doubts[:MOST_IN_DOUBT]]
-        paper.table([("key", "state", "effect", "step"), *rows])
-        if len(doubts) > MOST_IN_DOUBT:
-            paper.line("… and more", "dim")
-    paper.line()
-    paper.say(
-        "In doubt are the runs above, which may have gone on, and every key that is not here at all: "
-        "it may have "
-        "been done after the copy was made. Look for those at the other side, mark what is done "
-        "(oncemore import), then `oncemore restore --acknowledge --reason …`."
+def _print_doubtful_runs(out: OutputWriter, runs: list[Any]) -> None:
+    if runs:
+        out.write_line()
+        rows = [(run.key[:12], run.state, run.effect, run.step) for run in runs[:MAX_DOUBTFUL_RUNS]]
+        out.write_table([("key", "state", "effect", "step"), *rows])
+        if len(runs) > MAX_DOUBTFUL_RUNS:
+            out.write_line("… and more", "dim")
+    out.write_line()
+    out.write_paragraph(
+        "In doubt are the runs above, which may have continued in the original, and every key that this copy "
+        "does not have: it may have been completed after the copy was made. Check these in the systems that "
+        "the work writes to, mark completed keys (`oncemore import`), then run "
+        "`oncemore restore --acknowledge --reason …`."
     )
 
 
-@leaf("sizes", "oncemore sizes\noncemore sizes --json")
+@documented_command("sizes", "oncemore sizes\noncemore sizes --json")
 @store_option
 @json_option
 def sizes(store: str | None, in_json: bool) -> None:
-    """Count what a store holds, and the room that it takes."""
-    from oncemore.queries.open_engine import there
+    """Print the number of entries and the disk space of a store."""
+    from oncemore.queries.stores import open_existing
 
-    with there(store) as engine:
-        found = engine.sizes()
-    paper = Paper(in_json=in_json)
+    with open_existing(store) as engine:
+        sizes = engine.measure_sizes()
+    out = OutputWriter(in_json=in_json)
     if in_json:
-        paper.json(found)
+        out.write_json(sizes)
         return
     rows = [
-        (kind, f"{weight.entities:,}", f"{weight.entries:,}", f"{weight.bytes:,}")
-        for kind, weight in sorted(found.kinds.items())
+        (kind, f"{size.entities:,}", f"{size.entries:,}", f"{size.bytes:,}")
+        for kind, size in sorted(sizes.kinds.items())
     ]
-    paper.table([("kind", "entities", "entries", "bytes"), *rows], right=(1, 2, 3))
-    paper.line()
-    left = "unknown" if found.left is None else f"{found.left:,}"
-    rooms = [("store", f"{found.file:,}"), ("write-ahead file", f"{found.wal:,}")]
-    rooms += [("free inside", f"{found.spare:,}"), ("left on the disk", left)]
-    if found.artifacts is not None:
-        rooms.append((f"files ({found.artifacts:,})", f"{found.artifact_bytes:,}"))
-    paper.table([("room", "bytes"), *rooms], right=(1,))
+    out.write_table([("kind", "entities", "entries", "bytes"), *rows], right=(1, 2, 3))
+    out.write_line()
+    # Only a store on this machine knows the free space of its disk.
+    free = "unknown" if sizes.left is None else f"{sizes.left:,}"
+    spaces = [("store", f"{sizes.file:,}"), ("write-ahead log", f"{sizes.wal:,}")]
+    spaces += [("free in the store", f"{sizes.spare:,}"), ("free on the disk", free)]
+    if sizes.artifacts is not None:
+        spaces.append((f"artifacts ({sizes.artifacts:,})", f"{sizes.artifact_bytes:,}"))
+    out.write_table([("space", "bytes"), *spaces], right=(1,))
 
 
-@leaf("verify", "oncemore verify\noncemore verify --json")
+@documented_command("verify", "oncemore verify\noncemore verify --json")
 @store_option
 @json_option
 def verify(store: str | None, in_json: bool) -> int:
-    """Check every link and head of a log, and say what was erased.
+    """Verify the hash chain and the heads of a log.
 
-    With by whom and why. Exit code 1 if an entry or a head was altered, a part is missing, or
-    a body is gone that nobody has removed.
+    Also lists erased keys, with actor and reason. Exit code 1 if an entry or a head was altered, entries are
+    missing, or a body is missing without a record of its removal.
     """
-    from oncemore.queries.open_engine import there
+    from oncemore.queries.stores import open_existing
 
-    paper = Paper(in_json=in_json)
+    out = OutputWriter(in_json=in_json)
     try:
-        with there(store) as engine:
-            found = engine.verify()
-    except StoreError as fault:
-        Paper(sys.stderr, in_json=in_json).error(f"{fault}.", EVIDENCE)
+        with open_existing(store) as engine:
+            report = engine.verify()
+    except StoreError as error:
+        # A damaged log gets the hint about evidence instead of the usual message of the program.
+        OutputWriter(sys.stderr, in_json=in_json).write_error(f"{error}.", EVIDENCE_HINT)
         return 1
     if in_json:
-        paper.json(found)
+        out.write_json(report)
         return 0
-    pruned = sum(one.how == "pruned" for one in found.forgotten)
-    paper.line(f"whole: {found.entries:,} entries of {found.entities:,} entities", "green")
+    pruned = sum(removal.how == "pruned" for removal in report.forgotten)
+    out.write_line(f"intact: {report.entries:,} entries of {report.entities:,} entities", "green")
     if pruned:
-        paper.line(f"{_runs(pruned)} pruned")
-    for one in found.forgotten:
-        if one.how == "erased":
-            paper.line(f"erased {one.key[:12]} of {one.step}, by {one.actor or '?'}: {one.reason or '?'}")
+        out.write_line(f"{_format_runs(pruned)} pruned")
+    # Pruning is routine and only counted; each erasure is listed, because an auditor asks for it.
+    for removal in report.forgotten:
+        if removal.how == "erased":
+            actor, reason = removal.actor or "?", removal.reason or "?"
+            out.write_line(f"erased {removal.key[:12]} of {removal.step}, by {actor}: {reason}")
     return 0

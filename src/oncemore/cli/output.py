@@ -1,9 +1,8 @@
-"""Where commands write: text for people, JSON for programs, and never both on one stream.
+"""Output of commands: either text or JSON on one stream.
 
-Colours are used on a terminal only, and not with `NO_COLOR` (any value) or `TERM=dumb`; nothing is
-said by colour alone. Characters that the stream's encoding lacks are replaced by ASCII ones. When the
-reader of a pipe goes away, the paper falls silent and the command goes on to its exit code: a check
-that failed has failed, however much of it was read.
+Colors are used on a terminal only, and not with `NO_COLOR` (any value) or `TERM=dumb`; no fact is shown by
+color alone. Characters missing from the stream's encoding are replaced by ASCII. If the reader closes the
+pipe, the rest of the output is discarded and the command still ends with its own exit code.
 """
 
 from __future__ import annotations
@@ -18,161 +17,172 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Final, Literal, TextIO
 
-    Tint = Literal["", "bold", "dim", "red", "green", "yellow"]
+    Color = Literal["", "bold", "dim", "red", "green", "yellow"]
 
-USUAL_WIDTH = 80
-NARROWEST = 40
-NARROW_COLUMN = 20
-WIDEST_PROSE = 100
+DEFAULT_WIDTH = 80
+MIN_WIDTH = 40
+MIN_COLUMN_WIDTH = 20
+MAX_PROSE_WIDTH = 100
 
-_CODES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
-#: What a stream that cannot show the left shows instead.
-_ASCII: Final = str.maketrans({
+_COLOR_CODES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
+#: Replacements for a stream with an encoding that lacks these characters.
+_ASCII_REPLACEMENTS: Final = str.maketrans({
     "█": "#", "░": ":", "│": "|", "─": "-", "└": "+", "┴": "+", "•": "o", "…": "...", "→": "->",
     "━": "=", "·": ".", "▒": "%", "✓": "+",
 })  # fmt: skip
 
 
-def hush(out: TextIO) -> None:
-    """Let everything that is still to come on a broken stream go nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+def discard_output(stream: TextIO) -> None:
+    """Redirect a broken stream to the null device, so that later writes cannot fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-class Paper:
-    """A stream, and how it is written on."""
+class OutputWriter:
+    """Writes lines, tables, errors and JSON to one stream.
 
-    def __init__(self, out: TextIO | None = None, *, in_json: bool = False) -> None:
-        self._out = sys.stdout if out is None else out
+    is_reader_gone  whether the reader of the pipe has closed it; a following command stops then
+    """
+
+    def __init__(self, stream: TextIO | None = None, *, in_json: bool = False) -> None:
+        self._stream = sys.stdout if stream is None else stream
         self.in_json = in_json
-        self.hushed = False  # whether the reader has gone away
-        self.is_terminal = self._out.isatty() and os.environ.get("TERM") != "dumb"
-        self.coloured = self.is_terminal and not os.environ.get("NO_COLOR") and not in_json
-        self._ascii = not _can_show(self._out, "█░│─•")
+        self.is_reader_gone = False
+        self.is_terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self.has_colors = self.is_terminal and not os.environ.get("NO_COLOR") and not in_json
+        self._is_ascii_only = not _can_encode(self._stream, "█░│─•")
 
     @property
     def width(self) -> int:
-        """The columns there are: of the terminal, or as `COLUMNS` says, or 80."""
-        told = os.environ.get("COLUMNS", "")
-        if told.isdigit() and int(told) > 0:
-            return max(NARROWEST, int(told))
+        """The number of columns: `COLUMNS`, else that of the terminal, else 80."""
+        columns = os.environ.get("COLUMNS", "")
+        if columns.isdigit() and int(columns) > 0:
+            return max(MIN_WIDTH, int(columns))
         try:
-            return max(NARROWEST, os.get_terminal_size(self._out.fileno()).columns or USUAL_WIDTH)
+            return max(MIN_WIDTH, os.get_terminal_size(self._stream.fileno()).columns or DEFAULT_WIDTH)
         except (OSError, ValueError):
-            return USUAL_WIDTH
+            return DEFAULT_WIDTH
 
-    def line(self, text: str = "", tint: Tint = "") -> None:
-        """Write one line; what would steer a terminal is shown instead of sent."""
+    def write_line(self, text: str = "", color: Color = "") -> None:
+        """Write one line; control characters are escaped, so that stored text cannot control the terminal."""
         shown = show_controls(text.rstrip())
-        self._write(f"\033[{_CODES[tint]}m{shown}\033[0m" if tint and self.coloured else shown)
+        self._write_text(f"\033[{_COLOR_CODES[color]}m{shown}\033[0m" if color and self.has_colors else shown)
 
     def status(self, text: str) -> None:
-        """Replace the last, unfinished line of a terminal; an empty text takes it away."""
-        self._write("\r\033[K" + show_controls(text)[: self.width - 1], end="")
+        """Replace the unfinished last line of a terminal; an empty text removes it."""
+        self._write_text("\r\033[K" + show_controls(text)[: self.width - 1], end="")
 
-    def ids(self, names: Sequence[str]) -> None:
-        """Write names for another command: one on each line, or with --json a list of them."""
+    def write_ids(self, names: Sequence[str]) -> None:
+        """Write ids as input for another command: one per line, or a list with --json."""
         if self.in_json:
-            self.json(names)
+            self.write_json(names)
         else:
             for name in names:
-                self.line(name)
+                self.write_line(name)
 
-    def say(self, text: str, tint: Tint = "", lead: str = "") -> None:
-        """Write a paragraph, wrapped; its further lines stand below the first letter after the lead."""
+    def write_paragraph(self, text: str, color: Color = "", lead: str = "") -> None:
+        """Write a wrapped paragraph; its further lines are indented by the length of the lead."""
         from textwrap import wrap
 
-        width = min(self.width, WIDEST_PROSE)
+        width = min(self.width, MAX_PROSE_WIDTH)
         hang = " " * len(lead)
-        # A path or a digest is never broken: it could not be copied any more.
+        # A path or a digest is never broken, because a broken one cannot be copied from the terminal.
         lines = wrap(
             text, width, initial_indent=lead, subsequent_indent=hang, break_on_hyphens=False,
             break_long_words=False,
         )  # fmt: skip
         for line in lines:
-            self.line(line, tint)
+            self.write_line(line, color)
 
-    def table(self, rows: Sequence[Sequence[str]], indent: str = "", *, right: Iterable[int] = ()) -> None:
-        """Write rows in columns, the first row as their heads; the last column is wrapped."""
-        shift = set(right)
-        widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-        last = min(widths[-1], NARROW_COLUMN)  # a longer one is wrapped
+    def write_table(
+        self, rows: Sequence[Sequence[str]], indent: str = "", *, right: Iterable[int] = ()
+    ) -> None:
+        """Write rows in columns, the first row as header; the last column is wrapped.
+
+        right  the numbers of right-aligned columns
+        """
+        right_aligned = set(right)
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        # A narrow terminal gets one space between columns. The last column can be wrapped, so only its
+        # minimum width counts.
+        last = min(widths[-1], MIN_COLUMN_WIDTH)
         gap = "  " if len(indent) + sum(widths[:-1]) + last + 2 * (len(widths) - 1) <= self.width else " "
         for number, row in enumerate(rows):
             cells = [
-                cell.rjust(width) if at in shift else cell.ljust(width)
-                for at, (cell, width) in enumerate(zip(row[:-1], widths, strict=False))
+                cell.rjust(width) if column in right_aligned else cell.ljust(width)
+                for column, (cell, width) in enumerate(zip(row[:-1], widths, strict=False))
             ]
             lead = indent + "".join(f"{cell}{gap}" for cell in cells)
-            end = row[-1].rjust(widths[-1]) if len(row) - 1 in shift else row[-1]
-            self._cell(lead, end, "dim" if number == 0 else "")
+            end = row[-1].rjust(widths[-1]) if len(row) - 1 in right_aligned else row[-1]
+            self._write_row(lead, end, "dim" if number == 0 else "")
 
-    def _cell(self, lead: str, last: str, tint: Tint) -> None:
+    def _write_row(self, lead: str, last: str, color: Color) -> None:
         room = self.width - len(lead)
-        if len(last) <= room or room < NARROW_COLUMN:
-            self.line(lead + last, tint)
+        if len(last) <= room or room < MIN_COLUMN_WIDTH:
+            self.write_line(lead + last, color)
         else:
             from textwrap import wrap
 
-            first, *others = wrap(last, room, break_on_hyphens=False, break_long_words=False)
-            for text, before in [(first, lead), *((other, " " * len(lead)) for other in others)]:
-                self.line(before + text, tint)
+            first, *rest = wrap(last, room, break_on_hyphens=False, break_long_words=False)
+            for prefix, text in [(lead, first), *((" " * len(lead), line) for line in rest)]:
+                self.write_line(prefix + text, color)
 
-    def json(self, value: object) -> None:
+    def write_json(self, value: object) -> None:
         """Write one JSON document."""
-        self._write(_dumped(value, 2))
+        self._write_text(_dump_json(value, 2))
 
-    def record(self, value: object) -> None:
+    def write_json_line(self, value: object) -> None:
         """Write one of several JSON documents, on a line of its own."""
-        self._write(_dumped(value, None))
+        self._write_text(_dump_json(value, None))
 
-    def raw(self, data: bytes) -> None:
-        """Write bytes as they are, whatever the stream's encoding."""
+    def write_bytes(self, data: bytes) -> None:
+        """Write bytes unchanged, without the stream's encoding."""
         try:
-            self._out.flush()
-            self._out.buffer.write(data)
-            self._out.buffer.flush()
+            self._stream.flush()
+            # The text before is flushed first; it would otherwise appear after the bytes.
+            self._stream.buffer.write(data)
+            self._stream.buffer.flush()
         except BrokenPipeError:
-            self._hush()
+            self._discard_rest()
 
-    def _hush(self) -> None:
-        self.hushed = True
-        hush(self._out)
+    def _discard_rest(self) -> None:
+        self.is_reader_gone = True
+        discard_output(self._stream)
 
-    def error(self, message: str, hint: str = "") -> None:
-        """Write what went wrong and what to do next."""
+    def write_error(self, message: str, hint: str = "") -> None:
+        """Write an error and the next step; with --json as one JSON document."""
         if self.in_json:
-            self.record({"error": {"message": message, **({"hint": hint} if hint else {})}})
+            self.write_json_line({"error": {"message": message, **({"hint": hint} if hint else {})}})
         else:
             lead = "oncemore: "
             for line in message.splitlines():
-                self.say(line, "red", lead)
+                self.write_paragraph(line, "red", lead)
                 lead = " " * len(lead)
             if hint:
-                self.say(hint, "", lead)
+                self.write_paragraph(hint, "", lead)
 
-    def _write(self, text: str, end: str = "\n") -> None:
-        if self._ascii:
-            coding = self._out.encoding or "ascii"
-            text = text.translate(_ASCII).encode(coding, "backslashreplace").decode(coding)
+    def _write_text(self, text: str, end: str = "\n") -> None:
+        if self._is_ascii_only:
+            encoding = self._stream.encoding or "ascii"
+            text = text.translate(_ASCII_REPLACEMENTS).encode(encoding, "backslashreplace").decode(encoding)
         try:
-            self._out.write(text + end)
-            self._out.flush()
+            self._stream.write(text + end)
+            self._stream.flush()
         except BrokenPipeError:
-            self._hush()
+            self._discard_rest()
 
 
-def _can_show(out: TextIO, text: str) -> bool:
+def _can_encode(stream: TextIO, text: str) -> bool:
     try:
-        text.encode(out.encoding or "ascii")
+        text.encode(stream.encoding or "ascii")
     except (UnicodeError, LookupError):
         return False
     return True
 
 
-def _dumped(value: object, indent: int | None) -> str:
-    """Return JSON in ASCII, which every stream can carry and every reader reads alike."""
+def _dump_json(value: object, indent: int | None) -> str:
+    """Return JSON in ASCII, which every stream can encode."""
     import json
 
-    from oncemore.queries import plain
+    from oncemore.queries import to_plain
 
-    return json.dumps(plain(value), indent=indent)
+    return json.dumps(to_plain(value), indent=indent)

@@ -1,4 +1,4 @@
-"""Kinds of words that commands take: durations, sizes, names with values."""
+"""Parameter types of commands: durations, sizes, and names with values."""
 
 from __future__ import annotations
 
@@ -11,42 +11,47 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_UNITS = {
+_UNIT_SECONDS = {
     "": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0,
     "y": 31_557_600.0,
 }  # fmt: skip
-_BYTES = {"": 1, "B": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
+_UNIT_BYTES = {"": 1, "B": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
 
 
-class Duration(click.ParamType[float]):
-    """Seconds, or a number with its unit: 90, 1.5h, 2m30s."""
+class DurationParam(click.ParamType[float]):
+    """A duration in seconds, or with units: 90, 1.5h, 2m30s."""
 
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Read a duration; all of it must make sense."""
+        """Parse a duration; refuse a text that is only partly one."""
+        # click also converts the default value, which is a number already.
         if isinstance(value, float):
             return value
-        seconds = duration(str(value))
+        seconds = parse_duration(str(value))
         if seconds is None:
-            self.fail(f"{value!r} is no time; write seconds, or 500ms, 90s, 5m, 1h30m, 90d.", param, ctx)
+            self.fail(
+                f"{value!r} is not a duration; write seconds, or 500ms, 90s, 5m, 1h30m, 90d.", param, ctx
+            )
         return seconds
 
 
-def duration(text: str) -> float | None:
-    """Return seconds, or None if the text is no duration."""
+def parse_duration(text: str) -> float | None:
+    """Return the seconds of a duration, or None if the text is not a duration."""
     text = text.strip()
     parts = re.findall(r"(\d+(?:\.\d+)?)\s*(ms|min|[smhdwy]?)", text)
+    # `findall` skips characters between two matches; joined again, the parts must give the whole text.
     if not parts or "".join(number + unit for number, unit in parts) != text.replace(" ", ""):
         return None
+    # "1 30" and "5m30" are ambiguous: only a single number may stand without a unit.
     if len(parts) > 1 and any(not unit for _, unit in parts):
         return None
-    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    seconds = sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts)
     return seconds if math.isfinite(seconds) else None
 
 
-def span(seconds: float) -> str:
-    """Return a duration for people: 0.1 s, 45 s, 12 min 05 s, 1 h 02 min."""
+def format_span(seconds: float) -> str:
+    """Format a duration for reading: 0.1 s, 45 s, 12 min 05 s, 1 h 02 min."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = math.ceil(seconds)
@@ -57,22 +62,22 @@ def span(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02} min"
 
 
-class Size(click.ParamType[int]):
-    """Bytes, or a number with K, M or G."""
+class SizeParam(click.ParamType[int]):
+    """A size in bytes, or with the unit K, M or G."""
 
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Read a size."""
+        """Parse a size; the units are powers of 1024."""
         if isinstance(value, int):
             return value
-        found = re.fullmatch(r"(\d{1,15})([BKMG]?)i?B?", str(value).strip(), re.IGNORECASE)
-        if found is None:
-            self.fail(f"{value!r} is no size; write bytes, or 500K, 10M, 2G.", param, ctx)
-        return int(found[1]) * _BYTES[found[2].upper()]
+        match = re.fullmatch(r"(\d{1,15})([BKMG]?)i?B?", str(value).strip(), re.IGNORECASE)
+        if match is None:
+            self.fail(f"{value!r} is not a size; write bytes, or 500K, 10M, 2G.", param, ctx)
+        return int(match[1]) * _UNIT_BYTES[match[2].upper()]
 
 
-class Pair(click.ParamType[tuple[str, str]]):
+class PairParam(click.ParamType[tuple[str, str]]):
     """A name and its value."""
 
     name = "pair"
@@ -80,13 +85,14 @@ class Pair(click.ParamType[tuple[str, str]]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, str]:
-        """Read NAME=VALUE."""
+        """Parse NAME=VALUE; only the first equals sign separates."""
         if isinstance(value, tuple):
             return value
         name, equals, text = str(value).partition("=")
+        # A NUL byte cannot be passed in the environment of a process.
         if not name or not equals or "\0" in text:
             self.fail(f"{value!r} is not of the form NAME=VALUE.", param, ctx)
         return name, text
 
 
-DURATION, SIZE, PAIR = Duration(), Size(), Pair()
+DURATION, SIZE, PAIR = DurationParam(), SizeParam(), PairParam()

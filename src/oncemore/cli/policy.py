@@ -1,4 +1,4 @@
-"""`oncemore policy`: look at policies before they run."""
+"""`oncemore policy`: list, show, check, compare and plot policies."""
 
 from __future__ import annotations
 
@@ -7,14 +7,24 @@ import sys
 import click
 
 from oncemore.cli import completion
-from oncemore.cli.commands import Branch, Finite, Whole, json_option, leaf, store_option
-from oncemore.cli.output import Paper
+from oncemore.cli.commands import (
+    FiniteNumber,
+    LazyGroup,
+    WholeNumber,
+    documented_command,
+    json_option,
+    store_option,
+)
+from oncemore.cli.output import OutputWriter
 from oncemore.policy.model import EFFECTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any, TypeVar
+
+    from oncemore.queries.policies import FoundPolicy
+    from oncemore.queries.policy_question import PolicyQuestion
 
     F = TypeVar("F", bound=Callable[..., Any])
 
@@ -27,58 +37,56 @@ oncemore policy diff kfm-loop p2-batch-reporting
 oncemore policy plot kfm-rules --svg kfm-rules.svg
 """
 
-HOMES = {
+COMMANDS = {
     "list": "policy:list_", "show": "policy:show", "check": "policy:check",
     "diff": "policy:diff", "plot": "policy:plot", "schema": "policy:schema",
 }  # fmt: skip
 
 
-@click.group("policy", cls=Branch, homes=HOMES, examples=EXAMPLES)
+@click.group("policy", cls=LazyGroup, modules=COMMANDS, examples=EXAMPLES)
 def policy() -> None:
-    """Look at policies before they run.
+    """Inspect policies before they are used.
 
-    A policy is named by its address, profile[/policy][@provider]; a path to a .yaml file may stand for
-    the profile. Profiles are those that ship with the package, and the files below ONCEMORE_POLICY_ROOT.
+    The address of a policy is profile[/policy][@provider]; the profile may be a path to a .yaml file.
+    Profiles are the packaged ones and the files in the folder ONCEMORE_POLICY_ROOT.
     """
 
 
-def _address(name: str, text: str) -> Callable[[F], F]:
-    return click.argument(name, metavar=name.upper(), shell_complete=completion.policies, help=text)
+def _policy_argument(name: str, text: str) -> Callable[[F], F]:
+    return click.argument(name, metavar=name.upper(), shell_complete=completion.complete_policies, help=text)
 
 
-provider_option = click.option(
-    "--provider", metavar="NAME", help="The numbers as they are for this provider."
-)
+provider_option = click.option("--provider", metavar="NAME", help="Use the values of this provider.")
 
 
-@leaf("list", "oncemore policy list\nONCEMORE_POLICY_ROOT=policies oncemore policy list --json")
+@documented_command("list", "oncemore policy list\nONCEMORE_POLICY_ROOT=policies oncemore policy list --json")
 @json_option
 def list_(in_json: bool) -> None:
-    """List the policies there are.
+    """List the available policies.
 
-    Attempts and time limits are the least and the most among the policies of a profile. A packaged file
-    is trusted by the digest it was released with.
+    Attempts and time limits are shown as the range over all policies of a profile. A packaged file is
+    trusted by the digest of its release.
     """
-    from oncemore.cli.policy_list import print_rows
-    from oncemore.queries.policy_catalogue import rows
+    from oncemore.cli.policy_list import print_profiles
+    from oncemore.queries.policy_catalogue import list_profiles
 
-    paper = Paper(in_json=in_json)
-    found = rows()
+    out = OutputWriter(in_json=in_json)
+    profiles = list_profiles()
     if in_json:
-        paper.json(found)
+        out.write_json(profiles)
     else:
-        print_rows(paper, found)
+        print_profiles(out, profiles)
 
 
-#: Numbers that can stand in a proof: finite, and seconds not below 0.
-FINITE = Finite()
-SECONDS = Finite(0.0)
+#: A proof is JSON, which has no infinity and no NaN.
+FINITE = FiniteNumber()
+SECONDS = FiniteNumber(0.0)
 
-ASKED = (
+QUESTION_OPTIONS = (
     "attempt error run_id seed effect retry_after elapsed deadline_in expected tokens intensity price "
     "queue_depth parallelism error_budget proof"
 )
-SHOW = """
+SHOW_EXAMPLES = """
 oncemore policy show kfm-loop
 oncemore policy show policies/mine.yaml --provider eso
 oncemore policy show kfm-loop --attempt 3 --intensity 620 --price 0.31
@@ -87,32 +95,36 @@ oncemore policy show mine@7:0c5b2a91d3e4 --store runs.db
 """
 
 
-@leaf("show", SHOW, {"What would it do": ASKED})
-@_address("policy", "A policy by its address or file, or as runs and audit events name it.")
+@documented_command("show", SHOW_EXAMPLES, {"Ask for a decision": QUESTION_OPTIONS})
+@_policy_argument("policy", "Address or file of a policy, or name@version:digest.")
 @provider_option
 @store_option
-@click.option("--attempt", metavar="N", type=Whole(1), help="Decide after this failed attempt.")
-@click.option("--error", metavar="CODE", default="", help="Its error, as HTTP_503; else one that is retried.")
-@click.option("--run-id", metavar="ID", default="", help="The run whose seed the draws come from.")
-@click.option("--seed", metavar="TEXT", default="", help="The seed itself.")
+@click.option("--attempt", metavar="N", type=WholeNumber(1), help="Decide after this failed attempt.")
+@click.option(
+    "--error", metavar="CODE", default="", help="Its error, such as HTTP_503; default: a retried one."
+)
+@click.option("--run-id", metavar="ID", default="", help="Draw the jitter from the seed of this run.")
+@click.option("--seed", metavar="TEXT", default="", help="Draw the jitter from this seed.")
 @click.option(
     "--effect",
     type=click.Choice(EFFECTS),
     metavar="WORD",
     default="idempotent",
-    help=f"What the work does: {', '.join(EFFECTS)}.",
+    help=f"Effect of the step: {', '.join(EFFECTS)}.",
 )
-@click.option("--retry-after", metavar="S", type=SECONDS, help="What the other side asked for.")
-@click.option("--elapsed", metavar="S", type=SECONDS, default=0.0, help="Time since the call began.")
+@click.option("--retry-after", metavar="S", type=SECONDS, help="Retry-After of the provider.")
+@click.option("--elapsed", metavar="S", type=SECONDS, default=0.0, help="Time since the start of the call.")
 @click.option("--deadline-in", metavar="S", type=FINITE, help="Time to the deadline.")
-@click.option("--expected", metavar="S", type=SECONDS, help="What an attempt is expected to take.")
-@click.option("--tokens", metavar="N", type=FINITE, help="What the retry budget holds.")
+@click.option("--expected", metavar="S", type=SECONDS, help="Expected duration of an attempt.")
+@click.option("--tokens", metavar="N", type=FINITE, help="Tokens in the retry budget.")
 @click.option("--intensity", metavar="G", type=FINITE, help="Grid intensity in g CO2 per kWh.")
 @click.option("--price", metavar="USD", type=FINITE, help="Energy price per kWh.")
-@click.option("--queue-depth", metavar="N", type=SECONDS, help="Work that waits.")
-@click.option("--parallelism", metavar="N", type=SECONDS, help="How much of it runs at once.")
-@click.option("--error-budget", metavar="N", type=FINITE, help="What is left of it; 0 forbids stretching.")
-@click.option("--proof", is_flag=True, help="Print the proof as canonical JSON, and nothing else.")
+@click.option("--queue-depth", metavar="N", type=SECONDS, help="Number of waiting runs.")
+@click.option("--parallelism", metavar="N", type=SECONDS, help="Number of runs at the same time.")
+@click.option(
+    "--error-budget", metavar="N", type=FINITE, help="Remaining error budget; 0 forbids stretching."
+)
+@click.option("--proof", is_flag=True, help="Print only the proof, as canonical JSON.")
 @json_option
 def show(
     policy: str,
@@ -125,133 +137,185 @@ def show(
 ) -> None:
     """Show a policy: its worst case, delays, values and origin.
 
-    Every value stands with its meaning, and with the spelling and the remark of its file. With --attempt
-    or --error it is said instead what a step would do after that attempt (the first), and why.
+    Each value is shown with its meaning, and with the spelling and the comment in its file. With --attempt
+    or --error, the decision after that failed attempt (default: the first) is shown instead, with its reason.
 
-    A run, a proof and an audit event name their policy name@version:digest. Such a name is looked for in all
-    policy files and in the log; with --store in that log only.
+    Runs, proofs and audit events refer to a policy as name@version:digest. Such a name is looked up in all
+    policy files and in the log; with --store, only in that log.
     """
-    from oncemore.queries.policies import FoundInLog, find, find_recorded
+    from oncemore.queries.policies import FoundInLog, find_policy, find_recorded
 
-    found = find_recorded(policy, store) or find(policy, provider)
-    paper = Paper(in_json=in_json)
+    # A name with version and digest may exist only in a log; an address always means a file.
+    found = find_recorded(policy, store) or find_policy(policy, provider)
+    out = OutputWriter(in_json=in_json)
     if isinstance(found, FoundInLog):
         if attempt is not None or facts["error"] or proof:
             raise click.UsageError(
-                "A policy in a log answers no questions; `oncemore explain RUN` shows what it decided.",
+                "A policy from a log makes no decisions; `oncemore explain RUN` shows those it has made.",
                 click.get_current_context(),
             )
         from oncemore.cli.policy_sheet import print_recorded
 
-        print_recorded(paper, found)
+        print_recorded(out, found)
         return
+    # --error alone asks about the first attempt.
     if attempt is None and facts["error"]:
         attempt = 1
     if attempt is None:
         if proof:
             raise click.UsageError(
-                "--proof needs --attempt: a proof is about a decision.", click.get_current_context()
+                "--proof needs --attempt: a proof belongs to a decision.", click.get_current_context()
             )
-        _show_sheet(paper, found)
+        _show_sheet(out, found)
     else:
-        from oncemore.cli.policy_answer import print_answer, question
-
-        print_answer(paper, found, question(attempt, facts), proof)
+        _print_answer(out, found, _make_question(attempt, facts), proof)
 
 
-def _show_sheet(paper: Paper, found: Any) -> None:
+def _show_sheet(out: OutputWriter, found: FoundPolicy) -> None:
     from oncemore.cli.policy_sheet import print_sheet
-    from oncemore.queries.policy_sheet import sheet
+    from oncemore.queries.policy_sheet import build_sheet
 
-    laid_out = sheet(found)
-    if paper.in_json:
-        paper.json(laid_out)
+    sheet = build_sheet(found)
+    if out.in_json:
+        out.write_json(sheet)
     else:
-        print_sheet(paper, laid_out)
+        print_sheet(out, sheet)
 
 
-@leaf("check", "oncemore policy check policies/*.yaml\noncemore policy check - < policies/mine.yaml")
+def _make_question(attempt: int, facts: Mapping[str, Any]) -> PolicyQuestion:
+    from oncemore.policy.tuning import Signals
+    from oncemore.queries.policy_question import EXAMPLE_RUN, PolicyQuestion
+
+    # An option that is not given is None, which a policy treats as an unknown signal.
+    signals = Signals(
+        facts["intensity"], facts["price"], facts["queue_depth"], facts["parallelism"], facts["error_budget"]
+    )
+    return PolicyQuestion(
+        attempt=attempt,
+        code=facts["error"],
+        seed=facts["seed"],
+        run_id=facts["run_id"] or EXAMPLE_RUN,
+        effect=facts["effect"],
+        retry_after_s=facts["retry_after"],
+        elapsed_s=facts["elapsed"],
+        deadline_in_s=facts["deadline_in"],
+        expected_s=facts["expected"],
+        tokens=facts["tokens"],
+        # Without any of the options the policy is not tuned, as in a process that has no signals.
+        signals=None if signals == Signals() else signals,
+    )
+
+
+def _print_answer(out: OutputWriter, found: FoundPolicy, question: PolicyQuestion, proof: bool) -> None:
+    """Print the decision with its explanation, or only its proof."""
+    from oncemore.cli.charts import format_number
+    from oncemore.queries.policy_question import answer_question
+
+    answer = answer_question(found.policy, question, quarantines=found.quarantines)
+    # The proof is written as bytes: a replay compares exactly these.
+    if proof:
+        out.write_bytes(answer.canonical + b"\n")
+    elif out.in_json:
+        out.write_json(answer)
+    else:
+        wait = f" in {format_number(answer.delay_s)} s" if answer.action == "retry" else f" ({answer.reason})"
+        out.write_line(f"{answer.action}{wait}", "green" if answer.action == "retry" else "yellow")
+        out.write_line()
+        out.write_paragraph(answer.explanation)
+        out.write_line()
+        out.write_paragraph(
+            "Times are relative to the failure. --proof prints all inputs of the decision.", "dim"
+        )
+
+
+@documented_command(
+    "check", "oncemore policy check policies/*.yaml\noncemore policy check - < policies/mine.yaml"
+)
 @click.argument(
     "files", nargs=-1, required=True, metavar="FILE...", help="Policy files; - is standard input."
 )
 @json_option
 def check(files: tuple[str, ...], in_json: bool) -> int:
-    """Find every fault of policy files.
+    """Find all errors in policy files.
 
-    Each is told with file, line, column, field and what is allowed. Exit code 1 means that a file cannot
-    be used. Warnings do not change it.
+    Each error is printed with file, line, column, field and the allowed values. Exit code 1 if a file is not
+    valid. Warnings do not change the exit code.
     """
     from oncemore.cli.policy_list import print_checks
     from oncemore.queries import policies
 
-    found = [
-        policies.check_text(sys.stdin.buffer.read(policies.MOST_BYTES))
+    # Standard input is read only up to the size limit of a policy file.
+    checks = [
+        policies.check_text(sys.stdin.buffer.read(policies.MAX_BYTES))
         if file == "-"
-        else policies.check(file)
+        else policies.check_file(file)
         for file in files
     ]
-    paper = Paper(in_json=in_json)
+    out = OutputWriter(in_json=in_json)
     if in_json:
-        paper.json(found)
+        out.write_json(checks)
     else:
-        print_checks(paper, found)
-    return 0 if all(one.good for one in found) else 1
+        print_checks(out, checks)
+    return 0 if all(result.good for result in checks) else 1
 
 
-@leaf(
+@documented_command(
     "diff",
     "oncemore policy diff kfm-loop p2-batch-reporting\noncemore policy diff kfm-rules mine.yaml --exit-code",
 )
-@_address("a", "A policy by its address or file.")
-@_address("b", "Another one.")
+@_policy_argument("a", "Address or file of a policy.")
+@_policy_argument("b", "Address or file of another policy.")
 @provider_option
-@click.option("--exit-code", is_flag=True, help="End with 1 when the two decide differently.")
+@click.option("--exit-code", is_flag=True, help="Exit with 1 if the policies decide differently.")
 @json_option
 def diff(a: str, b: str, provider: str | None, exit_code: bool, in_json: bool) -> int:
     """Compare two policies by field, delay and decision.
 
-    Both are asked about the same example situations; shown is where they part.
+    Both decide about the same example situations; the differences are printed.
     """
     from oncemore.cli.policy_diff import print_difference
-    from oncemore.queries.policies import find
-    from oncemore.queries.policy_compare import compare
+    from oncemore.queries.policies import find_policy
+    from oncemore.queries.policy_compare import compare_policies
 
-    one, other = find(a, provider), find(b, provider)
-    found = compare(one.policy, other.policy, (one.address, other.address))
-    paper = Paper(in_json=in_json)
+    first, second = find_policy(a, provider), find_policy(b, provider)
+    difference = compare_policies(first.policy, second.policy, (first.address, second.address))
+    out = OutputWriter(in_json=in_json)
     if in_json:
-        paper.json(found)
+        out.write_json(difference)
     else:
-        print_difference(paper, found)
-    return 1 if exit_code and not found.same else 0
+        print_difference(out, difference)
+    # As in `git diff`, a difference is not a failure unless the caller asks for it.
+    return 1 if exit_code and not difference.same else 0
 
 
-@leaf("plot", "oncemore policy plot kfm-loop\noncemore policy plot kfm-rules --runs 3\n"
+@documented_command("plot", "oncemore policy plot kfm-loop\noncemore policy plot kfm-rules --runs 3\n"
       "oncemore policy plot kfm-rules --svg kfm-rules.svg --seed release-7 --runs 20")  # fmt: skip
-@_address("policy", "A policy by its address or file.")
+@_policy_argument("policy", "Address or file of a policy.")
 @provider_option
-@click.option("--svg", metavar="FILE", help="Draw into this file instead; - is standard output.")
-@click.option("--seed", metavar="TEXT", default="", help="What sample runs are drawn from.")
-@click.option("--runs", type=Whole(0, 200), help="How many sample runs to draw; 5 in SVG, else none.")
+@click.option("--svg", metavar="FILE", help="Write an SVG file instead; - is standard output.")
+@click.option("--seed", metavar="TEXT", default="", help="Seed of the sample runs.")
+@click.option("--runs", type=WholeNumber(0, 200), help="Number of sample runs; default: 5 in SVG, else 0.")
 @json_option
 def plot(
     policy: str, provider: str | None, svg: str | None, seed: str, runs: int | None, in_json: bool
 ) -> None:
-    """Draw a policy's delays with the band of their jitter."""
-    from oncemore.cli.chart_drawing import draw
-    from oncemore.queries.policies import find
-    from oncemore.queries.policy_graph import graph
+    """Plot the delays of a policy with the range of their jitter."""
+    from oncemore.cli.charts import draw_schedule
+    from oncemore.queries.policies import find_policy
+    from oncemore.queries.policy_schedule import build_graph
 
     if svg == "-" and in_json:
-        raise click.UsageError("--svg - and --json both want standard output.", click.get_current_context())
+        raise click.UsageError("--svg - and --json both use standard output.", click.get_current_context())
+    # In a terminal, the dots of sample runs hide parts of the bars.
     count = runs if runs is not None else 5 if svg else 0
-    draw(Paper(in_json=in_json), graph(find(policy, provider), seed, count), svg)
+    draw_schedule(OutputWriter(in_json=in_json), build_graph(find_policy(policy, provider), seed, count), svg)
 
 
-@leaf("schema", "oncemore policy schema > policy.schema.json")
+@documented_command("schema", "oncemore policy schema > policy.schema.json")
 @json_option
 def schema(in_json: bool) -> None:
     """Print the JSON Schema of policy files."""
-    from oncemore.policy.files import schema as of_files
+    from oncemore.policy.files import schema as build_schema
 
-    Paper(in_json=True).json(of_files())
+    # The schema is JSON in any case; --json is accepted as for every other command.
+    OutputWriter(in_json=True).write_json(build_schema())

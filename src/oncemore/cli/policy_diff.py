@@ -1,103 +1,118 @@
-"""Prints how two policies differ."""
+"""Printing of the differences between two policies, for `oncemore policy diff`."""
 
 from __future__ import annotations
 
-from oncemore._time_spans import seconds
-from oncemore.cli.policy_sheet import flow
-from oncemore.cli.ticks import shown
+from oncemore._time_spans import format_seconds
+from oncemore.cli.charts import format_number
+from oncemore.cli.policy_sheet import format_value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from oncemore.cli.output import Paper
-    from oncemore.queries.policy_compare import Course, Difference, Step
-    from oncemore.queries.policy_schedule import Delay
+    from oncemore.cli.output import OutputWriter
+    from oncemore.queries.policy_compare import ComparedAttempt, ComparedRun, PolicyDifference
+    from oncemore.queries.policy_schedule import DelayRange
 
 MARGIN = "  "
-MOST_DELAYS = 12
+MAX_DELAYS = 12
 
 
-def print_difference(paper: Paper, found: Difference) -> None:
-    """Print fields, schedules and decisions, each only where they differ."""
-    if found.same:
-        paper.line(f"{found.a} and {found.b} decide alike in everything.", "green")
-    if found.fields:
-        _print_fields(paper, found)
-    if not found.same:
-        _print_schedule(paper, found)
-        _print_courses(paper, found)
+def print_difference(out: OutputWriter, difference: PolicyDifference) -> None:
+    """Print the fields, delays and decisions that differ."""
+    # Policies with different fields can still decide alike, for example if only a description differs.
+    if difference.same:
+        out.write_line(f"{difference.a} and {difference.b} make the same decisions.", "green")
+    if difference.fields:
+        _print_fields(out, difference)
+    if not difference.same:
+        _print_schedule(out, difference)
+        _print_decisions(out, difference)
 
 
-def _print_fields(paper: Paper, found: Difference) -> None:
-    """Print short values in a table, and below it the lists that differ, by what only one of them has."""
-    paper.line("Fields", "bold")
-    lists = [one for one in found.fields if isinstance(one.a or one.b, list)]
-    rows = [(one.field, flow(one.a), flow(one.b)) for one in found.fields if one not in lists]
+def _print_fields(out: OutputWriter, difference: PolicyDifference) -> None:
+    """Print single values in a table, and below it the items that only one of two lists has."""
+    out.write_line("Fields", "bold")
+    lists = [field for field in difference.fields if isinstance(field.a or field.b, list)]
+    rows = [
+        (field.field, format_value(field.a), format_value(field.b))
+        for field in difference.fields
+        if field not in lists
+    ]
     if rows:
-        paper.table([("field", found.a, found.b), *rows], MARGIN)
-    for one in lists:
-        a, b = (list(side) if isinstance(side, list) else [] for side in (one.a, one.b))
-        paper.line(f"{MARGIN}{one.field}" + (f" ({len(set(a) & set(b))} in both)" if set(a) & set(b) else ""))
-        for name, mine, others in ((found.a, a, b), (found.b, b, a)):
-            only = [item for item in mine if item not in others] or ["nothing more"]
-            paper.say(flow(only), "", f"{MARGIN * 2}{name}: ")
+        out.write_table([("field", difference.a, difference.b), *rows], MARGIN)
+    # Error lists are long and mostly equal, so only their differences are readable.
+    for field in lists:
+        a, b = (list(side) if isinstance(side, list) else [] for side in (field.a, field.b))
+        out.write_line(
+            f"{MARGIN}{field.field}" + (f" ({len(set(a) & set(b))} in both)" if set(a) & set(b) else "")
+        )
+        for name, items, other_items in ((difference.a, a, b), (difference.b, b, a)):
+            only = [item for item in items if item not in other_items] or ["nothing more"]
+            out.write_paragraph(format_value(only), "", f"{MARGIN * 2}{name}: ")
 
 
-def _print_schedule(paper: Paper, found: Difference) -> None:
-    """Print both schedules beside each other: low, planned and high in seconds."""
-    paper.line()
-    if all(pair.a == pair.b for pair in found.schedule):
-        paper.line("Delays: the same in every number")
+def _print_schedule(out: OutputWriter, difference: PolicyDifference) -> None:
+    """Print the delays of both policies side by side: lowest, planned and highest, in seconds."""
+    out.write_line()
+    if all(pair.a == pair.b for pair in difference.schedule):
+        out.write_line("Delays: no difference")
         return
-    paper.line("Delays in seconds: from, planned, to", "bold")
-    rows = [("after", found.a, found.b, "")]
+    out.write_line("Delays in seconds: lowest, planned, highest", "bold")
+    rows = [("after", difference.a, difference.b, "")]
     rows += [
-        (f"{pair.after}", _range(pair.a), _range(pair.b), "" if pair.a != pair.b else "same")
-        for pair in found.schedule[:MOST_DELAYS]
+        (f"{pair.after}", _format_delay(pair.a), _format_delay(pair.b), "" if pair.a != pair.b else "same")
+        for pair in difference.schedule[:MAX_DELAYS]
     ]
-    together = [
-        f"{seconds(worst.delay_s)} for {worst.calls} calls" for worst in (found.worst_a, found.worst_b)
+    totals = [
+        f"{format_seconds(worst.delay_s)} for {worst.calls} calls"
+        for worst in (difference.worst_a, difference.worst_b)
     ]
-    paper.table([*rows, ("worst", *together, "")], MARGIN)
-    if len(found.schedule) > MOST_DELAYS:
-        paper.line(f"{MARGIN}({len(found.schedule) - MOST_DELAYS} further delays are not shown)")
+    out.write_table([*rows, ("worst", *totals, "")], MARGIN)
+    if len(difference.schedule) > MAX_DELAYS:
+        out.write_line(f"{MARGIN}({len(difference.schedule) - MAX_DELAYS} more delays are not shown)")
 
 
-def _range(delay: Delay | None) -> str:
+def _format_delay(delay: DelayRange | None) -> str:
+    # The policy with fewer attempts has no delay in the last rows.
     if delay is None:
-        return "no attempt follows"
-    return f"{shown(delay.low_s)}, {shown(delay.planned_s)}, {shown(delay.high_s)}"
+        return "no further attempt"
+    return f"{format_number(delay.low_s)}, {format_number(delay.planned_s)}, {format_number(delay.high_s)}"
 
 
-def _print_courses(paper: Paper, found: Difference) -> None:
-    """Print what both decide while the same failure comes again and again, where they part."""
-    paper.line()
-    apart = [course for course in found.courses if course.parts_at is not None]
-    if not apart:
-        paper.line(f"Decisions: the same in all {len(found.courses)} example situations")
+def _print_decisions(out: OutputWriter, difference: PolicyDifference) -> None:
+    """Print the example situations in which the policies decide differently about a repeated failure."""
+    out.write_line()
+    different = [run for run in difference.courses if run.parts_at is not None]
+    if not different:
+        out.write_line(f"Decisions: the same in all {len(difference.courses)} example situations")
         return
-    paper.line(f"Decisions: they part in {len(apart)} of {len(found.courses)} example situations", "bold")
-    width = max(len(found.a), len(found.b))
-    for names, course in _grouped(apart):
-        paper.say("; ".join(names), "", MARGIN)
-        paper.say(_told(course.a), "", f"{MARGIN * 2}{found.a.ljust(width)}  ")
-        paper.say(_told(course.b), "", f"{MARGIN * 2}{found.b.ljust(width)}  ")
-    alike = [course.example for course in found.courses if course.parts_at is None]
-    if alike:
-        paper.say("; ".join(alike), "dim", f"{MARGIN}decided alike: ")
+    out.write_line(
+        f"Decisions: different in {len(different)} of {len(difference.courses)} example situations", "bold"
+    )
+    width = max(len(difference.a), len(difference.b))
+    for names, run in _group_examples(different):
+        out.write_paragraph("; ".join(names), "", MARGIN)
+        out.write_paragraph(_describe_decisions(run.a), "", f"{MARGIN * 2}{difference.a.ljust(width)}  ")
+        out.write_paragraph(_describe_decisions(run.b), "", f"{MARGIN * 2}{difference.b.ljust(width)}  ")
+    same = [run.example for run in difference.courses if run.parts_at is None]
+    if same:
+        out.write_paragraph("; ".join(same), "dim", f"{MARGIN}same decisions: ")
 
 
-def _grouped(courses: Sequence[Course]) -> list[tuple[list[str], Course]]:
-    """Put situations together that both treat in the same way."""
-    groups: dict[tuple[str, str], tuple[list[str], Course]] = {}
-    for course in courses:
-        groups.setdefault((_told(course.a), _told(course.b)), ([], course))[0].append(course.example)
+def _group_examples(runs: Sequence[ComparedRun]) -> list[tuple[list[str], ComparedRun]]:
+    """Group the situations with equal decisions of both policies, so that each pair is printed once."""
+    groups: dict[tuple[str, str], tuple[list[str], ComparedRun]] = {}
+    for run in runs:
+        decisions = _describe_decisions(run.a), _describe_decisions(run.b)
+        examples, _ = groups.setdefault(decisions, ([], run))
+        examples.append(run.example)
     return list(groups.values())
 
 
-def _told(steps: Sequence[Step]) -> str:
-    waits = [shown(step.delay_s) for step in steps if step.action == "retry"]
-    last = steps[-1]
+def _describe_decisions(attempts: Sequence[ComparedAttempt]) -> str:
+    waits = [format_number(attempt.delay_s) for attempt in attempts if attempt.action == "retry"]
+    last = attempts[-1]
+    # The comparison stops after a number of attempts; a policy may retry beyond that.
     end = "and so on" if last.action == "retry" else f"{last.action} ({last.reason})"
     return f"waits {', '.join(waits)} s, then {end}" if waits else end

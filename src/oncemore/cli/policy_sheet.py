@@ -1,194 +1,211 @@
-"""Prints a policy laid out: cost first, then delays, values, classes, and where it all comes from."""
+"""Printing of one policy: worst case, delays, values, error classes and origin."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from oncemore._time_spans import seconds
-from oncemore.cli.policy_list import near
-from oncemore.cli.ticks import shown
-from oncemore.queries.times import shown as at_time
+from oncemore._time_spans import format_seconds
+from oncemore.cli.charts import format_number
+from oncemore.cli.policy_list import shortest_path
+from oncemore.queries.times import format_time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from oncemore.cli.output import Paper
+    from oncemore.cli.output import OutputWriter
     from oncemore.queries.policies import FoundInLog
-    from oncemore.queries.policy_schedule import Delay, Worst
-    from oncemore.queries.policy_sheet import Field, Sheet
+    from oncemore.queries.policy_schedule import DelayRange, WorstCase
+    from oncemore.queries.policy_sheet import PolicyField, PolicySheet
 
-MOST_DELAYS = 12
+MAX_DELAYS = 12
 MARGIN = "  "
 
 
-def print_sheet(paper: Paper, sheet: Sheet) -> None:
+def print_sheet(out: OutputWriter, sheet: PolicySheet) -> None:
     """Print everything about a policy."""
-    whose = f" for provider {sheet.provider}" if sheet.provider else ""
-    paper.line(
-        f"{sheet.name}{whose}, version {sheet.version}{', governed' if sheet.governed else ''}", "bold"
+    provider = f" for provider {sheet.provider}" if sheet.provider else ""
+    out.write_line(
+        f"{sheet.name}{provider}, version {sheet.version}{', governed' if sheet.governed else ''}", "bold"
     )
     if sheet.description:
-        paper.say(sheet.description)
+        out.write_paragraph(sheet.description)
     for text in sheet.warnings:
-        paper.say(text, "yellow", "warning: ")
-    _print_worst(paper, sheet.worst)
+        out.write_paragraph(text, "yellow", "warning: ")
+    # The cost comes first: it is the question that a reviewer of a policy asks.
+    _print_worst(out, sheet.worst)
     if sheet.retries:
-        _print_delays(paper, sheet)
-    _print_fields(paper, "Values", sheet.fields)
-    _print_classes(paper, sheet.classes)
+        _print_delays(out, sheet)
+    _print_fields(out, "Values", sheet.fields)
+    _print_classes(out, sheet.classes)
     if sheet.tuning:
-        _print_fields(paper, "Tuning by carbon, price and deadline", sheet.tuning)
-    _print_others(paper, sheet)
-    _print_origin(paper, sheet)
+        _print_fields(out, "Tuning by carbon, price and deadline", sheet.tuning)
+    _print_sections(out, sheet)
+    _print_origin(out, sheet)
 
 
-def print_recorded(paper: Paper, found: FoundInLog) -> None:
-    """Print a policy that a log has recorded."""
-    if paper.in_json:
-        paper.json(found)
+def print_recorded(out: OutputWriter, found: FoundInLog) -> None:
+    """Print a policy from a log, which has its values but not the file with their comments."""
+    if out.in_json:
+        out.write_json(found)
         return
-    paper.line(f"{found.name}, version {found.version}, as the log has it", "bold")
+    out.write_line(f"{found.name}, version {found.version}, as recorded in the log", "bold")
     source = f", named {found.source}" if found.source else ""
-    paper.say(f"digest {found.digest}, recorded {at_time(found.recorded)}{source}", "dim")
-    _print_worst(paper, found.worst)
-    _head(paper, "Values")
-    paper.table([("name", "value"), *((name, flow(value)) for name, value in found.values.items())], MARGIN)
+    out.write_paragraph(f"digest {found.digest}, recorded {format_time(found.recorded)}{source}", "dim")
+    _print_worst(out, found.worst)
+    _print_heading(out, "Values")
+    out.write_table(
+        [("name", "value"), *((name, format_value(value)) for name, value in found.values.items())], MARGIN
+    )
 
 
-def _head(paper: Paper, text: str) -> None:
-    paper.line()
-    paper.line(text, "bold")
+def _print_heading(out: OutputWriter, text: str) -> None:
+    out.write_line()
+    out.write_line(text, "bold")
 
 
-def _duration(value: float) -> str:
-    """Return seconds, and from two minutes on also as people say it."""
-    return f"{shown(value)} s" + (f" ({seconds(value)})" if value >= 120 else "")
+def _format_duration(value: float) -> str:
+    """Return seconds, from two minutes on also in larger units."""
+    return f"{format_number(value)} s" + (f" ({format_seconds(value)})" if value >= 120 else "")
 
 
-def _print_worst(paper: Paper, worst: Worst) -> None:
-    _head(paper, "Worst case")
-    for text in _worst(worst):
-        paper.say(text, "", MARGIN)
+def _print_worst(out: OutputWriter, worst: WorstCase) -> None:
+    _print_heading(out, "Worst case")
+    for text in _describe_worst_case(worst):
+        out.write_paragraph(text, "", MARGIN)
 
 
-def _worst(worst: Worst) -> Iterator[str]:
+def _describe_worst_case(worst: WorstCase) -> Iterator[str]:
     if worst.calls == 1:
-        yield "1 attempt: no retry, no waits; numbers about delays are kept as data and never used"
+        yield "1 attempt: no retry and no delay; the delay values of the file are not used"
     else:
-        yield f"{worst.calls} attempts, {_duration(worst.delay_s)} of waiting"
+        yield f"{worst.calls} attempts, {_format_duration(worst.delay_s)} of delays"
+        # Tuning and Retry-After can lengthen the planned delays, each up to its own limit.
         if worst.tuned_s is not None:
-            yield f"{_duration(worst.tuned_s)} of waiting with tuning at its limit, x {worst.stretch:g}"
+            yield f"{_format_duration(worst.tuned_s)} of delays with tuning at its limit, x {worst.stretch:g}"
         if worst.asked_s > worst.delay_s:
-            yield f"{_duration(worst.asked_s)} of waiting if Retry-After asks for the cap every time"
+            yield f"{_format_duration(worst.asked_s)} of delays if every Retry-After is at the cap"
     if worst.running_s is not None and worst.together_s is not None:
-        yield f"{_duration(worst.together_s)} in all, with every attempt at its limit"
-    if worst.within_s is not None:
-        yield f"{_duration(worst.within_s)} in all: the limit of the whole call"
+        yield f"{_format_duration(worst.together_s)} in total, with every attempt at its time limit"
+    if worst.total_timeout_s is not None:
+        yield f"{_format_duration(worst.total_timeout_s)} in total: the time limit of the whole call"
     elif worst.running_s is None:
-        yield "no limit to the time in all: neither an attempt nor the whole call has one"
+        yield "no limit of the total time: neither an attempt nor the whole call has a time limit"
 
 
-def _print_delays(paper: Paper, sheet: Sheet) -> None:
-    _head(paper, "Delays, in seconds")
-    tuned = sheet.worst.tuned_s is not None
-    rows = [("after", "from", "planned", "to", *(("tuned to",) if tuned else ()))]
-    rows += [_delay_cells(delay, tuned) for delay in sheet.delays[:MOST_DELAYS]]
-    paper.table(rows, MARGIN, right=range(5))
-    if len(sheet.delays) > MOST_DELAYS:
-        paper.line(f"{MARGIN}and {len(sheet.delays) - MOST_DELAYS} more")
-    paper.say(f"The first is {sheet.first_delay}{_draw(sheet)}.", "dim", MARGIN)
+def _print_delays(out: OutputWriter, sheet: PolicySheet) -> None:
+    _print_heading(out, "Delays, in seconds")
+    is_tuned = sheet.worst.tuned_s is not None
+    rows = [("after", "from", "planned", "to", *(("tuned to",) if is_tuned else ()))]
+    rows += [_delay_cells(delay, is_tuned) for delay in sheet.delays[:MAX_DELAYS]]
+    # Numbers are right-aligned, so that their sizes can be compared.
+    out.write_table(rows, MARGIN, right=range(5))
+    if len(sheet.delays) > MAX_DELAYS:
+        out.write_line(f"{MARGIN}and {len(sheet.delays) - MAX_DELAYS} more")
+    out.write_paragraph(f"First delay: {sheet.first_delay}{_describe_jitter(sheet)}.", "dim", MARGIN)
 
 
-def _draw(sheet: Sheet) -> str:
+def _describe_jitter(sheet: PolicySheet) -> str:
     spread = next(field.value for field in sheet.fields if field.name == "jitter")
     return "" if spread == "none" else ", with 0 <= u < 1 drawn from the seed and the attempt's number"
 
 
-def _delay_cells(delay: Delay, tuned: bool) -> tuple[str, ...]:
-    cells = (f"{delay.after}", shown(delay.low_s), shown(delay.planned_s), shown(delay.high_s))
-    return (*cells, shown(delay.tuned_s or 0.0)) if tuned else cells
+def _delay_cells(delay: DelayRange, is_tuned: bool) -> tuple[str, ...]:
+    cells = (
+        f"{delay.after}",
+        format_number(delay.low_s),
+        format_number(delay.planned_s),
+        format_number(delay.high_s),
+    )
+    return (*cells, format_number(delay.tuned_s or 0.0)) if is_tuned else cells
 
 
-def _print_fields(paper: Paper, title: str, fields: Sequence[Field]) -> None:
-    _head(paper, title)
+def _print_fields(out: OutputWriter, title: str, fields: Sequence[PolicyField]) -> None:
+    _print_heading(out, title)
     rows = [("name", "value", "meaning")]
-    rows += [(field.name, flow(field.value), f"{field.meaning}{_aside(field)}") for field in fields]
-    paper.table(rows, MARGIN)
+    rows += [
+        (field.name, format_value(field.value), f"{field.meaning}{_field_remark(field)}") for field in fields
+    ]
+    out.write_table(rows, MARGIN)
 
 
-def _aside(field: Field) -> str:
-    """Say how the file spells it and what stands beside it, if anything."""
-    told = [f"{field.spelled} in the file"] if field.spelled else []
-    told += [field.remark] if field.remark else []
-    told += [] if field.given_in else ["not in the file"]
-    return f" [{'; '.join(told)}]" if told else ""
+def _field_remark(field: PolicyField) -> str:
+    """Return the spelling and the comment of the file, so that a value can be found there."""
+    remarks = [f"{field.spelling_in_file} in the file"] if field.spelling_in_file else []
+    remarks += [field.remark] if field.remark else []
+    remarks += [] if field.defined_in else ["not in the file"]
+    return f" [{'; '.join(remarks)}]" if remarks else ""
 
 
-def _print_classes(paper: Paper, classes: Mapping[str, object]) -> None:
-    _head(paper, "Errors")
-    listed = bool(classes.get("retryable"))
-    passing = "transient and throttled failures"
-    lasting = "what no policy may retry" + ("" if listed else ", conflicts and permanent failures")
-    rows = {"retried": _names(classes.get("retryable"), passing)}
-    rows["never"] = _names(classes.get("non_retryable"), lasting)
-    others = "retried" if classes["unmatched"] == "retry" else "not retried"
-    rows["all others" if listed else "unknown"] = f"{others} (unmatched: {classes['unmatched']})"
+def _print_classes(out: OutputWriter, classes: Mapping[str, object]) -> None:
+    _print_heading(out, "Errors")
+    # Without a list of retryable errors, the kind of a failure decides.
+    has_list = bool(classes.get("retryable"))
+    retried = "transient and throttled failures"
+    never = "errors that no policy may retry" + ("" if has_list else ", conflicts and permanent failures")
+    rows = {"retried": _format_names(classes.get("retryable"), retried)}
+    rows["never"] = _format_names(classes.get("non_retryable"), never)
+    unmatched = "retried" if classes["unmatched"] == "retry" else "not retried"
+    rows["all other" if has_list else "unknown"] = f"{unmatched} (unmatched: {classes['unmatched']})"
     if "precedence" in classes:
         rows["in both"] = f"{str(classes['precedence']).removesuffix('_first')} wins"
     for name, text in rows.items():
-        paper.say(text, "", f"{MARGIN}{name:<12}")
+        out.write_paragraph(text, "", f"{MARGIN}{name:<12}")
 
 
-def _names(names: object, otherwise: str) -> str:
+def _format_names(names: object, otherwise: str) -> str:
     return ", ".join(map(str, names)) if isinstance(names, (list, tuple)) and names else otherwise
 
 
-def _print_others(paper: Paper, sheet: Sheet) -> None:
-    """Print what other parts act on, and what else stands in the file."""
+def _print_sections(out: OutputWriter, sheet: PolicySheet) -> None:
+    """Print the settings for other parts of the engine, and the other policies of the file."""
+    # The sheet has the cooldown apart from the other sections, although it is one for the reader.
     sections = {**sheet.sections, **({"cooldown": sheet.cooldown} if sheet.cooldown else {})}
     if sections:
-        _head(paper, "What other parts act on")
+        _print_heading(out, "Other settings")
         for name, value in sections.items():
-            paper.say(flow(value), "", f"{MARGIN}{name}: ")
+            out.write_paragraph(format_value(value), "", f"{MARGIN}{name}: ")
     if sheet.siblings:
-        _head(paper, f"Other policies of {sheet.profile}, with their attempts")
-        told = [
-            f"{one.name} {'1 (no retry)' if one.attempts == 1 else one.attempts}" for one in sheet.siblings
+        _print_heading(out, f"Other policies of {sheet.profile}, with their attempts")
+        siblings = [
+            f"{sibling.name} {'1 (no retry)' if sibling.attempts == 1 else sibling.attempts}"
+            for sibling in sheet.siblings
         ]
-        paper.say(", ".join(told), "", MARGIN)
-        paper.line(
+        out.write_paragraph(", ".join(siblings), "", MARGIN)
+        out.write_line(
             f"{MARGIN}`oncemore policy show {sheet.profile}/{sheet.siblings[-1].name}` shows one", "dim"
         )
     if sheet.providers:
-        _head(paper, "Providers with numbers of their own")
-        paper.say(", ".join(sheet.providers) + " (--provider NAME shows them)", "", MARGIN)
+        _print_heading(out, "Providers with their own values")
+        out.write_paragraph(", ".join(sheet.providers) + " (--provider NAME shows them)", "", MARGIN)
 
 
-def _print_origin(paper: Paper, sheet: Sheet) -> None:
-    _head(paper, "Where it comes from")
+def _print_origin(out: OutputWriter, sheet: PolicySheet) -> None:
+    _print_heading(out, "Origin")
     if sheet.origin:
-        paper.say(sheet.origin, "", MARGIN)
-    rows = [("file", near(sheet.source))]
+        out.write_paragraph(sheet.origin, "", MARGIN)
+    rows = [("file", shortest_path(sheet.source))]
     rows += [("extends", ", then ".join(sheet.extends))] if sheet.extends else []
-    rows += [(name, flow(value)) for name, value in sheet.metadata.items()]
+    rows += [(name, format_value(value)) for name, value in sheet.metadata.items()]
     rows += [("signature", sheet.signature), ("sha256", sheet.file_digest), ("digest", sheet.digest)]
+    # Not as a table: a wrapped digest or path could not be copied.
     for name, text in rows:
-        paper.line(f"{MARGIN}{name}: {text}")
+        out.write_line(f"{MARGIN}{name}: {text}")
 
 
-def flow(value: object) -> str:
-    """Return a value on one line, as a policy file would have it."""
+def format_value(value: object) -> str:
+    """Format a value on one line, with yes, no and none instead of Python's words."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_nested(inner)}" for name, inner in value.items()) or "none"
+        return ", ".join(f"{name} {_format_nested(inner)}" for name, inner in value.items()) or "none"
     if isinstance(value, (list, tuple)):
-        return ", ".join(flow(item) for item in value) or "none"
+        return ", ".join(format_value(item) for item in value) or "none"
+    # A bool is an int too, so it is tested first.
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (int, float)):
-        return shown(value)
+        return format_number(value)
     return "none" if value is None else str(value)
 
 
-def _nested(value: object) -> str:
-    return f"({flow(value)})" if isinstance(value, (Mapping, list, tuple)) else flow(value)
+def _format_nested(value: object) -> str:
+    return f"({format_value(value)})" if isinstance(value, (Mapping, list, tuple)) else format_value(value)

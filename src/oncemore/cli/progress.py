@@ -1,4 +1,4 @@
-"""A bar for long work: on a terminal's stderr only, drawn over itself, and gone at the end."""
+"""A progress bar on the terminal's stderr, which is removed at the end."""
 
 from __future__ import annotations
 
@@ -11,36 +11,38 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-PATIENCE_S = 0.5
-EVERY_S = 0.1
-BAR = 30
+# A command that ends within half a second shows no bar.
+FIRST_DRAW_S = 0.5
+REDRAW_S = 0.1
+BAR_WIDTH = 30
 
 
-class Progress:
-    """Shows how far something is; call it with what is done and what there is in all."""
+class ProgressLine:
+    """A progress bar; call it with the number of finished items and the total."""
 
-    def __init__(self, what: str, *, quiet: bool = False) -> None:
-        self._what = what
+    def __init__(self, label: str, *, quiet: bool = False) -> None:
+        self._label = label
         self._out = sys.stderr
-        self._shows = self._out.isatty() and os.environ.get("TERM") != "dumb" and not quiet
-        self._began = time.monotonic()
-        self._next = self._began + PATIENCE_S
+        self._is_visible = self._out.isatty() and os.environ.get("TERM") != "dumb" and not quiet
+        self._started_at = time.monotonic()
+        self._next_draw_at = self._started_at + FIRST_DRAW_S
         self._width = 0
 
     def __enter__(self) -> Self:
         return self
 
-    def __call__(self, done: int, whole: int) -> None:
-        """Draw the bar, if it is time to."""
+    def __call__(self, done: int, total: int) -> None:
+        """Draw the bar, unless it was drawn a moment ago."""
         now = time.monotonic()
-        if not self._shows or now < self._next or not whole:
+        if not self._is_visible or now < self._next_draw_at or not total:
             return
-        self._next = now + EVERY_S
-        part = min(1.0, done / whole)
-        full = round(part * BAR)
-        left = (now - self._began) * (1 / part - 1) if part else 0.0
-        text = f"{self._what} [{'#' * full}{'.' * (BAR - full)}] {part:4.0%}, {left:.0f} s left"
-        text = text[: _columns() - 1]
+        self._next_draw_at = now + REDRAW_S
+        share = min(1.0, done / total)
+        filled = round(share * BAR_WIDTH)
+        left_s = (now - self._started_at) * (1 / share - 1) if share else 0.0
+        text = f"{self._label} [{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {share:4.0%}, {left_s:.0f} s left"
+        # A line as wide as the terminal would wrap, and the carriage return would not reach its start.
+        text = text[: _terminal_columns() - 1]
         self._out.write("\r" + text.ljust(self._width))
         self._out.flush()
         self._width = max(self._width, len(text))
@@ -48,12 +50,13 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # Overwritten with spaces: stdout may share the terminal, and its lines must not start in the bar.
         if self._width:
             self._out.write("\r" + " " * self._width + "\r")
             self._out.flush()
 
 
-def _columns() -> int:
+def _terminal_columns() -> int:
     try:
         return max(20, os.get_terminal_size(sys.stderr.fileno()).columns)
     except (OSError, ValueError):

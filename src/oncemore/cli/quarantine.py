@@ -1,13 +1,20 @@
-"""`oncemore quarantine`: look at what waits for a person, and decide about it."""
+"""`oncemore quarantine`: list the items that wait for an operator, and decide about them."""
 
 from __future__ import annotations
 
 import click
 
 from oncemore.cli import completion
-from oncemore.cli.commands import Branch, Whole, ids_option, json_option, leaf, store_option
-from oncemore.cli.maintenance import reason_option
-from oncemore.cli.output import Paper
+from oncemore.cli.commands import (
+    LazyGroup,
+    WholeNumber,
+    documented_command,
+    ids_option,
+    json_option,
+    reason_option,
+    store_option,
+)
+from oncemore.cli.output import OutputWriter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,46 +30,71 @@ oncemore quarantine settle 01a1e211 --applied '{"receipt": 7}' --by operator --r
 oncemore quarantine rerun 01a1e211 --by operator --reason "the disk is replaced"
 oncemore quarantine reject 01a1e211 --by operator --reason "the order was withdrawn"
 """
-HOMES = {name: f"quarantine:{name}" for name in ("show", "release", "reject", "rerun", "settle", "tell")}
-REASONS = ("outcome_unknown", "quarantined", "checksum_mismatch", "poison", "dead_letter", "approval_needed")
+COMMANDS = {name: f"quarantine:{name}" for name in ("show", "release", "reject", "rerun", "settle", "notify")}
+# The words are those of `held_for` in the log.
+HOLD_REASONS = (
+    "outcome_unknown",
+    "quarantined",
+    "checksum_mismatch",
+    "poison",
+    "dead_letter",
+    "approval_needed",
+)
 
 
 @click.group(
-    "quarantine", cls=Branch, homes={"list": "quarantine:list_", **HOMES}, examples=EXAMPLES, usual="list"
+    "quarantine",
+    cls=LazyGroup,
+    modules={"list": "quarantine:list_", **COMMANDS},
+    examples=EXAMPLES,
+    default_command="list",
 )
 def quarantine() -> None:
-    """Decide about what waits for a person.
+    """List quarantined items and decide about them.
 
-    Runs whose outcome is unknown, that need review or whose workers died; artifacts whose bytes were altered;
-    dead letters. An ID is that of the list, or its beginning. A decision needs a name and a reason, and both
-    are recorded. Exit code 1 means that nothing was decided: somebody was first. Without a command it is
-    `list`, with all of its options.
+    An item is a run with an unknown outcome, a run that needs review or lost its workers, an artifact with
+    altered bytes, or a dead letter. An ID is an id of the list or a unique prefix. A decision needs a name
+    and a reason; both are recorded. Exit code 1 if another decision came first. The default command is
+    `list`.
     """
 
 
-_id = click.argument("item", metavar="ID", shell_complete=completion.held,
-                     help="What it is about: an id of the list, or its beginning.")  # fmt: skip
+_item_argument = click.argument("item", metavar="ID", shell_complete=completion.complete_held_runs,
+                     help="An id of the list, or a unique prefix.")  # fmt: skip
 
 
-def _decision(command: F) -> F:
-    """Give a command what every decision needs."""
+# --by is required here, unlike in other commands: a decision needs the name of a person.
+def _decision_options(command: F) -> F:
+    """Add the argument and the options of every decision to a command."""
     for option in (
-        click.option("--version", metavar="N", type=Whole(1), default=None,
-                     help="Decide only if it still has this version."),
+        click.option("--version", metavar="N", type=WholeNumber(1), default=None,
+                     help="Decide only if the item still has this version."),
         reason_option,
-        click.option("--by", metavar="NAME", required=True, help="Who decides; it is recorded."),
-        _id,
+        click.option("--by", metavar="NAME", required=True, help="Name of the operator; it is recorded."),
+        _item_argument,
     ):  # fmt: skip
         command = option(command)
     return command
 
 
-@leaf("list", "oncemore quarantine list\noncemore quarantine list --step charge --since 2h --json")
-@click.option("--step", metavar="NAME", shell_complete=completion.steps, help="Only of this step, or topic.")
-@click.option("--reason", metavar="WORD", type=click.Choice(REASONS), help=f"Only for {', '.join(REASONS)}.")
+@documented_command(
+    "list", "oncemore quarantine list\noncemore quarantine list --step charge --since 2h --json"
+)
+@click.option(
+    "--step",
+    metavar="NAME",
+    shell_complete=completion.complete_steps,
+    help="Only items of this step or topic.",
+)
+@click.option(
+    "--reason",
+    metavar="WORD",
+    type=click.Choice(HOLD_REASONS),
+    help=f"Only this reason: {', '.join(HOLD_REASONS)}.",
+)
 @click.option("--kind", metavar="WORD", type=click.Choice(("run", "artifact", "event")),
-              help="Only a run, an artifact or an event.")  # fmt: skip
-@click.option("--since", metavar="TIME", help="Only what came since: 30m, 2h, 3d, or 2026-11-16T08:00Z.")
+              help="Only this kind: run, artifact or event.")  # fmt: skip
+@click.option("--since", metavar="TIME", help="Only items since: 30m, 2h, 3d, or 2026-11-16T08:00Z.")
 @store_option
 @ids_option
 @json_option
@@ -75,162 +107,177 @@ def list_(
     only_ids: bool,
     in_json: bool,
 ) -> None:
-    """List what waits for a person, the longest first."""
+    """List quarantined items, the oldest first."""
     from oncemore.cli.quarantine_tables import print_items
-    from oncemore.queries.open_engine import there
-    from oncemore.queries.times import instant
+    from oncemore.queries.stores import open_existing
+    from oncemore.queries.times import parse_instant
 
-    with there(store) as engine:
+    with open_existing(store) as engine:
         now = engine.now()
-        begins = None if since is None else instant(since, now)
-        found = engine.quarantine.list(step=step, reason=reason, kind=kind, since=begins)
-    paper = Paper(in_json=in_json)
+        # Relative times count from the clock of the store, which wrote the times in the log.
+        since_at = None if since is None else parse_instant(since, now)
+        items = engine.quarantine.list(step=step, reason=reason, kind=kind, since=since_at)
+    out = OutputWriter(in_json=in_json)
     if only_ids:
-        paper.ids([item.id for item in found])
+        out.write_ids([item.id for item in items])
     elif in_json:
-        paper.json(found)
+        out.write_json(items)
     else:
-        print_items(paper, found, now)
+        print_items(out, items, now)
 
 
-@leaf("show", "oncemore quarantine show 01a1e211\noncemore quarantine show 01a1e211 --json")
-@_id
+@documented_command("show", "oncemore quarantine show 01a1e211\noncemore quarantine show 01a1e211 --json")
+@_item_argument
 @store_option
 @json_option
 def show(item: str, store: str | None, in_json: bool) -> None:
-    """Show one thing with all of its evidence.
+    """Show one item with its evidence.
 
-    What went wrong and by which rule, every attempt, the digests of bytes in doubt, who was told, what was
-    decided before, and what can be decided now.
+    The error and the rule that classified it, every attempt, the digests of altered bytes, the notifications,
+    earlier decisions, and the decisions that are possible now.
     """
     from oncemore.cli.quarantine_tables import print_case
-    from oncemore.queries.open_engine import there
+    from oncemore.queries.stores import open_existing
 
-    with there(store) as engine:
+    with open_existing(store) as engine:
         now, case = engine.now(), engine.quarantine.show(item)
-    paper = Paper(in_json=in_json)
+    out = OutputWriter(in_json=in_json)
     if in_json:
-        paper.json(case)
+        out.write_json(case)
     else:
-        print_case(paper, case, now)
+        print_case(out, case, now)
 
 
-def _decide(what: str, item: str, store: str | None, in_json: bool, **told: Any) -> None:
-    """Make a decision, and say what was decided."""
-    from oncemore.queries.open_engine import there
+def _record_decision(verb: str, item_id: str, store: str | None, in_json: bool, **options: Any) -> None:
+    """Record a decision about an item, and print it with its consequence."""
+    from oncemore.queries.stores import open_existing
 
-    with there(store) as engine:
-        found = engine.quarantine.show(item).item
-        version = told.pop("version") or found.version
-        answer = told.pop("answer", None)
-        words = (found,) if answer is None else (found, answer)
-        getattr(engine.quarantine, what)(*words, version=version, **told)
-    paper = Paper(in_json=in_json)
+    with open_existing(store) as engine:
+        # Loaded first, to resolve the prefix of the id and to know the kind of the item.
+        item = engine.quarantine.show(item_id).item
+        # Without --version, the decision is about the item as it was read just now.
+        version = options.pop("version") or item.version
+        answer = options.pop("answer", None)
+        values = (item,) if answer is None else (item, answer)
+        # The methods have the names of the commands.
+        getattr(engine.quarantine, verb)(*values, version=version, **options)
+    out = OutputWriter(in_json=in_json)
     if in_json:
-        extra = {"extra_attempts": told["extra_attempts"]} if "extra_attempts" in told else {}
-        paper.json({"decided": what, "by": told["by"], "reason": told["reason"], **extra, "item": found})
+        extra = {"extra_attempts": options["extra_attempts"]} if "extra_attempts" in options else {}
+        out.write_json(
+            {"decided": verb, "by": options["by"], "reason": options["reason"], **extra, "item": item}
+        )
     else:
-        paper.line(f"{_PAST[what]}: {found.kind} {found.id} of {found.step}", "green")
-        paper.say(_NEXT[what, found.kind])
+        out.write_line(f"{_PAST_TENSE[verb]} {item.kind} {item.id} of {item.step}", "green")
+        out.write_paragraph(_NEXT_TEXTS[verb, item.kind])
 
 
-_PAST = {"release": "released", "reject": "rejected", "rerun": "to be run again", "settle": "settled"}
-_GOES_ON = "It goes on when the step is called again, or when a worker takes it."
-_NEXT = {
-    ("release", "run"): _GOES_ON,
+_PAST_TENSE = {"release": "released", "reject": "rejected", "rerun": "rerun scheduled:", "settle": "settled"}
+_CONTINUES_TEXT = "It continues when the step is called again or a worker claims it."
+# The pairs are those that the quarantine accepts; it refuses any other before these texts are used.
+_NEXT_TEXTS = {
+    ("release", "run"): _CONTINUES_TEXT,
     ("release", "artifact"): "It is in use again.",
-    ("release", "event"): "The next pass of a relay sends it.",
-    ("reject", "run"): "It has failed for good; calls raise that.",
+    ("release", "event"): "The next pass of the relay sends it.",
+    ("reject", "run"): "It has failed permanently; calls of the step raise that failure.",
     ("reject", "artifact"): "It stays out of use.",
-    ("reject", "event"): "It is not sent.",
-    ("rerun", "run"): _GOES_ON,
-    ("settle", "run"): "Calls of the step go by that.",
+    ("reject", "event"): "It will not be sent.",
+    ("rerun", "run"): _CONTINUES_TEXT,
+    ("settle", "run"): "Calls of the step use this outcome.",
 }
 
 
-@leaf("release", 'oncemore quarantine release 01a1e211 --by operator --reason "the name is clear now"')
-@_decision
+@documented_command(
+    "release", 'oncemore quarantine release 01a1e211 --by operator --reason "the name is clear now"'
+)
+@_decision_options
 @store_option
 @json_option
-def release(item: str, store: str | None, in_json: bool, **told: Any) -> None:
-    """Let it go on as it would have.
+def release(item: str, store: str | None, in_json: bool, **options: Any) -> None:
+    """Release an item from quarantine.
 
-    A run has its next attempt, if one is left; an artifact is used again, if its bytes are right; a dead
-    letter is sent again. A run whose outcome is unknown is not released but settled.
+    A run gets its next attempt, if one is left. An artifact is used again, if its bytes are correct. A dead
+    letter is sent again. A run with an unknown outcome cannot be released; use `settle`.
     """
-    _decide("release", item, store, in_json, **told)
+    _record_decision("release", item, store, in_json, **options)
 
 
-@leaf("reject", 'oncemore quarantine reject 01a1e211 --by operator --reason "the order was withdrawn"')
-@_decision
+@documented_command(
+    "reject", 'oncemore quarantine reject 01a1e211 --by operator --reason "the order was withdrawn"'
+)
+@_decision_options
 @store_option
 @json_option
-def reject(item: str, store: str | None, in_json: bool, **told: Any) -> None:
-    """End it: a run fails for good, nothing else of it is used."""
-    _decide("reject", item, store, in_json, **told)
+def reject(item: str, store: str | None, in_json: bool, **options: Any) -> None:
+    """End an item: a run fails permanently; an artifact or event is not used."""
+    _record_decision("reject", item, store, in_json, **options)
 
 
-@leaf("rerun", 'oncemore quarantine rerun 01a1e211 --extra-attempts 2 --by operator --reason "more memory"')
-@_decision
-@click.option("--extra-attempts", metavar="N", type=Whole(1, 1000), default=1, show_default=True,
-              help="How many more attempts it may have; recorded.")  # fmt: skip
+@documented_command(
+    "rerun", 'oncemore quarantine rerun 01a1e211 --extra-attempts 2 --by operator --reason "more memory"'
+)
+@_decision_options
+@click.option("--extra-attempts", metavar="N", type=WholeNumber(1, 1000), default=1, show_default=True,
+              help="Number of additional attempts; it is recorded.")  # fmt: skip
 @store_option
 @json_option
-def rerun(item: str, store: str | None, in_json: bool, **told: Any) -> None:
-    """Let a run go on with attempts beyond its budget."""
-    _decide("rerun", item, store, in_json, **told)
+def rerun(item: str, store: str | None, in_json: bool, **options: Any) -> None:
+    """Give a run more attempts than its policy allows."""
+    _record_decision("rerun", item, store, in_json, **options)
 
 
-@leaf(
+@documented_command(
     "settle",
     'oncemore quarantine settle 01a1e211 --not-applied --by operator --reason "the bank has nothing"\n'
     'oncemore quarantine settle 01a1e211 --applied \'{"receipt": 7}\' --by operator --reason "it shows"',
 )
-@_decision
-@click.option("--applied", metavar="JSON", help="It took effect; this is what the step returned.")
-@click.option("--not-applied", is_flag=True, help="It did not take effect: it may be tried again.")
+@_decision_options
+@click.option("--applied", metavar="JSON", help="It took effect; the value is the step's result.")
+@click.option("--not-applied", is_flag=True, help="It did not take effect and may be tried again.")
 @store_option
 @json_option
 def settle(
-    item: str, applied: str | None, not_applied: bool, store: str | None, in_json: bool, **told: Any
+    item: str, applied: str | None, not_applied: bool, store: str | None, in_json: bool, **options: Any
 ) -> None:
-    """Say what became of a run whose outcome is unknown."""
-    from oncemore.queries.orders import value_of
-    from oncemore.steps.decorator import applied as did
-    from oncemore.steps.decorator import not_applied as did_not
+    """Record the outcome of a run with an unknown outcome."""
+    from oncemore.queries.step_commands import parse_json_value
+    from oncemore.steps import decorator
 
+    # `--applied null` is a value too: the step returned nothing.
     if (applied is None) != not_applied:
         raise click.UsageError(
-            "Say either --applied with the value, or --not-applied.", click.get_current_context()
+            "Give either --applied with the value, or --not-applied.", click.get_current_context()
         )
-    answer = did_not() if applied is None else did(value_of(applied))
-    _decide("settle", item, store, in_json, answer=answer, **told)
+    answer = decorator.not_applied() if applied is None else decorator.applied(parse_json_value(applied))
+    _record_decision("settle", item, store, in_json, answer=answer, **options)
 
 
-@leaf("tell", "oncemore quarantine tell")
+@documented_command("notify", "oncemore quarantine notify")
 @store_option
 @json_option
-def tell(store: str | None, in_json: bool) -> int:
-    """Deliver the notices that are due.
+def notify(store: str | None, in_json: bool) -> int:
+    """Send the notifications that are due.
 
-    Processes with the same settings do so by themselves while they run; this is for a timetable. The sinks
-    are those of the setting `notify`. Exit code 1 means that one was given up: it is in the list.
+    A running process with the same settings sends them by itself; this command is for a cron job. The
+    setting `notify` names the sinks. Exit code 1 if a notification was given up; it is then in the list.
     """
     from oncemore.errors import UsageError
-    from oncemore.queries.open_engine import there
+    from oncemore.queries.stores import open_existing
 
-    with there(store) as engine:
-        if engine.notices is None:
+    with open_existing(store) as engine:
+        if engine.notifier is None:
             raise UsageError(
-                "nobody is to be told: the setting notify is empty; see oncemore.toml or ONCEMORE_NOTIFY"
+                "no notification can be sent: the setting notify is empty; set it in oncemore.toml or "
+                "ONCEMORE_NOTIFY"
             )
-        tally = engine.notices.relay(engine).run_once()
-    paper = Paper(in_json=in_json)
+        # One pass, because cron repeats the command.
+        stats = engine.notifier.make_relay(engine).run_once()
+    out = OutputWriter(in_json=in_json)
     if in_json:
-        paper.json(tally)
+        out.write_json(stats)
     else:
-        paper.line(
-            f"{tally.delivered} delivered, {tally.failed} to be tried again, {tally.dead} given up, "
-            f"{tally.waiting} not due"
+        out.write_line(
+            f"{stats.delivered} delivered, {stats.failed} to be retried, {stats.dead} given up, "
+            f"{stats.waiting} not due"
         )
-    return 1 if tally.dead else 0
+    return 1 if stats.dead else 0

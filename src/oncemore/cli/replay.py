@@ -1,13 +1,13 @@
-"""`oncemore replay`: tell it again, and compare."""
+"""`oncemore replay`: recompute states and decisions from the log, and compare them with the records."""
 
 from __future__ import annotations
 
 import click
 
 from oncemore.cli import completion
-from oncemore.cli.commands import json_option, leaf, store_option
-from oncemore.cli.output import Paper
-from oncemore.cli.progress import Progress
+from oncemore.cli.commands import documented_command, json_option, store_option
+from oncemore.cli.output import OutputWriter
+from oncemore.cli.progress import ProgressLine
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from oncemore.log.store import Store
-    from oncemore.maintenance.replay import Difference
-    from oncemore.queries.recompute import Verified
-    from oncemore.queries.replay import Verdict, Window
+    from oncemore.maintenance.replay import ReplayDifference
+    from oncemore.queries.recompute import RecomputedRun
+    from oncemore.queries.replay import ReplayVerdict, ReplayWindow
 
 EXAMPLES = """
 oncemore replay b4b6cd73
@@ -25,22 +25,20 @@ oncemore replay --since 2026-11-16T14:00 --until 2026-11-16T15:00
 oncemore replay --all --json
 oncemore replay b4b6cd73 --verify --module flows.load
 """
-MOST_SHOWN = 20
+MAX_SHOWN = 20
 
 
-@leaf("replay", EXAMPLES, {"What": "run since until all"})
-@click.argument("name", metavar="[RUN]", required=False, shell_complete=completion.runs,
-                help="A run's id or its key, or how one of them begins.")  # fmt: skip
-@click.option("--run", metavar="RUN", shell_complete=completion.runs, help="The same, as an option.")
-@click.option("--since", metavar="TIME", help="All runs of which something was written since then.")
-@click.option("--until", metavar="TIME", help="… and until then; now unless given.")
+@documented_command("replay", EXAMPLES, {"Selection": "run since until all_"})
+@click.argument("name", metavar="[RUN]", required=False, shell_complete=completion.complete_runs,
+                help="Id or key of a run, or a unique prefix of one.")  # fmt: skip
+@click.option("--run", metavar="RUN", shell_complete=completion.complete_runs, help="The RUN, as an option.")
+@click.option("--since", metavar="TIME", help="All runs with entries since this time.")
+@click.option("--until", metavar="TIME", help="All runs with entries until this time; default: now.")
 @click.option("--all", "all_", is_flag=True, help="The whole log.")
+@click.option("--current", is_flag=True, help="Also decide by the current policies, and report drift.")
+@click.option("--verify", is_flag=True, help="Run pure steps again in a scratch folder and compare results.")
 @click.option(
-    "--current", is_flag=True, help="Decide also under the policies as they are now, and report drift."
-)
-@click.option("--verify", is_flag=True, help="Compute results of pure steps again in a scratch area.")
-@click.option(
-    "--module", "modules", metavar="NAME", multiple=True, help="With --verify: a module of your steps."
+    "--module", "modules", metavar="NAME", multiple=True, help="With --verify: a module with your steps."
 )
 @store_option
 @json_option
@@ -48,157 +46,179 @@ def replay(
     name: str | None, run: str | None, since: str | None, until: str | None, all_: bool, current: bool,
     verify: bool, modules: tuple[str, ...], store: str | None, in_json: bool,
 ) -> int:  # fmt: skip
-    """Compute every decision again, and compare it to the byte.
+    """Recompute every decision and compare it byte by byte.
 
-    Links, states and decisions are made anew from the log alone; nothing is run and nothing is written. The
-    first difference is told with both values. Exit code 1 means that something does not agree.
+    Hash links, states and decisions are recomputed from the log alone; no step runs and nothing is written.
+    Each difference is printed with both values. Exit code 1 if a record differs.
     """
-    from oncemore.queries.open_engine import looked_at
+    from oncemore.queries.stores import open_read_only
 
-    which = run or name
-    if sum((which is not None, since is not None or until is not None, all_)) != 1 or (run and name):
+    # --run is the spelling of the program `kfm-replay` (REPLAY-1).
+    run_name = run or name
+    if sum((run_name is not None, since is not None or until is not None, all_)) != 1 or (run and name):
         raise click.UsageError(
             "Give a RUN, or a window (--since, --until), or --all.", click.get_current_context()
         )
+    # Running every pure step of a whole log again would take as long as the log took.
     if verify and (all_ or not modules):
-        told = (
-            "--verify takes a RUN or a window"
-            if all_
-            else "--verify needs --module: which code is to be run?"
+        problem = (
+            "--verify needs a RUN or a window" if all_ else "--verify needs --module, the code of the steps"
         )
-        raise click.UsageError(f"{told}.", click.get_current_context())
-    paper = Paper(in_json=in_json)
-    with looked_at(store) as opened:
-        window = None if which else _window(opened, since, until, current, in_json)
-        if window is not None:
-            computed = _verified(opened, [one.key for one in window.verdicts], modules) if verify else []
-            _print_window(paper, window, computed)
-            return 0 if window.agrees and _good(computed) else 1
-        from oncemore.queries.replay import AGREES
-        from oncemore.queries.replay import replay as told_again
-        from oncemore.queries.runs import find
+        raise click.UsageError(f"{problem}.", click.get_current_context())
+    out = OutputWriter(in_json=in_json)
+    with open_read_only(store) as opened:
+        if run_name is None:
+            window = _replay_window(opened, since, until, current, in_json)
+            keys = [verdict.key for verdict in window.verdicts]
+            computed = _recompute_runs(opened, keys, modules) if verify else []
+            _print_window(out, window, computed)
+            return 0 if window.all_agree and _all_verified(computed) else 1
+        from oncemore.queries.replay import AGREES, replay_run
+        from oncemore.queries.runs import find_run
 
-        found = find(opened, str(which))
-        verdict = told_again(opened, found.entity, current=current)
-        computed = _verified(opened, [found.entity.removeprefix("run/")], modules) if verify else []
-    _print_verdict(paper, verdict, computed)
-    return 0 if verdict.verdict == AGREES and _good(computed) else 1
+        entity = find_run(opened, run_name).entity
+        verdict = replay_run(opened, entity, current=current)
+        computed = _recompute_runs(opened, [entity.removeprefix("run/")], modules) if verify else []
+    _print_verdict(out, verdict, computed)
+    return 0 if verdict.verdict == AGREES and _all_verified(computed) else 1
 
 
-def _window(store: Store, since: str | None, until: str | None, current: bool, in_json: bool) -> Window:
-    from oncemore.queries.replay import whole, window
-    from oncemore.queries.times import instant
+def _replay_window(
+    store: Store, since: str | None, until: str | None, current: bool, in_json: bool
+) -> ReplayWindow:
+    from oncemore.queries.replay import replay_all, replay_window
+    from oncemore.queries.times import parse_instant
 
     now = store.now()
-    ends = now if until is None else instant(until, now)
-    begins = instant(since or "0000000000", now)
-    with Progress("replaying", quiet=in_json) as progress:
+    end = now if until is None else parse_instant(until, now)
+    # Without --since, the window starts with the epoch.
+    start = parse_instant(since or "0000000000", now)
+    with ProgressLine("replaying", quiet=in_json) as progress:
         if since is None and until is None:
-            return whole(store, current=current, progress=progress)
-        return window(store, begins, ends, current=current, progress=progress)
+            return replay_all(store, current=current, progress=progress)
+        return replay_window(store, start, end, current=current, progress=progress)
 
 
-def _verified(store: Store, keys: Sequence[str], modules: tuple[str, ...]) -> list[Verified]:
-    from oncemore.queries.recompute import Scratch
-    from oncemore.queries.run_timeline import story
-    from oncemore.queries.runs import find
+def _recompute_runs(store: Store, keys: Sequence[str], modules: tuple[str, ...]) -> list[RecomputedRun]:
+    from oncemore.queries.recompute import RecomputeProcess
+    from oncemore.queries.run_timeline import load_timeline
+    from oncemore.queries.runs import find_run
 
-    with Scratch(modules) as scratch:
-        return [scratch.verify(story(store, find(store, key))) for key in keys if key]
-
-
-def _good(computed: Sequence[Verified]) -> bool:
-    return all(one.verdict in ("equal", "skipped") for one in computed)
+    # The steps run in a process of their own: user code must not reach the store that is open here.
+    with RecomputeProcess(modules) as process:
+        return [process.verify_run(load_timeline(store, find_run(store, key))) for key in keys if key]
 
 
-def _print_verdict(paper: Paper, verdict: Verdict, computed: Sequence[Verified]) -> None:
-    from oncemore.queries.times import shown
+def _all_verified(computed: Sequence[RecomputedRun]) -> bool:
+    # A step with an effect cannot run again, so it is skipped, which is not a failure.
+    return all(recomputed.verdict in ("equal", "skipped") for recomputed in computed)
 
-    if paper.in_json:
-        paper.json({**verdict._asdict(), "verified": computed})
+
+def _print_verdict(out: OutputWriter, verdict: ReplayVerdict, computed: Sequence[RecomputedRun]) -> None:
+    from oncemore.queries.times import format_time
+
+    if out.in_json:
+        out.write_json({**verdict._asdict(), "verified": computed})
         return
-    paper.line(f"{verdict.step}, key {verdict.key[:12]}, run {verdict.run_id}", "bold")
-    rows = [("entry", "at", "state", "told again")]
+    out.write_line(f"{verdict.step}, key {verdict.key[:12]}, run {verdict.run_id}", "bold")
+    rows = [("entry", "at", "state", "decision")]
     rows += [
         (
-            f"{one.seq}",
-            shown(one.at, day=False),
-            f"{one.state} {one.attempt or ''}".strip(),
-            one.sentence or " ".join(one.marks),
+            f"{entry.seq}",
+            format_time(entry.at, day=False),
+            f"{entry.state} {entry.attempt or ''}".strip(),
+            entry.sentence or " ".join(entry.marks),
         )
-        for one in verdict.states
+        for entry in verdict.states
     ]
     if len(rows) > 1:
-        paper.table(rows, "  ", right=(0,))
-    _print_end(paper, verdict)
-    _print_computed(paper, computed)
+        out.write_table(rows, "  ", right=(0,))
+    _print_end(out, verdict)
+    _print_recomputed(out, computed)
 
 
-def _print_end(paper: Paper, verdict: Verdict) -> None:
-    told = f"{verdict.entries} entries, {verdict.decisions} decisions"
+def _print_end(out: OutputWriter, verdict: ReplayVerdict) -> None:
+    counts = f"{verdict.entries} entries, {verdict.decisions} decisions"
     if verdict.verdict == "agrees":
-        paper.line(f"agrees: {told}, all as recorded; the state is {verdict.state}", "green")
+        out.write_line(f"agrees: {counts}, all as recorded; the state is {verdict.state}", "green")
     else:
-        paper.say(f"{verdict.verdict}: {told}{f'; {verdict.fault}' if verdict.fault else ''}", "red")
-        _print_differences(paper, verdict.differences)
+        out.write_paragraph(
+            f"{verdict.verdict}: {counts}{f'; {verdict.fault}' if verdict.fault else ''}", "red"
+        )
+        _print_differences(out, verdict.differences)
 
 
-def _print_differences(paper: Paper, differences: Sequence[Difference]) -> None:
-    for one in differences[:MOST_SHOWN]:
-        paper.say(f"entry {one.seq}, attempt {one.attempt}: {one.what}", "", "  ")
-        paper.say(_text(one.recorded), "", "    recorded  ")
-        paper.say(_text(one.computed), "", "    computed  ")
-    if len(differences) > MOST_SHOWN:
-        paper.line(f"  and {len(differences) - MOST_SHOWN} more; --json has all", "dim")
+def _print_differences(out: OutputWriter, differences: Sequence[ReplayDifference]) -> None:
+    for difference in differences[:MAX_SHOWN]:
+        out.write_paragraph(
+            f"entry {difference.seq}, attempt {difference.attempt}: {difference.what}", "", "  "
+        )
+        # One below the other, so that the eye finds the byte that differs.
+        out.write_paragraph(_format_json(difference.recorded), "", "    recorded  ")
+        out.write_paragraph(_format_json(difference.computed), "", "    computed  ")
+    if len(differences) > MAX_SHOWN:
+        out.write_line(f"  and {len(differences) - MAX_SHOWN} more; --json shows all", "dim")
 
 
-def _text(value: Any) -> str:
+def _format_json(value: Any) -> str:
     import json
 
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _print_computed(paper: Paper, computed: Sequence[Verified]) -> None:
+def _print_recomputed(out: OutputWriter, computed: Sequence[RecomputedRun]) -> None:
     if not computed:
         return
     counts = {
-        name: sum(one.verdict == name for one in computed)
+        name: sum(run.verdict == name for run in computed)
         for name in ("equal", "differs", "failed", "skipped")
     }
-    told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-    paper.line(f"computed again: {told}", "green" if _good(computed) else "red")
-    for why in dict.fromkeys(one.why for one in computed if one.verdict == "skipped"):
-        count = sum(one.why == why for one in computed)
-        paper.say(f"{count} skipped: {why}", "", "  ")
-    for one in [one for one in computed if one.verdict in ("differs", "failed")][:MOST_SHOWN]:
-        if one.verdict == "differs":
-            paper.say(
-                f"{one.run_id}: {one.what} is {one.recorded} and was computed as {one.computed}", "", "  "
+    summary = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    out.write_line(f"recomputed: {summary}", "green" if _all_verified(computed) else "red")
+    # Skipped runs share a few reasons, such as the effect of their step, so each reason is printed once.
+    for reason in dict.fromkeys(run.reason for run in computed if run.verdict == "skipped"):
+        count = sum(run.reason == reason for run in computed)
+        out.write_paragraph(f"{count} skipped: {reason}", "", "  ")
+    for run in [run for run in computed if run.verdict in ("differs", "failed")][:MAX_SHOWN]:
+        if run.verdict == "differs":
+            out.write_paragraph(
+                f"{run.run_id}: {run.part} is recorded as {run.recorded}, computed as {run.computed}",
+                "",
+                "  ",
             )
         else:
-            paper.say(f"{one.run_id}: {one.verdict}: {one.why}", "", "  ")
+            out.write_paragraph(f"{run.run_id}: {run.verdict}: {run.reason}", "", "  ")
 
 
-def _print_window(paper: Paper, window: Window, computed: Sequence[Verified]) -> None:
-    if paper.in_json:
-        paper.json({**window._asdict(), "verified": computed})
+def _print_window(out: OutputWriter, window: ReplayWindow, computed: Sequence[RecomputedRun]) -> None:
+    if out.in_json:
+        out.write_json({**window._asdict(), "verified": computed})
         return
     rows = [("verdict", "step", "run", "entries", "decisions", "state")]
     rows += [
-        (one.verdict, one.step, one.run_id, f"{one.entries}", f"{one.decisions}", one.state)
-        for one in window.verdicts
+        (
+            verdict.verdict,
+            verdict.step,
+            verdict.run_id,
+            f"{verdict.entries}",
+            f"{verdict.decisions}",
+            verdict.state,
+        )
+        for verdict in window.verdicts
     ]
     if len(rows) > 1:
-        paper.table(rows, right=(3, 4))
-    for one in [one for one in window.verdicts if one.verdict != "agrees"][:MOST_SHOWN]:
-        paper.line()
-        paper.line(f"{one.step} {one.run_id}", "bold")
-        _print_end(paper, one)
+        out.write_table(rows, right=(3, 4))
+    disagreeing = [verdict for verdict in window.verdicts if verdict.verdict != "agrees"]
+    for verdict in disagreeing[:MAX_SHOWN]:
+        out.write_line()
+        out.write_line(f"{verdict.step} {verdict.run_id}", "bold")
+        _print_end(out, verdict)
+    # The totals come last, where they stay visible in a terminal.
     totals = window.totals
-    paper.line()
-    paper.line(
+    out.write_line()
+    out.write_line(
         f"{totals.runs:,} runs: {totals.agrees:,} agree, {totals.drift:,} drift, {totals.damaged:,} damaged; "
-        f"{totals.entries:,} entries, {totals.decisions:,} decisions computed again",
-        "green" if window.agrees else "red",
+        f"{totals.entries:,} entries, {totals.decisions:,} decisions recomputed",
+        "green" if window.all_agree else "red",
     )
-    _print_computed(paper, computed)
+    _print_recomputed(out, computed)

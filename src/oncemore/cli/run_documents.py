@@ -1,4 +1,4 @@
-"""`oncemore export runs` and `oncemore import-runs`: runs as documents, in the words of another system."""
+"""`oncemore export runs` and `oncemore import-runs`: runs as JSON Lines for other systems."""
 
 from __future__ import annotations
 
@@ -6,72 +6,77 @@ from pathlib import Path
 
 import click
 
-from oncemore.cli.commands import json_option, leaf, store_option
-from oncemore.cli.output import Paper
+from oncemore.cli.commands import documented_command, json_option, store_option
+from oncemore.cli.output import OutputWriter
 
-EXPORT = """
+EXPORT_EXAMPLES = """
 oncemore export runs 0193a000 --out run.jsonl
 oncemore export runs 0193a000 4c9d884a --states states.yaml --out runs.jsonl
 """
-IMPORT = """
+IMPORT_EXAMPLES = """
 oncemore import-runs runs.jsonl --states states.yaml --store other.db
 """
 states_option = click.option(
     "--states",
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Other names of the five states, as YAML or JSON: COMPLETE: succeeded.",
+    help="Mapping of the five states to other names, YAML or JSON: COMPLETE: succeeded.",
 )
 
 
-@leaf("runs", EXPORT)
+@documented_command("runs", EXPORT_EXAMPLES)
 @click.argument("names", metavar="RUN...", nargs=-1, required=True)
 @states_option
-@click.option("--out", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path),
-              help="Write into this file; else to standard output.")  # fmt: skip
+@click.option("--out", "file", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path),
+              help="Write to this file; default: standard output.")  # fmt: skip
 @store_option
-def export_runs(names: tuple[str, ...], states: Path | None, out: Path | None, store: str | None) -> None:
+def export_runs(names: tuple[str, ...], states: Path | None, file: Path | None, store: str | None) -> None:
     """Write runs as JSON Lines.
 
-    One line for each entry, with everything that `import-runs` needs to read the run back as it was, and the
-    states under the names of another vocabulary. The store is not changed. Bodies are in it as they are
-    stored, sealed if they are.
+    One line per entry, with all data that `import-runs` needs to restore the run, and with the state names
+    of another system. The store is not changed. Bodies are exported as stored; encrypted ones stay encrypted.
     """
-    from oncemore.queries.open_engine import looked_at
     from oncemore.queries.run_documents import export_runs, load_mapping
-    from oncemore.queries.runs import find
+    from oncemore.queries.runs import find_run
+    from oncemore.queries.stores import open_read_only
 
     mapping = load_mapping(states)
-    with looked_at(store) as opened:
-        entities = dict.fromkeys(find(opened, name).entity for name in names)
+    with open_read_only(store) as opened:
+        # Two names can mean the same run, by its id and by its key; it is exported once.
+        entities = dict.fromkeys(find_run(opened, name).entity for name in names)
         lines = list(export_runs(opened, entities, mapping))
-    if out is None:
+    # All lines are read before the first is written: an error must not leave half a file.
+    if file is None:
         for line in lines:
-            Paper().line(line)
+            OutputWriter().write_line(line)
     else:
-        out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-@leaf("import-runs", IMPORT)
+@documented_command("import-runs", IMPORT_EXAMPLES)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-                help="What `oncemore export runs` has written.")  # fmt: skip
+                help="Output of `oncemore export runs`.")  # fmt: skip
 @states_option
 @store_option
 @json_option
 def import_runs(file: Path, states: Path | None, store: str | None, in_json: bool) -> None:
-    """Take over exported runs, as they were.
+    """Import exported runs unchanged.
 
-    With the same mapping of states that they were exported with. Every link is checked; a run that was
-    altered, or that is not over, is refused. One that is there already stays as it is.
+    Use the same mapping of states as for the export. Every hash link is verified; a run that was altered or
+    is not finished is refused. A run that the store has already stays as it is.
     """
-    from oncemore.queries.open_engine import made
     from oncemore.queries.run_documents import import_runs, load_mapping
+    from oncemore.queries.stores import open_or_create
 
     mapping = load_mapping(states)
-    with made(store) as engine, file.open(encoding="utf-8") as lines:
-        found = import_runs(engine, lines, mapping)
-    paper = Paper(in_json=in_json)
+    # The target of an import is often a new store.
+    with open_or_create(store) as engine, file.open(encoding="utf-8") as lines:
+        report = import_runs(engine, lines, mapping)
+    out = OutputWriter(in_json=in_json)
     if in_json:
-        paper.json(found)
+        out.write_json(report)
     else:
-        paper.line(f"{found.runs:,} runs with {found.entries:,} entries came; {found.present:,} were there")
+        out.write_line(
+            f"imported {report.runs:,} runs with {report.entries:,} entries; "
+            f"{report.present:,} were in the store already"
+        )

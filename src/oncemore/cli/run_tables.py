@@ -1,166 +1,200 @@
-"""Prints runs: as a list, as a story with its timeline, and explained."""
+"""Printing of runs, for `oncemore runs`, `show` and `explain`."""
 
 from __future__ import annotations
 
-from oncemore._time_spans import seconds
-from oncemore.queries.times import shown
+from oncemore._time_spans import format_seconds
+from oncemore.queries.times import format_time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from oncemore.cli.output import Paper, Tint
-    from oncemore.queries.explain import Explained
-    from oncemore.queries.run_timeline import Step, Story
-    from oncemore.queries.runs import Row
+    from oncemore.cli.output import Color, OutputWriter
+    from oncemore.queries.explain import RunExplanation
+    from oncemore.queries.run_timeline import RunTimeline, TimelineEntry
+    from oncemore.queries.runs import RunRow
 
-HEADS = ("changed", "state", "step", "run", "tries", "why")
+COLUMN_HEADS = ("changed", "state", "step", "run", "tries", "reason")
 MARGIN = "  "
-LONGEST_TEXT = 400
-#: From how many columns on ids are whole, and how much of one tells runs apart before that.
-WIDE, SHORT = 110, 18
-A_YEAR_S = 300 * 86_400.0
-MOST_STEPS = 60
-TINTS: dict[str, Tint] = {"COMPLETE": "green", "HARD_FAIL": "red", "SOFT_FAIL": "yellow"}
+MAX_TEXT_LENGTH = 400
+#: A terminal of this width shows whole ids; a narrower one shows this many characters of each.
+FULL_ID_WIDTH, SHORT_ID_LENGTH = 110, 18
+SHOW_YEAR_AFTER_S = 300 * 86_400.0
+MAX_ENTRIES = 60
+MAX_ERRORS = 20
+STATE_COLORS: dict[str, Color] = {"COMPLETE": "green", "HARD_FAIL": "red", "SOFT_FAIL": "yellow"}
 
 
-def print_runs(paper: Paper, rows: Sequence[Row], limit: int, now: float) -> None:
-    """Print each run on a line of its own."""
+def print_runs(out: OutputWriter, rows: Sequence[RunRow], limit: int, now: float) -> None:
+    """Print one line per run."""
     if not rows:
-        paper.line("no run is like that")
+        out.write_line("No runs match.")
         return
-    whole = paper.width >= WIDE
-    paper.table([HEADS, *(_cells(row, now, whole) for row in rows)], right=(4,))
+    has_room = out.width >= FULL_ID_WIDTH
+    out.write_table([COLUMN_HEADS, *(_run_cells(row, now, has_room) for row in rows)], right=(4,))
+    # As many rows as the limit: there may be more, which must not go unnoticed.
     if len(rows) == limit:
-        paper.line()
-        paper.say(f"These are the newest {limit}; --limit shows more, --since and --step fewer.", "dim")
+        out.write_line()
+        out.write_paragraph(
+            f"Only the latest {limit} runs are shown; use --limit for more, --since or --step to filter.",
+            "dim",
+        )
 
 
-def _cells(row: Row, now: float, whole: bool) -> tuple[str, ...]:
-    at = shown(row.changed)
-    changed = at[5:19] if now - row.changed < A_YEAR_S else at[:16]
-    name = row.run_id if whole else row.run_id[:SHORT]
-    return (changed, row.state, row.step, name, f"{row.attempts}/{row.allowed}", _why(row, now))
+def _run_cells(row: RunRow, now: float, has_room: bool) -> tuple[str, ...]:
+    time = format_time(row.changed)
+    # A recent time needs no year, an old one no seconds; both take the same width.
+    changed = time[5:19] if now - row.changed < SHOW_YEAR_AFTER_S else time[:16]
+    name = row.run_id if has_room else row.run_id[:SHORT_ID_LENGTH]
+    return (
+        changed,
+        row.state,
+        row.step,
+        name,
+        f"{row.attempts}/{row.max_attempts}",
+        _format_reason(row, now),
+    )
 
 
-def _why(row: Row, now: float) -> str:
+def _format_reason(row: RunRow, now: float) -> str:
+    # A hold or a switch needs an operator, so it is shown rather than the last error.
     if row.held_for:
         return f"held: {row.held_for.replace('_', ' ')}"
-    if row.stopped:
-        return f"stopped: {row.stopped}"
-    told = row.error or row.reason
+    if row.stopped_by:
+        return f"stopped: {row.stopped_by}"
+    reason = row.error or row.reason
     if row.state not in ("PENDING", "SOFT_FAIL"):
-        return told
-    due = f"due in {seconds(row.not_before - now)}" if row.not_before > now else "due now"
-    return f"{told}, {due}" if told else due
+        return reason
+    due = f"due in {format_seconds(row.not_before - now)}" if row.not_before > now else "due now"
+    return f"{reason}, {due}" if reason else due
 
 
-def print_story(paper: Paper, story: Story) -> None:
-    """Print everything about a run."""
-    from oncemore.cli.timeline import legend, timeline
+def print_timeline(out: OutputWriter, timeline: RunTimeline) -> None:
+    """Print everything about a run: facts, timeline, errors, outputs and entries."""
+    from oncemore.cli.timeline import draw_timeline, timeline_legend
 
-    row = story.row
-    took = seconds(max(0.0, row.changed - row.created))
-    paper.line(
-        f"{row.step}  {row.state}{f', {row.reason}' if row.reason else ''}", TINTS.get(row.state, "bold")
+    row = timeline.row
+    # The clock of a store can be set back, so a duration could come out negative.
+    duration = format_seconds(max(0.0, row.changed - row.created))
+    out.write_line(
+        f"{row.step}  {row.state}{f', {row.reason}' if row.reason else ''}",
+        STATE_COLORS.get(row.state, "bold"),
     )
-    tries = f"{row.attempts} of {row.allowed} attempts"
-    paper.line(f"{MARGIN}run {row.run_id}")
-    paper.say(f"{tries}, {took} from {shown(row.created)} to {shown(row.changed, day=False)}", "", MARGIN)
-    _print_facts(paper, story)
-    lines = timeline(story, paper.width)
+    tries = f"{row.attempts} of {row.max_attempts} attempts"
+    out.write_line(f"{MARGIN}run {row.run_id}")
+    out.write_paragraph(
+        f"{tries}, {duration} from {format_time(row.created)} to {format_time(row.changed, day=False)}",
+        "",
+        MARGIN,
+    )
+    _print_facts(out, timeline)
+    lines = draw_timeline(timeline, out.width)
     if lines:
-        paper.line()
+        out.write_line()
         for line in lines:
-            paper.line(line)
-        paper.line(legend(story), "dim")
-    _print_errors(paper, story)
-    _print_given(paper, story)
-    _print_steps(paper, story.steps)
-    paper.line()
-    paper.say(f"`oncemore explain {row.run_id}` says why.", "dim")
+            out.write_line(line)
+        out.write_line(timeline_legend(timeline), "dim")
+    _print_errors(out, timeline)
+    _print_outputs(out, timeline)
+    _print_entries(out, timeline.steps)
+    out.write_line()
+    out.write_paragraph(f"Reasons: `oncemore explain {row.run_id}`", "dim")
 
 
-def _print_facts(paper: Paper, story: Story) -> None:
-    row = story.row
+def _print_facts(out: OutputWriter, timeline: RunTimeline) -> None:
+    row = timeline.row
     facts = [("key", row.key), ("effect", row.effect), ("policy", row.policy), ("tenant", row.tenant)]
     facts += [("dataset", row.dataset), ("correlation", row.correlation_id)]
     if row.held_for:
         facts.append(("held for", row.held_for.replace("_", " ")))
-    if row.stopped:
-        facts.append(("stopped by", row.stopped))
-    if len(story.lives) > 1:
-        others = [life for life in story.lives if life != row.run_id]
-        facts.append(("other runs", ", ".join(others[:5])))
+    if row.stopped_by:
+        facts.append(("stopped by", row.stopped_by))
+    # A rerun starts a new run under the same key.
+    if len(timeline.lives) > 1:
+        other_ids = [run_id for run_id in timeline.lives if run_id != row.run_id]
+        facts.append(("other runs", ", ".join(other_ids[:5])))
     facts += [
-        (name, _text(value))
-        for name, value in (("arguments", story.arguments), ("result", story.result))
+        (name, _format_value(value))
+        for name, value in (("arguments", timeline.arguments), ("result", timeline.result))
         if value
     ]
     for name, text in facts:
         if text:
-            paper.say(text, "", f"{MARGIN}{name:<12}")
+            out.write_paragraph(text, "", f"{MARGIN}{name:<12}")
 
 
-def _text(value: object) -> str:
-    """Return a stored value on one line, cut where nobody reads on."""
+def _format_value(value: object) -> str:
+    """Return a stored value as JSON on one line, cut after `MAX_TEXT_LENGTH` characters."""
     import json
 
     text = json.dumps(value, ensure_ascii=False, default=str)
     return (
         text
-        if len(text) <= LONGEST_TEXT
-        else f"{text[:LONGEST_TEXT]}… ({len(text):,} characters; --json has all)"
+        if len(text) <= MAX_TEXT_LENGTH
+        else f"{text[:MAX_TEXT_LENGTH]}… ({len(text):,} characters; --json shows all)"
     )
 
 
-def _print_errors(paper: Paper, story: Story) -> None:
-    failed = [span for span in story.spans if span.what == "attempt" and span.error]
+def _print_errors(out: OutputWriter, timeline: RunTimeline) -> None:
+    failed = [span for span in timeline.spans if span.what == "attempt" and span.error]
     if failed:
-        paper.line()
-        for span in failed[-20:]:
-            paper.say(f"{span.error}: {span.message}", "", f"{MARGIN}attempt {span.number}: ")
+        out.write_line()
+        for span in failed[-MAX_ERRORS:]:
+            out.write_paragraph(f"{span.error}: {span.message}", "", f"{MARGIN}attempt {span.number}: ")
 
 
-def _print_given(paper: Paper, story: Story) -> None:
-    if story.given:
-        paper.line()
-        rows = [("left", "name", "state", "what")]
+def _print_outputs(out: OutputWriter, timeline: RunTimeline) -> None:
+    if timeline.given:
+        out.write_line()
+        rows = [("output", "name", "state", "content")]
+        # An artifact has a size and a digest; an event has only its entity.
         rows += [
-            (one.kind, one.name, one.state, f"{one.size:,} bytes, {one.digest}" if one.digest else one.entity)
-            for one in story.given
+            (
+                output.kind,
+                output.name,
+                output.state,
+                f"{output.size:,} bytes, {output.digest}" if output.digest else output.entity,
+            )
+            for output in timeline.given
         ]
-        paper.table(rows, MARGIN)
+        out.write_table(rows, MARGIN)
 
 
-def _print_steps(paper: Paper, steps: Sequence[Step]) -> None:
-    paper.line()
+def _print_entries(out: OutputWriter, entries: Sequence[TimelineEntry]) -> None:
+    out.write_line()
     rows = [("entry", "at", "marks", "state")]
-    cut = steps if len(steps) <= MOST_STEPS else (*steps[: MOST_STEPS // 2], *steps[-MOST_STEPS // 2 :])
+    # The beginning and the end explain a long run; the middle repeats itself.
+    half = MAX_ENTRIES // 2
+    shown = entries if len(entries) <= MAX_ENTRIES else (*entries[:half], *entries[-half:])
     rows += [
         (
-            f"{step.seq}",
-            shown(step.at, day=False),
-            " ".join(step.marks),
-            step.state.state + (f", {step.state.reason}" if step.state.reason else ""),
+            f"{entry.seq}",
+            format_time(entry.at, day=False),
+            " ".join(entry.marks),
+            entry.state.state + (f", {entry.state.reason}" if entry.state.reason else ""),
         )
-        for step in cut
+        for entry in shown
     ]
-    paper.table(rows, MARGIN, right=(0,))
-    if len(steps) > len(cut):
-        paper.line(
-            f"{MARGIN}{len(steps) - len(cut)} entries in the middle are left out; --json has all", "dim"
+    out.write_table(rows, MARGIN, right=(0,))
+    if len(entries) > len(shown):
+        out.write_line(
+            f"{MARGIN}{len(entries) - len(shown)} entries in the middle are not shown; --json shows all",
+            "dim",
         )
 
 
-def print_explained(paper: Paper, found: Explained) -> None:
-    """Print what happened and why, a paragraph for each attempt."""
-    paper.line(f"{found.step}, key {found.key[:12]}, run {found.run_id}: {found.state}", "bold")
-    for told in found.told:
-        paper.line()
-        for text in told.sentences:
-            paper.say(text)
-    if found.standing:
-        paper.line()
-        for text in found.standing:
-            paper.say(text)
+def print_explanation(out: OutputWriter, explanation: RunExplanation) -> None:
+    """Print the explanation of a run, one paragraph per attempt."""
+    out.write_line(
+        f"{explanation.step}, key {explanation.key[:12]}, run {explanation.run_id}: {explanation.state}",
+        "bold",
+    )
+    for attempt in explanation.told:
+        out.write_line()
+        for text in attempt.sentences:
+            out.write_paragraph(text)
+    # What the run waits for now comes after the attempts.
+    if explanation.standing:
+        out.write_line()
+        for text in explanation.standing:
+            out.write_paragraph(text)

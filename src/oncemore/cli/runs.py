@@ -1,31 +1,38 @@
-"""`oncemore runs`, `show` and `explain`: what ran, how it went, and why."""
+"""`oncemore runs`, `show` and `explain`: list runs, show one, and explain its decisions."""
 
 from __future__ import annotations
 
 import click
 
 from oncemore.cli import completion
-from oncemore.cli.commands import OneOf, Whole, ids_option, json_option, leaf, store_option
-from oncemore.cli.output import Paper
+from oncemore.cli.commands import (
+    WholeNumber,
+    WordChoice,
+    documented_command,
+    ids_option,
+    json_option,
+    store_option,
+)
+from oncemore.cli.output import OutputWriter
 from oncemore.policy.model import STATES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-RUNS = """
+RUNS_EXAMPLES = """
 oncemore runs
 oncemore runs --state HARD_FAIL --since 1d
 oncemore runs --step flows.load --error HTTP_503 --limit 500
 oncemore runs --correlation corr-456 --json
 oncemore runs --error TIMEOUT --ids | xargs -n1 oncemore explain
 """
-SHOW = """
+SHOW_EXAMPLES = """
 oncemore show 0193a000-0000-7000-8000-000000000001
 oncemore show b4b6cd73
 oncemore show b4b6cd73 --json
 """
-EXPLAIN = """
+EXPLAIN_EXAMPLES = """
 oncemore explain b4b6cd73
 oncemore explain b4b6cd73 --attempt 3
 """
@@ -34,97 +41,103 @@ oncemore explain b4b6cd73 --attempt 3
 run_argument = click.argument(
     "run",
     metavar="RUN",
-    shell_complete=completion.runs,
-    help="A run's id or its key, or how one of them begins.",
+    shell_complete=completion.complete_runs,
+    help="Id or key of a run, or a unique prefix of one.",
 )
 
 
-@leaf("runs", RUNS, {"Which": "step state error dataset tenant correlation since until held limit"})
+@documented_command(
+    "runs", RUNS_EXAMPLES, {"Filters": "step state error dataset tenant correlation since until held limit"}
+)
 @store_option
-@click.option("--step", metavar="NAME", shell_complete=completion.steps, help="Of this step.")
-@click.option("--state", type=OneOf(STATES), metavar="STATE", help=f"{', '.join(STATES)}.")
-@click.option(
-    "--error", metavar="CLASS", help="Whose last attempt ended with this class of error, as HTTP_503."
-)
-@click.option("--dataset", metavar="NAME", help="About this dataset.")
-@click.option("--tenant", metavar="NAME", help="Of this tenant.")
-@click.option("--correlation", metavar="ID", help="In this course of events.")
-@click.option("--since", metavar="TIME", help="Last changed since then: 2h, 7d, 14:05, 2026-11-16T14:05Z.")
-@click.option("--until", metavar="TIME", help="Last changed until then.")
-@click.option("--held", is_flag=True, help="Only those that wait for a person.")
-@click.option("--limit", metavar="N", type=Whole(1, 100_000), default=50, help="At most so many (50).")
+@click.option("--step", metavar="NAME", shell_complete=completion.complete_steps, help="Only this step.")
+@click.option("--state", type=WordChoice(STATES), metavar="STATE", help=f"{', '.join(STATES)}.")
+@click.option("--error", metavar="CLASS", help="Only this error class in the last attempt, such as HTTP_503.")
+@click.option("--dataset", metavar="NAME", help="Only this dataset.")
+@click.option("--tenant", metavar="NAME", help="Only this tenant.")
+@click.option("--correlation", metavar="ID", help="Only this correlation id.")
+@click.option("--since", metavar="TIME", help="Changed since: 2h, 7d, 14:05, 2026-11-16T14:05Z.")
+@click.option("--until", metavar="TIME", help="Changed until this time.")
+@click.option("--held", is_flag=True, help="Only runs that wait for an operator.")
+# The limit bounds the memory for a store with millions of runs.
+@click.option("--limit", metavar="N", type=WholeNumber(1, 100_000), default=50, help="Maximum number (50).")
 @ids_option
 @json_option
 def runs(
-    store: str | None, since: str | None, until: str | None, only_ids: bool, in_json: bool, **asked: Any
+    store: str | None, since: str | None, until: str | None, only_ids: bool, in_json: bool, **filters: Any
 ) -> None:
-    """List runs, those first that changed last.
+    """List runs, most recently changed first.
 
-    A key has one line, for its last run.
+    Each key has one line, for its latest run.
     """
     from oncemore.cli.run_tables import print_runs
-    from oncemore.queries.open_engine import looked_at
-    from oncemore.queries.runs import Asked
-    from oncemore.queries.runs import runs as listed
-    from oncemore.queries.times import instant
+    from oncemore.queries.runs import RunFilter, list_runs
+    from oncemore.queries.stores import open_read_only
+    from oncemore.queries.times import parse_instant
 
-    paper = Paper(in_json=in_json)
-    with looked_at(store) as opened:
+    out = OutputWriter(in_json=in_json)
+    with open_read_only(store) as opened:
+        # Relative times count from the clock of the store, which wrote the times in the log.
         now = opened.now()
-        begins, ends = (None if text is None else instant(text, now) for text in (since, until))
-        rows = listed(opened, Asked(**asked, since=begins, until=ends))
+        start, end = (None if text is None else parse_instant(text, now) for text in (since, until))
+        rows = list_runs(opened, RunFilter(**filters, since=start, until=end))
+    # With --ids, --json prints a list of ids.
     if only_ids:
-        paper.ids([row.run_id for row in rows])
+        out.write_ids([row.run_id for row in rows])
     elif in_json:
-        paper.json(rows)
+        out.write_json(rows)
     else:
-        print_runs(paper, rows, asked["limit"], now)
+        print_runs(out, rows, filters["limit"], now)
 
 
-@leaf("show", SHOW)
+@documented_command("show", SHOW_EXAMPLES)
 @run_argument
 @store_option
 @json_option
 def show(run: str, store: str | None, in_json: bool) -> None:
-    """Show one run: attempts, waits and leases as a timeline.
+    """Show one run: attempts, delays and leases as a timeline.
 
-    Then what it was called with, what it left, and every entry about it; texts are as they are stored.
+    Also shows its arguments, result, outputs and log entries. Texts are shown as stored.
     """
-    from oncemore.cli.run_tables import print_story
-    from oncemore.queries.open_engine import looked_at
-    from oncemore.queries.run_timeline import story
-    from oncemore.queries.runs import find
+    from oncemore.cli.run_tables import print_timeline
+    from oncemore.queries.run_timeline import load_timeline
+    from oncemore.queries.runs import find_run
+    from oncemore.queries.stores import open_read_only
 
-    paper = Paper(in_json=in_json)
-    with looked_at(store) as opened:
-        told = story(opened, find(opened, run))
+    out = OutputWriter(in_json=in_json)
+    with open_read_only(store) as opened:
+        timeline = load_timeline(opened, find_run(opened, run))
+    # The store is closed before the output: a reader that pauses the pipe must not keep it open.
     if in_json:
-        paper.json(told)
+        out.write_json(timeline)
     else:
-        print_story(paper, told)
+        print_timeline(out, timeline)
 
 
-@leaf("explain", EXPLAIN)
+@documented_command("explain", EXPLAIN_EXAMPLES)
 @run_argument
-@click.option("--attempt", metavar="N", type=Whole(1), help="Only why this attempt waited, and what came.")
+@click.option(
+    "--attempt", metavar="N", type=WholeNumber(1), help="Only the delay and the outcome of this attempt."
+)
 @store_option
 @json_option
 def explain(run: str, attempt: int | None, store: str | None, in_json: bool) -> None:
-    """Explain why a run did what it did.
+    """Explain the decisions of a run.
 
-    Every sentence is made from the log: when each attempt began and what it had waited for, how it ended,
-    what was decided then, and from which numbers.
+    For each attempt: its start, the reason of its delay, its outcome, and the decision that followed with
+    the numbers behind it. Every sentence is derived from the log.
     """
-    from oncemore.cli.run_tables import print_explained
-    from oncemore.queries.explain import explained
-    from oncemore.queries.open_engine import looked_at
-    from oncemore.queries.run_timeline import story
-    from oncemore.queries.runs import find
+    from oncemore.cli.run_tables import print_explanation
+    from oncemore.queries.explain import explain_run
+    from oncemore.queries.run_timeline import load_timeline
+    from oncemore.queries.runs import find_run
+    from oncemore.queries.stores import open_read_only
 
-    paper = Paper(in_json=in_json)
-    with looked_at(store) as opened:
-        found = explained(story(opened, find(opened, run)), attempt)
+    out = OutputWriter(in_json=in_json)
+    with open_read_only(store) as opened:
+        # The whole timeline is needed for one attempt too: the attempt before has decided its delay.
+        explanation = explain_run(load_timeline(opened, find_run(opened, run)), attempt)
     if in_json:
-        paper.json(found)
+        out.write_json(explanation)
     else:
-        print_explained(paper, found)
+        print_explanation(out, explanation)

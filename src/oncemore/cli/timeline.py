@@ -1,63 +1,65 @@
-"""A run as a timeline in a terminal: one row for each attempt, wait and lease, to one scale.
+"""The timeline of a run in a terminal: one row per attempt, delay and lease, drawn to one scale.
 
     +0 s      attempt 1  0.004 s  █                          CONNECTION_RESET
-    +0.004 s  wait       0.021 s  ░
+    +0.004 s  delay      0.021 s  ░
     +0.025 s  attempt 2  0.003 s   █                         COMPLETE
               lease       1.70 s  ━━━━━━━━━━━━━━━━━━━━━━━━━  01a1e242 host:4711
 
-Solid is work, shaded is a wait that was decided, dotted is time in which nobody came, a line is a lease. A
-row that lasts still ends with ….
+A solid bar is an attempt, a shaded bar a decided delay, dots are time in which the run was due and no worker
+claimed it, a stroke is a lease. A row that has not ended yet ends with ….
 """
 
 from __future__ import annotations
 
-from oncemore._time_spans import seconds
+from oncemore._time_spans import format_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from oncemore.queries.run_timeline import Span, Story
+    from oncemore.queries.run_timeline import RunTimeline, TimeSpan
 
-FILL = {"attempt": "█", "wait": "░", "idle": "·", "lease": "━"}
-LEGEND = {
+FILL_CHARACTERS = {"attempt": "█", "wait": "░", "idle": "·", "lease": "━"}
+LEGEND_TEXTS = {
     "attempt": "█ attempt",
-    "wait": "░ wait, as decided",
-    "idle": "· due, and nobody came",
+    "wait": "░ delay",
+    "idle": "· due, not claimed",
     "lease": "━ lease",
 }
-MOST_ROWS = 60
-NARROWEST = 10
-NOTE = 24
+MAX_ROWS = 60
+MIN_BAR_WIDTH = 10
+NOTE_WIDTH = 24
 
 
-def timeline(story: Story, width: int) -> list[str]:
-    """Return the drawing as lines that are no longer than `width`, as far as the numbers leave room."""
-    spans = _shortened([span for span in story.spans if span.what != "lease"])
-    leases = [span for span in story.spans if span.what == "lease"]
+def draw_timeline(timeline: RunTimeline, width: int) -> list[str]:
+    """Return the timeline as lines of at most `width` columns; a bar has at least `MIN_BAR_WIDTH`."""
+    spans = _shorten_spans([span for span in timeline.spans if span.what != "lease"])
+    leases = [span for span in timeline.spans if span.what == "lease"]
     if not spans:
         return []
+    # Leases do not count for the scale: a worker lives much longer than one run.
     first = min(span.begins for span in spans)
-    last = max(_end(span, story.now) for span in spans)
+    last = max(_span_end(span, timeline.now) for span in spans)
     rows = [
         (
-            f"+{_short(span.begins - first)}" if span.what != "lease" else "",
-            _label(span),
-            _lasted(span, story.now),
+            f"+{_format_duration(span.begins - first)}" if span.what != "lease" else "",
+            _span_label(span),
+            _span_duration(span, timeline.now),
         )
         for span in (*spans, *leases)
     ]
-    widths = [max(len(row[at]) for row in rows) for at in range(3)]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lead = sum(widths) + 6
-    notes = width - lead >= NARROWEST + NOTE
-    room = max(NARROWEST, width - lead - (NOTE + 2 if notes else 0))
+    # On a narrow terminal the note of an attempt gets a line of its own below the bar.
+    has_note_column = width - lead >= MIN_BAR_WIDTH + NOTE_WIDTH
+    room = max(MIN_BAR_WIDTH, width - lead - (NOTE_WIDTH + 2 if has_note_column else 0))
     lines = []
     for row, span in zip(rows, (*spans, *leases), strict=True):
         cells = f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]:>{widths[2]}}  "
-        bar = _bar(span, first, last, story.now, room)
-        note = _note(span)
-        if notes:
-            lines.append(f"{cells}{bar:<{room}}  {note[:NOTE]}".rstrip())
+        bar = _draw_bar(span, first, last, timeline.now, room)
+        note = _span_note(span)
+        if has_note_column:
+            lines.append(f"{cells}{bar:<{room}}  {note[:NOTE_WIDTH]}".rstrip())
         else:
             lines.append((cells + bar).rstrip()[:width])
             if note and span.what != "lease":
@@ -65,53 +67,58 @@ def timeline(story: Story, width: int) -> list[str]:
     return lines
 
 
-def legend(story: Story) -> str:
-    """Return what the marks mean that were used."""
-    used = {span.what for span in story.spans}
-    return "   ".join(text for what, text in LEGEND.items() if what in used)
+def timeline_legend(timeline: RunTimeline) -> str:
+    """Return the meaning of the characters in this timeline."""
+    used = {span.what for span in timeline.spans}
+    return "   ".join(text for what, text in LEGEND_TEXTS.items() if what in used)
 
 
-def _short(value: float) -> str:
-    return "0 s" if abs(value) < 0.0005 else seconds(value) if value >= 1 else f"{value:.3f} s"
+def _format_duration(value: float) -> str:
+    return "0 s" if abs(value) < 0.0005 else format_seconds(value) if value >= 1 else f"{value:.3f} s"
 
 
-def _end(span: Span, now: float) -> float:
+def _span_end(span: TimeSpan, now: float) -> float:
     return max(span.begins, now if span.ends is None else span.ends)
 
 
-def _label(span: Span) -> str:
+def _span_label(span: TimeSpan) -> str:
     if span.what == "attempt":
         return f"attempt {span.number}"
-    return "held" if span.what == "wait" and span.outcome else span.what
+    if span.what == "wait":
+        # A delay with an outcome is a hold: it ends with a decision, not at a time.
+        return "held" if span.outcome else "delay"
+    return span.what
 
 
-def _lasted(span: Span, now: float) -> str:
-    return _short(_end(span, now) - span.begins) + ("…" if span.ends is None else "")
+def _span_duration(span: TimeSpan, now: float) -> str:
+    return _format_duration(_span_end(span, now) - span.begins) + ("…" if span.ends is None else "")
 
 
-def _bar(span: Span, first: float, last: float, now: float, room: int) -> str:
-    """Draw one span to the scale of all; what lies outside, as leases do, is cut."""
+def _draw_bar(span: TimeSpan, first: float, last: float, now: float, room: int) -> str:
+    """Draw one span to the common scale; the part outside of it is cut, as with most leases."""
     scale = (last - first) or 1.0
     start = max(0.0, (span.begins - first) / scale)
-    end = min(1.0, (_end(span, now) - first) / scale)
-    at = min(room - 1, int(start * room))
-    length = max(1, min(room, round(end * room)) - at)
-    bar = " " * at + FILL[span.what] * length
+    end = min(1.0, (_span_end(span, now) - first) / scale)
+    column = min(room - 1, int(start * room))
+    # At least one column, so that an attempt of a millisecond beside a delay of an hour is visible.
+    length = max(1, min(room, round(end * room)) - column)
+    bar = " " * column + FILL_CHARACTERS[span.what] * length
     return bar[: room - 1] + "…" if span.ends is None and len(bar) >= room else bar
 
 
-def _note(span: Span) -> str:
-    """Say what became of it, shortly."""
+def _span_note(span: TimeSpan) -> str:
+    """Return the outcome of an attempt, the owner of a lease, or the reason of a hold."""
     if span.what == "attempt":
-        end = {"COMPLETE": "COMPLETE", "RUNNING": "RUNNING"}.get(span.outcome, "")
-        return end or f"{span.error or span.reason or span.outcome}"
+        if span.outcome in ("COMPLETE", "RUNNING"):
+            return span.outcome
+        return span.error or span.reason or span.outcome
     if span.what == "lease":
         return f"{span.worker[:8]} {span.message.replace(' process ', ':')}"
     return span.outcome.replace("_", " ") if span.what == "wait" else ""
 
 
-def _shortened(spans: Sequence[Span]) -> list[Span]:
-    """Leave out the middle of what is too long for anybody to read; the rows say by their numbers what."""
-    if len(spans) <= MOST_ROWS:
+def _shorten_spans(spans: Sequence[TimeSpan]) -> list[TimeSpan]:
+    """Drop the middle of a long timeline; the numbers of the attempts show the gap."""
+    if len(spans) <= MAX_ROWS:
         return list(spans)
-    return [*spans[: MOST_ROWS // 2], *spans[-MOST_ROWS // 2 :]]
+    return [*spans[: MAX_ROWS // 2], *spans[-MAX_ROWS // 2 :]]

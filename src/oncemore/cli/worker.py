@@ -1,4 +1,4 @@
-"""`oncemore worker`: do what was handed in, until it is told to stop."""
+"""`oncemore worker`: run due work until stopped."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import logging
 
 import click
 
-from oncemore.cli.commands import Finite, Whole, json_option, leaf, store_option
-from oncemore.cli.output import Paper
+from oncemore.cli.commands import FiniteNumber, WholeNumber, documented_command, json_option, store_option
+from oncemore.cli.output import OutputWriter
 from oncemore.cli.params import DURATION
 
 TYPE_CHECKING = False
@@ -24,42 +24,40 @@ oncemore worker shop.orders --store postgresql://db/shop --steps 'shop.orders.*'
 oncemore worker shop.orders --drain
 oncemore worker shop.orders --health 0.0.0.0:8080
 """
-LEFT_BEHIND = 1
+EXIT_WORK_LEFT = 1
 
 
-@leaf("worker", EXAMPLES)
+@documented_command("worker", EXAMPLES)
 @click.argument("modules", metavar="MODULE[:STEP]...", nargs=-1, required=True)
 @store_option
 @click.option(
     "--concurrency",
     metavar="N",
-    type=Whole(1, 1000),
+    type=WholeNumber(1, 1000),
     default=5,
     show_default=True,
-    help="How many runs may be under way at once.",
+    help="Number of runs at the same time.",
 )
-@click.option(
-    "--steps", metavar="NAME", multiple=True, help="Only steps of this name; * stands for anything."
-)
+@click.option("--steps", metavar="NAME", multiple=True, help="Only steps with this name; * matches any text.")
 @click.option(
     "--grace",
     metavar="SECONDS",
-    type=Finite(0),
+    type=FiniteNumber(0),
     default=30.0,
     show_default=True,
-    help="How long what is under way may take when it is told to stop.",
+    help="Time that running work may take after a stop signal.",
 )
 @click.option(
     "--health",
     metavar="[HOST:]PORT",
-    help="Answer GET /healthz and /readyz there; without a host, on this machine only.",
+    help="Serve GET /healthz and /readyz; without a host only on this machine.",
 )
-@click.option("--drain", is_flag=True, help="Run due work, and end when none is left.")
+@click.option("--drain", is_flag=True, help="Run due work, then end.")
 @click.option(
     "--wait",
     metavar="TIME",
     type=DURATION,
-    help="With --drain: also run what becomes due within TIME; max_inline_wait_s (60 s) unless given.",
+    help="With --drain: also run work due within TIME; default: max_inline_wait_s (60 s).",
 )
 @json_option
 def worker(
@@ -73,64 +71,71 @@ def worker(
     wait: float | None,
     in_json: bool,
 ) -> int:
-    """Do runs that are due, of the steps in modules.
+    """Run due work for the steps defined in MODULE.
 
-    Runs are those handed in with step.submit(...), those that calls have left waiting, and
-    those that dead workers had. Any number of workers may share a store. SIGTERM or Ctrl-C
-    lets what is under way come to its end; a second one ends at once. What it does is told on
-    standard error; --json prints at the end how many runs came to what.
+    A worker runs submitted work, deferred retries, and runs of workers that have died. Any number of workers
+    can share a store. On SIGTERM or Ctrl-C, running work may finish; a second signal ends the process at
+    once. The worker logs to standard error; --json prints the number of runs by result at the end.
 
-    With --health, /healthz answers 200 as long as the worker's loop goes round, and /readyz as long
-    as it also sees the store and was not told to stop; else 503. Both tell why, as JSON.
+    With --health, /healthz answers 200 while the worker's loop is running, and /readyz while the worker also
+    reads the store and is not stopping; otherwise both answer 503, with the reason as JSON.
 
-    --drain ends with 0 when none of its steps has a run left that is due within --wait, and with 1 when one
-    has: a switch is on, a run cannot go on here, or the worker was stopped. The last line says which.
+    With --drain, the exit code is 0 if no run of these steps is left that is due within --wait, and 1 if one
+    is left: a switch is on, a run cannot continue here, or the worker was stopped. The last log line says
+    which.
     """
     import sys
 
-    from oncemore.cli.health import answering, place_of
-    from oncemore.queries.open_engine import made
-    from oncemore.workers.service import Worker, steps_in
+    from oncemore.cli.health_server import parse_listen_address, serve_health
+    from oncemore.queries.stores import open_or_create
+    from oncemore.workers.service import Worker, find_steps
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    known = _wanted(steps_in(modules), steps)
-    place = None if health is None else place_of(health)
+    selected = _select_steps(find_steps(modules), steps)
+    address = None if health is None else parse_listen_address(health)
     if wait is not None and not drain:
-        raise click.UsageError("--wait goes with --drain; without it a worker waits until it is stopped.")
-    with made(store) as engine:
-        hired = Worker(engine, known, concurrency=concurrency, grace_s=grace)
-        what = f"{', '.join(sorted(step.name for step in known))} on {engine.url}"
-        with answering(hired, place):
+        raise click.UsageError("--wait needs --drain; without it a worker waits until it is stopped.")
+    with open_or_create(store) as engine:
+        process = Worker(engine, selected, concurrency=concurrency, grace_s=grace)
+        subject = f"{', '.join(sorted(step.name for step in selected))} on {engine.url}"
+        with serve_health(process, address):
             wait_s = (engine.inline_wait_s if wait is None else wait) if drain else None
-            return _work(hired, wait_s, in_json, what)
+            return _run_worker(process, wait_s, in_json, subject)
 
 
-def _wanted(known: list[Any], names: tuple[str, ...]) -> list[Any]:
-    """Return the steps of these names, or all; a name that no step has is refused."""
+def _select_steps(known: list[Any], names: tuple[str, ...]) -> list[Any]:
+    """Return the steps that match a name, or all without names; refuse a name that matches none."""
     from fnmatch import fnmatchcase
 
     from oncemore.policy.canonical_json import normalize_name
 
+    # Step names are stored in Unicode form NFC; a shell may pass another form of the same text.
     names = tuple(map(normalize_name, names))
     for name in names:
+        # A misspelt name would give a worker that runs nothing and reports no error.
         if not any(fnmatchcase(step.name, name) for step in known):
-            have = ", ".join(sorted(step.name for step in known))
-            raise click.BadParameter(f"no step is called {name!r}; there are {have}.", param_hint="'--steps'")
+            available = ", ".join(sorted(step.name for step in known))
+            raise click.BadParameter(
+                f"no step matches {name!r}; the steps are {available}.", param_hint="'--steps'"
+            )
     return [step for step in known if not names or any(fnmatchcase(step.name, name) for name in names)]
 
 
-def _say_hello(worker: Worker, what: str) -> None:
+def _log_start(worker: Worker, subject: str) -> None:
     from oncemore.steps.engine import log
 
-    log.info("oncemore: a worker of %s", what)
+    log.info("oncemore: worker started for %s", subject)
     for name, count in worker.unknown().items():
-        log.warning("oncemore: %d due runs of %s stay: that step is not known here", count, name)
+        log.warning("oncemore: %d due runs of %s stay: this worker does not have that step", count, name)
 
 
-def _work(worker: Worker, wait_s: float | None, in_json: bool, what: str) -> int:
-    """Work, and return how it ended; with work left behind, end here and now, without giving leases back.
+def _run_worker(worker: Worker, wait_s: float | None, in_json: bool, subject: str) -> int:
+    """Run the worker and return the exit code.
 
-    wait_s  drain, and wait so long for what becomes due; None: work until it is stopped
+    If work is still running after the grace period, the process ends without releasing the leases.
+
+    wait_s   drain, and wait this long for work that becomes due; None: run until stopped
+    subject  the steps and the store, for the log
     """
     import os
     import signal
@@ -138,47 +143,49 @@ def _work(worker: Worker, wait_s: float | None, in_json: bool, what: str) -> int
 
     from oncemore.steps.engine import log
 
-    told: list[int] = []
+    received: list[int] = []
 
-    def hear(number: int, frame: object) -> None:
-        told.append(number)
-        if len(told) > 1:
+    def handle_signal(number: int, frame: object) -> None:
+        received.append(number)
+        if len(received) > 1:
             os._exit(128 + number)
         worker.stop()
 
-    before = {number: signal.signal(number, hear) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous = {number: signal.signal(number, handle_signal) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        _say_hello(worker, what)
-        worked = worker.run() if wait_s is None else worker.run_until_idle(wait_s)
+        _log_start(worker, subject)
+        stats = worker.run() if wait_s is None else worker.run_until_idle(wait_s)
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
-    under_way = worker.under_way
+    active_keys = worker.active_keys
     leftovers = () if wait_s is None else worker.leftovers(wait_s)
     if in_json:
-        left = {"left": len(under_way), "leftovers": [one._asdict() for one in leftovers]}
-        Paper(in_json=True).json({**worked._asdict(), **left})
+        remaining = {"left": len(active_keys), "leftovers": [leftover._asdict() for leftover in leftovers]}
+        OutputWriter(in_json=True).write_json({**stats._asdict(), **remaining})
+        # `os._exit` below does not flush.
         sys.stdout.flush()
-    _say_goodbye(worked, leftovers)
-    if under_way:
-        # To give the leases back would be to say that nobody is at it, while these threads still are.
-        log.error("oncemore: %d runs are left to their leases", len(under_way))
+    _log_end(stats, leftovers)
+    if active_keys:
+        # Closing the engine would release the leases, and another worker would run the same work beside
+        # these threads. Without the release, the runs are free only when the leases have expired.
+        log.error(
+            "oncemore: %d runs were still running; they are free when their leases expire", len(active_keys)
+        )
         sys.stderr.flush()
-        os._exit(LEFT_BEHIND)
-    return LEFT_BEHIND if any(one.is_due for one in leftovers) else 0
+        os._exit(EXIT_WORK_LEFT)
+    return EXIT_WORK_LEFT if any(leftover.is_due for leftover in leftovers) else 0
 
 
-def _say_goodbye(worked: Worked, leftovers: tuple[Leftover, ...]) -> None:
-    """Log what the worker did, and what it left and why, as the last line."""
+def _log_end(stats: Worked, leftovers: tuple[Leftover, ...]) -> None:
+    """Log the number of runs by result, and the runs that are left with their reasons."""
     from oncemore.steps.engine import log
     from oncemore.workers.worker_report import summarize
 
-    done = ", ".join(f"{count} {name}" for name, count in worked._asdict().items() if count)
+    summary = ", ".join(f"{count} {name}" for name, count in stats._asdict().items() if count)
     if not leftovers:
-        log.info("oncemore: a worker ends: %s", done or "nothing to do")
+        log.info("oncemore: worker ended: %s", summary or "no work")
         return
-    is_due = any(one.is_due for one in leftovers)
-    log.log(
-        logging.WARNING if is_due else logging.INFO,
-        "oncemore: a worker ends: %s; left: %s", done or "nothing done", summarize(leftovers),
-    )  # fmt: skip
+    # Runs that are due later are normal; due runs that are left make the exit code 1.
+    level = logging.WARNING if any(leftover.is_due for leftover in leftovers) else logging.INFO
+    log.log(level, "oncemore: worker ended: %s; left: %s", summary or "no work done", summarize(leftovers))

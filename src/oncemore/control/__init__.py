@@ -1,1 +1,1 @@
-"""Decisions of operators: quarantine, approvals, switches, notifications."""
+"""Decisions of operators: quarantine, approvals, switches, notifications; may import `steps` and below."""

@@ -1,16 +1,11 @@
-"""CONTROL: what people say about work that has not begun: switches stop it, approvals let it through.
+"""Switches and approvals as values, and the rules for them; no I/O.
 
-A *switch* stands for all attempts (`all_execution`), for those of one step, of one tenant or of one pipeline.
-People throw it, and so does a policy with `halt_scope: pipeline` (`control.pipeline_halt`). While it is on,
-none of
-them begins; what is under way may end. All switches of a log are one entity, because every attempt is
-compared with it when it begins: one version to compare is as cheap as it gets.
+A switch stops new attempts: all of them (`all_execution`), or those of one step, tenant or pipeline. An
+operator turns it on, or a policy with `halt_scope: pipeline` (`control.pipeline_halt`). Attempts that have
+begun may end. All switches of a log are one entity, so that an attempt has a single version to compare.
 
-An *approval* lets the attempts of one key begin, of a step that asks for one. It holds for what the person
-has seen and for nothing else: the key, the arguments, the step's version, its effect, the policy, so many
-attempts, until a time. What has changed since is not approved.
-
-Nothing here reads or writes: what is known comes in, what follows from it goes out.
+An approval lets the attempts of one key begin. It is valid only for the key, arguments, step version, effect
+and policy that the operator has reviewed, for a number of attempts, until a time.
 """
 
 from __future__ import annotations
@@ -23,60 +18,65 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-#: The entity of all switches of a log.
-CONTROL = "control/switches"
-#: The switch of all attempts, and what the switch of a pipeline begins with.
-ALL, PIPELINE = "all_execution", "pipeline:"
-#: Why an attempt does not begin: a switch is on, what people have said cannot be known, the log is elsewhere
-#: now, or nobody has approved it.
-SWITCHED, UNKNOWN, MOVED, NEEDED = "switch", "control_state_unknown", "moved", "approval_needed"
+#: The entity that holds all switches of a log.
+SWITCHES_ENTITY = "control/switches"
+#: The name of the switch for all attempts, and the prefix of the switches of pipelines.
+ALL_EXECUTION, PIPELINE = "all_execution", "pipeline:"
+#: Why an attempt may not begin: a switch is on, the switches cannot be read, the log has moved to another
+#: store, or the approval is missing.
+SWITCH_ON, SWITCHES_UNKNOWN, LOG_MOVED, APPROVAL_NEEDED = (
+    "switch",
+    "control_state_unknown",
+    "moved",
+    "approval_needed",
+)
 CLEAR, STOPPED = "CLEAR", "STOPPED"
 GRANTED, REVOKED = "GRANTED", "REVOKED"
 #: How many switches may be on at once.
-MOST_SWITCHES = 1000
+MAX_SWITCHES = 1000
 
 
-class Control(Value):
+class SwitchBoard(Value):
     """The switches of a log.
 
-    state  CLEAR, or STOPPED while a switch is on or the log has moved
-    on     by name, those that are on: who threw it, why and when
-    moved  where the log has gone; empty while it is here
+    state     CLEAR, or STOPPED while a switch is on or the log has moved
+    active    the switches that are on, by name, with actor, reason and time
+    moved_to  the URL that the log has moved to; empty if it has not moved
     """
 
     state: str = CLEAR
-    on: dict[str, dict[str, Any]] = {}  # noqa: RUF012 - nobody changes it
-    moved: str = ""
+    active: dict[str, dict[str, Any]] = {}  # noqa: RUF012 - never mutated
+    moved_to: str = ""
 
 
 class Approval(Value):
-    """What somebody has approved: the attempts of one key, as they were seen.
+    """An approval of the attempts of one key.
 
-    state       GRANTED or REVOKED
-    run         the entity of the key
-    policy      the digest of the policy
-    upto        the last attempt that it covers, as the key counts them
-    expires     from when on it does not hold any more; 0: never
+    state         GRANTED or REVOKED
+    run_entity    the entity of the key's run
+    policy        the digest of the policy
+    last_attempt  the number of the last approved attempt
+    expires_at    when the approval expires; 0: never
     """
 
     state: str = GRANTED
-    run: str = ""
+    run_entity: str = ""
     step: str = ""
     effect: str = ""
     input_hash: str = ""
     cfg_hash: str = ""
     policy: str = ""
-    upto: int = 0
-    expires: float = 0.0
+    last_attempt: int = 0
+    expires_at: float = 0.0
     by: str = ""
     reason: str = ""
-    at: float = 0.0
+    approved_at: float = 0.0
 
 
-class Wanted(Value):
+class ApprovalRequest(Value):
     """An attempt that needs an approval, as it would begin."""
 
-    run: str
+    run_entity: str
     step: str
     effect: str
     input_hash: str
@@ -86,64 +86,65 @@ class Wanted(Value):
 
 
 def switch_name(step: str = "", tenant: str = "", pipeline: str = "") -> str:
-    """Return what a switch is called: that of a step, of a tenant, of a pipeline, or of everything."""
+    """Return the name of the switch for a step, a tenant, a pipeline, or all attempts."""
     if step:
         return f"step:{normalize_name(step)}"
     if pipeline:
         return PIPELINE + normalize_name(pipeline)
-    return f"tenant:{normalize_name(tenant)}" if tenant else ALL
+    return f"tenant:{normalize_name(tenant)}" if tenant else ALL_EXECUTION
 
 
-def stops(control: Control, steps: Iterable[str], tenant: str, pipeline: str = "") -> str:
-    """Return the name of the switch that keeps an attempt from beginning; empty if none does."""
+def find_blocking_switch(control: SwitchBoard, steps: Iterable[str], tenant: str, pipeline: str = "") -> str:
+    """Return the name of the switch that stops an attempt, or ""."""
+    # Almost always true, and checked for every attempt, so it comes before any name is built.
     if control.state == CLEAR:
         return ""
     names = (
-        ALL,
+        ALL_EXECUTION,
         *(switch_name(step) for step in steps if step),
-        switch_name("", tenant) if tenant else ALL,
-        switch_name(pipeline=pipeline) if pipeline else ALL,
+        switch_name("", tenant) if tenant else ALL_EXECUTION,
+        switch_name(pipeline=pipeline) if pipeline else ALL_EXECUTION,
     )
-    on = {normalize_name(name): name for name in control.on}  # an older version kept them as they were typed
+    # An older version stored names as the operator typed them.
+    on = {normalize_name(name): name for name in control.active}
     return next((on[name] for name in names if name in on), "")
 
 
-def turned_on(control: Control, name: str, told: Mapping[str, Any]) -> Control:
-    """Return the switches after one was thrown; `told` says who, why and when."""
-    return _after(control, {**control.on, name: dict(told)})
+def turn_switch_on(control: SwitchBoard, name: str, details: Mapping[str, Any]) -> SwitchBoard:
+    """Return the switches after one was turned on; `details` has actor, reason and time."""
+    return _make_board(control, {**control.active, name: dict(details)})
 
 
-def halted(control: Control, pipeline: str, told: Mapping[str, Any]) -> tuple[Control, str]:
-    """Return the switches after a pipeline was halted, and the name of the switch that halts it.
-
-    Where so many switches are on that there is no room for another, everything is stopped: a halt is never
-    left out.
-    """
+def halted(control: SwitchBoard, pipeline: str, details: Mapping[str, Any]) -> tuple[SwitchBoard, str]:
+    """Return the switches after a pipeline was halted, and the name of the switch that halts it."""
     name = switch_name(pipeline=pipeline)
-    if name not in control.on and len(control.on) >= MOST_SWITCHES:
-        name = ALL
-    return (control if name in control.on else turned_on(control, name, told)), name
+    # A halt must take effect even if the number of switches is at its limit, so it stops everything then.
+    if name not in control.active and len(control.active) >= MAX_SWITCHES:
+        name = ALL_EXECUTION
+    return (control if name in control.active else turn_switch_on(control, name, details)), name
 
 
-def turned_off(control: Control, name: str) -> Control:
-    """Return the switches after one was released."""
-    kept = {other: told for other, told in control.on.items() if normalize_name(other) != name}
-    return _after(control, kept)
+def turn_switch_off(control: SwitchBoard, name: str) -> SwitchBoard:
+    """Return the switches after one was turned off."""
+    active = {other: details for other, details in control.active.items() if normalize_name(other) != name}
+    return _make_board(control, active)
 
 
-def moved_to(control: Control, where: str) -> Control:
-    """Return the switches of a log that is elsewhere from now on, or here again."""
-    return _after(control, control.on, where)
+def set_log_location(control: SwitchBoard, location: str) -> SwitchBoard:
+    """Return the switches of a log that has moved to another store, or back ("")."""
+    return _make_board(control, control.active, location)
 
 
-def _after(control: Control, on: dict[str, dict[str, Any]], moved: str | None = None) -> Control:
-    moved = control.moved if moved is None else moved
-    return Control(STOPPED if on or moved else CLEAR, on, moved)
+def _make_board(
+    control: SwitchBoard, active: dict[str, dict[str, Any]], moved_to: str | None = None
+) -> SwitchBoard:
+    moved_to = control.moved_to if moved_to is None else moved_to
+    return SwitchBoard(STOPPED if active or moved_to else CLEAR, active, moved_to)
 
 
-#: What an approval was given for, and how people call it.
-_BOUND = (
-    ("run", "key"),
+#: The fields in which an approval must match the attempt, and their names in messages.
+_APPROVED_FIELDS = (
+    ("run_entity", "key"),
     ("step", "step"),
     ("effect", "effect"),
     ("input_hash", "arguments"),
@@ -152,19 +153,23 @@ _BOUND = (
 )
 
 
-def objection(approval: Approval | None, wanted: Wanted, now: float) -> str:
-    """Say why an approval does not count for an attempt; empty if it does."""
+def find_objection(approval: Approval | None, request: ApprovalRequest, now: float) -> str:
+    """Return the reason why an approval does not cover an attempt, or ""."""
     if approval is None:
-        return "nobody has approved it"
+        return "it is not approved yet"
     if approval.state != GRANTED:
         return f"the approval of {approval.by} was revoked"
-    if approval.expires and now >= approval.expires:
+    if approval.expires_at and now >= approval.expires_at:
         return f"the approval of {approval.by} has expired"
-    differs = [word for name, word in _BOUND if getattr(approval, name) != getattr(wanted, name)]
-    if differs:
-        return f"{approval.by} approved it with another {', another '.join(differs)}"
-    if wanted.attempt > approval.upto:
+    # Any difference invalidates the approval: the operator has not reviewed the changed call.
+    differences = [
+        word for name, word in _APPROVED_FIELDS if getattr(approval, name) != getattr(request, name)
+    ]
+    if differences:
+        return f"{approval.by} approved it with another {', another '.join(differences)}"
+    if request.attempt > approval.last_attempt:
         return (
-            f"{approval.by} approved it up to attempt {approval.upto}, and this is attempt {wanted.attempt}"
+            f"{approval.by} approved it up to attempt {approval.last_attempt}, and this is attempt "
+            f"{request.attempt}"
         )
     return ""

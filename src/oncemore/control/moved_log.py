@@ -1,76 +1,80 @@
-"""HERE: what people decide is written in the log that work goes by, and not in one that it has left.
+"""Refuses operator decisions in a log that has been moved to another store.
 
-A log that was moved (`maintenance.copy`) stays where it was, to be looked at. Whatever somebody decided there
-would never be heard of: so it is refused, with the address of the log that counts. Each decision has what was
-read of the move as a guard of its write, like an INTENT: one that is under way while the log is closed is
-either in the copy or refused.
+A moved log (`maintenance.copy`) stays readable, but a decision in it would have no effect; the error names
+the new URL. The version of the switches entity, which records the move, is a guard of every decision's write,
+so that a decision made during the move is either in the copy or refused.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oncemore.control.model import CONTROL, MOVED
-from oncemore.control.permits import read
-from oncemore.errors import Blocked, StaleDecision
+from oncemore.control.model import LOG_MOVED, SWITCHES_ENTITY
+from oncemore.control.permits import load_switches
+from oncemore.errors import NotPermitted, StaleDecision
 from oncemore.log.store import Batch, Stored
-from oncemore.steps.ops import End, Permission, Permit, Save
-from oncemore.steps.refusals import not_begun
+from oncemore.steps.ops import AppendChange, AskPermission, EndCall, Permission
+from oncemore.steps.refusals import describe_block
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from oncemore.log.store import Conflict, Write
+    from oncemore.log.store import Conflict, EntryWrite
     from oncemore.steps.engine import Engine
     from oncemore.steps.ops import Script
 
-#: How often a write is made anew where people turn switches meanwhile.
-TRIES = 20
-ASK = Permit((), "", begins=False)
+#: How often a write is repeated if switches change during it.
+MAX_TRIES = 20
+ASK_IF_MOVED = AskPermission((), "", begins=False)
 
 
-def only_here(what: str, script: Script) -> Script:
-    """Run a decision's script, if the log has not moved and does not meanwhile; `what` it is about."""
-    permit: Permission = yield ASK
+def refuse_if_moved(subject: str, script: Script) -> Script:
+    """Run the script of a decision about `subject`, unless the log has moved or moves during it."""
+    permit: Permission = yield ASK_IF_MOVED
     op = next(script) if not permit.stop else None
-    while type(op) is not End and not permit.stop:
-        guarded = op._replace(guards={**op.guards, **permit.guards}) if type(op) is Save else op
+    while type(op) is not EndCall and not permit.stop:
+        guarded = op._replace(guards={**op.guards, **permit.guards}) if type(op) is AppendChange else op
         answer = yield guarded
-        if type(op) is Save and answer is None:
-            before, permit = permit, (yield ASK)
+        if type(op) is AppendChange and answer is None:
+            before, permit = permit, (yield ASK_IF_MOVED)
+            # The conflict came from a switch and not from the item, so the same write is tried again, or
+            # refused if the log has moved.
             if permit.guards != before.guards:
-                continue  # it was not the decision that came too late: it is written anew, or refused
+                continue
         op = script.send(answer)
     if permit.stop:
         script.close()
-        op = End(None, _refusal(what, permit))
+        op = EndCall(None, _moved_error(subject, permit))
     yield op
 
 
-def write_here(engine: Engine, what: str, writes: Sequence[Write]) -> Stored | Conflict:
-    """Append what somebody has decided, if the log has not moved."""
-    for _ in range(TRIES):
-        answer = engine.store.append(Batch(tuple(writes), check_here(engine, what))).wait()
-        if isinstance(answer, Stored) or answer.entity != CONTROL:
+def append_if_not_moved(engine: Engine, subject: str, writes: Sequence[EntryWrite]) -> Stored | Conflict:
+    """Append the entries of a decision, unless the log has moved."""
+    for _ in range(MAX_TRIES):
+        answer = engine.store.append(Batch(tuple(writes), check_not_moved(engine, subject))).wait()
+        # A conflict on the switches says nothing about the decision; every other one is the caller's.
+        if isinstance(answer, Stored) or answer.entity != SWITCHES_ENTITY:
             return answer
-    raise StaleDecision(f"nothing was changed: {TRIES} others turned switches meanwhile; look at them first")
-
-
-def check_here(engine: Engine, what: str) -> dict[str, int]:
-    """Refuse a decision in a log that has moved; return the guards of its write."""
-    version, control = read(engine)
-    if control.moved:
-        raise _refusal(what, Permission({}, MOVED, control.moved))
-    return {CONTROL: version}
-
-
-def _refusal(what: str, permit: Permission) -> Exception:
-    if permit.stop != MOVED:
-        return not_begun(f"a decision about {what}", permit)
-    return Blocked(
-        f"nothing was decided about {what}: this log has moved to {permit.name}; decide it there",
-        MOVED,
+    raise StaleDecision(
+        f"nothing was changed: switches changed {MAX_TRIES} times during the write; look at them first"
     )
 
 
-__all__ = ["check_here", "only_here", "write_here"]
+def check_not_moved(engine: Engine, subject: str) -> dict[str, int]:
+    """Return the guards of a decision's write; raise `NotPermitted` if the log has moved."""
+    version, control = load_switches(engine)
+    if control.moved_to:
+        raise _moved_error(subject, Permission({}, LOG_MOVED, control.moved_to))
+    return {SWITCHES_ENTITY: version}
+
+
+def _moved_error(subject: str, permit: Permission) -> Exception:
+    if permit.stop != LOG_MOVED:
+        return describe_block(f"a decision about {subject}", permit)
+    return NotPermitted(
+        f"nothing was decided about {subject}: this log has moved to {permit.name}; decide it there",
+        LOG_MOVED,
+    )
+
+
+__all__ = ["append_if_not_moved", "check_not_moved", "refuse_if_moved"]

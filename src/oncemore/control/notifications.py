@@ -1,22 +1,10 @@
-"""NOTICES: sinks hear of everything that is held for a person, and of every run that fails for good.
+"""Notifies operators of quarantined items and of failed runs.
 
-A notice is an event like all others (`messaging.delivery`), one for each sink: written in the batch that
-holds
-or ends the run, sets the artifact aside or gives the event up, so that it exists if and only if that does,
-and delivered at least once under one id. One that cannot be delivered is a dead letter, and in quarantine
-itself; of that nobody is told, for whom it was meant cannot be reached.
-
-**Storms.** Work is often held in crowds, and a person who gets five hundred messages reads none. So within a
-stretch of time (`every_s`, 300 s) each sink hears of a step and a reason twice at most: of the first thing at
-once, and, if there was more, once more when the stretch is over. What a notice says is fixed when it is
-written; how many there are, and which, is asked of the list, which has all of them.
-
-That is arranged without anything that is counted or shared: the ids of both notices follow from sink, step,
-reason and stretch, and a batch creates the one that is not there yet. Of two that are first at the same time
-one bounces, reads again, and writes without it.
-
-A notice holds no idempotency key and no text of an error: what is to be known beyond type and code is
-behind the item's id, in the log.
+A notification is an event (`messaging.delivery`), one per sink, in the batch that holds or ends the run: it
+exists if and only if that change does, and is delivered at least once under one id. Within a window
+(`every_s`, 300 s) a sink gets at most two notifications per step and reason: the first item at once, and one
+for all further items at the end of the window. The ids of both follow from sink, step, reason and window, so
+that no counter is needed: of two concurrent writers one has a conflict, and then writes without it.
 """
 
 from __future__ import annotations
@@ -27,41 +15,41 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore._values import Value
 from oncemore.errors import StoreError, UsageError
-from oncemore.log.entry_codec import head_of
-from oncemore.log.interrupt_shield import Shield
-from oncemore.log.record import Kept, Outgoing, Run
-from oncemore.policy.canonical_json import digest, event_id_of
+from oncemore.log.entry_codec import decode_head
+from oncemore.log.interrupt_shield import InterruptShield
+from oncemore.log.record import ArtifactRecord, EventRecord, RunRecord
+from oncemore.policy.canonical_json import canonical_digest, make_event_id
 from oncemore.settings import NOTIFY_EVERY_S, NOTIFY_OF
 from oncemore.steps.attempt import OURS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from oncemore.log.record import Change
-    from oncemore.messaging.message import Message
-    from oncemore.messaging.relay import Relay
+    from oncemore.log.record import RecordChange
+    from oncemore.messaging.message import EventMessage
+    from oncemore.messaging.relay import RelayCore
     from oncemore.policy.model import Failure
     from oncemore.steps.engine import Engine
     from oncemore.steps.ops import Given
 
-#: Topics of notices: this, and the sink's name.
-TOPIC = f"{OURS}quarantine."
-LONGEST_NAME = 100
-#: How long an engine that is closed waits for what is being told.
-CLOSE_S = 5.0
+#: The prefix of the topics of notifications; the name of the sink follows.
+TOPIC_PREFIX = f"{OURS}quarantine."
+MAX_NAME_LENGTH = 100
+#: How long the close of an engine waits for the delivery of notifications.
+CLOSE_TIMEOUT_S = 5.0
 DEAD_LETTER, QUARANTINED = "dead_letter", "QUARANTINED"
-#: What a notice is about, as the setting `notify_of` names it.
+#: The kinds of events, as in the setting `notify_of`.
 HOLD, FAILURE = "holds", "failures"
-#: The first and the second notice of a stretch, by what they are about.
+#: The texts of the first and the second notification of a window, by kind of event.
 _WORDS = {HOLD: ("quarantine", "more in quarantine"), FAILURE: ("failure", "more failures")}
 
 
-class Told(Value):
-    """One notice about an item, as it is now.
+class NotificationStatus(Value):
+    """The current state of one notification about an item.
 
-    sink   who is told, by name
+    sink   the name of the sink
     state  PENDING, SENDING, DELIVERED, or DEAD: it could not be delivered
-    due    when it is to be sent, if it is not yet
+    due    when it will be sent, if it is pending
     """
 
     sink: str
@@ -70,8 +58,8 @@ class Told(Value):
     due: float
 
 
-class What(Value):
-    """What a notice is about."""
+class NotificationSubject(Value):
+    """The subject of a notification: an item in quarantine or a failed run."""
 
     event: str
     kind: str
@@ -84,34 +72,32 @@ class What(Value):
     error: dict[str, Any]
 
 
-def find_event(change: Change) -> str:
-    """Return what sinks may hear of: HOLD where something is held for a person, FAILURE where a run fails.
-
-    Empty for every other change.
-    """
+def find_event(change: RecordChange) -> str:
+    """Return HOLD if a change puts an item into quarantine, FAILURE if a run fails, else ""."""
     before, after = change.before, change.after
-    if type(after) is Run:
-        same = type(before) is Run and before.run_id == after.run_id
+    if type(after) is RunRecord:
+        is_same_run = type(before) is RunRecord and before.run_id == after.run_id
         if after.held_for:
-            return "" if same and before.held_for else HOLD  # type: ignore[union-attr]
-        failed_before = same and before.state == "HARD_FAIL"  # type: ignore[union-attr]
+            return "" if is_same_run and before.held_for else HOLD  # type: ignore[union-attr]
+        failed_before = is_same_run and before.state == "HARD_FAIL"  # type: ignore[union-attr]
         return FAILURE if after.state == "HARD_FAIL" and not failed_before else ""
-    if type(after) is Outgoing:
-        return HOLD if after.state == "DEAD" and not after.topic.startswith(TOPIC) else ""
-    return HOLD if type(after) is Kept and after.state == QUARANTINED else ""
+    if type(after) is EventRecord:
+        # No notification about an undeliverable notification: its sink cannot be reached.
+        return HOLD if after.state == "DEAD" and not after.topic.startswith(TOPIC_PREFIX) else ""
+    return HOLD if type(after) is ArtifactRecord and after.state == QUARANTINED else ""
 
 
-class Notices:
-    """Whom an engine tells, and how often at most.
+class Notifier:
+    """Writes and delivers the notifications of an engine.
 
-    sinks    by name; a sink is a function of one `Message`
-    every_s  the stretch in which a sink hears twice at most of one step and reason; 0: of everything
-    about    what they hear of: all, holds or failures
+    sinks    by name; a sink is a function of one `EventMessage`
+    every_s  the window with at most two notifications per sink, step and reason; 0: no limit
+    about    the events to notify of: all, holds or failures
     """
 
     def __init__(
         self,
-        sinks: Mapping[str, Callable[[Message], Any]],
+        sinks: Mapping[str, Callable[[EventMessage], Any]],
         *,
         classify: Callable[[BaseException, float], Failure],
         describe: Callable[[BaseException, Failure | None], dict[str, Any]],
@@ -121,172 +107,213 @@ class Notices:
         if about not in NOTIFY_OF:
             raise UsageError(f"notify_of is {about!r}; the choices are {', '.join(NOTIFY_OF)}")
         for name in sinks:
-            if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME:
-                raise UsageError(f"notify has the name {name!r}; it takes 1 to {LONGEST_NAME} characters")
-        from oncemore.messaging.driver import Sinks
+            if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_LENGTH:
+                raise UsageError(f"notify has the name {name!r}; it takes 1 to {MAX_NAME_LENGTH} characters")
+        from oncemore.messaging.driver import SinkTable
 
-        if Sinks(sinks).awaits:
+        if SinkTable(sinks).is_async:
             raise UsageError("notify takes plain functions; they are called in a thread of their own")
         self.sinks, self.every_s, self.about = dict(sinks), every_s, about
         self._classify, self._describe = classify, describe
-        self.begin_anew()
+        self.reset_after_fork()
 
-    def begin_anew(self) -> None:
-        """Have no thread: at first, and in a forked child."""
-        self._teller: _Teller | None = None
+    def reset_after_fork(self) -> None:
+        """Forget the thread; a forked child does not inherit it."""
+        self._thread: _NotifierThread | None = None
         self._lock = threading.Lock()
 
     # Writing ----------------------------------------------------------------------------------------
 
-    def concerns(self, change: Change) -> bool:
-        """Return whether the sinks hear of a change."""
+    def concerns(self, change: RecordChange) -> bool:
+        """Return whether the sinks are notified of a change."""
         event = find_event(change)
         return bool(event) and self.about in ("all", event)
 
-    def of(
-        self, engine: Engine, entity: str, version: int, change: Change, now: float
-    ) -> tuple[Change, tuple[Given, ...]]:
-        """Return a change that knows who is told of it, and the notices that are to be written with it."""
+    def add_notifications(
+        self, engine: Engine, entity: str, version: int, change: RecordChange, now: float
+    ) -> tuple[RecordChange, tuple[Given, ...]]:
+        """Return the change with the ids of its notifications, and the notifications to write with it."""
         if not self.concerns(change):
             return change, ()
-        what = _what(engine, entity, change)
-        ids, given = [], []
+        subject = _describe_subject(engine, entity, change)
+        ids, notifications = [], []
         for sink in self.sinks:
-            lane = self._lane(sink, what, now, f"{entity}#{version + 1}")
-            ordinal = 1 if _there(engine, event_id_of(lane, 0, 0)) else 0
-            event_id = event_id_of(lane, 0, ordinal)
-            if not ordinal or not _there(engine, event_id):
-                due = self._ends(now) if ordinal else 0.0
-                given.append(self._notice(sink, lane, ordinal, due, what, now))
+            # The first notification of the window exists already: this change is covered by the second one,
+            # due at the end of the window, and by none if that exists too.
+            lane = self._lane_name(sink, subject, now, f"{entity}#{version + 1}")
+            ordinal = 1 if _event_exists(engine, make_event_id(lane, 0, 0)) else 0
+            event_id = make_event_id(lane, 0, ordinal)
+            if not ordinal or not _event_exists(engine, event_id):
+                due = self._window_end(now) if ordinal else 0.0
+                notifications.append(self._build_notification(sink, lane, ordinal, due, subject, now))
             ids.append(event_id)
-        return change._replace(body={**change.body, "notices": ids}), tuple(given)
+        return change._replace(body={**change.body, "notices": ids}), tuple(notifications)
 
-    def _lane(self, sink: str, what: What, now: float, alone: str) -> str:
-        stretch = str(int(now // self.every_s)) if self.every_s else alone
-        group = {"sink": sink, "step": what.step, "reason": what.reason, "stretch": stretch}
-        if what.event == FAILURE:  # its reasons are other words than those of a hold, but may be the same
+    def _lane_name(self, sink: str, subject: NotificationSubject, now: float, unique: str) -> str:
+        window = str(int(now // self.every_s)) if self.every_s else unique
+        group = {"sink": sink, "step": subject.step, "reason": subject.reason, "stretch": window}
+        # A failure and a hold may have the same reason; they must not share one window.
+        if subject.event == FAILURE:
             group["event"] = FAILURE
-        return f"notice/{digest(group)[:32]}"
+        return f"notice/{canonical_digest(group)[:32]}"
 
-    def _ends(self, now: float) -> float:
+    def _window_end(self, now: float) -> float:
         return (now // self.every_s + 1) * self.every_s if self.every_s else 0.0
 
-    def _notice(self, sink: str, lane: str, ordinal: int, due: float, what: What, now: float) -> Given:
-        letter = Outgoing(
-            "PENDING", TOPIC + sink, event_id_of(lane, 0, ordinal), lane, ordinal, now, due,
-            what.tenant, what.correlation_id,
-        )  # fmt: skip
-        return letter, {
-            "what": _WORDS[what.event][ordinal],
-            "kind": what.kind,
-            "item": what.item,
-            "step": what.step,
-            "reason": what.reason,
-            "attempts": what.attempts,
-            "error": {name: what.error.get(name, "") for name in ("type", "code")},
+    def _build_notification(
+        self, sink: str, lane: str, ordinal: int, due: float, subject: NotificationSubject, now: float
+    ) -> Given:
+        event = EventRecord(
+            state="PENDING",
+            topic=TOPIC_PREFIX + sink,
+            event_id=make_event_id(lane, 0, ordinal),
+            run_entity=lane,
+            ordinal=ordinal,
+            created_at=now,
+            not_before=due,
+            tenant=subject.tenant,
+            correlation_id=subject.correlation_id,
+        )
+        # No idempotency key and no error text: an operator finds both in the log, by the item's id.
+        return event, {
+            "what": _WORDS[subject.event][ordinal],
+            "kind": subject.kind,
+            "item": subject.item,
+            "step": subject.step,
+            "reason": subject.reason,
+            "attempts": subject.attempts,
+            "error": {name: subject.error.get(name, "") for name in ("type", "code")},
             "since": now,
-            "told_again_after": self._ends(now) or None,
-            "next": _next_command(what, ordinal),
+            "told_again_after": self._window_end(now) or None,
+            "next": _next_command(subject, ordinal),
         }
 
     # Delivering -------------------------------------------------------------------------------------
 
-    def relay(self, engine: Engine) -> Relay:
-        """Return a relay for the notices of these sinks, and for nothing else."""
-        from oncemore.messaging.relay import Relay
+    def make_relay(self, engine: Engine) -> RelayCore:
+        """Return a relay that delivers only the notifications of these sinks."""
+        from oncemore.messaging.relay import RelayCore
 
-        routes = {TOPIC + name: sink for name, sink in self.sinks.items()}
-        return Relay(engine, routes, classify=self._classify, describe=self._describe)
+        routes = {TOPIC_PREFIX + name: sink for name, sink in self.sinks.items()}
+        return RelayCore(engine, routes, classify=self._classify, describe=self._describe)
 
-    def wake(self, engine: Engine) -> None:
-        """Have a thread tell what is due; also what other processes have left."""
+    def wake_thread(self, engine: Engine) -> None:
+        """Let the thread deliver all due notifications, also those of other processes."""
         with self._lock:
-            if self._teller is None:
-                self._teller = _Teller(self.relay(engine), engine)
-        self._teller.look()
+            if self._thread is None:
+                self._thread = _NotifierThread(self.make_relay(engine), engine)
+        self._thread.wake_up()
 
-    def close(self, within_s: float = CLOSE_S) -> None:
-        """Tell what is due, within a few seconds; what is not told then is left to others."""
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Deliver due notifications for up to `timeout_s`; another process delivers the rest."""
         with self._lock:
-            teller, self._teller = self._teller, None
-        if teller is not None:
-            teller.close(within_s)
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.close(timeout_s)
 
 
-class _Teller:
-    """A thread that looks for notices when it is woken."""
+class _NotifierThread:
+    """A thread that delivers due notifications when it is woken."""
 
-    def __init__(self, relay: Relay, engine: Engine) -> None:
-        self._relay, self._grumble = relay, engine.grumble
-        self._woken, self._over, self._stop = threading.Event(), threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="oncemore-notices", daemon=True)
-        with suppress(RuntimeError), Shield():  # the interpreter ends: nobody is told from here any more
+    def __init__(self, relay: RelayCore, engine: Engine) -> None:
+        self._relay, self._log_warning = relay, engine.log_warning
+        self._wake_event, self._closing, self._stop = threading.Event(), threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run_relay, name="oncemore-notices", daemon=True)
+        # A thread cannot start while the interpreter shuts down; the next process delivers then.
+        with suppress(RuntimeError), InterruptShield():
             self._thread.start()
 
-    def look(self) -> None:
-        self._woken.set()
+    def wake_up(self) -> None:
+        self._wake_event.set()
 
-    def _run(self) -> None:
-        while not self._over.is_set():
-            self._woken.wait()
-            self._woken.clear()
+    def _run_relay(self) -> None:
+        while not self._closing.is_set():
+            self._wake_event.wait()
+            self._wake_event.clear()
             try:
                 self._relay.run_once(self._stop)
-            except Exception as error:  # noqa: BLE001 - what was not told is told at the next look
-                self._grumble(f"a notice was not delivered: {type(error).__name__}")
+            except Exception as error:  # noqa: BLE001 - the next round delivers it
+                self._log_warning(f"a notification was not delivered: {type(error).__name__}")
 
-    def close(self, within_s: float) -> None:
-        self._over.set()
-        self._woken.set()
+    def close(self, timeout_s: float) -> None:
+        self._closing.set()
+        self._wake_event.set()
         if self._thread.ident is not None:
-            self._thread.join(within_s)
+            self._thread.join(timeout_s)
         self._stop.set()
 
 
-def _there(engine: Engine, event_id: str) -> bool:
-    return engine.store.head(f"event/{event_id}") is not None
+def _event_exists(engine: Engine, event_id: str) -> bool:
+    return engine.store.load_head(f"event/{event_id}") is not None
 
 
-def _next_command(what: What, ordinal: int) -> str:
-    """Return the command with which an operator looks at what a notice is about."""
-    if what.event == FAILURE:
-        more = f"oncemore runs --step {what.step} --state HARD_FAIL"
-        return more if ordinal else f"oncemore show {what.item}"
-    more = f"oncemore quarantine list --step {what.step} --reason {what.reason}"
-    return more if ordinal else f"oncemore quarantine show {what.item}"
+def _next_command(subject: NotificationSubject, ordinal: int) -> str:
+    """Return the command that shows an operator the subject of a notification."""
+    if subject.event == FAILURE:
+        list_command = f"oncemore runs --step {subject.step} --state HARD_FAIL"
+        return list_command if ordinal else f"oncemore show {subject.item}"
+    list_command = f"oncemore quarantine list --step {subject.step} --reason {subject.reason}"
+    return list_command if ordinal else f"oncemore quarantine show {subject.item}"
 
 
-def _what(engine: Engine, entity: str, change: Change) -> What:
-    """Return what a notice tells of something that is held, or of a run that has failed."""
+def _describe_subject(engine: Engine, entity: str, change: RecordChange) -> NotificationSubject:
+    """Return the subject of a notification for a held item or a failed run."""
     after, error = change.after, change.body.get("error") or {}
-    if type(after) is Run:
+    if type(after) is RunRecord:
         event = find_event(change)
-        return What(
-            event, "run", after.run_id, after.step, after.held_for or after.reason, after.tenant,
-            after.correlation_id, after.tried, error,
-        )  # fmt: skip
-    if type(after) is Outgoing:
-        return What(
-            HOLD, "event", after.event_id, after.topic, DEAD_LETTER, after.tenant, after.correlation_id,
-            after.attempt, error,
-        )  # fmt: skip
-    assert type(after) is Kept
-    head = engine.store.head(after.run)
-    correlation_id = "" if head is None else head_of(head.head).correlation_id
+        return NotificationSubject(
+            event=event,
+            kind="run",
+            item=after.run_id,
+            step=after.step,
+            reason=after.held_for or after.reason,
+            tenant=after.tenant,
+            correlation_id=after.correlation_id,
+            attempts=after.attempt_count,
+            error=error,
+        )
+    if type(after) is EventRecord:
+        return NotificationSubject(
+            event=HOLD,
+            kind="event",
+            item=after.event_id,
+            step=after.topic,
+            reason=DEAD_LETTER,
+            tenant=after.tenant,
+            correlation_id=after.correlation_id,
+            attempts=after.attempt,
+            error=error,
+        )
+    assert type(after) is ArtifactRecord
+    head = engine.store.load_head(after.run_entity)
+    correlation_id = "" if head is None else decode_head(head.head).correlation_id
     item = entity.removeprefix("artifact/")
-    error = {"type": "Violation", "code": "CHECKSUM_MISMATCH"}
-    return What(
-        HOLD, "artifact", item, after.step, "checksum_mismatch", after.tenant, correlation_id, 0, error
+    error = {"type": "PolicyViolation", "code": "CHECKSUM_MISMATCH"}
+    return NotificationSubject(
+        event=HOLD,
+        kind="artifact",
+        item=item,
+        step=after.step,
+        reason="checksum_mismatch",
+        tenant=after.tenant,
+        correlation_id=correlation_id,
+        attempts=0,
+        error=error,
     )
 
 
-def told(engine: Engine, ids: list[str]) -> tuple[Told, ...]:
-    """Return what became of the notices about an item."""
-    found = []
+def load_notification_status(engine: Engine, ids: list[str]) -> tuple[NotificationStatus, ...]:
+    """Return the current state of the notifications about an item."""
+    statuses = []
     for event_id in ids:
+        # The item is shown even if the state of its notifications cannot be read.
         with suppress(StoreError):
-            head = engine.store.head(f"event/{event_id}")
+            head = engine.store.load_head(f"event/{event_id}")
             if head is not None:
-                event = head_of(head.head, Outgoing)
-                found.append(Told(event.topic.removeprefix(TOPIC), event.state, event_id, event.not_before))
-    return tuple(found)
+                event = decode_head(head.head, EventRecord)
+                statuses.append(
+                    NotificationStatus(
+                        event.topic.removeprefix(TOPIC_PREFIX), event.state, event_id, event.not_before
+                    )
+                )
+    return tuple(statuses)

@@ -1,19 +1,11 @@
-"""CONTROLS: what people have said about attempts that have not begun, as an engine knows it.
+"""Checks before every attempt of a durable step whether switches and approvals permit it.
 
-Every attempt of a durable step is asked for here before it begins, on whatever path it came: a first call, a
-retry, a crash that is made good, a worker, an order that was handed in. The answer names the versions of what
-was read, and those are guards of the INTENT: if somebody has thrown a switch or revoked an approval since,
-the store itself refuses the INTENT, and it is asked again. So what is known may be old and never wrong:
-
-    a switch is off, as far as is known    the INTENT's guard makes sure that it still is
-    a switch is on, as far as is known     nothing is written, so it is read anew before anybody is refused
-
-and a log that has no switch costs no reading at all. A store that `looks_late` writes the INTENT first and
-looks at its guards then: where one has moved, the claim is given back before anything has begun (ADR 0021).
-
-What cannot be read means no. Where other systems keep switches too (`Elsewhere`, see
-`control.nats_switches`), they
-are asked every time, and whatever stops an attempt there or here stops it.
+The result contains the versions of the entities that were read. They are guards of the INTENT: if a switch or
+an approval changes after the check, the store refuses the INTENT, and the check is repeated. So a cached
+"all switches are off" is safe, while a switch that is on is read again before an attempt is refused. A store
+with `checks_guards_late` writes the INTENT first, checks its guards afterwards, and gives the claim back if
+one has changed (ADR 0021). If the switches cannot be read, no attempt begins. External switches
+(`control.nats_switches`) are read every time.
 """
 
 from __future__ import annotations
@@ -21,115 +13,131 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from oncemore.control.model import CLEAR, CONTROL, MOVED, SWITCHED, UNKNOWN, Approval, Control, stops
-from oncemore.log.entry_codec import head_of
-from oncemore.log.interrupt_shield import Shield
+from oncemore.control.model import (
+    CLEAR,
+    LOG_MOVED,
+    SWITCH_ON,
+    SWITCHES_ENTITY,
+    SWITCHES_UNKNOWN,
+    Approval,
+    SwitchBoard,
+    find_blocking_switch,
+)
+from oncemore.log.entry_codec import decode_head
+from oncemore.log.interrupt_shield import InterruptShield
 from oncemore.steps.ops import Permission
 
 if TYPE_CHECKING:
     from oncemore.steps.engine import Engine
-    from oncemore.steps.ops import Permit
+    from oncemore.steps.ops import AskPermission
 
 
-class Elsewhere(Protocol):
-    """Where else people say what may begin: asked before every attempt, it raises if it cannot tell."""
+class ExternalSwitches(Protocol):
+    """Switches and approvals outside of the log, read before every attempt; raises if it cannot read them."""
 
-    def switches(self, steps: tuple[str, ...], tenant: str) -> Control:
-        """Return the switches that are on, of those that could stop an attempt."""
+    def load_switches(self, steps: tuple[str, ...], tenant: str) -> SwitchBoard:
+        """Return the active switches that could stop an attempt."""
 
-    def approval(self, key: str) -> Approval | None:
-        """Return what was approved of a key, or None."""
+    def load_approval(self, key: str) -> Approval | None:
+        """Return the approval of a key, or None."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the connection."""
 
 
-def approval_of(entity: str) -> str:
-    """Return the entity that says what was approved of a run."""
+def approval_entity(entity: str) -> str:
+    """Return the entity of a run's approval."""
     return f"approval/{entity.removeprefix('run/')}"
 
 
-class Controls:
-    """What an engine knows of its switches; `elsewhere` is asked too."""
+class PermissionCheck:
+    """Permission check of an engine, with a cache for the case that all switches are off.
 
-    def __init__(self, elsewhere: Elsewhere | None = None) -> None:
-        self.elsewhere = elsewhere
-        self._clear: Permission | None = None
+    external  the switches outside of the log, or None
+    """
 
-    @property
-    def waits(self) -> bool:
-        """Whether asking may take longer than a look into the store."""
-        return self.elsewhere is not None
+    def __init__(self, external: ExternalSwitches | None = None) -> None:
+        self.external = external
+        self._cached_permission: Permission | None = None
 
     @property
-    def where(self) -> str:
-        """What tells one place from another that is asked besides the store."""
-        return str(getattr(self.elsewhere, "url", self.elsewhere and id(self.elsewhere)) or "")
+    def has_external(self) -> bool:
+        """Whether the check may take longer than a read of the store."""
+        return self.external is not None
+
+    @property
+    def external_id(self) -> str:
+        """An identifier of the external switches; empty without them."""
+        return str(getattr(self.external, "url", self.external and id(self.external)) or "")
 
     def close(self) -> None:
-        """Let go of whom else is asked; whoever asks again begins anew."""
-        self.forget()
-        if self.elsewhere is not None:
-            with suppress(Exception):  # it may be what does not answer
-                self.elsewhere.close()
+        """Drop the cache, and close the external switches; a later check opens them again."""
+        self.drop_cached()
+        if self.external is not None:
+            # The other system may be unreachable; close() must not fail because of that.
+            with suppress(Exception):
+                self.external.close()
 
-    def forget(self) -> None:
-        """Read anew the next time."""
-        self._clear = None
+    def drop_cached(self) -> None:
+        """Drop the cache, so that the next check reads the switches."""
+        self._cached_permission = None
 
-    def permit(self, engine: Engine, op: Permit) -> Permission:
-        """Say whether an attempt may begin."""
-        known = self._clear
-        if known is not None and not op.entity and (self.elsewhere is None or not op.begins):
-            return known
+    def ask_permission(self, engine: Engine, op: AskPermission) -> Permission:
+        """Return whether an attempt may begin."""
+        cached = self._cached_permission
+        # Approvals and external switches are not cached; without them a check costs no read at all.
+        if cached is not None and not op.entity and (self.external is None or not op.begins):
+            return cached
         try:
-            return self._asked(engine, op)
-        except Exception as error:  # noqa: BLE001 - whatever it is: what cannot be known means no
-            return Permission({}, UNKNOWN, error=error)
+            return self._evaluate_permission(engine, op)
+        except Exception as error:  # noqa: BLE001 - after any error the switches are unknown: refuse
+            return Permission({}, SWITCHES_UNKNOWN, error=error)
 
-    def _asked(self, engine: Engine, op: Permit) -> Permission:
-        known = self._clear or self._read(engine, op)
-        if known.stop:
-            return known
-        if op.begins and self.elsewhere is not None:
-            there = self.elsewhere.switches(op.steps, op.tenant)
-            name = stops(there, op.steps, op.tenant)
+    def _evaluate_permission(self, engine: Engine, op: AskPermission) -> Permission:
+        permission = self._cached_permission or self._read_switches(engine, op)
+        if permission.stop:
+            return permission
+        if op.begins and self.external is not None:
+            board = self.external.load_switches(op.steps, op.tenant)
+            name = find_blocking_switch(board, op.steps, op.tenant)
             if name:
-                told = {**there.on[name], "kept_in": getattr(self.elsewhere, "url", "control=")}
-                return Permission({}, SWITCHED, name, told)
-        return known if not op.entity else self._approved(engine, op, known)
+                details = {**board.active[name], "kept_in": getattr(self.external, "url", "control=")}
+                return Permission({}, SWITCH_ON, name, details)
+        return permission if not op.entity else self._add_approval(engine, op, permission)
 
-    def _read(self, engine: Engine, op: Permit) -> Permission:
-        """Read the switches; where all are off, that is remembered."""
-        version, control = read(engine)
-        guards = {CONTROL: version}
+    def _read_switches(self, engine: Engine, op: AskPermission) -> Permission:
+        """Read the switches of the log; cache the result if all are off."""
+        version, control = load_switches(engine)
+        guards = {SWITCHES_ENTITY: version}
+        # Only this result may be cached: the guard of the INTENT detects when it is outdated.
         if control.state == CLEAR:
-            self._clear = Permission(guards)
-            return self._clear
-        if control.moved:
-            return Permission(guards, MOVED, control.moved)
-        name = stops(control, op.steps, op.tenant, op.pipeline) if op.begins else ""
-        return Permission(guards, SWITCHED, name, control.on[name]) if name else Permission(guards)
+            self._cached_permission = Permission(guards)
+            return self._cached_permission
+        if control.moved_to:
+            return Permission(guards, LOG_MOVED, control.moved_to)
+        name = find_blocking_switch(control, op.steps, op.tenant, op.pipeline) if op.begins else ""
+        return Permission(guards, SWITCH_ON, name, control.active[name]) if name else Permission(guards)
 
-    def _approved(self, engine: Engine, op: Permit, known: Permission) -> Permission:
-        """Add what was approved of a key: here, or else elsewhere."""
-        name = approval_of(op.entity)
-        with Shield():
-            head = engine.store.head(name)
-        approval: Approval | None = None if head is None else head_of(head.head, Approval)
-        if approval is None and self.elsewhere is not None:
-            approval = self.elsewhere.approval(op.entity.removeprefix("run/"))
-        guards = {**known.guards, name: 0 if head is None else head.version}
+    def _add_approval(self, engine: Engine, op: AskPermission, permission: Permission) -> Permission:
+        """Add the approval of a key, from the log or else from the external system."""
+        name = approval_entity(op.entity)
+        with InterruptShield():
+            head = engine.store.load_head(name)
+        approval: Approval | None = None if head is None else decode_head(head.head, Approval)
+        if approval is None and self.external is not None:
+            approval = self.external.load_approval(op.entity.removeprefix("run/"))
+        # Version 0 guards against an approval that is written to the log after this read.
+        guards = {**permission.guards, name: 0 if head is None else head.version}
         return Permission(guards, approval=approval)
 
 
-def read(engine: Engine) -> tuple[int, Control]:
-    """Return the switches of a log, and their version."""
-    with Shield():
-        head = engine.store.head(CONTROL)
+def load_switches(engine: Engine) -> tuple[int, SwitchBoard]:
+    """Return the version and the switches of a log."""
+    with InterruptShield():
+        head = engine.store.load_head(SWITCHES_ENTITY)
     if head is None:
-        return 0, _NOTHING
-    return head.version, head_of(head.head, Control)
+        return 0, _NO_SWITCHES
+    return head.version, decode_head(head.head, SwitchBoard)
 
 
-_NOTHING: Any = Control()
+_NO_SWITCHES: Any = SwitchBoard()

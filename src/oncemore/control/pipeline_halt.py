@@ -10,31 +10,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oncemore.classifiers.verdict import verdict
-from oncemore.control.model import CONTROL, Control, halted
-from oncemore.log.record import Change
-from oncemore.steps.ops import Load
+from oncemore.control.model import SWITCHES_ENTITY, SwitchBoard, halted
+from oncemore.log.record import RecordChange
+from oncemore.policy.verdict import decide_verdict
+from oncemore.steps.ops import LoadHead
 
 if TYPE_CHECKING:
-    from oncemore.log.record import Run
+    from oncemore.log.record import RunRecord
     from oncemore.policy.model import Failure
-    from oncemore.steps.ops import Plan, Script
+    from oncemore.steps.ops import Script, StepPlan
 
 
-def halt(plan: Plan, run: Run, failure: Failure, now: float) -> Script:
-    """Return the change that halts the step's pipeline; nothing if the error is retryable or it is halted.
+def halt(plan: StepPlan, run: RunRecord, failure: Failure, now: float) -> Script:
+    """Return the change that halts the step's pipeline; empty if the error is retryable or it is halted.
 
-    The class of the error decides, not the effect of the step: a `once` step whose outcome is unknown halts
-    its pipeline too if its error is not retryable.
+    A `once` step with an unknown outcome halts its pipeline too if its error is not retryable.
     """
-    if verdict(failure, plan.policy, "pure") == "RETRYABLE":
+    # "pure" instead of the step's effect, so that the error class alone decides.
+    if decide_verdict(failure, plan.policy, "pure") == "RETRYABLE":
         return ()
-    seen = yield Load(CONTROL, Control)
+    head = yield LoadHead(SWITCHES_ENTITY, SwitchBoard)
     by = f"policy {plan.policy.name} {plan.policy.version}"
     reason = f"{plan.name} failed with {failure.code or failure.kind}, which is not retryable"
-    before: Control | None = seen.run
-    after, name = halted(before or Control(), plan.pipeline, {"by": by, "reason": reason, "at": now})
+    before: SwitchBoard | None = head.record
+    after, name = halted(before or SwitchBoard(), plan.pipeline, {"by": by, "reason": reason, "at": now})
     if after == before:
         return ()
-    decision = {"what": "on", "switch": name, "reason": reason, "actor": by, "run_id": run.run_id}
-    return ((seen, Change(("CONTROL", "DECISION"), before, after, {"decision": decision})),)
+    decision = {"action": "on", "switch": name, "reason": reason, "actor": by, "run_id": run.run_id}
+    return ((head, RecordChange(("CONTROL", "DECISION"), before, after, {"decision": decision})),)

@@ -1,14 +1,14 @@
-"""QUARANTINE: what waits for a person, with its evidence, and the decisions about it.
+"""The quarantine: items that wait for an operator, their evidence, and the decisions about them.
 
-Nothing is kept twice: this is a view of the log. Three kinds of things wait here,
+The quarantine is a view of the log and stores nothing itself. It has three kinds of items:
 
-    run       held for a person: its outcome is unknown, it needs review, its bytes are not what they were,
-              or its workers died until no attempt was left
-    artifact  set aside because its bytes were altered
-    event     a dead letter: refused for good, or out of attempts
+    run       its outcome is unknown, it needs review, an artifact of it was altered, or its workers died
+              until no attempt was left
+    artifact  its bytes were altered
+    event     a dead letter: refused by its sink, or out of attempts
 
-and each leaves by a decision (`control.review`), with a name and a reason, or because it was settled by the
-step's own `reconcile` function. A reference that a held run waits for is part of that run's item.
+An item leaves by a decision of an operator (`control.review`) or by the step's `reconcile` function. An
+artifact that a held run waits for is part of that run's item.
 """
 
 from __future__ import annotations
@@ -16,57 +16,64 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncemore._values import Value
-from oncemore.artifacts.store import Missing
-from oncemore.control.moved_log import only_here
-from oncemore.control.notifications import DEAD_LETTER, told
-from oncemore.control.review import Ruling, changed, choices, held, ruled, ruling
-from oncemore.errors import StaleDecision, UsageError, Violation
-from oncemore.limits.cooldowns import resources_with
-from oncemore.log.entry_codec import head_of, header_of, read_body
-from oncemore.log.head_access import seen_in
+from oncemore.artifacts.store import ArtifactMissing
+from oncemore.control.moved_log import refuse_if_moved
+from oncemore.control.notifications import DEAD_LETTER, load_notification_status
+from oncemore.control.review import (
+    OperatorDecision,
+    is_held,
+    list_choices,
+    make_decision,
+    record_decision,
+    stale_decision,
+)
+from oncemore.errors import PolicyViolation, StaleDecision, UsageError
+from oncemore.limits.cooldowns import release_resources_of_run
+from oncemore.log.entry_codec import decode_head, decode_header, read_body
+from oncemore.log.head_access import load_head
 from oncemore.log.head_index import HELD
-from oncemore.log.record import Kept, Outgoing, Run
-from oncemore.log.result_codec import encode
-from oncemore.log.store import Query
+from oncemore.log.record import ArtifactRecord, EventRecord, RunRecord
+from oncemore.log.result_codec import encode_result
+from oncemore.log.store import HeadQuery
 from oncemore.policy.canonical_json import normalize_name
-from oncemore.policy.closing import DOUBTFUL
+from oncemore.policy.closing import OUTCOME_UNKNOWN
 from oncemore.policy.policy import STANDARD
-from oncemore.steps import flow
+from oncemore.steps import operator_flow, transitions
 from oncemore.steps import run as history
-from oncemore.steps.call_in_progress import Job, Kit
-from oncemore.steps.driver import blocking
-from oncemore.steps.ops import Answer, Call, Plan
+from oncemore.steps.call_in_progress import CallInProgress, StepFunctions
+from oncemore.steps.driver import run_call
+from oncemore.steps.ops import CallIdentity, ReconcileAnswer, StepPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime
 
-    from oncemore.control.notifications import Told
-    from oncemore.log.encryption import Seal
+    from oncemore.control.notifications import NotificationStatus
+    from oncemore.log.encryption import BodyCipher
     from oncemore.log.store import Entry, Head
     from oncemore.steps.engine import Engine
-    from oncemore.steps.run import Attempted
+    from oncemore.steps.run import AttemptView
 
-#: The most things of one kind that are listed; the oldest run ids and references come first.
-MOST_LISTED = 100_000
-#: The fewest characters that may stand for an id.
-SHORTEST = 4
-KINDS: dict[str, type] = {"run": Run, "artifact": Kept, "event": Outgoing}
-_LISTED = (("run", HELD), ("artifact", "QUARANTINED"), ("event", "DEAD"))
+#: The maximum number of listed items per kind; the oldest run ids and references come first.
+MAX_LISTED = 100_000
+#: The minimum length of an abbreviated id.
+MIN_ID_LENGTH = 4
+ITEM_KINDS: dict[str, type] = {"run": RunRecord, "artifact": ArtifactRecord, "event": EventRecord}
+_HELD_STATES = (("run", HELD), ("artifact", "QUARANTINED"), ("event", "DEAD"))
 
 
-class Item(Value):
-    """One thing in quarantine.
+class QuarantineItem(Value):
+    """One item in quarantine.
 
-    id        of the run (its run_id, never its key), the artifact's reference or the event
+    id        the run_id (never the key), the artifact's reference or the event id
     kind      run, artifact or event
     reason    outcome_unknown, quarantined, checksum_mismatch, poison or dead_letter
-    step      whose work it is; of an event its topic
-    since     when it came here, in POSIX seconds
-    version   of its entity: a decision about another version bounces
-    attempts  how many were made
-    error     the neutral record of what went wrong
-    entity    where it stands in the log
+    step      the step of the item; the topic of an event
+    since     when it was quarantined, in POSIX seconds
+    version   the version of its entity; a decision about another version is refused
+    attempts  the number of attempts made
+    error     the neutral record of its error
+    entity    its entity in the log
     """
 
     id: str
@@ -83,29 +90,29 @@ class Item(Value):
     entity: str
 
 
-class Case(Value):
+class QuarantineCase(Value):
     """An item with all of its evidence.
 
-    rule        which rule said what the failure is
-    effect      of the step; empty for an event
-    input_hash  the digest of the run's arguments
-    proof       of the decision that brought it here, if one did
-    attempts    each with its outcome and error
-    artifact    name, expected and found digest of the bytes that are in doubt
-    decisions   what people decided about it before
-    told        who was told, and whether that has arrived
-    choices     what can be decided about it now
+    rule           the rule that classified the failure
+    effect         the effect of the step; empty for an event
+    input_hash     the digest of the run's arguments
+    proof          the proof of the transition into quarantine, if there is one
+    attempts       the attempts with their outcomes and errors
+    artifact       name, expected digest and actual digest of an altered artifact
+    decisions      earlier decisions about the item
+    notifications  the notifications about the item and their states
+    choices        the actions that an operator can take now
     """
 
-    item: Item
+    item: QuarantineItem
     rule: str
     effect: str
     input_hash: str
     proof: dict[str, Any] | None
-    attempts: tuple[Attempted, ...]
+    attempts: tuple[AttemptView, ...]
     artifact: dict[str, Any] | None
     decisions: tuple[dict[str, Any], ...]
-    told: tuple[Told, ...]
+    notifications: tuple[NotificationStatus, ...]
     choices: tuple[str, ...]
 
 
@@ -118,7 +125,7 @@ class Quarantine:
     def __repr__(self) -> str:
         return f"<oncemore.Quarantine of {self._engine.url}>"
 
-    def __iter__(self) -> Iterator[Item]:
+    def __iter__(self) -> Iterator[QuarantineItem]:
         return iter(self.list())
 
     def __len__(self) -> int:
@@ -132,21 +139,26 @@ class Quarantine:
         kind: str | None = None,
         tenant: str | None = None,
         since: datetime | float | None = None,
-    ) -> tuple[Item, ...]:
-        """Return what waits for a person, the longest first; every filter that is given must fit.
+    ) -> tuple[QuarantineItem, ...]:
+        """Return the items that match all given filters, longest waiting first.
 
-        since  only what came here at or after this time: an aware datetime, or POSIX seconds
+        since  only items quarantined at or after this time: an aware datetime, or POSIX seconds
         """
-        if kind is not None and kind not in KINDS:
-            raise UsageError(f"kind is {kind!r}; the kinds are {', '.join(KINDS)}")
-        earliest = 0.0 if since is None else _posix(since)
+        if kind is not None and kind not in ITEM_KINDS:
+            raise UsageError(f"kind is {kind!r}; the kinds are {', '.join(ITEM_KINDS)}")
+        earliest = 0.0 if since is None else _to_posix_seconds(since)
         step, tenant = (None if name is None else normalize_name(name) for name in (step, tenant))
-        found = [item for one, state in _LISTED if kind in (None, one) for item in self._of(one, state, step)]
+        items = [
+            item
+            for held_kind, state in _HELD_STATES
+            if kind in (None, held_kind)
+            for item in self._list_items(held_kind, state, step)
+        ]
         return tuple(
             sorted(
                 (
                     item
-                    for item in found
+                    for item in items
                     if item.since >= earliest
                     and reason in (None, item.reason)
                     and tenant in (None, item.tenant)
@@ -155,243 +167,315 @@ class Quarantine:
             )
         )
 
-    def show(self, item: str | Item) -> Case:
-        """Return an item with its evidence; found by its id, the beginning of one, or its entity."""
-        found = self._find(item)
-        return _case(self._engine, found)
+    def show(self, item: str | QuarantineItem) -> QuarantineCase:
+        """Return an item with its evidence, by its id, a prefix of it, or its entity."""
+        return _build_case(self._engine, self._find_item(item))
 
     # Decisions --------------------------------------------------------------------------------------
 
-    def release(self, item: str | Item, *, by: str, reason: str, version: int = 0) -> None:
-        """Let it go on as it would have: another attempt, the artifact in use again, the event sent again.
+    def release(self, item: str | QuarantineItem, *, by: str, reason: str, version: int = 0) -> None:
+        """Release an item: the run continues, the artifact is used again, or the event is sent again.
 
-        version  refuse to decide unless the item still has this version; that of an `Item` counts by itself
+        version  refuse the decision if the item has another version; a `QuarantineItem` brings its own
         """
-        self._decide(item, ruling("release", by, reason, version))
+        self._apply_decision(item, make_decision("release", by, reason, version))
 
-    def reject(self, item: str | Item, *, by: str, reason: str, version: int = 0) -> None:
-        """End it: the run fails for good, the artifact stays out of use, the event is not sent."""
-        self._decide(item, ruling("reject", by, reason, version))
+    def reject(self, item: str | QuarantineItem, *, by: str, reason: str, version: int = 0) -> None:
+        """Reject an item: the run fails, the artifact is not used again, or the event is not sent."""
+        self._apply_decision(item, make_decision("reject", by, reason, version))
 
     def rerun(
-        self, item: str | Item, *, by: str, reason: str, extra_attempts: int = 1, version: int = 0
+        self, item: str | QuarantineItem, *, by: str, reason: str, extra_attempts: int = 1, version: int = 0
     ) -> None:
-        """Let a run go on with attempts beyond its budget; the extra budget is recorded."""
-        self._decide(item, ruling("rerun", by, reason, version, extra_attempts))
+        """Continue a run with attempts beyond its budget; the log records the extra attempts."""
+        self._apply_decision(item, make_decision("rerun", by, reason, version, extra_attempts))
 
-    def settle(self, item: str | Item, answer: Answer, *, by: str, reason: str, version: int = 0) -> None:
-        """Say what became of a run whose outcome is unknown: `applied(value)` or `not_applied()`.
+    def settle(
+        self, item: str | QuarantineItem, answer: ReconcileAnswer, *, by: str, reason: str, version: int = 0
+    ) -> None:
+        """Record the outcome of a run if it is unknown: `applied(value)` or `not_applied()`.
 
-        A value is kept as plain JSON has it; `step.settle` knows the types that a step returns.
+        The value is stored as plain JSON; `step.settle` also accepts the types that the step returns.
         """
-        if type(answer) is not Answer or answer.found == "unknown":
+        if type(answer) is not ReconcileAnswer or answer.found == "unknown":
             raise UsageError("settle takes oncemore.applied(value) or oncemore.not_applied()")
-        made = ruling("settle", by, reason, version)
-        where, made = self._aim(item, made)
-        seen = seen_in(self._engine.store, where, self._engine.seal)
-        run = seen.run
-        if type(run) is not Run or run.held_for != DOUBTFUL:
-            raise self._unsettled(where, seen, made)
-        if made.version and made.version != seen.version:
-            raise changed(
-                where, f"it has version {seen.version} now, and was looked at in version {made.version}"
+        decision = make_decision("settle", by, reason, version)
+        entity, decision = self._resolve_target(item, decision)
+        head = load_head(self._engine.store, entity, self._engine.cipher)
+        run = head.record
+        if type(run) is not RunRecord or run.held_for != OUTCOME_UNKNOWN:
+            raise self._not_settleable_error(entity, head, decision)
+        # The operator has seen another version, and might decide otherwise about this one.
+        if decision.version and decision.version != head.version:
+            raise stale_decision(
+                entity, f"it has version {head.version} now, and was looked at in version {decision.version}"
             )
-        plan = _plan(run)
-        told_ = answer._replace(decided=made.record)
+        plan = _make_settle_plan(run)
+        settled = answer._replace(decided=decision.decision_body)
         if answer.found == "applied":
-            encode(answer.value)  # refuses what has no form, before anything is decided
-        script = flow.settle(plan, Call(where, "", run.cfg_hash), told_, seen)
+            # Raises for a value that cannot be encoded, before the decision is written.
+            encode_result(answer.value)
+        script = operator_flow.settle_run(plan, CallIdentity(entity, "", run.cfg_hash), settled, head)
         try:
-            blocking(self._job(run.step), only_here(run.step, script))
+            run_call(self._make_call(run.step), refuse_if_moved(run.step, script))
         except UsageError:
-            raise changed(where, "it was changed in this very moment") from None
+            # settle_run found the run in another state than the check above: it has changed since.
+            raise stale_decision(entity, "it was changed in this very moment") from None
 
     # ------------------------------------------------------------------------------------------------
 
-    def _unsettled(self, where: str, seen: Any, made: Ruling) -> Exception:
-        if where.startswith("run/") and seen.run is not None and held(seen.run):
+    def _not_settleable_error(self, entity: str, head: Any, decision: OperatorDecision) -> Exception:
+        if entity.startswith("run/") and head.record is not None and is_held(head.record):
             return UsageError(
-                f"the outcome of {seen.run.step} is not in doubt ({seen.run.held_for}); release, rerun or "
-                "reject it"
+                f"the outcome of {head.record.step} is not in doubt ({head.record.held_for}); release, "
+                "rerun or reject it"
             )
-        if not where.startswith("run/"):
+        if not entity.startswith("run/"):
             return UsageError("only a run can be settled; release it, or reject it")
-        return changed(where, "it is not in quarantine any more")
+        return stale_decision(entity, "it is not in quarantine any more")
 
-    def _decide(self, item: str | Item, made: Ruling) -> None:
-        where, made = self._aim(item, made)
-        kind = KINDS[where.partition("/")[0]]
-        also = self._with(where, made) if kind is Run and made.what == "release" else ()
-        if kind is Run and made.what in ("release", "rerun"):
-            also = (*also, *resources_with(self._engine, where, made.record))
-        if kind is Kept and made.what == "release":
-            self._check_whole(where)
-        blocking(self._job(where), only_here(where, ruled(where, kind, made, also)))
-        if kind is Outgoing and made.what == "release" and self._engine.notices is not None:
-            self._engine.notices.wake(self._engine)
+    def _apply_decision(self, item: str | QuarantineItem, decision: OperatorDecision) -> None:
+        entity, decision = self._resolve_target(item, decision)
+        kind = ITEM_KINDS[entity.partition("/")[0]]
+        also = (
+            self._release_artifact_too(entity, decision)
+            if kind is RunRecord and decision.action == "release"
+            else ()
+        )
+        # Resources that are held because of this run are released in the same batch.
+        if kind is RunRecord and decision.action in ("release", "rerun"):
+            also = (*also, *release_resources_of_run(self._engine, entity, decision.decision_body))
+        if kind is ArtifactRecord and decision.action == "release":
+            self._check_artifact_intact(entity)
+        run_call(
+            self._make_call(entity), refuse_if_moved(entity, record_decision(entity, kind, decision, also))
+        )
+        # The event may be a notification, and the thread of the notifier delivers those.
+        if kind is EventRecord and decision.action == "release" and self._engine.notifier is not None:
+            self._engine.notifier.wake_thread(self._engine)
 
-    def _with(self, where: str, made: Ruling) -> tuple[Any, ...]:
-        """Return what is released together with a run: the artifact it waits for, if its bytes are right."""
-        seen = seen_in(self._engine.store, where, self._engine.seal)
-        ref = (seen.body or {}).get("quarantine", {}).get("artifact")
-        if seen.run is None or not held(seen.run) or ref is None:
+    def _release_artifact_too(self, entity: str, decision: OperatorDecision) -> tuple[Any, ...]:
+        """Return the change that releases the artifact of a held run; raise if its bytes are still wrong."""
+        run_head = load_head(self._engine.store, entity, self._engine.cipher)
+        ref = (run_head.body or {}).get("quarantine", {}).get("artifact")
+        if run_head.record is None or not is_held(run_head.record) or ref is None:
             return ()
-        self._check_whole(ref)
-        kept = seen_in(self._engine.store, ref, self._engine.seal, Kept)
-        if kept.run is None or kept.run.state != "QUARANTINED":
+        # The run waits for this artifact, so that both are released in one batch.
+        self._check_artifact_intact(ref)
+        head = load_head(self._engine.store, ref, self._engine.cipher, ArtifactRecord)
+        if head.record is None or head.record.state != "QUARANTINED":
             return ()
-        from oncemore.log.record import Change
+        from oncemore.log.record import RecordChange
 
-        return ((kept, Change(("DECISION",), kept.run, kept.run._replace(state="KEPT"), made.record)),)
+        return (
+            (
+                head,
+                RecordChange(
+                    ("DECISION",), head.record, head.record._replace(state="STORED"), decision.decision_body
+                ),
+            ),
+        )
 
-    def _check_whole(self, ref: str) -> None:
-        """Refuse to release an artifact whose bytes are not what they were."""
-        kept = seen_in(self._engine.store, ref, self._engine.seal, Kept).run
-        if kept is None or kept.state != "QUARANTINED":
+    def _check_artifact_intact(self, ref: str) -> None:
+        """Raise `UsageError` if the bytes of a quarantined artifact do not match its digest."""
+        artifact = load_head(self._engine.store, ref, self._engine.cipher, ArtifactRecord).record
+        if artifact is None or artifact.state != "QUARANTINED":
             return
-        found = self._engine.shelf.verify(kept.digest, kept.size)
-        if found != "valid":
-            why = str(found) if isinstance(found, Violation) else str(Missing(f"{kept.digest} is missing"))
-            raise UsageError(f"{kept.name} of {kept.step} cannot be released: {why}")
-
-    def _job(self, name: str) -> Job:
-        return Job(self._engine, _nobody, Kit(name, _nobody, _nobody, _nobody))
-
-    def _aim(self, item: str | Item, made: Ruling) -> tuple[str, Ruling]:
-        """Return the entity that is decided about, and the decision with the version that was looked at."""
-        if isinstance(item, Item):
-            return item.entity, made._replace(version=made.version or item.version)
-        if isinstance(item, str) and item.partition("/")[0] in KINDS and "/" in item:
-            return item, made
-        return self._find(item).entity, made
-
-    def _find(self, asked: str | Item) -> Item:
-        """Return the item that is meant by an id, the beginning of one, a key or an entity."""
-        if isinstance(asked, Item):
-            asked = asked.entity
-        if not isinstance(asked, str) or len(asked) < SHORTEST:
-            raise UsageError(f"the id is {asked!r}; it takes {SHORTEST} characters or more of one")
-        items = self.list()
-        whole = [item for item in items if asked in (item.id, item.entity, item.entity.partition("/")[2])]
-        found = whole or [item for item in items if item.id.startswith(asked)]
-        if len(found) > 1:
-            raise UsageError(
-                f"{len(found)} things in quarantine have ids that begin with {asked!r}; give more of it"
+        result = self._engine.artifact_store.verify_object(artifact.digest, artifact.size)
+        if result != "valid":
+            reason = (
+                str(result)
+                if isinstance(result, PolicyViolation)
+                else str(ArtifactMissing(f"{artifact.digest} is missing"))
             )
-        if not found:
+            raise UsageError(f"{artifact.name} of {artifact.step} cannot be released: {reason}")
+
+    def _make_call(self, name: str) -> CallInProgress:
+        # The driver needs functions of a step; a decision calls none of them.
+        return CallInProgress(
+            self._engine, _refuse_work, StepFunctions(name, _refuse_work, _refuse_work, _refuse_work)
+        )
+
+    def _resolve_target(
+        self, item: str | QuarantineItem, decision: OperatorDecision
+    ) -> tuple[str, OperatorDecision]:
+        """Return the entity of an item, and the decision with the version that the operator has seen."""
+        if isinstance(item, QuarantineItem):
+            return item.entity, decision._replace(version=decision.version or item.version)
+        if isinstance(item, str) and item.partition("/")[0] in ITEM_KINDS and "/" in item:
+            return item, decision
+        return self._find_item(item).entity, decision
+
+    def _find_item(self, reference: str | QuarantineItem) -> QuarantineItem:
+        """Return the item with an id, a prefix of an id, a key or an entity."""
+        if isinstance(reference, QuarantineItem):
+            reference = reference.entity
+        if not isinstance(reference, str) or len(reference) < MIN_ID_LENGTH:
+            raise UsageError(f"the id is {reference!r}; it takes {MIN_ID_LENGTH} characters or more of one")
+        items = self.list()
+        # An exact match wins, because an id may be the prefix of another.
+        exact = [item for item in items if reference in (item.id, item.entity, item.entity.partition("/")[2])]
+        matches = exact or [item for item in items if item.id.startswith(reference)]
+        if len(matches) > 1:
+            raise UsageError(
+                f"{len(matches)} items in quarantine have ids that begin with {reference!r}; give more of it"
+            )
+        if not matches:
             raise StaleDecision(
-                f"nothing in quarantine has the id {asked!r}; it may have been decided on already: "
+                f"nothing in quarantine has the id {reference!r}; it may have been decided on already: "
                 "oncemore quarantine list shows what waits"
             )
-        return found[0]
+        return matches[0]
 
-    def _of(self, kind: str, state: str, step: str | None) -> Iterator[Item]:
+    def _list_items(self, kind: str, state: str, step: str | None) -> Iterator[QuarantineItem]:
         store = self._engine.store
-        for head in store.heads(Query(kind, state, step=step, limit=MOST_LISTED)):
-            made = _item(self._engine, head)
-            if made is not None:
-                yield made
+        for head in store.list_heads(HeadQuery(kind, state, step=step, limit=MAX_LISTED)):
+            item = _build_item(self._engine, head)
+            if item is not None:
+                yield item
 
 
-def _item(engine: Engine, head: Head) -> Item | None:
-    """Return the item of a head that is held; None if it was decided on while it was looked at."""
+def _build_item(engine: Engine, head: Head) -> QuarantineItem | None:
+    """Return the item of a held entity; None if it has been decided on since it was listed."""
     kind = head.entity.partition("/")[0]
-    state: Any = head_of(head.head, KINDS[kind])
-    entry = next(iter(engine.store.entries(head.entity, head.version - 1)), None)
-    if entry is None or not held(state):
+    state: Any = decode_head(head.head, ITEM_KINDS[kind])
+    # The last entry is the one that put the item into quarantine: its time and error are the item's.
+    entry = next(iter(engine.store.read_entries(head.entity, head.version - 1)), None)
+    if entry is None or not is_held(state):
         return None
-    body, since = _body(entry, engine.seal), header_of(entry.header).at
+    body, since = _read_body(entry, engine.cipher), decode_header(entry.header).at
     error = body.get("error") or {}
-    if type(state) is Run:
-        return Item(
-            state.run_id, kind, state.held_for, state.step, since, head.version, state.tried, error,
-            state.tenant, state.correlation_id, state.dataset, head.entity,
-        )  # fmt: skip
-    if type(state) is Outgoing:
-        return Item(
-            state.event_id, kind, DEAD_LETTER, state.topic, since, head.version, state.attempt, error,
-            state.tenant, state.correlation_id, "", head.entity,
-        )  # fmt: skip
-    assert type(state) is Kept
-    of = seen_in(engine.store, state.run, engine.seal)
-    run = of.run
-    if run is not None and (of.body or {}).get("quarantine", {}).get("artifact") == head.entity and held(run):
-        return None  # it is part of that run's item
+    if type(state) is RunRecord:
+        return QuarantineItem(
+            id=state.run_id,
+            kind=kind,
+            reason=state.held_for,
+            step=state.step,
+            since=since,
+            version=head.version,
+            attempts=state.attempt_count,
+            error=error,
+            tenant=state.tenant,
+            correlation_id=state.correlation_id,
+            dataset=state.dataset,
+            entity=head.entity,
+        )
+    if type(state) is EventRecord:
+        return QuarantineItem(
+            id=state.event_id,
+            kind=kind,
+            reason=DEAD_LETTER,
+            step=state.topic,
+            since=since,
+            version=head.version,
+            attempts=state.attempt,
+            error=error,
+            tenant=state.tenant,
+            correlation_id=state.correlation_id,
+            dataset="",
+            entity=head.entity,
+        )
+    assert type(state) is ArtifactRecord
+    run_head = load_head(engine.store, state.run_entity, engine.cipher)
+    run = run_head.record
+    # The artifact belongs to the item of its held run, and is not listed a second time.
+    if (
+        run is not None
+        and (run_head.body or {}).get("quarantine", {}).get("artifact") == head.entity
+        and is_held(run)
+    ):
+        return None
+    # The entry of an altered artifact has no error record, so the item gets one of the same form.
     error = {
-        "type": "Violation",
+        "type": "PolicyViolation",
         "code": "CHECKSUM_MISMATCH",
         "message": body.get("quarantine", {}).get("message", ""),
     }
-    return Item(
-        head.entity.partition("/")[2], kind, flow.MISMATCHED, state.step, since, head.version, 0, error,
-        state.tenant, "" if run is None else run.correlation_id, "" if run is None else run.dataset,
-        head.entity,
-    )  # fmt: skip
-
-
-def _case(engine: Engine, item: Item) -> Case:
-    entries = list(engine.store.entries(item.entity))[: item.version]
-    last = _body(entries[-1], engine.seal)
-    state: Any = None
-    for _, state, _ in history.told(entries, engine.seal):  # noqa: B007 - the last one is wanted
-        pass
-    run = history.Run(engine, item.entity) if item.kind == "run" else None
-    return Case(
-        item,
-        item.error.get("rule", ""),
-        state.effect if type(state) is Run else "",
-        state.input_hash if type(state) is Run else "",
-        last.get("proof"),
-        run.attempts if run is not None else (),
-        _artifact(engine, item, last),
-        tuple(_decisions(entries, engine.seal)),
-        told(engine, last.get("notices", [])),
-        choices(state),
+    return QuarantineItem(
+        id=head.entity.partition("/")[2],
+        kind=kind,
+        reason=transitions.CHECKSUM_MISMATCH,
+        step=state.step,
+        since=since,
+        version=head.version,
+        attempts=0,
+        error=error,
+        tenant=state.tenant,
+        correlation_id="" if run is None else run.correlation_id,
+        dataset="" if run is None else run.dataset,
+        entity=head.entity,
     )
 
 
-def _artifact(engine: Engine, item: Item, body: dict[str, Any]) -> dict[str, Any] | None:
-    """Return which bytes are in doubt: what they should be, and what was found."""
+def _build_case(engine: Engine, item: QuarantineItem) -> QuarantineCase:
+    # Only up to the listed version, so that the evidence and the item describe the same state.
+    entries = list(engine.store.read_entries(item.entity))[: item.version]
+    last = _read_body(entries[-1], engine.cipher)
+    state: Any = None
+    for _, state, _ in history.fold_entries(entries, engine.cipher):  # noqa: B007 - the last one is wanted
+        pass
+    # Only runs have attempts with records of their own.
+    run = history.Run(engine, item.entity) if item.kind == "run" else None
+    return QuarantineCase(
+        item=item,
+        rule=item.error.get("rule", ""),
+        effect=state.effect if type(state) is RunRecord else "",
+        input_hash=state.input_hash if type(state) is RunRecord else "",
+        proof=last.get("proof"),
+        attempts=run.attempts if run is not None else (),
+        artifact=_describe_artifact(engine, item, last),
+        decisions=tuple(_list_decisions(entries, engine.cipher)),
+        notifications=load_notification_status(engine, last.get("notices", [])),
+        choices=list_choices(state),
+    )
+
+
+def _describe_artifact(engine: Engine, item: QuarantineItem, body: dict[str, Any]) -> dict[str, Any] | None:
+    """Return name, expected digest and actual digest of an item's altered artifact, or None."""
     ref = item.entity if item.kind == "artifact" else body.get("quarantine", {}).get("artifact")
     if ref is None:
         return None
-    found = seen_in(engine.store, ref, engine.seal, Kept)
-    kept, told_ = found.run, (found.body or {}).get("quarantine", {})
+    head = load_head(engine.store, ref, engine.cipher, ArtifactRecord)
+    artifact, actual = head.record, (head.body or {}).get("quarantine", {})
     return {
-        "reference": ref, "name": kept.name, "expected": kept.digest, "expected_size": kept.size,
-        "found": told_.get("found", ""), "found_size": told_.get("found_size", 0),
-    }  # fmt: skip
+        "reference": ref,
+        "name": artifact.name,
+        "expected": artifact.digest,
+        "expected_size": artifact.size,
+        "found": actual.get("found", ""),
+        "found_size": actual.get("found_size", 0),
+    }
 
 
-def _decisions(entries: list[Entry], seal: Seal | None) -> Iterator[dict[str, Any]]:
+def _list_decisions(entries: list[Entry], cipher: BodyCipher | None) -> Iterator[dict[str, Any]]:
     for entry in entries:
-        made = _body(entry, seal).get("decision")
-        if made is not None:
-            yield {**made, "at": header_of(entry.header).at}
+        decision = _read_body(entry, cipher).get("decision")
+        if decision is not None:
+            yield {**decision, "at": decode_header(entry.header).at}
 
 
-def _body(entry: Entry, seal: Seal | None) -> dict[str, Any]:
-    return read_body(entry, seal)
+def _read_body(entry: Entry, cipher: BodyCipher | None) -> dict[str, Any]:
+    return read_body(entry, cipher)
 
 
-def _plan(run: Run) -> Plan:
-    """Return what settling needs to know of a step that is not at hand."""
-    return Plan(
+def _make_settle_plan(run: RunRecord) -> StepPlan:
+    """Return a plan to settle a run without importing its step."""
+    return StepPlan(
         run.step,
         run.effect,
         STANDARD,
-        _nobody,
-        encode=encode,
-        decode=_nobody,
+        _refuse_work,
+        encode=encode_result,
+        decode=_refuse_work,
         describe=lambda error, failure: {},
     )
 
 
-def _nobody(*told: Any, **named: Any) -> Any:  # pragma: no cover - a decision runs no work
+def _refuse_work(*args: Any, **kwargs: Any) -> Any:  # pragma: no cover - a decision runs no work
     raise AssertionError("a decision runs no work")
 
 
-def _posix(since: datetime | float) -> float:
+def _to_posix_seconds(since: datetime | float) -> float:
     if isinstance(since, int | float) and not isinstance(since, bool) and since >= 0:
         return float(since)
     if getattr(since, "tzinfo", None) is None:
@@ -399,4 +483,4 @@ def _posix(since: datetime | float) -> float:
     return since.timestamp()  # type: ignore[union-attr]
 
 
-__all__ = ["Case", "Item", "Quarantine"]
+__all__ = ["Quarantine", "QuarantineCase", "QuarantineItem"]

@@ -1,239 +1,269 @@
-"""REVIEW: what a person can decide about something in quarantine, and what becomes of it then.
+"""Decisions of operators about items in quarantine, and their effects.
 
-    what is held                       release           reject       rerun           settle
+    held item                          release           reject       rerun           settle
     ─────────────────────────────────  ────────────────  ───────────  ──────────────  ──────────────────────
-    a run, outcome unknown             no: settle it     HARD_FAIL    no: settle it   COMPLETE, or goes on
-    a run, for any other reason        goes on, if an    HARD_FAIL    goes on, with   no
+    run, outcome unknown               no: settle it     HARD_FAIL    no: settle it   COMPLETE, or continues
+    run, any other reason              continues, if an  HARD_FAIL    continues with  no
                                        attempt is left                more attempts
-    an artifact that was altered       KEPT, if its      REJECTED     no              no
+    altered artifact                   STORED, if its    REJECTED     no              no
                                        bytes are right
-    a dead letter                      sent again        REJECTED     no              no
+    dead letter                        sent again        REJECTED     no              no
 
-Everything here is pure but for the script `ruled`, which reads, writes once by compare-and-set, and ends: of
-two who decide at the same time one is told that the other was first. A decision is an entry like all others:
-who, why and what stand in it for good.
+All functions are pure but the script `record_decision`, which writes one entry by compare-and-set: of two
+concurrent decisions the second is refused as stale.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from oncemore.control.model import NEEDED
+from oncemore.control.model import APPROVAL_NEEDED
 from oncemore.errors import StaleDecision, UsageError
-from oncemore.log.record import Change, Kept, Outgoing, Run, over
-from oncemore.messaging.delivery import moved
-from oncemore.policy.closing import DOUBTFUL, close_run, closing_proof
-from oncemore.steps.flow import escalated
-from oncemore.steps.ops import End, Load, Now, Save
+from oncemore.log.attempt_transitions import end_attempt
+from oncemore.log.record import ArtifactRecord, EventRecord, RecordChange, RunRecord
+from oncemore.messaging.delivery import change_state
+from oncemore.policy.closing import OUTCOME_UNKNOWN, close_run, closing_proof
+from oncemore.steps.ops import AppendChange, EndCall, LoadHead, ReadClock
+from oncemore.steps.transitions import add_escalation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncemore.steps.ops import Script, Seen
+    from oncemore.steps.ops import LoadedHead, Script
 
-    Verdict = Change | Exception
+    Verdict = RecordChange | Exception
 
-LONGEST_BY, LONGEST_REASON = 200, 2000
-MOST_EXTRA = 1000
-RELEASED = "KEPT"
+MAX_ACTOR_LENGTH, MAX_REASON_LENGTH = 200, 2000
+MAX_EXTRA_ATTEMPTS = 1000
+RELEASED_STATE = "STORED"
 
 
-class Ruling(NamedTuple):
-    """A person's decision.
+class OperatorDecision(NamedTuple):
+    """The decision of an operator.
 
-    what     release, reject or rerun
-    version  that of the item when they looked; 0: whatever it is now
-    extra    attempts that the run may have beyond its budget
+    action          release, reject, rerun, settle or approve
+    version         the version of the item that the operator has seen; 0: any
+    extra_attempts  attempts that the run gets beyond its budget
     """
 
-    what: str
+    action: str
     by: str
     reason: str
     version: int = 0
-    extra: int = 0
+    extra_attempts: int = 0
 
     @property
-    def record(self) -> dict[str, Any]:
-        """What the log keeps of it."""
-        told: dict[str, Any] = {"what": self.what, "reason": self.reason, "actor": self.by}
-        return {"decision": {**told, "extra_attempts": self.extra} if self.extra else told}
+    def decision_body(self) -> dict[str, Any]:
+        """The body of the decision's entry in the log."""
+        body: dict[str, Any] = {"action": self.action, "reason": self.reason, "actor": self.by}
+        return {"decision": {**body, "extra_attempts": self.extra_attempts} if self.extra_attempts else body}
 
 
-def ruled(entity: str, kind: type, ruling: Ruling, also: tuple[Any, ...] = ()) -> Script:
-    """Write a decision down, if what it is about is still as it was seen; `also` is decided with it."""
-    seen = yield Load(entity, kind)
-    now = yield Now()
-    change = _stale(seen, ruling) or _RULES[kind, ruling.what](seen, ruling, now)
+def record_decision(
+    entity: str, kind: type, decision: OperatorDecision, also: tuple[Any, ...] = ()
+) -> Script:
+    """Append a decision if the item has not changed since the operator saw it.
+
+    also  changes of other entities, written in the same batch
+    """
+    head = yield LoadHead(entity, kind)
+    now = yield ReadClock()
+    change = _find_staleness(head, decision) or _DECISION_RULES[kind, decision.action](head, decision, now)
     if isinstance(change, Exception):
-        yield End(None, change)
+        yield EndCall(None, change)
     else:
-        saved = yield Save(seen, change, also=also)
-        yield End(saved, changed(entity, "it was changed in this very moment") if saved is None else None)
+        saved = yield AppendChange(head, change, also=also)
+        # None means a conflict: another writer has changed the item after it was read.
+        yield EndCall(
+            saved, stale_decision(entity, "it was changed in this very moment") if saved is None else None
+        )
 
 
-def held(state: Any) -> bool:
-    """Whether something waits for a person."""
-    if type(state) is Run:
-        return bool(state.held_for) and not state.pruned
-    if type(state) is Outgoing:
+def is_held(state: Any) -> bool:
+    """Return whether an item waits for an operator."""
+    if type(state) is RunRecord:
+        # A pruned run has no data left to decide on.
+        return bool(state.held_for) and not state.pruned_at
+    if type(state) is EventRecord:
         return state.state == "DEAD"
-    return type(state) is Kept and state.state == "QUARANTINED"
+    return type(state) is ArtifactRecord and state.state == "QUARANTINED"
 
 
-def choices(state: Any) -> tuple[str, ...]:
-    """Return what can be decided about something that is held."""
-    if type(state) is not Run:
+def list_choices(state: Any) -> tuple[str, ...]:
+    """Return the actions that an operator can take on a held item."""
+    if type(state) is not RunRecord:
         return ("release", "reject")
-    if state.held_for == DOUBTFUL:
+    if state.held_for == OUTCOME_UNKNOWN:
         return ("settle", "reject")
-    if state.held_for == NEEDED:
+    if state.held_for == APPROVAL_NEEDED:
         return ("approve", "reject")
-    return ("release", "reject", "rerun") if state.tried < state.allowed else ("rerun", "reject")
+    return ("release", "reject", "rerun") if state.attempt_count < state.max_attempts else ("rerun", "reject")
 
 
-def changed(entity: str, why: str) -> StaleDecision:
-    """Return the error of a decision that came too late."""
-    what = entity.partition("/")[0]
+def stale_decision(entity: str, reason: str) -> StaleDecision:
+    """Return the error for a decision about an outdated version of an item."""
+    kind = entity.partition("/")[0]
     return StaleDecision(
-        f"nothing was decided about this {what}: {why}; look again (oncemore quarantine list)"
+        f"nothing was decided about this {kind}: {reason}; look again (oncemore quarantine list)"
     )
 
 
-def _stale(seen: Seen, ruling: Ruling) -> Exception | None:
-    if seen.run is None:
-        return UsageError(f"there is no {seen.entity} in this store")
-    if not held(seen.run):
-        return changed(seen.entity, f"it is not in quarantine any more{_who(seen)}")
-    if ruling.version and ruling.version != seen.version:
-        return changed(
-            seen.entity, f"it has version {seen.version} now, and was looked at in version {ruling.version}"
+def _find_staleness(head: LoadedHead, decision: OperatorDecision) -> Exception | None:
+    if head.record is None:
+        return UsageError(f"there is no {head.entity} in this store")
+    if not is_held(head.record):
+        return stale_decision(head.entity, f"it is not in quarantine any more{_describe_last_decision(head)}")
+    if decision.version and decision.version != head.version:
+        return stale_decision(
+            head.entity, f"it has version {head.version} now, and was looked at in version {decision.version}"
         )
     return None
 
 
-def _who(seen: Seen) -> str:
-    """Return who was first, where the last entry says so."""
-    made = (seen.body or {}).get("decision")
-    return f" ({made['what']} by {made['actor']}: {made['reason']})" if made else ""
+def _describe_last_decision(head: LoadedHead) -> str:
+    """Return the decision in the last entry as text; empty if that entry is not a decision."""
+    decision = (head.body or {}).get("decision")
+    return f" ({decision['action']} by {decision['actor']}: {decision['reason']})" if decision else ""
 
 
 # Runs -----------------------------------------------------------------------------------------------
 
 
-def _release_run(seen: Seen, ruling: Ruling, now: float) -> Verdict:
-    run = seen.run
-    if run.held_for in _ELSEWHERE:
-        return _ELSEWHERE[run.held_for](run)
-    if run.tried >= run.allowed:
+def _release_run(head: LoadedHead, decision: OperatorDecision, now: float) -> Verdict:
+    run = head.record
+    if run.held_for in _DECIDE_FIRST:
+        return _DECIDE_FIRST[run.held_for](run)
+    if run.attempt_count >= run.max_attempts:
         return UsageError(
-            f"{run.step} has used all of its {run.allowed} attempts; give it more: rerun with extra_attempts"
+            f"{run.step} has used all of its {run.max_attempts} attempts; give it more: rerun with "
+            "extra_attempts"
         )
-    return _goes_on(seen, ruling, now, run.allowed)
+    return _resume_run(head, decision, now, run.max_attempts)
 
 
-def _rerun_run(seen: Seen, ruling: Ruling, now: float) -> Verdict:
-    run = seen.run
-    if run.held_for in _ELSEWHERE:
-        return _ELSEWHERE[run.held_for](run)
-    # What is granted comes on top of what was used: a budget that had some left is not made smaller.
-    return _goes_on(seen, ruling, now, max(run.allowed, run.tried) + ruling.extra)
+def _rerun_run(head: LoadedHead, decision: OperatorDecision, now: float) -> Verdict:
+    run = head.record
+    if run.held_for in _DECIDE_FIRST:
+        return _DECIDE_FIRST[run.held_for](run)
+    # The extra attempts are added to the larger of budget and used attempts, so that a run that exceeded its
+    # budget gets all of them, and a budget with attempts left does not shrink.
+    return _resume_run(
+        head, decision, now, max(run.max_attempts, run.attempt_count) + decision.extra_attempts
+    )
 
 
-def _goes_on(seen: Seen, ruling: Ruling, now: float, allowed: int) -> Change:
-    """Let a run go on where it was: as soon as somebody calls it, or a worker takes it."""
-    run = seen.run
-    after = over(run, run.state, "decided", not_before=now, deadline=_deadline(run, now), allowed=allowed)
-    body = {**ruling.record, "proof": closing_proof(close_run(run, "decided", now))}
-    return Change((run.state, "DECISION"), run, after, body)
+def _resume_run(head: LoadedHead, decision: OperatorDecision, now: float, max_attempts: int) -> RecordChange:
+    """Return the change that makes a run due again, for its next caller or a worker."""
+    run = head.record
+    after = end_attempt(
+        run,
+        run.state,
+        "decided",
+        not_before=now,
+        deadline=_valid_deadline(run, now),
+        max_attempts=max_attempts,
+    )
+    body = {**decision.decision_body, "proof": closing_proof(close_run(run, "decided", now))}
+    return RecordChange((run.state, "DECISION"), run, after, body)
 
 
-def _deadline(run: Run, now: float) -> float:
-    """Return a run's deadline; one that has passed while it waited for a person holds no more."""
+def _valid_deadline(run: RunRecord, now: float) -> float:
+    """Return the deadline of a run, or 0 if it has passed."""
+    # It passed while the run waited for the operator, and would fail the run right after the decision.
     return 0.0 if run.deadline and run.deadline <= now else run.deadline
 
 
-def _reject_run(seen: Seen, ruling: Ruling, now: float) -> Verdict:
-    run, told = seen.run, (seen.body or {}).get("error", {})
-    after = over(run, "HARD_FAIL", "rejected", failed=seen.version + 1)
+def _reject_run(head: LoadedHead, decision: OperatorDecision, now: float) -> Verdict:
+    # The error stays in the last entry, where later callers of the run read it.
+    run, error = head.record, (head.body or {}).get("error", {})
+    after = end_attempt(run, "HARD_FAIL", "rejected", failure_version=head.version + 1)
     proof = closing_proof(close_run(run, "rejected", now))
-    body = escalated({**ruling.record, "error": told, "proof": proof}, run, now)
-    return Change(("HARD_FAIL", "DECISION", "ESCALATION"), run, after, body)
+    body = add_escalation({**decision.decision_body, "error": error, "proof": proof}, run, now)
+    return RecordChange(("HARD_FAIL", "DECISION", "ESCALATION"), run, after, body)
 
 
-def _settle_first(run: Run) -> UsageError:
+def _settle_first_error(run: RunRecord) -> UsageError:
     return UsageError(
         f"attempt {run.attempt} of {run.step} may have taken effect, and is not repeated blindly; look "
         "whether it did and settle it (applied or not_applied), or reject it"
     )
 
 
-def _approve_it(run: Run) -> UsageError:
+def _approve_first_error(run: RunRecord) -> UsageError:
     return UsageError(
         f"{run.step} waits for an approval; give it one (oncemore approve {run.run_id}), or reject it"
     )
 
 
-#: What does not go on by being released: what is to be decided first.
-_ELSEWHERE = {DOUBTFUL: _settle_first, NEEDED: _approve_it}
-goes_on = _goes_on  # for `engine.switches`: what is approved goes on in the same words
+#: Reasons that release and rerun refuse, with the error that names the decision to make first.
+_DECIDE_FIRST = {OUTCOME_UNKNOWN: _settle_first_error, APPROVAL_NEEDED: _approve_first_error}
+#: Used by `control.switches`: an approved run continues with the same entry as a released one.
+resume_run = _resume_run
 
 
 # Artifacts and dead letters -------------------------------------------------------------------------
 
 
-def _release_artifact(seen: Seen, ruling: Ruling, now: float) -> Change:
-    return Change(("DECISION",), seen.run, seen.run._replace(state=RELEASED), ruling.record)
+def _release_artifact(head: LoadedHead, decision: OperatorDecision, now: float) -> RecordChange:
+    return RecordChange(
+        ("DECISION",), head.record, head.record._replace(state=RELEASED_STATE), decision.decision_body
+    )
 
 
-def _reject_artifact(seen: Seen, ruling: Ruling, now: float) -> Change:
-    return Change(("DECISION",), seen.run, seen.run._replace(state="REJECTED"), ruling.record)
+def _reject_artifact(head: LoadedHead, decision: OperatorDecision, now: float) -> RecordChange:
+    return RecordChange(
+        ("DECISION",), head.record, head.record._replace(state="REJECTED"), decision.decision_body
+    )
 
 
-def _release_event(seen: Seen, ruling: Ruling, now: float) -> Change:
-    after = moved(seen.run, "PENDING", reason="redelivered", tried=0, not_before=0.0)
-    return Change(("PENDING", "DECISION"), seen.run, after, ruling.record)
+def _release_event(head: LoadedHead, decision: OperatorDecision, now: float) -> RecordChange:
+    after = change_state(head.record, "PENDING", reason="redelivered", attempt_count=0, not_before=0.0)
+    return RecordChange(("PENDING", "DECISION"), head.record, after, decision.decision_body)
 
 
-def _reject_event(seen: Seen, ruling: Ruling, now: float) -> Change:
-    after = moved(seen.run, "REJECTED", reason="rejected")
-    return Change(("DECISION",), seen.run, after, ruling.record)
+def _reject_event(head: LoadedHead, decision: OperatorDecision, now: float) -> RecordChange:
+    after = change_state(head.record, "REJECTED", reason="rejected")
+    return RecordChange(("DECISION",), head.record, after, decision.decision_body)
 
 
-def _no_rerun(seen: Seen, ruling: Ruling, now: float) -> UsageError:
-    what = "a dead letter" if type(seen.run) is Outgoing else "an artifact"
-    return UsageError(f"{what} is not run again; release it, or reject it")
+def _rerun_refused(head: LoadedHead, decision: OperatorDecision, now: float) -> UsageError:
+    kind = "a dead letter" if type(head.record) is EventRecord else "an artifact"
+    return UsageError(f"{kind} cannot be rerun; release it, or reject it")
 
 
-_RULES: dict[tuple[type, str], Callable[[Seen, Ruling, float], Verdict]] = {
-    (Run, "release"): _release_run,
-    (Run, "reject"): _reject_run,
-    (Run, "rerun"): _rerun_run,
-    (Kept, "release"): _release_artifact,
-    (Kept, "reject"): _reject_artifact,
-    (Kept, "rerun"): _no_rerun,
-    (Outgoing, "release"): _release_event,
-    (Outgoing, "reject"): _reject_event,
-    (Outgoing, "rerun"): _no_rerun,
+_DECISION_RULES: dict[tuple[type, str], Callable[[LoadedHead, OperatorDecision, float], Verdict]] = {
+    (RunRecord, "release"): _release_run,
+    (RunRecord, "reject"): _reject_run,
+    (RunRecord, "rerun"): _rerun_run,
+    (ArtifactRecord, "release"): _release_artifact,
+    (ArtifactRecord, "reject"): _reject_artifact,
+    (ArtifactRecord, "rerun"): _rerun_refused,
+    (EventRecord, "release"): _release_event,
+    (EventRecord, "reject"): _reject_event,
+    (EventRecord, "rerun"): _rerun_refused,
 }
 
 
-# What people say ------------------------------------------------------------------------------------
+# Input ----------------------------------------------------------------------------------------------
 
 
-def ruling(what: str, by: object, reason: object, version: int = 0, extra: object = 0) -> Ruling:
-    """Return a decision; refuse one without a name, without a reason, or with an odd number of attempts."""
-    number = isinstance(extra, int) and not isinstance(extra, bool)
-    if what == "rerun" and not (number and 1 <= extra <= MOST_EXTRA):  # type: ignore[operator]
-        raise UsageError(f"extra_attempts is {extra!r}; it takes 1 to {MOST_EXTRA}")
-    who = spoken("by", by, LONGEST_BY, "say who decides")
-    why = spoken("reason", reason, LONGEST_REASON, "say why")
-    return Ruling(what, who, why, version, extra)  # type: ignore[arg-type]
+def make_decision(
+    action: str, by: object, reason: object, version: int = 0, extra_attempts: object = 0
+) -> OperatorDecision:
+    """Return a decision; refuse one without actor or reason, or with invalid extra attempts."""
+    # bool is a subclass of int, and True would pass as one attempt.
+    is_number = isinstance(extra_attempts, int) and not isinstance(extra_attempts, bool)
+    if action == "rerun" and not (is_number and 1 <= extra_attempts <= MAX_EXTRA_ATTEMPTS):  # type: ignore[operator]
+        raise UsageError(f"extra_attempts is {extra_attempts!r}; it takes 1 to {MAX_EXTRA_ATTEMPTS}")
+    actor = check_text("by", by, MAX_ACTOR_LENGTH, "say who decides")
+    text = check_text("reason", reason, MAX_REASON_LENGTH, "say why")
+    return OperatorDecision(action, actor, text, version, extra_attempts)  # type: ignore[arg-type]
 
 
-def spoken(name: str, text: object, longest: int, ask: str) -> str:
-    """Return what somebody said, without space around it; refuse what says nothing."""
+def check_text(name: str, text: object, max_length: int, advice: str) -> str:
+    """Return a text without surrounding space; refuse an empty or too long one."""
     if not isinstance(text, str) or not text.strip():
-        raise UsageError(f"{name} is missing; {ask}, it is recorded")
-    if len(text) > longest:
-        raise UsageError(f"{name} has {len(text)} characters; it takes up to {longest}")
+        raise UsageError(f"{name} is missing; {advice}, it is recorded")
+    if len(text) > max_length:
+        raise UsageError(f"{name} has {len(text)} characters; it takes up to {max_length}")
     return text.strip()

@@ -1,13 +1,13 @@
-"""SWITCHES and APPROVALS: what people say about work that has not begun, written down.
+"""Turns switches on and off, and grants and revokes approvals.
 
-    engine.switch.on(reason="the ledger is wrong", by="operator")              no attempt of any step begins
-    engine.switch.on(step="shop.pay", reason="the bank is down")               none of that step
-    engine.switch.off(reason="the ledger is right again")                      what waits goes on
+    engine.switches.on(reason="the ledger is wrong", by="operator")              stops all new attempts
+    engine.switches.on(step="shop.pay", reason="the bank is down")               stops one step
+    engine.switches.off(reason="the ledger is right again")                      lets waiting runs continue
 
-    engine.approvals.approve(run, reason="seen, 40 parcels", by="operator")    that run may begin
+    engine.approvals.approve(run, reason="seen, 40 parcels", by="operator")    lets one run begin
 
-Each is one entry in the log, with who, why and when; `control.permits` reads them before every attempt. Of
-two who say something at the same moment, the second is told what the first said, or says it on top of that.
+Each decision is one entry in the log with actor, reason and time. `control.permits` reads them before every
+attempt. Of two concurrent decisions the second is applied on top of the first, or refused as stale.
 """
 
 from __future__ import annotations
@@ -17,49 +17,55 @@ from unicodedata import normalize
 
 from oncemore._values import Value
 from oncemore.control.model import (
-    CONTROL,
+    APPROVAL_NEEDED,
     GRANTED,
-    MOST_SWITCHES,
-    NEEDED,
+    MAX_SWITCHES,
     REVOKED,
-    UNKNOWN,
+    SWITCHES_ENTITY,
+    SWITCHES_UNKNOWN,
     Approval,
-    Control,
-    Wanted,
+    ApprovalRequest,
+    SwitchBoard,
     switch_name,
-    turned_off,
-    turned_on,
+    turn_switch_off,
+    turn_switch_on,
 )
-from oncemore.control.moved_log import write_here
-from oncemore.control.permits import approval_of, read
-from oncemore.control.review import LONGEST_REASON, Ruling, changed, goes_on, spoken
-from oncemore.errors import Blocked, StaleDecision, UsageError
-from oncemore.log.entry_codec import head_of, header_of, read_body
-from oncemore.log.head_access import seen_in, write_of
+from oncemore.control.moved_log import append_if_not_moved
+from oncemore.control.permits import approval_entity, load_switches
+from oncemore.control.review import (
+    MAX_REASON_LENGTH,
+    OperatorDecision,
+    check_text,
+    resume_run,
+    stale_decision,
+)
+from oncemore.errors import NotPermitted, StaleDecision, UsageError
+from oncemore.log.entry_codec import decode_head, decode_header, read_body
+from oncemore.log.head_access import build_write, load_head
 from oncemore.log.head_index import HELD
-from oncemore.log.record import NOWHERE, Change, Run
-from oncemore.log.store import Batch, Query, Stored
-from oncemore.maintenance.erase import find
-from oncemore.maintenance.tasks import somebody
+from oncemore.log.record import NOWHERE, RecordChange, RunRecord
+from oncemore.log.store import Batch, HeadQuery, Stored
+from oncemore.maintenance.erase import find_run
+from oncemore.maintenance.tasks import resolve_actor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from oncemore.steps.engine import Engine
-    from oncemore.steps.ops import Seen
+    from oncemore.steps.ops import LoadedHead
 
-TRIES = 20
-MOST_LISTED = 100_000
-#: How long an approval holds where nobody says otherwise, and at most.
-EXPIRES_S, LONGEST_S = 86_400.0, 366 * 86_400.0
-#: The fewest characters that may stand for an id, and those of a whole one.
-SHORTEST, WHOLE_ID = 4, 36
+MAX_TRIES = 20
+MAX_LISTED = 100_000
+#: The default and the maximum validity of an approval.
+DEFAULT_EXPIRES_S, MAX_EXPIRES_S = 86_400.0, 366 * 86_400.0
+#: The minimum length of an abbreviated id, and the length of a full one.
+MIN_ID_LENGTH, FULL_ID_LENGTH = 4, 36
 
 
-class Thrown(Value):
-    """A switch that is on: its name, who threw it, why, and when in POSIX seconds (0: not known).
+class ActiveSwitch(Value):
+    """A switch that is on: its name, actor, reason, and time in POSIX seconds (0: unknown).
 
-    kept_in  the address of the bucket that has it (`control=`); empty for the switches of the log
+    kept_in  the address of its bucket (`control=`); empty for a switch of the log
     """
 
     name: str
@@ -69,10 +75,10 @@ class Thrown(Value):
     kept_in: str = ""
 
 
-class Said(Value):
-    """One thing that was said about a switch; `what` is "on", "off" or "moved"."""
+class SwitchChange(Value):
+    """One change of a switch; `action` is "on", "off" or "moved"."""
 
-    what: str
+    action: str
     name: str
     by: str
     reason: str
@@ -80,7 +86,7 @@ class Said(Value):
 
 
 class Switches:
-    """The switches of an engine's store: `engine.switch`."""
+    """The switches of an engine's store: `engine.switches`."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -90,138 +96,152 @@ class Switches:
 
     def on(
         self, *, reason: str, step: str = "", tenant: str = "", pipeline: str = "", by: str | None = None
-    ) -> Thrown:
-        """Throw a switch: no attempt begins any more, of a step, of a tenant, of a pipeline, or at all.
+    ) -> ActiveSwitch:
+        """Turn on a switch: no new attempt begins for a step, a tenant, a pipeline, or at all.
 
-        What is under way may end. What waits is not failed and loses no attempt: it goes on when the switch
-        is released. One that is on already is left as it is.
+        Attempts that have begun may end. Waiting runs do not fail and lose no attempt; they continue when
+        the switch is turned off. A switch that is on already keeps its actor, reason and time.
         """
-        name, why, who = (
-            _named(step, tenant, pipeline),
-            spoken("reason", reason, LONGEST_REASON, "say why"),
-            somebody(by),
+        name = _checked_switch_name(step, tenant, pipeline)
+        text, actor = check_text("reason", reason, MAX_REASON_LENGTH, "say why"), resolve_actor(by)
+        details = {"by": actor, "reason": text, "at": self._engine.now()}
+
+        def turn_on(control: SwitchBoard) -> SwitchBoard:
+            _check_not_moved(control)
+            # Every attempt may have to read the switches, so their number has a limit.
+            if len(control.active) >= MAX_SWITCHES and name not in control.active:
+                raise UsageError(f"{MAX_SWITCHES} switches are on; release some, or stop everything instead")
+            return control if name in control.active else turn_switch_on(control, name, details)
+
+        control = update_switches(
+            self._engine, turn_on, {"action": "on", "switch": name, "reason": text, "actor": actor}
         )
-        told = {"by": who, "reason": why, "at": self._engine.now()}
-
-        def throw(control: Control) -> Control:
-            _check_here(control)
-            if len(control.on) >= MOST_SWITCHES and name not in control.on:
-                raise UsageError(f"{MOST_SWITCHES} switches are on; release some, or stop everything instead")
-            return control if name in control.on else turned_on(control, name, told)
-
-        control = turn(self._engine, throw, {"what": "on", "switch": name, "reason": why, "actor": who})
-        return _thrown(name, control.on[name])
+        return _make_active_switch(name, control.active[name])
 
     def off(
         self, *, reason: str, step: str = "", tenant: str = "", pipeline: str = "", by: str | None = None
     ) -> bool:
-        """Release a switch; return whether it was on."""
-        name, why, who = (
-            _named(step, tenant, pipeline),
-            spoken("reason", reason, LONGEST_REASON, "say why"),
-            somebody(by),
-        )
-        was: list[bool] = []
+        """Turn off a switch; return whether it was on."""
+        name = _checked_switch_name(step, tenant, pipeline)
+        text, actor = check_text("reason", reason, MAX_REASON_LENGTH, "say why"), resolve_actor(by)
+        was_on = False
 
-        def release(control: Control) -> Control:
-            _check_here(control)
-            after = turned_off(control, name)
-            was[:] = [len(after.on) < len(control.on)]
+        def turn_off(control: SwitchBoard) -> SwitchBoard:
+            nonlocal was_on
+            _check_not_moved(control)
+            after = turn_switch_off(control, name)
+            # Set in every try: after a conflict, another operator may have turned the switch off.
+            was_on = len(after.active) < len(control.active)
             return after
 
-        turn(self._engine, release, {"what": "off", "switch": name, "reason": why, "actor": who})
-        return was[0]
+        decision = {"action": "off", "switch": name, "reason": text, "actor": actor}
+        update_switches(self._engine, turn_off, decision)
+        return was_on
 
-    def status(self) -> tuple[Thrown, ...]:
-        """Return the switches that are on: those of the log, the oldest first, then those of `control=`.
+    def status(self) -> tuple[ActiveSwitch, ...]:
+        """Return the active switches of the log, oldest first, then those of `control=`.
 
-        Raises Blocked if `control=` cannot be read, because nothing begins then either.
+        Raise `NotPermitted` if `control=` cannot be read, because no attempt begins in that case.
         """
-        elsewhere = self._engine.controls.elsewhere
-        found = thrown(read(self._engine)[1])
-        return found if elsewhere is None else found + _thrown_elsewhere(elsewhere)
+        external = self._engine.permissions.external
+        switches = list_active_switches(load_switches(self._engine)[1])
+        return switches if external is None else switches + _thrown_elsewhere(external)
 
-    def history(self) -> tuple[Said, ...]:
-        """Return what was said about switches, the oldest first."""
-        return tuple(self._said())
+    def history(self) -> tuple[SwitchChange, ...]:
+        """Return the changes of all switches, oldest first."""
+        return tuple(self._read_changes())
 
-    def _said(self) -> Iterator[Said]:
-        for entry in self._engine.store.entries(CONTROL):
-            made = read_body(entry, self._engine.seal).get("decision", {})
-            if made:
-                at = header_of(entry.header).at
-                yield Said(made["what"], made["switch"], made["actor"], made["reason"], at)
+    def _read_changes(self) -> Iterator[SwitchChange]:
+        for entry in self._engine.store.read_entries(SWITCHES_ENTITY):
+            decision = read_body(entry, self._engine.cipher).get("decision", {})
+            if decision:
+                yield SwitchChange(
+                    action=decision["action"],
+                    name=decision["switch"],
+                    by=decision["actor"],
+                    reason=decision["reason"],
+                    at=decode_header(entry.header).at,
+                )
 
 
-def _named(step: str, tenant: str, pipeline: str) -> str:
+def _checked_switch_name(step: str, tenant: str, pipeline: str) -> str:
     if len([name for name in (step, tenant, pipeline) if name]) > 1:
-        raise UsageError("a switch is that of a step, of a tenant or of a pipeline; throw one for each")
+        raise UsageError("a switch is for a step, a tenant or a pipeline; turn on one for each")
     return switch_name(step, tenant, normalize("NFC", pipeline))
 
 
-def _check_here(control: Control) -> None:
-    if control.moved:
-        raise UsageError(f"this log has moved to {control.moved}; turn switches there")
+def _check_not_moved(control: SwitchBoard) -> None:
+    if control.moved_to:
+        raise UsageError(f"this log has moved to {control.moved_to}; turn switches there")
 
 
-def thrown(control: Control) -> tuple[Thrown, ...]:
-    """Return the switches that are on, the oldest first."""
-    return tuple(sorted((_thrown(name, told) for name, told in control.on.items()), key=lambda one: one.at))
+def list_active_switches(control: SwitchBoard) -> tuple[ActiveSwitch, ...]:
+    """Return the active switches, oldest first."""
+    switches = (_make_active_switch(name, details) for name, details in control.active.items())
+    return tuple(sorted(switches, key=lambda switch: switch.at))
 
 
-def _thrown_elsewhere(elsewhere: Any) -> tuple[Thrown, ...]:
-    """Return the switches that are on in `control=`; only that of everything if it cannot list them all."""
-    address = str(getattr(elsewhere, "url", "control="))
+def _thrown_elsewhere(external: Any) -> tuple[ActiveSwitch, ...]:
+    """Return the active switches of `control=`; raise `NotPermitted` if they cannot be read."""
+    address = str(getattr(external, "url", "control="))
     try:
-        control: Control = getattr(elsewhere, "all_switches", lambda: elsewhere.switches((), ""))()
+        # An object of the caller may lack `all_switches`; it then shows only the switch for all attempts.
+        control: SwitchBoard = getattr(external, "all_switches", lambda: external.load_switches((), ""))()
     except Exception as error:
-        raise Blocked(
+        raise NotPermitted(
             f"the switches in {address} cannot be read ({type(error).__name__}: {error}); "
             "nothing begins until they can",
-            UNKNOWN,
+            SWITCHES_UNKNOWN,
         ) from error
-    return tuple(one._replace(kept_in=address) for one in thrown(control))
+    return tuple(switch._replace(kept_in=address) for switch in list_active_switches(control))
 
 
-def _thrown(name: str, told: dict[str, Any]) -> Thrown:
-    return Thrown(name, told.get("by", ""), told.get("reason", ""), told.get("at", 0.0))
+def _make_active_switch(name: str, details: dict[str, Any]) -> ActiveSwitch:
+    return ActiveSwitch(name, details.get("by", ""), details.get("reason", ""), details.get("at", 0.0))
 
 
-def turn(engine: Engine, how: Any, decision: dict[str, Any], more: dict[str, Any] | None = None) -> Control:
-    """Change the switches of a log, whoever else does; return them as they are then."""
-    for _ in range(TRIES):
-        seen = seen_in(engine.store, CONTROL, engine.seal, Control)
-        before: Control | None = seen.run
-        after: Control = how(before or Control())
-        if after == (before or Control()):
+def update_switches(
+    engine: Engine, update: Any, decision: dict[str, Any], extra_body: dict[str, Any] | None = None
+) -> SwitchBoard:
+    """Apply `update` to the switches of a log, again after each conflict; return the result."""
+    for _ in range(MAX_TRIES):
+        head = load_head(engine.store, SWITCHES_ENTITY, engine.cipher, SwitchBoard)
+        before: SwitchBoard | None = head.record
+        after: SwitchBoard = update(before or SwitchBoard())
+        # No entry without a change: the history lists only changes.
+        if after == (before or SwitchBoard()):
             return after
-        body = {"decision": decision, **(more or {})}
-        change = Change(("CONTROL", "DECISION"), before, after, body)
-        write = write_of(CONTROL, seen.version, seen.hash, change, engine.now(), engine.seal)
+        body = {"decision": decision, **(extra_body or {})}
+        change = RecordChange(("CONTROL", "DECISION"), before, after, body)
+        write = build_write(SWITCHES_ENTITY, head.version, head.hash, change, engine.now(), engine.cipher)
         if isinstance(engine.store.append(Batch((write,))).wait(), Stored):
-            engine.controls.forget()
+            # The guard of an INTENT would detect the change too, but only after a refused write.
+            engine.permissions.drop_cached()
             return after
-    raise StaleDecision(f"nothing was changed: {TRIES} others turned switches meanwhile; look at them first")
+    raise StaleDecision(
+        f"nothing was changed: switches changed {MAX_TRIES} times during the write; look at them first"
+    )
 
 
 # Approvals ------------------------------------------------------------------------------------------
 
 
-class Waiting(Value):
-    """A run that waits for an approval, and why what there is does not count."""
+class PendingApproval(Value):
+    """A run that waits for an approval; `reason` says why its approval is missing or invalid."""
 
     run_id: str
     key: str
     step: str
-    why: str
+    reason: str
     since: float
     arguments: Any
 
 
-class Given(Value):
-    """An approval, as it is now.
+class ApprovalState(Value):
+    """The current state of an approval.
 
     state  GRANTED, REVOKED or EXPIRED
+    upto   the number of the last approved attempt
     """
 
     key: str
@@ -243,143 +263,200 @@ class Approvals:
     def __repr__(self) -> str:
         return f"<oncemore.Approvals of {self._engine.url}>"
 
-    def waiting(self) -> tuple[Waiting, ...]:
-        """Return the runs that wait for an approval, the longest first."""
-        from oncemore.steps.run import opening_of
+    def list_waiting(self) -> tuple[PendingApproval, ...]:
+        """Return the runs that wait for an approval, longest waiting first."""
+        from oncemore.steps.run import find_opening
 
-        engine, found = self._engine, []
-        for head in engine.store.heads(Query("run", HELD, limit=MOST_LISTED)):
-            run: Run = head_of(head.head)
-            if run.held_for == NEEDED:
-                entries = list(engine.store.entries(head.entity))
+        engine, waiting = self._engine, []
+        for head in engine.store.list_heads(HeadQuery("run", HELD, limit=MAX_LISTED)):
+            run: RunRecord = decode_head(head.head)
+            if run.held_for == APPROVAL_NEEDED:
+                entries = list(engine.store.read_entries(head.entity))
+                # The last entry holds the run and says why; the first ones have its arguments.
                 last = entries[-1]
-                body = read_body(last, engine.seal)
-                opening = opening_of(iter(entries), engine.seal)
-                found.append(
-                    Waiting(
-                        run.run_id, head.entity.removeprefix("run/"), run.step,
-                        body.get("error", {}).get("message", ""), header_of(last.header).at,
-                        opening.get("arguments"),
+                body = read_body(last, engine.cipher)
+                opening = find_opening(iter(entries), engine.cipher)
+                waiting.append(
+                    PendingApproval(
+                        run_id=run.run_id,
+                        key=head.entity.removeprefix("run/"),
+                        step=run.step,
+                        reason=body.get("error", {}).get("message", ""),
+                        since=decode_header(last.header).at,
+                        arguments=opening.get("arguments"),
                     )
-                )  # fmt: skip
-        return tuple(sorted(found, key=lambda one: (one.since, one.run_id)))
+                )
+        return tuple(sorted(waiting, key=lambda pending: (pending.since, pending.run_id)))
 
-    def list(self) -> tuple[Given, ...]:
-        """Return the approvals that were given, the oldest first."""
+    def list(self) -> tuple[ApprovalState, ...]:
+        """Return all approvals, oldest first."""
         now = self._engine.now()
-        heads = self._engine.store.heads(Query("approval", limit=MOST_LISTED))
-        made = [head_of(head.head, Approval) for head in heads]
-        return tuple(sorted((_given(one, now) for one in made), key=lambda one: (one.at, one.key)))
+        heads = self._engine.store.list_heads(HeadQuery("approval", limit=MAX_LISTED))
+        states = [_approval_state(decode_head(head.head, Approval), now) for head in heads]
+        return tuple(sorted(states, key=lambda state: (state.at, state.key)))
 
-    def approve(self, run: Any, *, reason: str, by: str | None = None, expires: float | None = None) -> Given:
-        """Let a run that waits for an approval begin, as it was when it was held: and nothing else.
-
-        run      a `Run`, its id, its key, or the beginning of one
-        expires  for how many seconds it holds (a day)
-        """
-        seen, wanted = self._waits(run)
-        left = seen.run.allowed - seen.run.tried
-        return grant(self._engine, wanted, seen, left, reason, by, expires)
-
-    def draft(
+    def approve(
         self, run: Any, *, reason: str, by: str | None = None, expires: float | None = None
-    ) -> Approval:
-        """Return the approval that would let a run begin, and write nothing: others may keep it."""
-        seen, wanted = self._waits(run)
-        return approval_for(
-            wanted, seen.run.allowed - seen.run.tried, self._engine.now(), reason, by, expires
+    ) -> ApprovalState:
+        """Approve a run that waits for an approval, exactly as it was when it was held.
+
+        run      a `Run`, its id, its key, or a prefix of one of them
+        expires  the validity in seconds; a day by default
+        """
+        head, request = self._load_waiting_run(run)
+        return grant_approval(
+            engine=self._engine,
+            request=request,
+            head=head,
+            attempts=head.record.max_attempts - head.record.attempt_count,
+            reason=reason,
+            by=by,
+            expires=expires,
         )
 
-    def _waits(self, run: Any) -> tuple[Seen, Wanted]:
-        """Return a run that waits for an approval, and what it must be given for."""
-        seen = seen_in(self._engine.store, self._entity(run), self._engine.seal)
-        if seen.run is None or seen.run.held_for != NEEDED or "wanted" not in (seen.body or {}):
-            which = f"{seen.run.step} {seen.run.run_id}" if seen.run is not None else str(run)
-            raise StaleDecision(
-                f"{which} does not wait for an approval; oncemore approve --list shows what does"
-            )
-        return seen, Wanted(**(seen.body or {})["wanted"])
+    def build_approval(
+        self, run: Any, *, reason: str, by: str | None = None, expires: float | None = None
+    ) -> Approval:
+        """Return the approval that a run needs without writing it, for an external system to store."""
+        head, request = self._load_waiting_run(run)
+        return build_approval(
+            request,
+            head.record.max_attempts - head.record.attempt_count,
+            self._engine.now(),
+            reason,
+            by,
+            expires,
+        )
 
-    def revoke(self, run: Any, *, reason: str, by: str | None = None) -> Given:
-        """Let an approval count no more; an attempt that has begun under it may end."""
-        engine, why, who = self._engine, spoken("reason", reason, LONGEST_REASON, "say why"), somebody(by)
-        entity = approval_of(self._entity(run))
-        seen = seen_in(engine.store, entity, engine.seal, Approval)
-        if seen.run is None or seen.run.state != GRANTED:
+    def _load_waiting_run(self, run: Any) -> tuple[LoadedHead, ApprovalRequest]:
+        """Return a run that waits for an approval, and the request that the approval must match."""
+        head = load_head(self._engine.store, self._resolve_run(run), self._engine.cipher)
+        if (
+            head.record is None
+            or head.record.held_for != APPROVAL_NEEDED
+            or "wanted" not in (head.body or {})
+        ):
+            name = f"{head.record.step} {head.record.run_id}" if head.record is not None else str(run)
+            raise StaleDecision(
+                f"{name} does not wait for an approval; oncemore approve --list shows what does"
+            )
+        return head, ApprovalRequest(**(head.body or {})["wanted"])
+
+    def revoke(self, run: Any, *, reason: str, by: str | None = None) -> ApprovalState:
+        """Revoke an approval; an attempt that has begun under it may end."""
+        engine, actor = self._engine, resolve_actor(by)
+        text = check_text("reason", reason, MAX_REASON_LENGTH, "say why")
+        entity = approval_entity(self._resolve_run(run))
+        head = load_head(engine.store, entity, engine.cipher, Approval)
+        if head.record is None or head.record.state != GRANTED:
             raise StaleDecision(
                 f"there is no approval of {run} to revoke; oncemore approve --list shows them"
             )
-        after = seen.run._replace(state=REVOKED)
-        told = {"decision": {"what": "revoke", "reason": why, "actor": who}}
-        _write(engine, seen, Change(("APPROVAL", "DECISION"), seen.run, after, told))
-        return _given(after, engine.now())
+        after = head.record._replace(state=REVOKED)
+        body = {"decision": {"action": "revoke", "reason": text, "actor": actor}}
+        _append_changes(engine, head, RecordChange(("APPROVAL", "DECISION"), head.record, after, body))
+        return _approval_state(after, engine.now())
 
-    def _entity(self, asked: Any) -> str:
-        """Return the run that is meant by itself, an id, a key, or the beginning of one."""
-        text = str(getattr(asked, "key", asked)).removeprefix("run/")
-        waiting = [one for one in self.waiting() if len(text) >= SHORTEST and one.run_id.startswith(text)]
+    def _resolve_run(self, reference: Any) -> str:
+        """Return the entity of a run, by the run itself, its id, its key, or a prefix of one of them."""
+        text = str(getattr(reference, "key", reference)).removeprefix("run/")
+        # Waiting runs come first: an operator most often approves one of these by a short id.
+        waiting = [
+            pending
+            for pending in self.list_waiting()
+            if len(text) >= MIN_ID_LENGTH and pending.run_id.startswith(text)
+        ]
         if len(waiting) == 1:
             return f"run/{waiting[0].key}"
         if waiting:
             raise UsageError(f"{len(waiting)} runs that wait begin with {text!r}; give more of the id")
-        heads = self._engine.store.heads(Query("approval", limit=MOST_LISTED, begins=f"approval/{text}"))
-        found = [head.entity for head in heads] if len(text) >= SHORTEST else []
-        if len(found) == 1:
-            return f"run/{found[0].removeprefix('approval/')}"
-        if len(text) == WHOLE_ID:  # of a run that does not wait: people are told that
-            named = f'"{text}"'.encode()
-            for head in self._engine.store.heads(Query("run", limit=1, holds=named)):
+        # Approvals have no run id, so that revoke() finds them by a prefix of the key.
+        heads = self._engine.store.list_heads(
+            HeadQuery("approval", limit=MAX_LISTED, prefix=f"approval/{text}")
+        )
+        entities = [head.entity for head in heads] if len(text) >= MIN_ID_LENGTH else []
+        if len(entities) == 1:
+            return f"run/{entities[0].removeprefix('approval/')}"
+        # The full id of a run that does not wait: the caller reports that, instead of an unknown id.
+        if len(text) == FULL_ID_LENGTH:
+            quoted_id = f'"{text}"'.encode()
+            for head in self._engine.store.list_heads(HeadQuery("run", limit=1, head_contains=quoted_id)):
                 return head.entity
-        return find(self._engine, asked).entity
+        return find_run(self._engine, reference).entity
 
 
-def grant(
+def grant_approval(
     engine: Engine,
-    wanted: Wanted,
-    seen: Seen,
+    request: ApprovalRequest,
+    head: LoadedHead,
     attempts: int,
     reason: str,
     by: str | None,
     expires: float | None,
-) -> Given:
-    """Write an approval of so many attempts down, and let its run go on if it waits for one; as one."""
-    now, run = engine.now(), seen.run
-    made = approval_for(wanted, attempts, now, reason, by, expires)
-    before = seen_in(engine.store, approval_of(wanted.run), engine.seal, Approval)
-    told = {"decision": {"what": "approve", "reason": made.reason, "actor": made.by}}
-    change = Change(("APPROVAL", "DECISION"), before.run, made, told)
-    also: tuple[tuple[Seen, Change], ...] = ()
-    if run is not None and run.held_for == NEEDED:
-        also = ((seen, goes_on(seen, Ruling("approve", made.by, made.reason), now, run.allowed)),)
-    _write(engine, before, change, *also)
-    return _given(made, now)
+) -> ApprovalState:
+    """Append an approval, and in the same batch the entry that continues its waiting run."""
+    now, run = engine.now(), head.record
+    approval = build_approval(request, attempts, now, reason, by, expires)
+    before = load_head(engine.store, approval_entity(request.run_entity), engine.cipher, Approval)
+    body = {"decision": {"action": "approve", "reason": approval.reason, "actor": approval.by}}
+    change = RecordChange(("APPROVAL", "DECISION"), before.record, approval, body)
+    also: tuple[tuple[LoadedHead, RecordChange], ...] = ()
+    # A step may be approved before its first call; then there is no run to continue.
+    if run is not None and run.held_for == APPROVAL_NEEDED:
+        decision = OperatorDecision("approve", approval.by, approval.reason)
+        also = ((head, resume_run(head, decision, now, run.max_attempts)),)
+    _append_changes(engine, before, change, *also)
+    return _approval_state(approval, now)
 
 
-def approval_for(
-    wanted: Wanted, attempts: int, now: float, reason: str, by: str | None, expires: float | None
+def build_approval(
+    request: ApprovalRequest, attempts: int, now: float, reason: str, by: str | None, expires: float | None
 ) -> Approval:
-    """Return an approval of so many attempts, from the wanted one on, for so many seconds."""
-    why, who = spoken("reason", reason, LONGEST_REASON, "say why"), somebody(by)
-    holds = EXPIRES_S if expires is None else expires
-    if isinstance(holds, bool) or not isinstance(holds, int | float) or not 0 < holds <= LONGEST_S:
-        raise UsageError(f"expires is {expires!r}; it takes more than 0 and up to {LONGEST_S:g} seconds")
+    """Return an approval of `attempts` attempts from the requested one on, valid for `expires` seconds."""
+    text, actor = check_text("reason", reason, MAX_REASON_LENGTH, "say why"), resolve_actor(by)
+    valid_s = DEFAULT_EXPIRES_S if expires is None else expires
+    # bool is a subclass of int, and True would pass as one second.
+    if isinstance(valid_s, bool) or not isinstance(valid_s, int | float) or not 0 < valid_s <= MAX_EXPIRES_S:
+        raise UsageError(f"expires is {expires!r}; it takes more than 0 and up to {MAX_EXPIRES_S:g} seconds")
     return Approval(
-        GRANTED, wanted.run, wanted.step, wanted.effect, wanted.input_hash, wanted.cfg_hash, wanted.policy,
-        wanted.attempt + attempts - 1, now + holds, who, why, now,
-    )  # fmt: skip
+        state=GRANTED,
+        run_entity=request.run_entity,
+        step=request.step,
+        effect=request.effect,
+        input_hash=request.input_hash,
+        cfg_hash=request.cfg_hash,
+        policy=request.policy,
+        last_attempt=request.attempt + attempts - 1,
+        expires_at=now + valid_s,
+        by=actor,
+        reason=text,
+        approved_at=now,
+    )
 
 
-def _write(engine: Engine, seen: Seen, change: Change, *also: tuple[Seen, Change]) -> None:
+def _append_changes(
+    engine: Engine, first: LoadedHead, change: RecordChange, *also: tuple[LoadedHead, RecordChange]
+) -> None:
+    # One batch: a crash between the approval and the run would leave an approved run on hold.
     now = engine.now()
     writes = [
-        write_of(each.entity, each.version, each.hash or NOWHERE, to, now, engine.seal)
-        for each, to in ((seen, change), *also)
+        build_write(head.entity, head.version, head.hash or NOWHERE, new_change, now, engine.cipher)
+        for head, new_change in ((first, change), *also)
     ]
-    if not isinstance(write_here(engine, seen.entity, writes), Stored):
-        raise changed(seen.entity, "it was changed in this very moment")
+    if not isinstance(append_if_not_moved(engine, first.entity, writes), Stored):
+        raise stale_decision(first.entity, "it was changed in this very moment")
 
 
-def _given(one: Approval, now: float) -> Given:
-    state = "EXPIRED" if one.state == GRANTED and one.expires and now >= one.expires else one.state
-    key = one.run.removeprefix("run/")
-    return Given(key, one.step, state, one.by, one.reason, one.at, one.expires, one.upto)
+def _approval_state(approval: Approval, now: float) -> ApprovalState:
+    # EXPIRED is never stored, because no process writes an entry at the moment of expiry.
+    is_expired = approval.state == GRANTED and approval.expires_at and now >= approval.expires_at
+    return ApprovalState(
+        key=approval.run_entity.removeprefix("run/"),
+        step=approval.step,
+        state="EXPIRED" if is_expired else approval.state,
+        by=approval.by,
+        reason=approval.reason,
+        at=approval.approved_at,
+        expires=approval.expires_at,
+        upto=approval.last_attempt,
+    )

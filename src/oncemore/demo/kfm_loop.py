@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import oncemore
-from oncemore.demo.pipeline.board import cut
-from oncemore.demo.pipeline.live import Terminal, hushed, wrapped
+from oncemore.demo.pipeline.board import cut_line
+from oncemore.demo.pipeline.live import LiveTerminal, silence_logging, wrap_text
 from oncemore.errors import UsageError
-from oncemore.open_engine import chosen
+from oncemore.open_engine import find_engine
 from oncemore.policy import files
 from oncemore.profiles.kfm.loop import PROFILE, PermanentError, TransientError, last_run, retry_loop
 from oncemore.queries import replay as replays
-from oncemore.testing import instant
+from oncemore.testing import instant_waits
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -33,7 +33,7 @@ INPUTS, CFG = {"month": "2026-10"}, {"partition": "date=2026-10"}
 BUSY, WRONG = TransientError("the warehouse is busy"), PermanentError("row 7 is negative")
 
 
-class Node:
+class ScriptedNode:
     """A node of a pipeline that fares as it is told, attempt by attempt; the last word stays."""
 
     def __init__(self, node_id: str, *turns: object) -> None:
@@ -53,7 +53,7 @@ class Node:
         return turn
 
 
-class Filing:
+class FileNode:
     """A node whose result is a file; it is asked twice."""
 
     def __init__(self, name: str) -> None:
@@ -67,46 +67,64 @@ class Filing:
         return oncemore.current().put(b"site,kg\nnorth,12\n", date=month, media_type="text/csv")
 
 
-class Scenario(NamedTuple):
+class LoopScenario(NamedTuple):
     """A run to be made.
 
     name      what it is asked for by; several runs may make one scenario
     states    what its transitions must read, with the attempt of each (WAL-4, WAL-5)
-    within_s  how long there is until its deadline, if it has one
+    total_timeout_s  how long there is until its deadline, if it has one
     """
 
     name: str
     title: str
-    node: Node | Filing
+    node: ScriptedNode | FileNode
     computes: int
     states: str
     policy: Policy | str = PROFILE
-    within_s: float | None = None
+    total_timeout_s: float | None = None
 
 
-def scenarios() -> tuple[Scenario, ...]:
+def list_scenarios() -> tuple[LoopScenario, ...]:
     """Return the five scenarios of WAL-4, and those of SCEN that need no signals from outside."""
     soft = [f"RUNNING({n}) SOFT_FAIL({n})" for n in range(1, 6)]
     return (
-        Scenario(
-            "success", "success", Node("success", {"total": 10}), 1, "PENDING(1) RUNNING(1) COMPLETE(1)"
+        LoopScenario(
+            "success",
+            "success",
+            ScriptedNode("success", {"total": 10}),
+            1,
+            "PENDING(1) RUNNING(1) COMPLETE(1)",
         ),
-        Scenario(
-            "two-soft-fails", "two soft fails, then success",
-            Node("two-soft-fails", BUSY, BUSY, {"total": 10}), 3,
+        LoopScenario(
+            "two-soft-fails",
+            "two soft fails, then success",
+            ScriptedNode("two-soft-fails", BUSY, BUSY, {"total": 10}),
+            3,
             f"PENDING(1) {' '.join(soft[:2])} RUNNING(3) COMPLETE(3)",
         ),
-        Scenario("permanent", "permanent", Node("permanent", WRONG), 1, "PENDING(1) RUNNING(1) HARD_FAIL(1)"),
-        Scenario(
-            "exhausted", "exhausted", Node("exhausted", BUSY), 6,
+        LoopScenario(
+            "permanent",
+            "permanent",
+            ScriptedNode("permanent", WRONG),
+            1,
+            "PENDING(1) RUNNING(1) HARD_FAIL(1)",
+        ),
+        LoopScenario(
+            "exhausted",
+            "exhausted",
+            ScriptedNode("exhausted", BUSY),
+            6,
             f"PENDING(1) {' '.join(soft)} RUNNING(6) HARD_FAIL(6)",
         ),
-        Scenario(
-            "artifact-exists", "artifact exists", Filing("artifact-exists"), 1,
+        LoopScenario(
+            "artifact-exists",
+            "artifact exists",
+            FileNode("artifact-exists"),
+            1,
             "PENDING(1) RUNNING(1) COMPLETE(1) PENDING(1) COMPLETE(1)",
         ),
-        *_deadline_catchup(soft),
-    )  # fmt: skip
+        *_deadline_scenarios(soft),
+    )
 
 
 #: What an outage of hours has left of the time to the deadline, far below the buffer that the policy wants.
@@ -114,35 +132,45 @@ LEFT_S = 900.0
 CATCHUP = "deadline-catchup"
 
 
-def _deadline_catchup(soft: list[str]) -> tuple[Scenario, Scenario]:
+def _deadline_scenarios(soft: list[str]) -> tuple[LoopScenario, LoopScenario]:
     """Return a report that is late, with the policy's deadline bias and without it (SCEN-1)."""
     biased = files.policy("p2-batch-reporting")
     assert biased.tuning is not None
-    patient = biased.but(name="p2 without deadline bias", tuning=biased.tuning._replace(deadline_bias=False))
+    patient = biased.replace(
+        name="p2 without deadline bias", tuning=biased.tuning._replace(deadline_bias=False)
+    )
     return (
-        Scenario(
-            CATCHUP, "late, with deadline bias",
-            Node(CATCHUP, *4 * [BUSY], {"total": 10}), 5,
-            f"PENDING(1) {' '.join(soft[:4])} RUNNING(5) COMPLETE(5)", biased, LEFT_S,
+        LoopScenario(
+            CATCHUP,
+            "late, with deadline bias",
+            ScriptedNode(CATCHUP, *4 * [BUSY], {"total": 10}),
+            5,
+            f"PENDING(1) {' '.join(soft[:4])} RUNNING(5) COMPLETE(5)",
+            biased,
+            LEFT_S,
         ),
-        Scenario(
-            CATCHUP, "late, without deadline bias",
-            Node(f"{CATCHUP}-unbiased", *4 * [BUSY], {"total": 10}), 4,
-            f"PENDING(1) {' '.join(soft[:3])} RUNNING(4) HARD_FAIL(4)", patient, LEFT_S,
+        LoopScenario(
+            CATCHUP,
+            "late, without deadline bias",
+            ScriptedNode(f"{CATCHUP}-unbiased", *4 * [BUSY], {"total": 10}),
+            4,
+            f"PENDING(1) {' '.join(soft[:3])} RUNNING(4) HARD_FAIL(4)",
+            patient,
+            LEFT_S,
         ),
-    )  # fmt: skip
+    )
 
 
-def named(name: str | None) -> tuple[Scenario, ...]:
+def select_scenarios(name: str | None) -> tuple[LoopScenario, ...]:
     """Return the runs of one scenario, or all."""
-    found = tuple(one for one in scenarios() if name in (None, one.name))
+    found = tuple(one for one in list_scenarios() if name in (None, one.name))
     if not found:
-        known = ", ".join(dict.fromkeys(one.name for one in scenarios()))
+        known = ", ".join(dict.fromkeys(one.name for one in list_scenarios()))
         raise UsageError(f"there is no scenario {name!r}; there are {known}")
     return found
 
 
-class Replay(NamedTuple):
+class ReplayCheck(NamedTuple):
     """What came out when a run was read again; `faults` is empty if all of it agrees."""
 
     states: int
@@ -151,15 +179,15 @@ class Replay(NamedTuple):
     faults: tuple[str, ...]
 
 
-def play(scenario: Scenario) -> oncemore.Run:
+def play_scenario(scenario: LoopScenario) -> oncemore.Run:
     """Make a scenario's run, and return it."""
     node = scenario.node
-    if isinstance(node, Filing):
+    if isinstance(node, FileNode):
         node.step("2026-10")
         node.step.rerun("2026-10", reason="the message came twice")
-        run = node.step.last("2026-10")
+        run = node.step.last_run("2026-10")
     else:
-        ends = None if scenario.within_s is None else chosen().now() + scenario.within_s
+        ends = None if scenario.total_timeout_s is None else find_engine().now() + scenario.total_timeout_s
         with oncemore.context(deadline=ends):
             retry_loop(node, INPUTS, CFG, policy=scenario.policy)
         run = last_run(node, INPUTS, CFG)
@@ -167,30 +195,30 @@ def play(scenario: Scenario) -> oncemore.Run:
     return run
 
 
-def transitions(wal: list[dict[str, Any]]) -> list[str]:
+def list_transitions(wal: list[dict[str, Any]]) -> list[str]:
     """Return the states of a run in order, each with its attempt."""
     return [f"{line['state']}({line['attempt']})" for line in wal if line["kind"] == "TRANSITION"]
 
 
-def replay(engine: oncemore.Engine, scenario: Scenario, run: oncemore.Run) -> Replay:
+def replay_run(engine: oncemore.Engine, scenario: LoopScenario, run: oncemore.Run) -> ReplayCheck:
     """Read a run again from its log alone, and say where it differs."""
     before = scenario.node.computed
-    again, wal = replays.replay(engine.store, f"run/{run.key}", current=True), run.wal()
+    again, wal = replays.replay_run(engine.store, f"run/{run.key}", current=True), run.records()
     faults = [again.fault] if again.fault else []
     faults += [
         f"attempt {one.attempt}: {one.what} is {one.recorded!r} in the log, {one.computed!r} when computed"
         for one in again.differences
     ]
-    if transitions(wal) != scenario.states.split():
-        faults.append(f"the states are {' '.join(transitions(wal))}, and not {scenario.states}")
+    if list_transitions(wal) != scenario.states.split():
+        faults.append(f"the states are {' '.join(list_transitions(wal))}, and not {scenario.states}")
     kept = run.artifacts
     faults += [f"{one.name} was altered" for one in kept if sha256(one.read()).hexdigest() != one.digest]
     if scenario.node.computed != before or before != scenario.computes:
         faults.append(f"it was computed {scenario.node.computed} times, and not {scenario.computes}")
-    return Replay(len(transitions(wal)), again.decisions, len(kept), tuple(faults))
+    return ReplayCheck(len(list_transitions(wal)), again.decisions, len(kept), tuple(faults))
 
 
-def shown(scenario: Scenario, run: oncemore.Run, width: int) -> list[Line]:
+def scenario_lines(scenario: LoopScenario, run: oncemore.Run, width: int) -> list[Line]:
     """Return a scenario with its entries."""
     row = "  {:>4} {:<11} {:<10} {:>7}  {}".format
     ended = run.status + (f" ({run.reason})" if run.reason else "")
@@ -198,13 +226,13 @@ def shown(scenario: Scenario, run: oncemore.Run, width: int) -> list[Line]:
         [(f"{scenario.title}: {ended}", "green" if run.status == "COMPLETE" else "red")],
         [(row("seq", "kind", "state", "attempt", ""), "dim")],
     ]
-    for each in run.wal():
-        told = row(each["seq"], each["kind"], each["state"], each["attempt"], _what(each))
+    for each in run.records():
+        told = row(each["seq"], each["kind"], each["state"], each["attempt"], _describe_entry(each))
         lines.append([(told, "")])
-    return [cut(line, width) for line in lines]
+    return [cut_line(line, width) for line in lines]
 
 
-def _what(line: dict[str, Any]) -> str:
+def _describe_entry(line: dict[str, Any]) -> str:
     """Return what there is to say of an entry beside its state."""
     proof, error = line["decision_proof"], line["error"] or {}
     if line["kind"] == "DECISION" and proof:
@@ -218,52 +246,52 @@ def _what(line: dict[str, Any]) -> str:
     return ""
 
 
-def verdict(found: Replay, width: int) -> list[Line]:
+def verdict_lines(found: ReplayCheck, width: int) -> list[Line]:
     """Return what a replay found."""
     if found.faults:
-        return wrapped(f"replayed: {'; '.join(found.faults)}", width, "red", "  ")
+        return wrap_text(f"replayed: {'; '.join(found.faults)}", width, "red", "  ")
     said = [
         f"{found.states} states agree",
         f"{found.decisions} of {found.decisions} decisions come out the same" if found.decisions else "",
         "its digest is valid" if found.digests else "",
         "nothing executed",
     ]
-    return wrapped(f"replayed: {', '.join(filter(None, said))}", width, "bold", "  ")
+    return wrap_text(f"replayed: {', '.join(filter(None, said))}", width, "bold", "  ")
 
 
-def listed(out: TextIO) -> int:
+def print_scenarios(out: TextIO) -> int:
     """Say which scenarios there are, and what happens in each."""
-    for name in dict.fromkeys(one.name for one in scenarios()):
-        titles = [one.title for one in scenarios() if one.name == name]
+    for name in dict.fromkeys(one.name for one in list_scenarios()):
+        titles = [one.title for one in list_scenarios() if one.name == name]
         out.write(f"{name:<18}{'; '.join(titles)}\n")
     return 0
 
 
 def main(out: TextIO, *, plain: bool = False, scenario: str | None = None) -> int:
     """Play, show and replay scenarios, all or one; return 1 if any of them differs."""
-    chosen_ones = named(scenario)
-    terminal, faults = Terminal(out, 0, plain=plain), 0
-    width = terminal.size()[0]
-    terminal.say(
+    chosen_ones = select_scenarios(scenario)
+    terminal, faults = LiveTerminal(out, 0, plain=plain), 0
+    width = terminal.terminal_size()[0]
+    terminal.write_paragraph(
         "The reference scenarios of the KFM loop, under its policies, in a scratch store. Waits are decided "
         "and kept as always, and end at once."
     )
     with (
-        hushed(),
+        silence_logging(),
         tempfile.TemporaryDirectory(prefix="oncemore-demo-") as folder,
-        instant(),
+        instant_waits(),
         oncemore.open(Path(folder) / "log.db") as engine,
     ):
         for one in chosen_ones:
-            run = play(one)
-            found = replay(engine, one, run)
+            run = play_scenario(one)
+            found = replay_run(engine, one, run)
             faults += len(found.faults)
-            terminal.lines([[], *shown(one, run, width), *verdict(found, width)])
-    terminal.lines([[]])
+            terminal.write_lines([[], *scenario_lines(one, run, width), *verdict_lines(found, width)])
+    terminal.write_lines([[]])
     agree = (
         f"All {len(chosen_ones)} agree with their logs."
         if len(chosen_ones) > 1
         else "It agrees with its log."
     )
-    terminal.say(agree if not faults else f"{faults} differences.", "bold")
+    terminal.write_paragraph(agree if not faults else f"{faults} differences.", "bold")
     return 1 if faults else 0

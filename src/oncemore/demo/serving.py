@@ -21,7 +21,7 @@ class QuietServer(ThreadingHTTPServer):
 class QuietHandler(BaseHTTPRequestHandler):
     """Answers, or drops the connection."""
 
-    def drop(self) -> None:
+    def reset_connection(self) -> None:
         """Drop the connection so that the caller's system sees a reset, and not a goodbye."""
         self.connection.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
         self.close_connection = True

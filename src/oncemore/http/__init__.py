@@ -1,54 +1,58 @@
-"""HTTP: clients that try again without doing twice, and endpoints that can be asked twice.
+"""Retrying HTTP clients, and a middleware that makes endpoints idempotent.
 
     import httpx, oncemore.http
 
     client = httpx.Client(transport=oncemore.http.Transport())      # or httpx2; AsyncTransport for async
     session.mount("https://", oncemore.http.Adapter())              # requests
 
-    app.add_middleware(oncemore.http.Idempotency, effect="once", principal=who_asks)
+    app.add_middleware(oncemore.http.IdempotencyMiddleware, effect="once", principal=user_of)
 
-Names only: what they stand for loads at first use, and no client's library is ever imported before it is.
+May import `retries`, `steps`, `limits` and `classifiers`. The names load at first use, and no client library
+is imported before the program does so.
 """
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from oncemore.http.clients import Adapter, AsyncTransport, Transport
+    from oncemore.http.clients import AsyncTransport, Transport
     from oncemore.http.key_scope import idempotency_key
-    from oncemore.http.middleware import Idempotency, everyone
-    from oncemore.http.request_retry import Told, told
-    from oncemore.http.stored_response import Answer
+    from oncemore.http.middleware import IdempotencyMiddleware, same_principal
+    from oncemore.http.request_retry import RetryInfo, retry_info
+    from oncemore.http.requests_adapter import Adapter
+    from oncemore.http.stored_response import StoredResponse
 
-_HOMES = {
-    "oncemore.http.clients": "Adapter AsyncTransport Transport",
+# The same names as strings: the imports above are only for the type checker.
+_NAMES_BY_MODULE = {
+    "oncemore.http.clients": "AsyncTransport Transport",
     "oncemore.http.key_scope": "idempotency_key",
-    "oncemore.http.middleware": "Idempotency everyone",
-    "oncemore.http.request_retry": "Told told",
-    "oncemore.http.stored_response": "Answer",
+    "oncemore.http.middleware": "IdempotencyMiddleware same_principal",
+    "oncemore.http.request_retry": "RetryInfo retry_info",
+    "oncemore.http.requests_adapter": "Adapter",
+    "oncemore.http.stored_response": "StoredResponse",
 }
-_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
+_MODULE_OF_NAME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 
 __all__ = [
     "Adapter",
-    "Answer",
     "AsyncTransport",
-    "Idempotency",
-    "Told",
+    "IdempotencyMiddleware",
+    "RetryInfo",
+    "StoredResponse",
     "Transport",
-    "everyone",
     "idempotency_key",
-    "told",
+    "retry_info",
+    "same_principal",
 ]
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
+    if name not in _MODULE_OF_NAME:
         raise AttributeError(f"module 'oncemore.http' has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(_HOME[name]), name)
-    globals()[name] = value
+    value = getattr(import_module(_MODULE_OF_NAME[name]), name)
+    globals()[name] = value  # so that the next access does not come here
     return value
 
 

@@ -1,9 +1,7 @@
-"""Transports for httpx and httpx2, and an adapter for requests: other people's clients, with our retries.
+"""Retrying transports for httpx and httpx2.
 
-A client keeps what it is: its pool, redirects, cookies, authentication, and the errors it raises. What goes
-through one of these is sent as often as `http.request_retry` allows; every attempt goes to the transport
-inside.
-No library is imported here: which one is in use is known by the request that comes in.
+The client keeps its pool, redirects, cookies, authentication and errors; each attempt goes to the inner
+transport. Neither library is imported here: the class of the request tells which one is in use.
 """
 
 from __future__ import annotations
@@ -13,13 +11,19 @@ from _thread import allocate_lock
 from contextlib import suppress
 
 from oncemore import clock as clocks
-from oncemore.classifiers.client_retries import refuse_own
-from oncemore.errors import MissingExtra, UsageError
-from oncemore.http.key_scope import FIELD
-from oncemore.http.request_retry import Asked, Exchange, Rules, Unwelcome, small
-from oncemore.retries.driver import awaiting, blocking
-from oncemore.retries.loop import ENDS, again
-from oncemore.retries.options import caution
+from oncemore.classifiers.client_retries import refuse_client_retries
+from oncemore.errors import UsageError
+from oncemore.http.key_scope import KEY_HEADER
+from oncemore.http.request_retry import (
+    ClientOptions,
+    FailedResponse,
+    RequestInfo,
+    RequestRetry,
+    is_short_response,
+)
+from oncemore.retries.driver import run_async, run_blocking
+from oncemore.retries.loop import ENDS, make_script
+from oncemore.retries.options import warn_unwise_policy
 from oncemore.steps.context import CONTEXT
 
 TYPE_CHECKING = False
@@ -29,109 +33,119 @@ if TYPE_CHECKING:
 
     import httpx
     import httpx2
-    import requests.adapters
 
-    from oncemore.http.request_retry import Sending
-    from oncemore.retries.loop import Report
+    from oncemore.http.request_retry import ClientKeywords
+    from oncemore.retries.loop import RetryReport
 
-    # For type checkers a transport is one of both libraries; while running it needs to be none.
-    class _Plain(httpx.BaseTransport, httpx2.BaseTransport):
+    # Type checkers want a base class of each library; at run time none is needed.
+    class _SyncBase(httpx.BaseTransport, httpx2.BaseTransport):
         def handle_request(self, request: Any) -> Any: ...
         def close(self) -> None: ...
         def __enter__(self) -> Any: ...
         def __exit__(self, *_: Any) -> None: ...
 
-    class _Awaited(httpx.AsyncBaseTransport, httpx2.AsyncBaseTransport):
+    class _AsyncBase(httpx.AsyncBaseTransport, httpx2.AsyncBaseTransport):
         async def handle_async_request(self, request: Any) -> Any: ...
         async def aclose(self) -> None: ...
         async def __aenter__(self) -> Any: ...
         async def __aexit__(self, *_: Any) -> None: ...
 
-    _Adapting = requests.adapters.BaseAdapter
 else:
-    _Plain = _Awaited = _Adapting = object
+    _SyncBase = _AsyncBase = object
 
-#: The least that is left to a wait whose time is up: 0 would mean something else to a socket.
-SHORTEST_S: Final = 0.001
-_PORTS: Final = {"http": 80, "https": 443}
-_WAITS: Final = ("connect", "read", "write", "pool")
-#: Two threads that use a client first at the same time get one transport.
+#: The timeout after the deadline has passed: 0 would make a socket non-blocking.
+MIN_TIMEOUT_S: Final = 0.001
+DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+_TIMEOUT_KINDS: Final = ("connect", "read", "write", "pool")
+#: Held while the inner transport is created, because two threads may send the first request.
 _lock = allocate_lock()
 
 
-class Cut(dict[str, "float | None"]):
-    """The time limits of a request, none of which reaches beyond its deadline.
+class CappedTimeouts(dict[str, "float | None"]):
+    """The timeouts of a request, capped by its deadline.
 
-    httpcore asks for each one when its phase begins; so what is left by then is what it is told.
+    httpcore reads each one when its phase begins, and gets the time that is left then.
     """
 
-    ends: float | None = None
+    deadline: float | None = None
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return how long the next wait of this kind may be."""
-        own = super().get(name, default)
-        if self.ends is None:
-            return own
-        left = max(self.ends - clocks.current.monotonic(), SHORTEST_S)
-        return left if own is None else min(own, left)
+        """Return the timeout of a phase, at most the time until the deadline."""
+        timeout = super().get(name, default)
+        if self.deadline is None:
+            return timeout
+        left = max(self.deadline - clocks.current.monotonic(), MIN_TIMEOUT_S)
+        return left if timeout is None else min(timeout, left)
 
 
-class _Httpx:
-    """What both transports have in common: reading a request, and making the one that is sent."""
+class _HttpxExchange:
+    """One request of httpx or httpx2 and its attempts; shared by the sync and the async transport."""
 
-    def __init__(self, rules: Rules, request: Any) -> None:
+    def __init__(self, options: ClientOptions, request: Any) -> None:
         url = request.url
-        port = url.port if url.port not in (None, _PORTS.get(url.scheme)) else None
+        port = url.port if url.port not in (None, DEFAULT_PORTS.get(url.scheme)) else None
         host = url.host if port is None else f"{url.host}:{port}"
-        keyed = FIELD in request.headers
-        self._request, self._rules = request, rules
-        asked = Asked(request, request.method.upper(), host, str(url), keyed, _again(request))
-        self.exchange = Exchange(rules, asked)
+        self._request = request
+        info = RequestInfo(
+            request=request,
+            method=request.method.upper(),
+            host=host,
+            url=str(url),
+            has_key=KEY_HEADER in request.headers,
+            is_body_repeatable=_is_body_repeatable(request),
+        )
+        self.retry = RequestRetry(options, info)
         limits = request.extensions.get("timeout") or {}
-        self._limits = Cut({wait: limits.get(wait) or rules.timeout for wait in _WAITS})
-
-    def made(self) -> Any:
-        """Return the request of the next attempt; the caller's own stays as it is."""
-        asked = self._request
-        headers = asked.headers.copy()
-        for name, value in self.exchange.fields().items():
-            headers[name] = value
-        self._limits.ends = ENDS.get()
-        extensions = {**asked.extensions, "timeout": self._limits}
-        return type(asked)(
-            asked.method, asked.url, headers=headers, stream=asked.stream, extensions=extensions
+        self._timeouts = CappedTimeouts(
+            {phase: limits.get(phase) or options.timeout for phase in _TIMEOUT_KINDS}
         )
 
-    def let_go(self) -> None:
-        """Leave reading the body to the deadline around the call: the call's own time was for the answer."""
-        self.exchange.over()
-        self._limits.ends = _around()
+    def build_request(self) -> Any:
+        """Return the request of the next attempt, a copy of the caller's."""
+        original = self._request
+        headers = original.headers.copy()
+        for name, value in self.retry.start_attempt().items():
+            headers[name] = value
+        # The loop sets it for each attempt.
+        self._timeouts.deadline = ENDS.get()
+        extensions = {**original.extensions, "timeout": self._timeouts}
+        return type(original)(
+            original.method, original.url, headers=headers, stream=original.stream, extensions=extensions
+        )
+
+    def finish_request(self) -> None:
+        """End the attempts; only the surrounding deadline limits reading the body."""
+        # `total_timeout` is the time until the response; the body is read after this call has returned.
+        self.retry.finish_request()
+        self._timeouts.deadline = _outer_deadline()
 
 
-def _around() -> float | None:
-    """Return when all must be over that is done here, on the monotonic clock: the step, or the context."""
-    ends, deadline, clock = ENDS.get(), CONTEXT.get().deadline, clocks.current
-    if not deadline:
-        return ends
-    told = clock.monotonic() + (deadline - clock.wall())
-    return told if ends is None else min(ends, told)
+def _outer_deadline() -> float | None:
+    """Return the deadline of the surrounding step or context on the monotonic clock, or None."""
+    step_deadline, wall_deadline, clock = ENDS.get(), CONTEXT.get().deadline, clocks.current
+    if not wall_deadline:
+        return step_deadline
+    context_deadline = clock.monotonic() + (wall_deadline - clock.wall())
+    return context_deadline if step_deadline is None else min(step_deadline, context_deadline)
 
 
-def _again(request: Any) -> bool:
-    """Whether a body can be had a second time: it is in memory, or a form that rewinds its files."""
+def _is_body_repeatable(request: Any) -> bool:
+    """Return whether a body can be sent twice: it is in memory, or a form with seekable files."""
     stream = request.stream
-    if isinstance(stream, _library(request).ByteStream):
+    if isinstance(stream, _client_library(request).ByteStream):
         return True
     parts = getattr(stream, "fields", None)
-    return isinstance(parts, list) and all(_rewinds(getattr(part, "file", b"")) for part in parts)
+    # A multipart stream has `fields`, and rewinds their files itself.
+    return isinstance(parts, list) and all(is_rewindable(getattr(part, "file", b"")) for part in parts)
 
 
-def _library(request: Any) -> Any:
-    """Return the library that a request is of: httpx or httpx2."""
+def _client_library(request: Any) -> Any:
+    """Return the library of a request: the module httpx or httpx2."""
     return sys.modules[type(request).__module__.partition(".")[0]]
 
 
-def _rewinds(file: Any) -> bool:
+def is_rewindable(file: Any) -> bool:
+    """Return whether a file can be read a second time."""
     if isinstance(file, bytes | str):
         return True
     with suppress(Exception):
@@ -139,61 +153,62 @@ def _rewinds(file: Any) -> bool:
     return False
 
 
-class Transport(_Plain):
-    """A transport for `httpx.Client` and `httpx2.Client` that sends again what may be sent again.
+class Transport(_SyncBase):
+    """A retrying transport for `httpx.Client` and `httpx2.Client`.
 
-    inner      the transport that does it, `httpx.HTTPTransport(...)` for example; unless given, the usual one
-    attempts   how often a request is sent at most (3)
-    within     limit of a call up to its answer, with its waits
+    inner            the transport that sends, by default `HTTPTransport()` of the client's library
+    attempts         the maximum number of attempts (3)
+    total_timeout    the limit of a call until its response, including the waits
     wait, jitter, policy, seed, on_event, category   as in `oncemore.retry`
-    budget     a `Budget`, or a function that makes one for a host: what retries may cost together
-    breaker    a `Breaker`, or a function that makes one for a host: a host that keeps failing is left alone
-    repeats    what may be sent again although its method is not idempotent: ("POST",), or a function of a
-               request; what carries an Idempotency-Key may, whatever is said here
-    in_step    "once": inside a durable step a request is sent once, and the step itself tries again; "retry":
-               it is sent again inside the attempt too, and both numbers multiply
-    timeout    limit of each wait of a request that has none of its own (30 s)
-    key_style  how a key is written: "quoted" as the draft standard has it, or "bare"
-    on_retry, on_give_up   called with a `Report` before each wait, and when it is not sent again
+    budget           a `Budget`, or a function that makes one per host: limits the retries of all requests
+    breaker          a `Breaker`, or a function that makes one per host: refuses calls to a failing host
+    idempotent       requests that may be repeated although their method is not idempotent: ("POST",), or a
+                     function of a request; a request with an Idempotency-Key may always be repeated
+    retries_in_step  "once": inside a durable step a request is sent once per attempt of the step; "retry": it
+                     is retried inside the attempt, too, and both numbers multiply
+    timeout          the limit of each phase of a request without timeouts of its own (30 s)
+    key_style        the form of the key: "quoted" as in the draft standard, or "bare"
+    on_retry, on_give_up   called with a `RetryReport` before each wait, and after the last attempt
 
-    Retry-After and RateLimit are never undercut; a wait that is too long ends the call, with the answer.
-    A host whose breaker is open is not asked: `CircuitOpen`. What became of a request is told by
-    `oncemore.http.told(response)`.
+    Retry-After and RateLimit are always respected; if the wait is too long, the caller gets the response.
+    While the breaker of a host is open, requests to it raise `CircuitOpen`.
+    `oncemore.http.retry_info(response)` returns how a request was retried.
     """
 
-    def __init__(self, inner: Any = None, **options: Unpack[Sending]) -> None:
-        self._inner = _checked(inner, "handle_request", "Transport")
-        self._rules = Rules("Transport", options, "plain")
-        caution(self._rules.plan)
+    def __init__(self, inner: Any = None, **options: Unpack[ClientKeywords]) -> None:
+        self._inner = check_inner(inner, "handle_request", "Transport")
+        self._options = ClientOptions("Transport", options, "plain")
+        warn_unwise_policy(self._options.plan)
 
     def handle_request(self, request: Any) -> Any:
-        """Send a request; return the answer, or raise what the transport inside raises."""
+        """Send a request; return the response, or raise the error of the inner transport."""
+        # Created now, because only the request tells which of the libraries is in use.
         if self._inner is None:
             with _lock:
-                self._inner = self._inner or _library(request).HTTPTransport()
-        way = _Httpx(self._rules, request)
-        inner, exchange, hook = self._inner, way.exchange, self._rules.on_retry
+                self._inner = self._inner or _client_library(request).HTTPTransport()
+        exchange = _HttpxExchange(self._options, request)
+        inner, retry, hook = self._inner, exchange.retry, self._options.on_retry
 
         def send() -> Any:
-            answer = inner.handle_request(way.made())
-            return exchange.judged(answer, answer.status_code, answer.headers)
+            response = inner.handle_request(exchange.build_request())
+            return retry.check_response(response, response.status_code, response.headers)
 
-        def let_go(report: Report) -> None:
-            if type(report.error) is Unwelcome:
-                _thrown_away(report.error.answer)
+        def discard_response(report: RetryReport) -> None:
+            if type(report.error) is FailedResponse:
+                _discard_response(report.error.response)
             if hook is not None:
                 hook(report)
 
-        plan = exchange.plan(let_go, self._rules.on_give_up)
+        plan = retry.build_plan(discard_response, self._options.on_give_up)
         try:
-            return exchange.answered(blocking(plan, again(plan), send, (), {}))
-        except Exception as error:  # noqa: BLE001 - raised again, unless it is an answer
-            return exchange.failed(error)
+            return retry.annotate_response(run_blocking(plan, make_script(plan), send, (), {}))
+        except Exception as error:  # noqa: BLE001 - raised again, unless it carries a response
+            return retry.response_or_raise(error)
         finally:
-            way.let_go()
+            exchange.finish_request()
 
     def close(self) -> None:
-        """Close the transport inside."""
+        """Close the inner transport."""
         if self._inner is not None:
             self._inner.close()
 
@@ -212,46 +227,48 @@ class Transport(_Plain):
             self._inner.__exit__(kind, error, trace)
 
 
-class AsyncTransport(_Awaited):
-    """A transport for `httpx.AsyncClient` and `httpx2.AsyncClient`; takes what `Transport` takes.
+class AsyncTransport(_AsyncBase):
+    """A retrying transport for `httpx.AsyncClient` and `httpx2.AsyncClient`, with the options of `Transport`.
 
-    inner  the transport that does it, `httpx.AsyncHTTPTransport(...)`; unless given, the usual one
+    inner  the transport that sends, by default `AsyncHTTPTransport()` of the client's library
     """
 
-    def __init__(self, inner: Any = None, **options: Unpack[Sending]) -> None:
-        self._inner = _checked(inner, "handle_async_request", "AsyncTransport")
-        self._rules = Rules("AsyncTransport", options, "coroutine")
-        caution(self._rules.plan)
+    def __init__(self, inner: Any = None, **options: Unpack[ClientKeywords]) -> None:
+        self._inner = check_inner(inner, "handle_async_request", "AsyncTransport")
+        self._options = ClientOptions("AsyncTransport", options, "coroutine")
+        warn_unwise_policy(self._options.plan)
 
     async def handle_async_request(self, request: Any) -> Any:
-        """Send a request; return the answer, or raise what the transport inside raises."""
+        """Send a request; return the response, or raise the error of the inner transport."""
+        # Created now, because only the request tells which of the libraries is in use.
         if self._inner is None:
             with _lock:
-                self._inner = self._inner or _library(request).AsyncHTTPTransport()
-        way = _Httpx(self._rules, request)
-        inner, exchange, hook = self._inner, way.exchange, self._rules.on_retry
+                self._inner = self._inner or _client_library(request).AsyncHTTPTransport()
+        exchange = _HttpxExchange(self._options, request)
+        inner, retry, hook = self._inner, exchange.retry, self._options.on_retry
 
         async def send() -> Any:
-            answer = await inner.handle_async_request(way.made())
-            return exchange.judged(answer, answer.status_code, answer.headers)
+            response = await inner.handle_async_request(exchange.build_request())
+            return retry.check_response(response, response.status_code, response.headers)
 
-        async def let_go(report: Report) -> None:
-            if type(report.error) is Unwelcome:
-                await _thrown_away_awaited(report.error.answer)
-            heard: Any = None if hook is None else hook(report)
-            if hasattr(type(heard), "__await__"):
-                await heard
+        async def discard_response(report: RetryReport) -> None:
+            if type(report.error) is FailedResponse:
+                await _discard_response_async(report.error.response)
+            # The hook may be a plain function or an async one.
+            result: Any = None if hook is None else hook(report)
+            if hasattr(type(result), "__await__"):
+                await result
 
-        plan = exchange.plan(let_go, self._rules.on_give_up)
+        plan = retry.build_plan(discard_response, self._options.on_give_up)
         try:
-            return exchange.answered(await awaiting(plan, again(plan), send, (), {}))
-        except Exception as error:  # noqa: BLE001 - raised again, unless it is an answer
-            return exchange.failed(error)
+            return retry.annotate_response(await run_async(plan, make_script(plan), send, (), {}))
+        except Exception as error:  # noqa: BLE001 - raised again, unless it carries a response
+            return retry.response_or_raise(error)
         finally:
-            way.let_go()
+            exchange.finish_request()
 
     async def aclose(self) -> None:
-        """Close the transport inside."""
+        """Close the inner transport."""
         if self._inner is not None:
             await self._inner.aclose()
 
@@ -270,122 +287,23 @@ class AsyncTransport(_Awaited):
             await self._inner.__aexit__(kind, error, trace)
 
 
-class Adapter(_Adapting):
-    """An adapter for `requests.Session.mount`; takes what `Transport` takes.
-
-    inner  the adapter that does it, `requests.adapters.HTTPAdapter(...)`; unless given, the usual one
-
-    What is left of `within` when the answer comes also limits each wait for a piece of its body.
-    """
-
-    def __init__(self, inner: Any = None, **options: Unpack[Sending]) -> None:
-        if inner is None:
-            try:
-                from requests.adapters import HTTPAdapter
-            except ImportError as missing:
-                raise MissingExtra(
-                    "oncemore.http.Adapter() is for requests: pip install requests"
-                ) from missing
-            inner = HTTPAdapter()
-        self._inner = _checked(inner, "send", "Adapter")
-        self._rules = Rules("Adapter", options, "plain")
-        caution(self._rules.plan)
-
-    def send(
-        self,
-        request: Any,
-        stream: bool = False,
-        timeout: Any = None,
-        verify: Any = True,
-        cert: Any = None,
-        proxies: Any = None,
-    ) -> Any:
-        """Send a request; return the answer, or raise what the adapter inside raises."""
-        exchange, hook = Exchange(self._rules, _prepared(request)), self._rules.on_retry
-        inner, usual = self._inner, self._rules.timeout
-        from requests.utils import rewind_body
-
-        def once() -> Any:
-            sent = request.copy()
-            sent.headers.update(exchange.fields())
-            if exchange.sent > 1 and hasattr(sent.body, "read"):
-                rewind_body(sent)
-            limits = _limits(timeout, usual, ENDS.get())
-            answer = inner.send(sent, stream, limits, verify, cert, proxies)
-            return exchange.judged(answer, answer.status_code, answer.headers)
-
-        def let_go(report: Report) -> None:
-            if type(report.error) is Unwelcome:
-                answer = report.error.answer
-                with suppress(Exception):
-                    small(answer.headers) and answer.content
-                answer.close()
-            if hook is not None:
-                hook(report)
-
-        plan = exchange.plan(let_go, self._rules.on_give_up)
-        try:
-            return exchange.answered(blocking(plan, again(plan), once, (), {}))
-        except Exception as error:  # noqa: BLE001 - raised again, unless it is an answer
-            return exchange.failed(error)
-        finally:
-            exchange.over()
-
-    def close(self) -> None:
-        """Close the adapter inside."""
-        self._inner.close()
-
-
-def _checked(inner: Any, method: str, where: str) -> Any:
-    """Refuse what is no transport, and one that retries by itself."""
+def check_inner(inner: Any, method: str, where: str) -> Any:
+    """Return the inner transport; raise if it is not a transport, or if it retries by itself."""
     if inner is not None and not callable(getattr(inner, method, None)):
-        raise UsageError(f"{where}() takes a transport inside that can {method}, and got {inner!r}")
-    refuse_own(inner, where)
+        raise UsageError(f"{where}() takes an inner transport with a method {method}, not {inner!r}")
+    # Its attempts would multiply with ours.
+    refuse_client_retries(inner, where)
     return inner
 
 
-def _thrown_away(answer: Any) -> None:
-    """Close an answer that nobody will read; a short one is read, so that its connection is kept."""
+def _discard_response(response: Any) -> None:
+    """Close a response before the next attempt; read a short one, so that its connection can be reused."""
     with suppress(Exception):
-        small(answer.headers) and answer.read()
-    answer.close()
+        is_short_response(response.headers) and response.read()
+    response.close()
 
 
-async def _thrown_away_awaited(answer: Any) -> None:
+async def _discard_response_async(response: Any) -> None:
     with suppress(Exception):
-        small(answer.headers) and await answer.aread()
-    await answer.aclose()
-
-
-def _prepared(request: Any) -> Asked:
-    """Read a request of requests."""
-    from urllib.parse import urlsplit
-
-    parts = urlsplit(request.url)
-    port = parts.port if parts.port not in (None, _PORTS.get(parts.scheme)) else None
-    host = parts.hostname or ""
-    host = host if port is None else f"{host}:{port}"
-    body = request.body
-    again = body is None or isinstance(body, bytes | str)
-    if not again and hasattr(body, "read"):
-        again = isinstance(getattr(request, "_body_position", None), int) and _rewinds(body)
-    return Asked(request, request.method.upper(), host, request.url, FIELD in request.headers, again)
-
-
-def _limits(timeout: Any, usual: float, ends: float | None) -> Any:
-    """Return the time limits of a request: its own, or the usual one, and never beyond its deadline."""
-    from urllib3.util import Timeout
-
-    if isinstance(timeout, Timeout):
-        connect, read, total = timeout.connect_timeout, timeout.read_timeout, timeout.total
-    else:
-        connect, read = timeout if isinstance(timeout, tuple) else (timeout, timeout)
-        total = None
-    if ends is not None:
-        left = max(ends - clocks.current.monotonic(), SHORTEST_S)
-        total = left if not isinstance(total, int | float) else min(total, left)
-    return Timeout(total=total, connect=_or(connect, usual), read=_or(read, usual))
-
-
-def _or(limit: Any, usual: float) -> Any:
-    return limit if isinstance(limit, int | float) else usual
+        is_short_response(response.headers) and await response.aread()
+    await response.aclose()

@@ -1,14 +1,9 @@
-"""The `Idempotency-Key` field: what a client sends, and what a server reads.
+"""Derives, formats and parses the `Idempotency-Key` header field.
 
-What is sent is made from the key of the step around the request, one way: the step's own key is internal
-(IDEM-15), and whoever reads the field learns nothing of it. It is the same in every attempt and every run of
-that work, and differs from request to request: one step may send several, and a server that is given one key
-for two of them would answer the second with the first's answer. So the request's method, its address, and
-which of those in the attempt it is are part of it. Its body is not: one that differs between two attempts
-(a time in it, say) must meet the same key, so that the server refuses it instead of doing it twice.
-
-On the wire it is a structured field, a quoted string (draft-ietf-httpapi-idempotency-key-header); some
-servers want it bare. Both are read.
+The value is a one-way digest of the surrounding step's key, which is internal (IDEM-15), and of the request's
+method, URL and ordinal in the attempt. It is the same in every attempt. The body is not part of it: a request
+whose body differs between two attempts must have the same key, so that the server refuses it. The field is a
+quoted string (draft-ietf-httpapi-idempotency-key-header); the bare form of some servers is read, too.
 """
 
 from __future__ import annotations
@@ -18,7 +13,7 @@ from _thread import allocate_lock
 from weakref import WeakKeyDictionary
 
 from oncemore.errors import UsageError
-from oncemore.policy.canonical_json import digest
+from oncemore.policy.canonical_json import canonical_digest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,88 +24,92 @@ if TYPE_CHECKING:
 
     Style = Literal["quoted", "bare"]
 
-FIELD: Final = "Idempotency-Key"
-STYLES: Final = ("quoted", "bare")
-LONGEST: Final = 255
+KEY_HEADER: Final = "Idempotency-Key"
+KEY_STYLES: Final = ("quoted", "bare")
+MAX_KEY_LENGTH: Final = 255
 
 
-def around() -> Attempt | None:
-    """Return the attempt of the step around this line; where no step was ever made there is none."""
-    loaded = sys.modules.get("oncemore.steps.attempt")
-    return None if loaded is None else loaded.CURRENT.get()
+def current_attempt() -> Attempt | None:
+    """Return the attempt of the surrounding step, or None outside of steps."""
+    # Not imported: a program without steps must not load them for its HTTP client.
+    module = sys.modules.get("oncemore.steps.attempt")
+    return None if module is None else module.CURRENT.get()
 
 
 def idempotency_key(*parts: str, style: Style = "quoted") -> str:
-    """Return a value for `Idempotency-Key` that belongs to the step around this line and to these parts.
+    """Return a value for `Idempotency-Key`, derived from the surrounding step's key and the parts.
 
-    It is the same in every attempt of the step. The parts tell several requests of one step apart, whatever
-    order they are sent in: `idempotency_key("invoice", "line 3")`.
+    It is the same in every attempt of the step. The parts distinguish the requests of one step, in any order
+    of sending: `idempotency_key("invoice", "line 3")`.
 
-    style  "quoted" as the draft standard wants it, or "bare"
+    style  "quoted" as in the draft standard, or "bare"
     """
-    attempt = around()
+    attempt = current_attempt()
     if attempt is None:
         raise UsageError(
-            "idempotency_key() is for the inside of a function with @oncemore.step, which has a key; "
-            "elsewhere make one yourself, and keep it where a repeat finds it"
+            "idempotency_key() needs a surrounding @oncemore.step function, from whose key it is derived; "
+            "elsewhere create a key yourself, and store it so that a retry sends the same one"
         )
     if not all(isinstance(part, str) for part in parts):
-        raise UsageError(f"idempotency_key() takes texts, and got {parts!r}")
-    return written(_made(attempt.key, ["parts", *parts]), style)
+        raise UsageError(f"idempotency_key() takes strings, not {parts!r}")
+    return format_key(_derive_uuid(attempt.key, ["parts", *parts]), style)
 
 
-def _made(key: str, about: Sequence[str]) -> str:
-    """Return a UUID (version 8) from a step's key and what a request is about; nothing leads back."""
-    digits = digest({"idempotency-key": key, "about": list(about)})
+def _derive_uuid(key: str, about: Sequence[str]) -> str:
+    """Return a UUID (version 8) that is a one-way digest of a step's key and a description of the request."""
+    digits = canonical_digest({"idempotency-key": key, "about": list(about)})
+    # RFC 9562 leaves the content of version 8 to the application, apart from version and variant.
     variant = "89ab"[int(digits[16], 16) % 4]
     return f"{digits[:8]}-{digits[8:12]}-8{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:32]}"
 
 
-def written(key: str, style: str) -> str:
-    """Return a key as it goes over the wire."""
+def format_key(key: str, style: str) -> str:
+    """Return a key as a header field value."""
     return f'"{key}"' if style == "quoted" else key
 
 
-# Which request of its step it is --------------------------------------------------------------------
+# Requests of one step -------------------------------------------------------------------------------
 
 
-class Place:
-    """Which of a step's requests one is: kept while it is under way."""
+class RequestSlot:
+    """Numbers the requests of an attempt to one method and URL; occupied while a request is in flight."""
 
-    __slots__ = ("_attempt", "_what", "key")
+    __slots__ = ("_attempt", "_target", "key")
 
     def __init__(self, attempt: Attempt, method: str, url: str) -> None:
-        self._attempt, self._what = attempt, f"{method} {url}"
+        self._attempt, self._target = attempt, f"{method} {url}"
         with _lock:
             counts = _counts.setdefault(attempt, {})
-            number, busy = counts.get(self._what, (0, False))
-            if busy:
+            number, is_busy = counts.get(self._target, (0, False))
+            # Concurrent requests have no stable order, so the next attempt could swap their keys.
+            if is_busy:
                 raise UsageError(
-                    f"{attempt.step} sends two requests of one method to one address at the same time, and "
-                    "nobody can tell which is which when they are sent again; give each its own key: "
+                    f"{attempt.step} sends two requests with the same method and URL at the same time, and "
+                    "their keys cannot be told apart in the next attempt; give each its own key: "
                     "headers={'Idempotency-Key': oncemore.http.idempotency_key('which one')}"
                 )
-            counts[self._what] = (number + 1, True)
-        self.key = _made(attempt.key, ["request", self._what, str(number + 1)])
+            counts[self._target] = (number + 1, True)
+        self.key = _derive_uuid(attempt.key, ["request", self._target, str(number + 1)])
 
-    def over(self) -> None:
-        """Let the next one of its kind begin."""
+    def release_slot(self) -> None:
+        """Allow the next request to the same method and URL."""
         with _lock:
-            number, _ = _counts[self._attempt][self._what]
-            _counts[self._attempt][self._what] = (number, False)
+            number, _ = _counts[self._attempt][self._target]
+            _counts[self._attempt][self._target] = (number, False)
 
 
 _lock = allocate_lock()
+# Weak keys: the numbers of an attempt are dropped with the attempt.
 _counts: WeakKeyDictionary[Attempt, dict[str, tuple[int, bool]]] = WeakKeyDictionary()
 
 
 # Reading --------------------------------------------------------------------------------------------
 
 
-def read(fields: Sequence[bytes]) -> str | None:
-    """Return the key that a request's `Idempotency-Key` fields give, or None when there is none.
+def parse_key(fields: Sequence[bytes]) -> str | None:
+    """Return the key of a request's `Idempotency-Key` fields, or None without such a field.
 
-    Raises `ValueError` with a sentence for the client when they are malformed.
+    Raises `ValueError`, with a text for the client, for a malformed field.
     """
     if not fields:
         return None
@@ -118,32 +117,32 @@ def read(fields: Sequence[bytes]) -> str | None:
         raise ValueError("the request has more than one Idempotency-Key")
     text = fields[0].decode("latin-1").strip(" \t")
     if text.startswith('"'):
-        text = _unquoted(text)
+        text = _unquote_string(text)
     elif '"' in text or "," in text or ";" in text or " " in text:
-        raise ValueError('the Idempotency-Key is no string; write Idempotency-Key: "…"')
-    if not 1 <= len(text) <= LONGEST:
-        raise ValueError(f"the Idempotency-Key takes 1 to {LONGEST} characters")
-    if not all(" " <= letter <= "~" for letter in text):
+        raise ValueError('the Idempotency-Key is not a string; write Idempotency-Key: "…"')
+    if not 1 <= len(text) <= MAX_KEY_LENGTH:
+        raise ValueError(f"the Idempotency-Key takes 1 to {MAX_KEY_LENGTH} characters")
+    if not all(" " <= char <= "~" for char in text):
         raise ValueError("the Idempotency-Key takes printable ASCII only")
     return text
 
 
-def _unquoted(text: str) -> str:
-    """Return what a structured field's string says (RFC 9651 §3.3.3); parameters after it are ignored."""
-    letters: list[str] = []
-    at = 1
-    while at < len(text):
-        letter = text[at]
-        if letter == '"':
-            rest = text[at + 1 :].strip()
+def _unquote_string(text: str) -> str:
+    """Return the value of a structured field's string (RFC 9651 §3.3.3); ignore parameters after it."""
+    chars: list[str] = []
+    position = 1
+    while position < len(text):
+        char = text[position]
+        if char == '"':
+            rest = text[position + 1 :].strip()
             if rest and not rest.startswith(";"):
                 break
-            return "".join(letters)
-        if letter == "\\":
-            at += 1
-            letter = text[at : at + 1]
-            if letter not in ('"', "\\"):
+            return "".join(chars)
+        if char == "\\":
+            position += 1
+            char = text[position : position + 1]
+            if char not in ('"', "\\"):
                 break
-        letters.append(letter)
-        at += 1
-    raise ValueError('the Idempotency-Key is no string; write Idempotency-Key: "…"')
+        chars.append(char)
+        position += 1
+    raise ValueError('the Idempotency-Key is not a string; write Idempotency-Key: "…"')

@@ -1,18 +1,13 @@
-"""Endpoints that can be asked twice: an ASGI middleware around an application.
+"""ASGI middleware that processes a request with an `Idempotency-Key` once and stores its response.
 
-A request with an `Idempotency-Key` is a durable step: its key is the client's, within what `principal` says
-of who asks; its work is the application; its result is the answer. So all that a step promises holds here,
-with no second record of it:
+Such a request is a call of a durable step: the key is the client's, scoped by the principal; the work is the
+application; the result is the response.
 
-    the first request      runs; its answer is kept, then sent
-    the same again         gets the kept answer, byte for byte, and runs nothing
-    … while the first runs 409, with Retry-After
-    … with another body    422
-    after a kill           by the effect: what may be repeated runs again; `once` is held, and answers 409
-
-Which answers are kept: all below 500 that decide something. 401, 403, 407, 408, 425 and 429 do not, and what
-is 500 or more says that the server itself failed; after those the same request runs again, unless the effect
-is `once` and it may have happened. A client that goes away in the middle changes nothing.
+    the first request            runs; its response is stored, then sent
+    a repeat                     gets the stored response, byte for byte
+    … while the first one runs   gets 409, with Retry-After
+    … with another body          gets 422
+    after a crash                runs again; with effect `once` it is held, and gets 409
 """
 
 from __future__ import annotations
@@ -21,46 +16,37 @@ from fnmatch import fnmatchcase
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from oncemore.classifiers.http_status import failed_status
+from oncemore.classifiers.http_status import classify_failed_status
 from oncemore.errors import (
     Error,
-    Failed,
-    InProgress,
-    KeyConflict,
-    KeyExpired,
-    Parked,
     PermanentError,
-    Quarantined,
-    Refused,
-    ResultUnavailable,
-    StoreError,
+    StepFailed,
     TransientError,
-    Uncertain,
     UsageError,
 )
 from oncemore.http import problems
-from oncemore.http.key_scope import FIELD, read
+from oncemore.http.key_scope import KEY_HEADER, parse_key
 from oncemore.http.stored_response import (
-    OF_ONE_MESSAGE,
-    Answer,
-    CutOff,
-    Kept,
-    TooLarge,
-    Wire,
+    UNSTORED_HEADERS,
+    ClientConnection,
+    RequestTooLarge,
+    RequestTruncated,
+    ResponseRecorder,
+    StoredResponse,
     check_byte_limit,
-    detached,
-    drained,
-    replayed,
-    whole,
+    read_body,
+    replay_response,
+    run_detached,
+    wait_for_tasks,
 )
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.canonical_json import normalize_name
 from oncemore.policy.model import EFFECTS
 from oncemore.policy.policy import Policy
 from oncemore.retries.options import as_seconds
-from oncemore.steps.decorator import Step, told_of
-from oncemore.steps.ops import Answer as Found
-from oncemore.steps.options import Recipe
+from oncemore.steps.decorator import Step, complete_options
+from oncemore.steps.ops import ReconcileAnswer
+from oncemore.steps.options import StepOptions
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -69,79 +55,82 @@ if TYPE_CHECKING:
     from oncemore.policy.model import Effect
     from oncemore.retries.options import Seconds
     from oncemore.steps.engine import Engine
-    from oncemore.steps.ops import Plan
+    from oncemore.steps.ops import StepPlan
 
 DAY_S = 86_400.0
-MOST_BYTES = 1024 * 1024
-#: Answers below 500 that decide nothing: who asks, or when, is wrong, not what is asked.
-UNDECIDED = frozenset((401, 403, 407, 408, 425, 429))
-#: How long a request that was turned away stays away, at least.
-AWAY_S = 1.0
-#: How long the end of the server waits for what is under way.
+DEFAULT_MAX_BYTES = 1024 * 1024
+#: Statuses below 500 that are not stored: the client or the time was wrong, not the request.
+UNDECIDED_STATUSES = frozenset((401, 403, 407, 408, 425, 429))
+#: How long the shutdown of the server waits for requests in progress.
 DRAIN_S = 10.0
-_FIELD = FIELD.lower().encode()
+_KEY_HEADER_BYTES = KEY_HEADER.lower().encode()
 
 
-class TurnedAway(TransientError):
-    """The application's answer says that nothing was done."""
+class ApplicationRefused(TransientError):
+    """The application's response says that the request had no effect."""
 
 
-class NotDecided(PermanentError):
-    """The application's answer is no result, or it gave none; it may have done something."""
+class NoApplicationResult(PermanentError):
+    """The application's response is missing or not final; the request may have had an effect."""
 
 
-def everyone(_scope: Scope) -> str:
-    """Say that all clients are one: whoever knows a key may have its answer. For `principal=`."""
+def same_principal(_scope: Scope) -> str:
+    """Treat all clients as one principal: any client that knows a key gets its response. For `principal=`."""
     return ""
 
 
-class Request:
-    """One request on its way through: what the step is given and the log does not keep."""
+class RequestInProgress:
+    """One request, as the argument of the step that the log does not store.
 
-    def __init__(self, scope: Scope, kept: Kept, principal: str) -> None:
-        self.scope, self.kept, self.principal = scope, kept, principal
-        self.unkept = False
-        self.raised: BaseException | None = None
+    is_unrecorded  whether the response is sent without being stored
+    error          the exception of the application, if it raised one
+    """
 
-
-class _Endpoint(Step[Any, Any]):
-    """The step of all requests; none waits inside for a time that is not yet."""
-
-    def _own(self, plan: Plan) -> Plan:
-        return plan.replaced(inline_wait_s=0.0)
+    def __init__(self, scope: Scope, recorder: ResponseRecorder, principal: str) -> None:
+        self.scope, self.recorder, self.principal = scope, recorder, principal
+        self.is_unrecorded = False
+        self.error: BaseException | None = None
 
 
-class Idempotency:
-    """An ASGI middleware: requests with an `Idempotency-Key` are carried out once, and answered always alike.
+class _RequestStep(Step[Any, Any]):
+    """The step of all requests of a middleware."""
 
-    effect         what carrying out a request does to the world, as in `oncemore.step`; decides what becomes
-                   of one whose process was killed in the middle:
-                     once        it is held for a person, or `reconcile`; until then the answer is 409
-                     any other   it runs again
-    principal      a function of the ASGI scope that says who asks, so that nobody gets another's answer; None
-                   leaves a request to the application as it is; `oncemore.http.everyone` tells nobody apart.
-                   May be async.
-    engine         where it is kept; unless given, the engine that steps use
-    name           what the step is called in the log; one name for all processes of a service
-    methods        which requests are meant ("POST", "PATCH")
-    paths          … by patterns of their paths ("*")
-    optional       patterns of paths on which a key may be missing: such a request goes through as it is;
-                   elsewhere it is refused with 400
-    expires_after  how long an answer is kept at least (a day); `oncemore prune` forgets it later, and a
-                   request that comes then is refused with 410
-    max_request    the most bytes of a request's body (1 MiB); a longer one is refused with 413
-    max_answer     the most bytes of an answer that is kept (1 MiB); a longer one is sent, and not kept
-    server_errors  "run-again": an answer of 500 or more is not kept; "keep": it is kept like any other
-    not_applied    for `once`: statuses of 500 and more after which nothing has happened
-    reconcile      for `once`: called with the key and the principal of a request whose outcome is unknown;
-                   answers `oncemore.applied(oncemore.http.Answer(…))`, `not_applied()` or `unknown()`
-    leave_out      names of header fields of an answer that are not kept, besides those of one message only
-    fingerprint    a function of scope and body that says what makes two requests the same; unless given,
-                   method, path, query and body
-    attempts       how often a request may be lost with its process before it is held (10)
+    def _adjust_plan(self, plan: StepPlan) -> StepPlan:
+        # A request never waits for a due time: the client gets a Retry-After.
+        return plan.copy_with(inline_wait_s=0.0)
 
-    Inside the application `oncemore.current()` is the attempt. Put it inside of what authenticates, and
-    outside of nothing that cannot be done twice.
+
+class IdempotencyMiddleware:
+    """ASGI middleware that processes a request with an `Idempotency-Key` once and replays its response.
+
+    effect            the effect of a request, as in `oncemore.step`; decides what follows a crash:
+                        once        the request is held for an operator or `reconcile`; a repeat gets 409
+                        any other   a repeat runs again
+    principal         a function of the ASGI scope, plain or async, that returns the client's identity: keys
+                      of two principals are separate; None passes the request through; to share keys between
+                      all clients, use `oncemore.http.same_principal`
+    engine            the engine of the stored responses; by default the engine of the process
+    name              the step's name in the log; the same in all processes of a service
+    methods           the methods to guard ("POST", "PATCH")
+    paths             the patterns of paths to guard ("*")
+    optional          the patterns of paths on which a request without a key passes through; on other paths it
+                      gets 400
+    expires_after     how long a response is stored at least (a day); `oncemore prune` deletes it later, and a
+                      repeat then gets 410
+    max_request       the size limit of a request body in bytes (1 MiB); a larger one gets 413
+    max_response      the size limit of a stored response in bytes (1 MiB); a larger one is sent, not stored
+    server_errors     "rerun": a response of 500 or more is not stored; "keep": it is stored like any other
+    not_applied       for `once`: statuses of 500 or more that mean that the request had no effect
+    reconcile         for `once`: called with the key and the principal of a request with an unknown outcome;
+                      returns `oncemore.applied(oncemore.http.StoredResponse(…))`, `not_applied()` or
+                      `unknown()`
+    unstored_headers  further header fields of a response that are not stored
+    fingerprint       a function of scope and body; a repeat must have the same result; by default a digest of
+                      method, path, query and body
+    attempts          how often the process may crash in a request before the request is held (10)
+
+    Inside the application `oncemore.current()` is the attempt. Install the middleware after authentication
+    and before anything with side effects.
     """
 
     def __init__(
@@ -156,12 +145,12 @@ class Idempotency:
         paths: str | Sequence[str] = "*",
         optional: str | Sequence[str] = (),
         expires_after: Seconds = DAY_S,
-        max_request: int = MOST_BYTES,
-        max_answer: int = MOST_BYTES,
-        server_errors: str = "run-again",
+        max_request: int = DEFAULT_MAX_BYTES,
+        max_response: int = DEFAULT_MAX_BYTES,
+        server_errors: str = "rerun",
         not_applied: Sequence[int] = (),
         reconcile: Callable[[str, str], Any] | None = None,
-        leave_out: Sequence[str] = (),
+        unstored_headers: Sequence[str] = (),
         fingerprint: Callable[[Scope, bytes], str] | None = None,
         attempts: int = 10,
     ) -> None:
@@ -169,213 +158,217 @@ class Idempotency:
             raise UsageError(f"effect is {effect!r}; the choices are {', '.join(EFFECTS)}")
         if not callable(principal):
             raise UsageError(
-                "principal takes a function of the scope; oncemore.http.everyone tells nobody apart"
+                "principal takes a function of the scope; for one principal for all clients, pass "
+                "oncemore.http.same_principal"
             )
-        if server_errors not in ("run-again", "keep"):
-            raise UsageError(f"server_errors is {server_errors!r}; the choices are run-again, keep")
+        if server_errors not in ("rerun", "keep"):
+            raise UsageError(f"server_errors is {server_errors!r}; the choices are rerun, keep")
+        # Only a `once` step asks whether a failed request had an effect.
         if not_applied and effect != "once":
             raise UsageError(f"not_applied is for effect='once'; {effect} work may be repeated anyway")
         self._app, self._effect, self._principal = app, effect, principal
         self._methods = frozenset(method.upper() for method in methods)
-        self._paths, self._optional = _patterns(paths), _patterns(optional)
-        self._most = check_byte_limit("max_request", max_request)
-        self._kept = check_byte_limit("max_answer", max_answer)
-        self._keeps_errors = server_errors == "keep"
+        self._paths, self._optional = _check_patterns(paths), _check_patterns(optional)
+        self._max_request = check_byte_limit("max_request", max_request)
+        self._max_response = check_byte_limit("max_response", max_response)
+        self._stores_errors = server_errors == "keep"
         self._not_applied = frozenset(not_applied)
-        self._left_out = OF_ONE_MESSAGE | {field.lower().encode() for field in leave_out}
-        self._fingerprint = fingerprint or _fingerprint
-        self._under_way: set[Any] = set()
-        once: dict[str, Any] = (
-            {"not_applied": TurnedAway, "reconcile": _asks(reconcile)} if effect == "once" else {}
-        )
+        self._unstored_headers = UNSTORED_HEADERS | {field.lower().encode() for field in unstored_headers}
+        self._fingerprint = fingerprint or _request_fingerprint
+        self._active_tasks: set[Any] = set()
+        once_options: dict[str, Any] = {}
+        if effect == "once":
+            once_options = {"not_applied": ApplicationRefused, "reconcile": _make_reconcile(reconcile)}
         policy = Policy(
             "http",
             "1",
             max_attempts=attempts,
-            schedule=Schedule("fixed", delays=(AWAY_S,)),
+            schedule=Schedule("fixed", delays=(problems.RETRY_AFTER_S,)),
             jitter=Jitter("none"),
         )
-        told = told_of(
-            effect=effect, name=name, key="key", ignore="asked", tenant=_whose, policy=policy,
-            if_running="raise", retain_for=as_seconds("expires_after", expires_after), **once,
+        settings = complete_options(
+            effect=effect, name=name, key="key", ignore="exchange", tenant=_tenant_of_request, policy=policy,
+            if_running="raise", retain_for=as_seconds("expires_after", expires_after), **once_options,
         )  # fmt: skip
-        recipe = Recipe(self._answer, told)
-        recipe.after_failure = "new_run"
-        self._step = _Endpoint(recipe, engine)
+        options = StepOptions(self._run_application, settings)
+        # A response that was not stored is not a result: a repeat of the request runs again.
+        options.after_failure = "new_run"
+        self._step = _RequestStep(options, engine)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection, as ASGI has it."""
+        """Serve one ASGI connection."""
         if scope["type"] == "lifespan":
-            await self._app(scope, self._until_drained(receive), send)
+            await self._app(scope, self._drain_on_shutdown(receive), send)
             return
-        if scope["type"] != "http" or not self._means(scope):
+        if scope["type"] != "http" or not self._is_guarded(scope):
             await self._app(scope, receive, send)
             return
-        who = self._principal(scope)
-        if hasattr(type(who), "__await__"):
-            who = await who  # type: ignore[misc]
-        if who is None:
+        principal = self._principal(scope)
+        if hasattr(type(principal), "__await__"):
+            principal = await principal  # type: ignore[misc]
+        if principal is None:
             await self._app(scope, receive, send)
             return
-        if not isinstance(who, str):
-            raise UsageError(f"principal gave {who!r}; it has to say who asks as a text, or None")
-        who = normalize_name(who)
-        wire = Wire(send)
+        if not isinstance(principal, str):
+            raise UsageError(f"principal returned {principal!r}; it must return a string or None")
+        # Two Unicode spellings of one name are one principal.
+        principal = normalize_name(principal)
+        connection = ClientConnection(send)
         try:
-            key = read([value for name, value in scope["headers"] if name.lower() == _FIELD])
-        except ValueError as fault:
-            await wire.answer(*problems.answer_of(problems.MALFORMED, f"{str(fault).capitalize()}."))
+            key = parse_key([value for name, value in scope["headers"] if name.lower() == _KEY_HEADER_BYTES])
+        except ValueError as error:
+            await connection.send_response(
+                *problems.problem_response(problems.MALFORMED, f"{str(error).capitalize()}.")
+            )
             return
         if key is not None:
-            await self._guarded(scope, receive, wire, key, who)
-        elif _fits(scope["path"], self._optional):
+            await self._handle_keyed_request(scope, receive, connection, key, principal)
+        elif _matches_path(scope["path"], self._optional):
             await self._app(scope, receive, send)
         else:
-            await wire.answer(*problems.answer_of(problems.MISSING))
+            await connection.send_response(*problems.problem_response(problems.MISSING))
 
-    def _means(self, scope: Scope) -> bool:
-        return scope["method"] in self._methods and _fits(scope["path"], self._paths)
+    def _is_guarded(self, scope: Scope) -> bool:
+        return scope["method"] in self._methods and _matches_path(scope["path"], self._paths)
 
-    async def _guarded(self, scope: Scope, receive: Receive, wire: Wire, key: str, who: str) -> None:
-        """Carry a request out once, and answer it."""
+    async def _handle_keyed_request(
+        self, scope: Scope, receive: Receive, connection: ClientConnection, key: str, principal: str
+    ) -> None:
+        """Process a request with a key once, and send its response."""
         try:
-            body = await whole(receive, self._most)
-        except TooLarge:
-            await wire.answer(*problems.answer_of(problems.TOO_LARGE))
+            body = await read_body(receive, self._max_request)
+        except RequestTooLarge:
+            await connection.send_response(*problems.problem_response(problems.TOO_LARGE))
             return
-        except CutOff:
-            return  # there is nobody to answer, and nothing was begun
-        asked = Request(scope, Kept(wire, body, self._kept, self._left_out), who)
-        line = f"{scope['method']} {scope['path']}"[:500].encode("utf-8", "backslashreplace").decode()
-        called = (key, line, self._fingerprint(scope, body), asked)
+        except RequestTruncated:
+            return  # the client has disconnected, and nothing was begun
+        recorder = ResponseRecorder(connection, body, self._max_response, self._unstored_headers)
+        exchange = RequestInProgress(scope, recorder, principal)
+        # For readers of the log; a path may be long, and may contain lone surrogates.
+        request = f"{scope['method']} {scope['path']}"[:500].encode("utf-8", "backslashreplace").decode()
+        arguments = (key, request, self._fingerprint(scope, body), exchange)
         try:
-            stored = await detached(lambda: self._step(*called), self._under_way)
+            stored = await run_detached(lambda: self._step(*arguments), self._active_tasks)
         except Error as error:
-            await self._refused(error, asked, wire)
+            await self._answer_failure(error, exchange, connection)
             return
-        if asked.kept.ran and asked.kept.stored() == stored:  # or else another attempt was first
-            await asked.kept.deliver()
+        # If another attempt was first, its stored response counts, not the recorded one.
+        if recorder.has_run and recorder.to_record() == stored:
+            await recorder.deliver_response()
         elif stored["body"] is None:
-            await wire.answer(*problems.answer_of(problems.NOT_KEPT, first_status=str(stored["status"])))
+            await connection.send_response(
+                *problems.problem_response(problems.NOT_KEPT, first_status=str(stored["status"]))
+            )
         else:
-            await wire.answer(*replayed(stored))
+            await connection.send_response(*replay_response(stored))
 
-    async def _answer(self, key: str, request: str, fingerprint: str, asked: Request) -> dict[str, Any]:
-        """Let the application answer; what is returned is kept, what is raised is not."""
-        kept = asked.kept
-        if kept.ran:
-            raise TurnedAway("one request is one attempt; the next is for the next one")
+    async def _run_application(
+        self, key: str, request: str, fingerprint: str, exchange: RequestInProgress
+    ) -> dict[str, Any]:
+        """Run the application; return a response to store, raise for one that is not stored."""
+        recorder = exchange.recorder
+        # The body of a request can be replayed, but its client gets one response: one attempt per request.
+        if recorder.has_run:
+            raise ApplicationRefused("this request has had its attempt; the next request has the next one")
         try:
-            await kept.run(self._app, asked.scope)
+            await recorder.run_application(self._app, exchange.scope)
         except Exception as error:
-            asked.raised = error
-            raise NotDecided(f"the application failed with {type(error).__qualname__}") from error
-        if not kept.over:
-            raise NotDecided("the application ended without a whole answer")
-        if self._decides(kept.status):
-            return kept.stored()
-        asked.unkept = True
-        refused = failed_status(kept.status, None, 0.0).sent == "no" or kept.status in self._not_applied
-        kind = TurnedAway if self._effect == "once" and refused else NotDecided
-        raise kind(f"the application answered {kept.status}")
+            exchange.error = error
+            raise NoApplicationResult(f"the application failed with {type(error).__qualname__}") from error
+        if not recorder.is_complete:
+            raise NoApplicationResult("the application ended without a complete response")
+        status = recorder.status
+        if self._is_final(status):
+            return recorder.to_record()
+        exchange.is_unrecorded = True
+        had_no_effect = classify_failed_status(status, None, 0.0).sent == "no" or status in self._not_applied
+        error_class = ApplicationRefused if self._effect == "once" and had_no_effect else NoApplicationResult
+        raise error_class(f"the application responded with {status}")
 
-    def _decides(self, status: int) -> bool:
-        return self._keeps_errors or status in _ALWAYS_KEPT if status >= 500 else status not in UNDECIDED
+    def _is_final(self, status: int) -> bool:
+        """Return whether a response is stored, so that a repeat does not run again."""
+        if status >= 500:
+            return self._stores_errors or status in _ALWAYS_RECORDED
+        return status not in UNDECIDED_STATUSES
 
-    async def _refused(self, error: Error, asked: Request, wire: Wire) -> None:
-        """Answer a request that came to no result that is kept."""
-        if asked.raised is not None:
-            raise asked.raised  # as without us: whoever is outside makes its answer
-        if asked.unkept:
-            await asked.kept.deliver()
-        elif asked.kept.large:
-            return  # what there is of it has gone to the client already
-        elif asked.kept.ran and isinstance(error, Failed):
-            await wire.answer(*problems.answer_of(problems.NO_ANSWER))
+    async def _answer_failure(
+        self, error: Error, exchange: RequestInProgress, connection: ClientConnection
+    ) -> None:
+        """Send the response of a request without a stored result."""
+        if exchange.error is not None:
+            # As without this middleware: the server or an outer middleware makes the response.
+            raise exchange.error
+        if exchange.is_unrecorded:
+            await exchange.recorder.deliver_response()
+        elif exchange.recorder.is_large:
+            return  # its beginning was streamed to the client already
+        elif exchange.recorder.has_run and isinstance(error, StepFailed):
+            await connection.send_response(*problems.problem_response(problems.NO_ANSWER))
         else:
-            await wire.answer(*_problem_of(error))
+            await connection.send_response(*problems.error_response(error))
 
-    def _until_drained(self, receive: Receive) -> Receive:
+    def _drain_on_shutdown(self, receive: Receive) -> Receive:
+        """Return a `receive` that waits for requests in progress before it reports the shutdown."""
+
         async def drain() -> Message:
             message = await receive()
             if message["type"] == "lifespan.shutdown":
-                await drained(self._under_way, DRAIN_S)
+                await wait_for_tasks(self._active_tasks, DRAIN_S)
             return message
 
         return drain
 
 
-#: Of 500 and more, kept whatever was said: it will not pass.
-_ALWAYS_KEPT = frozenset((501, 505))
-
-_PROBLEMS: tuple[tuple[type[Error], problems.Problem, float | None], ...] = (
-    (KeyConflict, problems.OTHER_PAYLOAD, None),
-    (InProgress, problems.IN_PROGRESS, AWAY_S),
-    (KeyExpired, problems.EXPIRED, None),
-    (Quarantined, problems.HELD, None),
-    (ResultUnavailable, problems.NOT_KEPT, None),
-    (Uncertain, problems.UNKNOWN, None),
-    (Parked, problems.NOT_YET, AWAY_S),
-    (Failed, problems.GIVEN_UP, None),
-    (StoreError, problems.NO_RECORD, AWAY_S),
-    (Refused, problems.NO_RECORD, AWAY_S),
-)
+#: Statuses of 500 or more that are stored in any case: a repeat would get the same response.
+_ALWAYS_RECORDED = frozenset((501, 505))
 
 
-def _problem_of(error: Error) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-    """Return the answer to a request that a step refused; what is our own mistake is raised."""
-    for kind, problem, away in _PROBLEMS:
-        if isinstance(error, kind):
-            run = getattr(error.run, "run_id", "")
-            members = {"run": run} if run and problem.status != 422 else {}
-            return problems.answer_of(problem, retry_after_s=away, **members)
-    raise error
-
-
-def _fingerprint(scope: Scope, body: bytes) -> str:
-    """Return what makes two requests the same: method, path, query and body."""
+def _request_fingerprint(scope: Scope, body: bytes) -> str:
+    """Return the digest of method, path, query and body."""
     method, path = (scope[name].encode("utf-8", "surrogatepass") for name in ("method", "path"))
     parts = method, path, scope.get("query_string", b""), body
-    # Lengths keep the parts apart: a path may hold any character.
+    # The lengths keep the parts apart: a path may contain any character.
     return sha256(b"".join(b"%d:%b" % (len(part), part) for part in parts)).hexdigest()
 
 
-def _whose(key: str, request: str, fingerprint: str, asked: Request) -> str:
-    """Return whose a request is; a long name by its digest."""
-    who = asked.principal
-    return who if len(who) <= 200 else sha256(who.encode()).hexdigest()
+def _tenant_of_request(key: str, request: str, fingerprint: str, exchange: RequestInProgress) -> str:
+    """Return the principal of a request as its tenant, or the digest of a long one."""
+    principal = exchange.principal
+    return principal if len(principal) <= 200 else sha256(principal.encode()).hexdigest()
 
 
-def _asks(reconcile: Any) -> Any:
-    """Return what asks the user's function about a lost attempt, and makes of its answer what is kept."""
+def _make_reconcile(reconcile: Any) -> Any:
+    """Return the step's reconcile function, which calls the user's and converts its response."""
     if reconcile is None:
         return None
     if not callable(reconcile):
         raise UsageError(f"reconcile is {reconcile!r}; it takes a function of a key and a principal")
 
-    async def ask(key: str, request: str, fingerprint: str, asked: Request) -> Any:
-        if asked.kept.ran:  # the next request asks: this one has had its attempt
-            return Found("unknown")
-        found = reconcile(key, asked.principal)
-        if hasattr(type(found), "__await__"):
-            found = await found
-        if type(found) is not Found or found.found != "applied":
-            return found
-        if not isinstance(found.value, Answer):
+    async def reconcile_request(key: str, request: str, fingerprint: str, exchange: RequestInProgress) -> Any:
+        # This request has had its attempt; the next one asks again.
+        if exchange.recorder.has_run:
+            return ReconcileAnswer("unknown")
+        answer = reconcile(key, exchange.principal)
+        if hasattr(type(answer), "__await__"):
+            answer = await answer
+        if type(answer) is not ReconcileAnswer or answer.found != "applied":
+            return answer
+        if not isinstance(answer.value, StoredResponse):
             raise UsageError(
-                f"reconcile gave {found.value!r:.80}; write applied(oncemore.http.Answer(status, body))"
+                f"reconcile returned {answer.value!r:.80}; it must return "
+                "applied(oncemore.http.StoredResponse(status, body))"
             )
-        return found._replace(value=found.value.stored())
+        return answer._replace(value=answer.value.to_record())
 
-    return ask
+    return reconcile_request
 
 
-def _patterns(given: Any) -> tuple[str, ...]:
-    patterns = (given,) if isinstance(given, str) else tuple(given)
+def _check_patterns(value: Any) -> tuple[str, ...]:
+    patterns = (value,) if isinstance(value, str) else tuple(value)
     if not all(isinstance(pattern, str) for pattern in patterns):
-        raise UsageError(f"paths and optional take patterns of paths, '/orders/*', and got {given!r}")
+        raise UsageError(f"paths and optional take patterns such as '/orders/*', not {value!r}")
     return patterns
 
 
-def _fits(path: str, patterns: tuple[str, ...]) -> bool:
+def _matches_path(path: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(path, pattern) for pattern in patterns)

@@ -1,34 +1,28 @@
-"""What may be sent again, with which fields, and what is told of it: the same for every client.
+"""Decides whether an HTTP request is sent again; the same for every client library.
 
-A request goes the way of `retry` (`retries.loop`): this module only says what an answer means there, and
-which repeats are allowed. An answer that is a failure travels as an `Unwelcome` error, so that the script
-classifies it and waits as long as it asks; in the end the caller gets the answer itself, as without us.
+The retry loop (`retries.loop`) runs the attempts. A request is sent again if its failure may pass, its body
+can be sent a second time, and one of these holds:
 
-A request is sent again if its failure may pass (`classifiers.classify`), its body can be had a second time,
-and
-
-    its method is idempotent by nature      GET, HEAD, OPTIONS, TRACE, PUT, DELETE
-    or the caller has declared it           repeats=
-    or it carries an idempotency key        the caller's own, or that of the step around it
-    or nothing has reached the server       no connection, or it said that it refused (429)
-
-The key of a step that is declared `once` is sent, but allows nothing: that the other side looks at it is just
-what such a step does not claim.
+    its method is idempotent                GET, HEAD, OPTIONS, TRACE, PUT, DELETE
+    the caller has declared it              idempotent=
+    it has an idempotency key               the caller's, or that of the surrounding step
+    nothing has reached the server          no connection, or it was refused (429)
 """
 
 from __future__ import annotations
 
 import sys
 
-from oncemore._values import Record, Value
+from oncemore._values import FrozenRecord, Value
 from oncemore.classifiers.classify import classify
-from oncemore.classifiers.http_status import classify_status, failed_status
+from oncemore.classifiers.http_status import classify_failed_status, classify_status
 from oncemore.errors import UsageError
-from oncemore.http.key_scope import FIELD, STYLES, Place, around, written
-from oncemore.limits.breaker import Gate, Passage
-from oncemore.limits.budget import Budget
-from oncemore.retries.loop import decision as decision_of
-from oncemore.retries.options import as_seconds, plan_of
+from oncemore.http.host_limits import HostBreaker, PerHostLimits
+from oncemore.http.key_scope import KEY_HEADER, KEY_STYLES, RequestSlot, current_attempt, format_key
+from oncemore.limits.breaker import BreakerCore
+from oncemore.limits.budget import TokenBucket
+from oncemore.retries.loop import get_decision
+from oncemore.retries.options import as_seconds, build_plan
 from oncemore.steps.context import CONTEXT
 
 TYPE_CHECKING = False
@@ -37,351 +31,303 @@ if TYPE_CHECKING:
     from os import PathLike
     from typing import Any, Final, Literal, TypedDict
 
-    from oncemore.audit.events import Event
+    from oncemore.audit.events import AuditEvent
     from oncemore.http.key_scope import Style
-    from oncemore.limits.breaker import Script
     from oncemore.policy.backoff import Jitter, Schedule
     from oncemore.policy.decide import Decision
-    from oncemore.policy.model import Action, Failure, Verdict
+    from oncemore.policy.model import Failure
     from oncemore.policy.policy import Policy
-    from oncemore.retries.loop import Plan, Report
+    from oncemore.retries.loop import RetryPlan, RetryReport
     from oncemore.retries.options import Seconds
 
-    class Sending(TypedDict, total=False):
+    class ClientKeywords(TypedDict, total=False):
         """The keyword arguments of `Transport`, `AsyncTransport` and `Adapter`."""
 
         attempts: int | None
-        within: Seconds | None
+        total_timeout: Seconds | None
         wait: Schedule | Seconds | Sequence[Seconds] | None
         jitter: Jitter | str | None
         policy: Policy | str | PathLike[str] | None
         seed: str | int | None
-        budget: Budget | Callable[[str], Budget] | None
-        breaker: Gate | Callable[[str], Gate] | None
-        repeats: Sequence[str] | Callable[[Any], bool]
-        in_step: Literal["once", "retry"]
+        budget: TokenBucket | Callable[[str], TokenBucket] | None
+        breaker: BreakerCore | Callable[[str], BreakerCore] | None
+        idempotent: Sequence[str] | Callable[[Any], bool]
+        retries_in_step: Literal["once", "retry"]
         timeout: Seconds
         key_style: Style
-        on_retry: Callable[[Report], object] | None
-        on_give_up: Callable[[Report], object] | None
-        on_event: Callable[[Event], object] | None
+        on_retry: Callable[[RetryReport], object] | None
+        on_give_up: Callable[[RetryReport], object] | None
+        on_event: Callable[[AuditEvent], object] | None
         category: str | None
 
 
 #: RFC 9110 §9.2.2.
-IDEMPOTENT: Final = frozenset(("GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"))
-ATTEMPT: Final = "Oncemore-Attempt"
-#: Of a request that has no time limit of its own (HTTP-7).
-TIMEOUT_S: Final = 30.0
-#: How many hosts are known with a budget of their own; the one that was asked first goes first.
-MOST_HOSTS: Final = 1000
-#: An answer that is thrown away is read if it is no longer, so that its connection can be used again.
-SMALL: Final = 16_384
+IDEMPOTENT_METHODS: Final = frozenset(("GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"))
+ATTEMPT_HEADER: Final = "Oncemore-Attempt"
+#: The timeout of a request without one (HTTP-7).
+DEFAULT_TIMEOUT_S: Final = 30.0
+#: The limit up to which a discarded response is read, so that its connection can be reused.
+SHORT_BYTES: Final = 16_384
 
-_OF_RETRY = ("attempts", "within", "wait", "jitter", "policy", "seed", "on_event", "category")
-_HOOKS = ("on_retry", "on_give_up")
-_OWN = ("budget", "breaker", "repeats", "in_step", "timeout", "key_style")
+_RETRY_OPTIONS = ("attempts", "total_timeout", "wait", "jitter", "policy", "seed", "on_event", "category")
+_HOOK_OPTIONS = ("on_retry", "on_give_up")
+_CLIENT_OPTIONS = ("budget", "breaker", "idempotent", "retries_in_step", "timeout", "key_style")
 
 
-class Told(Value):
-    """What became of a request besides its answer.
+class RetryInfo(Value):
+    """How a request was retried.
 
-    attempts  how often it was sent
-    why       in a sentence: why it was not sent again; empty where nothing failed
-    decision  the last decision about it, with its proof; None where nothing failed
+    attempts  the number of times it was sent
+    reason    why it was not sent again; empty if it did not fail
+    decision  the last decision, with its proof; None if it did not fail
     """
 
     attempts: int
-    why: str = ""
+    reason: str = ""
     decision: Decision | None = None
 
     @property
     def not_before(self) -> float | None:
-        """When the server wants us back, in POSIX seconds, where it said so and it was too late to wait."""
+        """The earliest time of another try, in POSIX seconds, if the server asked for too long a wait."""
         return None if self.decision is None else self.decision.not_before
 
 
-def told(answer: Any) -> Told | None:
-    """Return what became of a request, from its answer or its error; None if it did not go this way."""
-    found = (getattr(answer, "extensions", None) or {}).get(_TOLD) or getattr(answer, "__dict__", {}).get(
-        _TOLD
-    )
-    return found if isinstance(found, Told) else None
+def retry_info(response: Any) -> RetryInfo | None:
+    """Return how a request was retried, from its response or error; None if another transport sent it."""
+    # Responses of httpx have `extensions`; those of requests, and exceptions, have an attribute.
+    extensions = getattr(response, "extensions", None) or {}
+    info = extensions.get(_INFO_KEY) or getattr(response, "__dict__", {}).get(_INFO_KEY)
+    return info if isinstance(info, RetryInfo) else None
 
 
-_TOLD: Final = "oncemore"
+_INFO_KEY: Final = "oncemore"
 
 
-class Unwelcome(Exception):
-    """An answer that is a failure, on its way to be classified."""
+class FailedResponse(Exception):
+    """Carries a failed response to the classifier; the caller gets the response itself in the end."""
 
-    def __init__(self, answer: Any, status: int, fields: object) -> None:
+    def __init__(self, response: Any, status: int, fields: object) -> None:
         super().__init__(f"HTTP {status}")
-        self.answer, self.status, self.fields = answer, status, fields
+        self.response, self.status, self.fields = response, status, fields
 
 
-class Asked(Value):
-    """A request, as far as it matters here.
+class RequestInfo(Value):
+    """The properties of a request that decide on a retry.
 
-    host    with the port, where it is not the usual one
-    keyed   whether the caller has given it an idempotency key
-    again   whether its body can be had a second time
+    host                with the port, unless it is the default port
+    has_key             whether the caller has set an idempotency key
+    is_body_repeatable  whether its body can be sent a second time
     """
 
     request: Any
     method: str
     host: str
     url: str
-    keyed: bool
-    again: bool
+    has_key: bool
+    is_body_repeatable: bool
 
 
-class Rules(Record):
-    """What a client was told, checked and made ready; the same for all its requests."""
+class ClientOptions(FrozenRecord):
+    """The checked options of a client; the same for all its requests."""
 
     __slots__ = (
         "breakers",
         "budgets",
-        "in_step",
+        "is_idempotent",
         "key_style",
         "on_give_up",
         "on_retry",
-        "once",
         "plan",
-        "repeats",
+        "retries_in_step",
+        "single_attempt_policy",
         "timeout",
     )
-    breakers: Hosts
-    budgets: Hosts
-    in_step: str
+    breakers: PerHostLimits
+    budgets: PerHostLimits
+    is_idempotent: Callable[[str, Any], bool]
     key_style: str
-    on_give_up: Callable[[Report], object] | None
-    on_retry: Callable[[Report], object] | None
-    once: Policy
-    plan: Plan
-    repeats: Callable[[str, Any], bool]
+    on_give_up: Callable[[RetryReport], object] | None
+    on_retry: Callable[[RetryReport], object] | None
+    single_attempt_policy: Policy
+    plan: RetryPlan
+    retries_in_step: str
     timeout: float
 
-    def __init__(self, where: str, options: Sending, colour: str) -> None:
+    def __init__(self, where: str, options: ClientKeywords, colour: str) -> None:
         for option in options:
-            if option not in (*_OF_RETRY, *_HOOKS, *_OWN):
-                taken = ", ".join((*_OF_RETRY, *_HOOKS, *_OWN))
-                raise UsageError(f"{where}() has no {option}=; it takes {taken}")
-        given: dict[str, Any] = {**options}
-        named: Any = {name: value for name, value in given.items() if name not in _OWN}
-        named["on"] = "transient"
-        plan = plan_of(named, where, colour)
-        timeout = as_seconds("timeout", options.get("timeout", TIMEOUT_S))
+            if option not in (*_RETRY_OPTIONS, *_HOOK_OPTIONS, *_CLIENT_OPTIONS):
+                allowed = ", ".join((*_RETRY_OPTIONS, *_HOOK_OPTIONS, *_CLIENT_OPTIONS))
+                raise UsageError(f"{where}() has no {option}=; it takes {allowed}")
+        retry_options: Any = {name: value for name, value in options.items() if name not in _CLIENT_OPTIONS}
+        retry_options["on"] = "transient"
+        plan = build_plan(retry_options, where, colour)
+        timeout = as_seconds("timeout", options.get("timeout", DEFAULT_TIMEOUT_S))
         if not 0 < timeout <= 86_400:
             raise UsageError(f"timeout is {timeout!r}; it takes more than 0 and up to 86400 seconds")
-        self.fill(
-            Hosts("breaker", options.get("breaker"), Gate),
-            Hosts("budget", options.get("budget"), Budget),
-            _choice("in_step", options.get("in_step", "once"), ("once", "retry")),
-            _choice("key_style", options.get("key_style", "quoted"), STYLES),
-            plan.on_give_up,
-            plan.on_retry,
-            plan.policy.but(max_attempts=1),
-            plan,
-            _declared(options.get("repeats", ())),
-            timeout,
+        self.set_fields(
+            breakers=PerHostLimits("breaker", options.get("breaker"), BreakerCore),
+            budgets=PerHostLimits("budget", options.get("budget"), TokenBucket),
+            is_idempotent=_make_idempotent_check(options.get("idempotent", ())),
+            key_style=_check_choice("key_style", options.get("key_style", "quoted"), KEY_STYLES),
+            on_give_up=plan.on_give_up,
+            on_retry=plan.on_retry,
+            single_attempt_policy=plan.policy.replace(max_attempts=1),
+            plan=plan,
+            retries_in_step=_check_choice(
+                "retries_in_step", options.get("retries_in_step", "once"), ("once", "retry")
+            ),
+            timeout=timeout,
         )
 
 
-class Hosts:
-    """One budget or breaker for all hosts, or one for each, made when the host is first asked."""
-
-    def __init__(self, option: str, given: Any, kind: type) -> None:
-        if given is not None and not isinstance(given, kind) and not callable(given):
-            name = option.capitalize()
-            raise UsageError(
-                f"{option} is {given!r}; it takes a {name}, or a function that makes one for a host"
-            )
-        self._option, self._given, self._kind = option, given, kind
-        self._known: dict[str, Any] = {}
-
-    def of(self, host: str) -> Any:
-        """Return the one of a host, or None."""
-        if self._given is None or isinstance(self._given, self._kind):
-            return self._given
-        found = self._known.get(host)
-        if found is None:
-            made = self._given(host)
-            if not isinstance(made, self._kind):
-                raise UsageError(
-                    f"{self._option} gave {made!r} for a host; it has to make a {self._kind.__name__}"
-                )
-            if len(self._known) >= MOST_HOSTS:
-                self._known.pop(next(iter(self._known)), None)
-            found = self._known.setdefault(host, made)
-        return found
-
-
-def _choice(option: str, value: Any, choices: tuple[str, ...]) -> str:
+def _check_choice(option: str, value: Any, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise UsageError(f"{option} is {value!r}; the choices are {', '.join(choices)}")
     return str(value)
 
 
-def _declared(repeats: Any) -> Callable[[str, Any], bool]:
-    """Return the question whether the caller has declared a request idempotent."""
-    if callable(repeats):
-        return lambda method, request: bool(repeats(request))
-    if isinstance(repeats, str) or not all(isinstance(method, str) for method in repeats):
-        raise UsageError(f"repeats is {repeats!r}; it takes methods, ('POST',), or a function of a request")
-    methods = frozenset(method.upper() for method in repeats)
+def _make_idempotent_check(idempotent: Any) -> Callable[[str, Any], bool]:
+    """Return a function of method and request: whether the caller has declared the request idempotent."""
+    if callable(idempotent):
+        return lambda method, request: bool(idempotent(request))
+    if isinstance(idempotent, str) or not all(isinstance(method, str) for method in idempotent):
+        raise UsageError(
+            f"idempotent is {idempotent!r}; it takes methods, ('POST',), or a function of a request"
+        )
+    methods = frozenset(method.upper() for method in idempotent)
     return lambda method, request: method in methods
 
 
-class Exchange:
-    """One request on its way: how often it was sent, under which key, whether it may be sent again.
+class RequestRetry:
+    """The attempts of one request: their number, their key, and whether another one is allowed."""
 
-    sent  how often it was sent
-    """
+    def __init__(self, options: ClientOptions, request: RequestInfo) -> None:
+        self._options, self._request = options, request
+        self._step = current_attempt()
+        self.attempts_sent = 0
+        self._slot: RequestSlot | None = None
+        self._no_repeat_reason = ""
+        is_idempotent_method = request.method in IDEMPOTENT_METHODS
+        if self._step is not None and not is_idempotent_method and not request.has_key:
+            self._slot = RequestSlot(self._step, request.method, request.url)
+        # The key of a `once` step is sent, but allows no repeat: such a step does not claim that the server
+        # deduplicates by it.
+        step_allows_repeat = self._step is None or self._step.seen.record.effect != "once"
+        self._has_key = request.has_key or (self._slot is not None and step_allows_repeat)
+        self._is_repeatable = (
+            is_idempotent_method or self._has_key or options.is_idempotent(request.method, request.request)
+        )
 
-    def __init__(self, rules: Rules, asked: Asked) -> None:
-        self._rules, self._asked = rules, asked
-        self._step = around()
-        self.sent = 0
-        self._place: Place | None = None
-        self._why = ""
-        natural = asked.method in IDEMPOTENT
-        if self._step is not None and not natural and not asked.keyed:
-            self._place = Place(self._step, asked.method, asked.url)
-        by_step = self._step is None or self._step.seen.run.effect != "once"
-        keyed = asked.keyed or (self._place is not None and by_step)
-        self._keyed = keyed
-        self._may = natural or keyed or rules.repeats(asked.method, asked.request)
-
-    def plan(self, let_go: Callable[[Report], object], give_up: Callable[[Report], object] | None) -> Plan:
-        """Return the plan of this request; `let_go` closes what is not needed any more."""
-        rules = self._rules
-        alone = self._step is None or rules.in_step == "retry"
-        gate = rules.breakers.of(self._asked.host)
-        return rules.plan.replaced(
-            name=f"{self._asked.method} {self._asked.host}",
-            policy=rules.plan.policy if alone else rules.once,
-            covers=self._covers,
-            classify=self._classify,
-            breaker=None if gate is None else Entrance(gate, self),
-            budget=rules.budgets.of(self._asked.host),
+    def build_plan(
+        self, on_retry: Callable[[RetryReport], object], on_give_up: Callable[[RetryReport], object] | None
+    ) -> RetryPlan:
+        """Return the retry plan of this request; `on_retry` must close the failed response."""
+        options, host = self._options, self._request.host
+        # Inside a step the step itself retries; with retries at both levels the numbers multiply.
+        may_retry = self._step is None or options.retries_in_step == "retry"
+        breaker = options.breakers.for_host(host)
+        return options.plan.copy_with(
+            name=f"{self._request.method} {host}",
+            policy=options.plan.policy if may_retry else options.single_attempt_policy,
+            covers=self._may_repeat,
+            classify=self._classify_error,
+            breaker=None if breaker is None else HostBreaker(breaker, self),
+            budget=options.budgets.for_host(host),
             deadline=CONTEXT.get().deadline or None,
             cuts=False,
             heard=True,
-            on_retry=let_go,
-            on_give_up=give_up,
+            on_retry=on_retry,
+            on_give_up=on_give_up,
         )
 
-    def fields(self) -> dict[str, str]:
-        """Count an attempt, and return the fields that it carries besides the caller's own."""
-        self.sent += 1
-        before = 0 if self._step is None else self._step.number - 1
-        fields = {ATTEMPT: str(self.sent + before)}
-        if self._place is not None:
-            fields[FIELD] = written(self._place.key, self._rules.key_style)
+    def start_attempt(self) -> dict[str, str]:
+        """Count an attempt; return the header fields to add to the caller's."""
+        self.attempts_sent += 1
+        earlier = 0 if self._step is None else self._step.number - 1
+        fields = {ATTEMPT_HEADER: str(self.attempts_sent + earlier)}
+        if self._slot is not None:
+            fields[KEY_HEADER] = format_key(self._slot.key, self._options.key_style)
         return fields
 
-    def judged(self, answer: Any, status: int, fields: object) -> Any:
-        """Return an answer, or raise it where it is a failure that may pass."""
+    def check_response(self, response: Any, status: int, fields: object) -> Any:
+        """Return a response, or raise `FailedResponse` for a failure that may pass."""
         failure = classify_status(status, fields, 0.0)
-        if failure is not None and (failure.passing or self._waits_for_the_first(status)):
-            raise Unwelcome(answer, status, fields)
-        return answer
+        if failure is not None and (failure.may_pass or self._is_key_in_progress(status)):
+            raise FailedResponse(response, status, fields)
+        return response
 
-    def _waits_for_the_first(self, status: int) -> bool:
-        """Whether 409 means that the first request with our key is still being worked on."""
-        return status == 409 and self._keyed
+    def _is_key_in_progress(self, status: int) -> bool:
+        """Return whether 409 means that the server is still processing the first request with this key."""
+        return status == 409 and self._has_key
 
-    def _classify(self, error: BaseException, now: float) -> Failure:
-        if type(error) is not Unwelcome:
+    def _classify_error(self, error: BaseException, now: float) -> Failure:
+        if type(error) is not FailedResponse:
             return classify(error, now)
-        failure = failed_status(error.status, error.fields, now)
-        return failure._replace(kind="transient") if self._waits_for_the_first(error.status) else failure
+        failure = classify_failed_status(error.status, error.fields, now)
+        return failure._replace(kind="transient") if self._is_key_in_progress(error.status) else failure
 
-    def _covers(self, error: Exception, failure: Failure) -> bool:
-        """Whether a failed request may be sent again; where not, remember why."""
-        if not self._rules.plan.covers(error, failure):
+    def _may_repeat(self, error: Exception, failure: Failure) -> bool:
+        """Return whether a failed request may be sent again; remember the reason if not."""
+        if not self._options.plan.covers(error, failure):
             return False
-        if not self._asked.again:
-            self._why = "its body is a stream, which cannot be had a second time; give bytes, or a file"
-        elif not self._may and failure.sent != "no":
-            self._why = (
-                f"{self._asked.method} is not idempotent and it may have arrived; declare it with repeats=, "
-                "or send an Idempotency-Key"
+        if not self._request.is_body_repeatable:
+            self._no_repeat_reason = "its body is a stream and cannot be sent twice; pass bytes, or a file"
+        elif not self._is_repeatable and failure.sent != "no":
+            self._no_repeat_reason = (
+                f"{self._request.method} is not idempotent and the server may have received it; declare it "
+                "with idempotent=, or send an Idempotency-Key"
             )
-        return not self._why
+        return not self._no_repeat_reason
 
     @property
-    def refused(self) -> bool:
-        """Whether a failure that may pass is not followed by a repeat, only because that is not safe."""
-        return self._why != ""
+    def is_repeat_unsafe(self) -> bool:
+        """Whether a failure that may pass was not retried only because a repeat is not safe."""
+        return self._no_repeat_reason != ""
 
-    def over(self) -> None:
-        """Say that the request is no longer under way."""
-        if self._place is not None:
-            self._place.over()
+    def finish_request(self) -> None:
+        """Release the request's slot in its step."""
+        if self._slot is not None:
+            self._slot.release_slot()
 
-    def answered(self, answer: Any) -> Any:
-        """Return an answer with what became of its request."""
-        return _noted(answer, Told(self.sent))
+    def annotate_response(self, response: Any) -> Any:
+        """Return a response with its `RetryInfo`."""
+        return _attach_info(response, RetryInfo(self.attempts_sent))
 
-    def failed(self, error: Exception) -> Any:
-        """Return the answer that an error stands for; raise any other error, with what became of it."""
-        made = decision_of(error)
-        said = Told(self.sent, self._why or ("" if made is None else made.reason), made)
-        if self._why and self.sent:
-            self._say(error)
-        if type(error) is Unwelcome:
-            return _noted(error.answer, said)
-        error.__dict__[_TOLD] = said
+    def response_or_raise(self, error: Exception) -> Any:
+        """Return the response of a `FailedResponse`, or raise the error; attach the `RetryInfo`."""
+        decision = get_decision(error)
+        reason = self._no_repeat_reason or ("" if decision is None else decision.reason)
+        info = RetryInfo(self.attempts_sent, reason, decision)
+        if self._no_repeat_reason and self.attempts_sent:
+            self._warn_not_repeated(error)
+        if type(error) is FailedResponse:
+            return _attach_info(error.response, info)
+        error.__dict__[_INFO_KEY] = info
         raise error
 
-    def _say(self, error: Exception) -> None:
-        text = f"oncemore: {self._asked.method} {self._asked.host} is not sent again: {self._why}."
+    def _warn_not_repeated(self, error: Exception) -> None:
+        text = (
+            f"oncemore: {self._request.method} {self._request.host} is not sent again: "
+            f"{self._no_repeat_reason}."
+        )
         error.add_note(text)
+        # Not imported here: only programs that use logging pay for it.
         logging = sys.modules.get("logging")
         if logging is not None:
             logging.getLogger("oncemore.http").warning("%s", text)
 
 
-class Entrance(Gate):
-    """A host's breaker, as one request passes it."""
-
-    __slots__ = ("_exchange",)
-
-    def __init__(self, gate: Gate, exchange: Exchange) -> None:
-        super().__init__(gate.name, gate.rules, gate.book)
-        self._exchange = exchange
-
-    def passage(self, limit_s: float | None = None) -> Passage:
-        """Return the way of the request."""
-        return Way(self, limit_s, self._exchange)
-
-
-class Way(Passage):
-    """Counts a failure against its host also where no repeat follows, if that is our choice alone."""
-
-    __slots__ = ("_exchange",)
-
-    def __init__(self, gate: Gate, limit_s: float | None, exchange: Exchange) -> None:
-        super().__init__(gate, limit_s)
-        self._exchange = exchange
-
-    def failed(self, failure: Failure, verdict: Verdict, action: Action) -> Script[float | None]:
-        """Tell that an attempt failed: a POST that is not sent again may have had an effect, or not."""
-        return super().failed(failure, "UNKNOWN" if self._exchange.refused else verdict, action)
-
-
-def _noted(answer: Any, said: Told) -> Any:
-    extensions = getattr(answer, "extensions", None)
+def _attach_info(response: Any, info: RetryInfo) -> Any:
+    extensions = getattr(response, "extensions", None)
     if isinstance(extensions, dict):
-        extensions[_TOLD] = said
+        extensions[_INFO_KEY] = info
     else:
-        answer.__dict__[_TOLD] = said
-    return answer
+        response.__dict__[_INFO_KEY] = info
+    return response
 
 
-def small(fields: Any) -> bool:
-    """Whether an answer says of itself that it is short."""
+def is_short_response(fields: Any) -> bool:
+    """Return whether the Content-Length of a response is at most `SHORT_BYTES`."""
     length = fields.get("Content-Length") or ""
-    return length.isascii() and length.isdigit() and len(length) < 9 and int(length) <= SMALL
+    # The server chose the text: check it before `int()` gets it.
+    return length.isascii() and length.isdigit() and len(length) < 9 and int(length) <= SHORT_BYTES

@@ -1,8 +1,7 @@
-"""One request and its answer between an ASGI server and an application: read whole, kept, sent.
+"""Reads an ASGI request into memory, records the application's response, and replays stored responses.
 
-The application gets the request from memory and is never told that the client has gone: what it has begun it
-is to finish, for the answer is kept for whoever asks again. Its answer is kept up to a limit; what is longer
-goes straight on to the client from there, and is not kept.
+The application does not learn that its client has disconnected: it must finish, because the response is
+stored for a retry of the request. A response beyond the size limit is streamed to the client and not stored.
 """
 
 from __future__ import annotations
@@ -22,126 +21,135 @@ if TYPE_CHECKING:
     Send = Callable[[Message], Awaitable[None]]
     App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-#: Fields that belong to one message or one connection, or that hold a secret of one client: sent, not kept.
-OF_ONE_MESSAGE = frozenset(
+#: Header fields that are sent but not stored: of one message or connection, or with a secret of one client.
+UNSTORED_HEADERS = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"te", b"trailer", b"upgrade",
      b"date", b"server", b"set-cookie", b"www-authenticate", b"authentication-info", b"alt-svc")
 )  # fmt: skip
-#: What a limit of bytes may be: an answer is a step's result, and those have one too.
-LARGEST_BYTES = 32 * 1024 * 1024
-REPLAYED = (b"idempotent-replayed", b"true")
+#: The highest size limit that can be configured: a stored response is a step's result, whose size is limited.
+MAX_BYTES = 32 * 1024 * 1024
+REPLAYED_HEADER = (b"idempotent-replayed", b"true")
 
 
-class Answer(Value):
-    """An answer as it is kept, and as `reconcile=` gives one: status, body, header fields."""
+class StoredResponse(Value):
+    """A stored response, also as the result of `reconcile=`: status, body, header fields."""
 
     status: int
     body: bytes = b""
     headers: Any = ()
 
-    def stored(self) -> dict[str, Any]:
-        """Return what the log keeps of it."""
+    def to_record(self) -> dict[str, Any]:
+        """Return the response as the log stores it."""
         pairs = self.headers.items() if hasattr(self.headers, "items") else self.headers
-        fields = [[_latin(name).lower(), _latin(value)] for name, value in pairs]
+        fields = [[_decode_latin1(name).lower(), _decode_latin1(value)] for name, value in pairs]
         if not 100 <= self.status <= 599 or not isinstance(self.body, bytes):
             raise UsageError(
-                f"an Answer takes a status from 100 to 599 and a body of bytes, not {self!r:.80}"
+                f"a StoredResponse takes a status from 100 to 599 and a body of bytes, not {self!r:.80}"
             )
         return {"status": self.status, "headers": fields, "body": self.body}
 
 
-def _latin(text: Any) -> str:
+def _decode_latin1(text: Any) -> str:
     return text.decode("latin-1") if isinstance(text, bytes) else str(text)
 
 
-class TooLarge(Exception):
-    """A request is longer than it may be."""
+class RequestTooLarge(Exception):
+    """A request is larger than the limit."""
 
 
-class CutOff(Exception):
-    """A request ended before it was whole."""
+class RequestTruncated(Exception):
+    """The client disconnected before the request was complete."""
 
 
 def check_byte_limit(option: str, value: Any) -> int:
-    """Return a limit of bytes; refuse one that cannot be meant."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= LARGEST_BYTES:
-        raise UsageError(f"{option} is {value!r}; it takes 1 to {LARGEST_BYTES} bytes")
+    """Return a size limit in bytes; raise `UsageError` if it is out of range."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MAX_BYTES:
+        raise UsageError(f"{option} is {value!r}; it takes 1 to {MAX_BYTES} bytes")
     return value
 
 
-async def whole(receive: Receive, most: int) -> bytes:
-    """Return a request's body, read to its end."""
+async def read_body(receive: Receive, max_bytes: int) -> bytes:
+    """Return the complete body of a request; raise if it is too large or incomplete."""
     parts, length, more = [], 0, True
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise CutOff
+            raise RequestTruncated
         part = message.get("body", b"")
         length += len(part)
-        if length > most:
-            raise TooLarge
+        # Before the part is stored, so that memory stays bounded.
+        if length > max_bytes:
+            raise RequestTooLarge
         parts.append(part)
         more = message.get("more_body", False)
     return b"".join(parts)
 
 
-class Wire:
-    """The way to a client that may have gone: what is sent then goes nowhere, and nobody stops for it."""
+class ClientConnection:
+    """The connection to a client; after a disconnect, messages are dropped without an error."""
 
     def __init__(self, send: Send) -> None:
-        self._send, self.gone = send, False
+        self._send, self.is_gone = send, False
 
-    async def send(self, message: Message) -> None:
-        """Send a message, if there is anybody to send it to."""
-        if not self.gone:
+    async def send_message(self, message: Message) -> None:
+        """Send an ASGI message, unless the client has disconnected."""
+        if not self.is_gone:
             try:
                 await self._send(message)
+            # The ASGI specification has `send` raise OSError after a disconnect.
             except OSError:
-                self.gone = True
+                self.is_gone = True
 
-    async def answer(self, status: int, fields: Any, body: bytes) -> None:
-        """Send a whole answer."""
-        await self.send({"type": "http.response.start", "status": status, "headers": fields})
-        await self.send({"type": "http.response.body", "body": body, "more_body": False})
+    async def send_response(self, status: int, fields: Any, body: bytes) -> None:
+        """Send a complete response."""
+        await self.send_message({"type": "http.response.start", "status": status, "headers": fields})
+        await self.send_message({"type": "http.response.body", "body": body, "more_body": False})
 
 
-class Kept:
-    """The application's side of one request: what it is given, and what it answers.
+class ResponseRecorder:
+    """Runs the application on one request and records its response.
 
-    ran        whether the application was asked at all: if not, what is sent is a kept answer
-    status     of its answer; 0 before it has begun one
-    large      whether the answer was longer than may be kept: it has gone to the client already
+    has_run      whether the application was called; if not, the client gets a stored response
+    status       of the response; 0 before it has begun
+    is_complete  whether the response has ended
+    is_large     whether the response is beyond the limit, and was streamed to the client already
     """
 
-    def __init__(self, wire: Wire, body: bytes, most: int, left_out: frozenset[bytes]) -> None:
-        self._wire, self._body, self._most, self._left_out = wire, body, most, left_out
-        self._given = False
+    def __init__(
+        self,
+        connection: ClientConnection,
+        body: bytes,
+        max_bytes: int,
+        unstored_headers: frozenset[bytes],
+    ) -> None:
+        self._connection, self._body, self._max_bytes = connection, body, max_bytes
+        self._unstored_headers = unstored_headers
+        self._body_delivered = False
         self._parts: list[bytes] = []
         self._length = 0
-        self.ran, self.large, self.over = False, False, False
+        self.has_run, self.is_large, self.is_complete = False, False, False
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
 
-    async def run(self, app: App, scope: Scope) -> None:
-        """Let the application work on the request; what it leaves in the scope is left there.
-
-        Extensions of the protocol are not offered: a file that the server sends by itself passes us by.
-        """
-        self.ran = True
+    async def run_application(self, app: App, scope: Scope) -> None:
+        """Run the application on the request; its changes to the scope are kept."""
+        self.has_run = True
+        # Without protocol extensions: a file that the server sends by itself could not be recorded.
         inner = {**scope, "extensions": {}}
         try:
-            await app(inner, self._receive, self._send)
+            await app(inner, self._receive_message, self._send_message)
         finally:
             scope.update({name: value for name, value in inner.items() if name != "extensions"})
 
-    async def _receive(self) -> Message:
-        if not self._given:
-            self._given = True
+    async def _receive_message(self) -> Message:
+        if not self._body_delivered:
+            self._body_delivered = True
             return {"type": "http.request", "body": self._body, "more_body": False}
-        await _forever()
-        raise AssertionError("nobody gets here")  # pragma: no cover
+        # The application waits for a disconnect, of which it must not learn.
+        await _wait_forever()
+        raise AssertionError("unreachable")  # pragma: no cover
 
-    async def _send(self, message: Message) -> None:
+    async def _send_message(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
@@ -149,47 +157,50 @@ class Kept:
         if message["type"] != "http.response.body" or not self.status:
             return
         part = message.get("body", b"")
-        self.over = not message.get("more_body", False)
+        self.is_complete = not message.get("more_body", False)
         self._length += len(part)
-        if self.large:
-            await self._wire.send(message)
+        if self.is_large:
+            await self._connection.send_message(message)
             return
         self._parts.append(part)
-        if self._length > self._most:
-            self.large = True
-            held, self._parts = b"".join(self._parts), []
-            await self._wire.send(
+        if self._length > self._max_bytes:
+            # From here on the response is streamed, beginning with the parts in memory.
+            self.is_large = True
+            recorded, self._parts = b"".join(self._parts), []
+            await self._connection.send_message(
                 {"type": "http.response.start", "status": self.status, "headers": self.headers}
             )
-            await self._wire.send({"type": "http.response.body", "body": held, "more_body": not self.over})
+            await self._connection.send_message(
+                {"type": "http.response.body", "body": recorded, "more_body": not self.is_complete}
+            )
 
     @property
     def body(self) -> bytes:
-        """The answer's body, as far as it is kept."""
+        """The recorded body."""
         return b"".join(self._parts)
 
-    def stored(self) -> dict[str, Any]:
-        """Return what the log keeps of the answer: all that is not of this one message."""
-        if self.large:
+    def to_record(self) -> dict[str, Any]:
+        """Return the response as the log stores it; of a large one only status and length."""
+        if self.is_large:
             return {"status": self.status, "headers": [], "body": None, "length": self._length}
-        fields = [(name, value) for name, value in self.headers if name.lower() not in self._left_out]
-        return Answer(self.status, self.body, fields).stored()
+        fields = [(name, value) for name, value in self.headers if name.lower() not in self._unstored_headers]
+        return StoredResponse(self.status, self.body, fields).to_record()
 
-    async def deliver(self) -> None:
-        """Send the answer to the client that waits for it, with all its fields."""
-        if not self.large:
-            await self._wire.answer(self.status, self.headers, self.body)
+    async def deliver_response(self) -> None:
+        """Send the recorded response to the client, with all header fields."""
+        if not self.is_large:
+            await self._connection.send_response(self.status, self.headers, self.body)
 
 
-def replayed(stored: Mapping[str, Any]) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-    """Return a kept answer as it is sent."""
+def replay_response(stored: Mapping[str, Any]) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    """Return the status, header fields and body of a stored response."""
     fields = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in stored["headers"]]
-    return stored["status"], [*fields, REPLAYED], stored["body"]
+    return stored["status"], [*fields, REPLAYED_HEADER], stored["body"]
 
 
-async def _forever() -> None:
-    """Wait until cancelled: the application is told nothing of a client that goes."""
-    trio = clocks.in_trio()
+async def _wait_forever() -> None:
+    """Wait until the task is cancelled."""
+    trio = clocks.find_trio()
     if trio is not None:
         await trio.sleep_forever()
         return
@@ -198,24 +209,26 @@ async def _forever() -> None:
     await asyncio.get_running_loop().create_future()
 
 
-async def detached(work: Callable[[], Awaitable[Any]], under_way: set[Any]) -> Any:
-    """Await work that goes on to its end, whoever stops waiting for it; what it comes to is not lost."""
-    trio = clocks.in_trio()
+async def run_detached(work: Callable[[], Awaitable[Any]], active_tasks: set[Any]) -> Any:
+    """Await work that runs to its end even if the caller is cancelled."""
+    trio = clocks.find_trio()
     if trio is not None:
+        # A task of trio cannot outlive its parent, so it is shielded from cancellation instead.
         with trio.CancelScope(shield=True):
             return await work()
     import asyncio
 
     task = asyncio.ensure_future(work())
-    under_way.add(task)
-    task.add_done_callback(under_way.discard)
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # told to whoever still waits
+    active_tasks.add(task)
+    task.add_done_callback(active_tasks.discard)
+    # Reading the exception avoids the warning of asyncio that it was never retrieved.
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return await asyncio.shield(task)
 
 
-async def drained(under_way: set[Any], seconds: float) -> None:
-    """Wait for what is under way, but not for ever."""
-    if under_way:
+async def wait_for_tasks(active_tasks: set[Any], seconds: float) -> None:
+    """Wait for running tasks, for at most some seconds."""
+    if active_tasks:
         import asyncio
 
-        await asyncio.wait(set(under_way), timeout=seconds)
+        await asyncio.wait(set(active_tasks), timeout=seconds)

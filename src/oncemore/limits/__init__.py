@@ -1,1 +1,4 @@
-"""Breakers, retry budgets, rates, concurrency and cooldowns."""
+"""Circuit breakers, retry budgets, rate limits, concurrency limits and cooldowns.
+
+Modules ending in `_rules` are pure; the rest may import the log, the policy and the steps.
+"""

@@ -1,12 +1,10 @@
-"""GATES: breakers at work. Where a circuit is kept, and how an operation passes it.
+"""Circuit breakers at run time: the storage of a breaker's state and the calls that pass it.
 
-A *book* is where a circuit is kept: in memory, or in a store for all who share that
-(`limits.shared_breaker`). An
-operation has a *passage*: it asks before each attempt and tells what came of it. Both are scripts, like all
-that waits: they yield a `Put` where something has to be stored, and whoever drives them waits for that,
-blocking or awaiting; in memory nothing is yielded at all.
+The state is in memory, or in a store shared by several processes (`limits.shared_breaker`). A call asks for
+admission before each attempt and reports the result. Both are generators that yield an `AppendRecord` for
+each write; the driver blocks or awaits until the write is stored. In memory they yield nothing.
 
-A breaker that is closed and in which nothing has failed is `clean`: `retry` then calls the work directly.
+A closed breaker without recorded failures is `clean`: `retry` then calls the function directly.
 """
 
 from __future__ import annotations
@@ -16,11 +14,11 @@ from _thread import allocate_lock
 from oncemore import clock as clocks
 from oncemore.errors import CircuitOpen, UsageError
 from oncemore.limits import breaker_rules as core
-from oncemore.limits.breaker_rules import PROBE, Holder, Refusal, Rules, check_rules
-from oncemore.log.record import Circuit
+from oncemore.limits.breaker_rules import PROBE, BreakerRefusal, BreakerRules, ProbeHolder, check_rules
+from oncemore.log.record import BreakerRecord
 from oncemore.policy.canonical_json import normalize_name
-from oncemore.policy.decide import decide
-from oncemore.retries.loop import utc
+from oncemore.policy.decide import decide_retry
+from oncemore.retries.loop import format_utc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,87 +30,91 @@ if TYPE_CHECKING:
 
     R = TypeVar("R")
     Script = Generator[Any, Any, R]
-    #: What is to become of a circuit at a time, given whether its probe is still held; and the answer.
-    Turn = Callable[[Circuit, float, bool], tuple[Circuit, R]]
+    #: Maps the state, the time and whether the probe is still held to the next state and a result.
+    Turn = Callable[[BreakerRecord, float, bool], tuple[BreakerRecord, R]]
 
-    class Book(Protocol):
-        """Where a circuit is kept."""
+    class BreakerStorage(Protocol):
+        """Storage of the state of one breaker."""
 
         clean: bool
 
-        def change(self, turn: Turn[R]) -> Script[R]:
-            """Write down what becomes of the circuit, and return what the turn answers."""
+        def update_state(self, turn: Turn[R]) -> Script[R]:
+            """Apply `turn` to the state, store the new state and return the result of `turn`."""
 
-        def look(self) -> Circuit:
-            """Return the circuit as it is now."""
+        def load_state(self) -> BreakerRecord:
+            """Return the current state."""
 
-        def holder(self, lease_s: float) -> Holder:
-            """Return who takes a probe here."""
+        def probe_holder(self, lease_s: float) -> ProbeHolder:
+            """Return the holder to record for a probe of this process."""
 
-        def let_go(self, turn: int) -> None:
-            """Have a probe under way no longer."""
+        def release_probe(self, turn: int) -> None:
+            """Stop counting a probe as running in this process."""
 
 
-#: The shortest time that a probe has before it counts as lost, where nothing limits the attempt.
+#: Minimum lease of a probe, in seconds, if the attempt has no time limit.
 PROBE_S = 60.0
 LONGEST_NAME = 200
 
 
-class Memory:
-    """A circuit that this process alone knows."""
+class LocalBreakerState:
+    """State of a breaker in the memory of this process."""
 
     __slots__ = ("_lock", "circuit", "clean")
 
     def __init__(self, name: str) -> None:
-        self.circuit = Circuit(name=name)
+        self.circuit = BreakerRecord(name=name)
         self.clean = True
         self._lock = allocate_lock()
 
-    def look(self) -> Circuit:
-        """Return the circuit."""
+    def load_state(self) -> BreakerRecord:
+        """Return the current state."""
         return self.circuit
 
-    def holder(self, lease_s: float) -> Holder:
-        """Return who takes a probe: it does not matter, nobody else knows of it."""
-        return Holder(lease_s=lease_s)
+    def probe_holder(self, lease_s: float) -> ProbeHolder:
+        """Return an anonymous holder: only this process can take the probe."""
+        return ProbeHolder(lease_s=lease_s)
 
-    def let_go(self, turn: int) -> None:
-        """Have nothing under way: what is in memory ends with the process."""
+    def release_probe(self, turn: int) -> None:
+        """Do nothing: a probe in memory ends with the process."""
 
-    def change(self, turn: Turn[R]) -> Script[R]:
-        """Do what a turn says; nobody waits for anything."""
+    def update_state(self, turn: Turn[R]) -> Script[R]:
+        """Apply `turn` under the lock and return its result."""
         with self._lock:
             before = self.circuit
-            self.circuit, answer = turn(before, clocks.current.wall(), True)
-            self.clean = core.clean(self.circuit)
+            # The holder of a probe in memory dies with this process, so the probe is always held.
+            self.circuit, result = turn(before, clocks.current.wall(), True)
+            self.clean = core.is_clean(self.circuit)
             after = self.circuit
-        announce(before, after)
-        yield from ()  # a script, like that of a store
-        return answer
+        # Logging handlers may call back into the breaker, and the lock is not reentrant.
+        log_state_change(before, after)
+        # The driver expects a generator, as for a state in a store.
+        yield from ()
+        return result
 
 
-class Gate:
-    """A breaker: its rules, and where its circuit is kept.
+class BreakerCore:
+    """A breaker: its rules and the storage of its state.
 
-    name   the provider whose calls pass it
-    light  whether a call that comes good has nothing to tell while the book is clean
+    name   the provider that the calls go to
+    light  whether a successful call writes nothing while the state is clean
     """
 
-    __slots__ = ("book", "light", "name", "rules")
+    __slots__ = ("light", "name", "rules", "storage")
 
-    def __init__(self, name: str, rules: Rules, book: Book | None = None) -> None:
+    def __init__(self, name: str, rules: BreakerRules, storage: BreakerStorage | None = None) -> None:
         self.name = check_name(name)
         self.rules = check_rules(rules)
-        self.book: Book = Memory(self.name) if book is None else book
-        self.light = type(self.book) is Memory and rules.rate is None
+        self.storage: BreakerStorage = LocalBreakerState(self.name) if storage is None else storage
+        # A failure rate needs the number of successful calls as well, so each of them is recorded.
+        self.light = type(self.storage) is LocalBreakerState and rules.rate is None
 
-    def passage(self, limit_s: float | None = None) -> Passage:
-        """Return the way of one operation; `limit_s` is how long one attempt of it may take."""
-        return Passage(self, limit_s)
+    def start_call(self, limit_s: float | None = None) -> BreakerCall:
+        """Return the `BreakerCall` of one operation; `limit_s` is the time limit of an attempt."""
+        return BreakerCall(self, limit_s)
 
 
 def check_name(name: object) -> str:
-    """Return the name of a provider, or say what it may be."""
+    """Return the normalised name of a provider; raise `UsageError` if it is not a valid name."""
     if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME or not name.isprintable():
         raise UsageError(
             f"the name of a breaker is {name!r}; it takes a text of 1 to {LONGEST_NAME} characters"
@@ -120,138 +122,156 @@ def check_name(name: object) -> str:
     return normalize_name(name)
 
 
-class Passage:
-    """How one operation passes a gate: it asks before each attempt, and tells what came of it.
+class BreakerCall:
+    """One operation at a breaker: it asks before each attempt and reports the result.
 
-    turn     the number of its probe, while it has one; 0 where calls go through as usual
-    counted  whether its failure has counted
+    turn     the number of its probe; 0 if the attempt is not a probe
+    counted  whether a failure of this operation has been counted
     """
 
     __slots__ = ("_lease_s", "book", "counted", "gate", "turn")
 
-    def __init__(self, gate: Gate, limit_s: float | None = None) -> None:
-        self.gate, self.book = gate, gate.book
+    def __init__(self, breaker: BreakerCore, limit_s: float | None = None) -> None:
+        self.gate, self.book = breaker, breaker.storage
         self.turn, self.counted = 0, False
-        self._lease_s = max(gate.rules.cooldown_s, PROBE_S) if limit_s is None else limit_s + PROBE_S / 10
+        # The lease outlasts the time limit, so a probe that ends on time is not taken over.
+        self._lease_s = max(breaker.rules.cooldown_s, PROBE_S) if limit_s is None else limit_s + PROBE_S / 10
 
-    def admit(self) -> Script[CircuitOpen | None]:
-        """Ask whether an attempt may be made; return None if so, else what says why not."""
+    def ask_admission(self) -> Script[CircuitOpen | None]:
+        """Return None if the breaker admits an attempt, else the `CircuitOpen` error to raise."""
         rules = self.gate.rules
 
-        def turn(circuit: Circuit, now: float, held: bool) -> tuple[Circuit, int | Refusal]:
-            answer = core.ask(circuit, now, held=held)
-            if answer is PROBE:
-                circuit = core.asked(rules, circuit, now, self.book.holder(self._lease_s))
-                return circuit, circuit.turn
-            return circuit, answer if type(answer) is Refusal else 0
+        def turn(
+            circuit: BreakerRecord, now: float, held: bool
+        ) -> tuple[BreakerRecord, int | BreakerRefusal]:
+            admission = core.decide_admission(circuit, now, held=held)
+            if admission is PROBE:
+                circuit = core.take_probe(rules, circuit, now, self.book.probe_holder(self._lease_s))
+                return circuit, circuit.probe_number
+            return circuit, admission if type(admission) is BreakerRefusal else 0
 
-        answer: int | Refusal = yield from self.book.change(turn)
-        if isinstance(answer, Refusal):
-            return refused(self.gate.name, answer)
-        self.turn = answer
+        result: int | BreakerRefusal = yield from self.book.update_state(turn)
+        if isinstance(result, BreakerRefusal):
+            return circuit_open_error(self.gate.name, result)
+        self.turn = result
         return None
 
-    def passed(self) -> Script[None]:
-        """Tell that an attempt came good."""
-        rules, probe = self.gate.rules, self._turned()
+    def record_success(self) -> Script[None]:
+        """Record a successful attempt; write nothing if the state would not change."""
+        rules, probe = self.gate.rules, self._take_probe_number()
         if probe or not self.book.clean or (rules.rate is not None and not self.counted):
-            yield from self.book.change(lambda at, now, held: (core.passed(rules, at, now, probe), None))
+            yield from self.book.update_state(
+                lambda circuit, now, held: (core.after_success(rules, circuit, now, probe), None)
+            )
 
-    def failed(self, failure: Failure, verdict: Verdict, action: Action) -> Script[float | None]:
-        """Tell that an attempt failed, and what is to follow; return for how long no call goes through."""
-        rules, probe = self.gate.rules, self._turned()
-        counts = core.counted(rules, failure, verdict, action, self.counted, probe > 0)
+    def record_failure(self, failure: Failure, verdict: Verdict, action: Action) -> Script[float | None]:
+        """Record a failed attempt and the action that follows it.
+
+        Return the seconds until the breaker may admit a call; None if it admits one now.
+        """
+        rules, probe = self.gate.rules, self._take_probe_number()
+        counts = core.counts_as_failure(rules, failure, verdict, action, self.counted, probe > 0)
         self.counted = self.counted or counts
         code = failure.code or failure.kind.upper()
 
-        def turn(circuit: Circuit, now: float, held: bool) -> tuple[Circuit, float | None]:
+        def turn(circuit: BreakerRecord, now: float, held: bool) -> tuple[BreakerRecord, float | None]:
             if counts:
-                circuit = core.failed(rules, circuit, now, probe, code)
+                circuit = core.after_failure(rules, circuit, now, probe, code)
             elif probe:
-                circuit = core.released(rules, circuit, now, probe)
-            until = shut_until(circuit, now, held)
+                # The failure is not evidence about the provider, so the next caller may probe at once.
+                circuit = core.after_probe_release(rules, circuit, now, probe)
+            until = open_until(circuit, now, held)
             return circuit, None if until is None else until - now
 
-        return (yield from self.book.change(turn))
+        return (yield from self.book.update_state(turn))
 
-    def decided(self, decision: Decision) -> Script[Decision]:
-        """Tell of a decision about a failed attempt; return it, or another one if the gate is shut now."""
-        at = decision.situation
-        left = yield from self.failed(at.failure, at.verdict, decision.action)
+    def adjust_decision(self, decision: Decision) -> Script[Decision]:
+        """Record the failure behind a decision; decide again if the breaker is open now."""
+        situation = decision.situation
+        left = yield from self.record_failure(situation.failure, situation.verdict, decision.action)
         if left is None or decision.action != "retry":
             return decision
-        return decide(decision.policy, at._replace(hold_until=at.now + left, held_for=CIRCUIT_OPEN))
+        # The retry must not start before the cooldown ends, so the policy decides with that hold.
+        held = situation._replace(hold_until=situation.now + left, hold_reason=CIRCUIT_OPEN)
+        return decide_retry(decision.policy, held)
 
-    def leave(self) -> None:
-        """Be done: a probe that has told nothing, because it was cut off, is given back."""
+    def finish_call(self) -> None:
+        """Give back a probe that was interrupted before it had a result."""
         if self.turn:
-            rules, probe = self.gate.rules, self._turned()
-            waited_for(self.book.change(lambda at, now, held: (core.released(rules, at, now, probe), None)))
+            rules, probe = self.gate.rules, self._take_probe_number()
+            run_limit_script(
+                self.book.update_state(
+                    lambda circuit, now, held: (core.after_probe_release(rules, circuit, now, probe), None)
+                )
+            )
 
-    def _turned(self) -> int:
-        """Have the probe no longer, and return its number; 0 where there was none."""
+    def _take_probe_number(self) -> int:
+        """Stop holding the probe and return its number; 0 if this call has none."""
         probe, self.turn = self.turn, 0
         if probe:
-            self.book.let_go(probe)
+            self.book.release_probe(probe)
         return probe
 
 
-#: Why a run waits whose provider is left alone.
+#: Reason code of a run that waits because the breaker of its provider is open.
 CIRCUIT_OPEN = "circuit_open"
 
 
-def shut_until(circuit: Circuit, now: float, held: bool = True) -> float | None:
-    """Return until when no call goes through; None if one could."""
-    answer = core.ask(circuit, now, held=held)
-    return answer.until if type(answer) is Refusal else None
+def open_until(circuit: BreakerRecord, now: float, held: bool = True) -> float | None:
+    """Return the time until which the breaker admits no call; None if it admits one now."""
+    admission = core.decide_admission(circuit, now, held=held)
+    return admission.until if type(admission) is BreakerRefusal else None
 
 
-def refused(name: str, refusal: Refusal) -> CircuitOpen:
-    """Return the error of a call that did not go through."""
-    why = "one call is trying it again" if refusal.probing else "its breaker is open"
+def circuit_open_error(name: str, refusal: BreakerRefusal) -> CircuitOpen:
+    """Return the error of a call that the breaker refused."""
+    reason = "a probe is in progress" if refusal.probing else "its breaker is open"
     return CircuitOpen(
-        f"{name} is left alone until {utc(refusal.until)}: {why}; nothing was sent", name, refusal.until
+        f"{name} is not called before {format_utc(refusal.until)}: {reason}; nothing was sent",
+        name,
+        refusal.until,
     )
 
 
-def waited_for(script: Script[R]) -> R:
-    """Run a script to its end, blocking; return what it returns."""
+def run_limit_script(script: Script[R]) -> R:
+    """Run a script to its end, blocking on each write; return its result."""
     try:
-        put = next(script)
+        op = next(script)
         while True:
             try:
-                answer = put.send().wait()
-            except Exception as error:  # noqa: BLE001 - the script knows what to do without the store
-                put = script.throw(error)
+                reply = op.send().wait()
+            except Exception as error:  # noqa: BLE001 - the script falls back to memory without the store
+                op = script.throw(error)
             else:
-                put = script.send(answer)
+                op = script.send(reply)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
 
 
-async def awaited(script: Script[R]) -> R:
-    """Run a script to its end, awaiting; return what it returns."""
+async def run_limit_script_async(script: Script[R]) -> R:
+    """Run a script to its end, awaiting each write; return its result."""
     try:
-        put = next(script)
+        op = next(script)
         while True:
             try:
-                answer = await put.send()
+                reply = await op.send()
             except Exception as error:  # noqa: BLE001
-                put = script.throw(error)
+                op = script.throw(error)
             else:
-                put = script.send(answer)
+                op = script.send(reply)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
 
 
-def announce(before: Circuit, after: Circuit) -> None:
-    """Say in the log that a breaker has opened or closed: whoever looks for slow calls finds out why."""
-    if after.state == "OPEN" and after.opens > before.opens:
-        text = f"open for {after.cooldown_s:g} s: {after.code}"
+def log_state_change(before: BreakerRecord, after: BreakerRecord) -> None:
+    """Log a warning when a breaker opens or closes, to explain slow or refused calls."""
+    if after.state == "OPEN" and after.open_count > before.open_count:
+        text = f"open for {after.cooldown_s:g} s: {after.last_error_code}"
     elif after.state == "CLOSED" and before.state != "CLOSED":
         text = "closed again"
     else:
         return
+    # Imported here to keep `import oncemore` light.
     import logging
 
     logging.getLogger("oncemore.breaker").warning("oncemore: breaker %s is %s", after.name, text)
@@ -259,18 +279,20 @@ def announce(before: Circuit, after: Circuit) -> None:
 
 # In memory, by name --------------------------------------------------------------------------------
 
-_named: dict[str, Memory] = {}
+_named: dict[str, LocalBreakerState] = {}
 MOST_NAMED = 10_000
 
 
-def named(name: str) -> Memory:
-    """Return the circuit of a provider in this process: the same for all who name it."""
+def local_breaker_state(name: str) -> LocalBreakerState:
+    """Return the state of a provider in this process: one object per name."""
     name = check_name(name)
-    book = _named.get(name)
-    if book is None:
+    state = _named.get(name)
+    if state is None:
+        # States are never removed, so a name made from call arguments would exhaust the memory.
         if len(_named) >= MOST_NAMED:
             raise UsageError(
                 f"there are {MOST_NAMED:,} breakers in this process; is a breaker named by call?"
             )
-        book = _named.setdefault(name, Memory(name))
-    return book
+        # Two threads may get here together: setdefault lets one object win.
+        state = _named.setdefault(name, LocalBreakerState(name))
+    return state

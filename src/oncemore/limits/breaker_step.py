@@ -1,15 +1,11 @@
-"""PASSING: the stations of a durable call at the breaker of its provider.
+"""The breaker of a provider in a durable call.
 
-Before the claim the circuit is asked; what lets the attempt through goes into the claim itself: a guard on
-the circuit's version, or, for a probe, the circuit's own entry. What comes of the attempt is written as one
-with its outcome. So there is no moment at which a crash could leave one without the other:
+The claim of an attempt carries its admission: a guard on the version of the breaker, or, for a probe, the
+breaker's own entry. The result of the attempt and the change of the breaker are one write. A crash therefore
+never leaves one without the other: before the claim no run holds the probe; after it the run may hold the
+probe, and the next caller takes that over if the worker dies.
 
-    before the claim             nothing has begun, nobody has the probe
-    from the claim to the end    the run is under way and may have the probe; if its worker dies, whoever asks
-                                 next has the probe
-    after the outcome            it has counted, or closed the breaker, or opened it again
-
-A call that is not let through has no attempt (BREAK-9): its run waits until the end of the cooldown.
+A refused call has no attempt (BREAK-9): its run waits until the end of the cooldown.
 """
 
 from __future__ import annotations
@@ -17,139 +13,176 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncemore.limits import breaker_rules as core
-from oncemore.limits.breaker import CIRCUIT_OPEN, PROBE_S, shut_until
-from oncemore.limits.breaker_rules import PROBE, Holder, Refusal
-from oncemore.limits.shared_breaker import change_of, fresh
-from oncemore.policy.decide import decide
-from oncemore.steps.ops import Consult, Now, Save, Watch
-from oncemore.steps.ops import Holder as Held
+from oncemore.limits.breaker import CIRCUIT_OPEN, PROBE_S, open_until
+from oncemore.limits.breaker_rules import PROBE, BreakerRefusal, ProbeHolder
+from oncemore.limits.shared_breaker import build_breaker_change, new_breaker_record
+from oncemore.policy.decide import decide_retry
+from oncemore.steps.ops import AppendChange, LoadBreaker, ReadClock, WatchEntity
+from oncemore.steps.ops import ReadLease as Held
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from oncemore.log.record import Change, Circuit
+    from oncemore.log.record import BreakerRecord, RecordChange
     from oncemore.policy.decide import Decision
-    from oncemore.steps.ops import Barrier, Call, Plan, Script, Seen
+    from oncemore.steps.ops import CallIdentity, LoadedHead, Script, StepBreaker, StepPlan
 
-NOW = Now()
+NOW = ReadClock()
 
 
-class Way(NamedTuple):
-    """What lets an attempt through: a circuit as it was seen, and whether the attempt is its probe."""
+class BreakerPass(NamedTuple):
+    """The admission of an attempt: the breaker's head at that time, and whether it is the probe."""
 
-    plan: Plan
-    seen: Seen
+    plan: StepPlan
+    seen: LoadedHead
     probe: bool = False
 
-    def claim(self, seen: Seen, change: Change, now: float, guards: Mapping[str, int], *, late: bool) -> Save:
-        """Return the claim of the attempt: it holds if the circuit is as it was seen."""
-        barrier, sync = _barrier(self.plan), self.plan.effect != "pure"
+    def build_claim(
+        self, head: LoadedHead, change: RecordChange, now: float, guards: Mapping[str, int], *, late: bool
+    ) -> AppendChange:
+        """Return the claim of the attempt; the store refuses it if the breaker has changed."""
+        breaker, sync = _breaker_of(self.plan), self.plan.effect != "pure"
         if not self.probe:
-            return Save(seen, change, sync, guards={**guards, barrier.entity: self.seen.version}, late=late)
+            return AppendChange(
+                head, change, sync, guards={**guards, breaker.entity: self.seen.version}, late=late
+            )
         run: Any = change.after
         limit = self.plan.policy.timeout_s
-        lease_s = max(barrier.rules.cooldown_s, PROBE_S) if limit is None else limit + PROBE_S / 10
-        by = Holder(run.worker, seen.entity, run.fence, lease_s)
-        after = core.asked(barrier.rules, self.seen.run, now, by)
-        return Save(seen, change, sync, also=((self.seen, change_of(self.seen.run, after)),), guards=guards)
+        # The lease outlasts the time limit, so a probe that ends on time is not taken over.
+        lease_s = max(breaker.rules.cooldown_s, PROBE_S) if limit is None else limit + PROBE_S / 10
+        holder = ProbeHolder(run.worker, head.entity, run.fence, lease_s)
+        after = core.take_probe(breaker.rules, self.seen.record, now, holder)
+        return AppendChange(
+            head,
+            change,
+            sync,
+            also=((self.seen, build_breaker_change(self.seen.record, after)),),
+            guards=guards,
+        )
 
 
-class Told(NamedTuple):
-    """What a failed attempt means for its provider, and what that means for the run.
+class BreakerFailure(NamedTuple):
+    """The effect of a failed attempt on the breaker and on the run.
 
-    seen      the run, with a note that its failure has counted
-    decision  what follows, if the breaker has opened
-    also      what is written with the run's own outcome
-    body      what the run's own entry says of it (BREAK-6)
+    seen      the head of the run, marked if its failure has counted
+    decision  the decision about the run, made again if the breaker has opened
+    also      changes to write together with the outcome of the run
+    body      fields for the entry of the run (BREAK-6)
     """
 
-    seen: Seen
+    seen: LoadedHead
     decision: Decision
-    also: tuple[tuple[Seen, Change], ...]
+    also: tuple[tuple[LoadedHead, RecordChange], ...]
     body: dict[str, Any]
 
 
-def _barrier(plan: Plan) -> Barrier:
+def _breaker_of(plan: StepPlan) -> StepBreaker:
     assert plan.barrier is not None
     return plan.barrier
 
 
-def ask(plan: Plan, call: Call, now: float) -> Script:
-    """Return a `Way`, or a `Refusal`; who waits inline waits for a probe that is under way."""
-    barrier, ends = _barrier(plan), now + plan.inline_wait_s
+def ask_breaker(plan: StepPlan, call: CallIdentity, now: float) -> Script:
+    """Return a `BreakerPass` or a `BreakerRefusal`; wait inline while a probe is running."""
+    breaker, ends = _breaker_of(plan), now + plan.inline_wait_s
     ends = min(ends, call.give_up) if call.give_up else ends
     while True:
-        seen, circuit, held = yield from _look(barrier, now)
-        answer = core.ask(circuit, now, held=held)
-        if type(answer) is not Refusal:
-            return Way(plan, seen, answer is PROBE)
-        if not answer.probing or now >= ends:
-            return answer
-        yield Watch(barrier.entity, seen.version, min(answer.until, ends) - now)
+        head, circuit, held = yield from _load_breaker(breaker, now)
+        admission = core.decide_admission(circuit, now, held=held)
+        if type(admission) is not BreakerRefusal:
+            return BreakerPass(plan, head, admission is PROBE)
+        # A cooldown is too long to wait for; a probe may close the breaker at any moment.
+        if not admission.probing or now >= ends:
+            return admission
+        yield WatchEntity(breaker.entity, head.version, min(admission.until, ends) - now)
         now = yield NOW
 
 
-def _look(barrier: Barrier, now: float) -> Script:
-    """Return the circuit as it was seen, as a value, and whether its probe is held."""
-    seen = yield Consult(barrier.entity)
-    circuit: Circuit = seen.run or fresh(barrier.entity)
+def _load_breaker(breaker: StepBreaker, now: float) -> Script:
+    """Return the head of the breaker, its record, and whether its probe is held."""
+    head = yield LoadBreaker(breaker.entity)
+    circuit: BreakerRecord = head.record or new_breaker_record(breaker.entity)
     held = True
+    # Only a half-open breaker has a probe, and reading a lease costs a query.
     if circuit.state == "HALF_OPEN":
-        held = (yield Held(circuit.worker, circuit.holder, circuit.fence or circuit.turn)) > now
-    return seen, circuit, held
+        held = (
+            yield Held(
+                circuit.probe_worker, circuit.probe_entity, circuit.probe_fence or circuit.probe_number
+            )
+        ) > now
+    return head, circuit, held
 
 
-def told(plan: Plan, refusal: Refusal) -> dict[str, Any]:
-    """Return what the log says of a run that waits for its provider's breaker."""
-    return {"circuit_open": True, "breaker": fresh(_barrier(plan).entity).name, "until": refusal.until}
+def refusal_body(plan: StepPlan, refusal: BreakerRefusal) -> dict[str, Any]:
+    """Return the entry body of a run that waits for its provider's breaker."""
+    return {
+        "circuit_open": True,
+        "breaker": new_breaker_record(_breaker_of(plan).entity).name,
+        "until": refusal.until,
+    }
 
 
-def passed(plan: Plan, seen: Seen, now: float) -> Script:
-    """Return what is written with a COMMIT: nothing, while nothing has failed."""
+def success_writes(plan: StepPlan, head: LoadedHead, now: float) -> Script:
+    """Return the breaker changes to write with the COMMIT of the run; none while no call has failed."""
     if plan.barrier is None:
         return ()
-    at = yield Consult(plan.barrier.entity)
-    if plan.barrier.rules.rate is None and core.clean(at.run):
-        return ()  # as nearly always: nothing has failed
-    circuit: Circuit = at.run or fresh(plan.barrier.entity)
-    return _also(at, circuit, core.passed(plan.barrier.rules, circuit, now, _number(circuit, seen)))
+    breaker_head = yield LoadBreaker(plan.barrier.entity)
+    # The usual case: without recorded failures a success costs no write.
+    if plan.barrier.rules.rate is None and core.is_clean(breaker_head.record):
+        return ()
+    circuit: BreakerRecord = breaker_head.record or new_breaker_record(plan.barrier.entity)
+    after = core.after_success(plan.barrier.rules, circuit, now, _probe_number(circuit, head))
+    return _breaker_write(breaker_head, circuit, after)
 
 
-def released(plan: Plan, seen: Seen, now: float) -> Script:
-    """Return what is written with an attempt that was cut off: it gives a probe back."""
+def release_writes(plan: StepPlan, head: LoadedHead, now: float) -> Script:
+    """Return the breaker changes to write with an interrupted attempt: it gives its probe back."""
     if plan.barrier is None:
         return ()
-    at, circuit, _ = yield from _look(plan.barrier, now)
-    return _also(at, circuit, core.released(plan.barrier.rules, circuit, now, _number(circuit, seen)))
+    breaker_head, circuit, _ = yield from _load_breaker(plan.barrier, now)
+    after = core.after_probe_release(plan.barrier.rules, circuit, now, _probe_number(circuit, head))
+    return _breaker_write(breaker_head, circuit, after)
 
 
-def _also(at: Seen, before: Circuit, after: Circuit, body: dict[str, Any] | None = None) -> tuple[Any, ...]:
-    """Return what else is written: the circuit, if it has changed."""
-    return () if after == before else ((at, change_of(at.run, after, body)),)
+def _breaker_write(
+    head: LoadedHead, before: BreakerRecord, after: BreakerRecord, body: dict[str, Any] | None = None
+) -> tuple[Any, ...]:
+    """Return the change of the breaker, if its record has changed."""
+    return () if after == before else ((head, build_breaker_change(head.record, after, body)),)
 
 
-def failed(plan: Plan, seen: Seen, decision: Decision, error: dict[str, Any], now: float) -> Script:
-    """Return what a failed attempt means for its provider, and for its own run."""
-    barrier, known = _barrier(plan), decision.situation
-    at, circuit, held = yield from _look(barrier, now)
-    turn, after = _number(circuit, seen), circuit
-    counts = core.counted(
-        barrier.rules, known.failure, known.verdict, decision.action, seen.run.counted, turn > 0
+def apply_failure(
+    plan: StepPlan, head: LoadedHead, decision: Decision, error: dict[str, Any], now: float
+) -> Script:
+    """Return the effect of a failed attempt on the breaker and on the run, as a `BreakerFailure`."""
+    breaker, situation = _breaker_of(plan), decision.situation
+    breaker_head, circuit, held = yield from _load_breaker(breaker, now)
+    probe, after = _probe_number(circuit, head), circuit
+    counts = core.counts_as_failure(
+        breaker.rules,
+        situation.failure,
+        situation.verdict,
+        decision.action,
+        already=head.record.failure_counted,
+        probe=probe > 0,
     )
     if counts:
-        code = known.failure.code or known.failure.kind.upper()
-        after = core.failed(barrier.rules, circuit, now, turn, code)
-        seen = seen._replace(run=seen.run._replace(counted=True))
-    elif turn:
-        after = core.released(barrier.rules, circuit, now, turn)
-    until = shut_until(after, now, held)
+        code = situation.failure.code or situation.failure.kind.upper()
+        after = core.after_failure(breaker.rules, circuit, now, probe, code)
+        # Stored with the run, so that an operation counts once even if another worker continues it.
+        head = head._replace(record=head.record._replace(failure_counted=True))
+    elif probe:
+        after = core.after_probe_release(breaker.rules, circuit, now, probe)
+    until = open_until(after, now, held)
     if until is not None and decision.action == "retry":
-        decision = decide(decision.policy, known._replace(hold_until=until, held_for=CIRCUIT_OPEN))
-    also = _also(at, circuit, after, {"error": error, "run": seen.entity})
-    return Told(seen, decision, also, {"circuit_open": core.is_open(after)})
+        # The retry must not start before the cooldown ends, so the policy decides with that hold.
+        held_situation = situation._replace(hold_until=until, hold_reason=CIRCUIT_OPEN)
+        decision = decide_retry(decision.policy, held_situation)
+    also = _breaker_write(breaker_head, circuit, after, {"error": error, "run": head.entity})
+    return BreakerFailure(head, decision, also, {"circuit_open": core.is_open(after)})
 
 
-def _number(circuit: Circuit, seen: Seen) -> int:
-    """Return the number of the probe that an attempt is; 0 if it is none, or is no longer."""
-    mine = circuit.holder == seen.entity and circuit.fence == seen.run.fence
-    return circuit.turn if circuit.state == "HALF_OPEN" and mine else 0
+def _probe_number(circuit: BreakerRecord, head: LoadedHead) -> int:
+    """Return the number of the probe held by an attempt; 0 if it holds none."""
+    # The fence tells this attempt from an earlier one of the same run that lost its lease.
+    is_holder = circuit.probe_entity == head.entity and circuit.probe_fence == head.record.fence
+    return circuit.probe_number if circuit.state == "HALF_OPEN" and is_holder else 0

@@ -1,7 +1,7 @@
-"""A retry budget: what keeps a struggling service from being hit by everybody's repeats at once.
+"""A retry budget: it limits the retries that an overloaded service receives from all callers together.
 
 Each retry takes tokens; each success earns a fraction of one back. While most calls succeed the
-budget stays full and is not noticed; when most fail it runs dry, and failures are passed on at once
+budget stays full and has no effect; when most fail it is empty, and failures are raised at once
 instead of being multiplied. One budget may serve any number of functions and threads.
 """
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from typing import Any
 
-#: What a retry does for which no token is left.
+#: Behaviour of a retry without a token.
 AT_EMPTY = ("fail", "wait", "park")
 
 
-class Budget:
+class TokenBucket:
     """A bucket of retry tokens, shared by every `retry` and `step` that is given it.
 
     capacity     tokens at the start and at most; the longest burst of retries
-    per_success  tokens that a call which succeeded at once or in the end earns back
-    at_empty     what a retry does for which no token is left: "fail" (the failure is raised at once), "wait"
-                 (it waits until there is one, as long as the call may take), or "park" (it is raised at once,
-                 and says when to come back)
+    per_success  tokens that a successful call earns back, with or without retries
+    at_empty     behaviour of a retry without a token: "fail" (the failure is raised at once), "wait" (the
+                 retry waits for a token, within the time limit of the call), or "park" (the failure is
+                 raised at once, with the time to call again)
     """
 
     __slots__ = ("_lock", "_tokens", "at_empty", "capacity", "per_success")
@@ -45,6 +45,7 @@ class Budget:
         self.capacity = float(capacity)
         self.per_success = float(per_success)
         self._tokens = self.capacity
+        # threading.Lock without importing threading: this module is behind `import oncemore`.
         self._lock = allocate_lock()
 
     @property
@@ -52,42 +53,44 @@ class Budget:
         """The tokens that are left."""
         return self._tokens
 
-    def take(self, cost: float) -> float | None:
-        """Take tokens for a retry; return None, or how many there were when there were too few.
+    def take_tokens(self, cost: float) -> float | None:
+        """Take tokens for a retry; return None, or the number of tokens left if there are too few.
 
         Two callers never take the same token.
         """
-        had = self.draw(cost)
-        return None if had >= cost else had
+        tokens = self.draw_tokens(cost)
+        return None if tokens >= cost else tokens
 
-    def draw(self, cost: float) -> float:
-        """Take tokens if there are enough; return how many there were."""
+    def draw_tokens(self, cost: float) -> float:
+        """Take tokens if there are enough; return the number before."""
         with self._lock:
-            had = self._tokens
-            if had >= cost:
-                self._tokens = had - cost
-            return had
+            tokens = self._tokens
+            if tokens >= cost:
+                self._tokens = tokens - cost
+            return tokens
 
-    def give(self, tokens: float) -> None:
+    def return_tokens(self, tokens: float) -> None:
         """Give tokens back, up to the capacity."""
-        with self._lock:  # rounded, so that ten tenths are one
+        with self._lock:
+            # Rounded, because ten times 0.1 must be one whole token.
             self._tokens = min(self.capacity, round(self._tokens + tokens, 9))
 
-    def earn(self) -> None:
-        """Give back what a success earns, up to the capacity."""
-        self.give(self.per_success)
+    def earn_tokens(self) -> None:
+        """Add the tokens of one success, up to the capacity."""
+        self.return_tokens(self.per_success)
 
     @property
     def entity(self) -> str:
-        """Where it is in the log, where it is shared; empty where this process alone has it."""
+        """The entity of a shared budget in the log; empty for a budget in memory."""
         return ""
 
-    def paying(self, cost: float) -> Generator[Any, Any, float | None]:
-        """Take tokens like `take`, as a script: one that is shared has to be stored."""
+    def pay_script(self, cost: float) -> Generator[Any, Any, float | None]:
+        """Take tokens like `take_tokens`, as a generator: a shared budget writes to the store."""
+        # Nothing to store here, but the driver expects a generator.
         yield from ()
-        return self.take(cost)
+        return self.take_tokens(cost)
 
-    def earning(self) -> Generator[Any, Any, None]:
-        """Give back like `earn`, as a script."""
+    def earn_script(self) -> Generator[Any, Any, None]:
+        """Earn tokens like `earn_tokens`, as a generator."""
         yield from ()
-        self.earn()
+        self.earn_tokens()

@@ -1,12 +1,12 @@
-"""SPENDING: what retries of durable steps cost, from a budget of this process or of all who share a store.
+"""The retry budget of durable steps, in this process or in a shared store.
 
-A decision to try again takes a token, and is one with it: where the budget is in the store, the token is in
-the same write as the decision, so that a crash leaves both or neither. Who finds none fails, or owes it: a
-run that owes waits, and pays before its next attempt, again in one write with the note that it has paid.
+A decision to retry takes a token. For a budget in the store, the token and the decision are one write, so a
+crash leaves both or neither. Without a token the run fails, or waits with a debt that it pays before its
+next attempt, again in one write.
 
-A success earns a part of a token. That is kept in the pocket of the process, and looked after when it is
-worth it: into a budget that is full nothing is written. What a process that dies had in its pocket is lost:
-there are never more retries than the budget says, only fewer.
+A success earns a fraction of a token. The process collects these fractions in memory and stores them when
+they are worth a write; nothing is written to a full budget. A process that dies loses its unsaved earnings:
+there may be fewer retries than the budget allows, never more.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncemore.errors import StoreError
-from oncemore.limits.concurrency import PREFIX, changed
-from oncemore.log.head_access import seen_in
-from oncemore.log.record import Change, Quota
-from oncemore.policy.decide import decide
+from oncemore.limits.concurrency import PREFIX, update_quota
+from oncemore.log.head_access import load_head
+from oncemore.log.record import QuotaRecord, RecordChange
+from oncemore.policy.decide import decide_retry
 from oncemore.retries.loop import EMPTY, MOST_WAITS
-from oncemore.steps.ops import Draw, Drawn, Refund
+from oncemore.steps.ops import BudgetDraw, DrawBudget, RefundBudget
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -28,160 +28,182 @@ if TYPE_CHECKING:
     from oncemore.policy.decide import Decision
     from oncemore.policy.policy import Policy
     from oncemore.steps.engine import Engine
-    from oncemore.steps.ops import Plan, Purse, Script, Seen
+    from oncemore.steps.ops import LoadedHead, Script, StepBudget, StepPlan
 
-#: Decisions that have come past the question whether a retry can be afforded, and lead to one.
+#: Reasons of decisions that lead to a retry, and therefore cost tokens.
 PAYS = ("retry", "retry_after_beyond_cap")
-#: How exactly tokens are counted: ten tenths are one.
+#: Decimal places of a token count: ten times 0.1 must be one whole token.
 DIGITS = 9
 
 
-class Paid(NamedTuple):
-    """What a retry's price means for the run.
+class BudgetPayment(NamedTuple):
+    """The effect of the cost of a retry on the run.
 
-    decision  what follows, with the tokens that there were among its inputs
-    also      the budget as it is then, to be written with the run
-    owes      tokens that the next attempt costs; 0 where it is paid for
-    taken     what was taken, and is given back if nothing is written
-    until     when to ask again
-    over      whether it has waited long enough
+    decision     the decision, with the number of tokens among its inputs
+    also         the change of the budget, to be written with the run
+    budget_debt  tokens to pay before the next attempt; 0 if it is paid for
+    taken        the withdrawal, to be refunded if nothing is written
+    until        the time to ask again
+    over         whether the run has waited long enough and fails
     """
 
-    decision: Any  # a Decision; None where it was made before
-    also: tuple[tuple[Seen, Change], ...] = ()
-    owes: float = 0.0
-    taken: Refund | None = None
+    # A Decision; None for a debt, whose decision was made with an earlier attempt.
+    decision: Any
+    also: tuple[tuple[LoadedHead, RecordChange], ...] = ()
+    budget_debt: float = 0.0
+    taken: RefundBudget | None = None
     until: float = 0.0
     over: bool = False
 
 
-def failed(plan: Plan, entity: str, decision: Decision) -> Script:
-    """Take what a retry costs; return what is decided then."""
-    policy, at = decision.policy, decision.situation
-    purse, cost = plan.purse, policy.retry_cost
-    assert purse is not None
+def pay_for_retry(plan: StepPlan, entity: str, decision: Decision) -> Script:
+    """Take the tokens of a retry from the budget; return the payment with the decision."""
+    policy, situation = decision.policy, decision.situation
+    budget, cost = plan.purse, policy.retry_cost
+    assert budget is not None
     if decision.reason not in PAYS:
-        return Paid(decision)
-    drawn = yield Draw(purse, cost)
-    at = at._replace(tokens=drawn.tokens)
-    if drawn.tokens >= cost:
-        return Paid(decide(policy, at), *_spent(purse, entity, drawn, cost))
-    if purse.budget.at_empty == "fail":
-        return Paid(decide(policy, at))
-    until = _until(policy, at.now, at.deadline)
-    return Paid(decide(policy, at._replace(hold_until=until, held_for=EMPTY)), owes=cost)
+        return BudgetPayment(decision)
+    draw = yield DrawBudget(budget, cost)
+    # The number of tokens is an input of the decision, so that a replay of the log decides the same.
+    situation = situation._replace(budget_tokens=draw.tokens)
+    if draw.tokens >= cost:
+        return BudgetPayment(
+            decide_retry(policy, situation), *_build_budget_write(budget, entity, draw, cost)
+        )
+    if budget.budget.at_empty == "fail":
+        return BudgetPayment(decide_retry(policy, situation))
+    until = _wait_until(policy, situation.now, situation.deadline)
+    return BudgetPayment(
+        decide_retry(policy, situation._replace(hold_until=until, hold_reason=EMPTY)), budget_debt=cost
+    )
 
 
-def owed(plan: Plan, seen: Seen, now: float) -> Script:
-    """Take what a run owes before its next attempt; if it is not there, say until when it waits."""
-    run, policy, purse = seen.run, plan.policy, plan.purse
-    assert purse is not None
-    drawn = yield Draw(purse, run.owes)
-    if drawn.tokens >= run.owes:
-        return Paid(None, *_spent(purse, seen.entity, drawn, run.owes), until=run.not_before)
-    long = now - run.began >= MOST_WAITS * pause_of(policy)
-    over = long or purse.budget.at_empty == "fail"
-    return Paid(None, owes=run.owes, until=_until(policy, now, run.deadline), over=over)
+def pay_debt(plan: StepPlan, head: LoadedHead, now: float) -> Script:
+    """Take the debt of a run from the budget before its next attempt, or return when to ask again."""
+    run, policy, budget = head.record, plan.policy, plan.purse
+    assert budget is not None
+    draw = yield DrawBudget(budget, run.budget_debt)
+    if draw.tokens >= run.budget_debt:
+        return BudgetPayment(
+            None, *_build_budget_write(budget, head.entity, draw, run.budget_debt), until=run.not_before
+        )
+    has_waited_long = now - run.started_at >= MOST_WAITS * token_delay(policy)
+    # The option may have changed to "fail" since the run began to wait.
+    over = has_waited_long or budget.budget.at_empty == "fail"
+    return BudgetPayment(
+        None, budget_debt=run.budget_debt, until=_wait_until(policy, now, run.deadline), over=over
+    )
 
 
-def told(plan: Plan, last: dict[str, Any]) -> dict[str, Any]:
-    """Return what the log says of a run that pays, or waits for a token: of what it failed last, too."""
+def budget_body(plan: StepPlan, last: dict[str, Any]) -> dict[str, Any]:
+    """Return the entry body of a run that pays or waits for a token, with its last error."""
     assert plan.purse is not None
     name = plan.purse.entity.removeprefix(PREFIX) or plan.name
     return {"budget": name, "last_error": last.get("error") or last.get("last_error") or {}}
 
 
-def back(paid: Paid | None) -> Script:
-    """Give back what was taken for something that was not written."""
-    if paid is not None and paid.taken is not None:
-        yield paid.taken
+def refund_payment(payment: BudgetPayment | None) -> Script:
+    """Refund tokens that were taken for a change that was not written."""
+    if payment is not None and payment.taken is not None:
+        yield payment.taken
 
 
-def pause_of(policy: Policy) -> float:
-    """Return after how long a token may be expected, as `retry` does."""
+def token_delay(policy: Policy) -> float:
+    """Return the seconds after which to ask for a token again, the same as in `retry`."""
     return policy.max_delay_s or 1.0
 
 
-def _until(policy: Policy, now: float, deadline: float | None) -> float:
-    return min(now + pause_of(policy), deadline) if deadline else now + pause_of(policy)
+def _wait_until(policy: Policy, now: float, deadline: float | None) -> float:
+    return min(now + token_delay(policy), deadline) if deadline else now + token_delay(policy)
 
 
-def _spent(purse: Purse, entity: str, drawn: Drawn, cost: float) -> tuple[Any, float, Refund]:
-    """Return the entry of a budget that tokens are taken from, that nothing is owed, and how to undo it."""
-    taken = Refund(purse, drawn, cost)
-    if drawn.seen is None:
-        return (), 0.0, taken
-    found: Quota = drawn.seen.run or Quota(name=purse.entity.removeprefix(PREFIX))
-    left = round(drawn.tokens - cost, DIGITS)
-    after = found._replace(capacity=purse.budget.capacity, tokens=left)
-    told = {"run": entity, "had": drawn.tokens, "cost": cost}
-    return ((drawn.seen, Change(("QUOTA",), drawn.seen.run, after, told)),), 0.0, taken
+def _build_budget_write(
+    budget: StepBudget, entity: str, draw: BudgetDraw, cost: float
+) -> tuple[Any, float, RefundBudget]:
+    """Return the change of the budget, a debt of 0, and the refund that undoes the withdrawal."""
+    refund = RefundBudget(budget, draw, cost)
+    if draw.seen is None:
+        # A budget in memory has given the tokens away already: nothing to write.
+        return (), 0.0, refund
+    quota: QuotaRecord = draw.seen.record or QuotaRecord(name=budget.entity.removeprefix(PREFIX))
+    left = round(draw.tokens - cost, DIGITS)
+    after = quota._replace(capacity=budget.budget.capacity, tokens=left)
+    body = {"run": entity, "had": draw.tokens, "cost": cost}
+    return ((draw.seen, RecordChange(("QUOTA",), draw.seen.record, after, body)),), 0.0, refund
 
 
 # For the drivers ------------------------------------------------------------------------------------
 
 
-class Pockets:
-    """What this process has earned and not yet put into the budgets of its store, by entity."""
+class UnsavedEarnings:
+    """Tokens that this process has earned and not yet stored, by budget entity."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._earned: dict[str, float] = {}
 
-    def put(self, entity: str, amount: float) -> float:
-        """Add to a pocket; return what is in it then."""
+    def add_earnings(self, entity: str, amount: float) -> float:
+        """Add tokens to the earnings for a budget; return the sum."""
         with self._lock:
             total = self._earned[entity] = round(self._earned.get(entity, 0.0) + amount, DIGITS)
             return total
 
-    def take(self, entity: str, least: float = 0.0) -> float:
-        """Empty a pocket that holds that much, and return what was in it."""
+    def take_earnings(self, entity: str, least: float = 0.0) -> float:
+        """Remove and return all earnings for a budget; 0 if they are less than `least`."""
         with self._lock:
-            found = self._earned.get(entity, 0.0)
-            return self._earned.pop(entity, 0.0) if found >= least else 0.0
+            earned = self._earned.get(entity, 0.0)
+            return self._earned.pop(entity, 0.0) if earned >= least else 0.0
 
 
-def drawn(engine: Engine, op: Draw) -> Drawn:
-    """Return what a budget holds; that of this process has given the tokens away, if it had them.
+def draw_budget(engine: Engine, op: DrawBudget) -> BudgetDraw:
+    """Return the tokens of a budget.
 
-    One in the store is only looked at. What this process has earned for it counts, and is used up.
+    A budget in memory gives the tokens away at once, if it has enough. A budget in the store is only read;
+    the unsaved earnings of this process are added and used up.
     """
-    purse, budget = op.purse, op.purse.budget
-    if not purse.entity:
-        return Drawn(budget.draw(op.cost))
-    seen = seen_in(engine.store, purse.entity, engine.seal, Quota)
-    found = seen.run
-    had = budget.capacity if found is None or not found.capacity else min(found.tokens, budget.capacity)
-    earned = engine.pockets.take(purse.entity, max(0.0, round(op.cost - had, DIGITS)))
-    return Drawn(min(budget.capacity, round(had + earned, DIGITS)), seen, earned)
-
-
-def refund(engine: Engine, op: Refund) -> None:
-    """Give back what was taken for a write that did not come about."""
-    if not op.purse.entity:
-        op.purse.budget.give(op.cost)
-    elif op.drawn.earned:
-        engine.pockets.put(op.purse.entity, op.drawn.earned)
-
-
-def earned(engine: Engine, purse: Purse) -> Generator[Any, Any, None]:
-    """Earn what a success earns; into the store when it is worth it, and only what is missing there."""
-    budget, entity = purse.budget, purse.entity
+    entity, budget = op.purse.entity, op.purse.budget
     if not entity:
-        return budget.earn()
-    worth = min(budget.capacity, max(1.0, budget.capacity / 10))
-    if engine.pockets.put(entity, budget.per_success) < worth:
-        return None
-    amount = engine.pockets.take(entity)
+        return BudgetDraw(budget.draw_tokens(op.cost))
+    head = load_head(engine.store, entity, engine.cipher, QuotaRecord)
+    quota = head.record
+    # A record without a capacity belongs to a rate or concurrency limit of that name: no token is taken yet.
+    tokens = budget.capacity if quota is None or not quota.capacity else min(quota.tokens, budget.capacity)
+    # Earnings that would not make the withdrawal possible stay unsaved: they are not worth a write.
+    earned = engine.unsaved_earnings.take_earnings(entity, max(0.0, round(op.cost - tokens, DIGITS)))
+    return BudgetDraw(min(budget.capacity, round(tokens + earned, DIGITS)), head, earned)
 
-    def turn(found: Quota, now: float) -> tuple[Quota, None]:
-        if not found.capacity:
-            return found, None  # nobody has taken any
-        tokens = min(budget.capacity, round(found.tokens + amount, DIGITS))
-        return (found if tokens <= found.tokens else found._replace(tokens=tokens)), None
+
+def refund_budget(engine: Engine, op: RefundBudget) -> None:
+    """Refund tokens whose withdrawal was not written."""
+    if not op.purse.entity:
+        op.purse.budget.return_tokens(op.cost)
+    elif op.drawn.earned:
+        engine.unsaved_earnings.add_earnings(op.purse.entity, op.drawn.earned)
+
+
+def earn_budget(engine: Engine, step_budget: StepBudget) -> Generator[Any, Any, None]:
+    """Add the tokens of one success; write them to the store in batches, up to the capacity."""
+    budget, entity = step_budget.budget, step_budget.entity
+    if not entity:
+        return budget.earn_tokens()
+    # One write per success would make each successful call slower.
+    batch = min(budget.capacity, max(1.0, budget.capacity / 10))
+    if engine.unsaved_earnings.add_earnings(entity, budget.per_success) < batch:
+        return None
+    amount = engine.unsaved_earnings.take_earnings(entity)
+
+    def turn(quota: QuotaRecord, now: float) -> tuple[QuotaRecord, None]:
+        # Without a capacity no token was ever taken: the budget is full.
+        if not quota.capacity:
+            return quota, None
+        tokens = min(budget.capacity, round(quota.tokens + amount, DIGITS))
+        return (quota if tokens <= quota.tokens else quota._replace(tokens=tokens)), None
 
     try:
-        yield from changed(engine, entity.removeprefix(PREFIX), turn)
+        yield from update_quota(engine, entity.removeprefix(PREFIX), turn)
     except StoreError as error:
-        engine.grumble(f"what retries may cost at {entity.removeprefix(PREFIX)} was not written: {error}")
+        # Only earnings are lost: later there are fewer retries, not more.
+        engine.log_warning(
+            f"budget {entity.removeprefix(PREFIX)}: earned tokens were not written to the store: {error}"
+        )
     return None

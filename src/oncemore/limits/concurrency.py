@@ -1,11 +1,9 @@
-"""RESOURCES: what all who share a provider may do together, in the log of the store that they share.
+"""The concurrency limit of a provider, shared by all workers of a store.
 
-*Pace.* As long as nobody is told to slow down, each job and worker goes by its own limit, and nothing is
-read or written. Once a provider throttles, it has a pace for the whole fleet (`limits.concurrency_rules`):
-half of what was
-allowed, at once, and one more after every quiet stretch. From then on a call needs a *permit*: the resource
-says who has how many, and those of dead workers are free again. When the pace is what it was at first,
-permits end.
+While the provider does not throttle, each job and worker keeps its own limit and writes nothing. Once it
+throttles, the record of the provider holds one limit for all workers (`limits.concurrency_rules`): half of
+the former limit, plus one after every quiet period. A call then needs a permit; the record counts the
+permits of each worker, and those of dead workers are free again. Permits end when the limit has recovered.
 """
 
 from __future__ import annotations
@@ -14,14 +12,14 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from oncemore.errors import StoreError
-from oncemore.limits.breaker import waited_for
-from oncemore.limits.concurrency_rules import Pace
-from oncemore.log.entry_codec import head_of
-from oncemore.log.head_access import seen_in, write_of
-from oncemore.log.record import Change, Quota, Worker
+from oncemore.limits.breaker import run_limit_script
+from oncemore.limits.concurrency_rules import ConcurrencyState
+from oncemore.log.entry_codec import decode_head
+from oncemore.log.head_access import build_write, load_head
+from oncemore.log.record import QuotaRecord, RecordChange, WorkerRecord
 from oncemore.log.store import Batch, Stored
-from oncemore.retries.loop import Put
-from oncemore.workers.map_items import QUIET_S
+from oncemore.retries.loop import AppendRecord
+from oncemore.workers.map_items import QUIET_PERIOD_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -32,43 +30,48 @@ PREFIX = "quota/"
 MOST_TRIES = 1000
 
 
-def changed(
+def update_quota(
     engine: Engine,
     name: str,
-    turn: Callable[[Quota, float], tuple[Quota, Any]],
+    turn: Callable[[QuotaRecord, float], tuple[QuotaRecord, Any]],
     body: dict[str, Any] | None = None,
 ) -> Generator[Any, Any, Any]:
-    """Read a resource, do what a turn says, write it if it is still as it was; else again."""
+    """Apply `turn` to the record of a resource by compare-and-set; return the result of `turn`.
+
+    Raise `StoreError` if other writers are faster `MOST_TRIES` times in a row.
+    """
     entity = PREFIX + name
     for _ in range(MOST_TRIES):
-        seen = seen_in(engine.store, entity, engine.seal, Quota)
-        before, now = seen.run or Quota(name=name), engine.now()
-        after, answer = turn(before, now)
+        head = load_head(engine.store, entity, engine.cipher, QuotaRecord)
+        before, now = head.record or QuotaRecord(name=name), engine.now()
+        after, result = turn(before, now)
+        # An unchanged record needs no write, and then no other writer can be faster.
         if after == before:
-            return answer
-        change = Change(("QUOTA",), seen.run, after, body or {})
-        write = write_of(entity, seen.version, seen.hash, change, now, engine.seal)
+            return result
+        change = RecordChange(("QUOTA",), head.record, after, body or {})
+        write = build_write(entity, head.version, head.hash, change, now, engine.cipher)
+        # Not synced to disk: after a power failure a limit may be a few writes old, and no run is lost.
         batch = Batch((write,), {}, sync=False)
-        if isinstance((yield Put(lambda: engine.store.append(batch))), Stored):  # noqa: B023
-            return answer
-    raise StoreError(f"resource {name}: others wrote to it {MOST_TRIES} times in a row")
+        if isinstance((yield AppendRecord(lambda: engine.store.append(batch))), Stored):  # noqa: B023
+            return result
+    raise StoreError(f"resource {name}: other writers changed it {MOST_TRIES} times in a row")
 
 
-def known(engine: Engine, name: str) -> Quota:
-    """Return a resource as it is now."""
-    head = engine.store.head(PREFIX + name)
-    return Quota(name=name) if head is None else head_of(head.head, Quota)
+def load_quota(engine: Engine, name: str) -> QuotaRecord:
+    """Return the current record of a resource."""
+    head = engine.store.load_head(PREFIX + name)
+    return QuotaRecord(name=name) if head is None else decode_head(head.head, QuotaRecord)
 
 
-def limited(found: Quota | None) -> bool:
-    """Whether a provider is asked less than at first: calls need permits."""
-    return found is not None and 0 < found.now < found.most
+def is_limited(quota: QuotaRecord | None) -> bool:
+    """Whether the limit of a provider is below its maximum, so that calls need permits."""
+    return quota is not None and 0 < quota.concurrency < quota.max_concurrency
 
 
-class Paces:
-    """The paces of providers over a whole fleet, as one process takes part in them.
+class ConcurrencyLimits:
+    """The shared concurrency limits, as used by one process.
 
-    most  how many calls the workers of this process may have under way
+    most  the largest number of concurrent calls of the workers of this process
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -77,80 +80,106 @@ class Paces:
         self._under_way: dict[str, int] = {}
         self.most = 1
 
-    def begin(self, provider: str) -> bool:
-        """Whether a call may begin toward a provider; one that does is told `end` afterwards."""
+    def begin_call(self, provider: str) -> bool:
+        """Whether a call to a provider may begin; the caller reports its end with `end_call`."""
         if not provider:
             return True
+        # Locked over the write, so that two threads do not both count the same number of calls.
         with self._lock:
-            head = self._engine.store.head(PREFIX + provider)
-            free = head is None or not limited(head_of(head.head, Quota)) or self._permitted(provider)
-            if free:
+            head = self._engine.store.load_head(PREFIX + provider)
+            is_admitted = (
+                head is None
+                or not is_limited(decode_head(head.head, QuotaRecord))
+                or self._take_permit(provider)
+            )
+            if is_admitted:
                 self._under_way[provider] = self._under_way.get(provider, 0) + 1
-            return free
+            return is_admitted
 
-    def _permitted(self, provider: str) -> bool:
-        """Take a permit, if there is one; a quiet stretch makes one more."""
+    def _take_permit(self, provider: str) -> bool:
+        """Take a permit, if one is free; a quiet period raises the limit by one first."""
         engine = self._engine
-        me, mine = engine.identity().name, self._under_way.get(provider, 0)
+        worker, own_calls = engine.current_identity().name, self._under_way.get(provider, 0)
 
-        def turn(found: Quota, now: float) -> tuple[Quota, bool]:
-            pace = Pace(found.most, found.now, found.since).quiet(now, QUIET_S)
-            found = found._replace(now=pace.now, since=pace.since)
-            if not limited(found):
-                return found._replace(held={}), True
-            held = {name: count for name, count in found.held.items() if name != me and self._lives(name)}
-            free = sum(held.values()) + mine < found.now
-            held[me] = mine + 1 if free else mine
-            return found._replace(held={name: count for name, count in held.items() if count}), free
+        def turn(quota: QuotaRecord, now: float) -> tuple[QuotaRecord, bool]:
+            state = ConcurrencyState(
+                quota.max_concurrency, quota.concurrency, quota.changed_at
+            ).after_quiet_period(now, QUIET_PERIOD_S)
+            quota = quota._replace(concurrency=state.now, changed_at=state.since)
+            if not is_limited(quota):
+                return quota._replace(active_calls={}), True
+            # A worker that died never returns its permits, so they are dropped here.
+            permits = {
+                name: count
+                for name, count in quota.active_calls.items()
+                if name != worker and self._is_worker_alive(name)
+            }
+            is_free = sum(permits.values()) + own_calls < quota.concurrency
+            permits[worker] = own_calls + 1 if is_free else own_calls
+            active = {name: count for name, count in permits.items() if count}
+            return quota._replace(active_calls=active), is_free
 
-        return bool(waited_for(changed(engine, provider, turn)))
+        return bool(run_limit_script(update_quota(engine, provider, turn)))
 
-    def _lives(self, worker: str) -> bool:
+    def _is_worker_alive(self, worker: str) -> bool:
         engine = self._engine
-        head = engine.store.head(f"worker/{worker}")
-        return head is not None and engine.lives(worker, head_of(head.head, Worker))
+        head = engine.store.load_head(f"worker/{worker}")
+        return head is not None and engine.is_worker_alive(worker, decode_head(head.head, WorkerRecord))
 
-    def end(self, provider: str) -> None:
-        """Be done with a call; where permits are needed, its own is free again."""
+    def end_call(self, provider: str) -> None:
+        """Record the end of a call and return its permit, if it has one."""
         if not provider:
             return
         engine = self._engine
         with self._lock:
-            mine = self._under_way[provider] = max(0, self._under_way.get(provider, 0) - 1)
+            own_calls = self._under_way[provider] = max(0, self._under_way.get(provider, 0) - 1)
             try:
-                if not known(engine, provider).held:
+                if not load_quota(engine, provider).active_calls:
                     return
-                me = engine.identity().name
+                worker = engine.current_identity().name
             except StoreError:
-                return  # it ends with this process at the latest
+                # The permit ends with this process at the latest.
+                return
 
-            def turn(found: Quota, now: float) -> tuple[Quota, None]:
-                held = {**found.held, me: min(mine, found.held.get(me, 0))}
-                return found._replace(held={name: count for name, count in held.items() if count}), None
+            def turn(quota: QuotaRecord, now: float) -> tuple[QuotaRecord, None]:
+                # Calls that began before the provider throttled have no permit to return.
+                permits = {**quota.active_calls, worker: min(own_calls, quota.active_calls.get(worker, 0))}
+                active = {name: count for name, count in permits.items() if count}
+                return quota._replace(active_calls=active), None
 
-            self._write(provider, turn)
+            self._update_quota(provider, turn)
 
-    def _write(self, provider: str, turn: Callable[[Quota, float], tuple[Quota, Any]]) -> None:
-        """Write what a turn says; where that fails, the work goes on: permits end with their worker."""
+    def _update_quota(
+        self, provider: str, turn: Callable[[QuotaRecord, float], tuple[QuotaRecord, Any]]
+    ) -> None:
+        """Apply `turn`; log a store error and continue, because permits end with their worker."""
         try:
-            waited_for(changed(self._engine, provider, turn))
+            run_limit_script(update_quota(self._engine, provider, turn))
         except StoreError as error:
-            self._engine.grumble(f"the pace of {provider} could not be written: {error}")
+            self._engine.log_warning(
+                f"the concurrency limit of {provider} could not be written to the store: {error}"
+            )
 
-    def throttled(self, provider: str, began: float, most: int = 0) -> None:
-        """Ask less of a provider that told an attempt to slow down, everywhere.
+    def record_throttling(self, provider: str, began: float, most: int = 0) -> None:
+        """Halve the limit of a provider that has throttled an attempt, for all workers.
 
-        began  when that attempt began
-        most   how many calls one job may have under way at first; else that of this process's workers
+        began  the time at which that attempt began
+        most   the initial limit of concurrent calls of a job; 0 for that of this process's workers
         """
         if not provider:
             return
-        most = most or self.most
+        initial = most or self.most
 
-        def turn(found: Quota, now: float) -> tuple[Quota, None]:
-            top = max(most, found.most)
-            pace = Pace(top, found.now or top, found.since).throttled(began, now)
-            count = found.throttled + 1
-            return found._replace(most=top, now=pace.now, since=pace.since, throttled=count), None
+        def turn(quota: QuotaRecord, now: float) -> tuple[QuotaRecord, None]:
+            limit = max(initial, quota.max_concurrency)
+            state = ConcurrencyState(limit, quota.concurrency or limit, quota.changed_at)
+            state = state.after_throttling(began, now)
+            after = quota._replace(
+                max_concurrency=limit,
+                concurrency=state.now,
+                changed_at=state.since,
+                throttled=quota.throttled + 1,
+            )
+            return after, None
 
-        self._write(provider, turn)
+        self._update_quota(provider, turn)

@@ -1,7 +1,7 @@
-"""PACE: how many calls may be under way toward one provider at once (CONC-5).
+"""The rules of a concurrency limit: the number of concurrent calls to one provider (CONC-5).
 
-A provider that throttles is asked half as much, at once; every quiet interval after that allows one more,
-up to what was allowed at first. Nothing else raises it: no failure ever does (CONC-1).
+Throttling halves the limit at once; every quiet interval after that raises it by one, up to the initial
+limit. Nothing else raises it, and no failure ever does (CONC-1).
 """
 
 from __future__ import annotations
@@ -9,29 +9,30 @@ from __future__ import annotations
 from oncemore._values import Value
 
 
-class Pace(Value):
-    """How many may be under way now.
+class ConcurrencyState(Value):
+    """The limit of concurrent calls.
 
-    most   how many at most
-    now    how many at present
-    since  when that last changed, in POSIX seconds
+    most   the initial limit
+    now    the current limit
+    since  the time of its last change, in POSIX seconds
     """
 
     most: int
     now: int
     since: float = 0.0
 
-    def throttled(self, began: float, at: float) -> Pace:
-        """Return the pace after an attempt was told to slow down.
+    def after_throttling(self, began: float, at: float) -> ConcurrencyState:
+        """Return the limit after an attempt was throttled.
 
-        began  when that attempt began: one that began before the last change tells nothing new
+        began  the time at which that attempt began
         """
+        # The attempt began under the former limit, so it is not evidence about the current one.
         if began < self.since:
             return self
         return self._replace(now=max(1, self.now // 2), since=at)
 
-    def quiet(self, at: float, interval_s: float) -> Pace:
-        """Return the pace after some time in which nobody asked to slow down."""
+    def after_quiet_period(self, at: float, interval_s: float) -> ConcurrencyState:
+        """Return the limit after a period without throttling."""
         if self.now >= self.most or at - self.since < interval_s:
             return self
         return self._replace(now=self.now + 1, since=at)

@@ -1,25 +1,24 @@
-"""COOLDOWN: a resource that failed is left alone for a while, and one that is done is not fetched again.
+"""The rules of a cooldown: a failed resource is not requested for a while, a valid one never again.
 
-A *resource* is what somebody else gives us: a data product, a page, a device. Its record says what there is
-of it (scientific state) and how the last execution ended (operational state); the two never say the same
-thing twice. Before anybody is asked, in this order:
+A resource is an external object: a data product, a page, a device. Its record holds the state of the data
+(acquisition, validation) and, separately, the result of the last execution. The checks before a request:
 
-    it is VALID                             SKIPPED_DUPLICATE
-    a person has to look at it first        SKIPPED_QUARANTINED
-    it failed in a way that does not pass   SKIPPED_TERMINAL
-    now < next_eligible_attempt_at          SKIPPED_BACKOFF
-    else                                    it is fetched
+    it is VALID                       SKIPPED_DUPLICATE
+    it waits for an operator          SKIPPED_QUARANTINED
+    its failure is permanent          SKIPPED_TERMINAL
+    now < next_eligible_attempt_at    SKIPPED_BACKOFF
+    else                              the step requests it
 
-When an execution ends, whatever came of it, it is counted once, and a passing failure sets the time before
-which nobody comes back: base * multiplier ** (n - 1), held at the cap, where n is the count; or what the
-other side asked for, if that is later.
+Each execution is counted once, with any result. A transient failure sets the time of the next request to
+base * multiplier ** (n - 1) seconds later, at most the cap, where n is the count; or to the time that the
+provider has asked for, if that is later.
 """
 
 from __future__ import annotations
 
-from oncemore._values import Record, Value
+from oncemore._values import FrozenRecord, Value
 from oncemore.errors import UsageError
-from oncemore.policy.backoff import Schedule, planned
+from oncemore.policy.backoff import Schedule, planned_delay
 from oncemore.policy.canonical_json import normalize_name
 
 TYPE_CHECKING = False
@@ -31,16 +30,16 @@ ACQUISITION: Final = ("STUB", "ACQUIRED", "FAILED")
 VALIDATION: Final = ("UNVALIDATED", "VALID", "QUARANTINED")
 OUTCOMES: Final = ("SUCCESS", "RETRYABLE_FAILURE", "TERMINAL_FAILURE", "QUARANTINE")
 SKIPS: Final = ("SKIPPED_DUPLICATE", "SKIPPED_QUARANTINED", "SKIPPED_TERMINAL", "SKIPPED_BACKOFF")
-#: How an outcome holds a resource until a person releases it.
+#: Outcomes that hold a resource until an operator releases it, with the word for a skipped request.
 HOLDS: Final = {"QUARANTINE": "SKIPPED_QUARANTINED", "TERMINAL_FAILURE": "SKIPPED_TERMINAL"}
-#: What others may call a value (X-17).
+#: Values of imported records and our names for them (X-17).
 ALIASES: Final = {"VALIDATED": "VALID"}
 LONGEST_ID = 200
 LONGEST_S: Final = 86_400.0 * 366 * 100
 
 
-class Rest(Value):
-    """How long something is left alone after failures: a capped exponential without jitter."""
+class CooldownSchedule(Value):
+    """The length of a cooldown after failures: a capped exponential without jitter."""
 
     base_s: float = 300.0
     multiplier: float = 2.0
@@ -50,25 +49,25 @@ class Rest(Value):
         """Return the cooldown after this many failures: base * multiplier ** (failures - 1), capped."""
         if failures < 1:
             raise UsageError(f"failures is {failures!r}; it must be 1 or more")
-        return min(self.cap_s, planned(Schedule("exponential", self.base_s, self.multiplier), failures))
+        return min(self.cap_s, planned_delay(Schedule("exponential", self.base_s, self.multiplier), failures))
 
 
-class Resource(Value):
-    """The record of a resource (COOL-2): what there is of it, and how asking for it went.
+class ResourceRecord(Value):
+    """The record of a resource (COOL-2): the state of its data and of the requests for it.
 
-    state                        READY, COOLING, HELD for a person, or DONE: follows from the others
+    state                        READY, COOLING, HELD for an operator, or DONE: derived from the other fields
     acquisition_status           STUB, ACQUIRED or FAILED: whether its bytes are there
     validation_status            UNVALIDATED, VALID or QUARANTINED
-    attempt_count_total          executions that asked for it, whatever came of them
-    last_attempt_at              when the last of them ended, in POSIX seconds; 0 before the first
+    attempt_count_total          executions that requested it, with any result
+    last_attempt_at              end of the last of them, in POSIX seconds; 0 before the first
     last_attempt_outcome         SUCCESS, RETRYABLE_FAILURE, TERMINAL_FAILURE or QUARANTINE; empty before that
     last_error_fingerprint       equal for equal faults
-    next_eligible_attempt_at     before this nobody asks for it; 0 if nothing stands against it
-    last_successful_fingerprint  of what was fetched and found valid
-    provider, step, run          whom the last execution asked, and which run it was
-    attempt                      the number of that run's last attempt: nothing is counted twice
-    last_error_class             what the last failure is counted as
-    released_at                  when a person let a held one go; 0 if nobody has since its last attempt
+    next_eligible_attempt_at     time before which no step requests it; 0 for no limit
+    last_successful_fingerprint  fingerprint of the last valid content
+    provider, step, run_entity   provider, step and run of the last execution
+    attempt                      number of that run's last attempt, so that none is counted twice
+    last_error_class             class of the last failure
+    released_at                  time of an operator's release; 0 if there is none since the last attempt
     """
 
     state: str = "READY"
@@ -83,18 +82,18 @@ class Resource(Value):
     last_successful_fingerprint: str = ""
     provider: str = ""
     step: str = ""
-    run: str = ""
+    run_entity: str = ""
     attempt: int = 0
     last_error_class: str = ""
     released_at: float = 0.0
 
 
-class Attempted(Value):
-    """How an execution that asked for a resource ended.
+class ResourceOutcome(Value):
+    """The end of an execution that requested a resource.
 
-    retry_after  seconds that the other side asked to be left alone for, if it did
-    content      the fingerprint of what was fetched
-    kept         whether bytes that wait for review are kept
+    retry_after  seconds that the provider has asked to wait; 0 if it has not
+    content      the fingerprint of the fetched content
+    kept         whether bytes are stored that wait for review
     """
 
     outcome: str
@@ -113,82 +112,96 @@ class Attempted(Value):
 # The checks -----------------------------------------------------------------------------------------
 
 
-def skip(resource: Resource | None, now: float) -> str:
-    """Return why a resource is not asked for now, as one of `SKIPS`; empty if it may be."""
+def skip_reason(resource: ResourceRecord | None, now: float) -> str:
+    """Return the reason for not requesting a resource now, one of `SKIPS`; empty if it may be requested."""
     if resource is None:
         return ""
+    # Valid data comes first: no failure recorded later makes another request necessary.
     if resource.validation_status == "VALID":
         return "SKIPPED_DUPLICATE"
-    if held(resource):
+    if is_held(resource):
         return HOLDS[resource.last_attempt_outcome]
     return "SKIPPED_BACKOFF" if now < resource.next_eligible_attempt_at else ""
 
 
-def held(resource: Resource) -> bool:
-    """Whether a resource waits for a person."""
+def is_held(resource: ResourceRecord) -> bool:
+    """Whether a resource waits for an operator."""
     return resource.last_attempt_outcome in HOLDS and not resource.released_at
 
 
-def standing(resource: Resource) -> str:
-    """Return the state that follows from all other fields."""
+def derive_state(resource: ResourceRecord) -> str:
+    """Return the state derived from the other fields."""
     if resource.validation_status == "VALID":
         return "DONE"
-    if held(resource):
+    if is_held(resource):
         return "HELD"
     return "COOLING" if resource.next_eligible_attempt_at else "READY"
 
 
-# What becomes of a record ---------------------------------------------------------------------------
+# Transitions ----------------------------------------------------------------------------------------
 
 
-def ended(before: Resource | None, resource: str, made: Attempted, rest: Rest) -> Resource:
-    """Return the record after an execution: counted once, and left alone if it failed in passing."""
-    was = before or Resource(resource=resource)
-    count = was.attempt_count_total + 1
-    failed = made.outcome != "SUCCESS"
-    after = was._replace(
-        resource=resource, attempt_count_total=count, last_attempt_at=made.now, provider=made.provider,
-        step=made.step, run=made.run, attempt=made.attempt, last_attempt_outcome=made.outcome,
-        last_error_fingerprint=made.error_fingerprint if failed else was.last_error_fingerprint,
-        last_error_class=made.error_class if failed else was.last_error_class,
-        next_eligible_attempt_at=0.0, released_at=0.0, **_SCIENCE[made.outcome](made),
-    )  # fmt: skip
-    if made.outcome == "RETRYABLE_FAILURE":
-        wishes = (rest.delay_s(count), made.retry_after)
-        after = after._replace(
-            next_eligible_attempt_at=max(made.now + max(wishes), was.next_eligible_attempt_at)
-        )
-    return checked(after._replace(state=standing(after)))
+def after_execution(
+    before: ResourceRecord | None, resource: str, execution: ResourceOutcome, schedule: CooldownSchedule
+) -> ResourceRecord:
+    """Return the record after an execution: counted, and with a cooldown after a transient failure."""
+    old = before or ResourceRecord(resource=resource)
+    count = old.attempt_count_total + 1
+    is_failure = execution.outcome != "SUCCESS"
+    after = old._replace(
+        resource=resource,
+        attempt_count_total=count,
+        last_attempt_at=execution.now,
+        provider=execution.provider,
+        step=execution.step,
+        run_entity=execution.run,
+        attempt=execution.attempt,
+        last_attempt_outcome=execution.outcome,
+        # A success keeps the last error, as history of the resource.
+        last_error_fingerprint=execution.error_fingerprint if is_failure else old.last_error_fingerprint,
+        last_error_class=execution.error_class if is_failure else old.last_error_class,
+        next_eligible_attempt_at=0.0,
+        released_at=0.0,
+        **_DATA_STATE[execution.outcome](execution),
+    )
+    if execution.outcome == "RETRYABLE_FAILURE":
+        next_at = execution.now + max(schedule.delay_s(count), execution.retry_after)
+        # A failure never shortens a cooldown that is already set.
+        after = after._replace(next_eligible_attempt_at=max(next_at, old.next_eligible_attempt_at))
+    return check_record(after._replace(state=derive_state(after)))
 
 
-#: What an outcome says about the resource itself: what there is of it, never whether to try again.
-_SCIENCE: Final[dict[str, Callable[[Attempted], dict[str, Any]]]] = {
-    "SUCCESS": lambda made: {
+#: The fields of an outcome that describe the data; none of them says whether to try again.
+_DATA_STATE: Final[dict[str, Callable[[ResourceOutcome], dict[str, Any]]]] = {
+    "SUCCESS": lambda execution: {
         "acquisition_status": "ACQUIRED",
         "validation_status": "VALID",
-        "last_successful_fingerprint": made.content,
+        "last_successful_fingerprint": execution.content,
     },
-    "RETRYABLE_FAILURE": lambda made: {"acquisition_status": "FAILED"},
-    "TERMINAL_FAILURE": lambda made: {"acquisition_status": "FAILED"},
-    "QUARANTINE": lambda made: {
-        "acquisition_status": "ACQUIRED" if made.kept else "FAILED",
-        **({"validation_status": "QUARANTINED"} if made.kept else {}),
+    "RETRYABLE_FAILURE": lambda execution: {"acquisition_status": "FAILED"},
+    "TERMINAL_FAILURE": lambda execution: {"acquisition_status": "FAILED"},
+    "QUARANTINE": lambda execution: {
+        "acquisition_status": "ACQUIRED" if execution.kept else "FAILED",
+        **({"validation_status": "QUARANTINED"} if execution.kept else {}),
     },
 }
 
 
-def released(before: Resource, now: float) -> Resource:
-    """Return the record after a person let it go: the next execution asks for it. What was counted stays."""
+def after_release(before: ResourceRecord, now: float) -> ResourceRecord:
+    """Return the record after an operator's release: the next execution requests it.
+
+    The counts stay, so the next failure has the cooldown of its number.
+    """
     validity = "UNVALIDATED" if before.validation_status == "QUARANTINED" else before.validation_status
     after = before._replace(next_eligible_attempt_at=0.0, released_at=now, validation_status=validity)
-    return after._replace(state=standing(after))
+    return after._replace(state=derive_state(after))
 
 
-# Records that come from elsewhere -------------------------------------------------------------------
+# Imported records -----------------------------------------------------------------------------------
 
 
-def checked(resource: Resource) -> Resource:
-    """Return a record whose fields make sense; name the first that does not, and what it takes."""
+def check_record(resource: ResourceRecord) -> ResourceRecord:
+    """Return the record; raise `UsageError` naming the first invalid field and its valid values."""
     for field, allowed in (
         ("acquisition_status", ACQUISITION),
         ("validation_status", VALIDATION),
@@ -204,56 +217,61 @@ def checked(resource: Resource) -> Resource:
         )
     for field in ("last_attempt_at", "next_eligible_attempt_at"):
         value = getattr(resource, field)
+        # bool is a subclass of int, and True is not a time.
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST_S * 10:
             raise UsageError(f"{field} is {value!r}; it must be POSIX seconds, or 0 for none")
     for field in ("last_error_fingerprint", "last_successful_fingerprint", "provider"):
         if not isinstance(getattr(resource, field), str):
             raise UsageError(f"{field} is {getattr(resource, field)!r}; it must be a text")
-    name_of(resource.resource)
+    resource_name(resource.resource)
     return resource
 
 
-def record_of(resource: str, fields: Mapping[str, Any]) -> Resource:
-    """Return a record that was kept elsewhere; unknown fields and other values than ours are refused.
+def import_record(resource: str, fields: Mapping[str, Any]) -> ResourceRecord:
+    """Return a record from the fields of another system; refuse unknown fields and values.
 
-    `VALIDATED` is read as `VALID`, and a field that is None as one that was left out (X-17).
+    `VALIDATED` is read as `VALID`, and a field that is None as missing (X-17).
     """
-    unknown = sorted(fields.keys() - _TAKEN)
+    unknown = sorted(fields.keys() - _IMPORTED_FIELDS)
     if unknown:
         raise UsageError(
-            f"{unknown[0]} is no field of a resource; the fields are {', '.join(sorted(_TAKEN))}"
+            f"{unknown[0]} is not a field of a resource; the fields are {', '.join(sorted(_IMPORTED_FIELDS))}"
         )
-    given: dict[str, Any] = {name: _ours(value) for name, value in fields.items() if value is not None}
-    made = checked(Resource(**{**given, "resource": resource}))
-    return made._replace(state=standing(made))
+    values: dict[str, Any] = {
+        name: _to_plain_value(value) for name, value in fields.items() if value is not None
+    }
+    record = check_record(ResourceRecord(**{**values, "resource": resource}))
+    # The state is never imported: it must agree with the other fields.
+    return record._replace(state=derive_state(record))
 
 
-def _ours(value: Any) -> Any:
+def _to_plain_value(value: Any) -> Any:
     return ALIASES.get(value, value) if isinstance(value, str) else value
 
 
-_TAKEN: Final = frozenset(Resource._fields[2:11])
+#: From acquisition_status to provider: the other fields refer to runs of this store.
+_IMPORTED_FIELDS: Final = frozenset(ResourceRecord._fields[2:11])
 
 
-def name_of(resource: object) -> str:
-    """Return what a resource is known by; refuse what names nothing."""
+def resource_name(resource: object) -> str:
+    """Return the normalised name of a resource; raise `UsageError` if it is not a valid name."""
     if not isinstance(resource, str) or not 1 <= len(resource) <= LONGEST_ID or not resource.isprintable():
         raise UsageError(f"resource is {resource!r:.80}; it takes a text of 1 to {LONGEST_ID} characters")
     return normalize_name(resource)
 
 
-# What a user says -----------------------------------------------------------------------------------
+# The option of a step -------------------------------------------------------------------------------
 
 
-class Cooldown(Record):
-    """When a step leaves what it asks for alone: `step(..., cooldown=Cooldown(resource=...))`.
+class Cooldown(FrozenRecord):
+    """The cooldown of the resource that a step requests: `step(..., cooldown=Cooldown(resource=...))`.
 
-    resource    what is asked for: a text, or a function of the step's arguments; nothing ("" or None) means
-                that this call is about no resource
-    base_s      how long it is left alone after the first failure; 300 unless the policy says otherwise
-    multiplier  how much longer after each further one; 2 unless …
-    cap_s       the longest; a day unless …
-    overrides   what differs for single providers: {"eso": {"base_s": 900}}
+    resource    its name: a text, or a function of the step's arguments; "" or None for a call without a
+                resource
+    base_s      seconds after the first failure; by default those of the policy, or 300
+    multiplier  factor for each further failure; by default that of the policy, or 2
+    cap_s       the longest cooldown; by default that of the policy, or a day
+    overrides   other numbers for single providers: {"eso": {"base_s": 900}}
     """
 
     __slots__ = ("base_s", "cap_s", "multiplier", "overrides", "resource")
@@ -273,40 +291,49 @@ class Cooldown(Record):
         overrides: Mapping[str, Mapping[str, float]] | None = None,
     ) -> None:
         if not callable(resource):
-            name_of(resource)
+            resource_name(resource)
         own = {"base_s": base_s, "multiplier": multiplier, "cap_s": cap_s}
-        _numbers("", {name: value for name, value in own.items() if value is not None})
-        kept = {}
-        for provider, told in dict(overrides or {}).items():
-            if not isinstance(provider, str) or not provider or not hasattr(told, "items"):
+        _check_numbers("", {name: value for name, value in own.items() if value is not None})
+        checked = {}
+        for provider, numbers in dict(overrides or {}).items():
+            if not isinstance(provider, str) or not provider or not hasattr(numbers, "items"):
                 raise UsageError(
                     f"overrides is {overrides!r:.80}; it takes numbers by provider: {{'a': {{'base_s': 9}}}}"
                 )
-            kept[normalize_name(provider)] = dict(_numbers(f"overrides of {provider}: ", dict(told)))
-        self.fill(base_s, cap_s, multiplier, kept, resource)
+            lead = f"overrides of {provider}: "
+            checked[normalize_name(provider)] = _check_numbers(lead, dict(numbers))
+        self.set_fields(
+            base_s=base_s, cap_s=cap_s, multiplier=multiplier, overrides=checked, resource=resource
+        )
 
-    def rest(self, provider: str = "", by_policy: Mapping[str, Rest] | None = None) -> Rest:
-        """Return the numbers for a provider: its own, else those of everybody, else the policy's."""
-        known = by_policy or {}
-        ground = known.get(provider, known.get("", Rest()))
+    def schedule_for(
+        self, provider: str = "", by_policy: Mapping[str, CooldownSchedule] | None = None
+    ) -> CooldownSchedule:
+        """Return the schedule for a provider: its override, else the option, else the policy."""
+        schedules = by_policy or {}
+        # The policy's schedule under "" is for all providers without one of their own.
+        default = schedules.get(provider, schedules.get("", CooldownSchedule()))
         own = {"base_s": self.base_s, "multiplier": self.multiplier, "cap_s": self.cap_s}
-        said = {name: float(value) for name, value in own.items() if value is not None}
-        return ground._replace(**{**said, **self.overrides.get(provider, {})})
+        numbers = {name: float(value) for name, value in own.items() if value is not None}
+        return default._replace(**{**numbers, **self.overrides.get(provider, {})})
 
-    def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Return what a call asks for; empty if nothing."""
-        found = self.resource(*args, **kwargs) if callable(self.resource) else self.resource
-        return "" if found is None or found == "" else name_of(str(found))
+    def resource_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Return the name of the resource that a call requests; empty if there is none."""
+        name = self.resource(*args, **kwargs) if callable(self.resource) else self.resource
+        return "" if name is None or name == "" else resource_name(str(name))
 
     def __hash__(self) -> int:
+        # Without the overrides: a dict has no hash.
         return hash((self.base_s, self.cap_s, self.multiplier, self.resource))
 
 
-def _numbers(lead: str, told: dict[str, Any]) -> dict[str, float]:
-    for name, value in told.items():
-        if name not in Rest._fields:
-            raise UsageError(f"{lead}{name} is no number of a cooldown; there are {', '.join(Rest._fields)}")
+def _check_numbers(lead: str, numbers: dict[str, Any]) -> dict[str, float]:
+    for name, value in numbers.items():
+        if name not in CooldownSchedule._fields:
+            raise UsageError(
+                f"{lead}{name} is not a number of a cooldown; there are {', '.join(CooldownSchedule._fields)}"
+            )
         low = 1.0 if name == "multiplier" else 0.0
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= LONGEST_S:
             raise UsageError(f"{lead}{name} is {value!r}; it must be a number from {low:g} to {LONGEST_S:g}")
-    return {name: float(value) for name, value in told.items()}
+    return {name: float(value) for name, value in numbers.items()}

@@ -1,8 +1,7 @@
-"""COOLDOWNS: what is left alone, for people: looked at, asked about, and let go with a name and a reason.
+"""The resources of a store for operators: list, inspect, release and import them.
 
-Everything here is a view of the log (`limits.cooldown_rules.Resource`). A release is an entry like all
-others; where
-the resource's last run waits for a person too, both are decided in one write.
+The data is a view of the log (`limits.cooldown_rules.ResourceRecord`). A release is a log entry with the
+operator's name and reason; if the last run of the resource is quarantined too, one write decides both.
 """
 
 from __future__ import annotations
@@ -11,54 +10,55 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore._values import Value
 from oncemore.control import review
-from oncemore.control.moved_log import only_here, write_here
+from oncemore.control.moved_log import append_if_not_moved, refuse_if_moved
 from oncemore.errors import StaleDecision, UsageError
-from oncemore.limits.cooldown_rules import Resource, held, name_of, record_of, skip
-from oncemore.limits.cooldown_step import DECIDED, entity_of, letting_go
-from oncemore.log.entry_codec import head_of
-from oncemore.log.head_access import seen_in, write_of
-from oncemore.log.record import Change, over
-from oncemore.log.store import Conflict, Query
-from oncemore.maintenance.tasks import somebody
+from oncemore.limits.cooldown_rules import ResourceRecord, import_record, is_held, resource_name, skip_reason
+from oncemore.limits.cooldown_step import DECIDED, build_release, resource_entity
+from oncemore.log.attempt_transitions import end_attempt
+from oncemore.log.entry_codec import decode_head
+from oncemore.log.head_access import build_write, load_head
+from oncemore.log.record import RecordChange
+from oncemore.log.store import Conflict, HeadQuery
+from oncemore.maintenance.tasks import resolve_actor
 from oncemore.policy.canonical_json import normalize_name
 from oncemore.policy.closing import close_run, closing_proof
 from oncemore.steps import run as history
-from oncemore.steps.call_in_progress import Job, Kit
-from oncemore.steps.driver import blocking
-from oncemore.steps.ops import End, Load, Now, Save
+from oncemore.steps.call_in_progress import CallInProgress, StepFunctions
+from oncemore.steps.driver import run_call
+from oncemore.steps.ops import AppendChange, EndCall, LoadHead, ReadClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from oncemore.steps.engine import Engine
-    from oncemore.steps.ops import Script, Seen
+    from oncemore.steps.ops import LoadedHead, Script
 
-#: The most that are listed.
+#: Largest number of resources in a listing.
 MOST_LISTED = 100_000
 STATES = ("READY", "COOLING", "HELD", "DONE")
-#: What is shown unless somebody asks for more: what is left alone.
+#: The states in a listing by default: the resources that steps skip.
 USUAL = ("COOLING", "HELD")
 
 
-class Told(Value):
-    """A resource with what led to it.
+class ResourceHistory(Value):
+    """A resource with its history.
 
-    resource   its record
-    skip       what an execution would come to now, as SKIPPED_…; empty if it would ask for it
-    left_s     seconds until it may be asked for; 0 if that is now, or waits for a person
-    error      the neutral record of the last failure, if there was one
-    correlation_id  of the run that the last execution was
-    decisions  who let it go before, and why
-    entries    every change of its record: when, and the state that it led to
+    resource        its record
+    skip            the reason for skipping it now, as SKIPPED_…; empty if a step would request it
+    left_s          seconds until a step may request it; 0 if it may now, or if an operator has to decide
+    error           the neutral record of the last failure, if there was one
+    correlation_id  correlation id of the last run
+    decisions       decisions of operators, with actor and reason
+    entries         every change of its record: the time and the new record
     """
 
-    resource: Resource
+    resource: ResourceRecord
     skip: str
     left_s: float
     error: dict[str, Any] | None
     correlation_id: str
     decisions: tuple[dict[str, Any], ...]
-    entries: tuple[tuple[float, Resource], ...]
+    entries: tuple[tuple[float, ResourceRecord], ...]
 
 
 class Cooldowns:
@@ -70,146 +70,179 @@ class Cooldowns:
     def __repr__(self) -> str:
         return f"<oncemore.Cooldowns of {self._engine.url}>"
 
-    def __iter__(self) -> Iterator[Resource]:
+    def __iter__(self) -> Iterator[ResourceRecord]:
         return iter(self.list())
 
     def list(
         self, *, state: str | None = None, provider: str | None = None, step: str | None = None
-    ) -> tuple[Resource, ...]:
-        """Return what is left alone: what may be asked for soonest first, what waits for a person last.
+    ) -> tuple[ResourceRecord, ...]:
+        """Return the resources that steps skip: by the end of their cooldown, held ones last.
 
         state  READY, COOLING, HELD, DONE, or "all"; without it COOLING (and not over yet) and HELD
         """
         if state is not None and state not in (*STATES, "all"):
             raise UsageError(f"state is {state!r}; the states are {', '.join(STATES)}, or all")
         provider, step = (None if name is None else normalize_name(name) for name in (provider, step))
-        now, wanted = self._engine.now(), STATES if state == "all" else (state,) if state else USUAL
-        found = [
+        now, states = self._engine.now(), STATES if state == "all" else (state,) if state else USUAL
+        # No write marks the end of a cooldown: without a state, ended ones are left out by the clock.
+        resources = [
             resource
-            for one in wanted
-            for resource in self._of(one, step)
-            if provider in (None, resource.provider) and (state or skip(resource, now))
+            for listed_state in states
+            for resource in self._list_records(listed_state, step)
+            if provider in (None, resource.provider) and (state or skip_reason(resource, now))
         ]
-        return tuple(sorted(found, key=_soonest))
+        return tuple(sorted(resources, key=_sort_key))
 
-    def get(self, resource: str) -> Resource | None:
-        """Return the record of a resource, or None if nobody has ever asked for it."""
-        found: Resource | None = self._seen(resource).run
-        return found
+    def get(self, resource: str) -> ResourceRecord | None:
+        """Return the record of a resource, or None if no step has requested it."""
+        record: ResourceRecord | None = self._load_head(resource).record
+        return record
 
     def check(self, resource: str) -> str:
-        """Return what an execution would come to now: one of the SKIPPED_… words, or "" if it would ask."""
-        return skip(self.get(resource), self._engine.now())
+        """Return the reason for skipping a resource now, as SKIPPED_…; "" if a step would request it."""
+        return skip_reason(self.get(resource), self._engine.now())
 
-    def show(self, resource: str) -> Told:
+    def show(self, resource: str) -> ResourceHistory:
         """Return a resource with its last error, the decisions about it and the changes of its record."""
-        seen, now = self._known(resource), self._engine.now()
-        record: Resource = seen.run
-        entries = list(history.told(self._engine.store.entries(seen.entity), self._engine.seal))
-        why = skip(record, now)
+        head, now = self._load_existing(resource), self._engine.now()
+        record: ResourceRecord = head.record
+        entries = list(
+            history.fold_entries(self._engine.store.read_entries(head.entity), self._engine.cipher)
+        )
+        reason = skip_reason(record, now)
         errors = [body["error"] for _, _, body in entries if "error" in body]
-        run = seen_in(self._engine.store, record.run, self._engine.seal).run if record.run else None
-        return Told(
-            record, why,
-            max(0.0, record.next_eligible_attempt_at - now) if why == "SKIPPED_BACKOFF" else 0.0,
-            errors[-1] if errors else None, "" if run is None else run.correlation_id,
-            tuple({**body["decision"], "at": head.at} for head, _, body in entries if "decision" in body),
-            tuple((head.at, state) for head, state, _ in entries),
-        )  # fmt: skip
+        run = (
+            load_head(self._engine.store, record.run_entity, self._engine.cipher).record
+            if record.run_entity
+            else None
+        )
+        decisions = ({**body["decision"], "at": entry.at} for entry, _, body in entries if "decision" in body)
+        left_s = max(0.0, record.next_eligible_attempt_at - now)
+        return ResourceHistory(
+            resource=record,
+            skip=reason,
+            # For a held resource the time means nothing: an operator has to decide first.
+            left_s=left_s if reason == "SKIPPED_BACKOFF" else 0.0,
+            error=errors[-1] if errors else None,
+            # An imported record has no run.
+            correlation_id="" if run is None else run.correlation_id,
+            decisions=tuple(decisions),
+            entries=tuple((entry.at, state) for entry, state, _ in entries),
+        )
 
-    def release(self, resource: str, *, reason: str, by: str | None = None) -> Resource:
-        """Let a resource go: the next execution asks for it, whatever its cooldown or quarantine said.
+    def release(self, resource: str, *, reason: str, by: str | None = None) -> ResourceRecord:
+        """End the cooldown or quarantine of a resource: the next execution requests it.
 
-        Its last run, where that waits for a person, is over with it. What was counted stays counted.
+        If its last run is quarantined, that run ends too. The counts stay.
         """
-        ruling = review.ruling("release", somebody(by), reason)
-        seen = self._known(resource)
-        job = Job(self._engine, _nobody, Kit(resource, _nobody, _nobody, _nobody))
-        saved: Resource = blocking(job, only_here(resource, _released(seen.entity, ruling.record))).run
+        decision = review.make_decision("release", resolve_actor(by), reason)
+        head = self._load_existing(resource)
+        # The driver of calls runs the script; no step function belongs to it.
+        call_in_progress = CallInProgress(
+            self._engine,
+            _unknown_resource,
+            StepFunctions(resource, _unknown_resource, _unknown_resource, _unknown_resource),
+        )
+        saved: ResourceRecord = run_call(
+            call_in_progress,
+            refuse_if_moved(resource, _release_resource(head.entity, decision.decision_body)),
+        ).record
         return saved
 
-    def bring_in(
+    def import_record(
         self, resource: str, fields: Mapping[str, Any], *, reason: str, by: str | None = None
-    ) -> Resource:
-        """Take over the record of a resource that was kept elsewhere, if there is none here yet.
+    ) -> ResourceRecord:
+        """Import the record of a resource from another system, unless this store has one.
 
         fields  by the names of COOL-2; times are POSIX seconds, and VALIDATED is read as VALID
         """
-        made = record_of(name_of(resource), fields)
-        told = review.ruling("import", somebody(by), reason).record
-        seen, engine = self._seen(resource), self._engine
-        if seen.run is None:
-            change = Change(DECIDED, None, made, told)
-            write = write_of(seen.entity, 0, seen.hash, change, engine.now(), engine.seal)
-            if not isinstance(write_here(engine, resource, (write,)), Conflict):
-                return made
-        raise UsageError(f"{resource} is known here already; what is known stays")
+        record = import_record(resource_name(resource), fields)
+        body = review.make_decision("import", resolve_actor(by), reason).decision_body
+        head, engine = self._load_head(resource), self._engine
+        if head.record is None:
+            change = RecordChange(DECIDED, None, record, body)
+            # Version 0 makes the store refuse the write if a step has created the record meanwhile.
+            write = build_write(head.entity, 0, head.hash, change, engine.now(), engine.cipher)
+            if not isinstance(append_if_not_moved(engine, resource, (write,)), Conflict):
+                return record
+        raise UsageError(f"{resource} has a record in this store already; it was not changed")
 
     # ------------------------------------------------------------------------------------------------
 
-    def _of(self, state: str, step: str | None) -> Iterator[Resource]:
-        heads = self._engine.store.heads(Query("resource", state, step=step, limit=MOST_LISTED))
-        return (head_of(head.head, Resource) for head in heads)
+    def _list_records(self, state: str, step: str | None) -> Iterator[ResourceRecord]:
+        heads = self._engine.store.list_heads(HeadQuery("resource", state, step=step, limit=MOST_LISTED))
+        return (decode_head(head.head, ResourceRecord) for head in heads)
 
-    def _seen(self, resource: str) -> Seen:
-        entity = entity_of(name_of(resource))
-        return seen_in(self._engine.store, entity, self._engine.seal, Resource)
+    def _load_head(self, resource: str) -> LoadedHead:
+        entity = resource_entity(resource_name(resource))
+        return load_head(self._engine.store, entity, self._engine.cipher, ResourceRecord)
 
-    def _known(self, resource: str) -> Seen:
-        seen = self._seen(resource)
-        if seen.run is None:
+    def _load_existing(self, resource: str) -> LoadedHead:
+        head = self._load_head(resource)
+        if head.record is None:
             raise UsageError(
-                f"no step has asked for {resource!r} in this store; oncemore cooldowns --state all lists "
-                "what was"
+                f"no step has requested {resource!r} in this store; oncemore cooldowns --state all lists "
+                "the known resources"
             )
-        return seen
+        return head
 
 
-def _soonest(resource: Resource) -> tuple[bool, float, str]:
-    return held(resource), resource.next_eligible_attempt_at, resource.resource
+def _sort_key(resource: ResourceRecord) -> tuple[bool, float, str]:
+    return is_held(resource), resource.next_eligible_attempt_at, resource.resource
 
 
-def _released(entity: str, decided: dict[str, Any]) -> Script:
-    """Let a resource go, and end the run that waits with it; in one write, or nothing of it."""
-    seen = yield Load(entity, Resource)
-    now = yield Now()
-    changes = letting_go(seen, now, decided)
+def _release_resource(entity: str, decision_body: dict[str, Any]) -> Script:
+    """Release a resource and end its quarantined run, in one write."""
+    head = yield LoadHead(entity, ResourceRecord)
+    now = yield ReadClock()
+    changes = build_release(head, now, decision_body)
     if changes:
-        yield from _let_go(seen, changes[0], decided, now)
+        yield from _build_release_change(head, changes[0], decision_body, now)
     else:
-        yield End(None, _nothing(seen.run))
+        yield EndCall(None, _not_cooling_down(head.record))
 
 
-def _let_go(seen: Seen, change: tuple[Seen, Change], decided: dict[str, Any], now: float) -> Script:
-    run = (yield Load(seen.run.run)) if seen.run.run else None
+def _build_release_change(
+    head: LoadedHead, change: tuple[LoadedHead, RecordChange], decision_body: dict[str, Any], now: float
+) -> Script:
+    run = (yield LoadHead(head.record.run_entity)) if head.record.run_entity else None
     also: tuple[Any, ...] = ()
-    if run is not None and run.run is not None and review.held(run.run):
-        after = over(run.run, "HARD_FAIL", "released", failed=run.version + 1)
-        proof = closing_proof(close_run(run.run, "resource_released", now))
-        body = {**decided, "error": (run.body or {}).get("error", {}), "proof": proof}
-        also = ((run, Change(("HARD_FAIL", "DECISION"), run.run, after, body)),)
-    saved = yield Save(*change, also=also)
-    late = StaleDecision(
-        f"{seen.run.resource} was not released: it changed in this very moment; look again: "
-        "oncemore cooldowns"
+    if run is not None and run.record is not None and review.is_held(run.record):
+        after = end_attempt(run.record, "HARD_FAIL", "released", failure_version=run.version + 1)
+        proof = closing_proof(close_run(run.record, "resource_released", now))
+        body = {**decision_body, "error": (run.body or {}).get("error", {}), "proof": proof}
+        also = ((run, RecordChange(("HARD_FAIL", "DECISION"), run.record, after, body)),)
+    # The operator decided about the record as it was: a change since then needs a new decision.
+    saved = yield AppendChange(*change, also=also)
+    stale = StaleDecision(
+        f"{head.record.resource} was not released: it changed at the same time; check it with "
+        "oncemore cooldowns and decide again"
     )
-    yield End(saved, late if saved is None else None)
+    yield EndCall(saved, stale if saved is None else None)
 
 
-def _nothing(resource: Resource) -> UsageError:
-    why = "it is there and valid" if resource.validation_status == "VALID" else "it may be asked for already"
-    return UsageError(f"{resource.resource} was not released: {why}")
+def _not_cooling_down(resource: ResourceRecord) -> UsageError:
+    is_valid = resource.validation_status == "VALID"
+    reason = "its data is there and valid" if is_valid else "steps may request it already"
+    return UsageError(f"{resource.resource} was not released: {reason}")
 
 
-def resources_with(engine: Engine, run: str, decided: dict[str, Any]) -> tuple[tuple[Seen, Change], ...]:
-    """Return the changes by which resources are let go that are held because of a run."""
-    found = engine.store.heads(Query("resource", "HELD", holds=run.encode(), limit=MOST_LISTED))
-    seen = [seen_in(engine.store, head.entity, engine.seal, Resource) for head in found]
+def release_resources_of_run(
+    engine: Engine, run: str, decision_body: dict[str, Any]
+) -> tuple[tuple[LoadedHead, RecordChange], ...]:
+    """Return the changes that release the resources held because of a run."""
+    query = HeadQuery("resource", "HELD", head_contains=run.encode(), limit=MOST_LISTED)
+    listed = engine.store.list_heads(query)
+    heads = [load_head(engine.store, head.entity, engine.cipher, ResourceRecord) for head in listed]
     now = engine.now()
+    # `head_contains` matches bytes anywhere in the head, so the run is compared again.
     return tuple(
-        change for one in seen if one.run and one.run.run == run for change in letting_go(one, now, decided)
+        change
+        for head in heads
+        if head.record and head.record.run_entity == run
+        for change in build_release(head, now, decision_body)
     )
 
 
-def _nobody(*told: Any) -> Any:  # pragma: no cover - a decision runs no work
-    raise AssertionError("nothing is run here")
+def _unknown_resource(*args: Any) -> Any:  # pragma: no cover - a decision runs no step function
+    raise AssertionError("a release runs no step function")

@@ -1,6 +1,6 @@
-"""Breaker: what keeps a provider that is down from being asked again and again.
+"""The public limits: `Breaker`, `Budget` and `Rate`.
 
-With what the rooms above the engine know: which errors count, and which engine is open.
+They add to the core classes the classification of errors and the engine that is open, for shared limits.
 """
 
 from __future__ import annotations
@@ -8,13 +8,20 @@ from __future__ import annotations
 from contextvars import ContextVar
 
 from oncemore import clock as clocks
-from oncemore.classifiers.classify import classify, ready
+from oncemore.classifiers.classify import classify, ensure_plugins_loaded
 from oncemore.errors import StoreError, UsageError
-from oncemore.limits.breaker import Gate, Passage, awaited, check_name, named, waited_for
-from oncemore.limits.breaker_rules import Rules
-from oncemore.limits.budget import Budget as Plain
-from oncemore.limits.rate_rules import pulse_of
-from oncemore.limits.shared_rate import Meter
+from oncemore.limits.breaker import (
+    BreakerCall,
+    BreakerCore,
+    check_name,
+    local_breaker_state,
+    run_limit_script,
+    run_limit_script_async,
+)
+from oncemore.limits.breaker_rules import BreakerRules
+from oncemore.limits.budget import TokenBucket as Plain
+from oncemore.limits.rate_rules import parse_rate
+from oncemore.limits.shared_rate import RateLimiter
 from oncemore.policy.canonical_json import normalize_name
 
 TYPE_CHECKING = False
@@ -24,28 +31,28 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, ParamSpec, Self, TypeVar
 
-    from oncemore.limits.breaker import Book, Script
-    from oncemore.log.record import Circuit, Quota
+    from oncemore.limits.breaker import BreakerStorage, Script
+    from oncemore.log.record import BreakerRecord, QuotaRecord
     from oncemore.steps.engine import Engine
 
     P = ParamSpec("P")
     R = TypeVar("R")
 
 
-class Breaker(Gate):
-    """Stops calls to a provider that keeps failing, and lets one through after a while to see.
+class Breaker(BreakerCore):
+    """Stops calls to a provider that keeps failing, and admits one call after a while as a probe.
 
-    name        the provider: a host, or what you call it
-    failures    how many operations that fail one after another open it
-    cooldown_s  seconds that it then stays open; after that one call is let through, and decides
+    name        the provider: a host, or any other name
+    failures    consecutive failed operations that open it
+    cooldown_s  seconds that it stays open; after that one call is admitted, and its result decides
     count       "operations": each counts once, at its first failed call; or all failed "attempts"
-    rate        instead of `failures`: the part of calls whose failure opens it, over `window_s` seconds, from
-                `least` calls on
-    shared      kept in the store of the engine that is open (`oncemore.open`, or the settings): all processes
-                on that store share it, and it outlives them; else this object has it, in memory
+    rate        instead of `failures`: the fraction of failed calls that opens it, over `window_s` seconds,
+                from `minimum_calls` calls on
+    shared      stored in the store of the engine that is open (`oncemore.open`, or the settings): all
+                processes on that store share it, and it outlives them; else it is in memory
 
     For `retry(breaker=…)` and `step(breaker=…)`, or by itself: `with breaker:`, `async with breaker:`,
-    `breaker.call(function, …)`. Errors that do not pass by themselves do not count.
+    `breaker.call(function, …)`. Permanent errors do not count.
     """
 
     __slots__ = ()
@@ -59,16 +66,23 @@ class Breaker(Gate):
         count: str = "operations",
         rate: float | None = None,
         window_s: float | timedelta = 60.0,
-        least: int = 10,
+        minimum_calls: int = 10,
         shared: bool = False,
     ) -> None:
-        rules = Rules(failures, _seconds(cooldown_s), count, rate, _seconds(window_s), least)
-        super().__init__(name, rules, shared_book(name) if shared else None)
+        rules = BreakerRules(
+            failures=failures,
+            cooldown_s=_check_seconds(cooldown_s),
+            counts=count,
+            rate=rate,
+            window_s=_check_seconds(window_s),
+            minimum_calls=minimum_calls,
+        )
+        super().__init__(name, rules, stored_breaker_state(name) if shared else None)
 
     @property
-    def circuit(self) -> Circuit:
-        """What is known of it now."""
-        return self.book.look()
+    def circuit(self) -> BreakerRecord:
+        """The current record of the breaker."""
+        return self.storage.load_state()
 
     @property
     def state(self) -> str:
@@ -77,111 +91,116 @@ class Breaker(Gate):
 
     @property
     def until(self) -> float | None:
-        """Until when no call goes through, in POSIX seconds; None while calls do."""
+        """The time until which it admits no call, in POSIX seconds; None while it is closed."""
         circuit = self.circuit
-        return None if circuit.state == "CLOSED" else circuit.until
+        return None if circuit.state == "CLOSED" else circuit.open_until
 
     def __repr__(self) -> str:
         return f"<oncemore.Breaker {self.name} {self.state}>"
 
     def call(self, work: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call a plain function behind the breaker; an async one goes into `async with breaker:`."""
-        if not (self.light and self.book.clean):
+        """Call a plain function behind the breaker; use `async with breaker:` for an async one."""
+        # While nothing has failed, a success costs no lock and no write.
+        if not (self.light and self.storage.clean):
             with self:
                 return work(*args, **kwargs)
         try:
             value = work(*args, **kwargs)
         except Exception as error:
-            waited_for(_left(self.passage(), error))
+            run_limit_script(_record_block_end(self.start_call(), error))
             raise
-        if not self.book.clean:  # others have failed meanwhile
-            waited_for(_left(self.passage(), None))  # type: ignore[unreachable]
+        # A call in another thread may have failed meanwhile: then this success counts.
+        if not self.storage.clean:
+            run_limit_script(_record_block_end(self.start_call(), None))  # type: ignore[unreachable]
         return value
 
     def __enter__(self) -> Self:
-        passage = self.passage()
-        refused = waited_for(passage.admit())
-        if refused is not None:
-            raise refused
-        _push(passage)
+        call = self.start_call()
+        refusal = run_limit_script(call.ask_admission())
+        if refusal is not None:
+            raise refusal
+        _push_call(call)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        waited_for(_left(_pop(self), error))
+        run_limit_script(_record_block_end(_pop_call(self), error))
 
     async def __aenter__(self) -> Self:
-        passage = self.passage()
-        refused = await awaited(passage.admit())
-        if refused is not None:
-            raise refused
-        _push(passage)
+        call = self.start_call()
+        refusal = await run_limit_script_async(call.ask_admission())
+        if refusal is not None:
+            raise refusal
+        _push_call(call)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        passage = _pop(self)
+        call = _pop_call(self)
         if error is not None and not isinstance(error, Exception):
-            passage.leave()  # whoever was cancelled must not await
+            # A cancelled task must not await anything more.
+            call.finish_call()
         else:
-            await awaited(_left(passage, error))
+            await run_limit_script_async(_record_block_end(call, error))
 
 
-def _left(passage: Passage, error: BaseException | None) -> Script[Any]:
-    """Tell what came of a block; what cut it off from outside says nothing about the provider."""
+def _record_block_end(call: BreakerCall, error: BaseException | None) -> Script[Any]:
+    """Record the end of a block; a cancellation or an interrupt says nothing about the provider."""
     if error is None:
-        return (yield from passage.passed())
+        return (yield from call.record_success())
     if not isinstance(error, Exception):
-        return passage.leave()
-    ready()
+        return call.finish_call()
+    ensure_plugins_loaded()
     failure = classify(error, clocks.current.wall())
-    return (yield from passage.failed(failure, "RETRYABLE" if failure.passing else "TERMINAL", "stop"))
+    return (yield from call.record_failure(failure, "RETRYABLE" if failure.may_pass else "TERMINAL", "stop"))
 
 
-#: The blocks that this task or thread is in, the innermost last: one breaker may serve many at once.
-_INSIDE: ContextVar[tuple[Passage, ...]] = ContextVar("oncemore.passages", default=())
+#: The open blocks of this task or thread, the innermost last: one breaker may serve many at once.
+_INSIDE: ContextVar[tuple[BreakerCall, ...]] = ContextVar("oncemore.passages", default=())
 
 
-def _push(passage: Passage) -> None:
-    _INSIDE.set((*_INSIDE.get(), passage))
+def _push_call(call: BreakerCall) -> None:
+    _INSIDE.set((*_INSIDE.get(), call))
 
 
-def _pop(gate: Gate) -> Passage:
-    *around, passage = _INSIDE.get()
-    assert passage.gate is gate
-    _INSIDE.set(tuple(around))
-    return passage
+def _pop_call(breaker: BreakerCore) -> BreakerCall:
+    *outer_calls, call = _INSIDE.get()
+    assert call.gate is breaker
+    _INSIDE.set(tuple(outer_calls))
+    return call
 
 
-def _seconds(value: Any) -> Any:
+def _check_seconds(value: Any) -> Any:
     return value.total_seconds() if hasattr(value, "total_seconds") else value
 
 
-def shared_book(name: str, find: Callable[[], Engine] | None = None) -> Book:
-    """Return where a breaker is kept that all share who share the store of an engine."""
-    from oncemore.limits.shared_breaker import Shared
+def stored_breaker_state(name: str, find: Callable[[], Engine] | None = None) -> BreakerStorage:
+    """Return the storage of a breaker in the store of an engine, shared by its processes."""
+    # Imported here: the store needs third-party modules, a breaker in memory needs none.
+    from oncemore.limits.shared_breaker import StoredBreakerState
 
-    return Shared(name, find or _open_engine)
+    return StoredBreakerState(name, find or _open_engine)
 
 
 def _open_engine() -> Engine:
-    from oncemore.open_engine import chosen
+    # Looked up at each use: the engine may be opened after the decorator has run.
+    from oncemore.open_engine import find_engine
 
-    return chosen(None)
+    return find_engine(None)
 
 
 class Budget(Plain):
     """A bucket of retry tokens, shared by every `retry` and `step` that is given it.
 
     capacity     tokens at the start and at most; the longest burst of retries
-    per_success  tokens that a call which succeeded at once or in the end earns back
-    at_empty     what a retry does for which no token is left: "fail" (the failure is raised at once), "wait"
-                 (it waits until there is one, as long as the call may take), or "park" (it is raised at once,
-                 and says when to come back; the run of a step goes on then, once there is one)
-    name         whose budget it is: needed where it is shared
-    shared       kept in the store of the engine that is open: all processes on that store have it together
+    per_success  tokens that a successful call earns back, with or without retries
+    at_empty     behaviour of a retry without a token: "fail" (the failure is raised at once), "wait" (the
+                 retry waits for a token, within the time limit of the call), or "park" (the failure is
+                 raised at once, with the time to call again; the run of a step continues when there is one)
+    name         the name of the budget, required if it is shared
+    shared       stored in the store of the engine that is open: all processes on that store share it
     """
 
     __slots__ = ("_earned", "_find", "name")
@@ -202,101 +221,106 @@ class Budget(Plain):
 
     @property
     def tokens(self) -> float:
-        """The tokens that are left; of a shared one, those that the store knows of."""
+        """The tokens that are left; for a shared budget, those in the store."""
         if self._find is None:
             return self._tokens
-        from oncemore.limits.concurrency import known
+        from oncemore.limits.concurrency import load_quota
 
         try:
-            found = known(self._find(), self.name)
+            quota = load_quota(self._find(), self.name)
         except StoreError:
+            # Without the store, this process counts in memory.
             return self._tokens
-        return found.tokens if found.capacity else self.capacity
+        # Without a capacity no token was ever taken: the budget is full.
+        return quota.tokens if quota.capacity else self.capacity
 
     @property
     def entity(self) -> str:
-        """Where it is in the log, where it is shared; empty where this process alone has it."""
+        """The entity of a shared budget in the log; empty for a budget in memory."""
         if self._find is None:
             return ""
         from oncemore.limits.concurrency import PREFIX
 
         return PREFIX + self.name
 
-    def paying(self, cost: float) -> Script[float | None]:
-        """Take tokens, of the store where it is shared; if that is down, of this process."""
-        spend = lambda had: had - cost if had >= cost else None  # noqa: E731
-        short: float | None = yield from self._shared(spend, self.take, cost)
+    def pay_script(self, cost: float) -> Script[float | None]:
+        """Take tokens from the store if it is shared; from memory if the store is down."""
+        spend = lambda tokens: tokens - cost if tokens >= cost else None  # noqa: E731
+        short: float | None = yield from self._run_on_store(spend, self.take_tokens, cost)
         return short
 
-    def earning(self) -> Script[None]:
-        """Give back what a success earns; to a store, when it is worth a write."""
+    def earn_script(self) -> Script[None]:
+        """Add the tokens of one success; write them to a store in batches."""
         if self._find is None:
-            return self.earn()
+            return self.earn_tokens()
+        # Rounded, because ten times 0.1 must be one whole token.
         self._earned = round(self._earned + self.per_success, 9)
         if self._earned >= max(1.0, self.capacity / 10):
-            yield from self._shared(lambda had: had, lambda cost: self.earn(), 0.0)
+            yield from self._run_on_store(lambda tokens: tokens, lambda cost: self.earn_tokens(), 0.0)
         return None
 
-    def _shared(
-        self, spend: Callable[[float], float | None], alone: Callable[[float], Any], cost: float
+    def _run_on_store(
+        self, spend: Callable[[float], float | None], in_memory: Callable[[float], Any], cost: float
     ) -> Any:
         if self._find is None:
-            return alone(cost)
-        from oncemore.limits.concurrency import changed
+            return in_memory(cost)
+        from oncemore.limits.concurrency import update_quota
 
         earned, self._earned = self._earned, 0.0
 
-        def turn(found: Quota, now: float) -> tuple[Quota, float | None]:
-            had = min(self.capacity, round((found.tokens if found.capacity else self.capacity) + earned, 9))
-            left = spend(had)
-            after = found._replace(capacity=self.capacity, tokens=had if left is None else left)
-            return after, had if left is None else None
+        def turn(quota: QuotaRecord, now: float) -> tuple[QuotaRecord, float | None]:
+            stored = quota.tokens if quota.capacity else self.capacity
+            tokens = min(self.capacity, round(stored + earned, 9))
+            left = spend(tokens)
+            after = quota._replace(capacity=self.capacity, tokens=tokens if left is None else left)
+            return after, tokens if left is None else None
 
         engine = self._find()
         try:
-            return (yield from changed(engine, self.name, turn))
+            return (yield from update_quota(engine, self.name, turn))
         except StoreError as error:
-            engine.grumble(
-                f"budget {self.name}: the store cannot be reached ({error}); this process pays alone"
+            engine.log_warning(
+                f"budget {self.name}: the store cannot be reached ({error}); this process counts its tokens "
+                "in memory"
             )
-            return alone(cost)
+            return in_memory(cost)
 
     def __repr__(self) -> str:
         return f"Budget({self.tokens:g} of {self.capacity:g} tokens, {self.per_success:g} per success)"
 
 
-class Rate(Meter):
-    """So many calls in a time, for all who are given it: each waits for its moment.
+class Rate(RateLimiter):
+    """A rate limit for every function that has it: each call waits for its slot.
 
     text    calls and a time: "10/s", "100/min", "5/h", "1/10s"
-    burst   how many may go at once after a rest; else calls are evenly apart
-    name    whose rate it is: needed where it is shared
-    shared  kept in the store of the engine that is open: all processes on that store have it together
+    burst   calls admitted at once after an idle period; by default calls are evenly spaced
+    name    the name of the rate, required if it is shared
+    shared  stored in the store of the engine that is open: all processes on that store share it
     """
 
     __slots__ = ()
 
     def __init__(self, text: str, *, burst: int = 1, name: str = "", shared: bool = False) -> None:
         name = check_name(name) if shared else normalize_name(name)
-        super().__init__(pulse_of(text, burst), name, _open_engine if shared else None)
+        super().__init__(parse_rate(text, burst), name, _open_engine if shared else None)
 
     def __repr__(self) -> str:
         of = f" of {self.name}" if self.name else ""
-        return f"<oncemore.Rate{of}: {self.pulse.per} in {self.pulse.period_s:g} s>"
+        return f"<oncemore.Rate{of}: {self.rate_limit.per} in {self.rate_limit.period_s:g} s>"
 
 
-def meter_of(given: object) -> Meter:
-    """Return the rate that an option gives: one that is shared, or one of its own."""
-    return given if isinstance(given, Meter) else Meter(pulse_of(given))
+def resolve_rate(option: object) -> RateLimiter:
+    """Return the rate limiter of an option: the object itself, or a new one for a text."""
+    return option if isinstance(option, RateLimiter) else RateLimiter(parse_rate(option))
 
 
-def gate_of(given: object, rules: Rules | None = None) -> Gate | None:
-    """Return the breaker that an option gives: one, or the name of a provider, with a policy's rules.
+def resolve_breaker(option: object, rules: BreakerRules | None = None) -> BreakerCore | None:
+    """Return the breaker of an option: the object itself, or one for the name of a provider.
 
-    A name means the same circuit wherever it is named in this process.
+    A name stands for the same state everywhere in this process; `rules` are those of a policy.
     """
-    if given is None or isinstance(given, Gate):
-        return given
-    if isinstance(given, str):
-        return Gate(given, rules or Rules(), named(given))
-    raise UsageError(f"breaker is {given!r}; it takes the name of a provider, or oncemore.Breaker(...)")
+    if option is None or isinstance(option, BreakerCore):
+        return option
+    if isinstance(option, str):
+        return BreakerCore(option, rules or BreakerRules(), local_breaker_state(option))
+    raise UsageError(f"breaker is {option!r}; it takes the name of a provider, or oncemore.Breaker(...)")

@@ -1,8 +1,8 @@
-"""RATE: how many calls in a time. Each call has its moment; moments are handed out, never two at once.
+"""The rules of a rate limit: each call takes the next free slot.
 
-A rate of n per period puts calls a step of period/n apart, so that no stretch of a period has more than n. A
-call that comes when nobody was there for a while goes at once; `burst` lets that many go at once then. All
-that has to be remembered is the moment of the next call (the generic cell rate algorithm).
+A rate of n per period spaces calls by period/n, so that no interval of one period has more than n. After an
+idle period a call starts at once, or up to `burst` of them. The only state is the time of the next free slot
+(the generic cell rate algorithm).
 """
 
 from __future__ import annotations
@@ -18,48 +18,50 @@ UNITS: Final = {"ms": 0.001, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d":
 MOST, LONGEST_S = 1_000_000, 31_536_000.0
 
 
-class Pulse(Value):
-    """So many calls in each period, up to `burst` of them at once after a rest."""
+class RateLimit(Value):
+    """A number of calls per period, up to `burst` of them at once after an idle period."""
 
     per: int
     period_s: float = 1.0
     burst: int = 1
 
     @property
-    def step_s(self) -> float:
-        """How far apart calls are."""
+    def interval_s(self) -> float:
+        """Seconds between two calls."""
         return self.period_s / self.per
 
 
-def pulse_of(text: object, burst: int = 1) -> Pulse:
-    """Return the rate that a text says: 10/s, 100/min, 5/h, 1/10s."""
-    said = text.replace(" ", "") if isinstance(text, str) else ""
-    count, slash, period = said.partition("/")
+def parse_rate(text: object, burst: int = 1) -> RateLimit:
+    """Parse a rate such as 10/s, 100/min, 5/h or 1/10s."""
+    compact = text.replace(" ", "") if isinstance(text, str) else ""
+    count, slash, period = compact.partition("/")
     number = period.rstrip("abcdefghijklmnopqrstuvwxyz")
-    unit, many = period[len(number) :], number or "1"
-    if not slash or not count.isdecimal() or not many.isdecimal() or unit not in UNITS:
+    # "10/s" has no number of units: it means one.
+    unit, units = period[len(number) :], number or "1"
+    if not slash or not count.isdecimal() or not units.isdecimal() or unit not in UNITS:
         raise UsageError(f"rate is {text!r}; it takes calls and a time: 10/s, 100/min, 5/h, 1/10s")
-    return check_pulse(Pulse(int(count), int(many) * UNITS[unit], burst))
+    return check_rate(RateLimit(int(count), int(units) * UNITS[unit], burst))
 
 
-def check_pulse(pulse: Pulse) -> Pulse:
-    """Return a rate whose numbers make sense, or say which one does not."""
-    if not 1 <= pulse.per <= MOST or not 0 < pulse.period_s <= LONGEST_S:
+def check_rate(rate: RateLimit) -> RateLimit:
+    """Return the rate; raise `UsageError` naming the first value out of range."""
+    if not 1 <= rate.per <= MOST or not 0 < rate.period_s <= LONGEST_S:
         raise UsageError(
-            f"rate is {pulse.per} in {pulse.period_s:g} s; it takes 1 to {MOST:,} calls in up to a year"
+            f"rate is {rate.per} in {rate.period_s:g} s; it takes 1 to {MOST:,} calls in up to a year"
         )
-    if type(pulse.burst) is not int or not 1 <= pulse.burst <= pulse.per:
-        raise UsageError(f"burst is {pulse.burst!r}; it takes a whole number from 1 to the {pulse.per} calls")
-    return pulse
+    if type(rate.burst) is not int or not 1 <= rate.burst <= rate.per:
+        raise UsageError(f"burst is {rate.burst!r}; it takes a whole number from 1 to the {rate.per} calls")
+    return rate
 
 
-def take(pulse: Pulse, next_at: float, now: float, count: int = 1) -> tuple[float, float]:
-    """Return the moment of the first of so many calls, a step apart, and that of whoever comes next.
+def take_slots(rate: RateLimit, next_at: float, now: float, count: int = 1) -> tuple[float, float]:
+    """Return the time of the first of `count` slots, and the time of the next free slot.
 
-    A moment that has passed means now. A clock that was set back makes nobody wait for longer than it takes
-    to hand out what was handed out.
+    A time in the past means that the call may start now.
     """
-    step = pulse.step_s
-    earliest = now - (pulse.burst - 1) * step
+    step = rate.interval_s
+    # Slots in the past are what makes a burst: they are all due at once.
+    earliest = now - (rate.burst - 1) * step
+    # The bound limits the wait after a clock was set back by a large amount.
     start = max(earliest, min(next_at, now + LONGEST_S))
     return start, start + count * step

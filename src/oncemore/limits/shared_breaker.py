@@ -1,107 +1,115 @@
-"""CIRCUITS: breakers that all who share a store share, each an entity of its log.
+"""Breakers in a shared store: each is an entity of the log.
 
-A claim carries the version of the circuit that it was let through by, as a guard: whoever opens it has moved
-it, and the claim is refused. So what is known of a closed circuit may be old, and yet no attempt begins after
-it has opened; nothing is read or written for a call that comes good while nothing fails.
+A claim carries the version of the breaker as a guard: a worker that opens the breaker changes its version,
+and the store refuses the claim. A cached closed breaker may therefore be old, and still no attempt begins
+after it has opened. A successful call reads and writes nothing while no call fails.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from oncemore.errors import StoreError, UsageError
 from oncemore.limits import breaker_rules as core
-from oncemore.limits.breaker import Memory, announce
-from oncemore.limits.breaker_rules import Holder, Rules
-from oncemore.log.entry_codec import head_of
-from oncemore.log.head_access import seen_in, write_of
-from oncemore.log.record import Change, Circuit
-from oncemore.log.store import Batch, Query, Stored
+from oncemore.limits.breaker import LocalBreakerState, log_state_change
+from oncemore.limits.breaker_rules import BreakerRules, ProbeHolder
+from oncemore.log.entry_codec import decode_head
+from oncemore.log.head_access import build_write, load_head
+from oncemore.log.record import BreakerRecord, RecordChange
+from oncemore.log.store import Batch, HeadQuery, Stored
 from oncemore.policy.canonical_json import normalize_name
-from oncemore.retries.loop import Put
+from oncemore.retries.loop import AppendRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from oncemore.limits.breaker import Script, Turn
     from oncemore.steps.engine import Engine
-    from oncemore.steps.lease import Identity
-    from oncemore.steps.ops import Seen
+    from oncemore.steps.lease import WorkerIdentity
+    from oncemore.steps.ops import LoadedHead
 
 PREFIX = "breaker/"
-#: How often a turn is tried while others are faster; after that the store is not to be waited for.
+#: Compare-and-set attempts before an update fails as if the store were down.
 MOST_TRIES = 1000
 MOST_LISTED = 10_000
 
 
-def entity_of(name: str) -> str:
-    """Return what a provider's circuit is called in the log."""
+def breaker_entity(name: str) -> str:
+    """Return the entity of a provider's breaker in the log."""
     return PREFIX + normalize_name(name)
 
 
 @lru_cache(maxsize=10_000)
-def fresh(entity: str) -> Circuit:
-    """Return the circuit of a provider that nothing is known of."""
-    return Circuit(name=entity.removeprefix(PREFIX))
+def new_breaker_record(entity: str) -> BreakerRecord:
+    """Return the record of a breaker that has no entry yet."""
+    return BreakerRecord(name=entity.removeprefix(PREFIX))
 
 
-def change_of(before: Circuit | None, after: Circuit, body: dict[str, Any] | None = None) -> Change:
-    """Return the entry of a circuit; that of a probe that failed is also one for people (BREAK-5)."""
+def build_breaker_change(
+    before: BreakerRecord | None, after: BreakerRecord, body: dict[str, Any] | None = None
+) -> RecordChange:
+    """Return the change of a breaker; a failed probe is also an escalation (BREAK-5)."""
     marks: tuple[Any, ...] = ("BREAKER",)
-    told = dict(body or {})
+    body = dict(body or {})
+    # A released probe leads to OPEN as well, but only a failed one starts a new cooldown.
     if (
         before is not None
         and before.state == "HALF_OPEN"
         and after.state == "OPEN"
-        and after.opened == after.since
+        and after.opened_at == after.changed_at
     ):
         marks = ("BREAKER", "ESCALATION")
-        told["escalation"] = {
-            "policy": "circuit_breaker", "provider": after.name, "code": after.code, "until": after.until,
-            "opens": after.opens,
-        }  # fmt: skip
-    return Change(marks, before, after, told)
+        body["escalation"] = {
+            "policy": "circuit_breaker",
+            "provider": after.name,
+            "code": after.last_error_code,
+            "until": after.open_until,
+            "opens": after.open_count,
+        }
+    return RecordChange(marks, before, after, body)
 
 
-class Circuits:
-    """What an engine knows of its store's circuits."""
+class BreakerCache:
+    """The closed breakers that an engine has read from its store."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Seen] = {}
+        self._known: dict[str, LoadedHead] = {}
 
-    def consult(self, engine: Engine, entity: str) -> Seen:
-        """Return a circuit: as it is, or, while it is closed, as it was; a guard finds out the difference."""
-        seen = self._known.get(entity)
-        if seen is None:
-            seen = seen_in(engine.store, entity, engine.seal, Circuit)
-            if not core.is_open(seen.run):
-                self._known[entity] = seen
-        return seen
+    def load_breaker(self, engine: Engine, entity: str) -> LoadedHead:
+        """Return the head of a breaker; a closed one may be old, and the guard of the claim detects that."""
+        head = self._known.get(entity)
+        if head is None:
+            head = load_head(engine.store, entity, engine.cipher, BreakerRecord)
+            # An open breaker is read each time: no claim follows that would detect its closing.
+            if not core.is_open(head.record):
+                self._known[entity] = head
+        return head
 
-    def forget(self, entity: str) -> None:
-        """Read a circuit anew when it is next asked for."""
+    def drop_cached(self, entity: str) -> None:
+        """Forget a breaker, so that the next load reads it from the store."""
         self._known.pop(entity, None)
 
-    def wrote(self, engine: Engine, also: Iterable[tuple[Seen, Change]]) -> None:
-        """Hear what was written; those who listen are told of what has opened, closed or failed to."""
-        for seen, change in also:
-            if type(change.after) is Circuit:
-                self.forget(seen.entity)
-                tell(engine, seen, change)
+    def apply_written(self, engine: Engine, also: Iterable[tuple[LoadedHead, RecordChange]]) -> None:
+        """Update the cache after a write, and notify the listeners of each changed breaker."""
+        for head, change in also:
+            if type(change.after) is BreakerRecord:
+                self.drop_cached(head.entity)
+                notify_listeners(engine, head, change)
 
 
-def tell(engine: Engine, seen: Seen, change: Change) -> None:
-    """Let those who listen know what has become of a circuit."""
-    before, after = seen.run or fresh(seen.entity), change.after
-    assert type(after) is Circuit
-    announce(before, after)
-    what = EVENTS.get((before.state, after.state))
-    if what is not None and not (what == "circuit_probe_failed" and "ESCALATION" not in change.marks):
-        engine.tell(what, seen._replace(run=after, body=change.body))
+def notify_listeners(engine: Engine, head: LoadedHead, change: RecordChange) -> None:
+    """Log the change of a breaker and notify the engine's listener."""
+    before, after = head.record or new_breaker_record(head.entity), change.after
+    assert type(after) is BreakerRecord
+    log_state_change(before, after)
+    event = EVENTS.get((before.state, after.state))
+    # A released probe leads from HALF_OPEN to OPEN too; only a failed one is an escalation.
+    if event is not None and not (event == "circuit_probe_failed" and "ESCALATION" not in change.marks):
+        engine.notify_listener(event, head._replace(record=after, body=change.body))
 
 
-#: What a listener hears, by the state before and after.
+#: Name of the notification, by the state before and after.
 EVENTS = {
     ("CLOSED", "OPEN"): "circuit_opened",
     ("OPEN", "HALF_OPEN"): "circuit_half_open",
@@ -112,118 +120,136 @@ EVENTS = {
 }
 
 
-class Shared:
-    """The circuit of a provider, kept in the store of an engine that is found when it is needed.
+class StoredBreakerState:
+    """State of a breaker in the store of an engine; `find` returns the engine at each use.
 
-    A store that cannot be reached is no reason to stop, nor to ask a provider that is down: as long as that
-    lasts, what this process sees counts for it alone, and it says so.
+    While the store cannot be reached, this process counts failures in memory and logs a warning: calls
+    neither stop nor continue against a provider that is down.
     """
 
     def __init__(self, name: str, find: Callable[[], Engine]) -> None:
-        self._name, self._entity, self._find = name, entity_of(name), find
-        self._alone = Memory(name)
+        self._name, self._entity, self._find = name, breaker_entity(name), find
+        self._alone = LocalBreakerState(name)
         self._cut_off = False
-        self._mine: dict[int, Identity] = {}
+        self._mine: dict[int, WorkerIdentity] = {}
         self.clean = False
 
-    def holder(self, lease_s: float) -> Holder:
-        """Return who takes a probe: this process, for as long as its worker lives."""
+    def probe_holder(self, lease_s: float) -> ProbeHolder:
+        """Return the worker of this process as the holder of a probe."""
         if self._cut_off:
-            return self._alone.holder(lease_s)
-        return Holder(self._find().identity().name, self._entity, 0, lease_s)
+            return self._alone.probe_holder(lease_s)
+        return ProbeHolder(self._find().current_identity().name, self._entity, 0, lease_s)
 
-    def let_go(self, turn: int) -> None:
-        """Have a probe under way no longer."""
-        me = self._mine.pop(turn, None)
-        if me is not None:
-            me.leave((self._entity, turn))
+    def release_probe(self, turn: int) -> None:
+        """Remove a probe from the attempts of this process's worker."""
+        identity = self._mine.pop(turn, None)
+        if identity is not None:
+            identity.remove_attempt((self._entity, turn))
 
-    def look(self) -> Circuit:
-        """Return the circuit as it is now."""
+    def load_state(self) -> BreakerRecord:
+        """Return the current record; the one in memory if the store cannot be reached."""
         try:
-            return seen_in(self._find().store, self._entity, None, Circuit).run or fresh(self._entity)
+            return load_head(
+                self._find().store, self._entity, None, BreakerRecord
+            ).record or new_breaker_record(self._entity)
         except StoreError:
-            return self._alone.look()
+            return self._alone.load_state()
 
-    def change(self, turn: Turn[Any], body: dict[str, Any] | None = None) -> Script[Any]:
-        """Read the circuit, do what a turn says, write it if it is still as it was; else again."""
+    def update_state(self, turn: Turn[Any], body: dict[str, Any] | None = None) -> Script[Any]:
+        """Apply `turn` to the stored state; to the state in memory if the store cannot be reached."""
         try:
-            answer = yield from self.changed(self._find(), turn, body)
+            result = yield from self.update_stored_state(self._find(), turn, body)
         except StoreError as error:
+            # One warning per outage, not one per call.
             if not self._cut_off:
                 self._cut_off = True
-                self._find().grumble(
-                    f"breaker {self._name}: the store cannot be reached ({error}); until it can, what fails "
-                    "here counts in this process alone"
+                self._find().log_warning(
+                    f"breaker {self._name}: the store cannot be reached ({error}); until it can, this "
+                    "process counts failures in memory"
                 )
-            return (yield from self._alone.change(turn))
+            return (yield from self._alone.update_state(turn))
         self._cut_off = False
-        return answer
+        return result
 
-    def changed(self, engine: Engine, turn: Turn[Any], body: dict[str, Any] | None) -> Script[Any]:
-        """Do what a turn says on a store that can be reached."""
+    def update_stored_state(
+        self, engine: Engine, turn: Turn[Any], body: dict[str, Any] | None
+    ) -> Script[Any]:
+        """Apply `turn` by compare-and-set; raise `StoreError` if the store fails or never accepts it."""
         for _ in range(MOST_TRIES):
-            seen = seen_in(engine.store, self._entity, engine.seal, Circuit)
-            circuit, now = seen.run or fresh(self._entity), engine.now()
-            after, answer = turn(circuit, now, held(engine, circuit, now))
-            self.clean = core.clean(after)
+            head = load_head(engine.store, self._entity, engine.cipher, BreakerRecord)
+            circuit, now = head.record or new_breaker_record(self._entity), engine.now()
+            after, result = turn(circuit, now, is_probe_held(engine, circuit, now))
+            self.clean = core.is_clean(after)
             if after == circuit:
-                return answer
-            change = change_of(seen.run, after, body)
-            write = write_of(seen.entity, seen.version, seen.hash, change, now, engine.seal)
-            taken = self._take(engine, circuit, after)
-            stored = False
+                return result
+            change = build_breaker_change(head.record, after, body)
+            write = build_write(head.entity, head.version, head.hash, change, now, engine.cipher)
+            probe = self._register_probe(engine, circuit, after)
+            is_stored = False
             try:
-                stored = isinstance((yield Put(lambda: engine.store.append(Batch((write,))))), Stored)  # noqa: B023
+                batch = Batch((write,))
+                reply = yield AppendRecord(partial(engine.store.append, batch))
+                is_stored = isinstance(reply, Stored)
             finally:
-                if taken and not stored:
-                    self.let_go(taken)
-            if stored:
-                engine.circuits.wrote(engine, ((seen, change),))
-                return answer
-        raise StoreError(f"breaker {self._name}: others wrote to it {MOST_TRIES} times in a row")
+                # Also after an error or a cancellation: the worker must not hold a probe it does not have.
+                if probe and not is_stored:
+                    self.release_probe(probe)
+            if is_stored:
+                engine.breakers.apply_written(engine, ((head, change),))
+                return result
+        raise StoreError(f"breaker {self._name}: other writers changed it {MOST_TRIES} times in a row")
 
-    def _take(self, engine: Engine, before: Circuit, after: Circuit) -> int:
-        """Have a probe under way before that is written: nobody here may take it for lost."""
-        if after.state != "HALF_OPEN" or after.turn == before.turn:
+    def _register_probe(self, engine: Engine, before: BreakerRecord, after: BreakerRecord) -> int:
+        """Add a new probe to the attempts of this process's worker; return its number, or 0."""
+        if after.state != "HALF_OPEN" or after.probe_number == before.probe_number:
             return 0
-        me = self._mine[after.turn] = engine.identity()
-        me.take((self._entity, after.turn))
-        return after.turn
+        # Before the write: a thread that reads the entry at once must not take the probe for lost.
+        identity = self._mine[after.probe_number] = engine.current_identity()
+        identity.add_attempt((self._entity, after.probe_number))
+        return after.probe_number
 
 
-def held(engine: Engine, circuit: Circuit, now: float) -> bool:
-    """Whether the holder of a probe still has it."""
+def is_probe_held(engine: Engine, circuit: BreakerRecord, now: float) -> bool:
+    """Whether the lease of the probe's holder is still valid."""
     if circuit.state != "HALF_OPEN":
         return True
-    return engine.held_until(circuit.worker, circuit.holder, circuit.fence or circuit.turn) > now
+    return (
+        engine.lease_until(
+            circuit.probe_worker, circuit.probe_entity, circuit.probe_fence or circuit.probe_number
+        )
+        > now
+    )
 
 
-# Looking, and a person's word ----------------------------------------------------------------------
+# For operators --------------------------------------------------------------------------------------
 
 
-def circuits_of(engine: Engine) -> tuple[Circuit, ...]:
-    """Return the circuits that a log knows, by name."""
-    heads = engine.store.heads(Query("breaker", limit=MOST_LISTED))
-    return tuple(sorted((head_of(head.head, Circuit) for head in heads), key=lambda one: one.name))
+def list_breakers(engine: Engine) -> tuple[BreakerRecord, ...]:
+    """Return the breakers of the store, sorted by name."""
+    heads = engine.store.list_heads(HeadQuery("breaker", limit=MOST_LISTED))
+    records = (decode_head(head.head, BreakerRecord) for head in heads)
+    return tuple(sorted(records, key=lambda record: record.name))
 
 
-def reset(engine: Engine, name: str, reason: str, by: str) -> Circuit:
-    """Close a breaker because somebody says so; who and why is recorded."""
-    from oncemore.control.moved_log import check_here
-    from oncemore.limits.breaker import waited_for
+def reset_breaker(engine: Engine, name: str, reason: str, by: str) -> BreakerRecord:
+    """Close a breaker by an operator's decision, recorded with actor and reason."""
+    from oncemore.control.moved_log import check_not_moved
+    from oncemore.limits.breaker import run_limit_script
 
     if not isinstance(reason, str) or not reason.strip():
-        raise UsageError("a breaker is reset for a reason: reason='…', which is recorded")
-    seen = seen_in(engine.store, entity_of(name), engine.seal, Circuit)
-    if seen.run is None:
+        raise UsageError("resetting a breaker needs a reason: reason='…', recorded with the decision")
+    head = load_head(engine.store, breaker_entity(name), engine.cipher, BreakerRecord)
+    if head.record is None:
         raise UsageError(f"there is no breaker {name!r} in this store; oncemore breakers lists them")
-    check_here(engine, f"breaker {name}")
-    told = {"decision": {"what": "reset", "reason": reason, "actor": by}}
+    check_not_moved(engine, f"breaker {name}")
+    body = {"decision": {"action": "reset", "reason": reason, "actor": by}}
 
-    def turn(circuit: Circuit, now: float, held: bool) -> tuple[Circuit, Circuit]:
-        rules = Rules(circuit.limit, circuit.cooldown_s, circuit.counts, circuit.rate or None)
-        after = core.reset(rules, circuit, now)
+    def turn(circuit: BreakerRecord, now: float, held: bool) -> tuple[BreakerRecord, BreakerRecord]:
+        # The rules of the step are not known here: those stored with the breaker are used.
+        rules = BreakerRules(
+            circuit.failure_limit, circuit.cooldown_s, circuit.counted_unit, circuit.failure_rate or None
+        )
+        after = core.after_reset(rules, circuit, now)
         return after, after
 
-    return waited_for(Shared(name, lambda: engine).changed(engine, turn, told))  # type: ignore[no-any-return]
+    return run_limit_script(StoredBreakerState(name, lambda: engine).update_stored_state(engine, turn, body))  # type: ignore[no-any-return]

@@ -1,1 +1,4 @@
-"""Where entries and heads live: one protocol, one file for each kind of store."""
+"""The log: records, their encoding, the store protocol and its stores.
+
+It may import values of the other features (policy, limits, control, artifacts), never their engines.
+"""

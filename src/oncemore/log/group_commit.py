@@ -1,19 +1,19 @@
-"""Group commit: whoever finds the turn free commits for everybody that waits.
+"""Group commit: the caller that finds the turn free commits the batches of all waiting callers.
 
-A lone caller commits at once, in its own thread. While it does, others queue; when it is done it hands
-the turn to the first of them, who commits all that is queued by then. So a commit carries as many batches
-as there are callers, without a timer, and nobody works for the others longer than one commit.
+A lone caller commits at once, in its own thread. Callers that arrive during a commit queue. At its end the
+turn passes to the first of them, and that one commits the whole queue. So a commit carries as many batches
+as there are callers, without a timer, and no caller works for longer than one commit.
 
-While the disk is waited for, others should work. So those whose batches are stored are told when the next
-commit is about to wait for the disk (`tell`), or at once if nobody queues: while it is written they do
-what comes next, and queue up again. When all came back together, nobody would be left to work meanwhile;
-if their work takes longer than a commit (but not much: then the disk hardly matters), half of them are
-stored first, and from then on two groups take turns with the disk and the processor. After a commit
-behind which nobody queued, the next one waits a moment (at most 0.3 of a commit, 5 ms) for those who are
-on their way back.
+While a commit waits for the disk, other threads should work. So the callers of the previous commit are woken
+just before the next one waits for the disk (`wake_committed`), or at once if the queue is empty: they prepare
+their next batches during the write, and queue again. If all of them came back at the same time, no thread
+would work during the next write. So, if their work takes longer than a commit (but less than `MAX_WORK_RATIO`
+times as long, because then the disk hardly matters), only half of them are stored first, and from then on two
+groups alternate between disk and processor. After a commit without a queue the next one waits a moment for
+callers that are about to come back (at most 0.3 of a commit, 5 ms).
 
-Tasks do not block their event loop, asyncio's or trio's: one writer thread, started when it is first
-needed, takes the turn for them, and wakes each loop once per commit.
+Tasks do not block their event loop, asyncio's or trio's: one writer thread, started when it is first needed,
+takes the turn for them, and wakes each loop once per commit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from oncemore.errors import StoreError, UsageError
-from oncemore.log.interrupt_shield import Shield
+from oncemore.log.interrupt_shield import InterruptShield
 
 if TYPE_CHECKING:
     import asyncio
@@ -38,49 +38,53 @@ if TYPE_CHECKING:
     from oncemore.log.store import Batch, Conflict, Stored
 
     Wake = Callable[[], object]
-    Soon = Callable[[Callable[[list[Wake]], object], list[Wake]], object]
+    CallSoon = Callable[[Callable[[list[Wake]], object], list[Wake]], object]
 
-PATIENCE = 0.3
-MUCH = 3
-LONGEST_WAIT_S = 0.005
-MOST = 512
-
-
-class Serves(Protocol):
-    """Whoever stores batches for others."""
-
-    def wait(self, op: Op) -> None:
-        """Block until an op has its answer or its error."""
-
-    async def wait_in_loop(self, op: Op) -> None:
-        """Wait for it in a task."""
+#: Share of the duration of a commit that the next one waits for callers to come back.
+WAIT_SHARE = 0.3
+#: Limit of that wait, in seconds.
+MAX_WAIT_S = 0.005
+#: Up to this ratio of work to commit duration, callers are split into two groups.
+MAX_WORK_RATIO = 3
+#: Limit of batches in one commit.
+MAX_GROUP = 512
 
 
-class Op:
-    """A batch on its way: the ticket that its caller holds.
+class BatchExecutor(Protocol):
+    """The part of a store that commits pending batches."""
 
-    gate  what a waiting thread stands at; a thread that found the turn free needs none
-    soon  how to have something called in the loop of a waiting task; None: a thread waits
-    wake  what to call there
-    lead  whether its thread has the turn
-    gone  whether nobody waits for it any more
+    def wait_blocking(self, op: PendingBatch) -> None:
+        """Block until a pending batch has its answer or its error."""
+
+    async def wait_async(self, op: PendingBatch) -> None:
+        """Wait for a pending batch in a task."""
+
+
+class PendingBatch:
+    """A batch that waits for its commit: the ticket that the caller holds.
+
+    wake_lock     lock that a waiting thread blocks on; a thread that found the turn free needs none
+    call_soon     schedules a call in the event loop of a waiting task; None: a thread waits
+    wake          the function to call there
+    leads         whether its thread has the turn
+    is_abandoned  whether its caller no longer waits
     """
 
-    # What a lone caller never needs is the class's until somebody else comes.
-    gate: LockType | None = None
-    soon: Soon | None = None
+    # Class attributes are the defaults, because a lone caller sets none of them.
+    wake_lock: LockType | None = None
+    call_soon: CallSoon | None = None
     wake: Wake | None = None
-    lead = gone = False
+    leads = is_abandoned = False
 
-    def __init__(self, combiner: Serves, batch: Batch) -> None:
+    def __init__(self, combiner: BatchExecutor, batch: Batch) -> None:
         self._combiner, self.batch = combiner, batch
         self.answer: Stored | Conflict | None = None
         self.error: BaseException | None = None
 
     def wait(self) -> Stored | Conflict:
-        """Block until the batch is stored or refused."""
+        """Block until the batch is stored or refused; raise the error of its commit."""
         if self.answer is None and self.error is None:
-            self._combiner.wait(self)
+            self._combiner.wait_blocking(self)
         if self.error is not None:
             raise self.error
         assert self.answer is not None
@@ -88,245 +92,263 @@ class Op:
 
     def __await__(self) -> Generator[object, object, Stored | Conflict]:
         if self.answer is None and self.error is None:
-            yield from self._combiner.wait_in_loop(self).__await__()
+            yield from self._combiner.wait_async(self).__await__()
         return self.wait()
 
 
-class Combiner:
-    """The queue, the turn and who has it. `transact` stores batches and gives each op its answer."""
+class GroupCommit:
+    """The queue of pending batches, and the turn to commit them.
 
-    def __init__(self, transact: Callable[[list[Op]], None]) -> None:
+    `transact` stores a list of batches and sets the answer of each.
+    """
+
+    def __init__(self, transact: Callable[[list[PendingBatch]], None]) -> None:
         self._transact = transact
-        self._queue: deque[Op] = deque()
+        self._queue: deque[PendingBatch] = deque()
         self._turn = allocate_lock()
-        self._bell, self._company = allocate_lock(), allocate_lock()
-        self._bell.acquire()
-        self._company.acquire()
-        self._want = self._last = 0
-        self._took = self._told = 0.0
-        self._owed: list[Op] = []
+        # Locks used as signals: released to wake the writer thread, and a leader that waits for its group.
+        self._thread_wake, self._group_ready = allocate_lock(), allocate_lock()
+        self._thread_wake.acquire()
+        self._group_ready.acquire()
+        self._wanted_size = 0  # queue length that a leader waits for; 0: no leader waits
+        self._last_size = 0  # number of batches in the last commit
+        self._took = 0.0  # moving average of the duration of a commit
+        self._woken_at = 0.0  # time at which the callers of the last commit were woken
+        self._to_wake: list[PendingBatch] = []  # stored by the last commit, callers not woken yet
         self._thread: threading.Thread | None = None
         self._starting, self._promoting = allocate_lock(), allocate_lock()
         self._stopped = False
 
-    def submit(self, batch: Batch) -> Op:
-        """Take a batch; waiting for its ticket is what gets it stored."""
+    def submit_batch(self, batch: Batch) -> PendingBatch:
+        """Return the ticket of a batch; waiting for the ticket commits the batch."""
         if self._stopped:
             raise StoreError("the store is closed")
-        return Op(self, batch)
+        return PendingBatch(self, batch)
 
-    def wait(self, op: Op) -> None:
-        """Commit it in this thread if the turn is free; else wait until somebody has, or hands it over."""
+    def wait_blocking(self, op: PendingBatch) -> None:
+        """Commit in this thread if the turn is free; else wait until it is committed or gets the turn."""
         if self._turn.acquire(False):
-            op.lead = True
-            if not self._queue and self._last < 2:
+            op.leads = True
+            if not self._queue and self._last_size < 2:
                 self._commit_alone(op)
                 return
             self._queue.append(op)
         else:
-            self._queue_up(op)
-        if op.lead:
+            self._wait_in_queue(op)
+        if op.leads:
             try:
-                while op.answer is None and op.error is None:  # the queue may be longer than one commit
-                    self._commit()
+                # More than once if the queue is longer than the limit of one commit.
+                while op.answer is None and op.error is None:
+                    self._commit_queued()
             except BaseException:
-                op.gone = True
+                op.is_abandoned = True
                 raise
             finally:
-                self._pass_on()
+                self._hand_over_turn()
 
     def take_turn(self) -> bool:
-        """Have the turn for something else than a commit, if it is free; then it must be given back."""
+        """Take the turn for another use than a commit, if it is free; the caller must release it."""
         return self._turn.acquire(False)
 
-    def give_turn(self) -> None:
-        """Give it to whoever has come meanwhile."""
-        self._pass_on()
+    def release_turn(self) -> None:
+        """Release the turn, or hand it to the first caller in the queue."""
+        self._hand_over_turn()
 
-    def tell(self) -> None:
-        """Tell those whose batches the last commit stored; a store calls it before it waits for its disk."""
-        if self._owed:
-            owed, self._owed = self._owed, []
-            self._told = time.perf_counter()
-            release(owed)
+    def wake_committed(self) -> None:
+        """Wake the callers of the last commit; a store calls it before it waits for its disk."""
+        if self._to_wake:
+            committed, self._to_wake = self._to_wake, []
+            self._woken_at = time.perf_counter()
+            wake_waiters(committed)
 
-    def _queue_up(self, op: Op) -> None:
-        """Wait to be served or to be given the turn; one that is interrupted must not keep the turn."""
-        op.gate = allocate_lock()
-        op.gate.acquire()
-        self._put(op)
-        if self._turn.acquire(False):  # it was let go just before
-            op.lead = True  # only in this branch: a leader may have set it meanwhile
+    def _wait_in_queue(self, op: PendingBatch) -> None:
+        """Wait for the commit or for the turn; an interrupted caller must not keep the turn."""
+        op.wake_lock = allocate_lock()
+        op.wake_lock.acquire()
+        self._enqueue_batch(op)
+        # The turn may have been released before the batch was in the queue, and then nothing wakes it.
+        if self._turn.acquire(False):
+            op.leads = True  # only in this branch: another leader may have set it meanwhile
             return
         try:
-            op.gate.acquire()
+            op.wake_lock.acquire()
         except BaseException:
+            # Under the lock, or another leader could hand the turn to this caller just now.
             with self._promoting:
-                op.gone, leads = True, op.lead
-            if leads:
-                self._pass_on()
+                op.is_abandoned, has_turn = True, op.leads
+            if has_turn:
+                self._hand_over_turn()
             raise
 
-    async def wait_in_loop(self, op: Op) -> None:
-        """Let the writer thread commit it; a task that is cancelled meanwhile leaves it committed."""
-        await asleep(op, self._serve_in_thread)
+    async def wait_async(self, op: PendingBatch) -> None:
+        """Let the writer thread commit the batch; it is committed even if the task is cancelled."""
+        await wait_in_task(op, self._serve_in_thread)
 
-    def _serve_in_thread(self, op: Op) -> None:
-        """Queue what a task waits for, for the writer thread, which lives by now."""
+    def _serve_in_thread(self, op: PendingBatch) -> None:
+        """Queue the batch of a task for the writer thread; start the thread if it does not run."""
         with self._starting:
             if self._stopped:
                 raise StoreError("the store is closed")
-            self._put(op)
+            self._enqueue_batch(op)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="oncemore-writer", daemon=True)
-                with Shield():
+                self._thread = threading.Thread(
+                    target=self._run_writer_thread, name="oncemore-writer", daemon=True
+                )
+                with InterruptShield():
                     self._thread.start()
-        _open(self._bell)
+        _release_lock(self._thread_wake)
 
-    def stop(self, then: Callable[[], object] = bool) -> None:
-        """Take nothing more, let those who wait be served, and do what comes then while nobody commits."""
+    def stop_commits(self, then: Callable[[], object] = bool) -> None:
+        """Refuse new batches, serve the waiting ones, and call `then` while no commit runs."""
         with self._starting:
             self._stopped = True
+        # In a loop, because the thread may pass its check of `_stopped` just before it is set.
         while self._thread is not None and self._thread.is_alive():
-            _open(self._bell)
+            _release_lock(self._thread_wake)
             self._thread.join(0.01)
         self._turn.acquire()
         try:
             then()
         finally:
-            self._pass_on()
+            self._hand_over_turn()
 
-    def _put(self, op: Op) -> None:
+    def _enqueue_batch(self, op: PendingBatch) -> None:
         self._queue.append(op)
-        if 0 < self._want <= len(self._queue):
-            self._want = 0
-            _open(self._company)
+        if 0 < self._wanted_size <= len(self._queue):
+            self._wanted_size = 0
+            _release_lock(self._group_ready)
 
-    def _commit_alone(self, op: Op) -> None:
-        """Store what nobody waits beside, holding the turn: the shortest way there is."""
+    def _commit_alone(self, op: PendingBatch) -> None:
+        """Store a single batch, holding the turn: the shortest path."""
         try:
             self._transact([op])
-        except Exception as error:  # noqa: BLE001 - it is not told that it is stored
+        except Exception as error:  # noqa: BLE001 - the caller gets it
             op.error = error
         except BaseException:
-            op.error = StoreError("interrupted while storing; what was stored must be read again")
-            op.gone = True
+            op.error = StoreError("interrupted while storing; read the state again to learn what was stored")
+            op.is_abandoned = True
             raise
         finally:
-            self._pass_on()
+            self._hand_over_turn()
 
-    def _commit(self) -> None:
-        """Store what is queued, holding the turn; every op of it has its answer or its error then."""
-        ops = self._next()
+    def _commit_queued(self) -> None:
+        """Store queued batches, holding the turn; each has its answer or its error afterwards."""
+        ops = self._take_group()
         if not ops:
             return
         began = time.perf_counter()
         try:
-            self._store(ops)
+            self._store_group(ops)
         except BaseException:
-            _fail(ops, StoreError("interrupted while storing; what was stored must be read again"))
+            _fail_batches(
+                ops, StoreError("interrupted while storing; read the state again to learn what was stored")
+            )
             raise
         finally:
-            self.tell()  # it may have ended before it came to that
+            self.wake_committed()  # the store may have failed before it did so
             self._took += 0.2 * (time.perf_counter() - began - self._took)
-            self._last, self._owed = len(ops), ops
+            self._last_size, self._to_wake = len(ops), ops
 
-    def _next(self) -> list[Op]:
-        """Take what the next commit carries off the queue."""
-        queue, last = self._queue, self._last
-        if last > 1 and not self._owed and len(queue) < last:
-            self._want = last
-            self._company.acquire(True, min(PATIENCE * self._took, LONGEST_WAIT_S))
-            self._want = 0
-            self._company.acquire(False)
+    def _take_group(self) -> list[PendingBatch]:
+        """Remove the batches of the next commit from the queue."""
+        queue, last_size = self._queue, self._last_size
+        if last_size > 1 and not self._to_wake and len(queue) < last_size:
+            # Its callers were woken already, so they are about to come back: a moment saves a commit.
+            self._wanted_size = last_size
+            self._group_ready.acquire(True, min(WAIT_SHARE * self._took, MAX_WAIT_S))
+            self._wanted_size = 0
+            self._group_ready.acquire(False)
         waiting = len(queue)
-        if waiting == last > 3 and not self._owed:
-            worked = time.perf_counter() - self._told
-            if self._took < worked < MUCH * self._took:
+        if waiting == last_size > 3 and not self._to_wake:
+            worked = time.perf_counter() - self._woken_at
+            # All came back together: store half now, so that the other half works during the next write.
+            if self._took < worked < MAX_WORK_RATIO * self._took:
                 waiting //= 2
-        return [queue.popleft() for _ in range(min(waiting, MOST))]
+        return [queue.popleft() for _ in range(min(waiting, MAX_GROUP))]
 
-    def _store(self, ops: list[Op]) -> None:
-        """Store them together; if one of them cannot be stored by anybody, the others do not suffer."""
+    def _store_group(self, ops: list[PendingBatch]) -> None:
+        """Store batches together; after a `UsageError` one by one, so that only the invalid one fails."""
         try:
             self._transact(ops)
         except UsageError as error:
             if len(ops) == 1:
-                _fail(ops, error)
+                _fail_batches(ops, error)
             else:
                 for op in ops:
-                    self._store([op])
-        except Exception as error:  # noqa: BLE001 - nobody in it is told that it is stored
-            _fail(ops, error)
+                    self._store_group([op])
+        except Exception as error:  # noqa: BLE001 - all callers of the commit get it
+            _fail_batches(ops, error)
 
-    def _pass_on(self) -> None:
-        """Hand the turn to the first that waits, or leave it free; look again after letting go."""
+    def _hand_over_turn(self) -> None:
+        """Hand the turn to the first waiting caller, or release it."""
         while True:
             if not self._queue:
-                if self._owed:
-                    self.tell()
+                if self._to_wake:
+                    self.wake_committed()
                 self._turn.release()
+                # Again after the release: a caller may have queued just before it.
                 if not self._queue or not self._turn.acquire(False):
                     return
             with self._promoting:
-                while self._queue and self._queue[0].gone:
-                    self._queue.popleft()  # nobody was told anything, and nobody asks any more
+                while self._queue and self._queue[0].is_abandoned:
+                    self._queue.popleft()  # not stored, and no caller waits for it
                 first = self._queue[0] if self._queue else None
-                if first is not None and first.gate is not None:
-                    first.lead = True
-                    first.gate.release()
+                if first is not None and first.wake_lock is not None:
+                    first.leads = True
+                    first.wake_lock.release()
                     return
                 if first is None:
-                    self.tell()
+                    self.wake_committed()
             self._turn.release()
             if first is not None:
-                _open(self._bell)
+                _release_lock(self._thread_wake)
                 return
             if not self._queue or not self._turn.acquire(False):
                 return
 
-    def _serve(self) -> None:
-        """Commit for tasks until there are none and never will be; whatever happens, the next are served."""
+    def _run_writer_thread(self) -> None:
+        """Commit for tasks until the store is closed; an error of one commit does not end the thread."""
         while self._queue or not self._stopped:
-            self._bell.acquire()
+            self._thread_wake.acquire()
             if self._queue and self._turn.acquire(False):
-                with suppress(BaseException):  # all that waited for this commit were told
-                    self._commit()
-                self._pass_on()
+                with suppress(BaseException):  # the callers of this commit have the error
+                    self._commit_queued()
+                self._hand_over_turn()
 
 
-async def asleep(op: Op, hand_over: Callable[[Op], object]) -> None:
-    """Hand an op to another thread and wait in this task, of asyncio or trio, until it is told."""
+async def wait_in_task(op: PendingBatch, hand_over: Callable[[PendingBatch], object]) -> None:
+    """Hand a pending batch to another thread, and wait for it in this task of asyncio or trio."""
     trio = sys.modules.get("trio")
     if trio is not None and trio.lowlevel.in_trio_run():
         event = trio.Event()
-        op.soon, op.wake = trio.lowlevel.current_trio_token().run_sync_soon, event.set
+        op.call_soon, op.wake = trio.lowlevel.current_trio_token().run_sync_soon, event.set
         hand_over(op)
         await event.wait()
     else:
-        loop = sys.modules["asyncio"].get_running_loop()  # those who block need no event loop
+        # From sys.modules: a program without an event loop does not pay for importing asyncio.
+        loop = sys.modules["asyncio"].get_running_loop()
         future = loop.create_future()
-        op.soon, op.wake = loop.call_soon_threadsafe, partial(_settle, future)
+        op.call_soon, op.wake = loop.call_soon_threadsafe, partial(_set_done, future)
         hand_over(op)
         await future
 
 
-def _fail(ops: list[Op], error: BaseException) -> None:
+def _fail_batches(ops: list[PendingBatch], error: BaseException) -> None:
     for op in ops:
         op.error = error
 
 
-def release(ops: list[Op]) -> None:
-    """Wake everybody whose batch was in a commit: threads by their gate, loops once each."""
-    loops: dict[Soon, list[Wake]] = {}
+def wake_waiters(ops: list[PendingBatch]) -> None:
+    """Wake the callers of a commit: each thread by its lock, each event loop once."""
+    loops: dict[CallSoon, list[Wake]] = {}
     for op in ops:
-        if op.soon is not None and op.wake is not None:
-            loops.setdefault(op.soon, []).append(op.wake)
-        elif op.gate is not None and not op.lead:
-            op.gate.release()
-    for soon, wakes in loops.items():
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            soon(_wake_all, wakes)
+        if op.call_soon is not None and op.wake is not None:
+            loops.setdefault(op.call_soon, []).append(op.wake)
+        elif op.wake_lock is not None and not op.leads:
+            op.wake_lock.release()
+    for call_soon, wakes in loops.items():
+        with suppress(RuntimeError):  # the loop is closed, so no task waits in it
+            call_soon(_wake_all, wakes)
 
 
 def _wake_all(wakes: list[Wake]) -> None:
@@ -334,13 +356,13 @@ def _wake_all(wakes: list[Wake]) -> None:
         wake()
 
 
-def _settle(future: asyncio.Future[None]) -> None:
+def _set_done(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
 
 
-def _open(lock: LockType) -> None:
-    """Release a lock that may be open already; most often it is, and asking is cheaper than failing."""
+def _release_lock(lock: LockType) -> None:
+    """Release a lock that may be free; it usually is, and the check is cheaper than an exception."""
     if lock.locked():
-        with suppress(RuntimeError):  # somebody else was quicker
+        with suppress(RuntimeError):  # another thread has just released it
             lock.release()

@@ -1,23 +1,20 @@
-"""Entries on their way into a store and heads on their way out of it: bytes, and what they are listed by."""
+"""Building the writes of a batch, and loading heads: the steps between records and the bytes of a store."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from oncemore._ids import nonce
+from oncemore._ids import new_nonce
 from oncemore._values import make
-from oncemore.log.entry_codec import body_of, head_of, written
-from oncemore.log.head_index import index_of
-from oncemore.log.interrupt_shield import Shield
-from oncemore.log.record import NOWHERE, Change, Run
-from oncemore.log.store import Batch, Conflict, Stored, Write
-from oncemore.steps.ops import (
-    Save,
-    Seen,
-)
+from oncemore.log.entry_codec import decode_body, decode_head, encode_entry
+from oncemore.log.head_index import build_index
+from oncemore.log.interrupt_shield import InterruptShield
+from oncemore.log.record import NOWHERE, RecordChange, RunRecord
+from oncemore.log.store import Batch, Conflict, EntryWrite, Stored
+from oncemore.steps.ops import AppendChange, LoadedHead
 
 if TYPE_CHECKING:
-    from oncemore.log.encryption import Seal
+    from oncemore.log.encryption import BodyCipher
     from oncemore.log.store import Store
 
     Answered = Stored | Conflict
@@ -27,40 +24,48 @@ EVENT: tuple[Any, ...] = ("EVENT",)
 ARTIFACT: tuple[Any, ...] = ("ARTIFACT",)
 
 
-def write_of(
-    entity: str, version: int, prev: bytes, change: Change, now: float, seal: Seal | None = None
-) -> Write:
-    """Return the bytes of an entity's next entry, ready to be appended."""
-    header, body, own, head = written(change, entity, version + 1, prev, now, nonce(), seal)
-    return make(Write, (entity, version, header, body, own, head, index_of(change.after)))
+def build_write(
+    entity: str, version: int, prev: bytes, change: RecordChange, now: float, cipher: BodyCipher | None = None
+) -> EntryWrite:
+    """Return the write of an entity's next entry, encoded and indexed."""
+    header, body, own_hash, head = encode_entry(
+        change, entity, version + 1, prev, at=now, nonce=new_nonce(), cipher=cipher
+    )
+    # `make` costs a third of the constructor, and every append passes here.
+    return make(EntryWrite, (entity, version, header, body, own_hash, head, build_index(change.after)))
 
 
-def notice_write(given: Any, now: float, seal: Seal | None = None) -> Write:
-    """Return the bytes of an event's first entry."""
-    event, payload = given
-    change = Change(EVENT, None, event, {"payload": payload})
-    return write_of(f"event/{event.event_id}", 0, NOWHERE, change, now, seal)
+def build_event_write(emitted: Any, now: float, cipher: BodyCipher | None = None) -> EntryWrite:
+    """Return the write of an event's first entry, from the pair of its record and its payload."""
+    event, payload = emitted
+    change = RecordChange(EVENT, None, event, {"payload": payload})
+    return build_write(f"event/{event.event_id}", 0, NOWHERE, change, now, cipher)
 
 
-def told_already(op: Save, batch: Batch, answer: Answered) -> bool:
-    """Whether a batch was refused for a notice in it that somebody else has just written: try without it.
+def was_notified_already(op: AppendChange, batch: Batch, answer: Answered) -> bool:
+    """Whether a batch was refused because another worker has just written a notification in it.
 
-    At most twice for each sink: a notice that is there is not written again.
+    The caller tries again without that notification, at most twice for each sink: a notification that exists
+    is not written again.
     """
     if type(answer) is not Conflict or len(batch.writes) == 1 + len(op.events) + len(op.also):
         return False
+    # The writes of a batch are the change itself, then `op.also`, then events and notifications.
     return answer.entity in {write.entity for write in batch.writes[1 + len(op.also) :]}
 
 
-def seen_in(store: Store, entity: str, seal: Seal | None = None, kind: type[Any] = Run) -> Seen:
-    """Return an entity as it is in a store, with the body of its last entry."""
-    if getattr(store, "calm", False):
-        head = store.head(entity)
+def load_head(
+    store: Store, entity: str, cipher: BodyCipher | None = None, kind: type[Any] = RunRecord
+) -> LoadedHead:
+    """Return the decoded head of an entity, with the body of its last entry."""
+    # An interrupted read must not leave a lock of the store locked; some stores shield it themselves.
+    if getattr(store, "shields_reads", False):
+        head = store.load_head(entity)
     else:
-        with Shield():
-            head = store.head(entity)
+        with InterruptShield():
+            head = store.load_head(entity)
     if head is None:
-        return Seen(entity, 0, NOWHERE, None)
-    _, version, own, state, _, _, data = head
-    body = None if data is None else body_of(data, seal, entity, version)
-    return make(Seen, (entity, version, own, head_of(state, kind), body))
+        return LoadedHead(entity, 0, NOWHERE, None)
+    _, version, own_hash, state, _, _, data = head
+    body = None if data is None else decode_body(data, cipher, entity, version)
+    return make(LoadedHead, (entity, version, own_hash, decode_head(state, kind), body))

@@ -1,7 +1,6 @@
-"""A store in memory: for tests and simulations; it forgets everything when the process ends.
+"""A store in memory, for tests and simulations: everything is lost when the process ends.
 
-It is the protocol written as plainly as it can be, so that it also serves as the model that other
-stores are compared with.
+It implements the protocol as simply as possible, so that it also serves as the model for the other stores.
 """
 
 from __future__ import annotations
@@ -12,18 +11,28 @@ from typing import TYPE_CHECKING
 
 from oncemore.errors import StoreError, UsageError
 from oncemore.log.record import NOWHERE
-from oncemore.log.store import Conflict, Entry, Facts, Head, Room, Stored, Weight, check_batch, check_next
-from oncemore.policy.canonical_json import fingerprint
+from oncemore.log.store import (
+    Conflict,
+    EntitySizes,
+    Entry,
+    Head,
+    StorageSpace,
+    Stored,
+    StoreFacts,
+    check_batch,
+    check_next,
+)
+from oncemore.policy.canonical_json import hash_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from oncemore.log.store import Batch, Checked, Query, Write
+    from oncemore.log.store import Batch, CopyCheck, EntryWrite, HeadQuery
 
 
-class Settled:
-    """A ticket whose answer is there already."""
+class CompletedTicket:
+    """A ticket whose answer is known."""
 
     __slots__ = ("_answer",)
 
@@ -31,7 +40,7 @@ class Settled:
         self._answer = answer
 
     def wait(self) -> Stored | Conflict:
-        """Return the answer."""
+        """Return the answer at once."""
         return self._answer
 
     def __await__(self) -> Generator[object, object, Stored | Conflict]:
@@ -39,72 +48,75 @@ class Settled:
         return self._answer
 
 
-class Here:
-    """A worker of this process; see `Presence`."""
+class MemoryWorkerLock:
+    """The lock of a worker of this process."""
 
-    __slots__ = ("_all", "_worker")
+    __slots__ = ("_live_workers", "_worker")
 
-    def __init__(self, everybody: set[str], worker: str) -> None:
-        self._all = everybody
+    def __init__(self, live_workers: set[str], worker: str) -> None:
+        self._live_workers = live_workers
         self._worker = worker
 
     def close(self) -> None:
-        """Leave."""
-        self._all.discard(self._worker)
+        """Release the lock: the worker is gone from now on."""
+        self._live_workers.discard(self._worker)
 
 
 class MemoryStore:
-    """Entries in a list, heads in a dictionary, one lock."""
+    """A store of entries in a list and heads in a dictionary, under one lock."""
 
-    joins = False
-    sees_deaths = True
+    supports_joined_writes = False
+    detects_dead_workers = True
 
-    def __init__(self, now: Callable[[], float] = time.time, *, looks_late: bool = False) -> None:
+    def __init__(self, now: Callable[[], float] = time.time, *, checks_guards_late: bool = False) -> None:
         self._now = now
-        self.looks_late = looks_late
-        self._log: list[Entry | None] = []  # by seq, from 1; None for what was dropped: no number comes twice
+        self.checks_guards_late = checks_guards_late
+        # The entry with `seq` n is at n - 1. A dropped entry leaves None, so that no number is reused.
+        self._log: list[Entry | None] = []
         self._heads: dict[str, Head] = {}
         self._changed = Condition()
         self._closed = False
-        self._here: set[str] = set()
+        self._live_workers: set[str] = set()
 
-    def append(self, batch: Batch) -> Settled:
-        """Store a batch, or say what stands in its way."""
+    def append(self, batch: Batch) -> CompletedTicket:
+        """Store a batch, or return the conflict that prevents it."""
         check_batch(batch)
-        if batch.also is not None:
+        if batch.joined_write is not None:
             raise UsageError("a store in memory has no tables; on_commit() needs SQLite or PostgreSQL")
         with self._changed:
             self._check_open()
-            late = batch.late and self.looks_late
+            # The late comparison of guards is for simulations of stores that do it, such as NATS.
+            late = batch.late and self.checks_guards_late
             expected = {write.entity: write.expect for write in batch.writes}
-            conflict = self._conflict(expected if late else {**batch.guards, **expected})
+            conflict = self._find_conflict(expected if late else {**batch.guards, **expected})
             if conflict is not None:
-                return Settled(conflict)
-            seqs = tuple(self._write(write) for write in batch.writes)
+                return CompletedTicket(conflict)
+            seqs = tuple(self._apply_write(write) for write in batch.writes)
             self._changed.notify_all()
-            moved = self._conflict(batch.guards) if late else None
-            return Settled(Stored(seqs) if moved is None else moved._replace(stands=seqs))
+            # A moved guard is reported after the batch is stored: the caller must undo it.
+            moved = self._find_conflict(batch.guards) if late else None
+            return CompletedTicket(Stored(seqs) if moved is None else moved._replace(stored_seqs=seqs))
 
-    def _conflict(self, expected: Mapping[str, int]) -> Conflict | None:
+    def _find_conflict(self, expected: Mapping[str, int]) -> Conflict | None:
         for entity, version in expected.items():
             head = self._heads.get(entity)
             if (0 if head is None else head.version) != version:
-                return Conflict(entity, self._whole(head))
+                return Conflict(entity, self._with_body(head))
         return None
 
-    def _write(self, write: Write) -> int:
+    def _apply_write(self, write: EntryWrite) -> int:
         before = self._heads.get(write.entity)
         seq = len(self._log) + 1
         self._log.append(
             Entry(
-                seq,
-                write.entity,
-                write.expect + 1,
-                NOWHERE if before is None else before.hash,
-                write.hash,
-                write.header,
-                write.body,
-                fingerprint(write.body),
+                seq=seq,
+                entity=write.entity,
+                version=write.expect + 1,
+                prev=NOWHERE if before is None else before.hash,
+                hash=write.hash,
+                header=write.header,
+                body=write.body,
+                body_digest=hash_bytes(write.body),
             )
         )
         self._heads[write.entity] = Head(
@@ -112,127 +124,133 @@ class MemoryStore:
         )
         return seq
 
-    def head(self, entity: str) -> Head | None:
-        """Return the current state of an entity."""
+    def load_head(self, entity: str) -> Head | None:
+        """Return the head of an entity with the body of its last entry."""
         with self._changed:
             self._check_open()
-            return self._whole(self._heads.get(entity))
+            return self._with_body(self._heads.get(entity))
 
-    def _whole(self, head: Head | None) -> Head | None:
+    def _with_body(self, head: Head | None) -> Head | None:
         if head is None:
             return None
+        # The last entry of an entity is dropped only together with its head.
         last = self._log[head.seq - 1]
         assert last is not None
         return head._replace(body=last.body)
 
-    def heads(self, query: Query) -> Iterator[Head]:
-        """Return the heads that a query asks for."""
+    def list_heads(self, query: HeadQuery) -> Iterator[Head]:
+        """Return the heads that match a query."""
         with self._changed:
             self._check_open()
-            found = [head for head in self._heads.values() if _matches(head, query)]
-            if query.tells:
-                whole = [self._whole(head) or head for head in found]
-                found = [head for head in whole if query.tells in (head.body or b"")]
+            heads = [head for head in self._heads.values() if _matches_query(head, query)]
+            if query.body_contains:
+                with_bodies = [self._with_body(head) or head for head in heads]
+                heads = [head for head in with_bodies if query.body_contains in (head.body or b"")]
         if query.after is not None:
-            found.sort(key=lambda head: head.entity)
-        elif query.newest:
-            found.sort(key=lambda head: -head.seq)
+            heads.sort(key=lambda head: head.entity)
+        elif query.newest_first:
+            heads.sort(key=lambda head: -head.seq)
         else:
-            found.sort(key=lambda head: (head.by.due is None, head.by.due or 0.0, head.entity))
-        return iter(found[: query.limit])
+            heads.sort(key=lambda head: (head.by.due is None, head.by.due or 0.0, head.entity))
+        return iter(heads[: query.limit])
 
-    def entries(self, entity: str | None = None, after: int = 0) -> Iterator[Entry]:
-        """Return entries in their order."""
+    def read_entries(self, entity: str | None = None, after: int = 0) -> Iterator[Entry]:
+        """Return entries in order: of one entity after a version, or of all entities after a `seq`."""
         with self._changed:
             self._check_open()
-            log = self._there()
+            # A copy, because the caller reads it without the lock.
+            log = self._sorted_entries()
         if entity is None:
             return (entry for entry in log if entry.seq > after)
         return (entry for entry in log if entry.entity == entity and entry.version > after)
 
     def now(self) -> float:
-        """Return the time."""
+        """Return the time of the clock that the store was given."""
         return self._now()
 
-    def changed(self, after: int, timeout: float) -> int:
+    def wait_for_change(self, after: int, timeout: float) -> int:
         """Wait until the log has grown."""
         with self._changed:
+            # Also woken by close(), or a waiting thread would sleep until its timeout.
             self._changed.wait_for(lambda: len(self._log) > after or self._closed, timeout)
             return len(self._log)
 
-    def prune(self, before: Mapping[str, int]) -> None:
-        """Forget bodies; digests stay."""
+    def prune_bodies(self, before: Mapping[str, int]) -> None:
+        """Delete the bodies below a version; keep the digests."""
         with self._changed:
             self._check_open()
-            for entry in self._there():
+            for entry in self._sorted_entries():
                 if entry.version < before.get(entry.entity, 0):
                     self._log[entry.seq - 1] = entry._replace(body=None)
 
-    def drop(self, at: Mapping[str, int]) -> int:
-        """Remove entities that are at these versions."""
+    def drop_entities(self, at: Mapping[str, int]) -> int:
+        """Delete entities that have these versions; return how many."""
         with self._changed:
             self._check_open()
-            gone = {head.entity for head in self._heads.values() if at.get(head.entity) == head.version}
-            for entity in gone:
+            dropped = {head.entity for head in self._heads.values() if at.get(head.entity) == head.version}
+            for entity in dropped:
                 del self._heads[entity]
-            for entry in self._there():
-                if entry.entity in gone:
+            for entry in self._sorted_entries():
+                if entry.entity in dropped:
                     self._log[entry.seq - 1] = None
-            return len(gone)
+            return len(dropped)
 
-    def _there(self) -> list[Entry]:
+    def _sorted_entries(self) -> list[Entry]:
         return [entry for entry in self._log if entry is not None]
 
-    def mend(self, heads: Sequence[Head], upto: int) -> int:
-        """Put heads in the place of what is there."""
+    def replace_heads(self, heads: Sequence[Head], upto: int) -> int:
+        """Replace heads, except those of entities with entries after `upto`; return how many."""
         with self._changed:
             self._check_open()
-            later = {entry.entity for entry in self._there() if entry.seq > upto}
-            put = {head.entity: head._replace(body=None) for head in heads if head.entity not in later}
-            self._heads.update(put)
-            return len(put)
+            # A head with later entries is newer than the rebuilt one.
+            later = {entry.entity for entry in self._sorted_entries() if entry.seq > upto}
+            replaced = {head.entity: head._replace(body=None) for head in heads if head.entity not in later}
+            self._heads.update(replaced)
+            return len(replaced)
 
-    def adopt(self, entries: Sequence[Entry], heads: Sequence[Head]) -> None:
-        """Take over entries of another log."""
+    def import_entries(self, entries: Sequence[Entry], heads: Sequence[Head]) -> None:
+        """Append entries of another log under new sequence numbers."""
         with self._changed:
             self._check_open()
-            names = {entry.entity for entry in entries}
-            standing = {name: self._heads[name] for name in names if name in self._heads}
-            check_next(entries, heads, {name: (head.version, head.hash) for name, head in standing.items()})
-            at = {}
+            names = {entry.entity for entry in entries} & self._heads.keys()
+            current = {name: (self._heads[name].version, self._heads[name].hash) for name in names}
+            # All checks come before the first change: all entries are imported or none.
+            check_next(entries, heads, current)
+            last_seq = {}
             for entry in entries:
-                at[entry.entity] = seq = len(self._log) + 1
+                last_seq[entry.entity] = seq = len(self._log) + 1
                 self._log.append(entry._replace(seq=seq))
-            self._heads.update({head.entity: head._replace(seq=at[head.entity], body=None) for head in heads})
+            for head in heads:
+                self._heads[head.entity] = head._replace(seq=last_seq[head.entity], body=None)
             self._changed.notify_all()
 
-    def enter(self, worker: str) -> Here:
-        """Count a worker of this process as alive until it leaves."""
+    def register_worker(self, worker: str) -> MemoryWorkerLock:
+        """Report a worker of this process as alive until its lock is closed."""
         with self._changed:
-            self._here.add(worker)
-        return Here(self._here, worker)
+            self._live_workers.add(worker)
+        return MemoryWorkerLock(self._live_workers, worker)
 
-    def gone(self, worker: str) -> bool:
-        """Whether a worker has left: all of them are in this process."""
+    def is_worker_gone(self, worker: str) -> bool:
+        """Whether a worker has closed its lock: all workers are in this process."""
         with self._changed:
-            return worker not in self._here
+            return worker not in self._live_workers
 
-    def facts(self) -> Facts:
-        """Say that nothing of it lasts."""
-        return Facts("memory:", "memory", "nothing survives the process")
+    def describe_store(self) -> StoreFacts:
+        """Return that nothing survives the process."""
+        return StoreFacts("memory:", "memory", "nothing survives the process")
 
-    def house(self) -> MemoryHouse:
-        """Return what keeps house here."""
-        return MemoryHouse(self)
+    def open_maintenance(self) -> MemoryMaintenance:
+        """Return the maintenance operations of this store."""
+        return MemoryMaintenance(self)
 
-    def all(self) -> tuple[list[Head], list[Entry]]:
+    def dump_all(self) -> tuple[list[Head], list[Entry]]:
         """Return all heads and all entries."""
         with self._changed:
             self._check_open()
-            return list(self._heads.values()), self._there()
+            return list(self._heads.values()), self._sorted_entries()
 
     def close(self) -> None:
-        """Refuse everything from now on."""
+        """Refuse all further calls."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -242,61 +260,61 @@ class MemoryStore:
             raise StoreError("the store is closed")
 
 
-class MemoryHouse:
-    """The house of a store that has no file: nothing is copied, nothing is left behind."""
+class MemoryMaintenance:
+    """The maintenance of a store in memory: it has no file, so most operations do nothing."""
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
 
-    def held(self) -> str:
-        """Return that it is no copy."""
+    def copy_notice(self) -> str:
+        """Return "": a store in memory cannot be a copy."""
         return ""
 
-    def acknowledge(self) -> None:
+    def acknowledge_copy(self) -> None:
         """Do nothing."""
 
-    def weights(self) -> dict[str, Weight]:
-        """Count everything."""
-        found: dict[str, Weight] = {}
-        heads, entries = self._store.all()
+    def count_entities(self) -> dict[str, EntitySizes]:
+        """Return the number and size of entities and entries by kind."""
+        sizes: dict[str, EntitySizes] = {}
+        heads, entries = self._store.dump_all()
         for name, entities, logged, size in (
             *((head.entity, 1, 0, len(head.head)) for head in heads),
             *((entry.entity, 0, 1, len(entry.header) + len(entry.body or b"")) for entry in entries),
         ):
             kind = name.partition("/")[0]
-            so_far = found.get(kind, Weight())
-            found[kind] = Weight(so_far.entities + entities, so_far.entries + logged, so_far.bytes + size)
-        return found
+            total = sizes.get(kind, EntitySizes())
+            sizes[kind] = EntitySizes(total.entities + entities, total.entries + logged, total.bytes + size)
+        return sizes
 
-    def room(self) -> Room:
-        """Return that it takes no room of any disk."""
-        return Room()
+    def measure_space(self) -> StorageSpace:
+        """Return zeros: the store uses no disk."""
+        return StorageSpace()
 
-    def spare(self) -> int:
-        """Return that nothing is free."""
+    def free_bytes(self) -> int:
+        """Return 0: there is no file with free pages."""
         return 0
 
-    def tidy(self) -> str:
+    def checkpoint_wal(self) -> str:
         """Do nothing."""
         return ""
 
-    def backup(self, to: Path, check: Checked, progress: Callable[[int, int], object]) -> None:
-        """Refuse: there is nothing that lasts."""
-        raise UsageError("a store in memory is forgotten with its process; there is nothing to back up")
+    def write_backup(self, to: Path, check: CopyCheck, progress: Callable[[int, int], object]) -> None:
+        """Refuse: there is no file to copy."""
+        raise UsageError("a store in memory ends with its process; there is nothing to back up")
 
 
-def _matches(head: Head, query: Query) -> bool:
-    by = head.by
+def _matches_query(head: Head, query: HeadQuery) -> bool:
+    index = head.by
     if query.after is not None and head.entity <= query.after:
         return False
-    if by.kind != query.kind or (query.due_by is not None and (by.due is None or by.due > query.due_by)):
+    if index.kind != query.kind:
         return False
-    if not head.entity.startswith(query.begins) or query.holds not in head.head:
+    # A head without a due time is never due.
+    if query.due_by is not None and (index.due is None or index.due > query.due_by):
         return False
-    if head.seq <= query.above or (query.below is not None and head.seq >= query.below):
+    if not head.entity.startswith(query.prefix) or query.head_contains not in head.head:
         return False
-    wanted = (query.state, query.step, query.worker, query.dataset)
-    return all(
-        want is None or want == have
-        for want, have in zip(wanted, (by.state, by.step, by.worker, by.dataset), strict=True)
-    )
+    if head.seq <= query.after_seq or (query.before_seq is not None and head.seq >= query.before_seq):
+        return False
+    columns = ("state", "step", "worker", "dataset")
+    return all(getattr(query, name) in (None, getattr(index, name)) for name in columns)

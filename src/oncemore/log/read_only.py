@@ -1,4 +1,4 @@
-"""What refuses to write, for stores that are only looked at: each of them has it before its own."""
+"""Mixin for read-only stores."""
 
 from __future__ import annotations
 
@@ -14,37 +14,40 @@ if TYPE_CHECKING:
     from oncemore.log.store import Batch, Entry, Head
 
 
-class ForEyesOnly(ABC):
-    """Refuses whatever would change a store; `shown` says which store that is."""
+class ReadOnlyMixin(ABC):
+    """Mixin that makes a store read-only: every mutating method raises `StoreError`.
+
+    It must come before the store in the list of base classes.
+    """
 
     @property
     @abstractmethod
-    def shown(self) -> str:
-        """Where it is, as a person may see it."""
+    def display_name(self) -> str:
+        """The address of the store for messages, without secrets."""
 
     def append(self, batch: Batch) -> NoReturn:
-        """Refuse."""
-        self._only_looked_at()
+        """Raise `StoreError`."""
+        self._raise_read_only()
 
-    def prune(self, before: Mapping[str, int]) -> NoReturn:
-        """Refuse."""
-        self._only_looked_at()
+    def prune_bodies(self, before: Mapping[str, int]) -> NoReturn:
+        """Raise `StoreError`."""
+        self._raise_read_only()
 
-    def drop(self, at: Mapping[str, int]) -> NoReturn:
-        """Refuse."""
-        self._only_looked_at()
+    def drop_entities(self, at: Mapping[str, int]) -> NoReturn:
+        """Raise `StoreError`."""
+        self._raise_read_only()
 
-    def mend(self, heads: Sequence[Head], upto: int) -> NoReturn:
-        """Refuse."""
-        self._only_looked_at()
+    def replace_heads(self, heads: Sequence[Head], upto: int) -> NoReturn:
+        """Raise `StoreError`."""
+        self._raise_read_only()
 
-    def adopt(self, entries: Sequence[Entry], heads: Sequence[Head]) -> NoReturn:
-        """Refuse."""
-        self._only_looked_at()
+    def import_entries(self, entries: Sequence[Entry], heads: Sequence[Head]) -> NoReturn:
+        """Raise `StoreError`."""
+        self._raise_read_only()
 
-    def enter(self, worker: str) -> NoReturn:
-        """Refuse."""
-        self._only_looked_at()
+    def register_worker(self, worker: str) -> NoReturn:
+        """Raise `StoreError`."""
+        self._raise_read_only()
 
-    def _only_looked_at(self) -> NoReturn:
-        raise StoreError(f"{self.shown}: it was opened to be looked at; nothing is written")
+    def _raise_read_only(self) -> NoReturn:
+        raise StoreError(f"{self.display_name}: the store was opened read-only; nothing is written")

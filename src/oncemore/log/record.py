@@ -1,15 +1,15 @@
-"""RECORD: what is written down, and how the current state follows from it.
+"""The records of the log, and how the state of an entity follows from its entries.
 
-Everything durable is a chain of entries per entity. An entry has a *header* and a *body*:
+All durable state is a chain of entries per entity. An entry has a *header* and a *body*:
 
-    header   what happened (its marks), when, and every field of the entity's state that it sets
-    body     what may be large or personal: arguments, results, error texts, proofs, events
+    header   the marks of the event, its time, and every field of the record that it sets
+    body     data that may be large or personal: arguments, results, error texts, proofs, events
 
-    hash  =  SHA-256(hash of the entry before ‖ header ‖ SHA-256(body))
+    hash  =  SHA-256(hash of the previous entry ‖ header ‖ SHA-256(body))
 
-so that a body can be pruned or erased and the chain still verifies. The state of an entity (its head) is
-the fold of its headers: each sets some fields, nothing else happens. So heads can be thrown away and
-rebuilt, and a header tells by itself what changed.
+The hash covers the digest of the body, so a body can be pruned or erased and the chain still verifies. The
+state of an entity (its head) is the fold of its headers: each header sets some fields and does nothing else.
+So heads can be deleted and rebuilt from the log.
 
 One transition writes one entry with several marks; `WAL` exports show each mark as an entry of its own.
 """
@@ -17,14 +17,13 @@ One transition writes one entry with several marks; `WAL` exports show each mark
 from __future__ import annotations
 
 from oncemore._values import Value, make
-from oncemore.control.model import Approval, Control
-from oncemore.limits.cooldown_rules import Resource
-from oncemore.policy.canonical_json import fingerprint
-from oncemore.policy.model import move
+from oncemore.control.model import Approval, SwitchBoard
+from oncemore.limits.cooldown_rules import ResourceRecord
+from oncemore.policy.canonical_json import hash_bytes
+from oncemore.policy.model import check_transition
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from typing import Any, Final, Literal, TypeVar
 
     from oncemore.policy.model import Effect, State
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
         "ESCALATION",
         "PRUNE",
         "ERASE",
-        "CHORE",
+        "MAINTENANCE",
         "LEASE",
         "EVENT",
         "ARTIFACT",
@@ -60,53 +59,55 @@ if TYPE_CHECKING:
     ]
     State_ = TypeVar("State_", bound="Entity")
 
-FORMAT = 1
-NOWHERE = b"\x00" * 32  # what the first entry of an entity is linked to
+#: Number of the stored format; it is part of every header and head.
+FORMAT = 2
+#: The previous hash of the first entry of an entity.
+NOWHERE = b"\x00" * 32
 
 
-class Run(Value):
-    """The state of a key: its last run, and what counts over all of its runs.
+class RunRecord(Value):
+    """The state of a key: its last run, and the counters that span all of its runs.
 
-    fence       raised by every INTENT; a write with an older one bounces
-    attempt     the number of the last attempt, counted over all runs of the key
-    tried       attempts of this run
-    allowed     how many this run may have
-    not_before  the earliest time of the next attempt
-    deadline    when the whole run must be over; 0 for never
-    held_for    why it waits for a person, if it does
-    committed   the version of the entry whose body holds the result
-    failed      the version of the entry whose body holds the failure that ended it
-    checkpoint  the version of the entry whose body holds the last checkpoint of this run
-    seed        what draws are seeded with; empty: the SHA-256 of run_id
-    retain_s    how long the result is kept at least after the end; 0: until somebody prunes it
-    pruned      when its bodies were forgotten, pruned or erased; 0: they are there
-    provider    whom it asks something of; empty if nobody is named
-    cancelled   when somebody asked that no further attempt begin; 0: nobody did
-    counted     whether its failure has counted against its provider (`limits.breaker_rules`)
-    owes        tokens of a retry budget that its next attempt costs, which were not there; 0: none
-    expected_s  how long an attempt is expected to take: as long as the longest of this run that failed, from
-                a second on; 0: not known
+    fence                raised by every INTENT; the store rejects a write with an older fence
+    attempt              number of the last attempt, counted over all runs of the key
+    attempt_count        attempts of this run
+    max_attempts         limit of attempts of this run
+    not_before           earliest time of the next attempt
+    deadline             time at which the run must have ended; 0: none
+    held_for             the reason why the run waits for an operator; empty: it does not wait
+    commit_version       version of the entry whose body holds the result
+    failure_version      version of the entry whose body holds the failure that ended the run
+    checkpoint_version   version of the entry whose body holds the last checkpoint of this run
+    seed                 seed of the random numbers; empty: the SHA-256 of run_id
+    retain_s             minimum time to keep the result after the end; 0: until it is pruned
+    pruned_at            time at which the bodies were pruned or erased; 0: they are stored
+    provider             name of the service that the run calls; empty: none
+    cancelled_at         time at which a caller asked for no further attempt; 0: not cancelled
+    failure_counted      whether the failure has counted against its provider (`limits.breaker_rules`)
+    budget_debt          retry-budget tokens that the next attempt costs and that were missing; 0: none
+    expected_duration_s  duration of the longest failed attempt of this run, if it took a second or more;
+                         0: not known
     """
 
     state: State = "PENDING"
     step: str = ""
     effect: Effect = "once"
     run_id: str = ""
-    runs: int = 0
+    run_number: int = 0
     fence: int = 0
     attempt: int = 0
-    tried: int = 0
-    allowed: int = 0
+    attempt_count: int = 0
+    max_attempts: int = 0
     worker: str = ""
-    created: float = 0.0
-    began: float = 0.0
+    created_at: float = 0.0
+    started_at: float = 0.0
     not_before: float = 0.0
     deadline: float = 0.0
     held_for: str = ""
     reason: str = ""
-    committed: int = 0
-    failed: int = 0
-    checkpoint: int = 0
+    commit_version: int = 0
+    failure_version: int = 0
+    checkpoint_version: int = 0
     input_hash: str = ""
     cfg_hash: str = ""
     seed: str = ""
@@ -116,68 +117,68 @@ class Run(Value):
     dataset: str = ""
     priority: str = "P1"
     retain_s: float = 0.0
-    pruned: float = 0.0
+    pruned_at: float = 0.0
     provider: str = ""
-    cancelled: float = 0.0
-    counted: bool = False
-    owes: float = 0.0
-    expected_s: float = 0.0
+    cancelled_at: float = 0.0
+    failure_counted: bool = False
+    budget_debt: float = 0.0
+    expected_duration_s: float = 0.0
 
 
-class Worker(Value):
-    """A process that has runs: until when its lease lasts, and who it is.
+class WorkerRecord(Value):
+    """A process that holds runs: its identity and the end of its lease.
 
-    state  ALIVE, ENDED once it gave its lease back, GONE once somebody saw that nothing of it is left
+    state  ALIVE; ENDED after it released its lease; GONE after another process found it dead
     """
 
     state: str = "ALIVE"
-    until: float = 0.0
+    lease_until: float = 0.0
     lease_s: float = 0.0
     host: str = ""
     pid: int = 0
-    began: float = 0.0
+    started_at: float = 0.0
 
 
-class Outgoing(Value):
-    """An event that a step gave away: it exists if and only if the step's COMMIT does.
+class EventRecord(Value):
+    """An event that a step emitted: it exists if and only if the step's COMMIT does.
 
-    state       PENDING → SENDING → DELIVERED or DEAD, or back to PENDING (`messaging.delivery`); a person who
-                rejects what is DEAD makes it REJECTED
-    run         the entity of the run that gave it away: events of one entity keep their order
-    ordinal     its place among the events of one COMMIT, from 0
-    not_before  the earliest time of the next attempt to send it
-    attempt     the number of the last attempt to send it, counted before it is sent, never reused
-    tried       attempts since it was given away, or since a person had it sent again
-    worker      who is sending it
-    reason      why it is where it is
+    state          PENDING → SENDING → DELIVERED or DEAD, or back to PENDING (`messaging.delivery`); REJECTED
+                   after an operator rejected a DEAD event
+    run_entity     entity of the run that emitted it: events of one entity keep their order
+    ordinal        position among the events of one COMMIT, from 0
+    not_before     earliest time of the next delivery attempt
+    attempt        number of the last delivery attempt, counted before it starts, never reused
+    attempt_count  attempts since the event was emitted, or since an operator had it sent again
+    worker         name of the worker that is sending it
+    reason         the reason of its state
     """
 
     state: str = "PENDING"
     topic: str = ""
     event_id: str = ""
-    run: str = ""
+    run_entity: str = ""
     ordinal: int = 0
-    created: float = 0.0
+    created_at: float = 0.0
     not_before: float = 0.0
     tenant: str = ""
     correlation_id: str = ""
     attempt: int = 0
-    tried: int = 0
+    attempt_count: int = 0
     worker: str = ""
     reason: str = ""
 
 
-class Kept(Value):
-    """A reference to an artifact that a step left: it exists if and only if the step's COMMIT does.
+class ArtifactRecord(Value):
+    """A reference to an artifact of a step: it exists if and only if the step's COMMIT does.
 
-    state     KEPT, or QUARANTINED once its bytes were found to be altered, or REJECTED by a person then
-    run       the entity of the run that left it
-    cfg_hash  under what configuration: another one may leave other bytes under the same name
+    state       STORED; QUARANTINED after its bytes were found altered; REJECTED by an operator after that
+    run_entity  entity of the run that produced it
+    cfg_hash    configuration of the run: another one may produce other bytes under the same name
     """
 
-    state: str = "KEPT"
+    state: str = "STORED"
     step: str = ""
-    run: str = ""
+    run_entity: str = ""
     name: str = ""
     digest: str = ""
     size: int = 0
@@ -185,49 +186,49 @@ class Kept(Value):
     date: str = ""
     site: str = ""
     h3: str = ""
-    created: float = 0.0
+    created_at: float = 0.0
     tenant: str = ""
     cfg_hash: str = ""
 
 
-class Chore(Value):
-    """A piece of housekeeping, on record: who had what done, and why.
+class MaintenanceRecord(Value):
+    """A maintenance task, with the operator who started it and the reason.
 
-    state   OPEN while it is under way, then DONE; one that stays OPEN was killed, and is safe to repeat
-    what    prune, erase, backup, import, restore
-    runs    how many it was about, known at its end
-    worker  who does it
+    state      OPEN while it runs, then DONE; a task that stays OPEN was killed and is safe to repeat
+    task       prune, erase, backup, import or restore
+    run_count  number of runs that it changed, known at its end
+    worker     name of the worker that runs it
     """
 
     state: str = "OPEN"
-    what: str = ""
+    task: str = ""
     actor: str = ""
     reason: str = ""
-    began: float = 0.0
-    ended: float = 0.0
-    runs: int = 0
+    started_at: float = 0.0
+    ended_at: float = 0.0
+    run_count: int = 0
     worker: str = ""
 
 
-class Mapped(Value):
-    """A job: one step called for many items (`work.map`), as the log has it.
+class JobRecord(Value):
+    """A job: one step called for many items (`work.map`).
 
-    state    RUNNING, DONE, STOPPED if it was cut off in order, LOST if its process died in the middle
-    worker   the process that has it
-    items    how many items were begun; done, failed, held, later, refused and skipped are what they came to
+    state   RUNNING; DONE; STOPPED if it was interrupted in order; LOST if its process died
+    worker  name of the worker that runs it
+    items   items that were started; done, failed, held, deferred, refused and skipped count their outcomes
     """
 
     state: str = "RUNNING"
     step: str = ""
     job_id: str = ""
     worker: str = ""
-    created: float = 0.0
-    ended: float = 0.0
+    created_at: float = 0.0
+    ended_at: float = 0.0
     items: int = 0
     done: int = 0
     failed: int = 0
     held: int = 0
-    later: int = 0
+    deferred: int = 0
     refused: int = 0
     tenant: str = ""
     correlation_id: str = ""
@@ -235,220 +236,161 @@ class Mapped(Value):
     skipped: int = 0
 
 
-class Circuit(Value):
-    """The breaker of one provider: whether calls go through, as all who share it know it
-    (`limits.breaker_rules`).
+class BreakerRecord(Value):
+    """The circuit breaker of one provider, shared by all workers (`limits.breaker_rules`).
 
-    state       CLOSED, OPEN or HALF_OPEN
-    failures    operations (or attempts) that failed one after another, none of which came good in between
-    opened      when it last opened; 0 if it never did
-    until       OPEN: the end of the cooldown; HALF_OPEN: the end of the probe's lease
-    turn        the number of the last probe: what a former one has to say does not count any more
-    worker      who has the probe, as what it has under way there, and under which fence
-    opens       how often it has opened
-    since       when its state last changed
-    code        the class of the last failure that counted, and when that was
-    slots       calls and failures by the number of a stretch of time, where a rate opens it
-    limit       what opens it, and how long it then stays open: the rules that it last went by
+    state            CLOSED, OPEN or HALF_OPEN
+    failures         consecutive failures of operations (or attempts)
+    opened_at        time at which it last opened; 0: never
+    open_until       OPEN: the end of the cooldown; HALF_OPEN: the end of the probe's lease
+    probe_number     number of the last probe: the outcome of an earlier probe is ignored
+    probe_worker     worker that runs the probe; probe_entity and probe_fence name its attempt
+    open_count       number of times that it has opened
+    changed_at       time of the last change of its state
+    last_error_code  code of the last failure that counted, at last_failure_at
+    windows          calls and failures by the number of a time window, if a failure rate opens it
+    failure_limit    the rules that it last used: failure_limit, failure_rate, cooldown_s, counted_unit
     """
 
     state: str = "CLOSED"
     name: str = ""
     failures: int = 0
-    opened: float = 0.0
-    until: float = 0.0
-    turn: int = 0
-    worker: str = ""
-    holder: str = ""
-    fence: int = 0
-    opens: int = 0
-    since: float = 0.0
-    code: str = ""
-    failed_at: float = 0.0
-    slots: dict[str, list[int]] = {}  # noqa: RUF012 - nobody changes it
-    limit: int = 0
-    rate: float = 0.0
+    opened_at: float = 0.0
+    open_until: float = 0.0
+    probe_number: int = 0
+    probe_worker: str = ""
+    probe_entity: str = ""
+    probe_fence: int = 0
+    open_count: int = 0
+    changed_at: float = 0.0
+    last_error_code: str = ""
+    last_failure_at: float = 0.0
+    windows: dict[str, list[int]] = {}  # noqa: RUF012 - never changed in place
+    failure_limit: int = 0
+    failure_rate: float = 0.0
     cooldown_s: float = 0.0
-    counts: str = ""
+    counted_unit: str = ""
 
 
-class Quota(Value):
-    """What all who share a provider may do together: its pace, its rate, its retry budget.
+class QuotaRecord(Value):
+    """The limits of one provider, shared by all workers: concurrency, rate and retry budget.
 
-    state      OPEN, always: what is left is in the numbers
-    most       how many calls may be under way at once, at most; 0: nobody has set it
-    now        how many may be at present (`limits.concurrency_rules`), and since when
-    per        calls in each `period_s`; 0: no rate
-    next_at    when the next call may go, as far as calls were handed out (`limits.rate_rules`)
-    capacity   tokens that a retry budget holds at most; 0: no budget
-    tokens     how many it has
-    throttled  how many attempts were told to slow down; they are no failures
+    state             always OPEN: the numbers tell how much is left
+    max_concurrency   limit of concurrent calls; 0: not set
+    concurrency       present limit of concurrent calls (`limits.concurrency_rules`), since changed_at
+    calls_per_period  calls in each `period_s`; 0: no rate limit
+    next_at           time of the next free call of the rate limit (`limits.rate_rules`)
+    capacity          maximum of tokens in the retry budget; 0: no budget
+    tokens            tokens in the retry budget
+    throttled         attempts that the provider throttled; they do not count as failures
+    active_calls      concurrent calls by worker
     """
 
     state: str = "OPEN"
     name: str = ""
-    most: int = 0
-    now: int = 0
-    since: float = 0.0
-    per: int = 0
+    max_concurrency: int = 0
+    concurrency: int = 0
+    changed_at: float = 0.0
+    calls_per_period: int = 0
     period_s: float = 0.0
     burst: int = 0
     next_at: float = 0.0
     capacity: float = 0.0
     tokens: float = 0.0
     throttled: int = 0
-    held: dict[str, int] = {}  # noqa: RUF012 - nobody changes it
+    active_calls: dict[str, int] = {}  # noqa: RUF012 - never changed in place
 
 
 class StoreSecret(Value):
-    """The secret of a store (`programs.store_secret`): its bytes are in the body, which a codec can seal.
+    """The secret of a store (`programs.store_secret`); the body has its bytes, so that a codec encrypts them.
 
-    state  ACTIVE, always: it is created once and never replaced
+    state  always ACTIVE: it is created once and never replaced
     """
 
     state: str = "ACTIVE"
-    created: float = 0.0
+    created_at: float = 0.0
 
 
 class RecordedPolicy(Value):
-    """A policy that runs of this log began with: all of its fields, so that it outlives its file.
+    """A policy that runs of this log started with: all of its fields, so that it outlives its file.
 
-    state   RECORDED, always: a policy is named by its digest and never changes
-    fields  `Policy.plain()`; here and not in the body, because runs may need it after bodies are pruned
-    source  the address that the step named it by, with the whole path of a file; empty where it was made in
-            code: what `replay --current` compares with
+    state   always RECORDED: a policy is named by its digest and never changes
+    fields  `Policy.to_dict()`; in the header, because runs may need it after bodies are pruned
+    source  address by which the step named it, with the absolute path of a file; empty for a policy built
+            in code. `replay --current` compares with it
     """
 
     state: str = "RECORDED"
     name: str = ""
     version: str = ""
     digest: str = ""
-    created: float = 0.0
+    created_at: float = 0.0
     fields: dict[str, Any] = {}  # noqa: RUF012 - never changed in place
     source: str = ""
 
 
-if TYPE_CHECKING:
-    Entity = (
-        Run
-        | Worker
-        | Outgoing
-        | Kept
-        | Chore
-        | Mapped
-        | Resource
-        | Circuit
-        | Quota
-        | Control
-        | Approval
-        | StoreSecret
-        | RecordedPolicy
-    )
-#: What an entity can be.
-KINDS: Final = (
-    Run, Worker, Outgoing, Kept, Chore, Mapped, Resource, Circuit, Quota, Control, Approval, StoreSecret,
-    RecordedPolicy,
-)  # fmt: skip
-#: Where each field of an entity is, by kind.
-_PLACES: Final[dict[type, dict[str, int]]] = {
-    kind: {name: at for at, name in enumerate(kind._fields)} for kind in KINDS
+Entity = (
+    RunRecord
+    | WorkerRecord
+    | EventRecord
+    | ArtifactRecord
+    | MaintenanceRecord
+    | JobRecord
+    | ResourceRecord
+    | BreakerRecord
+    | QuotaRecord
+    | SwitchBoard
+    | Approval
+    | StoreSecret
+    | RecordedPolicy
+)
+#: All kinds of records.
+KINDS: Final[tuple[type[Any], ...]] = Entity.__args__
+#: Position of each field, by kind of record.
+FIELD_POSITIONS: Final[dict[type, dict[str, int]]] = {
+    kind: {name: position for position, name in enumerate(kind._fields)} for kind in KINDS
 }
-#: What an entity is before its first entry, by kind.
+#: The record of an entity before its first entry, by kind.
 NEW: Final[dict[type, Any]] = {kind: kind() for kind in KINDS}
+#: The fields of a run before this position change with almost every entry, the ones after it seldom.
+_SELDOM_CHANGED_FROM = RunRecord._fields.index("commit_version") + 1
 
 
-_FIRST = Run._fields.index("committed") + 1
-
-
-class Change(Value):
-    """One entry before it has bytes: its marks, the state it leads to, and what goes into the body."""
+class RecordChange(Value):
+    """One entry before it is encoded: its marks, the record before and after, and the body."""
 
     marks: tuple[Mark, ...]
     before: Entity | None
     after: Entity
-    body: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
+    body: dict[str, Any] = {}  # noqa: RUF012 - never changed in place
 
     @property
-    def sets(self) -> dict[str, Any]:
-        """The fields that differ from the state before, or from a new one's, for the first entry."""
+    def changed_fields(self) -> dict[str, Any]:
+        """The fields that differ from the record before, or from a new record for the first entry."""
         after = self.after
         before = NEW[type(after)] if self.before is None else self.before
-        # Most changes are to the first fields, and most of those are the very objects that they were.
-        changed = after if after[_FIRST:] != before[_FIRST:] else after[:_FIRST]
-        parts = zip(after._fields, changed, before, strict=False)
-        return {name: new for name, new, old in parts if new is not old and new != old}
+        # One comparison of the tail saves a loop over it; `is not` saves most calls of `!=`.
+        tail_differs = after[_SELDOM_CHANGED_FROM:] != before[_SELDOM_CHANGED_FROM:]
+        values = after if tail_differs else after[:_SELDOM_CHANGED_FROM]
+        fields = zip(after._fields, values, before, strict=False)
+        return {name: new for name, new, old in fields if new is not old and new != old}
 
 
-def fold(before: State_ | None, sets: dict[str, Any], kind: type[State_] = Run) -> State_:  # type: ignore[assignment]
-    """Return the state after one header; a move that the table does not have is refused."""
-    values, at = list(before or NEW[kind]), _PLACES[kind]
+def apply_header(before: State_ | None, sets: dict[str, Any], kind: type[State_] = RunRecord) -> State_:  # type: ignore[assignment]
+    """Return the record after one header; raise for a transition that the table of states does not have."""
+    values, positions = list(before or NEW[kind]), FIELD_POSITIONS[kind]
     try:
         for name in sets:
-            values[at[name]] = sets[name]
+            values[positions[name]] = sets[name]
     except KeyError:
         raise TypeError(f"{kind.__name__} has no field {name}") from None
     after: Any = make(kind, values)
-    if type(before) is Run and before.state != after.state and before.run_id == after.run_id:
-        move(before.state, after.state)
+    # Only within one run: a new run of the key may follow any final state.
+    if type(before) is RunRecord and before.state != after.state and before.run_id == after.run_id:
+        check_transition(before.state, after.state)
     return after  # type: ignore[no-any-return]
 
 
-# The two moves that every attempt makes, without the names of `_replace`: they are half of what it costs.
-_AT: Final = _PLACES[Run]
-_STATE, _EFFECT, _FENCE, _ATTEMPT, _TRIED, _WORKER, _BEGAN, _HELD_FOR, _REASON, _OWES = map(
-    Run._fields.index,
-    ("state", "effect", "fence", "attempt", "tried", "worker", "began", "held_for", "reason", "owes"),
-)
-
-
-def begun(run: Run, effect: Effect, worker: str, now: float) -> Run:
-    """Return a run whose next attempt is under way: counted, under a new fence, and held for nothing."""
-    values: list[Any] = list(run)
-    values[_STATE], values[_EFFECT], values[_WORKER], values[_BEGAN] = "RUNNING", effect, worker, now
-    values[_FENCE] += 1
-    values[_ATTEMPT] += 1
-    values[_TRIED] += 1
-    values[_HELD_FOR], values[_REASON], values[_OWES] = "", "", 0.0
-    return make(Run, values)
-
-
-def over(run: Run, state: State, reason: str, **changes: Any) -> Run:
-    """Return a run whose attempt is over: nobody's any more, held by nobody."""
-    values: list[Any] = list(run)
-    values[_STATE], values[_REASON], values[_WORKER], values[_HELD_FOR] = state, reason, "", ""
-    for name in changes:
-        values[_AT[name]] = changes[name]
-    return make(Run, values)
-
-
-def rebuilt(headers: Iterable[dict[str, Any]]) -> Run | None:
-    """Return the state that a chain of headers leads to."""
-    run: Run | None = None
-    for sets in headers:
-        run = fold(run, sets)
-    return run
-
-
-def link(prev: bytes, header: bytes, body_digest: bytes) -> bytes:
-    """Return the hash of an entry."""
-    return fingerprint(prev + header + body_digest)
-
-
-def due(run: Run) -> float | None:
-    """Return when a run may go on; None if it is over, held, or runs.
-
-    One that runs is not listed by time: what is lost is found by its worker, whose lease has an end.
-    """
-    if run.state in ("PENDING", "SOFT_FAIL") and not run.held_for:
-        return run.not_before
-    return None
-
-
-def unsent(event: Outgoing) -> float | None:
-    """Return when an event may be sent, the oldest first; None when nobody has to.
-
-    One that is being sent is listed too: whoever is sending it may have died.
-    """
-    if event.state in ("PENDING", "SENDING"):
-        return event.not_before or event.created
-    return None
+def hash_entry(prev: bytes, header: bytes, body_digest: bytes) -> bytes:
+    """Return the hash of an entry, linked to the hash of the previous one."""
+    return hash_bytes(prev + header + body_digest)

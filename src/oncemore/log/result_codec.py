@@ -1,9 +1,9 @@
-"""Results as bytes: encodable if and only if reading gives an equal value of the same type.
+"""The encoding of results: a value is encodable if and only if it decodes to an equal value of its type.
 
-Plain values are tagged JSON (`log.tagged_json`). Dataclasses, msgspec structs and pydantic models go by the
-step's return annotation, which is also what reads them: the bytes hold their fields, never a class name,
-so that stored data cannot choose what code runs. What an encoding would change is refused; a caller of
-the first run gets the decoded value too, so that run 1 and run 2 behave alike.
+Plain values are tagged JSON (`log.tagged_json`). Dataclasses, msgspec structs and pydantic models are encoded
+and decoded by the step's return annotation: the bytes hold their fields, never a class name, so stored data
+cannot choose the code that runs. A value that the encoding would change is refused. The first caller gets the
+decoded value too, so that the first and the second call behave alike.
 """
 
 from __future__ import annotations
@@ -12,92 +12,103 @@ from typing import Any
 
 import msgspec
 
-from oncemore.log.tagged_json import PLAIN_VALUES, NoForm, Tagger, untag
+from oncemore.log.tagged_json import PLAIN_VALUES, NotEncodable, TaggedEncoder, untag_value
 from oncemore.policy.canonical_json import LARGEST_INTEGER
 
-_PLAIN = Tagger(
+_PLAIN = TaggedEncoder(
     advice=f"return {PLAIN_VALUES}, annotate the function's return type with a dataclass or a model, or put "
     "the bytes away as an artifact (current().put)"
 )
 _TYPED = "$typed"
-MOST_BYTES = 64 * 1024 * 1024
-#: A result that takes more is kept as an artifact, beside the log.
+#: Limit of an encoded result.
+MAX_BYTES = 64 * 1024 * 1024
+#: A larger result is stored as an artifact, outside of the log.
 LARGE_BYTES = 256 * 1024
-#: Characters of a text that is written as it is, with the rest of its body.
-SHORT = 1024
+#: Limit of characters of a string that needs no encoding of its own.
+PLAIN_TEXT_LENGTH = 1024
 
 
-def encode(value: object, annotation: Any = None) -> msgspec.Raw:
-    """Return the JSON of a result, ready to be a part of a body, or say why it has none."""
+def encode_result(value: object, annotation: Any = None) -> msgspec.Raw:
+    """Return the JSON of a result for its body; raise `NotEncodable` with the reason."""
     try:
-        plain = _PLAIN.tag(value, "the result")
-    except NoForm as fault:
+        plain = _PLAIN.tag_value(value, "the result")
+    except NotEncodable as error:
         if annotation is None or annotation is Any:
             raise
-        plain = {_TYPED: _fields(value, annotation, fault)}
+        plain = {_TYPED: _annotated_fields(value, annotation, error)}
     data = msgspec.json.encode(plain)
-    if len(data) > MOST_BYTES:
-        raise NoForm(f"the result takes {len(data):,} bytes; {MOST_BYTES:,} is the most, write an artifact")
+    if len(data) > MAX_BYTES:
+        raise NotEncodable(
+            f"the result takes {len(data):,} bytes; the limit is {MAX_BYTES:,}, write an artifact"
+        )
     return msgspec.Raw(data)
 
 
-def is_itself(value: Any) -> bool:
-    """Whether a result can be a part of a body as it is: small, and what its JSON stands for."""
+def is_plain_result(value: Any) -> bool:
+    """Whether a result needs no encoding: a small value that JSON represents exactly."""
     kind = type(value)
     if kind is int:
         return bool(-LARGEST_INTEGER <= value <= LARGEST_INTEGER)
     if kind is str:
-        return len(value) <= SHORT and value.isascii()
+        return len(value) <= PLAIN_TEXT_LENGTH and value.isascii()
     return value is None or kind is bool
 
 
-def large(encoded: Any) -> bool:
-    """Whether an encoded result is better kept beside the log than in it."""
+def is_large(encoded: Any) -> bool:
+    """Whether an encoded result should be stored as an artifact."""
     return type(encoded) is msgspec.Raw and memoryview(encoded).nbytes > LARGE_BYTES
 
 
-def decode(data: bytes, annotation: Any = None) -> Any:
-    """Return the value that the JSON of a result stands for."""
-    return value_of(msgspec.json.decode(data), annotation)
+def decode_result(data: bytes, annotation: Any = None) -> Any:
+    """Decode the JSON of a result."""
+    return result_value(msgspec.json.decode(data), annotation)
 
 
-def value_of(plain: Any, annotation: Any = None) -> Any:
-    """Return the value that a body's result stands for, read or just written."""
+def result_value(plain: Any, annotation: Any = None) -> Any:
+    """Return the value of a result in a body, decoded from the store or just encoded."""
     if type(plain) is msgspec.Raw:
         plain = msgspec.json.decode(plain)
     if type(plain) is dict and plain.keys() == {_TYPED}:
         if annotation is None:
-            raise NoForm("the result was stored by a return annotation that the step no longer has")
-        return _typed(plain[_TYPED], annotation)
-    return untag(plain)
+            raise NotEncodable(
+                "the result was stored by the return annotation of the step, and the step has none now; "
+                "annotate it again"
+            )
+        return _convert_plain(plain[_TYPED], annotation)
+    return untag_value(plain)
 
 
-def _fields(value: object, annotation: Any, fault: NoForm) -> Any:
-    """Return the fields of an annotated value, once it is sure that they give it back."""
+def _annotated_fields(value: object, annotation: Any, reason: NotEncodable) -> Any:
+    """Return the fields of an annotated value, after a check that they decode to an equal value."""
     try:
-        model = _adapter(annotation)
+        model = _pydantic_adapter(annotation)
         plain = msgspec.to_builtins(value) if model is None else model.dump_python(value, mode="json")
-        again = _typed(msgspec.json.decode(msgspec.json.encode(plain)), annotation)
-    except Exception as error:  # noqa: BLE001 - anything a user's type may raise means: no form
-        raise NoForm(f"{fault}; by its annotation {_name(annotation)} neither: {error}") from None
-    if type(again) is not type(value) or again != value:
-        raise NoForm(f"the result changes when it is stored as {_name(annotation)}: {type(value).__name__}")
+        decoded = _convert_plain(msgspec.json.decode(msgspec.json.encode(plain)), annotation)
+    except Exception as error:  # noqa: BLE001 - a user's type may raise anything
+        raise NotEncodable(
+            f"{reason}; its annotation {_annotation_name(annotation)} cannot encode it either: {error}"
+        ) from None
+    if type(decoded) is not type(value) or decoded != value:
+        raise NotEncodable(
+            f"the result changes when it is stored as {_annotation_name(annotation)}: {type(value).__name__}"
+        )
     return plain
 
 
-def _typed(plain: Any, annotation: Any) -> Any:
-    model = _adapter(annotation)
+def _convert_plain(plain: Any, annotation: Any) -> Any:
+    model = _pydantic_adapter(annotation)
     return msgspec.convert(plain, annotation) if model is None else model.validate_python(plain)
 
 
-def _adapter(annotation: Any) -> Any:
-    """Return pydantic's own reader where the annotation is one of its models, else None."""
+def _pydantic_adapter(annotation: Any) -> Any:
+    """Return pydantic's adapter if the annotation is a pydantic model, else None."""
     if not hasattr(annotation, "__pydantic_validator__"):
         return None
+    # Imported here: pydantic is optional, and slow to import.
     from pydantic import TypeAdapter
 
     return TypeAdapter(annotation)
 
 
-def _name(annotation: Any) -> str:
+def _annotation_name(annotation: Any) -> str:
     return getattr(annotation, "__name__", None) or str(annotation)

@@ -1,27 +1,27 @@
 """The store protocol: an append-only log of entries, and the head of every entity.
 
 A store keeps, for each *entity* (a run, a worker, a breaker…), a chain of *entries* and one *head*: its
-current state. The one thing that changes anything is `append`: an atomic compare-and-set over one or
-several entities. What a store promises, and what the contract suite (`oncemore.testing.store_contract`) holds
-every store to:
+current state. `append` is the only operation of a running step that changes anything: an atomic
+compare-and-set over one or several entities. Every store keeps these promises, and the contract suite
+(`oncemore.testing.store_contract`) checks them:
 
-* **All or nothing.** A batch is stored whole or not at all. If an entity is not at the version that the
-  batch expects of it (0: it must not exist), or a guard is not, nothing is stored and the answer is a
-  `Conflict` with the head that is there. One batch's conflict never hurts another's.
-* **One winner.** Of any number of batches that expect the same version of an entity, from any threads
-  and processes, one is stored.
-* **Acknowledged is durable.** When a ticket says `Stored`, the batch survives the death of the process,
-  and, if it asked for `sync`, the loss of power as far as `facts()` says.
-* **A failed store stops.** After a storage error nobody is told that something is stored; the error goes
-  to all that waited for it, and the state is read anew.
-* **A late look is told.** A store that `looks_late` may store a batch that allows it (`Batch.late`) before it
-  compares its guards. If one of them has moved by then, the answer is a `Conflict` that says that the batch
-  `stands`: whoever asked for it takes it back, before anything follows from it.
-* **Order.** `seq` rises in the order in which batches became visible, without ever being reused; an
-  entity's entries have versions 1, 2, 3, …
+* **Atomicity.** A batch is stored whole or not at all. If the version of an entity or of a guard differs from
+  the expected one (0: it must not exist), nothing is stored and the reply is a `Conflict` with the current
+  head. A conflict of one batch never affects another batch.
+* **One winner.** Of all batches that expect the same version of an entity, from any number of threads and
+  processes, one is stored.
+* **Durability.** Once a ticket returns `Stored`, the batch survives the death of the process and, if it asked
+  for `sync`, the loss of power as far as `describe_store()` says.
+* **Fail-stop.** After a storage error no caller of that commit gets `Stored`: all of them get the error, and
+  must read the state again.
+* **Late guards.** A store with `checks_guards_late` may store a batch that allows it (`Batch.late`) before it
+  compares the guards. If one of them has moved by then, the reply is a `Conflict` with the sequence numbers
+  of the stored entries; the caller must undo the batch before it acts on it.
+* **Order.** `seq` rises in the order in which batches became visible and is never reused; the entries of an
+  entity have the versions 1, 2, 3, …
 
-Bytes and hashes are made by the caller, from the head it read, outside of any transaction: that the
-compare-and-set succeeds is the proof that the link is right. `seq` is not part of what is hashed.
+The caller builds bytes and hashes from the head it read, outside of any transaction: a successful
+compare-and-set proves that the link is right. `seq` is not hashed.
 """
 
 from __future__ import annotations
@@ -36,13 +36,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    Checked = Callable[[Iterator["Entry"], Iterator["Head"]], object]
+    CopyCheck = Callable[[Iterator["Entry"], Iterator["Head"]], object]
+
+#: Time limit of `Batch.joined_write`, in seconds: all other writers wait for it.
+JOINED_WRITE_LIMIT_S = 1.0
 
 
-class Index(Value):
-    """What a store can look heads up by; a pure function of the head that is written with it.
+class HeadIndex(Value):
+    """The columns by which a store finds heads; computed from the record of the head (`log.head_index`).
 
-    due      when somebody must look at it again; None when nobody has to
+    due  time at which a worker must look at the entity again; None: never
     """
 
     kind: str
@@ -53,8 +56,8 @@ class Index(Value):
     dataset: str = ""
 
 
-class Write(Value):
-    """One entry to append to one entity, and the head that then stands."""
+class EntryWrite(Value):
+    """One entry to append to one entity, and the new head of the entity."""
 
     entity: str
     expect: int
@@ -62,45 +65,45 @@ class Write(Value):
     body: bytes
     hash: bytes
     head: bytes
-    by: Index
+    by: HeadIndex
 
 
 class Batch(Value):
-    """What is stored together or not at all.
+    """Writes that are stored together or not at all.
 
-    guards  entities that are only read, and the version each must still have (0: must not exist)
-    sync    whether the answer must wait until the disk has it
-    also    what else is written in the same transaction, in the user's own tables beside ours; it is called
-            with a `Joined` once all versions fit, and if it raises, nothing is stored. Only where a store
-            `joins`; it may be called again if the store has to send the whole again
-    late    whether guards may be compared right after it is stored, where a store `looks_late`
+    guards        entities that the batch only read, and the version each must still have (0: must not exist)
+    sync          whether the reply must wait until the entries are on disk
+    joined_write  called with a `StoreTransaction` after all versions were compared, to write the user's own
+                  tables in the same transaction; if it raises, nothing is stored. Only for stores with
+                  `supports_joined_writes`. It may be called again if the store has to repeat the transaction
+    late          whether a store with `checks_guards_late` may compare the guards after it stored the batch
     """
 
-    writes: tuple[Write, ...]
+    writes: tuple[EntryWrite, ...]
     guards: Mapping[str, int] = {}
     sync: bool = True
-    also: Callable[[Joined], object] | None = None
+    joined_write: Callable[[StoreTransaction], object] | None = None
     late: bool = False
 
 
 class Head(Value):
-    """The current state of an entity: what was written last, and where it stands in the log.
+    """The current state of an entity, as its last entry left it.
 
-    body  that of the entity's last entry, which a caller most often wants next; `heads` leaves it out,
-          and it is None when it was pruned
+    body  body of the entity's last entry, because most callers need it next; None if it was pruned, and in
+          the heads of `list_heads`
     """
 
     entity: str
     version: int
     hash: bytes
     head: bytes
-    by: Index
+    by: HeadIndex
     seq: int
     body: bytes | None = None
 
 
 class Entry(Value):
-    """One record of the log. `body` is None when it was pruned or erased; its digest stays."""
+    """One entry of the log. `body` is None if it was pruned or erased; its digest remains."""
 
     seq: int
     entity: str
@@ -113,36 +116,38 @@ class Entry(Value):
 
 
 class Stored(Value):
-    """The batch is stored; `seqs` are the numbers of its entries, in the order of its writes."""
+    """The batch is stored; `seqs` are the sequence numbers of its entries, in the order of its writes."""
 
     seqs: tuple[int, ...]
 
 
 class Conflict(Value):
-    """The batch is not stored: `entity` has another version than expected; `head` is what is there.
+    """The batch is refused: `entity` has another version than expected; `head` is its current head.
 
-    stands  of a batch that was `late`, where that was seen too late: the numbers of its entries, which stand
+    stored_seqs  sequence numbers of the entries of a `late` batch that was stored before the conflict was
+                 found; empty: nothing was stored
     """
 
     entity: str
     head: Head | None
-    stands: tuple[int, ...] = ()
+    stored_seqs: tuple[int, ...] = ()
 
 
-class Query(Value):
-    """Which heads to list; every field that is given must match. In the order of due, then of entity.
+class HeadQuery(Value):
+    """A query for heads: every given field must match. The result is ordered by due time, then by entity.
 
-    after  only entities that come after this one, in the order of entities alone: to go through all of
-           them page by page, `after` is the last one seen, and at first the empty text
+    after  only entities after this one, ordered by entity alone. To read all pages, start with the empty
+           string and pass the last entity of each page
 
-    For people who look, not for work on its way: what no index has is found by reading all heads of a kind.
+    The fields below serve operators, not running work: no index has them, so the store reads all heads of a
+    kind.
 
-    begins   how the entity's name begins
-    newest   in the order of their last entries instead, the newest first
-    above    only those whose last entry comes after that seq …
-    below    … or before that one
-    holds    bytes that the head has somewhere; what they mean is for the caller to see
-    tells    bytes that the body of its last entry has somewhere; found so, heads come with that body
+    prefix         start of the entity's name
+    newest_first   order by the last entry instead, newest first
+    after_seq      only heads whose last entry has a higher sequence number
+    before_seq     only heads whose last entry has a lower sequence number
+    head_contains  bytes that occur in the head; the caller checks their meaning
+    body_contains  bytes that occur in the body of the last entry; such heads come with that body
     """
 
     kind: str
@@ -153,28 +158,28 @@ class Query(Value):
     dataset: str | None = None
     limit: int = 1000
     after: str | None = None
-    begins: str = ""
-    newest: bool = False
-    above: int = 0
-    below: int | None = None
-    holds: bytes = b""
-    tells: bytes = b""
+    prefix: str = ""
+    newest_first: bool = False
+    after_seq: int = 0
+    before_seq: int | None = None
+    head_contains: bytes = b""
+    body_contains: bytes = b""
 
 
-class Weight(Value):
-    """How much there is of one kind of entity: entities, entries, and the bytes of both."""
+class EntitySizes(Value):
+    """The number of entities and entries of one kind, and the bytes of both."""
 
     entities: int = 0
     entries: int = 0
     bytes: int = 0
 
 
-class Room(Value):
-    """How much room a store takes and has left, told without counting; 0 where it has no such thing.
+class StorageSpace(Value):
+    """The disk space that a store uses, from sizes of files and not by counting entries.
 
-    file  the bytes of the store itself
-    wal   those of its write-ahead file
-    left  how many the disk has left; None where that cannot be told
+    file  bytes of the store itself; 0 for a store without a file
+    wal   bytes of its write-ahead log
+    left  free bytes of its disk; None if the store cannot find out
     """
 
     file: int = 0
@@ -182,8 +187,8 @@ class Room(Value):
     left: int | None = None
 
 
-class Facts(Value):
-    """What a store really gives, for people and for `doctor`."""
+class StoreFacts(Value):
+    """The engine and the durability of a store, for operators and for `oncemore doctor`."""
 
     url: str
     engine: str
@@ -192,38 +197,36 @@ class Facts(Value):
 
 
 def check_batch(batch: Batch) -> None:
-    """Refuse a batch that writes an entity twice, or guards what it writes: it would contradict itself."""
+    """Refuse a batch that writes an entity twice, or that guards an entity and also writes it."""
+    # Such a batch would contradict itself.
     written = [write.entity for write in batch.writes]
     if len(set(written)) < len(written) or batch.guards.keys() & set(written):
         raise UsageError("a batch may name each entity once, as a write or as a guard")
 
 
 def check_next(
-    entries: Sequence[Entry], heads: Sequence[Head], standing: dict[str, tuple[int, bytes]]
+    entries: Sequence[Entry], heads: Sequence[Head], current: dict[str, tuple[int, bytes]]
 ) -> None:
-    """Refuse entries that are not the next of their entities, and heads that are not what they lead to.
+    """Refuse imported entries that do not continue their entities, and heads that do not match them.
 
-    standing  version and hash of what is there, by entity; afterwards, of what will be
+    current  version and hash of each entity; updated to the state after the import
     """
     for entry in entries:
-        version, last = standing.get(entry.entity, (0, NOWHERE))
-        if entry.version != version + 1 or entry.prev != last:
+        version, last_hash = current.get(entry.entity, (0, NOWHERE))
+        # Both: the version finds gaps, the hash finds another history.
+        if entry.version != version + 1 or entry.prev != last_hash:
             raise StoreError(
-                f"entry {entry.seq} ({entry.entity}, version {entry.version}) is not the next of what is "
-                f"here, which is version {version}; nothing was taken over"
+                f"entry {entry.seq} ({entry.entity}, version {entry.version}) does not follow version "
+                f"{version} of this store; nothing was imported"
             )
-        standing[entry.entity] = entry.version, entry.hash
-    led = {entity: standing[entity] for entity in {entry.entity for entry in entries}}
-    if {head.entity: (head.version, head.hash) for head in heads} != led:
-        raise StoreError("the heads are not what the entries lead to; nothing was taken over")
+        current[entry.entity] = entry.version, entry.hash
+    expected = {entity: current[entity] for entity in {entry.entity for entry in entries}}
+    if {head.entity: (head.version, head.hash) for head in heads} != expected:
+        raise StoreError("the heads do not match the last entries of their entities; nothing was imported")
 
 
-#: How long `Batch.also` may take: everybody else who writes waits for it.
-ALSO_S = 1.0
-
-
-class Joined(Protocol):
-    """The transaction that carries a batch, as far as others may write in it.
+class StoreTransaction(Protocol):
+    """The transaction of a batch, as far as the user's function may write in it.
 
     dialect  "sqlite", with ? for values, or "postgresql", with %s
     """
@@ -234,134 +237,139 @@ class Joined(Protocol):
         """Run a statement and return its rows."""
 
 
-class AlsoFailed(Exception):
-    """What a batch was to write besides could not be written: nothing of it is stored. Its cause says why."""
+class JoinedWriteFailed(Exception):
+    """The joined write of a batch failed, so nothing of the batch is stored. The cause is its exception."""
 
 
-def too_long() -> TimeoutError:
-    """Return the error of an `also` that others have waited for long enough."""
+def joined_write_timeout() -> TimeoutError:
+    """Return the error of a joined write that took longer than its limit."""
     return TimeoutError(
-        f"on_commit() took longer than {ALSO_S:g} s, which everybody waits for who writes to the store; "
-        "prepare in the step, and write only there"
+        f"on_commit() took longer than {JOINED_WRITE_LIMIT_S:g} s, and all writers of the store wait for it; "
+        "compute in the step, and only write in on_commit()"
     )
 
 
-def over() -> UsageError:
-    """Return the error of one that kept its `Joined`."""
-    return UsageError("what on_commit() was given is over; it holds while the function runs")
+def transaction_over_error() -> UsageError:
+    """Return the error of a function that used its `StoreTransaction` after it had returned."""
+    return UsageError(
+        "the transaction of on_commit() is over; use the transaction only until the function returns"
+    )
 
 
 class Ticket(Protocol):
-    """The answer to an append: `wait()` for it, or await it."""
+    """The reply to an append: call `wait()`, or await the ticket."""
 
     def wait(self) -> Stored | Conflict:
-        """Block until the batch is stored or refused; raise `StoreError` when neither is known."""
+        """Block until the batch is stored or refused; raise `StoreError` if the outcome is not known."""
 
     def __await__(self) -> Generator[object, object, Stored | Conflict]: ...
 
 
-class Presence(Protocol):
-    """Proof that a worker's process lives; it ends with `close()` or with the process."""
+class WorkerLock(Protocol):
+    """Proof that the process of a worker is alive, until `close()` or the end of the process."""
 
     def close(self) -> None:
-        """End it: the worker counts as gone from now on, where a store can tell."""
+        """Release the lock: from now on the store reports the worker as gone, if it can."""
 
 
-class House(Protocol):
-    """The house of a store: what is there besides the log."""
+class MaintenanceStore(Protocol):
+    """The maintenance of a store: sizes, checkpoints and backups."""
 
-    def held(self) -> str:
-        """Say why this store is taken for a copy whose original may have gone on; empty if it is not."""
+    def copy_notice(self) -> str:
+        """Return the reason why this store counts as a copy of another one; empty if it does not.
 
-    def acknowledge(self) -> None:
-        """Take this copy for the store from now on."""
+        The original of a copy may have continued, so the copy must not run work before it is acknowledged.
+        """
 
-    def weights(self) -> dict[str, Weight]:
-        """Return how much there is, by the kind of entity; counts all of it."""
+    def acknowledge_copy(self) -> None:
+        """Accept this copy as the store from now on."""
 
-    def room(self) -> Room:
-        """Return how much room the store takes and has left."""
+    def count_entities(self) -> dict[str, EntitySizes]:
+        """Return the number and size of entities and entries by kind; reads the whole store."""
 
-    def spare(self) -> int:
-        """Return how many bytes of the store are free, to be used again."""
+    def measure_space(self) -> StorageSpace:
+        """Return the disk space that the store uses and that is left."""
 
-    def tidy(self) -> str:
-        """Empty the write-ahead file into the store; say why that cannot be done now, or nothing."""
+    def free_bytes(self) -> int:
+        """Return the number of unused bytes inside the store."""
 
-    def backup(self, to: Path, check: Checked, progress: Callable[[int, int], object]) -> None:
-        """Write a whole and consistent copy to a new file, which says of itself that it is one.
+    def checkpoint_wal(self) -> str:
+        """Move the write-ahead log into the store; return the reason if that is not possible now, or ""."""
 
-        check     called with the copy's entries and heads before it gets its name; raises if they are wrong
-        progress  called with how many pages are done, and of how many
+    def write_backup(self, to: Path, check: CopyCheck, progress: Callable[[int, int], object]) -> None:
+        """Write a consistent copy to a new file; the copy is marked as one.
+
+        check     called with the entries and heads of the copy before it gets its name; raises if they are
+                  wrong
+        progress  called with the number of copied pages and of all pages
         """
 
 
 class Store(Protocol):
     """A log of entries with heads. A new store is one class that passes the contract suite."""
 
-    #: Whether a batch may bring what else is written in its transaction.
-    joins: bool
-    #: Whether `gone` knows at once that a process has died, because all of them are on one machine.
-    sees_deaths: bool
-    #: Whether the guards of a batch that is `late` are compared after it is stored, which is cheaper here.
-    looks_late: bool
+    #: Whether a batch may have a `joined_write`.
+    supports_joined_writes: bool
+    #: Whether `is_worker_gone` detects a dead process at once, because all processes are on one machine.
+    detects_dead_workers: bool
+    #: Whether the guards of a `late` batch are compared after it is stored, because that is cheaper here.
+    checks_guards_late: bool
 
     def append(self, batch: Batch) -> Ticket:
-        """Ask for a batch to be stored."""
+        """Submit a batch; the ticket returns `Stored` or `Conflict`."""
 
-    def head(self, entity: str) -> Head | None:
-        """Return the current state of an entity, or None when there is none."""
+    def load_head(self, entity: str) -> Head | None:
+        """Return the head of an entity with the body of its last entry, or None if it does not exist."""
 
-    def heads(self, query: Query) -> Iterator[Head]:
-        """Return the heads that a query asks for."""
+    def list_heads(self, query: HeadQuery) -> Iterator[Head]:
+        """Return the heads that match a query."""
 
-    def entries(self, entity: str | None = None, after: int = 0) -> Iterator[Entry]:
-        """Return entries in their order: of one entity after a version, or of all after a seq."""
+    def read_entries(self, entity: str | None = None, after: int = 0) -> Iterator[Entry]:
+        """Return entries in order: of one entity after a version, or of all entities after a `seq`."""
 
     def now(self) -> float:
-        """Return the time that this store goes by, in POSIX seconds."""
+        """Return the time of the store's clock in POSIX seconds: all processes that share it agree on it."""
 
-    def changed(self, after: int, timeout: float) -> int:
-        """Wait until the log has grown beyond `after`, or time is up; return its last seq."""
+    def wait_for_change(self, after: int, timeout: float) -> int:
+        """Wait until the last `seq` is above `after`, or the timeout; return the last `seq`."""
 
-    def prune(self, before: Mapping[str, int]) -> None:
-        """Forget the bodies of entities' entries with a version below the one given; their digests stay.
+    def prune_bodies(self, before: Mapping[str, int]) -> None:
+        """Delete the bodies of entries below a version, for all given entities or none; keep the digests.
 
-        All of them or none. What is forgotten cannot be had again by reading the store's files, as far as
-        the store can see to that.
+        As far as the store can ensure it, the deleted bytes cannot be recovered from its files.
         """
 
-    def drop(self, at: Mapping[str, int]) -> int:
-        """Remove entities whole, with all their entries, each if it is at the version given; return how many.
+    def drop_entities(self, at: Mapping[str, int]) -> int:
+        """Delete entities with all their entries, each if it has the given version; return how many.
 
-        Nothing tells afterwards that they were there: whoever asks says so in the log before.
+        The store keeps no trace of them: the caller must record the deletion in the log first.
         """
 
-    def mend(self, heads: Sequence[Head], upto: int) -> int:
-        """Put heads in the place of what is there, all or none; return how many were put.
+    def replace_heads(self, heads: Sequence[Head], upto: int) -> int:
+        """Replace heads by ones that were rebuilt from the log up to `upto`; return how many were replaced.
 
-        For heads that were rebuilt from the log up to the seq `upto`. One whose entity has entries after
-        that is left alone: whoever wrote them knew better.
+        All or none. The head of an entity with entries after `upto` is kept: it is newer than the rebuilt
+        one.
         """
 
-    def adopt(self, entries: Sequence[Entry], heads: Sequence[Head]) -> None:
-        """Take over entries of another log as they are, in their order, all or none, under new numbers.
+    def import_entries(self, entries: Sequence[Entry], heads: Sequence[Head]) -> None:
+        """Append entries of another log unchanged and in order, all or none, under new sequence numbers.
 
-        Each must be the next of its entity: its version, and what it is linked to; else it is a `StoreError`.
-        A body that was pruned there is so here. `heads` are those that then stand, one for each entity.
+        Each entry must continue its entity, by version and previous hash, else `StoreError`. A body that was
+        pruned in the other log stays pruned. `heads` are the new heads, one for each entity.
         """
 
-    def enter(self, worker: str) -> Presence:
-        """Hold proof that this process, as a worker of that name, lives."""
+    def register_worker(self, worker: str) -> WorkerLock:
+        """Return a lock that proves that this process, as the worker of that name, is alive."""
 
-    def gone(self, worker: str) -> bool:
-        """Whether a worker's process is provably dead; False where that cannot be known."""
+    def is_worker_gone(self, worker: str) -> bool:
+        """Whether the process of a worker is provably dead; False if the store cannot know."""
 
-    def facts(self) -> Facts:
-        """Return what this store really gives."""
+    def describe_store(self) -> StoreFacts:
+        """Return the engine, the address and the durability of this store."""
 
-    def house(self) -> House:
-        """Return what keeps house here: sizes, backups, what a copy may do."""
+    def open_maintenance(self) -> MaintenanceStore:
+        """Return the maintenance operations of this store."""
 
     def close(self) -> None:
-        """Let go of everything; what was acknowledged stays."""
+        """Release all resources; acknowledged batches remain stored."""

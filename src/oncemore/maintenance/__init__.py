@@ -1,1 +1,4 @@
-"""Care of a log: prune, erase, back up, copy, rebuild, replay, import."""
+"""Operations on a whole log: backup, copy, prune, erase, rebuild, replay, verify and import.
+
+The folder may import `log`, `policy`, `artifacts`, `control` and `steps`.
+"""

@@ -1,16 +1,12 @@
-"""COPYING: a log moves house, from one store to another, with every chain intact.
+"""Move a log from one store to another, with every hash chain intact.
 
-    the source is closed      an entry in its switches says where it is now: no attempt begins there, nothing
-                              is handed in any more, also by who has had it open for days
-    the switches come first   so that the target is closed too, until all of it is there
-    then all other entries    in their order, as they are: headers, hashes, bodies, and what is pruned of them
-    both are read again       every link, every head; as many entries, under the same root
-    the target is opened      by an entry of its own, which says what has come, and from where
+A move has five stages. The source is closed by an entry in its switches, which every process that has it
+open obeys. The switches are copied first, so that the target is closed as well until it is complete. All
+other entries follow in their order and byte for byte. Both logs are read again and compared. An entry in
+the switches of the target opens it and records the source and the Merkle root.
 
-A copy that was killed is safe to begin again: how far it had come is what the target holds, which must be the
-beginning of the source, entry by entry. Whatever else a target holds, it is not touched.
-
-Files that steps have put away are no part of a log; they stay where they are.
+A killed move is safe to repeat: the target must hold a prefix of the source, and the copy continues there.
+A target with any other content is refused and not changed. Artifacts are not part of a log and stay put.
 """
 
 from __future__ import annotations
@@ -19,17 +15,16 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from oncemore._values import Value
-from oncemore.control.model import CONTROL, Control, moved_to
-from oncemore.control.switches import turn
+from oncemore.control.model import SWITCHES_ENTITY, SwitchBoard, set_log_location
+from oncemore.control.switches import update_switches
 from oncemore.errors import InProgress, StoreError, UsageError
-from oncemore.log.entry_codec import head_bytes, head_of, linked
-from oncemore.log.record import Worker
-from oncemore.log.store import Head, Query
-from oncemore.maintenance.merkle import Tree
-from oncemore.maintenance.rebuild import index
-from oncemore.maintenance.tasks import somebody, told
-from oncemore.policy.canonical_json import fingerprint
-from oncemore.steps.run import KINDS, verify
+from oncemore.log.entry_codec import decode_head, encode_head, hash_entry
+from oncemore.log.record import WorkerRecord
+from oncemore.log.store import Head, HeadQuery
+from oncemore.maintenance.rebuild import index_head
+from oncemore.maintenance.tasks import check_text, resolve_actor
+from oncemore.policy.canonical_json import hash_bytes
+from oncemore.steps.run import KINDS, verify_chain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,22 +34,22 @@ if TYPE_CHECKING:
 
     Progress = Callable[[int, int], object]
 
-PAGE, HEADS = 500, 1000
-MOST_NAMED = 5
-EVER = 1e15
-#: A clock that is behind by more makes what waits wait longer.
-CLOCK_S = 5.0
+ENTRY_PAGE_SIZE, HEAD_PAGE_SIZE = 500, 1000
+MAX_NAMED = 5
+FAR_FUTURE = 1e15
+#: A target clock that is further behind delays waiting runs noticeably, so the report mentions it.
+MAX_CLOCK_LAG_S = 5.0
 
 
-class Copied(Value):
-    """What has come.
+class CopyReport(Value):
+    """The result of a move.
 
-    entries    how many the source has, and now the target
-    entities   how many they are about
-    root       of all entries, in both
-    taken      how many of them were copied this time
-    artifacts  how many files the log refers to: they were not copied
-    behind_s   how far the target's clock is behind the source's; 0 if it is not
+    entries      the number of entries in both logs
+    entities     the number of entities in both logs
+    root         the Merkle root of all entries
+    copied       the number of entries that this call has copied
+    artifacts    the number of artifacts that the log refers to; they were not copied
+    clock_lag_s  how far the target's clock is behind the source's; 0 if it is not
     """
 
     source: str
@@ -62,218 +57,292 @@ class Copied(Value):
     entries: int
     entities: int
     root: str
-    taken: int
+    copied: int
     artifacts: int
-    behind_s: float
+    clock_lag_s: float
 
 
-def copy(
+class MerkleTree:
+    """The Merkle tree of RFC 6962 over a growing list of digests.
+
+    Leaves and nodes are hashed with different prefixes, so that a node cannot be passed off as a leaf. Only
+    one digest is kept for each time the list has doubled.
+    """
+
+    __slots__ = ("_count", "_subtree_roots")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._subtree_roots: list[bytes] = []  # of complete subtrees, largest first
+
+    def add_leaf(self, leaf: bytes) -> None:
+        """Append a leaf to the list."""
+        node, size = hash_bytes(b"\x00" + leaf), self._count
+        # Every 1 at the end of the count is a complete subtree that the new leaf completes to a larger one.
+        while size & 1:
+            node, size = hash_bytes(b"\x01" + self._subtree_roots.pop() + node), size >> 1
+        self._subtree_roots.append(node)
+        self._count += 1
+
+    @property
+    def leaf_count(self) -> int:
+        """The number of leaves."""
+        return self._count
+
+    @property
+    def root_hash(self) -> bytes:
+        """The root of all leaves added so far."""
+        if not self._subtree_roots:
+            return hash_bytes(b"")
+        node = self._subtree_roots[-1]
+        for left in reversed(self._subtree_roots[:-1]):
+            node = hash_bytes(b"\x01" + left + node)
+        return node
+
+
+def move_log(
     source: Engine,
     target: Engine,
     *,
     reason: str,
     by: str | None = None,
     progress: Progress | None = None,
-) -> Copied:
-    """Move the log of one engine's store to that of another; from then on nothing begins in the first."""
-    why, who = told("reason", reason), somebody(by)
-    _check_apart(source, target)
+) -> CopyReport:
+    """Move the log of one engine's store to another engine's store; close the source for new attempts."""
+    reason, actor = check_text("reason", reason), resolve_actor(by)
+    _check_different_stores(source, target)
     _check_idle(source)
-    done = _arrived(source, target)
-    if not done:
-        _close(source, target.url, why, who)
-        _check_idle(source, lambda: abandon(source, target, reason="somebody still worked here", by=who))
-    taken = 0 if done else _filled(source.store, target.store, progress or _nothing)
-    entries, entities, root = _compared(source.store, target.store)
-    if not done:
-        came = {"from": source.url, "entries": entries, "root": root}
-        decision = {"what": "arrived", "switch": source.url, "reason": why, "actor": who}
-        turn(target, lambda control: moved_to(control, ""), decision, {"copy": came})
-    artifacts = sum(1 for _ in _heads(source.store, "artifact"))
-    behind = max(0.0, source.now() - target.now())
-    return Copied(
-        source.url, target.url, entries, entities, root, taken, artifacts,
-        round(behind, 3) if behind > CLOCK_S else 0.0,
-    )  # fmt: skip
-
-
-def abandon(source: Engine, target: Engine, *, reason: str, by: str | None = None) -> None:
-    """Let a log stay where it was, whose copy has not come to its end."""
-    why, who = told("reason", reason), somebody(by)
-    moved = _control(source.store)[1].moved
-    if not moved:
-        raise UsageError(f"{source.url} has not moved; there is nothing to abandon")
-    if moved != target.url:
-        raise UsageError(f"{source.url} has moved to {moved}, not to {target.url}")
-    if _arrived(source, target):
-        raise UsageError(
-            f"the copy in {target.url} is whole and may have gone on; what was done there would be done twice"
+    is_complete = _is_copy_complete(source, target)
+    if not is_complete:
+        _close_source(source, target.url, reason, actor)
+        # A worker may have started between the first check and the entry that closes the source.
+        _check_idle(
+            source, lambda: abandon_move(source, target, reason="a worker was still running", by=actor)
         )
-    decision = {"what": "stays", "switch": target.url, "reason": why, "actor": who}
-    turn(source, lambda control: moved_to(control, ""), decision)
+    copied = 0 if is_complete else _copy_entries(source.store, target.store, progress or _ignore_progress)
+    entries, entities, root = _compare_stores(source.store, target.store)
+    if not is_complete:
+        origin = {"from": source.url, "entries": entries, "root": root}
+        decision = {"action": "arrived", "switch": source.url, "reason": reason, "actor": actor}
+        update_switches(target, lambda board: set_log_location(board, ""), decision, {"copy": origin})
+    lag = max(0.0, source.now() - target.now())
+    return CopyReport(
+        source=source.url,
+        target=target.url,
+        entries=entries,
+        entities=entities,
+        root=root,
+        copied=copied,
+        artifacts=sum(1 for _ in _list_heads(source.store, "artifact")),
+        clock_lag_s=round(lag, 3) if lag > MAX_CLOCK_LAG_S else 0.0,
+    )
 
 
-def _nothing(done: int, of: int) -> None:
-    """Show nothing."""
+def abandon_move(source: Engine, target: Engine, *, reason: str, by: str | None = None) -> None:
+    """Reopen the source of a move that did not complete.
+
+    Raise `UsageError` if the copy is complete: work may have continued in the target since then.
+    """
+    reason, actor = check_text("reason", reason), resolve_actor(by)
+    moved_to = _load_switches(source.store)[1].moved_to
+    if not moved_to:
+        raise UsageError(f"{source.url} has not moved; there is nothing to abandon")
+    if moved_to != target.url:
+        raise UsageError(f"{source.url} has moved to {moved_to}, not to {target.url}")
+    if _is_copy_complete(source, target):
+        raise UsageError(
+            f"the copy in {target.url} is complete and work may have continued there; reopening {source.url} "
+            "would do that work twice"
+        )
+    decision = {"action": "stays", "switch": target.url, "reason": reason, "actor": actor}
+    update_switches(source, lambda board: set_log_location(board, ""), decision)
 
 
-# May it be copied? ----------------------------------------------------------------------------------
+def _ignore_progress(done: int, of: int) -> None:
+    """Report nothing."""
 
 
-def _check_apart(source: Engine, target: Engine) -> None:
+# Preconditions --------------------------------------------------------------------------------------
+
+
+def _check_different_stores(source: Engine, target: Engine) -> None:
     if source.url == target.url:
         raise UsageError(f"{source.url} is both source and target; give another target")
-    held = source.store.house().held()
-    if held:
-        raise UsageError(f"{source.url} is a copy itself ({held}); acknowledge it first: oncemore restore")
-    moved = _control(source.store)[1].moved
-    if moved and moved != target.url:
-        raise UsageError(f"{source.url} has moved to {moved} already; copy from there")
+    notice = source.store.open_maintenance().copy_notice()
+    if notice:
+        raise UsageError(f"{source.url} is a copy itself ({notice}); acknowledge it first: oncemore restore")
+    moved_to = _load_switches(source.store)[1].moved_to
+    if moved_to and moved_to != target.url:
+        raise UsageError(f"{source.url} has moved to {moved_to} already; copy from there")
 
 
-def _check_idle(source: Engine, otherwise: Callable[[], None] = lambda: None) -> None:
-    """Refuse while somebody works on the source: what they write would be left behind."""
+def _check_idle(source: Engine, on_busy: Callable[[], None] = lambda: None) -> None:
+    """Raise `InProgress` while a worker is alive on the source: its next entries would not be copied."""
     alive = []
-    for head in source.store.heads(Query("worker", due_by=EVER, limit=HEADS)):
-        lease = head_of(head.head, Worker)
-        if source.lives(head.entity.removeprefix("worker/"), lease):
-            alive.append(f"process {lease.pid} on {lease.host}")
+    for head in source.store.list_heads(HeadQuery("worker", due_by=FAR_FUTURE, limit=HEAD_PAGE_SIZE)):
+        worker = decode_head(head.head, WorkerRecord)
+        if source.is_worker_alive(head.entity.removeprefix("worker/"), worker):
+            alive.append(f"process {worker.pid} on {worker.host}")
     if alive:
-        otherwise()
-        more = f" and {len(alive) - MOST_NAMED} more" if len(alive) > MOST_NAMED else ""
+        on_busy()
+        more = f" and {len(alive) - MAX_NAMED} more" if len(alive) > MAX_NAMED else ""
         raise InProgress(
-            f"somebody works on {source.url}: {', '.join(alive[:MOST_NAMED])}{more}; stop them, or "
+            f"{source.url} is in use by {', '.join(alive[:MAX_NAMED])}{more}; stop these processes, or "
             "wait until their leases end"
         )
 
 
-def _control(store: Store) -> tuple[int, Control]:
-    head = store.head(CONTROL)
-    return (0, Control()) if head is None else (head.version, head_of(head.head, Control))
+def _load_switches(store: Store) -> tuple[int, SwitchBoard]:
+    head = store.load_head(SWITCHES_ENTITY)
+    return (0, SwitchBoard()) if head is None else (head.version, decode_head(head.head, SwitchBoard))
 
 
-def _arrived(source: Engine, target: Engine) -> bool:
-    """Whether all of it has come before: the target has said so, and nobody has turned a switch since."""
-    (there, closed), (here, control) = _control(source.store), _control(target.store)
-    return closed.moved == target.url and here == there + 1 and not control.moved
+def _is_copy_complete(source: Engine, target: Engine) -> bool:
+    """Return whether an earlier move to this target has finished and no switch was turned since.
+
+    The entry that opens the target is the only one that its switches have more than those of the source.
+    """
+    (source_version, source_board), (target_version, target_board) = (
+        _load_switches(source.store),
+        _load_switches(target.store),
+    )
+    return (
+        source_board.moved_to == target.url
+        and target_version == source_version + 1
+        and not target_board.moved_to
+    )
 
 
-def _close(source: Engine, where: str, why: str, who: str) -> None:
-    decision = {"what": "moved", "switch": where, "reason": why, "actor": who}
-    turn(source, lambda control: moved_to(control, where), decision)
+def _close_source(source: Engine, location: str, reason: str, actor: str) -> None:
+    decision = {"action": "moved", "switch": location, "reason": reason, "actor": actor}
+    update_switches(source, lambda board: set_log_location(board, location), decision)
 
 
-# The entries ----------------------------------------------------------------------------------------
+# Copying --------------------------------------------------------------------------------------------
 
 
-def _ordered(store: Store, control: int) -> Iterator[Entry]:
-    """Return the entries of a log in the order of a copy: so many about its switches, then all others."""
-    first = islice(store.entries(CONTROL), control)
-    return chain(first, (entry for entry in store.entries() if entry.entity != CONTROL))
+def _entries_in_copy_order(store: Store, switch_count: int) -> Iterator[Entry]:
+    """Return the first entries of the switches, then all entries of every other entity in log order.
+
+    The switches of the target continue with entries of their own; the count leaves these out.
+    """
+    first = islice(store.read_entries(SWITCHES_ENTITY), switch_count)
+    return chain(first, (entry for entry in store.read_entries() if entry.entity != SWITCHES_ENTITY))
 
 
-def _filled(source: Store, target: Store, progress: Progress) -> int:
-    """Bring over what the target lacks, until the source has no more; return how many entries."""
-    control, taken = _control(source)[0], 0
-    entries = _ordered(source, control)
-    there = _skipped(entries, _ordered(target, control), target)
+def _copy_entries(source: Store, target: Store, progress: Progress) -> int:
+    """Copy the entries that the target lacks; return their number."""
+    switch_count, copied = _load_switches(source)[0], 0
+    entries = _entries_in_copy_order(source, switch_count)
+    existing = _skip_existing(entries, _entries_in_copy_order(target, switch_count), target)
     while True:
-        last = source.changed(0, 0.0)
-        while page := list(islice(entries, PAGE)):
-            target.adopt(page, _heads_after(source, target, page))
-            taken += len(page)
-            progress(there + taken, max(last, there + taken))
-        if source.changed(0, 0.0) == last:
-            return taken
-        entries = islice(_ordered(source, control), there + taken, None)
+        last = source.wait_for_change(0, 0.0)
+        while page := list(islice(entries, ENTRY_PAGE_SIZE)):
+            target.import_entries(page, _build_heads(source, target, page))
+            copied += len(page)
+            progress(existing + copied, max(last, existing + copied))
+        # The source may have grown while it was copied: a closed log still takes entries that start no work.
+        if source.wait_for_change(0, 0.0) == last:
+            return copied
+        entries = islice(_entries_in_copy_order(source, switch_count), existing + copied, None)
 
 
-def _skipped(entries: Iterator[Entry], there: Iterator[Entry], target: Store) -> int:
-    """Pass over what the target has already, which must be the same; return how many."""
+def _skip_existing(entries: Iterator[Entry], existing: Iterator[Entry], target: Store) -> int:
+    """Advance `entries` past those that the target has, and return their number.
+
+    Raise `UsageError` if the target is not a prefix of the source.
+    """
     count = 0
     pruned: dict[str, int] = {}
-    for found in there:
+    for present in existing:
         entry = next(entries, None)
-        if entry is None or (entry.entity, entry.hash) != (found.entity, found.hash):
+        if entry is None or (entry.entity, entry.hash) != (present.entity, present.hash):
             raise UsageError(
-                f"the target holds something else: entry {found.seq} ({found.entity}) is not in the source "
-                "at that place; give an empty store, or one that a copy of this source has begun to fill"
+                f"the target holds something else: entry {present.seq} ({present.entity}) is not in the "
+                "source at that place; give an empty store, or one that a copy of this source has begun to "
+                "fill"
             )
-        if entry.body is None and found.body is not None:
-            pruned[entry.entity] = entry.version + 1  # in the source, since it was copied
+        if entry.body is None and present.body is not None:
+            pruned[entry.entity] = entry.version + 1  # pruned in the source after it was copied
         count += 1
     if pruned:
-        target.prune(pruned)
+        target.prune_bodies(pruned)
     return count
 
 
-def _heads_after(source: Store, target: Store, page: list[Entry]) -> list[Head]:
-    """Return the heads that entries lead to; what came before them is in the target already."""
+def _build_heads(source: Store, target: Store, page: list[Entry]) -> list[Head]:
+    """Return the heads after a page of entries; earlier entries are in the target already."""
     known: dict[str, tuple[int, bytes, Any]] = {}
     for entry in page:
         if entry.entity not in known and entry.version > 1:
-            head = target.head(entry.entity)
+            head = target.load_head(entry.entity)
             if head is not None:
                 kind = KINDS[entry.entity.partition("/")[0]]
-                known[entry.entity] = head.version, head.hash, head_of(head.head, kind)
-    verify(page, known)
-    made = []
+                known[entry.entity] = head.version, head.hash, decode_head(head.head, kind)
+    verify_chain(page, known)
+    heads = []
     for entity in {entry.entity for entry in page}:
         version, digest, state = known[entity]
-        by = index(entity, state)
-        if type(state) is Worker:  # whether it has left anything, only the worker knew
-            head = source.head(entity)
-            by = head.by if head is not None and head.version == version else by
-        made.append(Head(entity, version, digest, head_bytes(state), by, 0))
-    return made
+        index = index_head(entity, state)
+        if type(state) is WorkerRecord:
+            # Whether a worker left open runs is in the index of its head only, not in its entries.
+            head = source.load_head(entity)
+            index = head.by if head is not None and head.version == version else index
+        heads.append(Head(entity, version, digest, encode_head(state), index, 0))
+    return heads
 
 
-# Is it the same? ------------------------------------------------------------------------------------
+# Comparing ------------------------------------------------------------------------------------------
 
 
-def _compared(source: Store, target: Store) -> tuple[int, int, str]:
-    """Read both again, all of them; return how many entries and entities there are, and their root."""
-    control = _control(source)[0]
-    (here, root), (there, other) = (_root(store, control) for store in (source, target))
-    if (here, root) != (there, other):
+def _compare_stores(source: Store, target: Store) -> tuple[int, int, str]:
+    """Read both logs again and compare them; return the numbers of entries and entities, and the root."""
+    switch_count = _load_switches(source)[0]
+    (count, root), (copied_count, copied_root) = (
+        _compute_root(store, switch_count) for store in (source, target)
+    )
+    if (count, root) != (copied_count, copied_root):
         raise StoreError(
-            f"the copy is not the same: {here:,} entries with the root {root[:16]}, and {there:,} with "
-            f"{other[:16]}; the target stays closed"
+            f"the copy differs from the source: {count:,} entries with the root {root[:16]} in the source, "
+            f"{copied_count:,} with {copied_root[:16]} in the copy; the target stays closed"
         )
+    # The root covers the entries; heads are compared as well, because calls read only heads.
     entities = 0
     for kind in KINDS:
-        ours, theirs = _heads(source, kind), _heads(target, kind)
-        for head in ours:
-            copied = next(theirs, None)
+        heads, copied_heads = _list_heads(source, kind), _list_heads(target, kind)
+        for head in heads:
+            copied = next(copied_heads, None)
             entities += 1
-            if copied is None or _shown(head) != _shown(copied):
+            if copied is None or _comparable_fields(head) != _comparable_fields(copied):
                 raise StoreError(f"the head of {head.entity} differs in the copy; the target stays closed")
-        extra = next(theirs, None)
+        extra = next(copied_heads, None)
         if extra is not None:
             raise StoreError(f"{extra.entity} is only in the copy; the target stays closed")
-    return here, entities, root
+    return count, entities, root
 
 
-def _root(store: Store, control: int) -> tuple[int, str]:
-    tree = Tree()
-    for entry in _ordered(store, control):
-        digest = entry.body_digest if entry.body is None else fingerprint(entry.body)
-        if entry.hash != linked(entry.prev, entry.header, digest):
+def _compute_root(store: Store, switch_count: int) -> tuple[int, str]:
+    """Check the hash of every entry; return the number of entries and their Merkle root."""
+    tree = MerkleTree()
+    for entry in _entries_in_copy_order(store, switch_count):
+        digest = entry.body_digest if entry.body is None else hash_bytes(entry.body)
+        if entry.hash != hash_entry(entry.prev, entry.header, digest):
             raise StoreError(f"entry {entry.seq} ({entry.entity}) was altered: its hash does not fit")
-        tree.add(entry.hash + (b"\x01" if entry.body is not None else b"\x00"))
-    return tree.count, tree.root.hex()
+        # The entry's hash is the same with and without its body; the last byte makes a lost body visible.
+        tree.add_leaf(entry.hash + (b"\x01" if entry.body is not None else b"\x00"))
+    return tree.leaf_count, tree.root_hash.hex()
 
 
-def _heads(store: Store, kind: str) -> Iterator[Head]:
+def _list_heads(store: Store, kind: str) -> Iterator[Head]:
     after = ""
-    while page := list(store.heads(Query(kind, limit=HEADS, after=after))):
+    while page := list(store.list_heads(HeadQuery(kind, limit=HEAD_PAGE_SIZE, after=after))):
         yield from page
         after = page[-1].entity
 
 
-def _shown(head: Head) -> tuple[Any, ...]:
-    """Return what must be the same: all but its place in the log. The switches of a copy go on alone."""
-    if head.entity == CONTROL:
-        return (head.entity,)
+def _comparable_fields(head: Head) -> tuple[Any, ...]:
+    """Return the fields of a head that a copy must preserve: all but the seq of its last entry."""
+    if head.entity == SWITCHES_ENTITY:
+        return (head.entity,)  # the copy's switches have an entry of their own
     kind = KINDS[head.entity.partition("/")[0]]
-    return head.entity, head.version, head.hash, head_of(head.head, kind), head.by
+    return head.entity, head.version, head.hash, decode_head(head.head, kind), head.by

@@ -1,12 +1,12 @@
-"""ERASURE: what the law wants gone is gone, and the log still verifies and says who had it done, and why.
+"""Erase the data of a key's runs: the chain still verifies and names the actor and the reason.
 
-ERASE is appended to the run, then the bodies of all its entries and of its events are forgotten: arguments,
-results, errors, checkpoints, payloads. Headers and hashes stay, and so does the key: a later call is answered
-`KeyExpired` and nothing is run a second time. Objects that it put away are removed if nothing else refers to
-them. A crash anywhere leaves a chore OPEN and, at most, something that the same call removes when repeated.
+An ERASE entry is appended to the run, then the bodies of all its entries and events are removed: arguments,
+results, errors, checkpoints and payloads. Headers, hashes and the key stay, so that a later call raises
+`KeyExpired` and runs nothing. Artifacts that no other run refers to are removed as well. After a crash the
+task stays OPEN, and repeating the call removes the rest.
 
-What is not erased, because it is hashed for good: the key, the names of step, dataset, tenant and artifacts,
-the correlation id, times and digests. Copies of the log are others' affair: backups, replicas, archives.
+Hashed headers cannot be erased: the key, the names of step, dataset, tenant and artifacts, the correlation
+id, times and digests. Backups, replicas and archives of the log are not reached.
 """
 
 from __future__ import annotations
@@ -16,144 +16,163 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore import clock as clocks
 from oncemore._values import Value
-from oncemore.artifacts.gc import LEAST_S, garbage
+from oncemore.artifacts.gc import MIN_AGE_S, find_garbage
 from oncemore.errors import InProgress, UsageError
-from oncemore.log.entry_codec import head_of
-from oncemore.log.record import Kept, Run
-from oncemore.log.store import Query
-from oncemore.maintenance.prune import Doomed, Tally, events_of, forget, mark, pages
-from oncemore.maintenance.retention_rules import OVER
-from oncemore.maintenance.tasks import Doing, close, left_open, somebody, told
+from oncemore.log.entry_codec import decode_head
+from oncemore.log.record import ArtifactRecord, RunRecord
+from oncemore.log.store import HeadQuery
+from oncemore.maintenance.prune import (
+    PrunableRun,
+    PruneCounter,
+    load_events,
+    mark_runs,
+    read_head_pages,
+    remove_bodies,
+)
+from oncemore.maintenance.retention_rules import FINAL_STATES
+from oncemore.maintenance.tasks import (
+    MaintenanceTask,
+    check_text,
+    close_abandoned_tasks,
+    find_abandoned_tasks,
+    resolve_actor,
+)
 
 if TYPE_CHECKING:
     from oncemore.log.store import Head
     from oncemore.steps.engine import Engine
 
-SHORTEST_KEY = 8
-#: How long to wait for readers, so that nothing is left in the store's write-ahead file.
-TIDY_TRIES, TIDY_S = 20, 0.1
+MIN_KEY_LENGTH = 8
+#: How often and how long to wait for readers that keep erased bytes in the write-ahead log.
+WAL_TRIES, WAL_RETRY_S = 20, 0.1
 
 
-class Erased(Value):
-    """What an erasure did.
+class EraseReport(Value):
+    """The result of an erasure.
 
-    key        of the run
-    events     how many of its events lost their payloads
-    artifacts  digests of the objects that were removed
-    left       what could not be removed now, with why; empty if nothing is left
+    key        the key of the run
+    events     the number of events that lost their payloads
+    artifacts  the digests of the removed artifacts
+    remaining  one text for each thing that could not be removed now, with the reason
     """
 
     key: str
     events: int
     artifacts: tuple[str, ...]
-    left: tuple[str, ...]
+    remaining: tuple[str, ...]
 
 
-def erase(engine: Engine, which: Any, reason: str, by: str | None) -> Erased:
-    """Erase the bodies of a key's runs; safe to repeat, also to remove what was left the first time."""
-    why, who = told("reason", reason), somebody(by)
-    head = find(engine, which)
-    left = left_open(engine, "erase")
-    _over(engine, head)
-    with Doing(engine, "erase", why, who) as doing:
-        head, events = _marked(engine, doing, head)
-        artifacts, rests = _objects(engine, head.entity)
-        rests += _tidied(engine)
-        close(engine, left)
-        found = Erased(head.entity.removeprefix("run/"), events, artifacts, rests)
-        doing.done(
-            1, {"erased": {"run": head.entity, "events": events, "artifacts": artifacts, "left": rests}}
-        )
-    return found
+def erase_run(engine: Engine, run_or_key: Any, reason: str, by: str | None) -> EraseReport:
+    """Erase the bodies of a key's runs; repeat the call to remove the remaining things of the first one."""
+    reason, actor = check_text("reason", reason), resolve_actor(by)
+    head = find_run(engine, run_or_key)
+    abandoned = find_abandoned_tasks(engine, "erase")
+    # Checked before the task begins, so that a refused call leaves no task in the log.
+    _check_erasable(engine, head)
+    with MaintenanceTask(engine, "erase", reason, actor) as task:
+        head, events = _mark_erased(engine, task, head)
+        artifacts, remaining = _remove_objects(engine, head.entity)
+        remaining += _empty_wal(engine)
+        close_abandoned_tasks(engine, abandoned)
+        body = {"run": head.entity, "events": events, "artifacts": artifacts, "left": remaining}
+        task.mark_done(1, {"erased": body})
+    return EraseReport(head.entity.removeprefix("run/"), events, artifacts, remaining)
 
 
-def find(engine: Engine, which: Any) -> Head:
-    """Return the head of a run: by itself, by its key, or by its first digits if one alone has them."""
-    text = str(getattr(which, "key", which)).removeprefix("run/")
-    head = engine.store.head(f"run/{text}")
+def find_run(engine: Engine, run_or_key: Any) -> Head:
+    """Return the head of a run, given a `Run`, its key, or a prefix of the key that is unique."""
+    text = str(getattr(run_or_key, "key", run_or_key)).removeprefix("run/")
+    head = engine.store.load_head(f"run/{text}")
     if head is not None:
         return head
-    if re.fullmatch(r"[0-9a-f]+", text) and len(text) >= SHORTEST_KEY:
-        listed = engine.store.heads(Query("run", limit=2, after=f"run/{text}"))
-        found = [head for head in listed if head.entity.startswith(f"run/{text}")]
-        if len(found) == 1:
-            return found[0]
-        if found:
+    if re.fullmatch(r"[0-9a-f]+", text) and len(text) >= MIN_KEY_LENGTH:
+        following = engine.store.list_heads(HeadQuery("run", limit=2, after=f"run/{text}"))
+        matches = [head for head in following if head.entity.startswith(f"run/{text}")]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
             raise UsageError(f"several keys begin with {text}; give more digits")
     raise UsageError(
-        f"there is no run with the key {text!r:.80} in {engine.url}; give the key, or {SHORTEST_KEY} "
+        f"there is no run with the key {text!r:.80} in {engine.url}; give the key, or {MIN_KEY_LENGTH} "
         "or more of its first digits (step.key(*args) shows it)"
     )
 
 
-def _over(engine: Engine, head: Head) -> dict[str, int]:
-    """Refuse a run that may still go on, or whose events may; return its events."""
-    run, which = head_of(head.head, Run), head.entity.removeprefix("run/")[:12]
+def _check_erasable(engine: Engine, head: Head) -> dict[str, int]:
+    """Return the versions of a run's events; raise if the run or one of its events is not finished."""
+    run, key = decode_head(head.head, RunRecord), head.entity.removeprefix("run/")[:12]
     if run.state == "RUNNING":
-        raise InProgress(f"{run.step}: key {which} is being worked on; erase it when it is over", run.worker)
-    if run.state not in OVER or run.held_for:
+        raise InProgress(f"{run.step}: key {key} is RUNNING; erase it when the run has ended", run.worker)
+    if run.state not in FINAL_STATES or run.held_for:
         raise UsageError(
-            f"{run.step}: key {which} is {run.state}{', held' if run.held_for else ''}: it needs its "
-            "arguments to go on; let it end or settle it, then erase it"
+            f"{run.step}: key {key} is {run.state}{', held' if run.held_for else ''}: it needs its "
+            "arguments to continue; let the run end or settle it, then erase it"
         )
-    events = events_of(engine, head.entity, run)
+    events = load_events(engine, head.entity, run)
     waiting = sorted({event.topic for _, event in events.values() if event.state in ("PENDING", "SENDING")})
     if waiting:
         raise UsageError(
-            f"{run.step}: key {which} has events that are not delivered ({', '.join(waiting)}); let a "
+            f"{run.step}: key {key} has events that are not delivered ({', '.join(waiting)}); let a "
             "relay deliver them or give them up, then erase it"
         )
     return {name: version for name, (version, _) in events.items()}
 
 
-def _marked(engine: Engine, doing: Doing, head: Head) -> tuple[Head, int]:
-    """Write ERASE to the run, unless it says so already, and forget its bodies; return it as it then is."""
+def _mark_erased(engine: Engine, task: MaintenanceTask, head: Head) -> tuple[Head, int]:
+    """Append ERASE to the run unless it has one, remove its bodies, and return its new head."""
     while True:
-        events = _over(engine, head)
-        run = head_of(head.head, Run)
-        doomed = Doomed(head, run, events)
+        events = _check_erasable(engine, head)
+        run = decode_head(head.head, RunRecord)
+        doomed = PrunableRun(head, run, events)
         if run.reason == "erased":
-            forget(engine, [doomed._replace(head=head._replace(version=head.version - 1))])
+            # The bodies below ERASE may remain from a call that was killed; the body of ERASE itself stays.
+            remove_bodies(engine, [doomed._replace(head=head._replace(version=head.version - 1))])
             return head, len(events)
-        if mark(engine, "ERASE", [doomed], {"erase": doing.record}, Tally()):
-            return find(engine, head.entity), len(events)
-        head = find(engine, head.entity)  # somebody pruned it, or sent an event again, in this very moment
+        if mark_runs(engine, "ERASE", [doomed], {"erase": task.entry_body}, PruneCounter()):
+            return find_run(engine, head.entity), len(events)
+        # The compare-and-set failed: the run was pruned, or an event was sent again, in the meantime.
+        head = find_run(engine, head.entity)
 
 
-def _objects(engine: Engine, entity: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Remove the objects that only this key refers to; return what went, and what is left with why."""
-    if not engine.shelf.there:
+def _remove_objects(engine: Engine, entity: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Remove the artifacts that only this key refers to; return their digests, and notes on the rest."""
+    if not engine.artifact_store.is_configured:
         return (), ()
-    mine = {
-        kept.digest
-        for page in pages(engine, "artifact")
-        for kept in (head_of(head.head, Kept) for head in page)
-        if kept.run == entity
+    own = {
+        artifact.digest
+        for page in read_head_pages(engine, "artifact")
+        for artifact in (decode_head(head.head, ArtifactRecord) for head in page)
+        if artifact.run_entity == entity
     }
-    if not mine:
+    if not own:
         return (), ()
-    place = engine.shelf.place
+    backend = engine.artifact_store.backend
     try:
-        free, before = garbage((engine,), place, LEAST_S)
-    except UsageError as shared:
-        return (), (f"its artifacts: {shared}",)
-    gone = {found.digest for found in free if found.digest in mine and place.remove(found.digest, before)}
-    there = {found.digest for found in place.objects()}
-    left = tuple(
-        f"artifact {digest}: something else refers to it, or it is too young; collect() removes it "
-        "when it can go"
-        for digest in sorted((mine - gone) & there)
+        garbage, before = find_garbage((engine,), backend, MIN_AGE_S)
+    except UsageError as error:
+        # Another log shares the backend, so this engine cannot know all references.
+        return (), (f"its artifacts: {error}",)
+    removed = {
+        stored.digest
+        for stored in garbage
+        if stored.digest in own and backend.remove_object(stored.digest, before)
+    }
+    present = {stored.digest for stored in backend.list_objects()}
+    remaining = tuple(
+        f"artifact {digest}: another run refers to it, or it is too young; collect() removes it "
+        "as soon as that is possible"
+        for digest in sorted((own - removed) & present)
     )
-    return tuple(sorted(gone)), left
+    return tuple(sorted(removed)), remaining
 
 
-def _tidied(engine: Engine) -> tuple[str, ...]:
-    """Leave nothing in the store's write-ahead file; readers are waited for, for a while."""
-    house = engine.store.house()
-    why = house.tidy()
-    for _ in range(TIDY_TRIES):
-        if not why:
+def _empty_wal(engine: Engine) -> tuple[str, ...]:
+    """Empty the store's write-ahead log, so that no erased bytes stay there; wait for readers a while."""
+    maintenance = engine.store.open_maintenance()
+    obstacle = maintenance.checkpoint_wal()
+    for _ in range(WAL_TRIES):
+        if not obstacle:
             return ()
-        clocks.current.sleep(TIDY_S)
-        why = house.tidy()
-    return (f"the write-ahead file of the store: {why}",)
+        clocks.current.sleep(WAL_RETRY_S)
+        obstacle = maintenance.checkpoint_wal()
+    return (f"the write-ahead file of the store: {obstacle}",)

@@ -1,96 +1,105 @@
-"""MOVING IN: keys that were done elsewhere are marked as done, without running anything.
+"""Mark keys as done that were done before oncemore was used, without running anything.
 
-A mark is one entry, PENDING to COMPLETE, with who says so and why; a call of the key then returns the value
-that was given with it. Marks are stored in groups, each whole or not at all; a key that is known already
-stays as it is, so that the same group may be marked again after a crash.
+An imported key gets one entry, PENDING to COMPLETE, with the actor and the reason; a call of the key then
+returns the imported value. Keys are stored in groups, each in one batch. A key that the log knows stays
+unchanged, so that the same group may be imported again after a crash.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from oncemore.control.moved_log import write_here
+from oncemore.control.moved_log import append_if_not_moved
 from oncemore.errors import UsageError
-from oncemore.log.entry_codec import head_of
-from oncemore.log.head_access import write_of
-from oncemore.log.record import NOWHERE, Change, Run
+from oncemore.log.entry_codec import decode_head
+from oncemore.log.head_access import build_write
+from oncemore.log.record import NOWHERE, RecordChange, RunRecord
 from oncemore.log.store import Stored
-from oncemore.steps.flow import new_run
+from oncemore.steps.transitions import new_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from oncemore.steps.engine import Engine
-    from oncemore.steps.ops import Call, Plan, Seen, Terms
+    from oncemore.steps.ops import AttemptTerms, CallIdentity, LoadedHead, StepPlan
 
-IMPORTED: tuple[Any, ...] = ("PENDING", "DECISION", "COMPLETE")
+IMPORT_MARKS: tuple[Any, ...] = ("PENDING", "DECISION", "COMPLETE")
 
 
-class Moved(NamedTuple):
-    """A key that was done elsewhere.
+class ImportedKey(NamedTuple):
+    """A key to be marked as done.
 
-    seen  what the store knows of it
-    body  what is kept of it: arguments, result, and who says so
+    head  the key's head in the store, as it was loaded
+    body  the body of the new entry: arguments, result, actor and reason
     """
 
-    plan: Plan
-    call: Call
-    terms: Terms
-    seen: Seen
+    plan: StepPlan
+    call: CallIdentity
+    terms: AttemptTerms
+    head: LoadedHead
     body: dict[str, Any]
 
 
-def result_of(plan: Plan, value: Any) -> Any:
-    """Return a given value as a result is kept; one that has no form is refused."""
+def encode_value(plan: StepPlan, value: Any) -> Any:
+    """Return a value in its stored form; raise `UsageError` if it cannot be encoded."""
     try:
         return plan.encode(value)
-    except Exception as fault:
-        raise UsageError(f"the value given for {plan.name} cannot be kept: {fault}") from fault
+    except Exception as error:
+        raise UsageError(f"the value given for {plan.name} cannot be stored: {error}") from error
 
 
-def mark(engine: Engine, group: Sequence[Moved]) -> list[str]:
-    """Mark keys as done; return for each "marked", "present", or why it is neither."""
-    came_to = [_known(one.call, one.seen.run) for one in group]
+def mark_keys_done(engine: Engine, group: Sequence[ImportedKey]) -> list[str]:
+    """Mark keys as done; return "marked", "present" or the reason of a refusal for each."""
+    results = [_describe_existing(key.call, key.head.record) for key in group]
     new: dict[str, int] = {}
-    for at, one in enumerate(group):
-        if not came_to[at]:
-            came_to[at] = "present" if one.call.entity in new else "marked"
-            new.setdefault(one.call.entity, at)
+    for position, key in enumerate(group):
+        # A file may hold a key twice; the second one must not be in the same batch.
+        if not results[position]:
+            results[position] = "present" if key.call.entity in new else "marked"
+            new.setdefault(key.call.entity, position)
     while new:
         now = engine.now()
-        writes = tuple(_written(engine, group[at], now) for at in new.values())
-        answer = write_here(engine, "what was done elsewhere", writes)
-        if isinstance(answer, Stored):
+        writes = tuple(_build_import_write(engine, group[position], now) for position in new.values())
+        reply = append_if_not_moved(engine, "keys to be imported", writes)
+        if isinstance(reply, Stored):
             break
-        assert answer.head is not None
-        at = new.pop(answer.entity)  # somebody else was at it meanwhile: as they left it, it stays
-        came_to[at] = _known(group[at].call, head_of(answer.head.head, Run))
-    return came_to
+        assert reply.head is not None
+        # Another process has started this key since it was read. Its run stays; the rest is tried again.
+        position = new.pop(reply.entity)
+        record = decode_head(reply.head.head, RunRecord)
+        results[position] = _describe_existing(group[position].call, record)
+    return results
 
 
-def would_mark(group: Sequence[Moved], seen: set[str]) -> list[str]:
-    """Return what `mark` would return; nothing is written. `seen` are the keys that came before."""
-    came_to = []
-    for one in group:
-        known = _known(one.call, one.seen.run) or ("present" if one.call.entity in seen else "marked")
-        seen.add(one.call.entity)
-        came_to.append(known)
-    return came_to
+def preview_marks(group: Sequence[ImportedKey], earlier: set[str]) -> list[str]:
+    """Return the results that `mark_keys_done` would return, and write nothing.
+
+    earlier  the entities of earlier groups; those of this group are added
+    """
+    results = []
+    for key in group:
+        known = _describe_existing(key.call, key.head.record) or (
+            "present" if key.call.entity in earlier else "marked"
+        )
+        earlier.add(key.call.entity)
+        results.append(known)
+    return results
 
 
-def _known(call: Call, run: Run | None) -> str:
-    """Return what a key's last run makes of a mark; nothing if there is none."""
+def _describe_existing(call: CallIdentity, run: RunRecord | None) -> str:
+    """Return the result for a key that has a run; an empty text if it has none."""
     if run is None:
         return ""
+    # Without an input hash only the key's own arguments are known, so there is nothing to compare.
     if call.input_hash and run.input_hash not in (call.input_hash, ""):
         return "the key belongs to other arguments"
     if run.state == "COMPLETE":
         return "present"
-    return f"the key is {run.state}{', held' if run.held_for else ''} ({run.reason or 'under way'})"
+    return f"the key is {run.state}{', held' if run.held_for else ''} ({run.reason or 'in progress'})"
 
 
-def _written(engine: Engine, one: Moved, now: float) -> Any:
-    begun = new_run(one.plan, one.call, one.terms, None, now)
-    after = begun._replace(state="COMPLETE", reason="imported", committed=1)
-    change = Change(IMPORTED, None, after, one.body)
-    return write_of(one.call.entity, 0, NOWHERE, change, now, engine.seal)
+def _build_import_write(engine: Engine, key: ImportedKey, now: float) -> Any:
+    pending = new_run(key.plan, key.call, key.terms, None, now)
+    after = pending._replace(state="COMPLETE", reason="imported", commit_version=1)
+    change = RecordChange(IMPORT_MARKS, None, after, key.body)
+    return build_write(key.call.entity, 0, NOWHERE, change, now, engine.cipher)

@@ -1,17 +1,16 @@
-"""RETENTION: forgetting what is over, so that a log stays of a bounded size.
+"""Prune finished runs, so that a log stays of a bounded size.
 
-For each run that may go (`maintenance.retention_rules`) two things happen, in this order:
+For each run that may be pruned (`maintenance.retention_rules`) two things happen, in this order:
 
-    1  PRUNE is appended to it: from now on a call of its key is answered `KeyExpired`
-    2  the bodies below it are forgotten, those of its events too; hashes and headers stay, the chain verifies
+    1  PRUNE is appended to the run: from then on a call of its key raises `KeyExpired`
+    2  the bodies below it are removed, and those of its events; headers and hashes stay, the chain verifies
 
-A crash between them leaves a pruned run with bodies. The chore that it happened in stays OPEN, so that the
-next pass knows since when to look for such runs, and does the second again. Runs go in small groups, each one
-transaction, and every PRUNE is a compare-and-set on the run and on its events: one that moves meanwhile
-stays.
+After a crash between them a pruned run still has bodies. The task stays OPEN and its start says since when
+such runs may exist; the next prune repeats the second step for them. Runs are pruned in small groups, each in
+one transaction. PRUNE is a compare-and-set on the run and its events: a run that changes meanwhile is kept.
 
-What is left of a run is its tombstone: key, state, hashes. Tombstones stay for ever, because they are all
-that keeps a key from being done twice; `forget_keys_after` removes them, and says in the log which.
+The head of a pruned run is its tombstone. Tombstones are kept for ever, because only they prevent that a key
+is done twice; `forget_keys_after` removes them and records their names in the log.
 """
 
 from __future__ import annotations
@@ -20,13 +19,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncemore._values import Value
 from oncemore.errors import StoreError, UsageError
-from oncemore.log.entry_codec import head_of, header_of, read_body
-from oncemore.log.head_access import write_of
-from oncemore.log.record import Change, Kept, Outgoing, Run, Worker
-from oncemore.log.store import Batch, Conflict, Query, Stored
-from oncemore.maintenance.retention_rules import LEAST_S, cannot_go, is_young
-from oncemore.maintenance.tasks import Doing, chores, close, left_open, somebody, told
-from oncemore.policy.canonical_json import event_id_of
+from oncemore.log.entry_codec import decode_head, decode_header, read_body
+from oncemore.log.head_access import build_write
+from oncemore.log.record import ArtifactRecord, EventRecord, RecordChange, RunRecord, WorkerRecord
+from oncemore.log.store import Batch, Conflict, HeadQuery, Stored
+from oncemore.maintenance.retention_rules import MIN_AGE_S, check_age, find_keep_reason
+from oncemore.maintenance.tasks import (
+    MaintenanceTask,
+    check_text,
+    close_abandoned_tasks,
+    find_abandoned_tasks,
+    list_tasks,
+    resolve_actor,
+)
+from oncemore.policy.canonical_json import make_event_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,293 +41,319 @@ if TYPE_CHECKING:
     from oncemore.steps.engine import Engine
 
 DAY_S = 86_400.0
-PAGE = 100
-MOST_GUARDS = 1000
-LONGEST_S = 100 * 366 * DAY_S
+PAGE_SIZE = 100
+#: A batch guards the version of every event of its runs; a group is closed when it has more events.
+MAX_GUARDS = 1000
+MAX_AGE_S = 100 * 366 * DAY_S
 
 
-class Pruned(Value):
-    """What retention did, or would do.
+class PruneReport(Value):
+    """The result of a prune, or of its preview.
 
-    runs       how many runs were pruned
-    events     how many delivered events went with them
-    kept       how many runs stay, by why: open, quarantined, undelivered, young, unsaid, moved
-    forgotten  how many tombstones were removed: those keys could be done again
-    workers    how many records of processes that are long gone were removed
+    runs          the number of pruned runs
+    events        the number of their events
+    kept_runs     the number of runs that are kept, by reason: open, quarantined, undelivered, young, unsaid,
+                  moved
+    dropped_keys  the number of removed tombstones: a call of these keys does the work again
+    workers       the number of removed records of dead processes
     """
 
     runs: int
     events: int
-    kept: Mapping[str, int]
-    forgotten: int
+    kept_runs: Mapping[str, int]
+    dropped_keys: int
     workers: int
 
 
-class Doomed(NamedTuple):
-    """A run that can go, as it was read, and its events with the versions they must still have."""
+class PrunableRun(NamedTuple):
+    """A run that may be pruned, and the versions that its events must still have."""
 
     head: Head
-    run: Run
+    run: RunRecord
     events: dict[str, int]
 
 
-class Tally:
-    """Counts what a pass comes to."""
+class PruneCounter:
+    """Counters of one prune."""
 
     def __init__(self) -> None:
-        self.runs = self.events = self.forgotten = self.workers = 0
-        self.kept: dict[str, int] = {}
+        self.runs = self.events = self.dropped_keys = self.workers = 0
+        self.kept_runs: dict[str, int] = {}
 
-    def stays(self, why: str) -> None:
-        """Count a run that stays."""
-        self.kept[why] = self.kept.get(why, 0) + 1
+    def count_kept(self, reason: str) -> None:
+        """Count a run that is kept."""
+        self.kept_runs[reason] = self.kept_runs.get(reason, 0) + 1
 
-    def went(self, doomed: Doomed) -> None:
-        """Count a run that goes."""
+    def count_pruned(self, doomed: PrunableRun) -> None:
+        """Count a run that is pruned, and its events."""
         self.runs += 1
         self.events += len(doomed.events)
 
-    def told(self) -> Pruned:
-        """Return what it came to."""
-        return Pruned(self.runs, self.events, self.kept, self.forgotten, self.workers)
+    def build_report(self) -> PruneReport:
+        """Return the counters as a report."""
+        return PruneReport(self.runs, self.events, self.kept_runs, self.dropped_keys, self.workers)
 
 
-def prune(
+def prune_runs(
     engine: Engine,
     older_than: float | None,
     step: str | None,
     reason: str,
     by: str | None,
     forget_keys_after: float | None,
-) -> Pruned:
-    """Forget what may be forgotten; return what that came to."""
-    _seconds("older_than", older_than)
-    _seconds("forget_keys_after", forget_keys_after)
-    tally, left = Tally(), left_open(engine, "prune")
-    since = min((chore.began for _, chore in left), default=float("inf"))
-    with Doing(engine, "prune", told("reason", reason), somebody(by)) as doing:
-        for group in _groups(engine, doing.began, older_than, step, tally, since, doing):
-            _prune(engine, doing, group, tally)
+) -> PruneReport:
+    """Prune the runs that may be pruned, and finish the work of prunes that were killed."""
+    _check_seconds("older_than", older_than)
+    _check_seconds("forget_keys_after", forget_keys_after)
+    counter, abandoned = PruneCounter(), find_abandoned_tasks(engine, "prune")
+    killed_since = min((task.started_at for _, task in abandoned), default=float("inf"))
+    with MaintenanceTask(engine, "prune", check_text("reason", reason), resolve_actor(by)) as task:
+        groups = _select_groups(
+            engine, task.started_at, older_than, step=step, counter=counter, killed_since=killed_since
+        )
+        for group in groups:
+            for doomed in mark_runs(engine, "PRUNE", group, {"prune": task.entry_body}, counter):
+                counter.count_pruned(doomed)
+        # After the prune: a run that was pruned just now is never old enough.
         if forget_keys_after is not None:
-            _forget_keys(engine, doing, step, doing.began - forget_keys_after, tally)
-        _forget_workers(engine, doing, tally)
-        close(engine, left)
-        found = tally.told()
-        asked = {"older_than_s": older_than, "step": step, "forget_keys_after_s": forget_keys_after}
-        doing.done(tally.runs, {"asked": asked, "pruned": found._asdict()})
-    return found
+            _drop_keys(engine, task, step, task.started_at - forget_keys_after, counter)
+        _drop_workers(engine, task, counter)
+        close_abandoned_tasks(engine, abandoned)
+        report = counter.build_report()
+        options = {"older_than_s": older_than, "step": step, "forget_keys_after_s": forget_keys_after}
+        task.mark_done(counter.runs, {"asked": options, "pruned": report._asdict()})
+    return report
 
 
-def would_prune(
+def preview_prune(
     engine: Engine, older_than: float | None, step: str | None, forget_keys_after: float | None = None
-) -> Pruned:
-    """Return what `prune` would come to; nothing is written."""
-    _seconds("older_than", older_than)
-    _seconds("forget_keys_after", forget_keys_after)
-    tally = Tally()
+) -> PruneReport:
+    """Return the report that a prune would return, and write nothing."""
+    _check_seconds("older_than", older_than)
+    _check_seconds("forget_keys_after", forget_keys_after)
+    counter = PruneCounter()
     if forget_keys_after is not None:
         before = engine.now() - forget_keys_after
-        tally.forgotten = sum(
-            _is_forgettable(head, before) for page in pages(engine, "run", step) for head in page
+        counter.dropped_keys = sum(
+            _is_expired_tombstone(head, before)
+            for page in read_head_pages(engine, "run", step)
+            for head in page
         )
-    for group in _groups(engine, engine.now(), older_than, step, tally):
+    for group in _select_groups(engine, engine.now(), older_than, step=step, counter=counter):
         for doomed in group:
-            tally.went(doomed)
-    return tally.told()
+            counter.count_pruned(doomed)
+    return counter.build_report()
 
 
-def _seconds(field: str, value: Any) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value is not None and not (number and LEAST_S <= value <= LONGEST_S):
-        raise UsageError(f"{field} is {value!r}; it takes {LEAST_S:g} to {LONGEST_S:g} seconds")
+def _check_seconds(field: str, value: Any) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (is_number and MIN_AGE_S <= value <= MAX_AGE_S):
+        raise UsageError(f"{field} is {value!r}; it takes {MIN_AGE_S:g} to {MAX_AGE_S:g} seconds")
 
 
-# What can go ----------------------------------------------------------------------------------------
+# Selection ------------------------------------------------------------------------------------------
 
 
-def pages(engine: Engine, kind: str, step: str | None = None) -> Iterator[list[Head]]:
-    """Go through all heads of a kind, page by page, in the order of their names."""
+def read_head_pages(engine: Engine, kind: str, step: str | None = None) -> Iterator[list[Head]]:
+    """Yield all heads of a kind in pages, ordered by entity."""
     after = ""
-    while page := list(engine.store.heads(Query(kind, None, None, step, limit=PAGE, after=after))):
+    while page := list(
+        engine.store.list_heads(HeadQuery(kind, None, None, step, limit=PAGE_SIZE, after=after))
+    ):
         yield page
         after = page[-1].entity
 
 
-def _groups(
+def _select_groups(
     engine: Engine,
     now: float,
     older_than: float | None,
+    *,
     step: str | None,
-    tally: Tally,
-    since: float = float("inf"),
-    doing: Doing | None = None,
-) -> Iterator[list[Doomed]]:
-    """Return runs that can go, some at a time; finish what a killed pass left on the way."""
-    for page in pages(engine, "run", step):
-        group: list[Doomed] = []
-        again: dict[str, int] = {}
+    counter: PruneCounter,
+    killed_since: float = float("inf"),
+) -> Iterator[list[PrunableRun]]:
+    """Yield the runs that may be pruned in groups, and count those that are kept.
+
+    killed_since  the start of the oldest killed prune: bodies of runs pruned since then are removed again
+    """
+    for page in read_head_pages(engine, "run", step):
+        group: list[PrunableRun] = []
+        pruned_before: dict[str, int] = {}
         for head in page:
-            run = head_of(head.head, Run)
-            if run.pruned:
-                if run.pruned >= since:
-                    again.update({head.entity: head.version, **_bodies(events_of(engine, head.entity, run))})
+            run = decode_head(head.head, RunRecord)
+            if run.pruned_at:
+                if run.pruned_at >= killed_since:
+                    events = load_events(engine, head.entity, run)
+                    pruned_before[head.entity] = head.version
+                    pruned_before.update({name: version + 1 for name, (version, _) in events.items()})
                 continue
-            why = cannot_go(run, now, older_than) or _still_needed(engine, head, run, now, older_than)
-            if why:
-                tally.stays(why)
+            reason = find_keep_reason(run, now, older_than) or _find_entry_keep_reason(
+                engine, head, run, now, older_than
+            )
+            delivered = None if reason else _load_delivered_events(engine, head.entity, run)
+            if delivered is None:
+                counter.count_kept(reason or "undelivered")
                 continue
-            events = _delivered(engine, head.entity, run)
-            if events is None:
-                tally.stays("undelivered")
-                continue
-            group.append(Doomed(head, run, events))
-            if sum(len(doomed.events) for doomed in group) > MOST_GUARDS:
+            group.append(PrunableRun(head, run, delivered))
+            # All runs of a page share one batch unless they have too many events.
+            if sum(len(doomed.events) for doomed in group) > MAX_GUARDS:
                 yield group
                 group = []
-        if again and doing is not None:
-            engine.store.prune(again)
+        if pruned_before:
+            engine.store.prune_bodies(pruned_before)
         if group:
             yield group
 
 
-def _still_needed(engine: Engine, head: Head, run: Run, now: float, older_than: float | None) -> str:
-    """Return why a run that is over stays, as far as its last entry tells."""
-    for entry in engine.store.entries(head.entity, head.version - 1):
-        if run.state == "HARD_FAIL" and "quarantine" in read_body(entry, engine.seal):
+def _find_entry_keep_reason(
+    engine: Engine, head: Head, run: RunRecord, now: float, older_than: float | None
+) -> str:
+    """Return the reason to keep a finished run that only its last entry shows."""
+    for entry in engine.store.read_entries(head.entity, head.version - 1):
+        if run.state == "HARD_FAIL" and "quarantine" in read_body(entry, engine.cipher):
             return "quarantined"
-        return is_young(run, header_of(entry.header).at, now, older_than)
-    return "moved"
+        return check_age(run, decode_header(entry.header).at, now, older_than)
+    return "moved"  # the run was changed after its head was read
 
 
-def events_of(engine: Engine, entity: str, run: Run) -> dict[str, tuple[int, Outgoing]]:
-    """Return the events that all runs of a key gave away, with their versions."""
-    found: dict[str, tuple[int, Outgoing]] = {}
-    for life in range(1, run.runs + 1):
+def load_events(engine: Engine, entity: str, run: RunRecord) -> dict[str, tuple[int, EventRecord]]:
+    """Return the events of all runs of a key, with their versions."""
+    events: dict[str, tuple[int, EventRecord]] = {}
+    for number in range(1, run.run_number + 1):
+        # The ids of a run's events are derived from its key and count up without gaps.
         ordinal = 0
         while True:
-            name = f"event/{event_id_of(entity, life, ordinal)}"
-            head = engine.store.head(name)
+            name = f"event/{make_event_id(entity, number, ordinal)}"
+            head = engine.store.load_head(name)
             if head is None:
                 break
-            found[name] = head.version, head_of(head.head, Outgoing)
+            events[name] = head.version, decode_head(head.head, EventRecord)
             ordinal += 1
-    return found
+    return events
 
 
-def _delivered(engine: Engine, entity: str, run: Run) -> dict[str, int] | None:
-    """Return the events of a key with their versions; None if one of them may still be sent."""
-    events = events_of(engine, entity, run)
+def _load_delivered_events(engine: Engine, entity: str, run: RunRecord) -> dict[str, int] | None:
+    """Return the versions of a key's events; None if one of them may still be sent."""
+    events = load_events(engine, entity, run)
     if any(event.state != "DELIVERED" for _, event in events.values()):
         return None
     return {name: version for name, (version, _) in events.items()}
 
 
-def _bodies(events: dict[str, tuple[int, Outgoing]]) -> dict[str, int]:
-    """Return up to which version the bodies of events go: all of them."""
-    return {name: version + 1 for name, (version, _) in events.items()}
+# Pruning --------------------------------------------------------------------------------------------
 
 
-# Letting it go --------------------------------------------------------------------------------------
+def mark_runs(
+    engine: Engine, mark: str, group: list[PrunableRun], body: dict[str, Any], counter: PruneCounter
+) -> list[PrunableRun]:
+    """Append PRUNE or ERASE to runs, then remove their bodies; return the runs that were marked.
 
-
-def _prune(engine: Engine, doing: Doing, group: list[Doomed], tally: Tally) -> None:
-    """Write PRUNE to a group of runs, then forget their bodies; what has moved meanwhile stays."""
-    body = {"prune": doing.record}
-    for doomed in mark(engine, "PRUNE", group, body, tally):
-        tally.went(doomed)
-
-
-def mark(engine: Engine, what: str, group: list[Doomed], body: dict[str, Any], tally: Tally) -> list[Doomed]:
-    """Append a mark to runs that are still as they were seen, then forget their bodies; return which."""
-    marks: Any = (what,)
+    A run that has changed since it was read, or with a changed event, is left out and counted as kept.
+    """
+    marks: Any = (mark,)
     while group:
         now = engine.now()
         writes = []
         for head, run, _ in group:
-            after = run._replace(pruned=now)
-            if what == "ERASE":
+            after = run._replace(pruned_at=now)
+            if mark == "ERASE":
                 after = after._replace(reason="erased")
-            told = {name: {**value, "below": head.version + 1} for name, value in body.items()}
-            change = Change(marks, run, after, told)
-            writes.append(write_of(head.entity, head.version, head.hash, change, now, engine.seal))
+            run_body = {name: {**value, "below": head.version + 1} for name, value in body.items()}
+            change = RecordChange(marks, run, after, run_body)
+            writes.append(build_write(head.entity, head.version, head.hash, change, now, engine.cipher))
+        # The events are guarded too: a relay or an operator may send one of them again at this moment.
         guards = {name: version for doomed in group for name, version in doomed.events.items()}
-        answer = engine.store.append(Batch(tuple(writes), guards)).wait()
-        if isinstance(answer, Stored):
-            forget(engine, group)
+        reply = engine.store.append(Batch(tuple(writes), guards)).wait()
+        if isinstance(reply, Stored):
+            remove_bodies(engine, group)
             return group
-        group = _without(answer, group, tally)
+        group = _drop_conflicting(reply, group, counter)
     return []
 
 
-def _without(answer: Conflict, group: list[Doomed], tally: Tally) -> list[Doomed]:
-    """Return a group without the run that is not as it was seen, or whose event is not."""
-    tally.stays("moved")
-    return [one for one in group if answer.entity != one.head.entity and answer.entity not in one.events]
+def _drop_conflicting(
+    conflict: Conflict, group: list[PrunableRun], counter: PruneCounter
+) -> list[PrunableRun]:
+    """Return a group without the run that caused a conflict."""
+    counter.count_kept("moved")
+    return [
+        doomed
+        for doomed in group
+        if conflict.entity != doomed.head.entity and conflict.entity not in doomed.events
+    ]
 
 
-def forget(engine: Engine, group: list[Doomed]) -> None:
-    """Forget the bodies of runs below their last mark, and all those of their events."""
+def remove_bodies(engine: Engine, group: list[PrunableRun]) -> None:
+    """Remove the bodies of runs below their last mark, and all bodies of their events."""
     bodies = {doomed.head.entity: doomed.head.version + 1 for doomed in group}
-    engine.store.prune(
-        {**bodies, **{name: version + 1 for doomed in group for name, version in doomed.events.items()}}
-    )
+    bodies.update({name: version + 1 for doomed in group for name, version in doomed.events.items()})
+    engine.store.prune_bodies(bodies)
 
 
-# Keys and workers that nobody asks for any more -----------------------------------------------------
+# Tombstones and workers -----------------------------------------------------------------------------
 
 
-def _forget_keys(engine: Engine, doing: Doing, step: str | None, before: float, tally: Tally) -> None:
-    """Remove tombstones whole; which ones is written down first, so that the log's last entry stays."""
-    files = _references(engine)
-    for page in pages(engine, "run", step):
-        gone: dict[str, tuple[int, str]] = {}
+def _drop_keys(
+    engine: Engine, task: MaintenanceTask, step: str | None, before: float, counter: PruneCounter
+) -> None:
+    """Remove tombstones of runs that were pruned before a time, with their events and artifact references.
+
+    Their names are recorded first. That entry is also the end of the log, so that the last seq stays.
+    """
+    references = _group_references(engine)
+    for page in read_head_pages(engine, "run", step):
+        dropped: dict[str, tuple[int, str]] = {}
         count = 0
         for head in page:
-            if _is_forgettable(head, before):
-                run = head_of(head.head, Run)
-                gone[head.entity] = head.version, head.hash.hex()
+            if _is_expired_tombstone(head, before):
+                run = decode_head(head.head, RunRecord)
+                dropped[head.entity] = head.version, head.hash.hex()
                 count += 1
-                for name in (*events_of(engine, head.entity, run), *files.get(head.entity, ())):
-                    other = engine.store.head(name)
-                    assert other is not None
-                    gone[name] = other.version, other.hash.hex()
-        if gone:
-            doing.note({"forgotten": [[name, *last] for name, last in gone.items()]})
-            engine.store.drop({name: version for name, (version, _) in gone.items()})
-            tally.forgotten += count
+                for name in (*load_events(engine, head.entity, run), *references.get(head.entity, ())):
+                    dependent = engine.store.load_head(name)
+                    assert dependent is not None
+                    dropped[name] = dependent.version, dependent.hash.hex()
+        if dropped:
+            task.append_note({"forgotten": [[name, *last] for name, last in dropped.items()]})
+            engine.store.drop_entities({name: version for name, (version, _) in dropped.items()})
+            counter.dropped_keys += count
 
 
-def _is_forgettable(head: Head, before: float) -> bool:
-    """Whether a head is a tombstone of a run that was pruned before a time."""
-    return 0.0 < head_of(head.head, Run).pruned < before
+def _is_expired_tombstone(head: Head, before: float) -> bool:
+    """Return whether a head is the tombstone of a run that was pruned before a time."""
+    return 0.0 < decode_head(head.head, RunRecord).pruned_at < before
 
 
-def _references(engine: Engine) -> dict[str, list[str]]:
-    """Return the references to artifacts, by the run whose they are."""
-    found: dict[str, list[str]] = {}
-    for page in pages(engine, "artifact"):
+def _group_references(engine: Engine) -> dict[str, list[str]]:
+    """Return the entities of all artifact references, by the run that they belong to."""
+    references: dict[str, list[str]] = {}
+    for page in read_head_pages(engine, "artifact"):
         for head in page:
-            found.setdefault(head_of(head.head, Kept).run, []).append(head.entity)
-    return found
+            run_entity = decode_head(head.head, ArtifactRecord).run_entity
+            references.setdefault(run_entity, []).append(head.entity)
+    return references
 
 
-def _forget_workers(engine: Engine, doing: Doing, tally: Tally) -> None:
-    """Remove the leases of processes that have been gone for a day, and that nothing names any more."""
-    needed = {chore.worker for _, chore in chores(engine, state="OPEN")}
+def _drop_workers(engine: Engine, task: MaintenanceTask, counter: PruneCounter) -> None:
+    """Remove the records of workers that have been dead for a day and have no open work."""
+    # A run or event in progress needs its worker's record: the next worker reads there that the lease ended.
+    needed = {open_task.worker for _, open_task in list_tasks(engine, state="OPEN")}
     for kind, state in (("run", "RUNNING"), ("event", "SENDING")):
-        query = Query(kind, state, limit=2**31 - 1)
-        needed |= {head.by.worker for head in engine.store.heads(query)}
-    for page in pages(engine, "worker"):
-        gone = {
+        query = HeadQuery(kind, state, limit=2**31 - 1)
+        needed |= {head.by.worker for head in engine.store.list_heads(query)}
+    for page in read_head_pages(engine, "worker"):
+        dead = {
             head.entity: head.version
             for head in page
-            if head_of(head.head, Worker).until < doing.began - DAY_S
+            if decode_head(head.head, WorkerRecord).lease_until < task.started_at - DAY_S
             and head.entity.partition("/")[2] not in needed
         }
-        if gone:
-            doing.note({"workers": list(gone)})
+        if dead:
+            task.append_note({"workers": list(dead)})
             try:
-                tally.workers += engine.store.drop(gone)
-            except StoreError as error:  # not worth failing for: in a server, only an owner may
-                engine.grumble(f"the records of processes that are long gone stay: {error}")
+                counter.workers += engine.store.drop_entities(dead)
+            except StoreError as error:
+                # On PostgreSQL only the owner of the schema may delete rows. The prune itself succeeded.
+                engine.log_warning(f"the records of dead processes could not be removed: {error}")
                 return

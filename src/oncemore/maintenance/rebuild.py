@@ -1,8 +1,8 @@
-"""REBUILD: all heads made anew from the log, and compared with those that are there.
+"""Rebuild all heads from the log, compare them with the stored heads, and repair wrong ones.
 
-The log is read once, in pages, while others go on writing: what is compared is the log up to where it ended
-when this began. An entity is forgotten as soon as its head has been compared, so that memory holds no more
-than what is still open in the middle of the log.
+The log is read once, in pages, up to its last entry at the start; other processes may write meanwhile. An
+entity is released from memory as soon as its head has been compared, so that memory holds only the entities
+that have later entries.
 """
 
 from __future__ import annotations
@@ -11,32 +11,33 @@ from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 from oncemore._values import Value
-from oncemore.log.entry_codec import head_bytes, head_of
-from oncemore.log.head_index import index_of
-from oncemore.log.record import Worker
-from oncemore.log.store import Head, Index, Query
-from oncemore.steps.run import KINDS, verify
+from oncemore.log.entry_codec import decode_head, encode_head
+from oncemore.log.head_index import build_index
+from oncemore.log.record import WorkerRecord
+from oncemore.log.store import Head, HeadIndex, HeadQuery
+from oncemore.steps.run import KINDS, verify_chain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from oncemore.log.store import Entry, Store
 
-    #: Version, hash and state of each entity that is not compared yet.
+    #: Version, hash and state of each entity whose head is not compared yet.
     Known = dict[str, tuple[int, bytes, Any]]
 
-PAGE = 2_000
-#: How many heads are put right in one transaction, and how many wrong ones are kept to be told.
-MENDED, MOST_WRONG = 200, 100_000
-#: In how many gaps of the log heads are looked for: each takes a look at all of them.
-MOST_GAPS = 20
+PAGE_SIZE = 2_000
+#: The number of heads repaired in one transaction, and the number of mismatches that a report holds.
+REPAIR_BATCH, MAX_MISMATCHES = 200, 100_000
+#: The number of gaps in the log that are searched for heads: each search reads all heads.
+MAX_GAPS = 20
 
 
-class Wrong(Value):
-    """A head that is not what its entries lead to.
+class HeadMismatch(Value):
+    """A stored head that does not match its entries.
 
-    what   "missing", "behind", "ahead" of its entries, or "different", with the fields that differ
-    right  the head as it should be; None where the log has too little for one
+    what   "missing", "behind" or "ahead" of its entries, or "different"
+    fields the fields that differ
+    right  the correct head; None if the log lacks the entries for one
     """
 
     entity: str
@@ -45,133 +46,150 @@ class Wrong(Value):
     right: Head | None
 
 
-class Rebuilt(Value):
-    """What came of it: entries read, heads compared, and those that are wrong; up to which seq."""
+class RebuildReport(Value):
+    """The result of a rebuild: entries read, heads compared, the last seq, and the mismatches."""
 
     entries: int
     heads: int
     upto: int
-    wrong: tuple[Wrong, ...]
+    wrong: tuple[HeadMismatch, ...]
 
 
-def index(entity: str, state: Any) -> Index:
-    """Return what the head of any entity is looked up by."""
-    if type(state) is Worker:
-        # Nobody needs to look again for what one had that somebody has seen to be gone.
-        until = None if state.state == "GONE" else state.until
-        return Index("worker", state.state, until, "", entity.removeprefix("worker/"))
-    return index_of(state)
+def index_head(entity: str, state: Any) -> HeadIndex:
+    """Return the index of an entity's head."""
+    if type(state) is WorkerRecord:
+        # A worker in GONE was taken over: no other worker has to search for its runs again.
+        until = None if state.state == "GONE" else state.lease_until
+        return HeadIndex("worker", state.state, until, "", entity.removeprefix("worker/"))
+    return build_index(state)
 
 
-def rebuild(
+def rebuild_heads(
     store: Store,
     progress: Callable[[int, int], object] = lambda done, whole: None,
-    through: Callable[[Iterable[Entry], Known], object] = verify,
+    fold_page: Callable[[Iterable[Entry], Known], object] = verify_chain,
     known: Known | None = None,
-) -> Rebuilt:
-    """Fold the whole log and compare every head; `StoreError` names the first entry that does not fit.
+) -> RebuildReport:
+    """Fold the whole log and compare every head; raise `StoreError` for the first entry that does not fit.
 
-    progress  called now and then with how far it is, and how far it will be
-    through   what goes through the entries, a page at a time, and keeps in `known` what they led to
+    progress   called after every page with the last seq read and the last seq of the log
+    fold_page  called with every page; it verifies the entries and stores their results in `known`
+    known      version, hash and state of each entity; the caller's table, or a new one
     """
-    upto = store.changed(0, 0.0)
+    upto = store.wait_for_change(0, 0.0)
     known = {} if known is None else known
     last: dict[str, int] = {}
-    wrong: list[Wrong] = []
+    wrong: list[HeadMismatch] = []
     gaps: list[tuple[int, int | None]] = []
     count = heads = at = 0
-    for page in _pages(store, upto):
-        through(page, known)
+    for page in _read_pages(store, upto):
+        fold_page(page, known)
         numbers = [at, *(entry.seq for entry in page)]
-        if numbers[-1] - at > len(page):  # a store may leave some out; then no head points there
+        # A store may skip numbers, for example after a rollback. A head that points into a gap has lost its
+        # entries, so the gaps are searched below.
+        if numbers[-1] - at > len(page):
             gaps += [(a, b) for a, b in pairwise(numbers) if b - a > 1]
         last.update((entry.entity, entry.seq) for entry in page)
         count += len(page)
-        for head in _heads_in(store, at, page):
+        for head in _list_page_heads(store, at, page):
             if head.seq == last[head.entity]:
                 heads += 1
-                wrong += _compared(head, known.pop(head.entity), last.pop(head.entity))
+                wrong += _compare_head(head, known.pop(head.entity), last.pop(head.entity))
         at = page[-1].seq
         progress(at, upto)
-    for entity, told in known.items():  # what the pages had no head for: it is gone, or elsewhere
-        head_there = store.head(entity)
-        if head_there is None or head_there.seq <= upto or head_there.version <= told[0]:
-            heads += head_there is not None
-            wrong += _compared(head_there, told, last[entity], entity)
+    # The index had no head at the last entry of these entities: it is missing, wrong, or newer.
+    for entity, folded in known.items():
+        stored = store.load_head(entity)
+        if stored is None or stored.seq <= upto or stored.version <= folded[0]:
+            heads += stored is not None
+            wrong += _compare_head(stored, folded, last[entity], entity)
         else:
-            heads += 1  # somebody has written since; what they wrote on was compared by the store
-    for after, before in (*gaps[:MOST_GAPS], (upto, None)):
-        wrong += [Wrong(head.entity, "ahead", ("version",), None) for head in _bare(store, after, before)]
-    return Rebuilt(count, heads, upto, tuple(wrong[:MOST_WRONG]))
+            heads += 1  # written since the start; the store's compare-and-set has checked the old head
+    for after, before in (*gaps[:MAX_GAPS], (upto, None)):
+        wrong += [
+            HeadMismatch(head.entity, "ahead", ("version",), None)
+            for head in _list_heads_without_entry(store, after, before)
+        ]
+    return RebuildReport(count, heads, upto, tuple(wrong[:MAX_MISMATCHES]))
 
 
-def rebuilt_head(store: Store, entity: str, told: tuple[int, bytes, Any] | None) -> tuple[Wrong, ...]:
-    """Compare one entity's head with what its entries lead to; None if it has no entries."""
-    head = store.head(entity)
-    if told is None:
-        return () if head is None else (Wrong(entity, "ahead", ("version",), None),)
-    if head is not None and head.version > told[0] and any(True for _ in store.entries(entity, told[0])):
-        return ()  # somebody has written since
-    return _compared(head, told, 0 if head is None else head.seq, entity)
+def check_head(store: Store, entity: str, folded: tuple[int, bytes, Any] | None) -> tuple[HeadMismatch, ...]:
+    """Compare one entity's head with its folded entries (None if it has no entries)."""
+    head = store.load_head(entity)
+    if folded is None:
+        return () if head is None else (HeadMismatch(entity, "ahead", ("version",), None),)
+    if (
+        head is not None
+        and head.version > folded[0]
+        and any(True for _ in store.read_entries(entity, folded[0]))
+    ):
+        return ()  # another process has appended since the entries were folded
+    return _compare_head(head, folded, 0 if head is None else head.seq, entity)
 
 
-def _pages(store: Store, upto: int) -> Iterator[list[Entry]]:
-    entries = store.entries()
-    while page := [entry for entry in islice(entries, PAGE) if entry.seq <= upto]:
+def _read_pages(store: Store, upto: int) -> Iterator[list[Entry]]:
+    entries = store.read_entries()
+    while page := [entry for entry in islice(entries, PAGE_SIZE) if entry.seq <= upto]:
         yield page
 
 
-def _heads_in(store: Store, after: int, page: list[Entry]) -> Iterator[Head]:
-    """Return the heads whose last entries are in a page."""
+def _list_page_heads(store: Store, after: int, page: list[Entry]) -> Iterator[Head]:
+    """Yield the heads that point to an entry of a page."""
     kinds = {entry.entity.partition("/")[0] for entry in page}
     for kind in kinds:
-        query = Query(kind, newest=True, above=after, below=page[-1].seq + 1, limit=len(page))
-        yield from store.heads(query)
+        query = HeadQuery(
+            kind, newest_first=True, after_seq=after, before_seq=page[-1].seq + 1, limit=len(page)
+        )
+        yield from store.list_heads(query)
 
 
-def _bare(store: Store, after: int, before: int | None) -> Iterator[Head]:
-    """Return the heads whose last entry should be where the log has nothing."""
+def _list_heads_without_entry(store: Store, after: int, before: int | None) -> Iterator[Head]:
+    """Yield the heads that point into a gap of the log and have no last entry."""
     for kind in KINDS:
-        for head in store.heads(Query(kind, above=after, below=before, limit=MOST_WRONG)):
-            if not any(True for _ in store.entries(head.entity, head.version - 1)):
+        for head in store.list_heads(
+            HeadQuery(kind, after_seq=after, before_seq=before, limit=MAX_MISMATCHES)
+        ):
+            if not any(True for _ in store.read_entries(head.entity, head.version - 1)):
                 yield head
 
 
-def _compared(
-    head: Head | None, told: tuple[int, bytes, Any], seq: int, entity: str = ""
-) -> tuple[Wrong, ...]:
-    """Compare a head with what its entries lead to."""
-    version, digest, state = told
+def _compare_head(
+    head: Head | None, folded: tuple[int, bytes, Any], seq: int, entity: str = ""
+) -> tuple[HeadMismatch, ...]:
+    """Compare a stored head with the folded entries; `entity` names it if the head is missing."""
+    version, digest, state = folded
     name = head.entity if head is not None else entity
-    right = Head(name, version, digest, head_bytes(state), index(name, state), seq)
+    right = Head(name, version, digest, encode_head(state), index_head(name, state), seq)
     if head is None:
-        return (Wrong(name, "missing", (), right),)
+        return (HeadMismatch(name, "missing", (), right),)
     if head.version != version:
         ahead = head.version > version
-        return (Wrong(name, "ahead" if ahead else "behind", ("version",), None if ahead else right),)
-    if type(state) is Worker and state.state == "ENDED" and head.by.due is None:
-        right = right._replace(by=right.by._replace(due=None))  # it has left nothing: only the worker knew
+        return (HeadMismatch(name, "ahead" if ahead else "behind", ("version",), None if ahead else right),)
+    if type(state) is WorkerRecord and state.state == "ENDED" and head.by.due is None:
+        # An ended worker without open runs has no due time. Only its own last write knew that.
+        right = right._replace(by=right.by._replace(due=None))
     fields = [field for field in ("hash", "by", "seq") if getattr(head, field) != getattr(right, field)]
-    fields += _fields(head.head, state)
-    return (Wrong(name, "different", tuple(fields), right),) if fields else ()
+    fields += _find_different_fields(head.head, state)
+    return (HeadMismatch(name, "different", tuple(fields), right),) if fields else ()
 
 
-def _fields(stored: bytes, state: Any) -> list[str]:
-    """Return in which fields a stored state differs; an older one that lacks some has their defaults."""
+def _find_different_fields(stored: bytes, state: Any) -> list[str]:
+    """Return the fields in which a stored state differs; fields that an older state lacks have defaults."""
     try:
-        there = head_of(stored, type(state))
-    except Exception:  # noqa: BLE001 - whatever the bytes are, they are not a state
+        decoded = decode_head(stored, type(state))
+    except Exception:  # noqa: BLE001 - damaged bytes can raise anything
         return ["head"]
-    return [field for field in state._fields if getattr(there, field) != getattr(state, field)]
+    return [field for field in state._fields if getattr(decoded, field) != getattr(state, field)]
 
 
-def mend(
-    store: Store, found: Rebuilt, progress: Callable[[int, int], object] = lambda done, whole: None
+def repair_heads(
+    store: Store, report: RebuildReport, progress: Callable[[int, int], object] = lambda done, whole: None
 ) -> int:
-    """Put heads right, some at a time; return how many were put."""
-    right = [one.right for one in found.wrong if one.right is not None]
-    put = 0
-    for at in range(0, len(right), MENDED):
-        put += store.mend(right[at : at + MENDED], found.upto)
-        progress(at, len(right))
-    return put
+    """Replace wrong heads by the rebuilt ones, in batches; return the number of replaced heads."""
+    right = [mismatch.right for mismatch in report.wrong if mismatch.right is not None]
+    replaced = 0
+    for start in range(0, len(right), REPAIR_BATCH):
+        # The store leaves out heads that were written after the rebuild ended.
+        replaced += store.replace_heads(right[start : start + REPAIR_BATCH], report.upto)
+        progress(start, len(right))
+    return replaced

@@ -1,39 +1,38 @@
-"""RETAIN: what may be forgotten of a run, and why not where it may not.
+"""Decide whether a run may be pruned, and name the reason if it may not.
 
-Only what is over can go, and only when nothing of it can come back:
+    open          PENDING, RUNNING or SOFT_FAIL: it continues, or waits for a person
+    quarantined   it failed, and a person has to look at it
+    undelivered   one of its events is not delivered; a dead event may still be sent again
+    young         it ended more recently than its own `retain_for` or the requested age
+    unsaid        neither its step nor the caller of prune says how long to keep it
 
-    open          PENDING, RUNNING or SOFT_FAIL: it goes on, or waits for a person
-    quarantined   it failed in a way that a person has to look at
-    undelivered   an event that it gave away has not arrived; a dead one may still be sent again
-    young         it ended less than its own `retain_for` ago, or less than was asked for
-    unsaid        nobody said how long it is to be kept: neither its step nor whoever prunes
-
-What is forgotten leaves a tombstone: the key, its state and its hashes stay, so that it is not done twice.
+A pruned run leaves a tombstone: the key, its state and its hashes stay, so that the work is not done twice.
 """
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from oncemore.log.record import Run
+    from oncemore.log.record import RunRecord
 
-OVER = ("COMPLETE", "HARD_FAIL")
-#: How long even the shortest-lived result is kept: somebody may be waiting for it right now.
-LEAST_S = 60.0
+FINAL_STATES = ("COMPLETE", "HARD_FAIL")
+#: Every result is kept at least this long: a caller in another process may be about to read it.
+MIN_AGE_S = 60.0
 
 
-def cannot_go(run: Run, now: float, older_than: float | None) -> str:
-    """Return why a run stays, as far as its state alone tells; empty if it may go.
+def find_keep_reason(run: RunRecord, now: float, older_than: float | None) -> str:
+    """Return the reason to keep a run, as far as its head shows it; an empty text if there is none.
 
-    It cannot have ended before it was created, which is all that its state tells about that.
+    The head does not hold the time at which the run ended. Its start is a lower bound, which excludes young
+    runs without reading their entries.
     """
-    if run.state not in OVER or run.held_for:
+    if run.state not in FINAL_STATES or run.held_for:
         return "open"
     if older_than is None and not run.retain_s:
         return "unsaid"
-    return is_young(run, max(run.began, run.created), now, older_than)
+    return check_age(run, max(run.started_at, run.created_at), now, older_than)
 
 
-def is_young(run: Run, ended: float, now: float, older_than: float | None) -> str:
-    """Return "young" if a run ended too short a time ago; its own time and the time asked for both hold."""
-    return "young" if ended + max(run.retain_s, older_than or 0.0, LEAST_S) > now else ""
+def check_age(run: RunRecord, ended: float, now: float, older_than: float | None) -> str:
+    """Return "young" if a run ended too recently, by its own retention time or by the requested age."""
+    return "young" if ended + max(run.retain_s, older_than or 0.0, MIN_AGE_S) > now else ""

@@ -1,9 +1,9 @@
-"""A process in which work can look and compute, and change nothing outside of one folder.
+"""Restrict a process to reading, computing, and writing inside one folder.
 
-Two nets. The kernel's (Landlock, where Linux has it) refuses writing outside of the folder whatever asks for
-it, and from Linux 6.7 on TCP too; it does not cover UDP and Unix sockets. The interpreter's (audit hooks)
-refuses the same, and also all other connections and other processes, and knows what was tried, so that work
-which hides the refusal is found out all the same. Neither can be taken off.
+Two mechanisms do this. Landlock, on Linux kernels that have it, refuses writes outside of the folder, and TCP
+from Linux 6.7 on; it does not cover UDP and Unix sockets. Audit hooks of the interpreter refuse the same, all
+other connections and new processes. They also record every refusal, so that a step that swallows the
+`PermissionError` is still reported. Neither can be removed from inside the process.
 """
 
 from __future__ import annotations
@@ -17,117 +17,124 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-#: Events of the interpreter that change files, and which of their arguments are paths.
-_CHANGES = {
+_WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+#: Audit events that change files, with the positions of the arguments that are paths.
+_CHANGE_EVENTS = {
     "os.remove": (0,), "os.rename": (0, 1), "os.mkdir": (0,), "os.rmdir": (0,), "os.link": (1,),
     "os.symlink": (1,), "os.truncate": (0,), "os.chmod": (0,), "os.chown": (0,), "os.utime": (0,),
     "os.setxattr": (0,), "os.removexattr": (0,), "sqlite3.connect": (0,),
 }  # fmt: skip
-#: Events that reach out of the process.
-_REACHES = (
+#: Audit events that connect to other machines or start processes.
+_OUTSIDE_EVENTS = (
     "socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo",
     "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty",
     "pty.spawn",
 )  # fmt: skip
-_HARMLESS = ("/dev/null", ":memory:")
+_ALLOWED_PATHS = ("/dev/null", ":memory:")
 
 
-class Guard:
-    """What was refused so far; `begin` closes the doors for good."""
+class SandboxGuard:
+    """The restrictions of this process, and the actions that were refused since `refused` was cleared."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = str(folder.resolve())
         self.refused: list[str] = []
-        self.kernel = False
+        self.has_landlock = False
 
-    def begin(self) -> None:
-        """Refuse from now on."""
-        self.kernel = _landlock(self.folder)
-        sys.addaudithook(self._hear)
+    def activate_guard(self) -> None:
+        """Restrict this process; it cannot be undone."""
+        self.has_landlock = _apply_landlock(self.folder)
+        sys.addaudithook(self._on_audit_event)
 
-    def _hear(self, event: str, args: tuple[Any, ...]) -> None:
+    def _on_audit_event(self, event: str, args: tuple[Any, ...]) -> None:
         if event == "open":
             path, mode, flags = args
-            if _writes(mode, flags):
-                self._check("write", path)
-        elif event in _CHANGES:
-            for at in _CHANGES[event]:
-                self._check(event, args[at])
-        elif event in _REACHES:
-            self._refuse(event, str(args[0])[:80] if args else "")
+            if _opens_for_writing(mode, flags):
+                self._check_path("write", path)
+        elif event in _CHANGE_EVENTS:
+            for position in _CHANGE_EVENTS[event]:
+                self._check_path(event, args[position])
+        elif event in _OUTSIDE_EVENTS:
+            self._refuse_action(event, str(args[0])[:80] if args else "")
 
-    def _check(self, what: str, path: Any) -> None:
+    def _check_path(self, action: str, path: Any) -> None:
         if isinstance(path, int) or path is None:
-            return  # a descriptor that was opened before, or in the folder
+            return  # a descriptor that was opened before the restriction, or in the folder
         name = os.fsdecode(path)
-        if name in _HARMLESS:
+        if name in _ALLOWED_PATHS:
             return
+        # A symbolic link in the folder may point outside of it.
         real = os.path.realpath(name)
         if real != self.folder and not real.startswith(self.folder + os.sep):
-            self._refuse(what, name)
+            self._refuse_action(action, name)
 
-    def _refuse(self, what: str, which: str) -> None:
-        told = f"{what} {which}".strip()
-        self.refused.append(told)
-        raise PermissionError(f"refused in a replay, where inputs are read-only and nothing leaves: {told}")
+    def _refuse_action(self, action: str, target: str) -> None:
+        refused = f"{action} {target}".strip()
+        self.refused.append(refused)
+        raise PermissionError(
+            f"a replay may neither write outside of its folder nor connect to anything: {refused}"
+        )
 
 
-def _writes(mode: Any, flags: Any) -> bool:
+def _opens_for_writing(mode: Any, flags: Any) -> bool:
     if isinstance(mode, str):
-        return any(letter in mode for letter in "wax+")
-    return isinstance(flags, int) and bool(flags & _WRITES)
+        return any(flag in mode for flag in "wax+")
+    return isinstance(flags, int) and bool(flags & _WRITE_FLAGS)
 
 
 # Landlock -------------------------------------------------------------------------------------------
 
-_CREATE, _ADD, _RESTRICT = 444, 445, 446  # the numbers of its calls, the same on all machines of Linux
-_FILE_WRITE = 1 << 1
-#: Write, remove, make and move, of every kind. The first version of Landlock cannot let anything be moved.
-_CHANGING = _FILE_WRITE | sum(1 << bit for bit in range(4, 14))
-_TRUNCATE, _OLDEST, _CAN_TRUNCATE = 1 << 14, 2, 3
-#: To bind and to connect a TCP socket, and the version of Landlock that can refuse it.
-_TCP, _CAN_TCP = 0b11, 4
+# System call numbers; they are the same on all architectures of Linux.
+_SYS_CREATE_RULESET, _SYS_ADD_RULE, _SYS_RESTRICT_SELF = 444, 445, 446
+_WRITE_RIGHT = 1 << 1
+#: The rights to write, remove, create and move files of every type. Version 1 of Landlock cannot grant moves,
+#: so version 2 is required.
+_CHANGE_RIGHTS = _WRITE_RIGHT | sum(1 << bit for bit in range(4, 14))
+_TRUNCATE_RIGHT, _MIN_VERSION, _TRUNCATE_VERSION = 1 << 14, 2, 3
+#: The rights to bind and connect TCP sockets, and the first version of Landlock that knows them.
+_TCP_RIGHTS, _TCP_VERSION = 0b11, 4
 _NO_NEW_PRIVILEGES = 38
 
 
-class _Rules(ctypes.Structure):
+class _LandlockRuleset(ctypes.Structure):
     _fields_ = (("files", ctypes.c_uint64), ("net", ctypes.c_uint64))
 
 
-class _Beneath(ctypes.Structure):
+class _LandlockPathRule(ctypes.Structure):
     _pack_ = 1
     _layout_ = "ms"
     _fields_ = (("allowed", ctypes.c_uint64), ("folder", ctypes.c_int32))
 
 
-def _landlock(folder: str) -> bool:
-    """Let the kernel refuse changes outside of a folder, and TCP; return whether it does."""
+def _apply_landlock(folder: str) -> bool:
+    """Make the kernel refuse TCP and changes outside of a folder; return whether it does."""
     if sys.platform != "linux":
         return False
-    call = ctypes.CDLL(None, use_errno=True)
-    version = call.syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
-    if version < _OLDEST:
+    # The standard library has no Landlock functions, and glibc has no wrappers for the system calls.
+    libc = ctypes.CDLL(None, use_errno=True)
+    version = libc.syscall(_SYS_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
+    if version < _MIN_VERSION:
         return False
-    changing = _CHANGING | (_TRUNCATE if version >= _CAN_TRUNCATE else 0)
-    rules = _Rules(changing, _TCP if version >= _CAN_TCP else 0)
-    # A version that does not know a field refuses it, unless it is 0.
-    made = call.syscall(
-        _CREATE, ctypes.byref(rules), ctypes.c_size_t(ctypes.sizeof(rules)), ctypes.c_uint32(0)
+    changing = _CHANGE_RIGHTS | (_TRUNCATE_RIGHT if version >= _TRUNCATE_VERSION else 0)
+    rules = _LandlockRuleset(changing, _TCP_RIGHTS if version >= _TCP_VERSION else 0)
+    # A kernel that does not know the last field accepts it only if it is 0.
+    ruleset = libc.syscall(
+        _SYS_CREATE_RULESET, ctypes.byref(rules), ctypes.c_size_t(ctypes.sizeof(rules)), ctypes.c_uint32(0)
     )
-    if made < 0:
+    if ruleset < 0:
         return False
     try:
-        for path, allowed in ((folder, changing), ("/dev/null", _FILE_WRITE)):
+        for path, allowed in ((folder, changing), ("/dev/null", _WRITE_RIGHT)):
             handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
             try:
-                beneath = _Beneath(allowed, handle)
-                if call.syscall(_ADD, made, 1, ctypes.byref(beneath), ctypes.c_uint32(0)):
+                beneath = _LandlockPathRule(allowed, handle)
+                if libc.syscall(_SYS_ADD_RULE, ruleset, 1, ctypes.byref(beneath), ctypes.c_uint32(0)):
                     return False
             finally:
                 os.close(handle)
-        if call.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0):
+        # An unprivileged process must give up new privileges before it may restrict itself.
+        if libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0):
             return False
-        return not call.syscall(_RESTRICT, made, ctypes.c_uint32(0))
+        return not libc.syscall(_SYS_RESTRICT_SELF, ruleset, ctypes.c_uint32(0))
     finally:
-        os.close(made)
+        os.close(ruleset)

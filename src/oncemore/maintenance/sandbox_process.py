@@ -1,8 +1,8 @@
-"""A process that runs pure work again, behind a guard: `python -m oncemore.maintenance.sandbox_process`.
+"""Run pure steps again in a restricted process: `python -m oncemore.maintenance.sandbox_process`.
 
-It is told in its first line where its folder is and which modules to import, then gets one job a line and
-answers each with one line. Steps of any other effect are never run, not even from inside of pure ones: their
-claims are refused, which come before their first line.
+The first line of standard input names the folder and the modules to import. Each following line is one job,
+and each job is answered with one line. Steps with another effect are never run, not even when a pure step
+calls them: the store refuses their claim, and a claim precedes the first line of a step's function.
 """
 
 from __future__ import annotations
@@ -15,111 +15,119 @@ from contextlib import redirect_stdout
 from inspect import iscoroutine
 from pathlib import Path
 
-from oncemore.artifacts.backends import Folder
+from oncemore.artifacts.backends import FolderBackend
 from oncemore.errors import Error, UsageError
-from oncemore.log.entry_codec import body_of, head_of, header_of
+from oncemore.log.entry_codec import decode_body, decode_head, decode_header
 from oncemore.log.memory import MemoryStore
-from oncemore.log.tagged_json import untag
-from oncemore.maintenance.sandbox import Guard
-from oncemore.queries.modules import steps_of
+from oncemore.log.tagged_json import untag_value
+from oncemore.maintenance.sandbox import SandboxGuard
+from oncemore.queries.step_commands import import_steps
 from oncemore.steps.context import context
 from oncemore.steps.engine import Engine
-from oncemore.testing import instant
+from oncemore.testing import instant_waits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from oncemore.log.memory import Settled
+    from oncemore.log.memory import CompletedTicket
     from oncemore.log.store import Batch
     from oncemore.steps.decorator import Step
 
 
-class OnlyPure(MemoryStore):
-    """A store that no other work than pure work can begin on."""
+class PureOnlyStore(MemoryStore):
+    """An in-memory store that refuses the claims of steps that are not pure."""
 
-    def append(self, batch: Batch) -> Settled:
-        """Store a batch, unless it begins something else."""
+    def append(self, batch: Batch) -> CompletedTicket:
+        """Append a batch; raise `UsageError` if it claims a step that is not pure."""
         for write in batch.writes:
-            if write.by.kind == "run" and head_of(write.head).effect != "pure":
+            if write.by.kind == "run" and decode_head(write.head).effect != "pure":
                 raise UsageError(f"{write.by.step} is not pure; a replay never runs it")
         return super().append(batch)
 
 
 def main() -> None:
-    """Serve until nobody asks any more."""
-    told = json.loads(sys.stdin.readline())
+    """Answer jobs until standard input ends."""
+    setup = json.loads(sys.stdin.readline())
     sys.dont_write_bytecode = True
-    sys.path[:] = told["path"]
-    folder = Path(told["folder"])
+    sys.path[:] = setup["path"]
+    folder = Path(setup["folder"])
     os.environ["TMPDIR"] = str(folder)
+    # Answers go to a copy of standard output, because steps may print to the original one.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    with redirect_stdout(sys.stderr):  # what work prints is no answer
+    with redirect_stdout(sys.stderr):
         try:
-            steps = steps_of(told["modules"])
+            steps = import_steps(setup["modules"])
         except UsageError as error:
-            _say(answers, {"fault": str(error)})
+            _write_answer(answers, {"fault": str(error)})
             return
         _warm_up(folder)
-        guard = Guard(folder)
-        guard.begin()
-        _say(answers, {"steps": sorted(steps), "kernel": guard.kernel})
+        guard = SandboxGuard(folder)
+        guard.activate_guard()
+        _write_answer(answers, {"steps": sorted(steps), "kernel": guard.has_landlock})
         for line in sys.stdin:
             job = json.loads(line)
             guard.refused.clear()
-            answer = _answer(steps[job["step"]], job, folder)
+            answer = _run_job(steps[job["step"]], job, folder)
+            # A step may catch the PermissionError and return a value; the refusal still counts.
             if guard.refused:
-                answer = {"fault": f"it tried to change the world: {guard.refused[0]}"}
-            _say(answers, answer)
+                answer = {"fault": f"it tried to act outside of the sandbox: {guard.refused[0]}"}
+            _write_answer(answers, answer)
 
 
 def _warm_up(folder: Path) -> None:
-    """Load what work needs while loading may still do what it likes."""
+    """Run one step, so that all modules that steps need are loaded before the process is restricted."""
     from oncemore.steps.decorator import step
 
     @step(effect="pure", name="oncemore.scratch")
-    def nothing() -> int:
+    def do_nothing() -> int:
         return 0
 
-    with Engine(OnlyPure, "memory:", place=lambda: Folder(folder / "artifacts")) as engine:
-        nothing.on(engine)()
+    with Engine(PureOnlyStore, "memory:", place=lambda: FolderBackend(folder / "artifacts")) as engine:
+        do_nothing.bind(engine)()
 
 
-def _say(answers: Any, what: dict[str, Any]) -> None:
-    answers.write(json.dumps(what) + "\n")
+def _write_answer(answers: Any, answer: dict[str, Any]) -> None:
+    answers.write(json.dumps(answer) + "\n")
     answers.flush()
 
 
-def _answer(step: Step[..., Any], job: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Run one job on an engine of its own; return what it left, or why it left nothing."""
+def _run_job(step: Step[..., Any], job: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Run one job on a new engine; return the body of its COMMIT, or the reason why it has none."""
     try:
-        arguments = {name: untag(value) for name, value in job["arguments"].items()}
-        engine = Engine(OnlyPure, "memory:", place=lambda: Folder(folder / "artifacts"))
-        with engine, instant(), context(tenant=job["tenant"] or None, correlation_id=job["correlation_id"]):
-            work = step.on(engine)
+        arguments = {name: untag_value(value) for name, value in job["arguments"].items()}
+        # A new in-memory log for every job: an earlier result must not answer a later call.
+        engine = Engine(PureOnlyStore, "memory:", place=lambda: FolderBackend(folder / "artifacts"))
+        with (
+            engine,
+            instant_waits(),
+            context(tenant=job["tenant"] or None, correlation_id=job["correlation_id"]),
+        ):
+            work = step.bind(engine)
+            # A different key means different work: its result must not be compared with the recorded one.
             if work.key(**arguments) != job["key"]:
-                return {"skipped": "its key is another one now: it depends on time, or the code has changed"}
-            ran: Any = work.run(**arguments)
-            if iscoroutine(ran):
-                ran = asyncio.run(ran)
-            if ran.state.cfg_hash != job["cfg_hash"]:
-                return {"skipped": "its version or config is another one now"}
-            return _left(engine, ran)
+                return {"skipped": "its key has changed: it depends on time, or the code was changed"}
+            run: Any = work.run(**arguments)
+            if iscoroutine(run):
+                run = asyncio.run(run)
+            if run.state.cfg_hash != job["cfg_hash"]:
+                return {"skipped": "its version or config has changed"}
+            return _read_result(engine, run)
     except TypeError as error:
-        return {"skipped": f"its arguments are not all on record: {error}"}
+        return {"skipped": f"some of its arguments are not recorded: {error}"}
     except Error as error:
         return {"fault": str(error)}
-    except Exception as error:  # noqa: BLE001 - whatever it raises, it is an answer
+    except Exception as error:  # noqa: BLE001 - user code may raise anything, and the process must survive
         return {"fault": f"{type(error).__name__}: {error}"}
 
 
-def _left(engine: Engine, run: Any) -> dict[str, Any]:
+def _read_result(engine: Engine, run: Any) -> dict[str, Any]:
     if run.status != "COMPLETE":
         error = run.error or {}
         return {"fault": f"it ended as {run.status}: {error.get('type', '')}: {error.get('message', '')}"}
-    for entry in engine.store.entries(f"run/{run.key}"):
-        if "COMMIT" in header_of(entry.header).marks and entry.body is not None:
-            return {"left": body_of(entry.body)}
+    for entry in engine.store.read_entries(f"run/{run.key}"):
+        if "COMMIT" in decode_header(entry.header).marks and entry.body is not None:
+            return {"left": decode_body(entry.body)}
     return {"fault": "it left no COMMIT"}
 
 

@@ -1,8 +1,7 @@
-"""WATCH: saying once that a store grows large, that its write-ahead file cannot shrink, that the disk fills
-up.
+"""Warn when a store grows large, when its write-ahead log cannot shrink, and when the disk fills up.
 
-Looked at with every heartbeat, off the way of all calls. Each limit is told when it is passed, in the log and
-to `on_event`, and not again before it was kept for a while: a tenth below the limit.
+The sizes are checked with every heartbeat, outside of all calls. A warning is logged and sent to `on_event`
+once, when a limit is passed, and again only after the size was a tenth below the limit.
 """
 
 from __future__ import annotations
@@ -15,19 +14,20 @@ from oncemore.errors import Error
 from oncemore.settings import WARN_FILE_MB, WARN_LEFT_MB, WARN_WAL_MB
 
 if TYPE_CHECKING:
-    from oncemore.log.store import House, Store
+    from oncemore.log.store import MaintenanceStore, Store
     from oncemore.steps.engine import Engine
 
 MB = 1024 * 1024
+STORE_SIZE, WAL_SIZE, FREE_SPACE = "the store", "its write-ahead file", "the free space of the disk"
 log = logging.getLogger("oncemore")
 
 
-class Limits(Value):
-    """At which sizes to say something, in MiB; 0 for never.
+class SizeLimits(Value):
+    """The sizes that cause a warning, in MiB; 0 disables a warning.
 
-    file  the store is larger than this
-    wal   its write-ahead file is, and cannot be emptied
-    left  the disk has less than this left
+    file  the store is larger
+    wal   its write-ahead log is larger and cannot be emptied
+    left  the disk has less free space
     """
 
     file: float = WARN_FILE_MB
@@ -35,11 +35,11 @@ class Limits(Value):
     left: float = WARN_LEFT_MB
 
 
-LIMITS = Limits()
+DEFAULT_LIMITS = SizeLimits()
 
 
-class Passed(Value):
-    """A limit that was passed: which, how many bytes there are, how many were meant, and what to do."""
+class SizeExceeded(Value):
+    """A limit that was passed: its name, the size and the limit in bytes, and advice."""
 
     what: str
     bytes: int
@@ -47,51 +47,54 @@ class Passed(Value):
     advice: str
 
 
-class Watch:
-    """Remembers what was said."""
+class SizeMonitor:
+    """Compares sizes with their limits, and remembers the warnings that were given."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: SizeLimits) -> None:
         self._limits = limits
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
 
-    def look(self, engine: Engine, store: Store) -> None:
-        """Look at the sizes, and say what is new about them."""
+    def check_sizes(self, engine: Engine, store: Store) -> None:
+        """Log a warning for every limit that was passed since the last check."""
         try:
-            passed = self._passed(store.house())
-        except Error as error:  # the store cannot be asked: calls will say so, this need not
+            warnings = self._find_exceeded(store.open_maintenance())
+        except Error as error:
+            # A store that cannot be reached fails the calls too, and they report it.
             log.debug("oncemore: the size of the store is not known: %s", error)
             return
-        for one in passed:
+        for warning in warnings:
             log.warning(
-                "oncemore: %s: %s is %d MiB, and %d were meant; %s",
-                *(engine.url, one.what, one.bytes // MB, one.limit // MB, one.advice),
+                "oncemore: %s: %s is %d MiB, the limit is %d MiB; %s",
+                *(engine.url, warning.what, warning.bytes // MB, warning.limit // MB, warning.advice),
             )
-            engine.tell("store_size", one)
+            engine.notify_listener("store_size", warning)
 
-    def _passed(self, house: House) -> list[Passed]:
-        room, limits = house.room(), self._limits
-        found = []
-        if self._is_news("the store", room.file, limits.file):
-            advice = "prune what is over (oncemore prune), and look at oncemore sizes"
-            found.append(Passed("the store", room.file, int(limits.file * MB), advice))
-        if limits.wal and room.wal > limits.wal * MB:
-            why = house.tidy()
-            size = house.room().wal
-            if self._is_news("its write-ahead file", size, limits.wal) and why:
-                found.append(Passed("its write-ahead file", size, int(limits.wal * MB), why))
+    def _find_exceeded(self, maintenance: MaintenanceStore) -> list[SizeExceeded]:
+        space, limits = maintenance.measure_space(), self._limits
+        warnings = []
+        if self._is_newly_exceeded(STORE_SIZE, space.file, limits.file):
+            advice = "prune finished runs (oncemore prune); oncemore sizes shows the largest kinds"
+            warnings.append(SizeExceeded(STORE_SIZE, space.file, int(limits.file * MB), advice))
+        if limits.wal and space.wal > limits.wal * MB:
+            # A large write-ahead log is normal under load; warn only if it cannot be emptied.
+            obstacle = maintenance.checkpoint_wal()
+            size = maintenance.measure_space().wal
+            if self._is_newly_exceeded(WAL_SIZE, size, limits.wal) and obstacle:
+                warnings.append(SizeExceeded(WAL_SIZE, size, int(limits.wal * MB), obstacle))
         else:
-            self._said.discard("its write-ahead file")
-        if room.left is not None and self._is_news("what the disk has left", -room.left, -limits.left):
-            advice = "when nothing is left, nothing can be stored: make room"
-            found.append(Passed("what the disk has left", room.left, int(limits.left * MB), advice))
-        return found
+            self._warned.discard(WAL_SIZE)
+        # Free space has a lower limit; with both signs turned it is compared like the other sizes.
+        if space.left is not None and self._is_newly_exceeded(FREE_SPACE, -space.left, -limits.left):
+            advice = "free some space: without it nothing can be stored"
+            warnings.append(SizeExceeded(FREE_SPACE, space.left, int(limits.left * MB), advice))
+        return warnings
 
-    def _is_news(self, what: str, size: float, limit_mb: float) -> bool:
-        """Whether a size has passed its limit since it was last well below."""
+    def _is_newly_exceeded(self, what: str, size: float, limit_mb: float) -> bool:
+        """Return whether a size has passed its limit since it was last a tenth below."""
         limit = limit_mb * MB
-        if limit and size > limit and what not in self._said:
-            self._said.add(what)
+        if limit and size > limit and what not in self._warned:
+            self._warned.add(what)
             return True
         if size <= limit - 0.1 * abs(limit):
-            self._said.discard(what)
+            self._warned.discard(what)
         return False

@@ -1,8 +1,8 @@
-"""CHORES: housekeeping on record. Who had what done, when and why; and what was left by one that was killed.
+"""Maintenance tasks in the log: who ran one, when, why, and whether it finished.
 
-A chore is an entity of the log like all others: OPEN when it begins, DONE when all of it is done. One that
-stays OPEN though its worker is gone was killed in the middle: whatever it did is safe to do again, and the
-next of its kind does it and closes it.
+A task is an entity like every other: OPEN when it starts, DONE when all of its work is done. A task that is
+OPEN although its worker is gone was killed. All maintenance work is safe to repeat, so the next task of the
+same kind repeats it and closes the abandoned one.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import getpass
 from typing import TYPE_CHECKING, Any
 
-from oncemore._ids import uuid7
+from oncemore._ids import new_uuid7
 from oncemore.errors import StoreError, UsageError
-from oncemore.log.entry_codec import head_of
-from oncemore.log.head_access import write_of
-from oncemore.log.record import NOWHERE, Change, Chore
-from oncemore.log.store import Batch, Query, Stored
+from oncemore.log.entry_codec import decode_head
+from oncemore.log.head_access import build_write
+from oncemore.log.record import NOWHERE, MaintenanceRecord, RecordChange
+from oncemore.log.store import Batch, HeadQuery, Stored
 from oncemore.policy.canonical_json import normalize_name
 from oncemore.steps.context import CONTEXT
 
@@ -25,104 +25,133 @@ if TYPE_CHECKING:
 
     from oncemore.steps.engine import Engine
 
-CHORE: tuple[Any, ...] = ("CHORE",)
-PAGE = 200
-LONGEST = 1000
+TASK_MARKS: tuple[Any, ...] = ("MAINTENANCE",)
+PAGE_SIZE = 200
+MAX_TEXT_LENGTH = 1000
 
 
-def told(field: str, text: Any, instead: str = "") -> str:
-    """Return who or why, which is recorded for good; empty is refused."""
+def check_text(field: str, text: Any, default: str = "") -> str:
+    """Return an actor or a reason, or the default if it is empty.
+
+    Raise `UsageError` for an empty or overlong text: it is stored in the log and cannot be corrected later.
+    """
     if text is None or text == "":
-        text = instead
-    if not isinstance(text, str) or not text.strip() or len(text) > LONGEST:
+        text = default
+    if not isinstance(text, str) or not text.strip() or len(text) > MAX_TEXT_LENGTH:
         raise UsageError(
-            f"{field} is {text!r:.80}; it takes a text of 1 to {LONGEST} characters: it is recorded"
+            f"{field} is {text!r:.80}; it takes a text of 1 to {MAX_TEXT_LENGTH} characters: it is recorded"
         )
     return text
 
 
-def somebody(by: str | None) -> str:
-    """Return who does it: as told, that of the context, or who this process runs as."""
-    return normalize_name(told("by", by or CONTEXT.get().actor, _user()))
+def resolve_actor(by: str | None) -> str:
+    """Return the actor to record: the given name, the context's actor, or the user of this process."""
+    return normalize_name(check_text("by", by or CONTEXT.get().actor, _current_user()))
 
 
-def _user() -> str:
+def _current_user() -> str:
     try:
         return getpass.getuser()
-    except (OSError, KeyError):  # a user without a name
-        return "somebody"
+    except (OSError, KeyError):  # a container may run under a user id without a name
+        return "unknown user"
 
 
-class Doing:
-    """A chore that is under way; `with` it, and say what came of it: `done`."""
+class MaintenanceTask:
+    """A running maintenance task; use it as a context manager and call `mark_done` at the end.
+
+    Leaving the block without `mark_done` keeps the task OPEN, as a killed process does.
+    """
 
     def __init__(self, engine: Engine, what: str, reason: str, by: str) -> None:
         self._engine, self._version, self._hash = engine, 0, NOWHERE
-        self._me = engine.identity()
+        self._identity = engine.current_identity()
         now = engine.now()
-        self.entity = f"chore/{uuid7(now)}"
-        self._state = Chore("OPEN", what, by, reason, now, 0.0, 0, self._me.name)
-        self._me.take((self.entity, 0))
+        self.entity = f"maintenance/{new_uuid7(now)}"
+        self._state = MaintenanceRecord(
+            state="OPEN",
+            task=what,
+            actor=by,
+            reason=reason,
+            started_at=now,
+            ended_at=0.0,
+            run_count=0,
+            worker=self._identity.name,
+        )
+        # The worker's lease now also covers this task, so that no other process closes it.
+        self._identity.add_attempt((self.entity, 0))
 
     @property
-    def began(self) -> float:
-        """When it began."""
-        return self._state.began
+    def started_at(self) -> float:
+        """When the task started, in the store's time."""
+        return self._state.started_at
 
     @property
-    def record(self) -> dict[str, str]:
-        """What the entries that it makes say of it."""
-        return {"actor": self._state.actor, "reason": self._state.reason, "chore": self.entity}
+    def entry_body(self) -> dict[str, str]:
+        """The reference to this task that its entries on runs carry."""
+        return {"actor": self._state.actor, "reason": self._state.reason, "task": self.entity}
 
     def __enter__(self) -> Self:
-        self._write(None, self._state, {})
+        self._append_state(None, self._state, {})
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._me.leave((self.entity, 0))
-        if self._me.retired:
-            self._engine.bury(self._me)
+        self._identity.remove_attempt((self.entity, 0))
+        # A retired worker is kept alive until its last run or task is over.
+        if self._identity.retired:
+            self._engine.close_retired_worker(self._identity)
 
-    def note(self, body: dict[str, Any]) -> None:
-        """Write down a part of it before that is done."""
-        self._write(self._state, self._state, body)
+    def append_note(self, body: dict[str, Any]) -> None:
+        """Record a part of the work before it is done, so that a crash cannot hide it."""
+        self._append_state(self._state, self._state, body)
 
-    def done(self, runs: int, body: dict[str, Any]) -> None:
-        """Write down that all of it is done."""
-        after = self._state._replace(state="DONE", ended=self._engine.now(), runs=runs)
-        self._write(self._state, after, body)
+    def mark_done(self, runs: int, body: dict[str, Any]) -> None:
+        """Record that the task is finished, and for how many runs."""
+        after = self._state._replace(state="DONE", ended_at=self._engine.now(), run_count=runs)
+        self._append_state(self._state, after, body)
         self._state = after
 
-    def _write(self, before: Chore | None, after: Chore, body: dict[str, Any]) -> None:
+    def _append_state(
+        self, before: MaintenanceRecord | None, after: MaintenanceRecord, body: dict[str, Any]
+    ) -> None:
         engine = self._engine
-        change = Change(CHORE, before, after, body)
-        write = write_of(self.entity, self._version, self._hash, change, engine.now(), engine.seal)
-        answer = engine.store.append(Batch((write,))).wait()
-        if not isinstance(answer, Stored):
-            raise StoreError(f"{self.entity} was written by somebody else; begin anew")
+        change = RecordChange(TASK_MARKS, before, after, body)
+        write = build_write(self.entity, self._version, self._hash, change, engine.now(), engine.cipher)
+        # A task has one writer. A conflict means that another process took it for abandoned.
+        reply = engine.store.append(Batch((write,))).wait()
+        if not isinstance(reply, Stored):
+            raise StoreError(f"{self.entity} was written by another process; start the task again")
         self._version, self._hash = self._version + 1, write.hash
 
 
-def chores(engine: Engine, what: str | None = None, state: str | None = None) -> Iterator[tuple[str, Chore]]:
-    """Return the chores of a store, oldest first."""
+def list_tasks(
+    engine: Engine, what: str | None = None, state: str | None = None
+) -> Iterator[tuple[str, MaintenanceRecord]]:
+    """Yield the tasks of a store with their entities, oldest first."""
+    # Read in pages: the ids are UUIDv7, so their order is the order of time.
     after = ""
-    while page := list(engine.store.heads(Query("chore", state, None, what, limit=PAGE, after=after))):
-        yield from ((head.entity, head_of(head.head, Chore)) for head in page)
+    while page := list(
+        engine.store.list_heads(HeadQuery("maintenance", state, None, what, limit=PAGE_SIZE, after=after))
+    ):
+        yield from ((head.entity, decode_head(head.head, MaintenanceRecord)) for head in page)
         after = page[-1].entity
 
 
-def left_open(engine: Engine, what: str) -> list[tuple[str, Chore]]:
-    """Return the chores of a kind that were killed: they are OPEN, and nobody is at them."""
+def find_abandoned_tasks(engine: Engine, what: str) -> list[tuple[str, MaintenanceRecord]]:
+    """Return the tasks of a kind that are OPEN although the lease of their worker has ended."""
     now = engine.now()
-    found = chores(engine, what, "OPEN")
-    return [(name, chore) for name, chore in found if engine.held_until(chore.worker, name, 0) <= now]
+    tasks = list_tasks(engine, what, "OPEN")
+    return [(entity, task) for entity, task in tasks if engine.lease_until(task.worker, entity, 0) <= now]
 
 
-def close(engine: Engine, left: list[tuple[str, Chore]]) -> None:
-    """Write down that what killed chores left is done by now; whoever is first is right."""
-    for entity, chore in left:
-        head = engine.store.head(entity)
-        if head is not None and head_of(head.head, Chore) == chore:
-            change = Change(CHORE, chore, chore._replace(state="DONE", ended=engine.now()))
-            write = write_of(entity, head.version, head.hash, change, engine.now(), engine.seal)
+def close_abandoned_tasks(engine: Engine, abandoned: list[tuple[str, MaintenanceRecord]]) -> None:
+    """Record that abandoned tasks are done, after the caller has repeated their work.
+
+    The append is a compare-and-set without a retry: if two processes close the same task, the first one
+    closes it and the second one changes nothing.
+    """
+    for entity, task in abandoned:
+        head = engine.store.load_head(entity)
+        if head is not None and decode_head(head.head, MaintenanceRecord) == task:
+            change = RecordChange(TASK_MARKS, task, task._replace(state="DONE", ended_at=engine.now()))
+            write = build_write(entity, head.version, head.hash, change, engine.now(), engine.cipher)
             engine.store.append(Batch((write,))).wait()

@@ -1,28 +1,13 @@
-"""DELIVER: the way of an event out of the building, as a script that any driver can run.
+"""The delivery of events, as a script that a blocking or an async driver runs.
 
     PENDING ──claimed──► SENDING ──accepted──► DELIVERED
        ▲                  │  │  └─refused, or out of attempts──► DEAD
-       ├──failed, later───┘  └─its relay is gone: claimed anew
-       └──a person's decision, from DELIVERED or DEAD; another makes of DEAD a REJECTED
+       ├──failed, later───┘  └─its relay died: claimed again
+       └──an operator's decision, from DELIVERED or DEAD; another one turns DEAD into REJECTED
 
-A crash can only fall on a `yield`, and means, by the line of `_deliver` it falls on:
-
-    up to the claim              nothing was sent
-    from the claim to its        it may have been sent: whoever comes next finds SENDING and its relay gone,
-    outcome                      and sends it again, under the same id
-    after the outcome            all has happened and is known
-
-The claim counts the attempt before it is sent, so that a message that kills its relay ends as DEAD too.
-
-**Switches.** A delivery is an effect. While a switch is on that stops everything, the event's tenant or the
-step that gave it away, none is claimed: the event waits as it is, has lost no attempt, and is due again when
-that is released. The claim has what was read of the switches as its guard, like an INTENT. What we ourselves
-tell people of the quarantine goes out all the same, but not from a log that has moved.
-
-**Order.** All events of one run's entity are a *lane*. An event is sent when its elder, the one before it in
-its lane, is over: DELIVERED or DEAD. So no event is ever sent before an elder that may still come, whatever
-their topics; one that is DEAD holds up nobody. The elder is found by its id, which follows from the entity,
-the number of the run and the place in it: never by time, and never by comparing sequence numbers.
+A crash can only happen at a `yield`. Before the claim is stored, nothing was sent. Between the claim and the
+outcome, the event may have been sent: the next relay finds it SENDING under a dead lease and sends it again,
+under the same id.
 """
 
 from __future__ import annotations
@@ -30,16 +15,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncemore._values import Value
-from oncemore.classifiers.verdict import verdict
-from oncemore.control.model import SWITCHED
-from oncemore.control.notifications import TOPIC as NOTICES
-from oncemore.errors import IllegalMove, UsageError
-from oncemore.log.record import Change, Outgoing
-from oncemore.policy.canonical_json import event_id_of, seed_of
-from oncemore.policy.decide import Situation, decide
+from oncemore.control.model import SWITCH_ON
+from oncemore.control.notifications import TOPIC_PREFIX as NOTIFICATION_PREFIX
+from oncemore.errors import IllegalTransition, UsageError
+from oncemore.log.record import EventRecord, RecordChange
+from oncemore.policy.canonical_json import make_event_id, run_seed
+from oncemore.policy.decide import Situation, decide_retry
 from oncemore.policy.policy import policy_name
-from oncemore.steps.ops import Begin, Holder, Load, Now, Permit, Save, Seen, Tell
-from oncemore.steps.refusals import LOST, not_begun
+from oncemore.policy.verdict import decide_verdict
+from oncemore.steps.ops import (
+    AppendChange,
+    AskPermission,
+    LoadedHead,
+    LoadHead,
+    NotifyListeners,
+    ReadClock,
+    ReadLease,
+    ReserveWorker,
+)
+from oncemore.steps.refusals import LOST, describe_block
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,46 +42,48 @@ if TYPE_CHECKING:
     from oncemore.policy.policy import Policy
     from oncemore.steps.ops import Permission, Script
 
-#: The most events that one look lists, and the most looks of one pass: a pass ends, whatever comes in.
-MOST_LISTED, MOST_LOOKS = 20_000, 1_000
-#: How often an event is reached for in one pass, where people turn switches meanwhile.
-TRIES = 3
+#: The limits of one listing and of the listings of one pass: a pass ends even if new events keep arriving.
+MAX_LISTED, MAX_PASSES = 20_000, 1_000
+#: How often one pass tries to claim an event if switches change at the same time.
+MAX_TRIES = 3
 
-#: The legal moves of an event. A pair that is not here is refused.
-MOVES: dict[str, frozenset[str]] = {
+#: The legal state transitions of an event; any other pair is refused.
+STATE_TRANSITIONS: dict[str, frozenset[str]] = {
     "PENDING": frozenset({"SENDING", "DEAD"}),
     "SENDING": frozenset({"SENDING", "PENDING", "DELIVERED", "DEAD"}),
     "DELIVERED": frozenset({"PENDING"}),
     "DEAD": frozenset({"PENDING", "REJECTED"}),
     "REJECTED": frozenset({"PENDING"}),
 }
-OVER = frozenset({"DELIVERED", "DEAD", "REJECTED"})
+FINAL_STATES = frozenset({"DELIVERED", "DEAD", "REJECTED"})
 
 
-class Rules(NamedTuple):
-    """What a relay was told.
+class RelayOptions(NamedTuple):
+    """The options of a relay.
 
-    takes    whether an event of that topic is this relay's to send
-    batch    how many events one look lists
-    notices  whether what we ourselves tell may be among them
+    classify                error and time → failure
+    describe                error and failure → the record for the log
+    has_sink                whether this relay has a sink for a topic
+    batch                   the size of the first listing
+    includes_notifications  whether its topics may include the operators' notifications
     """
 
     policy: Policy
     classify: Callable[[BaseException, float], Failure]
     describe: Callable[[BaseException, Failure | None], dict[str, Any]]
-    takes: Callable[[str], bool]
+    has_sink: Callable[[str], bool]
     batch: int
-    notices: bool = False
+    includes_notifications: bool = False
 
 
-class Tally(Value):
-    """What one pass came to.
+class DeliveryStats(Value):
+    """The number of events per result of one pass.
 
     delivered  accepted by their sinks
     failed     not accepted, to be tried again
-    dead       given up in this pass: refused for good, or out of attempts
-    waiting    seen and left: not due, behind an elder, with another relay, or stopped by a switch
-    unrouted   of topics that this relay has no sink for
+    dead       permanently refused in this pass, or out of attempts
+    waiting    not due, behind an earlier event, claimed by another relay, or stopped by a switch
+    unrouted   of topics without a sink in this relay
     """
 
     delivered: int = 0
@@ -97,246 +93,265 @@ class Tally(Value):
     unrouted: int = 0
 
 
-class Listed(NamedTuple):
-    """Ask for the events that are not over, the oldest first. ← a tuple of `Seen`, without bodies"""
+class ListPendingEvents(NamedTuple):
+    """List the unfinished events, oldest first. Returns a tuple of `LoadedHead` without bodies."""
 
     limit: int
 
 
-class Lives(NamedTuple):
-    """Ask how many runs an entity has had, and of which step. ← a number and a name, empty if it is none"""
+class CountRuns(NamedTuple):
+    """Count the runs of an entity. Returns the number and the name of the step, or 0 and an empty string."""
 
     entity: str
 
 
-class Stopping(NamedTuple):
-    """Ask whether the relay is to stop. ← True or False"""
+class CheckStop(NamedTuple):
+    """Ask whether the relay must stop. Returns a boolean."""
 
 
-class Given(NamedTuple):
-    """Ask for what a step gave away. ← the bytes of the event's first body, or None if it was pruned"""
+class ReadEventBody(NamedTuple):
+    """Read the payload of an event. Returns the bytes of its first body, or None if it was pruned."""
 
     entity: str
 
 
-class Send(NamedTuple):
-    """Give an event to its sink. ← None, or the error that came of it"""
+class SendEvent(NamedTuple):
+    """Send an event to its sink. Returns None, or the error of the sink."""
 
-    seen: Seen
-    life: int
-    given: bytes | None
-
-
-# A pass ---------------------------------------------------------------------------------------------
+    head: LoadedHead
+    run_number: int
+    event_body: bytes | None
 
 
-def deliver_due(rules: Rules) -> Script:
-    """Send everything that is due, each lane in its order; return the tally.
+# One pass -------------------------------------------------------------------------------------------
 
-    Events that wait stay at the head of the list: a look that finds nothing but them looks further.
-    """
-    told, limit = Tally(), rules.batch
-    for _ in range(MOST_LOOKS):
-        listed: tuple[Seen, ...] = yield Listed(limit)
-        mine = [seen for seen in listed if rules.takes(seen.run.topic)]
-        free = yield from _free(mine)
-        told = told._replace(waiting=len(mine) - len(free), unrouted=len(listed) - len(mine))
-        before = told
-        for lane in _lanes(free):
-            told = yield from _lane(rules, lane, told)
-        if (yield Stopping()) or (len(free) < len(mine) and not rules.notices):
+
+def deliver_due_events(options: RelayOptions) -> Script:
+    """Send every due event, each lane in order; return the `DeliveryStats`."""
+    stats, limit = DeliveryStats(), options.batch
+    for _ in range(MAX_PASSES):
+        listed: tuple[LoadedHead, ...] = yield ListPendingEvents(limit)
+        routed = [head for head in listed if options.has_sink(head.record.topic)]
+        permitted = yield from _select_permitted(routed)
+        stats = stats._replace(waiting=len(routed) - len(permitted), unrouted=len(listed) - len(routed))
+        before = stats
+        for lane in _group_lanes(permitted):
+            stats = yield from _deliver_lane(options, lane, stats)
+        if (yield CheckStop()) or (len(permitted) < len(routed) and not options.includes_notifications):
             break
-        if told[:3] == before[:3]:
-            if len(listed) < limit or limit >= MOST_LISTED:
+        if stats[:3] == before[:3]:
+            if len(listed) < limit or limit >= MAX_LISTED:
                 break
-            limit = min(4 * limit, MOST_LISTED)
-    return told
+            # Waiting events stay at the front of the list: only a longer listing reaches those behind them.
+            limit = min(4 * limit, MAX_LISTED)
+    return stats
 
 
-def _free(mine: list[Seen]) -> Script:
-    """Return the events that nothing holds which holds everything; refuse if nobody can tell."""
-    permit = (yield Permit((), "")) if mine else None
-    if permit is None or not permit.stop:
-        return mine
-    free = [seen for seen in mine if _is_notice(seen.run)]
-    if permit.stop != SWITCHED and len(free) < len(mine):
-        raise not_begun("the delivery of events", permit)
-    return free
+def _select_permitted(heads: list[LoadedHead]) -> Script:
+    """Return the events that no global switch stops; raise if the switches cannot be read."""
+    permission = (yield AskPermission((), "")) if heads else None
+    if permission is None or not permission.stop:
+        return heads
+    permitted = [head for head in heads if _is_notification(head.record)]
+    if permission.stop != SWITCH_ON and len(permitted) < len(heads):
+        raise describe_block("the delivery of events", permission)
+    return permitted
 
 
-def _is_notice(event: Outgoing) -> bool:
-    """Whether an event is what we ourselves tell people, which they need the more while all is stopped."""
-    return event.topic.startswith(NOTICES)
+def _is_notification(event: EventRecord) -> bool:
+    """Return whether an event is a notification for operators, who need it while work is stopped."""
+    return event.topic.startswith(NOTIFICATION_PREFIX)
 
 
-def _lanes(listed: list[Seen]) -> list[list[Seen]]:
-    """Return events by the entity whose they are, in the order in which entities were listed."""
-    lanes: dict[str, list[Seen]] = {}
-    for seen in listed:
-        lanes.setdefault(seen.run.run, []).append(seen)
+def _group_lanes(listed: list[LoadedHead]) -> list[list[LoadedHead]]:
+    """Return the events by the entity of their run; such a group is a lane and is sent in order."""
+    lanes: dict[str, list[LoadedHead]] = {}
+    for head in listed:
+        lanes.setdefault(head.record.run_entity, []).append(head)
     return list(lanes.values())
 
 
-def _lane(rules: Rules, lane: list[Seen], told: Tally) -> Script:
-    """Send the events of one lane in their order, as far as it goes; return the tally."""
-    lives, step = yield Lives(lane[0].run.run)
-    places = sorted((_life(seen.run, lives), seen.run.ordinal, seen.entity) for seen in lane)
-    for at, (life, _, entity) in enumerate(places):
-        if (yield Stopping()):
+def _deliver_lane(options: RelayOptions, lane: list[LoadedHead], stats: DeliveryStats) -> Script:
+    """Send the events of one lane in order until one must wait; return the updated stats."""
+    run_count, step = yield CountRuns(lane[0].record.run_entity)
+    # By run and ordinal, never by time: clocks of two workers may differ.
+    ordered = sorted(
+        (_find_run_number(head.record, run_count), head.record.ordinal, head.entity) for head in lane
+    )
+    for position, (run_number, _, entity) in enumerate(ordered):
+        if (yield CheckStop()):
             break
-        came_to = yield from _deliver(rules, entity, life, step)
-        if came_to != "over":
-            told = told._replace(**{came_to: getattr(told, came_to) + 1})
-        if came_to in ("failed", "waiting"):  # its younger siblings wait with it
-            return told._replace(waiting=told.waiting + len(places) - at - 1)
-    return told
+        result = yield from _deliver_event(options, entity, run_number, step)
+        if result != "over":
+            stats = stats._replace(**{result: getattr(stats, result) + 1})
+        if result in ("failed", "waiting"):
+            # The later events of the lane wait with it.
+            return stats._replace(waiting=stats.waiting + len(ordered) - position - 1)
+    return stats
 
 
-def _life(event: Outgoing, lives: int) -> int:
-    """Return which run of its entity gave an event away: the one whose number is in its id."""
-    numbers = range(lives, 0, -1)
-    return next((n for n in numbers if event_id_of(event.run, n, event.ordinal) == event.event_id), 0)
+def _find_run_number(event: EventRecord, run_count: int) -> int:
+    """Return the number of the run that emitted an event, or 0: the number is part of the hashed id."""
+    # The newest first: most unsent events are from the last run.
+    for number in range(run_count, 0, -1):
+        if make_event_id(event.run_entity, number, event.ordinal) == event.event_id:
+            return number
+    return 0
 
 
 # One event ------------------------------------------------------------------------------------------
 
 
-def _deliver(rules: Rules, entity: str, life: int, step: str) -> Script:
-    """Send one event, if it is free; return what that came to: a field of the tally, or "over"."""
-    for _ in range(TRIES):
-        seen = yield Load(entity)
-        now = yield Now()
-        stays = yield from _stays(seen, life, now)
-        if stays:
-            return stays
-        if seen.run.tried >= rules.policy.max_attempts:
-            return (yield from _outlived(seen))
-        permit = yield from _permitted(seen.run, step)
-        if permit.stop:
+def _deliver_event(options: RelayOptions, entity: str, run_number: int, step: str) -> Script:
+    """Claim and send one event; return the name of a field of the stats, or "over"."""
+    for _ in range(MAX_TRIES):
+        head = yield LoadHead(entity)
+        now = yield ReadClock()
+        wait_reason = yield from _find_wait_reason(head, run_number, now)
+        if wait_reason:
+            return wait_reason
+        if head.record.attempt_count >= options.policy.max_attempts:
+            return (yield from _give_up_event(head))
+        permission = yield from _ask_permission(head.record, step)
+        if permission.stop:
             return "waiting"
-        given = yield Given(entity)
-        worker = yield Begin(policy_name(rules.policy), rules.policy)
-        claimed = yield Save(seen, _claim(seen.run, worker), False, guards=permit.guards)
+        # Read before the claim: an error here must not cost an attempt.
+        event_body = yield ReadEventBody(entity)
+        worker = yield ReserveWorker(policy_name(options.policy), options.policy)
+        change = _build_claim(head.record, worker)
+        # The guards make the claim fail if a switch changed since it was read, as with an INTENT.
+        claimed = yield AppendChange(head, change, False, guards=permission.guards)
         if claimed is not None:
-            return (yield from _sent(rules, claimed, life, given))
-    return "waiting"  # another relay was first, or people turn switches all the time
+            return (yield from _send_event(options, claimed, run_number, event_body))
+    return "waiting"  # another relay was first, or switches change all the time
 
 
-def _permitted(event: Outgoing, step: str) -> Script:
-    """Return whether an event may be sent now; refuse if nobody can tell, or from a log that has moved."""
+def _ask_permission(event: EventRecord, step: str) -> Script:
+    """Return the permission to send an event; raise if the switches cannot be read or the log has moved."""
     steps = (step,) if step else ()
-    permit: Permission = yield Permit(steps, event.tenant, begins=not _is_notice(event))
-    if permit.stop and permit.stop != SWITCHED:
-        raise not_begun(f"the delivery of event {event.event_id}", permit)
-    return permit
+    # `begins=False`: switches do not stop notifications, a log that has moved does.
+    permission: Permission = yield AskPermission(steps, event.tenant, begins=not _is_notification(event))
+    if permission.stop and permission.stop != SWITCH_ON:
+        raise describe_block(f"the delivery of event {event.event_id}", permission)
+    return permission
 
 
-def _sent(rules: Rules, claimed: Seen, life: int, given: bytes | None) -> Script:
-    """Give an event to its sink; return what that came to."""
-    error = yield Send(claimed, life, given)
-    now = yield Now()
-    came_to, change = _outcome(rules, claimed.run, error, now)
-    saved = yield Save(claimed, change)
+def _send_event(
+    options: RelayOptions, claimed: LoadedHead, run_number: int, event_body: bytes | None
+) -> Script:
+    """Send a claimed event and store the outcome; return the name of a field of the stats."""
+    error = yield SendEvent(claimed, run_number, event_body)
+    now = yield ReadClock()
+    result, change = _build_outcome(options, claimed.record, error, now)
+    saved = yield AppendChange(claimed, change)
     if saved is None:
-        return "waiting"  # it was taken for lost; what the other relay writes stands
-    if came_to == "dead":
-        yield Tell("dead", saved)
-    return came_to
+        # The lease had expired and another relay claimed the event: its outcome counts.
+        return "waiting"
+    if result == "dead":
+        yield NotifyListeners("dead", saved)
+    return result
 
 
-def _stays(seen: Seen, life: int, now: float) -> Script:
-    """Return why an event is not to be sent now, or None."""
-    event = seen.run
-    if event.state in OVER:
+def _find_wait_reason(head: LoadedHead, run_number: int, now: float) -> Script:
+    """Return "over" for a finished event, "waiting" for one that cannot be sent now, else None."""
+    event = head.record
+    if event.state in FINAL_STATES:
         return "over"
     if event.state == "SENDING":
-        until = yield Holder(event.worker, seen.entity, event.attempt)
+        until = yield ReadLease(event.worker, head.entity, event.attempt)
         if until > now:
             return "waiting"
     elif event.not_before > now:
         return "waiting"
-    elder = yield from _elder(event, life)
-    return None if elder is None or elder.run.state in OVER else "waiting"
+    # A DEAD predecessor does not block the lane; one that may still be sent does, even of another topic.
+    predecessor = yield from _load_predecessor(event, run_number)
+    return None if predecessor is None or predecessor.record.state in FINAL_STATES else "waiting"
 
 
-def _elder(event: Outgoing, life: int) -> Script:
+def _load_predecessor(event: EventRecord, run_number: int) -> Script:
     """Return the event before this one in its lane, or None if it is the first."""
+    # Ids follow from entity, run number and ordinal, so the predecessor is loaded by its id.
     if event.ordinal:
-        found = yield from _found(event.run, life, event.ordinal - 1)
-        return found
+        return (yield from _load_event(event.run_entity, run_number, event.ordinal - 1))
     last = None
-    while last is None and life > 1:
-        life, ordinal = life - 1, 0
-        while (found := (yield from _found(event.run, life, ordinal))) is not None:
-            last, ordinal = found, ordinal + 1
+    while last is None and run_number > 1:
+        run_number, ordinal = run_number - 1, 0
+        while (head := (yield from _load_event(event.run_entity, run_number, ordinal))) is not None:
+            last, ordinal = head, ordinal + 1
     return last
 
 
-def _found(entity: str, life: int, ordinal: int) -> Script:
-    seen = yield Load(f"event/{event_id_of(entity, life, ordinal)}")
-    return None if seen.run is None else seen
+def _load_event(entity: str, run_number: int, ordinal: int) -> Script:
+    head = yield LoadHead(f"event/{make_event_id(entity, run_number, ordinal)}")
+    return None if head.record is None else head
 
 
-def _outlived(seen: Seen) -> Script:
-    """Give up an event whose last attempt was lost with its relay: it may or may not have arrived."""
-    after = moved(seen.run, "DEAD", reason="max_attempts_exceeded")
-    change = Change(("DEAD", "ESCALATION"), seen.run, after, {"error": LOST["lease_expired"]})
-    saved = yield Save(seen, change)
+def _give_up_event(head: LoadedHead) -> Script:
+    """Store DEAD for an event whose last attempt was lost with its relay; it may have been received."""
+    after = change_state(head.record, "DEAD", reason="max_attempts_exceeded")
+    change = RecordChange(("DEAD", "ESCALATION"), head.record, after, {"error": LOST["lease_expired"]})
+    saved = yield AppendChange(head, change)
     if saved is None:
         return "waiting"
-    yield Tell("dead", saved)
+    yield NotifyListeners("dead", saved)
     return "dead"
 
 
-def _claim(event: Outgoing, worker: str) -> Change:
-    """Return the change that makes an event this relay's, and counts the attempt before it is sent."""
-    after = moved(event, "SENDING", attempt=event.attempt + 1, tried=event.tried + 1)
-    return Change(("SENDING",), event, after._replace(worker=worker))
+def _build_claim(event: EventRecord, worker: str) -> RecordChange:
+    """Return the change that claims an event for a worker and counts the attempt."""
+    # Counted before it is sent: an event that kills its relay each time must end as DEAD, too.
+    after = change_state(event, "SENDING", attempt=event.attempt + 1, attempt_count=event.attempt_count + 1)
+    return RecordChange(("SENDING",), event, after._replace(worker=worker))
 
 
-def _outcome(rules: Rules, event: Outgoing, error: BaseException | None, now: float) -> tuple[str, Change]:
-    """Return what became of an attempt, as a field of the tally and as a change."""
+def _build_outcome(
+    options: RelayOptions, event: EventRecord, error: BaseException | None, now: float
+) -> tuple[str, RecordChange]:
+    """Return the outcome of an attempt, as the name of a field of the stats and as a change."""
     if error is None:
-        return "delivered", Change(("DELIVERED",), event, moved(event, "DELIVERED"))
-    if not isinstance(error, Exception):  # Ctrl-C, cancellation: it may have arrived
-        after = moved(event, "PENDING", reason="interrupted", not_before=now)
-        return "failed", Change(("PENDING",), event, after, {"error": LOST["interrupted"]})
-    failure = rules.classify(error, now)
-    meant = verdict(failure, rules.policy, "idempotent")
-    decision = decide(rules.policy, Situation(event.tried, failure, meant, now, seed_of(event.event_id)))
-    body = {"error": rules.describe(error, failure), "proof": decision.proof()}
+        return "delivered", RecordChange(("DELIVERED",), event, change_state(event, "DELIVERED"))
+    if not isinstance(error, Exception):  # Ctrl-C or cancellation: the sink may have accepted it
+        after = change_state(event, "PENDING", reason="interrupted", not_before=now)
+        return "failed", RecordChange(("PENDING",), event, after, {"error": LOST["interrupted"]})
+    failure = options.classify(error, now)
+    # Idempotent: every attempt has the same id, by which the receiver drops repeats.
+    verdict = decide_verdict(failure, options.policy, "idempotent")
+    situation = Situation(event.attempt_count, failure, verdict, now, run_seed(event.event_id))
+    decision = decide_retry(options.policy, situation)
+    body = {"error": options.describe(error, failure), "proof": decision.proof()}
     if decision.action in ("retry", "defer"):
-        after = moved(event, "PENDING", reason=decision.reason, not_before=decision.not_before)
-        return "failed", Change(("PENDING", "DECISION"), event, after, body)
-    after = moved(event, "DEAD", reason=decision.reason)
-    return "dead", Change(("DEAD", "DECISION", "ESCALATION"), event, after, body)
+        after = change_state(event, "PENDING", reason=decision.reason, not_before=decision.not_before)
+        return "failed", RecordChange(("PENDING", "DECISION"), event, after, body)
+    after = change_state(event, "DEAD", reason=decision.reason)
+    return "dead", RecordChange(("DEAD", "DECISION", "ESCALATION"), event, after, body)
 
 
-def moved(event: Outgoing, to: str, **changes: Any) -> Outgoing:
-    """Return an event in another state, nobody's and without a reason unless told; refuse an illegal move."""
-    if to not in MOVES[event.state]:
-        raise IllegalMove(f"an event cannot go from {event.state} to {to}")
-    return event._replace(**{"state": to, "worker": "", "reason": "", **changes})
+def change_state(event: EventRecord, state: str, **changes: Any) -> EventRecord:
+    """Return an event in another state, without worker and reason unless given; raise if that is illegal."""
+    if state not in STATE_TRANSITIONS[event.state]:
+        raise IllegalTransition(f"an event cannot change from {event.state} to {state}")
+    return event._replace(**{"state": state, "worker": "", "reason": "", **changes})
 
 
-# A person's decision --------------------------------------------------------------------------------
+# Operators' decisions -------------------------------------------------------------------------------
 
 
-def redeliver(event_id: str, reason: str, actor: str) -> Script:
-    """Have an event that is over sent again, with a new budget, because somebody says so."""
-    seen = yield Load(f"event/{event_id}")
-    if seen.run is None:
+def redeliver_event(event_id: str, reason: str, actor: str) -> Script:
+    """Have a finished event sent again, with all its attempts; record the operator's reason."""
+    head = yield LoadHead(f"event/{event_id}")
+    if head.record is None:
         raise UsageError(f"there is no event {event_id!r} in this store")
-    if seen.run.state not in OVER:
+    if head.record.state not in FINAL_STATES:
         raise UsageError(
-            f"event {event_id} is {seen.run.state}; only what is DEAD, REJECTED or DELIVERED is sent again"
+            f"event {event_id} is {head.record.state}; only a DEAD, REJECTED or DELIVERED event is sent again"
         )
-    permit: Permission = yield Permit((), "", begins=False)
-    if permit.stop:  # nobody would hear of it in a log that has moved
-        raise not_begun(f"the delivery of event {event_id}", permit)
-    after = moved(seen.run, "PENDING", reason="redelivered", tried=0, not_before=0.0)
-    told = {"decision": {"what": "redeliver", "reason": reason, "actor": actor}}
-    change = Change(("PENDING", "DECISION"), seen.run, after, told)
-    if (yield Save(seen, change, guards=permit.guards)) is None:
-        raise UsageError(f"event {event_id} was changed by somebody else just now; look again")
+    permission: Permission = yield AskPermission((), "", begins=False)
+    # In a log that has moved to another store no relay would see the decision.
+    if permission.stop:
+        raise describe_block(f"the delivery of event {event_id}", permission)
+    after = change_state(head.record, "PENDING", reason="redelivered", attempt_count=0, not_before=0.0)
+    body = {"decision": {"action": "redeliver", "reason": reason, "actor": actor}}
+    change = RecordChange(("PENDING", "DECISION"), head.record, after, body)
+    if (yield AppendChange(head, change, guards=permission.guards)) is None:
+        raise UsageError(f"event {event_id} was changed at the same time; check its state and try again")
     return None

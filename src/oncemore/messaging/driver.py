@@ -1,8 +1,8 @@
-"""The two drivers of `messaging.delivery`, blocking and awaiting: they do what a delivery asks for.
+"""The blocking and the async driver of the delivery scripts.
 
-What cut a send off (Ctrl-C, cancellation) waits until the event is in order, and is raised then. A write that
-the store did not answer is not repeated here: the pass ends with the error, the worker whose name the event
-may bear is retired, and whoever looks next finds what is stored.
+An interrupt during a send (Ctrl-C, cancellation) is raised after the outcome is stored. A write without an
+answer from the store is not repeated: the pass ends with the error and the worker is retired, because its
+claim may be stored; the next pass reads the stored state.
 """
 
 from __future__ import annotations
@@ -11,323 +11,354 @@ from fnmatch import fnmatchcase
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
-from oncemore.control.model import CONTROL
+from oncemore.control.model import SWITCHES_ENTITY
 from oncemore.errors import PermanentError, UsageError
-from oncemore.log.encryption import opened
-from oncemore.log.entry_codec import body_of, head_of
-from oncemore.log.head_access import notice_write, told_already, write_of
-from oncemore.log.record import NOWHERE, Outgoing
-from oncemore.log.store import Batch, Query, Stored
-from oncemore.messaging.delivery import Given, Listed, Lives, Send, Stopping
-from oncemore.messaging.message import message_of
-from oncemore.retries.deadlines import awaited
-from oncemore.retries.loop import Invoke
+from oncemore.log.encryption import decrypt_bytes
+from oncemore.log.entry_codec import decode_body, decode_head
+from oncemore.log.head_access import build_event_write, build_write, was_notified_already
+from oncemore.log.record import NOWHERE, EventRecord
+from oncemore.log.store import Batch, HeadQuery, Stored
+from oncemore.messaging.delivery import CheckStop, CountRuns, ListPendingEvents, ReadEventBody, SendEvent
+from oncemore.messaging.message import make_message
+from oncemore.retries.deadlines import run_with_timeout
+from oncemore.retries.loop import CallFunction
 from oncemore.steps.attempt import OURS
-from oncemore.steps.call_in_progress import in_thread
-from oncemore.steps.ops import Begin, Holder, Load, Now, Permit, Save, Seen, Tell
+from oncemore.steps.call_in_progress import run_in_thread
+from oncemore.steps.ops import (
+    AppendChange,
+    AskPermission,
+    LoadedHead,
+    LoadHead,
+    NotifyListeners,
+    ReadClock,
+    ReadLease,
+    ReserveWorker,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
     from typing import Protocol
 
-    from oncemore.log.record import Run
+    from oncemore.log.record import RunRecord
     from oncemore.log.store import Conflict, Head
-    from oncemore.messaging.message import Message
+    from oncemore.messaging.message import EventMessage
     from oncemore.steps.engine import Engine
-    from oncemore.steps.lease import Identity
+    from oncemore.steps.lease import WorkerIdentity
     from oncemore.steps.ops import Permission, Script
 
-    class Stop(Protocol):
-        """Says when to stop; a `threading.Event`, an `asyncio.Event` or a `trio.Event` is one."""
+    class StopSignal(Protocol):
+        """A stop flag: `threading.Event`, `asyncio.Event` or `trio.Event`."""
 
         def is_set(self) -> bool:
-            """Whether to stop."""
+            """Return whether to stop."""
 
 
-#: Later than any event is due: those that wait are listed too, behind those that are due.
-EVER = 1e15
+#: Later than any due time: the listing includes the waiting events, behind the due ones.
+FAR_FUTURE = 1e15
 
 
-class Sinks:
-    """Which sink a topic has: the one under its name, else that of the first pattern that fits."""
+class SinkTable:
+    """Finds the sink of a topic: the one of its exact name, else of the first matching pattern."""
 
-    def __init__(self, routes: Mapping[str, Callable[[Message], Any]]) -> None:
+    def __init__(self, routes: Mapping[str, Callable[[EventMessage], Any]]) -> None:
         if not routes:
-            raise UsageError("a relay needs a sink: Relay(engine, {'orders.*': sink})")
+            raise UsageError("a relay needs a sink: OutboxRelay(engine, {'orders.*': sink})")
         for topic, sink in routes.items():
             if not isinstance(topic, str) or not 1 <= len(topic) <= 200:
                 raise UsageError(f"topic is {topic!r}; it takes a text of 1 to 200 characters")
             if not callable(sink):
                 raise UsageError(f"the sink of {topic!r} is {sink!r}; it takes a function of one message")
         self._routes = dict(routes)
-        colours = {_awaits(sink) for sink in self._routes.values()}
-        if len(colours) > 1:
+        kinds = {_is_async_sink(sink) for sink in self._routes.values()}
+        if len(kinds) > 1:
             raise UsageError("some sinks are async and some are not; make a relay for each kind")
-        self.awaits = True in colours
-        self.ours = any(topic.startswith(OURS) for topic in self._routes)
+        self.is_async = True in kinds
+        self.has_internal_topics = any(topic.startswith(OURS) for topic in self._routes)
 
-    def of(self, topic: str) -> Any:
+    def find_sink(self, topic: str) -> Any:
         """Return the sink of a topic, or None."""
-        named = self._routes.get(topic)
-        if named is not None:
-            return named
-        # What we ourselves tell is for those whom the settings name: "*" does not mean it.
-        ours = OURS if topic.startswith(OURS) else ""
-        fits = (
+        exact = self._routes.get(topic)
+        if exact is not None:
+            return exact
+        # Notifications have their own sinks in the settings: the pattern "*" must not take them.
+        required_prefix = OURS if topic.startswith(OURS) else ""
+        matches = (
             sink
             for pattern, sink in self._routes.items()
-            if fnmatchcase(topic, pattern) and pattern.startswith(ours)
+            if fnmatchcase(topic, pattern) and pattern.startswith(required_prefix)
         )
-        return next(fits, None)
+        return next(matches, None)
 
-    def takes(self, topic: str) -> bool:
-        """Whether a topic has a sink."""
-        return self.of(topic) is not None
+    def has_sink(self, topic: str) -> bool:
+        """Return whether a topic has a sink."""
+        return self.find_sink(topic) is not None
 
 
-def _awaits(sink: Any) -> bool:
+def _is_async_sink(sink: Any) -> bool:
     return iscoroutinefunction(sink) or iscoroutinefunction(getattr(type(sink), "__call__", None))  # noqa: B004
 
 
-class Courier:
-    """Does what a delivery asks for, on one engine; has one event under way at most."""
+class DeliveryDriver:
+    """Performs the operations of delivery scripts on one engine, with at most one event in flight."""
 
     def __init__(
-        self, engine: Engine, sinks: Sinks, max_bytes: int, limit_s: float | None, stop: Stop | None
+        self, engine: Engine, sinks: SinkTable, max_bytes: int, limit_s: float | None, stop: StopSignal | None
     ) -> None:
         self.engine, self._sinks, self._max_bytes, self._stop = engine, sinks, max_bytes, stop
         self._limit_s = limit_s
-        self.cut: BaseException | None = None
-        self._me: Identity | None = None
-        self._held: tuple[str, int] | None = None
+        # Ctrl-C or a cancellation during a send, until the outcome is stored.
+        self.interrupt: BaseException | None = None
+        self._identity: WorkerIdentity | None = None
+        self._current_attempt: tuple[str, int] | None = None
 
-    def listed(self, op: Listed) -> tuple[Seen, ...]:
-        """Return the events that are not over."""
-        heads = self.engine.store.heads(Query("event", due_by=EVER, limit=op.limit))
-        return tuple(_seen(head) for head in heads)
+    def list_pending_events(self, op: ListPendingEvents) -> tuple[LoadedHead, ...]:
+        """Return the unfinished events."""
+        heads = self.engine.store.list_heads(HeadQuery("event", due_by=FAR_FUTURE, limit=op.limit))
+        return tuple(_make_loaded_head(head) for head in heads)
 
-    def lives(self, op: Lives) -> tuple[int, str]:
-        """Return how many runs an entity has had, and of which step."""
-        head = self.engine.store.head(op.entity)
+    def count_runs(self, op: CountRuns) -> tuple[int, str]:
+        """Return the number of runs of an entity and the name of its step."""
+        head = self.engine.store.load_head(op.entity)
         if head is None:
             return 0, ""
-        run: Run = head_of(head.head)
-        return run.runs, run.step
+        run: RunRecord = decode_head(head.head)
+        return run.run_number, run.step
 
-    def permit(self, op: Permit) -> Permission:
-        """Say whether an event may be sent, as far as people have to say so."""
-        return self.engine.controls.permit(self.engine, op)
+    def ask_permission(self, op: AskPermission) -> Permission:
+        """Return whether the operators' switches permit sending."""
+        return self.engine.permissions.ask_permission(self.engine, op)
 
-    def stopping(self, op: Stopping) -> bool:
+    def check_stop(self, op: CheckStop) -> bool:
         """Return whether to stop."""
         return self._stop is not None and self._stop.is_set()
 
-    def load(self, op: Load) -> Seen:
+    def load_head(self, op: LoadHead) -> LoadedHead:
         """Read the head of an event."""
-        head = self.engine.store.head(op.entity)
-        return Seen(op.entity, 0, NOWHERE, None) if head is None else _seen(head)
+        head = self.engine.store.load_head(op.entity)
+        return LoadedHead(op.entity, 0, NOWHERE, None) if head is None else _make_loaded_head(head)
 
-    def given(self, op: Given) -> bytes | None:
-        """Return what was given away, or None if it was pruned."""
-        # Opened here and not when it is sent: a key that is missing is no failure of the event.
-        first = next(iter(self.engine.store.entries(op.entity)))
-        return None if first.body is None else opened(first.body, self.engine.seal, op.entity, first.version)
+    def read_event_body(self, op: ReadEventBody) -> bytes | None:
+        """Return the decrypted payload of an event, or None if it was pruned."""
+        # Decrypted before the claim: a missing key must not count as a failure of the event.
+        first = next(iter(self.engine.store.read_entries(op.entity)))
+        return (
+            None
+            if first.body is None
+            else decrypt_bytes(first.body, self.engine.cipher, op.entity, first.version)
+        )
 
-    def now(self, op: Now) -> float:
+    def read_clock(self, op: ReadClock) -> float:
         """Return the store's time."""
         return self.engine.now()
 
-    def holder(self, op: Holder) -> float:
-        """Return until when a relay holds an attempt."""
-        return self.engine.held_until(op.worker, op.entity, op.fence)
+    def read_lease(self, op: ReadLease) -> float:
+        """Return the end of the lease on an attempt."""
+        return self.engine.lease_until(op.worker, op.entity, op.fence)
 
-    def begin(self, op: Begin) -> str:
-        """Return who sends: this process, with a lease that is good for it."""
+    def reserve_worker(self, op: ReserveWorker) -> str:
+        """Return the name of this process's worker, which has a valid lease."""
+        # In a restored copy of a store nothing may be sent: the original may be running, too.
         self.engine.check_original()
-        self._me = self.engine.identity()
+        self._identity = self.engine.current_identity()
         self.engine.policies.record_policy(self.engine, op.policy_name, op.policy)
-        return self._me.name
+        return self._identity.name
 
-    def tell(self, op: Tell) -> None:
-        """Say in the log that an event was given up: nothing is dropped in silence (MSG-8)."""
-        event = op.seen.run
-        self.engine.grumble(
-            f"event {event.event_id} ({event.topic}) is dead after {event.tried} attempts, {event.reason}; "
-            "it is kept: Relay.dead() lists it, Relay.redeliver() has it sent again"
+    def log_dead_event(self, op: NotifyListeners) -> None:
+        """Log that an event is dead: no event is dropped silently (MSG-8)."""
+        event = op.seen.record
+        self.engine.log_warning(
+            f"event {event.event_id} ({event.topic}) is dead after {event.attempt_count} attempts, "
+            f"{event.reason}; it stays in the store: OutboxRelay.dead_letters() lists it, "
+            "OutboxRelay.redeliver() has it sent again"
         )
 
-    def message(self, op: Send) -> Message:
-        """Return the message of an event; refuse one that is lost or too large."""
-        event = op.seen.run
-        if op.given is None:
+    def build_message(self, op: SendEvent) -> EventMessage:
+        """Return the message of an event; raise `PermanentError` if it was pruned or is too large."""
+        event = op.head.record
+        if op.event_body is None:
             raise PermanentError(f"the payload of event {event.event_id} was pruned")
-        size = len(op.given)
+        size = len(op.event_body)
         if size > self._max_bytes:
             raise PermanentError(
-                f"event {event.event_id} takes {size:,} bytes; {self._max_bytes:,} is the most"
+                f"event {event.event_id} has {size:,} bytes; the limit is {self._max_bytes:,}"
             )
-        return message_of(event, op.life, body_of(op.given)["payload"])
+        return make_message(event, op.run_number, decode_body(op.event_body)["payload"])
 
-    def sink(self, op: Send) -> Any:
-        """Return where an event goes."""
-        return self._sinks.of(op.seen.run.topic)
+    def find_sink(self, op: SendEvent) -> Any:
+        """Return the sink of an event."""
+        return self._sinks.find_sink(op.head.record.topic)
 
-    def invoke(self, op: Send) -> Invoke:
-        """Return the limits of an attempt."""
-        return Invoke(op.seen.run.attempt, self._limit_s)
+    def compute_limits(self, op: SendEvent) -> CallFunction:
+        """Return the timeout of an attempt."""
+        return CallFunction(op.head.record.attempt, self._limit_s)
 
-    def failed(self, error: BaseException) -> BaseException:
-        """Return what came of a send; what cut it off is raised once that is written."""
+    def handle_send_error(self, error: BaseException) -> BaseException:
+        """Return the error of a send; remember an interrupt, to raise it after the outcome is stored."""
         if not isinstance(error, Exception):
-            self.cut = error
+            self.interrupt = error
         return error
 
-    def begin_save(self, op: Save) -> tuple[Batch, Seen]:
-        """Return the bytes of a change, and the event as it will be once they are stored."""
-        seen, event = op.seen, op.change.after
-        change, now, told = op.change, self.engine.now(), self.engine.notices
-        given: tuple[Any, ...] = ()
-        if told is not None:
-            change, given = told.of(self.engine, seen.entity, seen.version, change, now)
-        write = write_of(seen.entity, seen.version, seen.hash, change, now, self.engine.seal)
-        if type(event) is Outgoing and event.state == "SENDING":
-            # Before it is written: nobody in this process may take it for lost.
-            assert self._me is not None
-            assert CONTROL in op.guards, "an event was to be sent that nobody has let be sent"
-            held = (seen.entity, event.attempt)
-            self._me.take(held)
-            self._held = held  # after it: what was not taken must not be left, it may be somebody else's
-        writes = (write, *(notice_write(each, now, self.engine.seal) for each in given))
-        return Batch(writes, op.guards, op.sync), Seen(seen.entity, seen.version + 1, write.hash, event)
+    def encode_change(self, op: AppendChange) -> tuple[Batch, LoadedHead]:
+        """Return the batch of a change, and the head as it will be once the batch is stored."""
+        head, event = op.seen, op.change.after
+        change, now, notifier = op.change, self.engine.now(), self.engine.notifier
+        notifications: tuple[Any, ...] = ()
+        if notifier is not None:
+            change, notifications = notifier.add_notifications(
+                self.engine, head.entity, head.version, change, now
+            )
+        write = build_write(head.entity, head.version, head.hash, change, now, self.engine.cipher)
+        if type(event) is EventRecord and event.state == "SENDING":
+            # Registered before the write: no other thread of this process may take the attempt for lost.
+            assert self._identity is not None
+            assert SWITCHES_ENTITY in op.guards, "an event was claimed without reading the switches"
+            attempt = (head.entity, event.attempt)
+            self._identity.add_attempt(attempt)
+            # Only after `add_attempt` succeeded: otherwise another driver may hold the attempt.
+            self._current_attempt = attempt
+        writes = (write, *(build_event_write(event, now, self.engine.cipher) for event in notifications))
+        return Batch(writes, op.guards, op.sync), LoadedHead(head.entity, head.version + 1, write.hash, event)
 
-    def end_save(self, after: Seen, answer: Stored | Conflict) -> Seen | None:
-        """Return the event as it is now, or None if it was not as it had been seen."""
-        stored = isinstance(answer, Stored)
-        if not (stored and after.run.state == "SENDING"):
-            self._let_go()
+    def apply_append_result(self, after: LoadedHead, result: Stored | Conflict) -> LoadedHead | None:
+        """Return the new head, or None if the event or a guard had changed."""
+        stored = isinstance(result, Stored)
+        if not (stored and after.record.state == "SENDING"):
+            self._leave_attempt()
         if not stored:
-            self.engine.controls.forget()  # what people have said may be what has changed: it is read anew
-        if stored and after.run.state == "DEAD" and self.engine.notices is not None:
-            self.engine.notices.wake(self.engine)
-        if self.cut is not None:
-            raise self.cut
+            # A changed switch may be the reason for the conflict.
+            self.engine.permissions.drop_cached()
+        if stored and after.record.state == "DEAD" and self.engine.notifier is not None:
+            self.engine.notifier.wake_thread(self.engine)
+        if self.interrupt is not None:
+            raise self.interrupt
         return after if stored else None
 
-    def abandon(self) -> None:
-        """Leave: an attempt whose outcome could not be written is nobody's, and others may see that."""
-        if self._held is not None and self._me is not None:
-            self.engine.retire(self._me)
-            self._let_go()
+    def abandon_attempt(self) -> None:
+        """Retire the worker of an attempt whose outcome could not be stored, so that its lease ends."""
+        if self._current_attempt is not None and self._identity is not None:
+            self.engine.retire_worker(self._identity)
+            self._leave_attempt()
 
-    def _let_go(self) -> None:
-        if self._held is not None and self._me is not None:
-            held, self._held = self._held, None  # before it: nobody leaves twice
-            self._me.leave(held)
-            if self._me.retired:
-                self.engine.bury(self._me)
-
-
-def _seen(head: Head) -> Seen:
-    return Seen(head.entity, head.version, head.hash, head_of(head.head, Outgoing))
+    def _leave_attempt(self) -> None:
+        if self._current_attempt is not None and self._identity is not None:
+            # Cleared first, so that an error below cannot make it leave twice.
+            attempt, self._current_attempt = self._current_attempt, None
+            self._identity.remove_attempt(attempt)
+            if self._identity.retired:
+                self.engine.close_retired_worker(self._identity)
 
 
-_QUICK: dict[type, Callable[[Courier, Any], Any]] = {
-    Listed: Courier.listed, Lives: Courier.lives, Stopping: Courier.stopping, Load: Courier.load,
-    Given: Courier.given, Now: Courier.now, Holder: Courier.holder, Begin: Courier.begin, Tell: Courier.tell,
-}  # fmt: skip
+def _make_loaded_head(head: Head) -> LoadedHead:
+    return LoadedHead(head.entity, head.version, head.hash, decode_head(head.head, EventRecord))
+
+
+_IMMEDIATE: dict[type, Callable[[DeliveryDriver, Any], Any]] = {
+    ListPendingEvents: DeliveryDriver.list_pending_events,
+    CountRuns: DeliveryDriver.count_runs,
+    CheckStop: DeliveryDriver.check_stop,
+    LoadHead: DeliveryDriver.load_head,
+    ReadEventBody: DeliveryDriver.read_event_body,
+    ReadClock: DeliveryDriver.read_clock,
+    ReadLease: DeliveryDriver.read_lease,
+    ReserveWorker: DeliveryDriver.reserve_worker,
+    NotifyListeners: DeliveryDriver.log_dead_event,
+}
 
 
 # Blocking -------------------------------------------------------------------------------------------
 
 
-def blocking(courier: Courier, script: Script) -> Any:
+def run_delivery(driver: DeliveryDriver, script: Script) -> Any:
     """Run a script to its end in this thread; return its value."""
     try:
         op = next(script)
         while True:
-            quick = _QUICK.get(type(op)) or _BLOCKING[type(op)]
-            op = script.send(quick(courier, op))
+            perform = _IMMEDIATE.get(type(op)) or _BLOCKING[type(op)]
+            op = script.send(perform(driver, op))
     except StopIteration as end:
         return end.value
     except BaseException:
-        courier.abandon()
+        driver.abandon_attempt()
         raise
 
 
-def _save(courier: Courier, op: Save) -> Seen | None:
+def _append_change(driver: DeliveryDriver, op: AppendChange) -> LoadedHead | None:
     while True:
-        batch, after = courier.begin_save(op)
-        answer = courier.engine.store.append(batch).wait()
-        if not told_already(op, batch, answer):
-            return courier.end_save(after, answer)
+        batch, after = driver.encode_change(op)
+        result = driver.engine.store.append(batch).wait()
+        # If another process has written the same notification first, build the batch again without it.
+        if not was_notified_already(op, batch, result):
+            return driver.apply_append_result(after, result)
 
 
-def _send(courier: Courier, op: Send) -> BaseException | None:
+def _send_event(driver: DeliveryDriver, op: SendEvent) -> BaseException | None:
     try:
-        message, sink, invoke = courier.message(op), courier.sink(op), courier.invoke(op)
+        message, sink, invoke = driver.build_message(op), driver.find_sink(op), driver.compute_limits(op)
         if invoke.limit_s is None:
             sink(message)
         else:
             from oncemore.retries import timeouts
 
-            timeouts.run(message.topic, invoke, lambda: sink(message))
-    except BaseException as error:  # noqa: BLE001 - it travels as a value, and is decided on
-        return courier.failed(error)
+            timeouts.run_in_helper(message.topic, invoke, lambda: sink(message))
+    except BaseException as error:  # noqa: BLE001 - returned as a value, on which the script decides
+        return driver.handle_send_error(error)
     return None
 
 
-_BLOCKING: dict[type, Callable[[Courier, Any], Any]] = {
-    Save: _save,
-    Send: _send,
-    Permit: Courier.permit,
+_BLOCKING: dict[type, Callable[[DeliveryDriver, Any], Any]] = {
+    AppendChange: _append_change,
+    SendEvent: _send_event,
+    AskPermission: DeliveryDriver.ask_permission,
 }
 
 
 # Awaiting -------------------------------------------------------------------------------------------
 
 
-async def awaiting(courier: Courier, script: Script) -> Any:
+async def run_delivery_async(driver: DeliveryDriver, script: Script) -> Any:
     """Run a script to its end in this task, on asyncio or trio; return its value."""
     try:
         op = next(script)
         while True:
-            quick = _QUICK.get(type(op))
-            op = script.send(quick(courier, op) if quick else await _AWAITING[type(op)](courier, op))
+            perform = _IMMEDIATE.get(type(op))
+            op = script.send(perform(driver, op) if perform else await _AWAITING[type(op)](driver, op))
     except StopIteration as end:
         return end.value
     except BaseException:
-        courier.abandon()
+        driver.abandon_attempt()
         raise
 
 
-async def _save_awaited(courier: Courier, op: Save) -> Seen | None:
-    if courier.cut is not None:
-        return _save(courier, op)  # a task that was cancelled must not await; the disk is worth the moment
+async def _append_change_async(driver: DeliveryDriver, op: AppendChange) -> LoadedHead | None:
+    if driver.interrupt is not None:
+        # A cancelled task must not await: block the event loop for this one write.
+        return _append_change(driver, op)
     while True:
-        batch, after = courier.begin_save(op)
-        answer = await courier.engine.store.append(batch)
-        if not told_already(op, batch, answer):
-            return courier.end_save(after, answer)
+        batch, after = driver.encode_change(op)
+        result = await driver.engine.store.append(batch)
+        if not was_notified_already(op, batch, result):
+            return driver.apply_append_result(after, result)
 
 
-async def _send_awaited(courier: Courier, op: Send) -> BaseException | None:
+async def _send_event_async(driver: DeliveryDriver, op: SendEvent) -> BaseException | None:
     try:
-        message, invoke = courier.message(op), courier.invoke(op)
-        made = courier.sink(op)(message)
-        await (made if invoke.limit_s is None else awaited(message.topic, invoke, made))
-    except BaseException as error:  # noqa: BLE001 - it travels as a value, and is decided on
-        return courier.failed(error)
+        message, invoke = driver.build_message(op), driver.compute_limits(op)
+        sending = driver.find_sink(op)(message)
+        await (sending if invoke.limit_s is None else run_with_timeout(message.topic, invoke, sending))
+    except BaseException as error:  # noqa: BLE001 - returned as a value, on which the script decides
+        return driver.handle_send_error(error)
     return None
 
 
-async def _permit_awaited(courier: Courier, op: Permit) -> Permission:
-    if not courier.engine.controls.waits:
-        return courier.permit(op)
-    return await in_thread(courier.permit, op)  # type: ignore[no-any-return]
+async def _ask_permission_async(driver: DeliveryDriver, op: AskPermission) -> Permission:
+    if not driver.engine.permissions.has_external:
+        return driver.ask_permission(op)
+    # An external source of switches may block, for example on the network.
+    return await run_in_thread(driver.ask_permission, op)  # type: ignore[no-any-return]
 
 
-_AWAITING: dict[type, Callable[[Courier, Any], Coroutine[Any, Any, Any]]] = {
-    Save: _save_awaited,
-    Send: _send_awaited,
-    Permit: _permit_awaited,
+_AWAITING: dict[type, Callable[[DeliveryDriver, Any], Coroutine[Any, Any, Any]]] = {
+    AppendChange: _append_change_async,
+    SendEvent: _send_event_async,
+    AskPermission: _ask_permission_async,
 }

@@ -1,21 +1,11 @@
-"""INTAKE: the way of a message into the building, as a script that a driver runs.
+"""The processing of an incoming message, as a script that a driver runs.
 
-    letter ─► the step, under the letter's own key ─► kept as a dead letter, if it must be ─► answer
+    message ─► call the step under the message's own key ─► store a dead letter, if needed ─► answer the queue
 
-The log is the table of what was seen: a letter is a call of a step, and its key is made from the letter's own
-id. So a letter that comes again, an hour or a year later, finds its run and is answered from it. The queue is
-answered last, when everything that the answer rests on is stored; a crash can only fall on a `yield`, and
-means, by the line of `take` it falls on:
-
-    before the step    nothing happened; it is delivered again
-    inside the step    what a crash means for any call of it; it is delivered again
-    before it is kept  delivered again, the step's end is found in the log, and it is kept then
-    before the answer  delivered again, found, not run, and answered
-
-**Dead letters.** What cannot be read, or has failed for good, is kept whole as an event of the topic
-`oncemore.inbox.` and the step's name, DEAD from its first entry: the list of dead letters and the quarantine
-have it without knowing what it is, and a release has it taken once more. Its id follows from the letter's, so
-that one which comes again is kept once.
+The key of the step's run is made from the message's id, so a message that is delivered again finds its run in
+the log. The queue is answered last: a crash can only happen at a `yield`, and the queue then delivers the
+message again. An unreadable or permanently failed message is stored whole as an event that is DEAD from its
+first entry, so that the dead-letter list and the quarantine show it without special cases.
 """
 
 from __future__ import annotations
@@ -25,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncemore._redact import mask_headers
 from oncemore._values import Value
-from oncemore.log.record import Change, Outgoing
-from oncemore.policy.canonical_json import digest, event_id_of
+from oncemore.log.record import EventRecord, RecordChange
+from oncemore.policy.canonical_json import canonical_digest, make_event_id
 from oncemore.steps.attempt import OURS
-from oncemore.steps.ops import Load, Now, Save
+from oncemore.steps.ops import AppendChange, LoadHead, ReadClock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,30 +26,30 @@ if TYPE_CHECKING:
     from oncemore.steps.ops import Script
 
 #: Topics of dead letters: this, and the name of the step.
-TOPIC = f"{OURS}inbox."
-LONGEST_TOPIC = 200
-#: How long a letter stays away that somebody else is at, or that the store had no room for; and at most.
-BUSY_S, LONGEST_S = 5.0, 43_200.0
+TOPIC_PREFIX = f"{OURS}inbox."
+MAX_TOPIC_LENGTH = 200
+#: The delay of a redelivery without a known due time, and the longest delay.
+DEFAULT_DELAY_S, MAX_DELAY_S = 5.0, 43_200.0
 
 
-class Letter(Value):
-    """A message as it came in.
+class InboxMessage(Value):
+    """An incoming message.
 
-    id        what makes it the same message when it comes again
-    source    whose ids these are: the stream, the queue, the endpoint
-    body      its bytes
-    headers   header fields or attributes, their names in small letters
-    delivery  how often it was delivered, as far as the queue says
+    id              identifies the message: a redelivery has the same id
+    source          the stream, queue or endpoint within which the id is unique
+    body            the content, as bytes
+    headers         header fields or attributes, with names in lower case
+    delivery_count  how often it was delivered, according to the queue
     """
 
     id: str
     source: str
     body: bytes
     headers: Mapping[str, str] = {}
-    delivery: int = 1
+    delivery_count: int = 1
 
-    def stored(self) -> dict[str, Any]:
-        """Return what a dead letter keeps of it: all that taking it again needs, and a person can read."""
+    def to_record(self) -> dict[str, Any]:
+        """Return the message for a dead letter, as readable text if the body is UTF-8."""
         fields: dict[str, Any] = {"id": self.id, "source": self.source}
         try:
             fields["text"] = self.body.decode()
@@ -68,31 +58,34 @@ class Letter(Value):
         return {**fields, "headers": [[name, value] for name, value in self.headers.items()]}
 
 
-def prepare_letter(letter: Letter) -> Letter:
-    """Return a letter that may be kept: its header fields without secrets, its texts as UTF-8 can hold them.
+def sanitize_message(message: InboxMessage) -> InboxMessage:
+    """Return a message that may be stored: no secrets in its headers, and texts that UTF-8 can encode."""
+    # Masked headers are not needed later: no header that the reader uses is masked.
+    headers = {
+        _escape_surrogates(name): _escape_surrogates(value)
+        for name, value in mask_headers(message.headers).items()
+    }
+    return message._replace(
+        id=_escape_surrogates(message.id), source=_escape_surrogates(message.source), headers=headers
+    )
 
-    A letter is read by its content and by fields that stay as they are; nothing else of them is needed later.
-    """
-    headers = {_escape(name): _escape(value) for name, value in mask_headers(letter.headers).items()}
-    return letter._replace(id=_escape(letter.id), source=_escape(letter.source), headers=headers)
 
-
-def _escape(text: str) -> str:
-    """Return a text in which half a surrogate pair, which UTF-8 lacks, is written as an escape."""
+def _escape_surrogates(text: str) -> str:
+    """Return a text with lone surrogates, which UTF-8 cannot encode, as escapes."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
-class CameTo(NamedTuple):
-    """What a letter came to.
+class MessageOutcome(NamedTuple):
+    """The result of processing a message.
 
-    what   a word of `ANSWERS`
-    until  when it goes on, if it does; 0: nobody said
-    error  the neutral record of what went wrong
-    run    the id of its run, if it has one
-    value  what the step returned
+    outcome  a key of `DISPOSITIONS`
+    until    when its work is due, or 0 if that is not known
+    error    the record of the error, if there was one
+    run      the id of its run, if it has one
+    value    the return value of the step
     """
 
-    what: str
+    outcome: str
     until: float = 0.0
     error: Mapping[str, Any] = {}
     run: str = ""
@@ -101,105 +94,128 @@ class CameTo(NamedTuple):
     tenant: str = ""
 
 
-class Perform(NamedTuple):
-    """Call the step with a letter, under the letter's key. ← a `CameTo`"""
+class CallStep(NamedTuple):
+    """Call the step with a message, under the message's key. Returns a `MessageOutcome`."""
 
-    letter: Letter
+    message: InboxMessage
 
 
-class Reply(NamedTuple):
-    """Answer the queue. ← None
+class AnswerQueue(NamedTuple):
+    """Answer the queue. Returns None.
 
-    verb     ack: it is done with; nak: again, after `delay_s`; term: never again
-    why      for whoever reads the queue's own log
+    verb    ack: remove it; nak: deliver it again after `delay_s`; term: remove it though it was not processed
+    reason  for the queue's own log
     """
 
     verb: str
     delay_s: float = 0.0
-    why: str = ""
+    reason: str = ""
 
 
-class Answer(NamedTuple):
-    """How a letter is answered: the verb, and whether it is kept as a dead letter before."""
+class Disposition(NamedTuple):
+    """How a message is answered, and whether it is stored as a dead letter before."""
 
     verb: str
-    kept: bool = False
+    is_stored: bool = False
 
 
-#: By what it came to. A word that is not here is a mistake.
-ANSWERS: dict[str, Answer] = {
-    "done": Answer("ack"),  # its COMMIT is stored
-    "seen": Answer("ack"),  # it was done before: nothing was run
-    "expired": Answer("ack"),  # … so long ago that its record was pruned
-    "later": Answer("nak"),  # parked, soft-failed, cooling down: it is due then
-    "busy": Answer("nak"),  # somebody else is at it
-    "trouble": Answer("nak"),  # the store cannot be used
-    "held": Answer("term"),  # in quarantine, as a run: a person decides there
-    "failed": Answer("term", kept=True),
-    "unreadable": Answer("term", kept=True),
-    "conflict": Answer("term", kept=True),  # its id belongs to another content
+#: By outcome; there is no default.
+DISPOSITIONS: dict[str, Disposition] = {
+    "done": Disposition("ack"),  # its COMMIT is stored
+    "duplicate": Disposition("ack"),  # done before; the step was not called
+    "expired": Disposition("ack"),  # done so long ago that its run was pruned
+    "deferred": Disposition("nak"),  # waits for a retry, a cooldown or a later time
+    "busy": Disposition("nak"),  # another worker is running it
+    "store_error": Disposition("nak"),  # the store cannot be used
+    "held": Disposition("term"),  # its run is in quarantine, where an operator decides
+    "failed": Disposition("term", is_stored=True),
+    "unreadable": Disposition("term", is_stored=True),
+    "conflict": Disposition("term", is_stored=True),  # its id belongs to another content
+}
+
+#: The counter of `InboxStats` for each outcome.
+OUTCOME_COUNTERS = {
+    "done": "done",
+    "duplicate": "duplicate",
+    "expired": "duplicate",
+    "deferred": "deferred",
+    "busy": "deferred",
+    "held": "held",
+    "failed": "dead",
+    "unreadable": "dead",
+    "conflict": "dead",
+    "store_error": "store_error",
 }
 
 
-def take(letter: Letter, step: str) -> Script:
-    """Take a letter in; return what it came to."""
-    letter = prepare_letter(letter)
-    came_to: CameTo = yield Perform(letter)
-    answer = ANSWERS[came_to.what]
-    if answer.kept:
-        yield from keep(letter, step, came_to)
+def take_message(message: InboxMessage, step: str) -> Script:
+    """Process a message; return its outcome."""
+    message = sanitize_message(message)
+    result: MessageOutcome = yield CallStep(message)
+    disposition = DISPOSITIONS[result.outcome]
+    if disposition.is_stored:
+        yield from store_dead_letter(message, step, result)
     delay = 0.0
-    if answer.verb == "nak":
-        now = yield Now()
-        delay = away_s(came_to, now)
-    yield Reply(answer.verb, delay, came_to.what)
-    return came_to
+    if disposition.verb == "nak":
+        now = yield ReadClock()
+        delay = redelivery_delay_s(result, now)
+    # Last: the answer may be given only when everything that it relies on is stored.
+    yield AnswerQueue(disposition.verb, delay, result.outcome)
+    return result
 
 
-def away_s(came_to: CameTo, now: float) -> float:
-    """Return how long a letter stays away: as long as was decided, where something was."""
-    return min(max(0.0, came_to.until - now), LONGEST_S) if came_to.until else BUSY_S
+def redelivery_delay_s(result: MessageOutcome, now: float) -> float:
+    """Return the seconds until a message should be delivered again: when its work is due, if known."""
+    return min(max(0.0, result.until - now), MAX_DELAY_S) if result.until else DEFAULT_DELAY_S
 
 
-def keep(letter: Letter, step: str, came_to: CameTo) -> Script:
-    """Keep a letter as a dead one, unless it is; return the id of its event."""
-    lane = f"letter/{digest({'step': step, 'source': letter.source, 'id': letter.id})}"
-    event_id = event_id_of(lane, 0, 0)
-    seen = yield Load(f"event/{event_id}")
-    if seen.run is None:
-        now = yield Now()
-        dead = Outgoing(
-            "DEAD", topic_of(step), event_id, lane, 0, now, tenant=came_to.tenant,
-            correlation_id=came_to.correlation_id, reason=came_to.what,
-        )  # fmt: skip
-        body = {"payload": letter.stored(), "error": dict(came_to.error), "run_id": came_to.run}
-        # Two who keep one letter at the same time write the same; whoever comes second has nothing to add.
-        yield Save(seen, Change(("EVENT", "DEAD", "ESCALATION"), None, dead, body))
+def store_dead_letter(message: InboxMessage, step: str, result: MessageOutcome) -> Script:
+    """Store a message as a dead letter, unless it is stored already; return the id of its event."""
+    # The id follows from the message's, so that a redelivered message is stored once.
+    lane = f"letter/{canonical_digest({'step': step, 'source': message.source, 'id': message.id})}"
+    event_id = make_event_id(lane, 0, 0)
+    head = yield LoadHead(f"event/{event_id}")
+    if head.record is None:
+        now = yield ReadClock()
+        event = EventRecord(
+            state="DEAD",
+            topic=dead_letter_topic(step),
+            event_id=event_id,
+            run_entity=lane,
+            created_at=now,
+            tenant=result.tenant,
+            correlation_id=result.correlation_id,
+            reason=result.outcome,
+        )
+        body = {"payload": message.to_record(), "error": dict(result.error), "run_id": result.run}
+        # A conflict is ignored: another inbox has stored the same dead letter at the same time.
+        yield AppendChange(head, RecordChange(("EVENT", "DEAD", "ESCALATION"), None, event, body))
     return event_id
 
 
-def topic_of(step: str) -> str:
-    """Return the topic of a step's dead letters; a name that is too long stands there by its digest."""
-    topic = TOPIC + step
-    return topic if len(topic) <= LONGEST_TOPIC else TOPIC + digest({"step": step})
+def dead_letter_topic(step: str) -> str:
+    """Return the topic of a step's dead letters, with a digest for a step name that is too long."""
+    topic = TOPIC_PREFIX + step
+    return topic if len(topic) <= MAX_TOPIC_LENGTH else TOPIC_PREFIX + canonical_digest({"step": step})
 
 
-def letter_of(payload: Mapping[str, Any]) -> Letter:
-    """Return the letter that a dead one has kept."""
+def restore_message(payload: Mapping[str, Any]) -> InboxMessage:
+    """Return the message that is stored in a dead letter."""
     body = payload["text"].encode() if "text" in payload else b64decode(payload["base64"])
     headers = {name: value for name, value in payload["headers"]}  # noqa: C416 - pairs are lists here
-    return Letter(payload["id"], payload["source"], body, headers)
+    return InboxMessage(payload["id"], payload["source"], body, headers)
 
 
 __all__ = [
-    "ANSWERS",
-    "TOPIC",
-    "CameTo",
-    "Letter",
-    "Perform",
-    "Reply",
-    "keep",
-    "letter_of",
-    "take",
-    "topic_of",
+    "DISPOSITIONS",
+    "OUTCOME_COUNTERS",
+    "TOPIC_PREFIX",
+    "AnswerQueue",
+    "CallStep",
+    "InboxMessage",
+    "MessageOutcome",
+    "dead_letter_topic",
+    "restore_message",
+    "store_dead_letter",
+    "take_message",
 ]

@@ -1,13 +1,11 @@
-"""A letter becomes a call: its arguments, what makes it the same work, and what goes along with it.
+"""Reads an incoming message: its content, the step's arguments, the key and the correlation id.
 
-What a letter holds is found by what it says of itself:
+    CloudEvents             structured (`application/cloudevents+json`) or binary (`ce-id`, …): the `data`
+    from an oncemore relay  with `oncemore-id`: the `payload`
+    anything else           the whole body, as JSON
 
-    CloudEvents            structured (`application/cloudevents+json`) or binary (`ce-id`, …): its `data`
-    from an oncemore relay `oncemore-id`: the message's `payload`
-    anything else          the whole body, as JSON
-
-An object gives the step's arguments by name; anything else is its only argument. Arguments are held to the
-step's annotations, so that what does not fit is a dead letter and not a failure of the work.
+An object has the step's arguments by name; any other value is its only argument. Arguments are converted to
+the step's annotations, so that a bad message becomes a dead letter and not a failure of the work.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from oncemore._redact import message_of, name_of
+from oncemore._redact import error_class_name, masked_message
 from oncemore._values import Value
 from oncemore.errors import PermanentError
 from oncemore.steps.options import hints_of
@@ -26,157 +24,173 @@ from oncemore.steps.options import hints_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from oncemore.messaging.inbox_flow import Letter
+    from oncemore.messaging.inbox_flow import InboxMessage
 
-LONGEST_ID = 200
-CLOUDEVENTS = "application/cloudevents+json"
-#: Where a correlation id may stand, the first that is there.
-CORRELATION = ("correlation-id", "x-correlation-id", "correlation_id", "correlationid")
-_SPREAD = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
-class Unreadable(PermanentError):
-    """A letter from which no call can be made; the message says why."""
+MAX_ID_LENGTH = 200
+CLOUDEVENTS_TYPE = "application/cloudevents+json"
+#: The headers that may have a correlation id; the first one that is present is used.
+CORRELATION_HEADERS = ("correlation-id", "x-correlation-id", "correlation_id", "correlationid")
+_VARIADIC_KINDS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-class Opened(Value):
-    """A letter that was opened.
+class UnreadableMessage(PermanentError):
+    """A message that cannot be turned into a call of the step; the text says why."""
 
-    content         what it is about, as JSON has it
-    correlation_id  what ties it to the work that it came of; empty: it says nothing
+
+class ParsedMessage(Value):
+    """The decoded content of a message.
+
+    content         the content, as JSON values
+    correlation_id  the sender's correlation id, or an empty string
     """
 
     content: Any
     correlation_id: str
 
 
-class Called(Value):
-    """The call that a letter is.
+class StepCall(Value):
+    """The call of a step for one message.
 
-    arguments  by name
-    same       what makes two letters the same work; None: what makes two calls of the step so
+    arguments     by name
+    key_material  the value that the run's key is made of; None for the key of an ordinary call of the step
     """
 
     arguments: Mapping[str, Any]
-    same: Any
+    key_material: Any
     correlation_id: str
 
 
-def id_in(headers: Mapping[str, str]) -> str:
-    """Return the id that a letter gives itself, or an empty text."""
+def find_message_id(headers: Mapping[str, str]) -> str:
+    """Return the id in the headers of a message, or an empty string."""
     if headers.get("oncemore-id"):
         return headers["oncemore-id"]
     if headers.get("ce-id"):
         source = headers.get("ce-source", "")
-        return f"{len(source)}:{source} {headers['ce-id']}"  # with the length, or a space could be either's
+        # With the length, because both parts may contain the separator.
+        return f"{len(source)}:{source} {headers['ce-id']}"
     return ""
 
 
-def opened(letter: Letter) -> Opened:
-    """Return what a letter holds; refuse one that is no JSON."""
-    headers = letter.headers
+def parse_message(message: InboxMessage) -> ParsedMessage:
+    """Return the content of a message; raise `UnreadableMessage` if it is not JSON."""
+    headers = message.headers
     try:
-        content: Any = msgspec.json.decode(letter.body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as fault:
-        raise Unreadable(f"it is no JSON: {fault}") from None
+        content: Any = msgspec.json.decode(message.body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnreadableMessage(f"the message is not JSON: {error}") from None
     except RecursionError:
-        raise Unreadable("its JSON is nested too deeply") from None
-    told = next((headers[name] for name in CORRELATION if headers.get(name)), "")
-    told = told or unquote(headers.get("ce-correlationid", ""))
-    inner = _wrapped(headers, content)
-    if inner:
-        outer, content = content, content.get(inner)
-        told = told or outer.get("correlation_id") or outer.get("correlationid") or ""
-    usable = isinstance(told, str) and len(told) <= LONGEST_ID and told.isprintable()
-    return Opened(content, told if usable else "")
+        raise UnreadableMessage("the JSON of the message is nested too deeply") from None
+    correlation_id = next((headers[name] for name in CORRELATION_HEADERS if headers.get(name)), "")
+    correlation_id = correlation_id or unquote(headers.get("ce-correlationid", ""))
+    field = _find_content_field(headers, content)
+    if field:
+        envelope, content = content, content.get(field)
+        correlation_id = (
+            correlation_id or envelope.get("correlation_id") or envelope.get("correlationid") or ""
+        )
+    # The sender chose it, and it is written to logs: an odd one is ignored.
+    usable = (
+        isinstance(correlation_id, str)
+        and len(correlation_id) <= MAX_ID_LENGTH
+        and correlation_id.isprintable()
+    )
+    return ParsedMessage(content, correlation_id if usable else "")
 
 
-def _wrapped(headers: Mapping[str, str], content: Any) -> str:
-    """Return under which name a letter's content is in it; empty if it is all of it."""
+def _find_content_field(headers: Mapping[str, str], content: Any) -> str:
+    """Return the field of the envelope that has the content; empty if the whole body is the content."""
     if not isinstance(content, dict) or "ce-id" in headers:
         return ""
-    if headers.get("content-type", "").partition(";")[0].strip().lower() == CLOUDEVENTS:
+    if headers.get("content-type", "").partition(";")[0].strip().lower() == CLOUDEVENTS_TYPE:
         return "data"
     return "payload" if "oncemore-id" in headers and "payload" in content and "topic" in content else ""
 
 
-class Reader:
-    """Makes calls of one step out of letters.
+class MessageReader:
+    """Turns messages into calls of one step.
 
-    same       None: the letter's own id; "arguments": what the step says; or a function of the content
-    arguments  a function of the content that gives the arguments by name; None: the content itself
+    work       the step's function
+    bound      the number of its first parameters that are bound already
+    key        None: the message's id; "arguments": the step's own key; or a function of the content
+    arguments  a function of the content that returns the arguments by name; None: the content itself
     """
 
     def __init__(
         self,
         work: Callable[..., Any],
         bound: int,
-        same: Callable[[Any], Any] | str | None,
+        key: Callable[[Any], Any] | str | None,
         arguments: Callable[[Any], Mapping[str, Any]] | None,
     ) -> None:
         self._signature = inspect.signature(work)
         self._parameters = dict(list(self._signature.parameters.items())[bound:])
         self._hints: dict[str, Any] | None = None
-        self._work, self._same, self._arguments = work, same, arguments
+        self._work, self._key, self._arguments = work, key, arguments
 
-    def call_of(self, letter: Letter) -> Called:
-        """Return the call that a letter is; refuse one from which none can be made."""
-        held = opened(letter)
-        given = (
-            held.content if self._arguments is None else _asked("arguments", self._arguments, held.content)
-        )
-        arguments = self._fitting(self._named(given))
-        return Called(arguments, self._sameness(letter, held.content), held.correlation_id)
+    def make_call(self, message: InboxMessage) -> StepCall:
+        """Return the call for a message; raise `UnreadableMessage` if that is not possible."""
+        parsed = parse_message(message)
+        values = parsed.content
+        if self._arguments is not None:
+            values = _call_user_function("arguments", self._arguments, values)
+        arguments = self._convert_arguments(self._name_arguments(values))
+        return StepCall(arguments, self._make_key_material(message, parsed.content), parsed.correlation_id)
 
-    def _sameness(self, letter: Letter, content: Any) -> Any:
-        if self._same == "arguments":
+    def _make_key_material(self, message: InboxMessage, content: Any) -> Any:
+        if self._key == "arguments":
             return None
-        if callable(self._same):
-            return {"content": _asked("key", self._same, content)}
-        return {"source": letter.source, "message": letter.id}
+        if callable(self._key):
+            return {"content": _call_user_function("key", self._key, content)}
+        return {"source": message.source, "message": message.id}
 
-    def _named(self, given: Any) -> Mapping[str, Any]:
-        """Return content as arguments by name: it has names, or there is only one place for it."""
-        if isinstance(given, dict):
-            return given
-        places = [name for name, each in self._parameters.items() if each.kind not in _SPREAD]
-        if len(places) != 1:
-            raise Unreadable(f"it is no object, and the step takes {len(places)} arguments by name")
-        return {places[0]: given}
+    def _name_arguments(self, content: Any) -> Mapping[str, Any]:
+        """Return content as arguments by name: an object, or the value of the only parameter."""
+        if isinstance(content, dict):
+            return content
+        names = [
+            name for name, parameter in self._parameters.items() if parameter.kind not in _VARIADIC_KINDS
+        ]
+        if len(names) != 1:
+            raise UnreadableMessage(
+                f"the content is not an object, and the step takes {len(names)} arguments by name"
+            )
+        return {names[0]: content}
 
-    def _fitting(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return arguments as the step's annotations want them."""
+    def _convert_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return arguments converted to the types of the step's annotations."""
         try:
-            inspect.Signature(list(self._parameters.values())).bind(**given)
-        except TypeError as fault:
-            raise Unreadable(f"the step does not take it: {fault}") from None
-        if self._hints is None:  # annotations may name what is defined later
+            inspect.Signature(list(self._parameters.values())).bind(**arguments)
+        except TypeError as error:
+            raise UnreadableMessage(f"the content does not fit the step's parameters: {error}") from None
+        # Not in `__init__`: annotations may name classes that the user's module defines later.
+        if self._hints is None:
             self._hints = hints_of(self._work)
-        return {name: self._converted(name, value) for name, value in given.items()}
+        return {name: self._convert_value(name, value) for name, value in arguments.items()}
 
-    def _converted(self, name: str, value: Any) -> Any:
+    def _convert_value(self, name: str, value: Any) -> Any:
         assert self._hints is not None
         hint = self._hints.get(name) if name in self._parameters else None
         if hint is None or isinstance(hint, str):
             return value
         try:
             return msgspec.convert(value, hint)
-        except msgspec.ValidationError as fault:
-            raise Unreadable(f"argument {name!r} does not fit: {fault}") from None
-        except TypeError:  # an annotation that says nothing about JSON
+        except msgspec.ValidationError as error:
+            raise UnreadableMessage(f"argument {name!r} does not fit: {error}") from None
+        except TypeError:
+            # msgspec does not know the annotation; the step gets the JSON value.
             return value
-        except Exception as fault:  # the class of the argument raised it
-            raise Unreadable(f"argument {name!r} does not fit: {_describe(fault)}") from fault
+        except Exception as error:  # raised by the argument's own class
+            raise UnreadableMessage(f"argument {name!r} does not fit: {_describe_error(error)}") from error
 
 
-def _asked(option: str, function: Callable[[Any], Any], content: Any) -> Any:
-    """Ask a function of the user's about a letter; one that it fails on is a dead letter."""
+def _call_user_function(option: str, function: Callable[[Any], Any], content: Any) -> Any:
+    """Call the user's function with the content; its failure makes the message a dead letter."""
     try:
         return function(content)
-    except Exception as fault:
-        raise Unreadable(f"{option}= failed on it with {_describe(fault)}") from fault
+    except Exception as error:
+        raise UnreadableMessage(f"{option}= failed with {_describe_error(error)}") from error
 
 
-def _describe(fault: Exception) -> str:
-    """Return the class and the text of an error, also of one whose text cannot be read."""
-    return f"{name_of(fault)}: {message_of(fault)}".rstrip(": ")
+def _describe_error(error: Exception) -> str:
+    """Return the class and the masked text of an error, also of one whose `__str__` raises."""
+    return f"{error_class_name(error)}: {masked_message(error)}".rstrip(": ")

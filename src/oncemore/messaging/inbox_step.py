@@ -1,7 +1,7 @@
-"""A step that letters call: under the key of the letter, without waiting, and with an end for everything.
+"""Calls a step for an incoming message: under the message's key, and without waiting.
 
-The run is one of the step itself, with its arguments in the log, so that workers can go on with it and people
-find it under the step's name; only its key comes from the letter.
+The run is an ordinary run of the step, with its arguments in the log, so that workers can resume it and
+operators find it under the step's name. Only its key comes from the message.
 """
 
 from __future__ import annotations
@@ -9,31 +9,31 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from oncemore.audit.neutral import neutral
+from oncemore.audit.error_record import error_to_record
 from oncemore.errors import (
+    CallRefused,
     CoolingDown,
     Error,
-    Failed,
     InProgress,
     KeyConflict,
     KeyExpired,
     LeaseLost,
+    OutcomeUncertain,
     Quarantined,
-    Refused,
     ResultUnavailable,
+    StepFailed,
     StoreError,
-    Uncertain,
     UsageError,
 )
-from oncemore.log.head_access import seen_in
-from oncemore.messaging.inbox_flow import CameTo
-from oncemore.messaging.inbox_message import Called, Reader
-from oncemore.open_engine import chosen
-from oncemore.steps import flow
+from oncemore.log.head_access import load_head
+from oncemore.messaging.inbox_flow import MessageOutcome
+from oncemore.messaging.inbox_message import MessageReader, StepCall
+from oncemore.open_engine import find_engine
+from oncemore.steps import operator_flow
 from oncemore.steps.context import CONTEXT, context
-from oncemore.steps.decorator import Look, Step
-from oncemore.steps.driver import blocking
-from oncemore.steps.entered_engine import inside
+from oncemore.steps.decorator import Step
+from oncemore.steps.driver import run_call
+from oncemore.steps.entered_engine import use_engine
 from oncemore.steps.keys import input_hash, step_key
 from oncemore.steps.run import Run
 
@@ -41,200 +41,222 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
 
-    from oncemore.messaging.inbox_flow import Letter
+    from oncemore.messaging.inbox_flow import InboxMessage
     from oncemore.steps.engine import Engine
-    from oncemore.steps.ops import Call, Plan, Script
+    from oncemore.steps.ops import CallIdentity, Script, StepPlan
+    from oncemore.steps.prepare import PreparedCall
 
-#: What an error of a call means for its letter; the first that fits.
-_CAME_TO: tuple[tuple[type[Error], str], ...] = (
+#: The outcome of a message by the error of its call; the first matching class counts.
+_ERROR_OUTCOMES: tuple[tuple[type[Error], str], ...] = (
     (ResultUnavailable, "done"),
     (LeaseLost, "busy"),
     (InProgress, "busy"),
     (Quarantined, "held"),
     (KeyConflict, "conflict"),
     (KeyExpired, "expired"),
-    (Uncertain, "held"),
-    (Failed, "failed"),
-    (StoreError, "trouble"),
-    (Refused, "later"),
+    (OutcomeUncertain, "held"),
+    (StepFailed, "failed"),
+    (StoreError, "store_error"),
+    (CallRefused, "deferred"),
 )
 
 
-class Taker(Step[Any, Any]):
-    """A step as letters call it.
+class MessageStep(Step[Any, Any]):
+    """A step whose calls come from messages.
 
-    Its calls never wait: a letter whose run is due later, or under way elsewhere, goes back to its queue.
+    Its calls never wait: if the run is due later or running elsewhere, the message goes back to the queue.
     """
 
     @classmethod
-    def of(
+    def create_from(
         cls,
         step: Any,
         engine: Engine | None,
-        same: Callable[[Any], Any] | str | None,
+        key: Callable[[Any], Any] | str | None,
         arguments: Callable[[Any], Mapping[str, Any]] | None,
-    ) -> Taker:
-        """Return what takes letters for a step."""
+    ) -> MessageStep:
+        """Return a `MessageStep` with the options of a step."""
         if not isinstance(step, Step):
-            raise UsageError(f"{step!r} is no step; an inbox takes a function under @oncemore.step")
-        if same is not None and same != "arguments" and not callable(same):
-            raise UsageError(f'key is {same!r}; it takes a function of the content, or "arguments"')
+            raise UsageError(
+                f"{step!r} is not a step; an inbox takes a function decorated with @oncemore.step"
+            )
+        if key is not None and key != "arguments" and not callable(key):
+            raise UsageError(f'key is {key!r}; it takes a function of the content, or "arguments"')
         if arguments is not None and not callable(arguments):
             raise UsageError(f"arguments is {arguments!r}; it takes a function of the content")
-        made = cls(step._recipe, engine or step._engine, step._bound)  # noqa: SLF001 - it is the same step
-        made._reader = Reader(step._recipe.work, len(step._bound), same, arguments)  # noqa: SLF001
-        return made
+        copy = cls(step._options, engine or step._engine, step._bound)  # noqa: SLF001 - a subclass of Step
+        copy._reader = MessageReader(step._options.function, len(step._bound), key, arguments)  # noqa: SLF001
+        return copy
 
-    _reader: Reader
+    _reader: MessageReader
 
     @property
-    def awaits(self) -> bool:
-        """Whether its work is an async function."""
-        return self._awaits
+    def is_async(self) -> bool:
+        """Whether the step is an async function."""
+        return self._is_async
 
     @property
     def engine(self) -> Engine:
-        """Where its runs are."""
-        return chosen(self._engine)
+        """The engine of its runs."""
+        return find_engine(self._engine)
 
-    def read(self, letter: Letter) -> Called | CameTo:
-        """Return the call that a letter is, or that it cannot be read.
-
-        Whatever the content makes the classes and functions of the user raise, it is the end of this letter
-        only, and not of the inbox: `SystemExit` as well.
-        """
+    def read_message(self, message: InboxMessage) -> StepCall | MessageOutcome:
+        """Return the call for a message, or an outcome if the message cannot be read."""
         try:
-            return self._reader.call_of(letter)
+            return self._reader.make_call(message)
         except KeyboardInterrupt:
             raise
-        except BaseException as fault:  # noqa: BLE001
-            return _refuse_content(fault)
-
-    def call(self, called: Called, again: str = "") -> CameTo:
-        """Call the step now, in this thread.
-
-        again  why work that failed for good is run once more; empty: it is not
-        """
-        with inside(self.engine), _around(called):
-            look = self._looked(called)
-            if isinstance(look, CameTo):
-                return look
-            try:
-                value = self._blocking((), dict(called.arguments), _before(look, again), look)
-            except Error as error:
-                return _ended(error)
-            return _done(look, value)
-
-    async def call_awaited(self, called: Called, again: str = "") -> CameTo:
-        """Call the step in this task."""
-        with inside(self.engine), _around(called):
-            look = self._looked(called)
-            if isinstance(look, CameTo):
-                return look
-            try:
-                value = await self._awaited((), dict(called.arguments), _before(look, again), look)
-            except Error as error:
-                return _ended(error)
-            return _done(look, value)
-
-    def hand_in(self, called: Called) -> CameTo:
-        """Hand the work in for some worker; what it came to is told if it is over."""
-        with inside(self.engine), _around(called):
-            look = self._looked(called)
-            if isinstance(look, CameTo):
-                return look
-            if look.withheld:
-                raise UsageError(
-                    f"{self.name} cannot be handed in: the log does not keep {', '.join(look.withheld)}"
-                )
-            try:
-                job = self._job(look)
-                blocking(job, flow.submit(look.plan, look.call, 0.0))
-                run = self._run_of(look.engine, look.call.entity)
-            except Error as error:
-                self._attach(error, look)
-                return _ended(error)
-            return _handed_in(run)
-
-    def _looked(self, called: Called) -> Look | CameTo:
-        """Return the call before anything is done, or that nothing can be."""
-        try:
-            look = self._look((), dict(called.arguments))
-            # A redelivery is no new wish: what failed for good stays so until a person says otherwise.
-            plan = look.plan.replaced(inline_wait_s=0.0, if_running="raise", after_failure="raise")
-            look = look._replace(plan=plan)
-            return look if called.same is None else self._keyed(look, called.same)
-        except StoreError as error:
-            return _ended(error)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001 - the step's own functions of its arguments fail on these
+        except BaseException as error:  # noqa: BLE001
+            # User code may raise anything for a bad content, also SystemExit; the inbox must not end for it.
             return _refuse_content(error)
 
-    def _keyed(self, look: Look, same: Any) -> Look:
-        """Return a call under the key of its letter, also where the step had another name then."""
-        names = (self._recipe._keyed_as, *self._recipe.others)  # noqa: SLF001
-        keys = [step_key(name, {"letter": same}, tenant=look.tenant) for name in names]
-        seens = [seen_in(look.engine.store, f"run/{key}", look.engine.seal) for key in keys]
-        seen = next((each for each in seens if each.run is not None), seens[0])
-        call = look.call._replace(entity=seen.entity, input_hash=input_hash(look.inputs))
-        return look._replace(call=call, seen=seen)
+    def call_step(self, message_call: StepCall, rerun_reason: str = "") -> MessageOutcome:
+        """Call the step in this thread.
+
+        rerun_reason  if not empty, a permanently failed run is run again, with this reason recorded
+        """
+        with use_engine(self.engine), _correlation_context(message_call):
+            prepared = self._prepare_message_call(message_call)
+            if isinstance(prepared, MessageOutcome):
+                return prepared
+            try:
+                value = self._call_sync(
+                    (), dict(message_call.arguments), _make_reopen_script(prepared, rerun_reason), prepared
+                )
+            except Error as error:
+                return _make_error_outcome(error)
+            return _make_value_outcome(prepared, value)
+
+    async def call_step_async(self, message_call: StepCall, rerun_reason: str = "") -> MessageOutcome:
+        """Call the step in this task; like `call_step`."""
+        with use_engine(self.engine), _correlation_context(message_call):
+            prepared = self._prepare_message_call(message_call)
+            if isinstance(prepared, MessageOutcome):
+                return prepared
+            try:
+                value = await self._call_async(
+                    (), dict(message_call.arguments), _make_reopen_script(prepared, rerun_reason), prepared
+                )
+            except Error as error:
+                return _make_error_outcome(error)
+            return _make_value_outcome(prepared, value)
+
+    def submit_call(self, message_call: StepCall) -> MessageOutcome:
+        """Submit the work for a worker; return the outcome of its run, or that it is pending."""
+        with use_engine(self.engine), _correlation_context(message_call):
+            prepared = self._prepare_message_call(message_call)
+            if isinstance(prepared, MessageOutcome):
+                return prepared
+            if prepared.withheld:
+                raise UsageError(
+                    f"{self.name} cannot be submitted: the log does not store the arguments "
+                    f"{', '.join(prepared.withheld)}"
+                )
+            try:
+                call_in_progress = self._start_call(prepared)
+                run_call(call_in_progress, operator_flow.submit_run(prepared.plan, prepared.call, 0.0))
+                run = self._load_run(prepared.engine, prepared.call.entity)
+            except Error as error:
+                self._attach_run(error, prepared)
+                return _make_error_outcome(error)
+            return _make_submitted_outcome(run)
+
+    def _prepare_message_call(self, message_call: StepCall) -> PreparedCall | MessageOutcome:
+        """Return the prepared call, or an outcome if the content is refused or the store fails."""
+        try:
+            prepared = self._prepare_call((), dict(message_call.arguments))
+            # A redelivery is not a new request: a failed run stays failed until an operator reruns it.
+            plan = prepared.plan.copy_with(inline_wait_s=0.0, if_running="raise", after_failure="raise")
+            prepared = prepared._replace(plan=plan)
+            return (
+                prepared
+                if message_call.key_material is None
+                else self._set_message_key(prepared, message_call.key_material)
+            )
+        except StoreError as error:
+            return _make_error_outcome(error)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the step's own functions, such as key=, fail on these arguments
+            return _refuse_content(error)
+
+    def _set_message_key(self, prepared: PreparedCall, key_material: Any) -> PreparedCall:
+        """Return a call with the message's key, also if its run began under an earlier name of the step."""
+        names = (self._options._keyed_as, *self._options.other_names)  # noqa: SLF001
+        # "letter" is part of stored keys and must not change.
+        keys = [step_key(name, {"letter": key_material}, tenant=prepared.tenant) for name in names]
+        engine = prepared.engine
+        heads = [load_head(engine.store, f"run/{key}", engine.cipher) for key in keys]
+        head = next((head for head in heads if head.record is not None), heads[0])
+        call = prepared.call._replace(entity=head.entity, input_hash=input_hash(prepared.inputs))
+        return prepared._replace(call=call, seen=head)
 
 
-def _around(called: Called) -> AbstractContextManager[object]:
-    told = called.correlation_id
-    return context(correlation_id=told) if told else nullcontext()
+def _correlation_context(message_call: StepCall) -> AbstractContextManager[object]:
+    correlation_id = message_call.correlation_id
+    return context(correlation_id=correlation_id) if correlation_id else nullcontext()
 
 
-def _before(look: Look, again: str) -> Callable[[Plan, Call], Script] | None:
-    """Return what reopens a run that failed for good, where somebody wants that."""
-    if not again or look.seen.run is None or look.seen.run.state != "HARD_FAIL":
+def _make_reopen_script(
+    prepared: PreparedCall, rerun_reason: str
+) -> Callable[[StepPlan, CallIdentity], Script] | None:
+    """Return the script that reopens a permanently failed run, or None."""
+    if not rerun_reason or prepared.seen.record is None or prepared.seen.record.state != "HARD_FAIL":
         return None
     actor = CONTEXT.get().actor
-    return lambda plan, call: flow.reopen(plan, call, again, actor)
+    return lambda plan, call: operator_flow.reopen_run(plan, call, rerun_reason, actor)
 
 
-def _done(look: Look, value: Any) -> CameTo:
-    run = look.seen.run
-    before = run is not None and run.state == "COMPLETE"
-    return CameTo("seen" if before else "done", run=run.run_id if before and run else "", value=value)
+def _make_value_outcome(prepared: PreparedCall, value: Any) -> MessageOutcome:
+    # The head from before the call: was the run complete already?
+    run = prepared.seen.record
+    if run is not None and run.state == "COMPLETE":
+        return MessageOutcome("duplicate", run=run.run_id, value=value)
+    return MessageOutcome("done", value=value)
 
 
-def _handed_in(run: Run) -> CameTo:
-    """Return what work came to that is handed in: it is there, or was there before."""
+def _make_submitted_outcome(run: Run) -> MessageOutcome:
+    """Return the outcome of submitted work from the state of its run."""
     if run.status == "COMPLETE":
-        return CameTo("seen", run=run.run_id, value=run.value)
+        return MessageOutcome("duplicate", run=run.run_id, value=run.value)
     if run.status == "HARD_FAIL":
-        return CameTo("failed", error=run.error or {}, run=run.run_id)
-    what = "held" if run.held_for else "busy" if run.status == "RUNNING" else "later"
-    return CameTo(what, run.not_before, run=run.run_id)
+        return MessageOutcome("failed", error=run.error or {}, run=run.run_id)
+    outcome = "held" if run.held_for else "busy" if run.status == "RUNNING" else "deferred"
+    return MessageOutcome(outcome, run.not_before, run=run.run_id)
 
 
-def _ended(error: Error) -> CameTo:
-    """Return what a call came to that gave no value; what is no end of a letter's is raised."""
-    what = next((word for kind, word in _CAME_TO if isinstance(error, kind)), None)
+def _make_error_outcome(error: Error) -> MessageOutcome:
+    """Return the outcome of a call that raised; raise an error that is not one, such as `UsageError`."""
+    outcome = next((name for error_class, name in _ERROR_OUTCOMES if isinstance(error, error_class)), None)
     if isinstance(error, CoolingDown):
-        what = _COOLING.get(error.outcome, "failed")
-    if what is None:
+        outcome = _COOLDOWN_OUTCOMES.get(error.outcome, "failed")
+    if outcome is None:
         raise error
     run = error.run if isinstance(error.run, Run) else None
-    if what == "later" and run is not None and run.held_for:
-        what = "held"  # for an approval, say: it goes on from quarantine
-    until = float(getattr(error, "until", 0.0)) if what == "later" else 0.0
+    if outcome == "deferred" and run is not None and run.held_for:
+        # For example for an approval: the run continues from quarantine, not with a redelivery.
+        outcome = "held"
+    until = float(getattr(error, "until", 0.0)) if outcome == "deferred" else 0.0
     if run is None:
-        return CameTo(what, until, _told(error))
-    told = (run.error if what == "failed" else None) or _told(error)
-    return CameTo(what, until, told, run.run_id, None, run.correlation_id, run.state.tenant)
+        return MessageOutcome(outcome, until, _make_error_record(error))
+    return MessageOutcome(
+        outcome,
+        until,
+        error=(run.error if outcome == "failed" else None) or _make_error_record(error),
+        run=run.run_id,
+        correlation_id=run.correlation_id,
+        tenant=run.state.tenant,
+    )
 
 
-def _told(error: Exception) -> dict[str, Any]:
-    return {"code": "", **neutral(error)}
+def _make_error_record(error: Exception) -> dict[str, Any]:
+    return {"code": "", **error_to_record(error)}
 
 
-def _refuse_content(error: BaseException) -> CameTo:
-    """Return that no call can be made from the content of a letter, and why."""
-    return CameTo("unreadable", error={"code": "UNREADABLE", **neutral(error)})
+def _refuse_content(error: BaseException) -> MessageOutcome:
+    """Return the outcome of a message whose content cannot be used."""
+    return MessageOutcome("unreadable", error={"code": "UNREADABLE", **error_to_record(error)})
 
 
-#: What is left alone comes to, by the outcome that a cooldown gives it; anything else waits for a person.
-_COOLING = {"SKIPPED_BACKOFF": "later", "SKIPPED_DUPLICATE": "seen"}
+#: The outcome of a call that a cooldown refused, by the cooldown's own outcome; any other one is "failed".
+_COOLDOWN_OUTCOMES = {"SKIPPED_BACKOFF": "deferred", "SKIPPED_DUPLICATE": "duplicate"}

@@ -1,8 +1,8 @@
-"""Where messages go: queues that drop repeats by themselves, JetStream and SQS.
+"""Sinks for queues that deduplicate: JetStream and SQS.
 
-Both get the message's id as the one that they drop repeats by, and the message's JSON as its body, the same
-bytes in every attempt. What a queue remembers is a matter of minutes: consumers drop repeats by id as well.
-The id follows one way from the run's key, and the key itself never leaves (IDEM-15).
+Both get the event's id as deduplication id and its JSON as body, the same bytes in every attempt. A queue
+remembers ids for minutes only, so consumers must drop repeats by id as well. The id is a one-way digest: the
+run's key itself is never sent (IDEM-15).
 """
 
 from __future__ import annotations
@@ -16,31 +16,32 @@ from urllib.parse import urlsplit
 
 from oncemore._redact import hide_credentials
 from oncemore.errors import MissingExtra, TransientError, UsageError
-from oncemore.log.nats.servers import forever, quiet, servers_of, shown
-from oncemore.messaging.cloudevents import form_of
+from oncemore.log.nats.servers import hide_credentials as show_servers
+from oncemore.log.nats.servers import ignore_error, parse_servers, run_loop_forever
+from oncemore.messaging.message import make_encoder
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
-    from oncemore.messaging.message import Message
+    from oncemore.messaging.message import EventMessage
 
-#: How long an answer may take, and how long connecting.
-ANSWER_S, CONNECT_S = 5.0, 5.0
-#: What may stand in a subject, besides letters and digits.
-_IN_SUBJECTS = frozenset("._-:/$")
+#: The time limits of a publish acknowledgement and of connecting.
+REPLY_TIMEOUT_S, CONNECT_TIMEOUT_S = 5.0, 5.0
+#: The characters of a topic that a subject may contain, besides letters and digits.
+_SUBJECT_CHARACTERS = frozenset("._-:/$")
 
 
-class JetStream:
-    """Publishes each message to a subject of a stream; delivered means that the stream has it.
+class JetStreamSink:
+    """Publishes each event to a JetStream subject; delivered means acknowledged by the stream.
 
-    url      nats://host:4222; `tls://`, `ws://`, `wss://`; the servers of a cluster with commas between
-    subject  where to: a text in which `{topic}` stands for the message's topic
-    stream   the stream that must have it; unless given, whichever has the subject
-    form     "message", "cloudevents" or "cloudevents-binary"; `source` is who sends
-    timeout  seconds for the stream's answer
+    url      nats://host:4222; `tls://`, `ws://`, `wss://`; the servers of a cluster separated by commas
+    subject  the subject; `{topic}` in it is replaced by the event's topic
+    stream   the stream that must store it; by default any stream that has the subject
+    form     "message", "cloudevents" or "cloudevents-binary"; `source` is the sender's URI
+    timeout  seconds to wait for the acknowledgement
     options  for `nats.connect`: credentials, TLS, …
 
-    A connection is made with the first message, and kept. `close()` lets go of it.
+    The sink connects at the first event and stays connected until `close()`.
     """
 
     def __init__(
@@ -51,92 +52,102 @@ class JetStream:
         stream: str | None = None,
         form: str = "message",
         source: str = "/oncemore",
-        timeout: float = ANSWER_S,
+        timeout: float = REPLY_TIMEOUT_S,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._servers = servers_of(url)
+        self._servers = parse_servers(url)
         if isinstance(timeout, bool) or not 0 < timeout <= 600:
             raise UsageError(f"timeout is {timeout!r}; it takes more than 0 and up to 600 s")
-        self._write = form_of(form, source)
+        self._encode_message = make_encoder(form, source)
         self._subject, self._stream, self._timeout = subject, stream, timeout
-        self._options = {"connect_timeout": CONNECT_S, "max_reconnect_attempts": -1, **(options or {})}
+        self._options = {
+            "connect_timeout": CONNECT_TIMEOUT_S,
+            "max_reconnect_attempts": -1,
+            **(options or {}),
+        }
         self._options.setdefault("reconnect_time_wait", 0.25)
-        self._shown = f"{shown(self._servers)}/{subject}"
+        self._display_url = f"{show_servers(self._servers)}/{subject}"
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._client: Any = None
 
     def __repr__(self) -> str:
-        return f"<oncemore.JetStream {self._shown}>"
+        return f"<oncemore.JetStreamSink {self._display_url}>"
 
-    def __call__(self, message: Message) -> None:
-        """Publish a message; raise what nats-py raises where the stream did not say that it has it."""
-        subject = self._subject.replace("{topic}", _in_subject(message.topic))
-        fields, body = self._write(message)
+    def __call__(self, message: EventMessage) -> None:
+        """Publish an event; raise the error of nats-py if the stream did not acknowledge it."""
+        subject = self._subject.replace("{topic}", _subject_token(message.topic))
+        fields, body = self._encode_message(message)
         headers = {
             **fields, "Nats-Msg-Id": message.id, "Oncemore-Id": message.id,
             "Oncemore-Attempt": str(message.attempt),
         }  # fmt: skip
-        if message.correlation_id.isprintable():  # the body has it in any case
+        # A control character would break the header; the body has the id in any case.
+        if message.correlation_id.isprintable():
             headers["Correlation-Id"] = message.correlation_id
-        self._await(self._publish(subject, body, headers))
+        self._run_in_loop(self._publish_message(subject, body, headers))
 
     def close(self) -> None:
-        """Let go of the connection; the next message makes a new one."""
+        """Close the connection; the next event opens a new one."""
         with self._lock:
             loop, self._loop = self._loop, None
         if loop is not None:
             with suppress(Exception):
-                asyncio.run_coroutine_threadsafe(self._leave(), loop).result(CONNECT_S)
+                asyncio.run_coroutine_threadsafe(self._close_client(), loop).result(CONNECT_TIMEOUT_S)
             loop.call_soon_threadsafe(loop.stop)
             if self._thread is not None:
-                self._thread.join(CONNECT_S)
+                self._thread.join(CONNECT_TIMEOUT_S)
 
-    async def _publish(self, subject: str, body: bytes, headers: dict[str, str]) -> None:
+    async def _publish_message(self, subject: str, body: bytes, headers: dict[str, str]) -> None:
         if self._client is None or self._client.is_closed:
-            nats = _library("nats", "JetStream needs nats-py: pip install 'oncemore[nats]'")
-            made = nats.connect(self._servers, error_cb=quiet, **self._options)
-            self._client = await asyncio.wait_for(made, CONNECT_S)  # or it would never give up
+            nats = _import_library("nats", "JetStream needs nats-py: pip install 'oncemore[nats]'")
+            connecting = nats.connect(self._servers, error_cb=ignore_error, **self._options)
+            # With unlimited reconnects the first connection would be retried for ever, too.
+            self._client = await asyncio.wait_for(connecting, CONNECT_TIMEOUT_S)
         streams = self._client.jetstream(timeout=self._timeout)
-        told = await streams.publish(subject, body, headers=headers, stream=self._stream)
-        if told.duplicate:
-            await self._check_there(streams, told, headers["Nats-Msg-Id"])
+        publish_ack = await streams.publish(subject, body, headers=headers, stream=self._stream)
+        if publish_ack.duplicate:
+            await self._check_duplicate(streams, publish_ack, headers["Nats-Msg-Id"])
 
-    async def _check_there(self, streams: Any, told: Any, own: str) -> None:
-        """Look whether a repeat is really one: a server that lost its log may still remember the id."""
+    async def _check_duplicate(self, streams: Any, publish_ack: Any, message_id: str) -> None:
+        """Raise `TransientError` if the stream does not contain an event that it calls a duplicate."""
+        # A server that lost the end of its log in a crash may still remember the id.
         from nats.js.errors import NotFoundError
 
         try:
-            found = await streams.get_msg(told.stream, told.seq)
+            stored = await streams.get_msg(publish_ack.stream, publish_ack.seq)
         except NotFoundError:
-            return  # it was there, and somebody has had it
-        if (found.headers or {}).get("Nats-Msg-Id") != own:
-            raise TransientError(f"stream {told.stream} calls {own} a repeat, and has another in its place")
+            return  # stored before, and already consumed from a work queue
+        if (stored.headers or {}).get("Nats-Msg-Id") != message_id:
+            raise TransientError(
+                f"stream {publish_ack.stream} calls {message_id} a duplicate, but has another message at "
+                f"sequence {publish_ack.seq}"
+            )
 
-    async def _leave(self) -> None:
+    async def _close_client(self) -> None:
         client, self._client = self._client, None
         if client is not None:
             await client.close()
 
-    def _await(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run work on the sink's own event loop, so that relays in threads can have it."""
+    def _run_in_loop(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine on the sink's own event loop, because relays call the sink in threads."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(
-                    target=forever, args=(self._loop,), name="oncemore-jetstream", daemon=True
+                    target=run_loop_forever, args=(self._loop,), name="oncemore-jetstream", daemon=True
                 )
                 self._thread.start()
             loop = self._loop
-        asyncio.run_coroutine_threadsafe(work, loop).result(self._timeout + 2 * CONNECT_S)
+        asyncio.run_coroutine_threadsafe(coroutine, loop).result(self._timeout + 2 * CONNECT_TIMEOUT_S)
 
 
-class Sqs:
-    """Sends each message to an SQS queue; delivered means that the queue has it.
+class SqsSink:
+    """Sends each event to an SQS queue; delivered means accepted by the queue.
 
-    queue_url  of a queue; in a FIFO one (`….fifo`) messages of one key keep their order
-    client     a client of boto3; unless given, one for the region in the URL
+    queue_url  the URL of the queue; in a FIFO queue (`….fifo`) events of one key keep their order
+    client     a boto3 client; by default one for the region in the URL
     """
 
     def __init__(self, queue_url: str, *, client: Any = None) -> None:
@@ -147,45 +158,48 @@ class Sqs:
         self._fifo = parts.path.endswith(".fifo")
 
     def __repr__(self) -> str:
-        return f"<oncemore.Sqs {hide_credentials(self._url)}>"
+        return f"<oncemore.SqsSink {hide_credentials(self._url)}>"
 
-    def __call__(self, message: Message) -> None:
-        """Send a message."""
+    def __call__(self, message: EventMessage) -> None:
+        """Send an event."""
         with self._lock:
-            self._client = self._client or client_of(self._url)
-        told = {
+            self._client = self._client or make_sqs_client(self._url)
+        attributes = {
             "Oncemore-Id": message.id, "Oncemore-Attempt": str(message.attempt),
-            # SQS refuses control characters; the body has it in any case.
+            # SQS refuses control characters; the body has the id in any case.
             "Correlation-Id": message.correlation_id if message.correlation_id.isprintable() else "",
         }  # fmt: skip
         fifo = {"MessageGroupId": message.lane, "MessageDeduplicationId": message.id} if self._fifo else {}
         self._client.send_message(
             QueueUrl=self._url,
-            MessageBody=message.json().decode(),
+            MessageBody=message.to_json().decode(),
             MessageAttributes={
-                name: {"DataType": "String", "StringValue": value} for name, value in told.items() if value
+                name: {"DataType": "String", "StringValue": value}
+                for name, value in attributes.items()
+                if value
             },
             **fifo,
         )
 
 
-def client_of(queue_url: str) -> Any:
-    """Return a client of boto3 for a queue, of the region that its address names."""
-    boto3 = _library("boto3", "SQS needs boto3: pip install 'oncemore[aws]'")
+def make_sqs_client(queue_url: str) -> Any:
+    """Return a boto3 client for the region in a queue's URL."""
+    boto3 = _import_library("boto3", "SQS needs boto3: pip install 'oncemore[aws]'")
+    # Other hosts, such as a local emulator, do not name a region.
     host = (urlsplit(queue_url).hostname or "").split(".")
     region = host[1] if host[0] == "sqs" and len(host) > 2 else None
     return boto3.client("sqs", region_name=region)
 
 
-def _library(name: str, hint: str) -> Any:
+def _import_library(name: str, hint: str) -> Any:
     try:
         return import_module(name)
-    except ImportError as missing:
-        raise MissingExtra(hint) from missing
+    except ImportError as error:
+        raise MissingExtra(hint) from error
 
 
-def _in_subject(topic: str) -> str:
-    """Return a topic as a part of a subject: what has a meaning there is an underscore."""
-    return (
-        "".join(sign if sign.isalnum() or sign in _IN_SUBJECTS else "_" for sign in topic).strip(".") or "_"
-    )
+def _subject_token(topic: str) -> str:
+    """Return a topic as a part of a subject, with underscores for spaces and wildcards."""
+    token = "".join(char if char.isalnum() or char in _SUBJECT_CHARACTERS else "_" for char in topic)
+    # A subject must not begin or end with a dot, nor be empty.
+    return token.strip(".") or "_"

@@ -1,16 +1,12 @@
-"""Signatures of messages over HTTP: the symmetric scheme of Standard Webhooks 1.0.
+"""Signs and verifies messages over HTTP: the symmetric scheme of Standard Webhooks 1.0.
 
     webhook-id         the id of the message, the same in every attempt
     webhook-timestamp  when this attempt was sent, in whole POSIX seconds
-    webhook-signature  v1,BASE64 of HMAC-SHA256(key, id "." timestamp "." body), for each key, with spaces
+    webhook-signature  v1,BASE64 of HMAC-SHA256(key, id "." timestamp "." body), one per key, space separated
 
-A key is whsec_BASE64 of 24 to 64 random bytes. To change a key, sender and receiver have both keys for a
-while: the sender signs with each, and the receiver takes a signature by any. A receiver refuses a timestamp
-that is more than five minutes away, so that a recorded message cannot be sent again later; within that time
-its id tells that it came before. Header fields other than these three are not signed.
-
-Keys and tokens are never given as they are: an option names an environment variable or a file, which is read
-at each use. So a key can be exchanged while a program runs, and none is in code, settings or the log.
+To rotate a key, sender and receiver keep both for a while: the sender signs with each, the receiver accepts
+any. Options name an environment variable or a file instead of the secret; it is read at each use, so that a
+key can be replaced while the program runs, and none is in code, settings or the log.
 """
 
 from __future__ import annotations
@@ -30,42 +26,46 @@ if TYPE_CHECKING:
 
 ID, TIMESTAMP, SIGNATURE = "webhook-id", "webhook-timestamp", "webhook-signature"
 VERSION, KEY_PREFIX = "v1", "whsec_"
+#: A recorded message cannot be replayed after this time; within it, the inbox recognises the id.
 TOLERANCE_S = 300
-SHORTEST_KEY, LONGEST_KEY, SHORTEST_TOKEN = 24, 64, 16
+MIN_KEY_BYTES, MAX_KEY_BYTES, MIN_TOKEN_LENGTH = 24, 64, 16
 #: How many signatures of one message are compared, and how many secrets one option may have.
-MOST_SIGNATURES, MOST_SECRETS = 20, 10
+MAX_SIGNATURES, MAX_SECRETS = 20, 10
 
 
 class SecretSource:
-    """Secrets by where they are: env:NAME or file:PATH, or several of these; never shown.
+    """Reads secrets from env:NAME or file:PATH references, or a list of these; never shows them.
 
-    option  what a message about them calls them
-    decode  a function that makes bytes of one secret, and raises ValueError for one that cannot be used
+    option      the name of the option, for error messages
+    references  one reference or several
+    decode      converts one secret to bytes, and raises ValueError for an unusable one
     """
 
-    def __init__(self, option: str, told: Any, decode: Callable[[str], bytes]) -> None:
-        self._places = tuple(told) if isinstance(told, list | tuple) else (told,)
+    def __init__(self, option: str, references: Any, decode: Callable[[str], bytes]) -> None:
+        self._references = tuple(references) if isinstance(references, list | tuple) else (references,)
         self._option, self._decode = option, decode
-        if not self._places or not all(map(_is_place, self._places)):
+        if not self._references or not all(map(_is_reference, self._references)):
+            # The value is not shown: it may be the secret itself.
             raise UsageError(
-                f"{option} takes env:NAME or file:PATH, or a list of these; a secret itself belongs neither "
-                "into code nor into settings"
+                f"{option} takes env:NAME or file:PATH, or a list of these; do not put the secret itself "
+                "into code or settings"
             )
 
     def __repr__(self) -> str:
-        return f"<{self._option} from {', '.join(map(_show_place, self._places))}>"
+        return f"<{self._option} from {', '.join(map(_show_reference, self._references))}>"
 
     def read_all(self) -> list[bytes]:
-        """Return the secrets, as they are now; refuse a place that has none, or one that cannot be used."""
-        found = [(place, word) for place in self._places for word in self._read_place(place).split()]
-        if not found or len(found) > MOST_SECRETS:
-            raise UsageError(f"{self._option} has {len(found)} secrets; it takes 1 to {MOST_SECRETS}")
-        return [self._decode_one(place, word) for place, word in found]
+        """Return the current secrets; raise `UsageError` for a missing or unusable one."""
+        # One variable or file may contain several secrets, separated by white space.
+        secrets = [(ref, word) for ref in self._references for word in self._read_reference(ref).split()]
+        if not secrets or len(secrets) > MAX_SECRETS:
+            raise UsageError(f"{self._option} has {len(secrets)} secrets; it takes 1 to {MAX_SECRETS}")
+        return [self._decode_secret(reference, word) for reference, word in secrets]
 
-    def _read_place(self, place: Any) -> str:
-        if isinstance(place, Secret):
-            return str(place.reveal())
-        kind, _, name = place.partition(":")
+    def _read_reference(self, reference: Any) -> str:
+        if isinstance(reference, Secret):
+            return str(reference.reveal())
+        kind, _, name = reference.partition(":")
         if kind == "env":
             text = os.environ.get(name, "")
             if not text.strip():
@@ -83,68 +83,72 @@ class SecretSource:
             raise UsageError(f"{self._option}: {path} is empty")
         return text
 
-    def _decode_one(self, place: Any, word: str) -> bytes:
+    def _decode_secret(self, reference: Any, word: str) -> bytes:
         try:
             return self._decode(word)
-        except ValueError as fault:
-            reason = str(fault) if type(fault) is ValueError else "it is not Base64"
-            raise UsageError(f"{self._option}: {_show_place(place)} cannot be used: {reason}") from None
+        except ValueError as error:
+            # The text of binascii.Error, a subclass, does not say that the value must be Base64.
+            reason = str(error) if type(error) is ValueError else "it is not Base64"
+            raise UsageError(
+                f"{self._option}: {_show_reference(reference)} cannot be used: {reason}"
+            ) from None
 
 
-def _is_place(place: Any) -> bool:
-    if isinstance(place, Secret):
+def _is_reference(value: Any) -> bool:
+    if isinstance(value, Secret):
         return True
-    kind, _, name = place.partition(":") if isinstance(place, str) else ("", "", "")
+    kind, _, name = value.partition(":") if isinstance(value, str) else ("", "", "")
     return kind in ("env", "file") and bool(name)
 
 
-def _show_place(place: Any) -> str:
-    return "a Secret" if isinstance(place, Secret) else str(place)
+def _show_reference(reference: Any) -> str:
+    return "a Secret" if isinstance(reference, Secret) else str(reference)
 
 
 def decode_key(text: str) -> bytes:
-    """Return the bytes of a signing key."""
+    """Return the bytes of a signing key, whsec_BASE64 of 24 to 64 random bytes."""
     key = b64decode(text.removeprefix(KEY_PREFIX), validate=True)
-    if not SHORTEST_KEY <= len(key) <= LONGEST_KEY:
-        raise ValueError(f"it has {len(key)} bytes; a key has {SHORTEST_KEY} to {LONGEST_KEY}")
+    if not MIN_KEY_BYTES <= len(key) <= MAX_KEY_BYTES:
+        raise ValueError(f"it has {len(key)} bytes; a key has {MIN_KEY_BYTES} to {MAX_KEY_BYTES}")
     return key
 
 
 def decode_token(text: str) -> bytes:
     """Return the bytes of a bearer token."""
-    if len(text) < SHORTEST_TOKEN:
-        raise ValueError(f"it has {len(text)} characters; a token has {SHORTEST_TOKEN} or more")
+    if len(text) < MIN_TOKEN_LENGTH:
+        raise ValueError(f"it has {len(text)} characters; a token has {MIN_TOKEN_LENGTH} or more")
     return text.encode("utf-8", "surrogateescape")
 
 
-def sign_message(keys: Sequence[bytes], ident: str, timestamp: int, body: bytes) -> dict[str, str]:
-    """Return the header fields that sign a message, with a signature for each key."""
-    signatures = [f"{VERSION},{_compute_signature(key, ident, str(timestamp), body)}" for key in keys]
-    return {ID: ident, TIMESTAMP: str(timestamp), SIGNATURE: " ".join(signatures)}
+def sign_message(keys: Sequence[bytes], message_id: str, timestamp: int, body: bytes) -> dict[str, str]:
+    """Return the header fields that sign a message, with one signature per key."""
+    signatures = [f"{VERSION},{_compute_signature(key, message_id, str(timestamp), body)}" for key in keys]
+    return {ID: message_id, TIMESTAMP: str(timestamp), SIGNATURE: " ".join(signatures)}
 
 
 def find_signature_fault(
-    keys: Sequence[bytes], ident: str, timestamp: str, signatures: str, body: bytes, now: float
+    keys: Sequence[bytes], message_id: str, timestamp: str, signatures: str, body: bytes, now: float
 ) -> str:
-    """Return why a message is not to be believed; empty if a signature by one of the keys is right."""
-    if not (ident and timestamp and signatures):
-        return f"{ID}, {TIMESTAMP} and {SIGNATURE} have to be there, once each"
-    if "." in ident:  # it could be moved between the id and the rest of what is signed
+    """Return the reason why a message is not authentic; empty if one of the keys signed it."""
+    if not (message_id and timestamp and signatures):
+        return f"{ID}, {TIMESTAMP} and {SIGNATURE} are required, once each"
+    # The dot separates the signed parts: with one in the id, two different messages have the same signature.
+    if "." in message_id:
         return f"{ID} has a dot"
     if not (timestamp.isascii() and timestamp.isdigit() and len(timestamp) <= 12):
         return f"{TIMESTAMP} is not a number of seconds"
     if abs(now - int(timestamp)) > TOLERANCE_S:
-        return f"{TIMESTAMP} is more than {TOLERANCE_S} seconds away from the time here"
-    right = [_compute_signature(key, ident, timestamp, body).encode() for key in keys]
+        return f"{TIMESTAMP} differs by more than {TOLERANCE_S} seconds from the receiver's clock"
+    expected = [_compute_signature(key, message_id, timestamp, body).encode() for key in keys]
     matches = 0
-    for given in signatures.split()[:MOST_SIGNATURES]:
-        version, _, value = given.partition(",")
-        if version == VERSION:  # other versions are of other schemes
-            # Each is compared with each, in constant time: the time taken tells nothing of a signature.
-            matches += sum(hmac.compare_digest(one, value.encode()) for one in right)
-    return "" if matches else "no signature fits"
+    for signature in signatures.split()[:MAX_SIGNATURES]:
+        version, _, value = signature.partition(",")
+        if version == VERSION:  # a sender may add signatures of newer schemes
+            # All pairs, in constant time: the duration reveals nothing about a signature.
+            matches += sum(hmac.compare_digest(known, value.encode()) for known in expected)
+    return "" if matches else "no signature matches"
 
 
-def _compute_signature(key: bytes, ident: str, timestamp: str, body: bytes) -> str:
-    content = b".".join((ident.encode(), timestamp.encode(), body))
+def _compute_signature(key: bytes, message_id: str, timestamp: str, body: bytes) -> str:
+    content = b".".join((message_id.encode(), timestamp.encode(), body))
     return b64encode(hmac.digest(key, content, "sha256")).decode()

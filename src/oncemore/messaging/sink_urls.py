@@ -1,4 +1,4 @@
-"""Whom to tell, as it is written in settings or in code, made into sinks with names.
+"""Builds named sinks from the addresses, tables and functions in settings or code.
 
     notify = [
         "https://example.org/hook",                          a webhook
@@ -11,9 +11,9 @@
         "sqs:https://sqs.eu-central-1.amazonaws.com/1234/alerts.fifo",
     ]
 
-A name is a part of the topic under which a sink's notices wait, so that any process with the same settings
-can deliver them. Unless it is given it follows from where the sink leads, and not from its place in the list;
-an address is not shown by it, for it may be a secret.
+The name is part of the topic of a sink's notifications, so that any process with the same settings can send
+them. The default name is a digest of the address, because the address may be a secret and the position in the
+list may change.
 """
 
 from __future__ import annotations
@@ -24,119 +24,129 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore._redact import describe_value
 from oncemore.errors import UsageError
-from oncemore.messaging.command_sink import Command
-from oncemore.messaging.queue_sinks import JetStream, Sqs
-from oncemore.messaging.sinks import JsonLines, Webhook
-from oncemore.policy.canonical_json import digest
+from oncemore.messaging.queue_sinks import JetStreamSink, SqsSink
+from oncemore.messaging.sinks import CommandSink, JsonLinesSink, WebhookSink
+from oncemore.policy.canonical_json import canonical_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncemore.messaging.message import Message
+    from oncemore.messaging.message import EventMessage
 
-    Sink = Callable[[Message], Any]
+    Sink = Callable[[EventMessage], Any]
 
-MOST_SINKS = 20
-_WORDS = {
+MAX_SINKS = 20
+_SINK_OPTIONS = {
     "webhook": ("headers", "timeout", "form", "source", "signing_key"), "file": (), "command": ("timeout",),
     "jetstream": ("subject", "stream", "timeout", "form", "source"), "sqs": (),
 }  # fmt: skip
-_SCHEMES = {"http": "webhook", "https": "webhook", "nats": "jetstream", "tls": "jetstream"}
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_SINK_SCHEMES = {"http": "webhook", "https": "webhook", "nats": "jetstream", "tls": "jetstream"}
+_NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-def sinks_of(told: Any, where: str = "notify", root: Path | None = None) -> dict[str, Sink]:
-    """Return sinks by name; refuse what is none, with the place where it stands.
+def parse_sinks(config: Any, where: str = "notify", root: Path | None = None) -> dict[str, Sink]:
+    """Return the configured sinks by name; raise `UsageError` with the position of a bad one.
 
-    told  a list of addresses, tables and sinks; or sinks by name
-    root  the folder that relative paths of files begin in
+    config  a list of addresses, tables and sinks; or sinks by name
+    where   the setting, for error messages
+    root    the folder of relative file paths
     """
-    if isinstance(told, str):
-        told = [told]
-    pairs = list(told.items()) if isinstance(told, dict) else None
+    if isinstance(config, str):
+        config = [config]
+    pairs = list(config.items()) if isinstance(config, dict) else None
     if pairs is None:
-        if not isinstance(told, list | tuple):
-            raise UsageError(f"{where} is {describe_value(told)}; it takes a list of sinks")
-        pairs = [("", each) for each in told]
-    if len(pairs) > MOST_SINKS:
-        raise UsageError(f"{where} has {len(pairs)} sinks; {MOST_SINKS} is the most")
-    found: dict[str, Sink] = {}
-    for place, (given, each) in enumerate(pairs):
-        name, sink = _sink(each, f"{where}[{given or place}]", root)
-        name = given or name
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
+        if not isinstance(config, list | tuple):
+            raise UsageError(f"{where} is {describe_value(config)}; it takes a list of sinks")
+        pairs = [("", entry) for entry in config]
+    if len(pairs) > MAX_SINKS:
+        raise UsageError(f"{where} has {len(pairs)} sinks; the limit is {MAX_SINKS}")
+    sinks: dict[str, Sink] = {}
+    for position, (key, entry) in enumerate(pairs):
+        name, sink = _parse_sink(entry, f"{where}[{key or position}]", root)
+        name = key or name
+        if not isinstance(name, str) or not _NAME_PATTERN.fullmatch(name):
             raise UsageError(
                 f"{where} has the name {name!r}; it takes letters, digits, and . _ - between them"
             )
-        if name in found:
+        if name in sinks:
             raise UsageError(f"{where} has two sinks of the name {name!r}; give each a name of its own")
-        found[name] = sink
-    return found
+        sinks[name] = sink
+    return sinks
 
 
-def _sink(each: Any, where: str, root: Path | None) -> tuple[str, Sink]:
-    if isinstance(each, str):
-        scheme = each.partition(":")[0]
-        if scheme in _SCHEMES:
-            each = {_SCHEMES[scheme]: each}
-        elif scheme == "sqs":  # sqs: and the URL of the queue, which is one of https
-            each = {"sqs": each.removeprefix("sqs:")}
+def _parse_sink(entry: Any, where: str, root: Path | None) -> tuple[str, Sink]:
+    """Return the default name and the sink of one address, table or function."""
+    if isinstance(entry, str):
+        scheme = entry.partition(":")[0]
+        if scheme in _SINK_SCHEMES:
+            entry = {_SINK_SCHEMES[scheme]: entry}
+        elif scheme == "sqs":  # the URL of a queue is an https URL, so the prefix tells it from a webhook
+            entry = {"sqs": entry.removeprefix("sqs:")}
         elif scheme == "file":
-            each = {"file": each.removeprefix("file://").removeprefix("file:")}
+            entry = {"file": entry.removeprefix("file://").removeprefix("file:")}
         else:
             raise UsageError(
-                f"{where} is {describe_value(each)}; it takes https://…, file:path, nats://…, sqs:https://…, "
-                "or a table"
+                f"{where} is {describe_value(entry)}; it takes https://…, file:path, nats://…, "
+                "sqs:https://…, or a table"
             )
-    if isinstance(each, dict):
-        return _from_table(each, where, root)
-    if not callable(each):
+    if isinstance(entry, dict):
+        return _parse_table(entry, where, root)
+    if not callable(entry):
         raise UsageError(
-            f"{where} is {describe_value(each)}; it takes a webhook, a file, a command or a function"
+            f"{where} is {describe_value(entry)}; it takes a webhook, a file, a command or a function"
         )
-    return _of_function(each), each
+    return _derive_name(entry), entry
 
 
-def _from_table(table: dict[str, Any], where: str, root: Path | None) -> tuple[str, Sink]:
-    kinds = [kind for kind in _WORDS if kind in table]
+def _parse_table(table: dict[str, Any], where: str, root: Path | None) -> tuple[str, Sink]:
+    kinds = [kind for kind in _SINK_OPTIONS if kind in table]
     if len(kinds) != 1:
-        raise UsageError(f"{where} needs one of {', '.join(_WORDS)}")
+        raise UsageError(f"{where} needs one of {', '.join(_SINK_OPTIONS)}")
     kind = kinds[0]
-    strange = table.keys() - {kind, "name", *_WORDS[kind]}
-    if strange:
-        allowed = ", ".join(("name", *_WORDS[kind]))
-        raise UsageError(f"{where} has {', '.join(sorted(strange))}; beside {kind} it takes {allowed}")
-    options = {word: table[word] for word in _WORDS[kind] if word in table}
+    unknown = table.keys() - {kind, "name", *_SINK_OPTIONS[kind]}
+    if unknown:
+        allowed = ", ".join(("name", *_SINK_OPTIONS[kind]))
+        raise UsageError(f"{where} has {', '.join(sorted(unknown))}; besides {kind} it takes {allowed}")
+    options = {word: table[word] for word in _SINK_OPTIONS[kind] if word in table}
     try:
-        sink = _made(kind, table[kind], options, root)
-    except (UsageError, TypeError, AttributeError) as fault:
-        raise UsageError(f"{where}: {fault}") from None
-    return table.get("name") or f"{kind}-{digest({kind: table[kind]})[:8]}", sink
+        sink = _make_sink(kind, table[kind], options, root)
+    except (UsageError, TypeError, AttributeError) as error:
+        # The constructors do not know where in the settings the value stands.
+        raise UsageError(f"{where}: {error}") from None
+    return table.get("name") or f"{kind}-{canonical_digest({kind: table[kind]})[:8]}", sink
 
 
-def _made(kind: str, told: Any, options: dict[str, Any], root: Path | None) -> Sink:
+def _make_sink(kind: str, target: Any, options: dict[str, Any], root: Path | None) -> Sink:
     if kind == "command":
-        return Command(told, **options)
-    if not isinstance(told, str) or not told:
+        return CommandSink(target, **options)
+    if not isinstance(target, str) or not target:
         raise UsageError(f"{kind} takes a text")
     if kind == "webhook":
-        return Webhook(told, **options)
+        return WebhookSink(target, **options)
     if kind == "jetstream":
-        return JetStream(told, **options)
+        return JetStreamSink(target, **options)
     if kind == "sqs":
-        return Sqs(told)
-    return JsonLines((root or Path()) / Path(told).expanduser())
+        return SqsSink(target)
+    return JsonLinesSink((root or Path()) / Path(target).expanduser())
 
 
-def _of_function(sink: Any) -> str:
-    """Return a name for a sink that was given in code: the same in every process that runs this code."""
-    if isinstance(sink, Webhook | JsonLines | Command | JetStream | Sqs):
-        shown = f"<oncemore.Webhook {sink._shown}>" if isinstance(sink, Webhook) else repr(sink)  # noqa: SLF001
-        return f"{type(sink).__name__.lower()}-{digest({'shown': shown})[:8]}"
+def _derive_name(sink: Any) -> str:
+    """Return the default name of a sink object: the same in every process that runs the same code."""
+    if isinstance(sink, WebhookSink | JsonLinesSink | CommandSink | JetStreamSink | SqsSink):
+        kind = type(sink).__name__.removesuffix("Sink")
+        # The repr of a webhook hides its path, so two webhooks of one host would get the same name.
+        address = sink._display_url if isinstance(sink, WebhookSink) else _read_address(sink)  # noqa: SLF001
+        # The text that is digested must not change: topics in the log contain the name.
+        return f"{kind.lower()}-{canonical_digest({'shown': f'<oncemore.{kind} {address}>'})[:8]}"
     name = getattr(sink, "__qualname__", type(sink).__name__)
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:100] or "sink"
 
 
-def sink_at(address: Any, where: str) -> Sink:
-    """Return the sink that an address or a table names; a function is its own."""
-    return _sink(address, where, None)[1]
+def _read_address(sink: Any) -> str:
+    """Return the address of a sink from its repr, which is `<class address>`."""
+    return repr(sink).partition(" ")[2].removesuffix(">")
+
+
+def resolve_sink(address: Any, where: str) -> Sink:
+    """Return the sink of an address or a table; return a function as it is."""
+    return _parse_sink(address, where, None)[1]

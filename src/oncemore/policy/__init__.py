@@ -1,1 +1,5 @@
-"""What to do after a failure: policies, backoff, decisions and their proofs. Pure."""
+"""Retry policies: values, backoff, verdicts, decisions, proofs and explanations.
+
+`files` loads policies from YAML; everything else only computes. Imports `errors`, `settings`, pure values
+and `classifiers`.
+"""

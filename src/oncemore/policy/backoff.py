@@ -1,18 +1,17 @@
-"""How long to wait: a schedule plans, a jitter spreads, a cap holds.
+"""Computes delays: a schedule plans, a jitter spreads, a cap limits.
 
     planned = schedule(n)              n is the attempt that failed, counted from 1
     b       = min(cap, jitter(planned, u))
 
-A schedule and a jitter are one small value each, with the name of their shape; what a shape means is
-a row in a table below. Full and equal jitter hold the *ceiling* at the cap before they draw, so that
-capped delays stay spread; additive jitter is capped after it is added; a proportional one is held
-before and after (a maximum is a maximum).
+`SCHEDULES` and `SPREADS` hold one function per shape. Full and equal jitter apply the cap to the
+planned delay before they draw, so that capped delays stay spread. Additive jitter is capped after the
+addition. Proportional jitter is capped before and after, because it can also lengthen a delay.
 """
 
 from __future__ import annotations
 
 from oncemore._values import Value
-from oncemore.policy.canonical_json import draw
+from oncemore.policy.canonical_json import draw_uniform
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class Schedule(Value):
-    """A plan of delays; made by `exponential`, `linear` or `fixed`.
+    """A plan of delays, created by `exponential`, `linear` or `fixed`.
 
-    `cap` is the longest delay that a policy made with this schedule allows; None leaves it to the
-    policy. `exponent` says whether the first delay is `base * factor` or `base`.
+    `cap` is the longest delay of a policy with this schedule; None leaves it to the policy. `exponent`
+    says whether the first delay is `base * factor` or `base`.
     """
 
     shape: Shape
@@ -40,49 +39,49 @@ class Schedule(Value):
 
 
 class Jitter(Value):
-    """A way to spread delays; `amount` is seconds for additive, a fraction for proportional."""
+    """How delays are spread; `amount` is seconds for additive and a fraction for proportional jitter."""
 
     spread: Spread
     amount: float = 0.0
 
 
-#: No plan is longer, so that every number in a proof is finite; the cap comes long before.
-LONGEST_S: Final = 1e300
+#: Upper limit of a planned delay, so that every number in a proof is finite; caps are far smaller.
+MAX_PLANNED_S: Final = 1e300
 
-NONE: Final = Jitter("none")
-FULL: Final = Jitter("full")
+NO_JITTER: Final = Jitter("none")
+FULL_JITTER: Final = Jitter("full")
 
 
-def _exponential(schedule: Schedule, n: int) -> float:
+def _exponential_delay(schedule: Schedule, n: int) -> float:
     try:
         plan = schedule.base * schedule.factor ** (n if schedule.exponent == "attempt" else n - 1)
     except OverflowError:
-        return LONGEST_S if schedule.base else 0.0
-    return min(plan, LONGEST_S)
+        return MAX_PLANNED_S if schedule.base else 0.0
+    return min(plan, MAX_PLANNED_S)
 
 
-def _linear(schedule: Schedule, n: int) -> float:
+def _linear_delay(schedule: Schedule, n: int) -> float:
     return schedule.base * n
 
 
-def _fixed(schedule: Schedule, n: int) -> float:
+def _fixed_delay(schedule: Schedule, n: int) -> float:
     delays = schedule.delays
     return delays[n - 1] if n <= len(delays) else delays[-1]
 
 
-PLANS: Final[dict[Shape, Callable[[Schedule, int], float]]] = {
-    "exponential": _exponential,
-    "linear": _linear,
-    "fixed": _fixed,
+SCHEDULES: Final[dict[Shape, Callable[[Schedule, int], float]]] = {
+    "exponential": _exponential_delay,
+    "linear": _linear_delay,
+    "fixed": _fixed_delay,
 }
 
 
-def planned(schedule: Schedule, n: int) -> float:
-    """Return the delay that the schedule plans after attempt n, before jitter and cap."""
-    return PLANS[schedule.shape](schedule, n)
+def planned_delay(schedule: Schedule, n: int) -> float:
+    """Return the schedule's delay after attempt n, before jitter and cap."""
+    return SCHEDULES[schedule.shape](schedule, n)
 
 
-#: (planned, u, amount, cap) -> delay. Decorrelated is not here: it needs the delay before (below).
+#: (planned, u, amount, cap) -> delay. Decorrelated jitter is missing: it needs the previous delay (below).
 SPREADS: Final[dict[Spread, Callable[[float, float, float, float], float]]] = {
     "none": lambda plan, u, amount, cap: min(cap, plan),
     "full": lambda plan, u, amount, cap: u * min(cap, plan),
@@ -92,44 +91,49 @@ SPREADS: Final[dict[Spread, Callable[[float, float, float, float], float]]] = {
 }
 
 
-def jittered(schedule: Schedule, jitter: Jitter, cap: float, seed: str, n: int) -> float:
-    """Return b: the delay after attempt n, spread by the seed's draw and held at the cap."""
-    plan = PLANS[schedule.shape](schedule, n)
+def jittered_delay(schedule: Schedule, jitter: Jitter, cap: float, seed: str, n: int) -> float:
+    """Return b: the delay after attempt n, spread by the seed's draw and limited by the cap."""
+    plan = SCHEDULES[schedule.shape](schedule, n)
     spread, amount = jitter
-    if spread == "decorrelated":  # its delay comes from the one before, not from the plan of this attempt
-        return _decorrelated(planned(schedule, 1), cap, seed, n)
+    # Decorrelated delays grow from the previous delay and ignore the plan of this attempt.
+    if spread == "decorrelated":
+        return _decorrelated_delay(planned_delay(schedule, 1), cap, seed, n)
+    # Without anything to spread, the SHA-256 of a draw is saved.
     if spread == "none" or plan == 0.0 == amount:
         return min(cap, plan)
-    return SPREADS[spread](plan, draw(seed, n), amount, cap)
+    return SPREADS[spread](plan, draw_uniform(seed, n), amount, cap)
 
 
-def drawn(schedule: Schedule, jitter: Jitter, cap: float, seed: str, n: int) -> tuple[float, float, float]:
-    """Return (planned, u, b) for showing how `jittered` came to its number; u is 0 where none was drawn."""
-    plan = planned(schedule, n)
+def delay_terms(
+    schedule: Schedule, jitter: Jitter, cap: float, seed: str, n: int
+) -> tuple[float, float, float]:
+    """Return (planned, u, b): the terms of `jittered_delay`; u is 0 where nothing was drawn."""
+    plan = planned_delay(schedule, n)
     if jitter.spread == "decorrelated":
-        return plan, draw(seed, n), _decorrelated(planned(schedule, 1), cap, seed, n)
+        return plan, draw_uniform(seed, n), _decorrelated_delay(planned_delay(schedule, 1), cap, seed, n)
     if jitter.spread == "none" or plan == 0.0 == jitter.amount:
         return plan, 0.0, min(cap, plan)
-    u = draw(seed, n)
+    u = draw_uniform(seed, n)
     return plan, u, SPREADS[jitter.spread](plan, u, jitter.amount, cap)
 
 
-def _decorrelated(base: float, cap: float, seed: str, n: int) -> float:
-    """Each delay lies between the base and three times the one before, which its own draw gave.
+def _decorrelated_delay(base: float, cap: float, seed: str, n: int) -> float:
+    """Return a delay between the base and three times the previous delay, which came from its own draw.
 
-    The chain is computed anew from the seed, so that a decision needs no memory but its number.
+    The chain is recomputed from the seed, so a decision depends only on its attempt number.
     """
     delay = base
     for k in range(1, n + 1):
-        delay = min(cap, base + draw(seed, k) * (3.0 * delay - base))
+        delay = min(cap, base + draw_uniform(seed, k) * (3.0 * delay - base))
     return delay
 
 
-def largest(schedule: Schedule, jitter: Jitter, cap: float, n: int) -> float:
-    """Return the longest delay that can follow attempt n, for showing a policy's worst case."""
-    plan = planned(schedule, n)
+def largest_delay(schedule: Schedule, jitter: Jitter, cap: float, n: int) -> float:
+    """Return the longest delay that can follow attempt n: a policy's worst case."""
+    plan = planned_delay(schedule, n)
     if jitter.spread == "decorrelated":
-        return min(cap, planned(schedule, 1) * 3.0**n) if n < 600 else cap
+        # 3.0 ** 646 overflows a float; long before that, every schedule has reached its cap.
+        return min(cap, planned_delay(schedule, 1) * 3.0**n) if n < 600 else cap
     if jitter.spread == "none":
         return min(cap, plan)
     return SPREADS[jitter.spread](plan, 1.0, jitter.amount, cap)

@@ -1,26 +1,26 @@
-"""CLOSING: decisions about a run that no failed attempt asks for, and their proofs.
+"""Decisions that end or resume a run without a failed attempt, and their proofs.
 
     the attempt is lost                 lease_expired, interrupted, outcome_unknown, reconciled
-    the run may not go on               cancelled, deadline_passed, rejected, …: stop
-    a person has to look first          checksum_mismatch, approval_needed: quarantine
-    the run goes on without a cost      released, decided: retry at once
+    the run may not continue            cancelled, deadline_passed, rejected, …: stop
+    an operator must review it first    checksum_mismatch, approval_needed: quarantine
+    the run continues at no cost        released, decided: retry at once
 
-An attempt is lost when nobody brought it to its end. If the outcome was asked about, the answer decides;
-else the number of attempts that are left. Nothing here asks what time it is: the same inputs always give the
-same decision, and `closing_proof` has the form of the proofs of `policy.proof`.
+An attempt is lost when its worker did not finish it. If `reconcile` was asked about the outcome, its
+answer decides, else the number of attempts that are left. Nothing here reads a clock: the same inputs
+always give the same decision. `closing_proof` has the form of the proofs of `policy.proof`.
 """
 
 from __future__ import annotations
 
 from oncemore._values import Value
-from oncemore.control.model import NEEDED
-from oncemore.policy.proof import FORMAT
+from oncemore.control.model import APPROVAL_NEEDED
+from oncemore.policy.proof import PROOF_FORMAT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Final
 
-    from oncemore.log.record import Run
+    from oncemore.log.record import RunRecord
     from oncemore.policy.canonical_json import Plain
     from oncemore.policy.model import Action
 
@@ -36,16 +36,19 @@ STOPS: Final = {
     "skipped_quarantined": "skipped_quarantined",
     "skipped_terminal": "skipped_terminal",
 }
-#: Events after which a person has to look at the run.
-HOLDS: Final = ("checksum_mismatch", NEEDED)
-#: Events after which the run goes on at once.
+#: Events that quarantine the run until a person decides.
+HOLDS: Final = ("checksum_mismatch", APPROVAL_NEEDED)
+#: Events after which the run continues at once.
 RESUMES: Final = ("released", "decided")
-#: What a run is held for whose attempts were lost with their workers, or whose outcome is not known.
-POISON, DOUBTFUL = "poison", "outcome_unknown"
+#: Hold reasons: all attempts were lost with their workers, or the outcome is not known.
+POISON, OUTCOME_UNKNOWN = "poison", "outcome_unknown"
 
 
 class Closing(Value):
-    """What is known when a run is closed; `answer` is what was found of an outcome that was asked about."""
+    """The inputs of a decision about an open run.
+
+    `answer` is the reply of `reconcile`: "applied", "not_applied" or "unknown"; "" if it was not asked.
+    """
 
     event: str
     attempt: int
@@ -56,7 +59,7 @@ class Closing(Value):
 
 
 class ClosingDecision(Value):
-    """What becomes of the run: the action, its reason, what it is held for, when it goes on."""
+    """The decision: action, reason, hold reason and the time at which the run continues."""
 
     action: Action
     reason: str
@@ -65,83 +68,94 @@ class ClosingDecision(Value):
     closing: Closing
 
 
-def close_run(run: Run, event: str, now: float, answer: str = "") -> ClosingDecision:
-    """Return what becomes of a run after an event."""
-    return decide_closing(Closing(event, run.tried, run.allowed, now, answer, run.policy))
+def close_run(run: RunRecord, event: str, now: float, answer: str = "") -> ClosingDecision:
+    """Return the decision about a run after an event."""
+    return decide_closing(Closing(event, run.attempt_count, run.max_attempts, now, answer, run.policy))
 
 
-def decide_closing(at: Closing) -> ClosingDecision:
-    """Return what becomes of the run that the closing describes."""
-    event = at.event
+def decide_closing(closing: Closing) -> ClosingDecision:
+    """Return the decision about the run that `closing` describes."""
+    event = closing.event
     if event in STOPS:
-        return ClosingDecision("stop", STOPS[event], "", None, at)
+        return ClosingDecision("stop", STOPS[event], "", None, closing)
     if event in HOLDS:
-        return ClosingDecision("quarantine", event, event, None, at)
-    if at.answer == "unknown":
-        return ClosingDecision("quarantine", event, DOUBTFUL, None, at)
-    if at.attempt < at.max_attempts or (event in RESUMES and not at.answer):
-        return ClosingDecision("retry", event, "", at.now, at)
-    if event == "lease_expired" and not at.answer:
-        return ClosingDecision("quarantine", event, POISON, None, at)
-    return ClosingDecision("stop", "max_attempts_exceeded", "", None, at)
+        return ClosingDecision("quarantine", event, event, None, closing)
+    if closing.answer == "unknown":
+        return ClosingDecision("quarantine", event, OUTCOME_UNKNOWN, None, closing)
+    # A released or approved run may exceed max_attempts: an operator has just allowed the next attempt.
+    if closing.attempt < closing.max_attempts or (event in RESUMES and not closing.answer):
+        return ClosingDecision("retry", event, "", closing.now, closing)
+    # Every attempt ended with a dead worker: the work itself may kill its process, so a person decides.
+    if event == "lease_expired" and not closing.answer:
+        return ClosingDecision("quarantine", event, POISON, None, closing)
+    return ClosingDecision("stop", "max_attempts_exceeded", "", None, closing)
 
 
-def closing_proof(made: ClosingDecision) -> dict[str, Plain]:
+def closing_proof(decision: ClosingDecision) -> dict[str, Plain]:
     """Return every input and bound of the decision as plain values, in the form of `policy.proof`."""
-    at = made.closing
-    final = at.event in STOPS
-    name, _, rest = at.policy.rpartition("@")
-    version, _, digest = rest.rpartition(":")
+    closing = decision.closing
+    is_final = closing.event in STOPS
+    name, _, version_digest = closing.policy.rpartition("@")
+    version, _, digest = version_digest.rpartition(":")
     return {
-        "format": FORMAT,
+        "format": PROOF_FORMAT,
         "policy": {"name": name, "version": version, "digest": digest},
-        "attempt": at.attempt,
-        "verdict": "TERMINAL" if final else _VERDICTS.get(made.held_for, "RETRYABLE"),
+        "attempt": closing.attempt,
+        "verdict": "TERMINAL" if is_final else _VERDICTS.get(decision.held_for, "RETRYABLE"),
         "failure": {
-            "kind": "permanent" if final else "transient",
-            "sent": "no" if at.answer == "not_applied" or at.event in RESUMES else "maybe",
+            "kind": "permanent" if is_final else "transient",
+            "sent": "no" if closing.answer == "not_applied" or closing.event in RESUMES else "maybe",
             "retry_after": None,
-            "code": at.event.upper(),
-            "rule": f"run:{at.event}",
+            "code": closing.event.upper(),
+            "rule": f"run:{closing.event}",
         },
-        "inputs": {"now": at.now, "event": at.event, "answer": at.answer},
-        "thresholds": {"max_attempts": at.max_attempts},
+        "inputs": {"now": closing.now, "event": closing.event, "answer": closing.answer},
+        "thresholds": {"max_attempts": closing.max_attempts},
         "formula": "",
         "terms": None,
         "clamps": [],
-        "action": made.action,
-        "reason": made.reason,
+        "action": decision.action,
+        "reason": decision.reason,
         "delay_s": 0.0,
-        "not_before": made.not_before,
-        "sentence": _sentence(made),
+        "not_before": decision.not_before,
+        "sentence": _closing_sentence(decision),
     }
 
 
-_VERDICTS: Final = {DOUBTFUL: "UNKNOWN", "checksum_mismatch": "QUARANTINE", NEEDED: "QUARANTINE"}
+_VERDICTS: Final = {
+    OUTCOME_UNKNOWN: "UNKNOWN",
+    "checksum_mismatch": "QUARANTINE",
+    APPROVAL_NEEDED: "QUARANTINE",
+}
 
 
-def _sentence(made: ClosingDecision) -> str:
-    at = made.closing
+def _closing_sentence(decision: ClosingDecision) -> str:
+    # Part of the recorded proof: `replay` compares it byte by byte, so the wording must stay.
+    closing = decision.closing
     follows = {
-        "stop": f"the run is over ({made.reason})",
-        "quarantine": f"a person has to look at it ({made.held_for})",
+        "stop": f"the run is over ({decision.reason})",
+        "quarantine": f"a person has to look at it ({decision.held_for})",
         "retry": "the run goes on at once",
     }
-    found = f", and the outcome is: {at.answer.replace('_', ' ')}" if at.answer else ""
-    count = f"attempt {at.attempt} of {at.max_attempts}"
-    return f"after {count}: {at.event.replace('_', ' ')}{found}; {follows[made.action]}."
+    outcome = f", and the outcome is: {closing.answer.replace('_', ' ')}" if closing.answer else ""
+    count = f"attempt {closing.attempt} of {closing.max_attempts}"
+    return f"after {count}: {closing.event.replace('_', ' ')}{outcome}; {follows[decision.action]}."
 
 
 def is_closing(proof: dict[str, Any]) -> bool:
-    """Whether a proof is about a closing, and not about a failed attempt."""
+    """Return whether a proof belongs to a `ClosingDecision` and not to a failed attempt."""
     return "event" in proof.get("inputs", ())
 
 
 def closing_of(proof: dict[str, Any]) -> Closing:
-    """Return what a recorded decision was made from."""
-    named, given = proof["policy"], proof["inputs"]
-    policy = f"{named['name']}@{named['version']}:{named['digest']}" if named["digest"] else ""
+    """Return the inputs of a recorded `ClosingDecision`."""
+    identity, inputs = proof["policy"], proof["inputs"]
+    policy = f"{identity['name']}@{identity['version']}:{identity['digest']}" if identity["digest"] else ""
     return Closing(
-        given["event"], proof["attempt"], proof["thresholds"]["max_attempts"], given["now"], given["answer"],
-        policy,
-    )  # fmt: skip
+        event=inputs["event"],
+        attempt=proof["attempt"],
+        max_attempts=proof["thresholds"]["max_attempts"],
+        now=inputs["now"],
+        answer=inputs["answer"],
+        policy=policy,
+    )

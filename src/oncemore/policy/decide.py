@@ -1,23 +1,23 @@
-"""DECIDE: policy and situation in, decision out.
+"""Decides about the next attempt: policy and situation in, decision out.
 
-The questions are asked in this order, and the first that says no ends it:
+The checks run in this order, and the first that fails ends the decision:
 
-    may this failure be repeated?   verdict          no: stop, quarantine or hold
+    may this failure be retried?    verdict          no: stop or quarantine
     is an attempt left?             max_attempts     no: stop
-    is somebody asking us to wait?  hold_until       yes: defer (an open breaker, a pause)
-    may we afford a retry?          retry budget     no: stop
-    how long?                       schedule, jitter, cap, tuning; Retry-After is a floor
-    does that fit?                  beyond the cap: defer; beyond the deadline: stop
+    is there a hold?                hold_until       yes: defer (open breaker, pause)
+    are there tokens for a retry?   retry budget     no: stop
+    how long is the delay?          schedule, jitter, cap, tuning; Retry-After is a minimum
+    does the delay fit?             beyond the cap: defer; beyond the deadline: stop
 
-Nothing here asks what time it is or draws a number: `Situation` holds all that was known. So the same
-situation always gives the same decision, and the proof (`policy.proof`) can be made from it later.
+Nothing here reads a clock or draws a random number: `Situation` holds all inputs. The same situation
+always gives the same decision, and its proof (`policy.proof`) can be built later.
 """
 
 from __future__ import annotations
 
 from oncemore._values import Value, make
-from oncemore.policy.backoff import jittered
-from oncemore.policy.tuning import NOTHING_KNOWN, Signals, Tuned, tune
+from oncemore.policy.backoff import jittered_delay
+from oncemore.policy.tuning import NO_SIGNALS, Signals, TuningTerms, tune_delay
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,29 +43,29 @@ if TYPE_CHECKING:
 
 
 class Situation(Value):
-    """All that is known when an attempt has failed; times are POSIX seconds on one clock."""
+    """All inputs of a decision after a failed attempt; times are POSIX seconds on one clock."""
 
     attempt: int
     failure: Failure
     verdict: Verdict
     now: float
     seed: str = ""
-    started: float | None = None
+    started_at: float | None = None
     deadline: float | None = None
     expected_s: float | None = None
-    tokens: float | None = None
+    budget_tokens: float | None = None
     hold_until: float | None = None
-    held_for: str = ""
+    hold_reason: str = ""
     signals: Signals | None = None
 
 
 class Decision(Value):
-    """What to do after a failed attempt, and everything it was computed from.
+    """The decision after a failed attempt, with its policy and its situation.
 
     action      retry, defer, stop, quarantine or escalate
-    reason      why, as a stable code
+    reason      the reason as a stable code
     delay_s     seconds to wait before the next attempt (retry), else 0
-    not_before  earliest time at which trying again makes sense, if anybody named one
+    not_before  earliest useful time for another attempt; None if unknown
     """
 
     action: Action
@@ -77,89 +77,103 @@ class Decision(Value):
 
     def proof(self) -> dict[str, Plain]:
         """Return every input, term and bound as plain values."""
-        from oncemore.policy.proof import proof
+        from oncemore.policy.proof import build_proof
 
-        return proof(self)
+        return build_proof(self)
 
     def proof_bytes(self) -> bytes:
-        """Return the proof as canonical JSON: same inputs, same bytes."""
-        from oncemore.policy.proof import proof_bytes
+        """Return the proof as canonical JSON: the same inputs give the same bytes."""
+        from oncemore.policy.proof import encode_proof
 
-        return proof_bytes(self)
+        return encode_proof(self)
 
     def explain(self) -> str:
-        """Return a paragraph that says what was decided, and why, with the numbers."""
-        from oncemore.policy.proof import explain
+        """Return a paragraph with the decision, its reason and its numbers."""
+        from oncemore.policy.explain import explain_decision
 
-        return explain(self)
+        return explain_decision(self)
 
 
-#: What follows from a verdict that does not allow a repeat.
-_FINAL: Final[dict[Verdict, tuple[Action, Reason]]] = {
+#: Action and reason for each verdict that does not allow a retry.
+_FINAL_ACTIONS: Final[dict[Verdict, tuple[Action, Reason]]] = {
     "TERMINAL": ("stop", "not_retryable"),
     "QUARANTINE": ("quarantine", "quarantined"),
     "UNKNOWN": ("quarantine", "outcome_unknown"),
 }
 
 
-def decide(policy: Policy, at: Situation) -> Decision:
-    """Return what to do after the failed attempt that the situation describes."""
-    # Taken apart once: this runs at every failure, and a field of a tuple is dear to look up.
-    attempt, failure, verdict, now, seed, _, deadline, expected, tokens, hold_until, _, _ = at
+def decide_retry(policy: Policy, situation: Situation) -> Decision:
+    """Return the decision after the failed attempt in `situation`."""
+    # Unpacked once: this runs at every failure, and each attribute lookup of a tuple costs time.
+    attempt, failure, verdict, now, seed, _, deadline, expected, tokens, hold_until, _, _ = situation
     if verdict != "RETRYABLE":
-        action, reason = _FINAL[verdict]
-        return make(Decision, (action, reason, 0.0, None, policy, at))
+        action, reason = _FINAL_ACTIONS[verdict]
+        return make(Decision, (action, reason, 0.0, None, policy, situation))
     if attempt >= policy.max_attempts:
-        return make(Decision, ("stop", "max_attempts_exceeded", 0.0, _asked(at), policy, at))
+        return make(
+            Decision, ("stop", "max_attempts_exceeded", 0.0, _retry_not_before(situation), policy, situation)
+        )
     if hold_until is not None and hold_until > now:
-        return make(Decision, ("defer", "held", 0.0, hold_until, policy, at))
+        return make(Decision, ("defer", "held", 0.0, hold_until, policy, situation))
     if tokens is not None and tokens < policy.retry_cost:
-        return make(Decision, ("stop", "retry_budget_empty", 0.0, _asked(at), policy, at))
-    delay = jittered(policy.schedule, policy.jitter, policy.max_delay_s, seed, attempt)
+        return make(
+            Decision, ("stop", "retry_budget_empty", 0.0, _retry_not_before(situation), policy, situation)
+        )
+    delay = jittered_delay(policy.schedule, policy.jitter, policy.max_delay_s, seed, attempt)
     if policy.tuning is not None:
-        delay = tuned(policy, at, delay).delay_s
-    asked = failure.retry_after
-    if asked is not None and asked > delay:
-        delay = asked
-    if deadline is not None or policy.within_s is not None:
-        left = deadline_left(policy, at)
+        delay = compute_tuning(policy, situation, delay).delay_s
+    retry_after = failure.retry_after
+    # Retry-After is a minimum: the jittered delay never undercuts it.
+    if retry_after is not None and retry_after > delay:
+        delay = retry_after
+    if deadline is not None or policy.total_timeout_s is not None:
+        left = deadline_left(policy, situation)
         if left is not None and delay >= left - (expected or 0.0):
-            return _at_deadline(policy, at, delay, left - (expected or 0.0))
-    if asked is not None and asked > policy.max_delay_s:
-        return make(Decision, ("defer", "retry_after_beyond_cap", 0.0, now + asked, policy, at))
-    return make(Decision, ("retry", "retry", delay, now + delay, policy, at))
+            return _decide_at_deadline(policy, situation, delay, left - (expected or 0.0))
+    # The deadline is checked first: a deferred run would only find out later that its time is over.
+    if retry_after is not None and retry_after > policy.max_delay_s:
+        return make(Decision, ("defer", "retry_after_beyond_cap", 0.0, now + retry_after, policy, situation))
+    return make(Decision, ("retry", "retry", delay, now + delay, policy, situation))
 
 
-def _at_deadline(policy: Policy, at: Situation, delay: float, room: float) -> Decision:
-    """Decide about a wait that reaches the latest moment at which an attempt can still finish."""
-    asked = at.failure.retry_after
+def _decide_at_deadline(policy: Policy, situation: Situation, delay: float, room: float) -> Decision:
+    """Return the decision for a delay that does not end before `room`.
+
+    `room` is the number of seconds until the latest start of an attempt that can still finish in time.
+    """
+    retry_after = situation.failure.retry_after
     if room <= 0:
-        return make(Decision, ("stop", "deadline_passed", 0.0, _asked(at), policy, at))
-    if asked is not None and asked >= room:
-        return make(Decision, ("stop", "retry_after_beyond_deadline", 0.0, at.now + asked, policy, at))
-    if at.expected_s is None:
-        # Cutting the wait short would start an attempt with no time left to finish it.
-        return make(Decision, ("stop", "wait_beyond_deadline", 0.0, at.now + delay, policy, at))
-    return make(Decision, ("retry", "retry", room, at.now + room, policy, at))
+        return make(
+            Decision, ("stop", "deadline_passed", 0.0, _retry_not_before(situation), policy, situation)
+        )
+    if retry_after is not None and retry_after >= room:
+        return make(
+            Decision,
+            ("stop", "retry_after_beyond_deadline", 0.0, situation.now + retry_after, policy, situation),
+        )
+    if situation.expected_s is None:
+        # Without an expected duration, a shortened wait would start an attempt with no time to finish.
+        return make(Decision, ("stop", "wait_beyond_deadline", 0.0, situation.now + delay, policy, situation))
+    return make(Decision, ("retry", "retry", room, situation.now + room, policy, situation))
 
 
-def tuned(policy: Policy, at: Situation, delay: float) -> Tuned:
-    """Return the terms that tuning adds to a delay; only for a policy that has tuning."""
+def compute_tuning(policy: Policy, situation: Situation, delay: float) -> TuningTerms:
+    """Return the tuning terms of a delay; the policy must have tuning."""
     assert policy.tuning is not None
-    left = deadline_left(policy, at)
-    signals = at.signals or NOTHING_KNOWN
-    return tune(delay, policy.tuning, signals, policy.max_delay_s, at.expected_s or 0.0, left)
+    left = deadline_left(policy, situation)
+    signals = situation.signals or NO_SIGNALS
+    return tune_delay(delay, policy.tuning, signals, policy.max_delay_s, situation.expected_s or 0.0, left)
 
 
-def deadline_left(policy: Policy, at: Situation) -> float | None:
-    """Return the time to the earlier of the deadline and the end of the policy's own limit."""
-    ends = at.deadline
-    if policy.within_s is not None and at.started is not None:
-        own = at.started + policy.within_s
-        ends = own if ends is None else min(ends, own)
-    return None if ends is None else ends - at.now
+def deadline_left(policy: Policy, situation: Situation) -> float | None:
+    """Return the seconds until the deadline or the policy's total timeout, the earlier of both."""
+    end = situation.deadline
+    if policy.total_timeout_s is not None and situation.started_at is not None:
+        own_end = situation.started_at + policy.total_timeout_s
+        end = own_end if end is None else min(end, own_end)
+    return None if end is None else end - situation.now
 
 
-def _asked(at: Situation) -> float | None:
-    """Return when the other side wants us back, if it said so."""
-    return None if at.failure.retry_after is None else at.now + at.failure.retry_after
+def _retry_not_before(situation: Situation) -> float | None:
+    """Return the time from Retry-After, if the failure carries one."""
+    return None if situation.failure.retry_after is None else situation.now + situation.failure.retry_after

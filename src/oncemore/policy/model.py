@@ -1,14 +1,13 @@
-"""The words everything else is written in: failures, verdicts, effects, run states.
+"""The vocabulary of the package: failures, verdicts, effects and run states.
 
-All of them are plain strings of closed sets, so that they are their own JSON and cost no import;
-the type checker knows the sets as `Literal`s, and what may follow what is said by tables, where an
-absent entry is the error.
+All of them are plain strings from closed sets: they are their own JSON and cost no import. The type
+checker knows the sets as `Literal`s. `TRANSITIONS` lists the allowed state changes of a run.
 """
 
 from __future__ import annotations
 
 from oncemore._values import Value
-from oncemore.errors import IllegalMove
+from oncemore.errors import IllegalTransition
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,12 +20,13 @@ if TYPE_CHECKING:
     State = Literal["PENDING", "RUNNING", "SOFT_FAIL", "HARD_FAIL", "COMPLETE"]
     Action = Literal["retry", "defer", "stop", "quarantine", "escalate"]
 
+# The same sets at run time, for checks of user input.
 KINDS: Final = ("transient", "throttled", "conflict", "permanent")
 EFFECTS: Final = ("pure", "idempotent", "transactional", "outbox", "once")
 STATES: Final = ("PENDING", "RUNNING", "SOFT_FAIL", "HARD_FAIL", "COMPLETE")
 
-#: The legal moves of a run (STATE-2). A pair that is not here is refused.
-MOVES: Final[dict[State, frozenset[State]]] = {
+#: The allowed transitions of a run (STATE-2); every other pair is refused.
+TRANSITIONS: Final[dict[State, frozenset[State]]] = {
     "PENDING": frozenset({"RUNNING", "COMPLETE", "HARD_FAIL"}),
     "RUNNING": frozenset({"SOFT_FAIL", "HARD_FAIL", "COMPLETE"}),
     "SOFT_FAIL": frozenset({"RUNNING", "HARD_FAIL", "COMPLETE"}),
@@ -35,24 +35,24 @@ MOVES: Final[dict[State, frozenset[State]]] = {
 }
 
 
-def move(state: State, to: State) -> State:
-    """Return `to` when a run may go there from `state`; refuse every other move."""
-    if to not in MOVES[state]:
-        allowed = ", ".join(sorted(MOVES[state])) or "nothing: it is final"
-        raise IllegalMove(f"a run cannot go from {state} to {to}; from {state} may follow {allowed}")
+def check_transition(state: State, to: State) -> State:
+    """Return `to` if a run may go there from `state`; else raise `IllegalTransition`."""
+    if to not in TRANSITIONS[state]:
+        allowed = ", ".join(sorted(TRANSITIONS[state])) or "nothing: it is final"
+        raise IllegalTransition(f"a run cannot go from {state} to {to}; from {state} may follow {allowed}")
     return to
 
 
 class Failure(Value):
-    """A fact about one failed attempt, as the edge that knows the client read it.
+    """A fact about one failed attempt, as the classifier for the client library read it.
 
-    kind         transient (may pass by itself), throttled (asked to slow down), conflict (somebody
-                 else was first), permanent (the same call will fail again)
-    sent         "no": nothing of it can have taken effect, so that anything may repeat it;
+    kind         transient (may pass by itself), throttled (a request to slow down), conflict (another
+                 writer was first), permanent (the same call will fail again)
+    sent         "no": the attempt cannot have taken effect, so any work may repeat it;
                  "maybe": it may have taken effect
-    retry_after  seconds the other side asked us to stay away, counted from when the answer was read
+    retry_after  seconds that the provider asked to wait, counted from the arrival of its answer
     code         stable class of the error, for counting: HTTP_503, TIMEOUT_READ, SQLSTATE_40001
-    rule         the rule that said so: client:what
+    rule         the rule that classified the error, as `library:name`
     """
 
     kind: Kind
@@ -62,6 +62,6 @@ class Failure(Value):
     rule: str = ""
 
     @property
-    def passing(self) -> bool:
-        """Whether waiting may help: transient and throttled failures pass, the others do not."""
+    def may_pass(self) -> bool:
+        """Whether waiting may help: true for transient and throttled failures."""
         return self.kind == "transient" or self.kind == "throttled"

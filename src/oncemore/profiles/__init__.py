@@ -1,6 +1,6 @@
-"""The built-in policies (the YAML files here), and the facades that the source documents name.
+"""The interfaces that the source documents prescribe, one folder each: `kfm`, `lit`, `nova_cat`, `exoarmur`.
 
-`oncemore.policy.files` loads the files: `govern.profile("kfm-loop")`; `digests.txt` says which bytes were
-released, `policy.schema.json` what a policy file may hold. `exoarmur`, `kfm_loop` and `lit` are the
-facades: each is imported by its own name (`from oncemore.profiles.kfm.loop import retry_loop`).
+They are thin layers over steps and retries, and may import everything except the command line. Import each by
+its own name (`from oncemore.profiles.kfm.loop import retry_loop`). The packaged policies that they use are in
+`policy/`; `oncemore.policy.files` loads them.
 """

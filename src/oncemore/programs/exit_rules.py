@@ -1,53 +1,50 @@
-"""What the end of a program means: done, worth another attempt, failed, or nobody knows.
+"""The meaning of a program's end: done, worth another attempt, failed, or unknown.
 
-Asked in this order, and the first that speaks decides:
+The first rule that applies decides:
 
     --ok-exit            done (0 is, unless another list has it)
     --fail-on-exit       failed for good
     --retry-on-exit      tried again
     --retry-on-output    tried again, if a line of the output matches
     the policy           if its classes name the code: EXIT_75, EXIT_*, SIGNAL_KILL
-    the effect           once: nobody knows what has happened, it is held
-                         idempotent, pure: failed for good if --retry-on-… was given, for then that is the
-                         list of what passes; else tried again, but for 126 and 127, a shell's words for a
-                         command that it cannot run
+    the effect           once: the outcome is unknown, so the run is held
+                         idempotent, pure: tried again, except for 126 and 127 (a shell could not run the
+                         command); failed for good if --retry-on-… names the codes worth another attempt
 
-For work that may happen only once a list is a declaration: a program that ends like this has done nothing.
-A program that was killed by a signal has the exit code that shells give it: 128 and the signal's number.
+For the effect `once` a list is a declaration by the user: a program that ends with this code has done
+nothing. A program killed by a signal has the exit code that shells give it: 128 plus the signal's number.
 """
 
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Any, Final
+from itertools import combinations
+from typing import Final
 
 from oncemore._values import Value
-from oncemore.classifiers.verdict import Classes, matches
 from oncemore.errors import UsageError
 from oncemore.policy.model import Failure
+from oncemore.policy.verdict import ErrorClasses, matches_class
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-ANY: Final = frozenset(range(256))
-#: What a shell ends with when it cannot run a command.
-CANNOT_RUN, NOT_FOUND = 126, 127
+ANY_EXIT: Final = frozenset(range(256))
+#: The exit codes of a shell that cannot run a command.
+EXIT_CANNOT_RUN, EXIT_NOT_FOUND = 126, 127
 
 
-class Meaning(Value):
-    """What an exit code means: "done", "again", "failed" or "unknown"; which rule said so."""
+class ExitMeaning(Value):
+    """The meaning of an exit code ("done", "again", "failed" or "unknown") and the rule that gave it."""
 
-    what: str
+    verdict: str
     rule: str
 
     @property
-    def declared(self) -> bool:
-        """Whether the user has said so, and with it that nothing was done."""
+    def is_declared(self) -> bool:
+        """Whether the user declared this code, and with it that the program has done nothing."""
         return self.rule.startswith("exec:--")
 
 
-class Rules(Value):
-    """What a user has said about exit codes."""
+class ExitRules(Value):
+    """The effect and the exit codes that the user listed."""
 
     effect: str
     ok: frozenset[int] = frozenset()
@@ -55,85 +52,85 @@ class Rules(Value):
     retry: frozenset[int] = frozenset()
     outputs: tuple[str, ...] = ()
 
-    def meaning(self, code: int, matched: bool, classes: Classes | None) -> Meaning:
-        """Return what an exit code means, and whether the output matched."""
+    def judge_exit(self, code: int, matched: bool, classes: ErrorClasses | None) -> ExitMeaning:
+        """Return the meaning of an exit code; `matched` says whether a line of the output matched."""
         listed = self.fail | self.retry
-        if code in self.ok or (code == 0 and (0 not in listed or self.retry == ANY)):
-            return Meaning("done", "exec:--ok-exit")
+        # "any" in --retry-on-exit stands for every failure: it leaves 0 a success.
+        if code in self.ok or (code == 0 and (0 not in listed or self.retry == ANY_EXIT)):
+            return ExitMeaning("done", "exec:--ok-exit")
         if code in self.fail:
-            return Meaning("failed", "exec:--fail-on-exit")
+            return ExitMeaning("failed", "exec:--fail-on-exit")
         if code in self.retry:
-            return Meaning("again", "exec:--retry-on-exit")
+            return ExitMeaning("again", "exec:--retry-on-exit")
         if matched:
-            return Meaning("again", "exec:--retry-on-output")
-        return _by_policy(code, classes) or self._by_effect(code)
+            return ExitMeaning("again", "exec:--retry-on-output")
+        return _judge_by_policy(code, classes) or self._judge_by_effect(code)
 
-    def allow_retries(self, classes: Classes | None) -> bool:
-        """Return whether there is an exit code after which the program is tried again."""
-        named = () if classes is None else classes.retryable
-        by_policy = any(name.startswith(("EXIT_", "SIGNAL_")) for name in named)
+    def allow_retries(self, classes: ErrorClasses | None) -> bool:
+        """Return whether at least one exit code leads to another attempt."""
+        listed = () if classes is None else classes.retryable
+        by_policy = any(name.startswith(_PROGRAM_CODES) for name in listed)
         return self.effect != "once" or bool(self.retry or self.outputs) or by_policy
 
-    def _by_effect(self, code: int) -> Meaning:
+    def _judge_by_effect(self, code: int) -> ExitMeaning:
         if self.effect == "once":
-            return Meaning("unknown", "exec:once")
-        if self.retry or self.outputs or code in (CANNOT_RUN, NOT_FOUND):
-            return Meaning("failed", "exec:not listed")
-        return Meaning("again", "exec:any exit")
+            return ExitMeaning("unknown", "exec:once")
+        if self.retry or self.outputs or code in (EXIT_CANNOT_RUN, EXIT_NOT_FOUND):
+            return ExitMeaning("failed", "exec:not listed")
+        return ExitMeaning("again", "exec:any exit")
 
 
-def _by_policy(code: int, classes: Classes | None) -> Meaning | None:
+#: The beginnings of the codes in a policy that are about programs.
+_PROGRAM_CODES = ("EXIT_", "SIGNAL_")
+
+
+def _judge_by_policy(code: int, classes: ErrorClasses | None) -> ExitMeaning | None:
     if classes is None:
         return None
-    name = name_of(code)
-    # A kind nobody names, so that only what is about programs can match: EXIT_75, EXIT_*, SIGNAL_TERM.
-    asked = Failure("permanent", "maybe", None, name, "")
+    # Classes such as TRANSIENT are about functions: only the codes of programs may match an exit code.
+    failure = Failure("permanent", "maybe", None, failure_code(code), "")
     lists = [("failed", classes.non_retryable), ("again", classes.retryable)]
     if classes.precedence == "retryable_first":
         lists.reverse()
-    for what, names in lists:
-        if matches(asked, [one for one in names if one.startswith(("EXIT_", "SIGNAL_"))]):
-            return Meaning(what, "policy:classes")
+    for verdict, names in lists:
+        if matches_class(failure, [name for name in names if name.startswith(_PROGRAM_CODES)]):
+            return ExitMeaning(verdict, "policy:classes")
     return None
 
 
-def name_of(code: int) -> str:
-    """Return the code that a failure has: EXIT_75, or SIGNAL_KILL."""
+def failure_code(code: int) -> str:
+    """Return the code of a failure in the log and in policies: EXIT_75, or SIGNAL_KILL."""
     try:
         return f"SIGNAL_{signal.Signals(code - 128).name.removeprefix('SIG')}"
     except ValueError:
         return f"EXIT_{code}"
 
 
-def said(code: int) -> str:
-    """Return an exit code as a person says it."""
-    name = name_of(code)
+def format_exit_code(code: int) -> str:
+    """Return an exit code for a message: "exit code 75", or the name of the signal."""
+    name = failure_code(code)
     return f"exit code {code}" if name.startswith("EXIT_") else f"signal SIG{name[7:]} (exit code {code})"
 
 
-def exits(option: str, text: str) -> frozenset[int]:
-    """Return the exit codes in a list such as 1,75,100-110; "any" stands for all."""
+def parse_exit_codes(option: str, text: str) -> frozenset[int]:
+    """Return the exit codes in a list such as 1,75,100-110; "any" stands for all of them."""
     if text.strip() == "any":
-        return ANY
-    found: set[int] = set()
+        return ANY_EXIT
+    codes: set[int] = set()
     for part in text.split(","):
         low, dash, high = part.strip().partition("-")
         ends = [low, high] if dash else [low, low]
         if not all(end.isdigit() and int(end) <= 255 for end in ends) or int(ends[0]) > int(ends[1]):
             raise UsageError(f"{option} is {text!r}; it takes exit codes from 0 to 255, as in 1,75,100-110")
-        found.update(range(int(ends[0]), int(ends[1]) + 1))
-    return frozenset(found)
+        codes.update(range(int(ends[0]), int(ends[1]) + 1))
+    return frozenset(codes)
 
 
-def check(named: dict[str, frozenset[int]]) -> None:
-    """Refuse a code that stands in two lists; "any" yields to the others."""
-    options = [(option, codes) for option, codes in named.items() if codes and codes != ANY]
-    for at, (option, codes) in enumerate(options):
-        for other, others in options[at + 1 :]:
-            if both := codes & others:
-                raise UsageError(f"{min(both)} stands in {option} and in {other}; it can mean one thing only")
-
-
-def shown(codes: Iterable[int]) -> Any:
-    """Return codes for a report."""
-    return sorted(codes)
+def check_disjoint(codes_by_option: dict[str, frozenset[int]]) -> None:
+    """Refuse a code that is in two lists; "any" gives way to the other lists."""
+    lists = [(option, codes) for option, codes in codes_by_option.items() if codes and codes != ANY_EXIT]
+    for (option, codes), (other_option, other_codes) in combinations(lists, 2):
+        if both := codes & other_codes:
+            raise UsageError(
+                f"exit code {min(both)} is in {option} and in {other_option}; leave it in one of them"
+            )

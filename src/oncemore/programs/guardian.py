@@ -1,18 +1,17 @@
-"""The guard of one program: its parent, and the end of everything that it started.
+"""The guardian of one program: its parent process, which ends it together with everything that it started.
 
-Run as a file of its own, by an interpreter that loads nothing else. It is told on a socket what to start; if
-the other side is gone before that, nothing is started. Then
+Run as a file of its own, by an interpreter that loads nothing else. The worker sends the options over a
+socket; if the worker is gone before that, nothing is started. Then
 
-    the program ends             what it left behind has `linger_s` to end too; then it is ended
-    its time is up, or we are    SIGTERM (or the signal that came) to its group and all its descendants, after
-    told to end it               `grace_s` SIGKILL
-    the other side goes away     SIGKILL at once: whoever takes over must not meet it
+    the program ends              its descendants have `linger_s` to end too; then they are ended
+    the time limit is reached,    SIGTERM (or the signal that the worker received) to the group and all
+    or the worker sends "end"     descendants; SIGKILL after `grace_s`
+    the worker goes away          SIGKILL at once: the next worker must not run beside this program
 
-Descendants are found although they left the group: where the kernel can do it, the guard adopts whatever
-loses its parent (a *subreaper*), so that all of them are below it. If the guard itself is killed, the kernel
-kills the program.
+Descendants are found even if they left the group: where the kernel supports it, the guardian is a subreaper,
+which adopts every orphan below it. If the guardian itself is killed, the kernel kills the program.
 
-It answers in lines of JSON: {"pid": …} or {"errno": …}, then {"over": …} when nothing is left.
+The guardian answers in lines of JSON: {"pid": …} or {"errno": …}, then {"over": …} when no process is left.
 """
 
 from __future__ import annotations
@@ -32,25 +31,25 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 _SET_PDEATHSIG, _SET_SUBREAPER = 1, 36
-#: How long what cannot be killed is waited for: a process that waits for a broken disk takes no signal.
-KILL_S = 5.0
-LOOK_S = 0.02
-LONGEST = 64 * 1024 * 1024
-#: What a terminal or a shutdown sends to all: the program hears of it from us.
-DEAF = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+#: How long to wait for a process that SIGKILL does not end: one blocked by a broken disk takes no signal.
+KILL_TIMEOUT_S = 5.0
+POLL_S = 0.02
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+#: A terminal or a shutdown sends these to every process; the program receives them from the guardian only.
+IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
-def control(option: int, value: int) -> bool:
-    """Ask the kernel for something about this process; return whether it can do that."""
+def set_process_option(option: int, value: int) -> bool:
+    """Set an option of this process by prctl; return whether the kernel supports it."""
     try:
         return ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) == 0  # type: ignore[no-any-return]
     except (OSError, AttributeError):
         return False
 
 
-def descendants(of: int) -> set[int]:
-    """Return all that is below a process, by what the kernel shows; nothing where it shows nothing."""
-    below: dict[int, list[int]] = {}
+def find_descendants(ancestor: int) -> set[int]:
+    """Return all descendants of a process by /proc; an empty set where /proc is not available."""
+    children_of: dict[int, list[int]] = {}
     try:
         names = os.listdir("/proc")  # noqa: PTH208 - pathlib costs more than the rest of this program
     except OSError:
@@ -59,198 +58,215 @@ def descendants(of: int) -> set[int]:
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
+                    # The name of the process, in parentheses, may hold blanks and parentheses itself.
                     parent = int(file.read().rpartition(b")")[2].split()[1])
             except (OSError, IndexError, ValueError):
-                continue  # it is gone
-            below.setdefault(parent, []).append(int(name))
-    found: set[int] = set()
-    todo = [of]
-    while todo:
-        children = below.get(todo.pop(), [])
-        todo += [child for child in children if child not in found]
-        found.update(children)
-    return found
+                continue  # the process ended after the listing
+            children_of.setdefault(parent, []).append(int(name))
+    descendants: set[int] = set()
+    pending = [ancestor]
+    while pending:
+        children = children_of.get(pending.pop(), [])
+        pending += [child for child in children if child not in descendants]
+        descendants.update(children)
+    return descendants
 
 
-class Guard:
-    """One program and all that is below it."""
+class ProgramGuardian:
+    """One program and all its descendants."""
 
-    def __init__(self, line: socket.socket, told: dict[str, Any]) -> None:
-        self._line, self._told = line, told
-        self._adopts = control(_SET_SUBREAPER, 1)
-        self._wake, wakes = os.pipe()
-        os.set_blocking(wakes, False)
-        signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+    def __init__(self, connection: socket.socket, options: dict[str, Any]) -> None:
+        self._socket, self._options = connection, options
+        self._is_subreaper = set_process_option(_SET_SUBREAPER, 1)
+        # A SIGCHLD writes a byte into this pipe, so that `select` returns when a child has ended.
+        self._wakeup_fd, wakeup_write_fd = os.pipe()
+        os.set_blocking(wakeup_write_fd, False)
+        signal.set_wakeup_fd(wakeup_write_fd, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        self._began = time.monotonic()
-        self._heard = b""
+
+        self._partial_line = b""
         self.pid = 0
         self.status: int | None = None
-        self.why = ""
-        self.left = 0
-        #: When the next step of the end is due, and which it is: "", "linger", "term", "kill".
-        self._stage, self._due = "", self._began + told["limit_s"] if told["limit_s"] is not None else None
+        self.ended_by = ""
+        self.left_running = 0
+        #: The stage of the end: "" (the program runs), "linger", "term", "kill" or "gone".
+        self._stage = ""
+        limit_s = options["limit_s"]
+        self._stage_ends_at = None if limit_s is None else time.monotonic() + limit_s
 
-    def start(self) -> int:
-        """Start the program; return 0, or the number of the error that it could not be started for."""
-        # What was ignored when we were started stays so for the program, as `nohup` wants it.
-        before = {number: signal.signal(number, signal.SIG_IGN) for number in DEAF}
-        tells, errors = os.pipe()
-        me = os.getpid()
+    def start_program(self) -> int:
+        """Start the program; return 0, or the errno of the start that failed."""
+        # The program keeps ignoring the signals that were ignored at our start, as `nohup` expects.
+        ignored_before = {number: signal.signal(number, signal.SIG_IGN) for number in IGNORED_SIGNALS}
+        error_read_fd, error_write_fd = os.pipe()
+        guardian_pid = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            self._become(me, errors, before)
-        os.close(errors)
-        failed = os.read(tells, 16)
-        os.close(tells)
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):  # the program's ends of its pipes are the program's alone
-            os.dup2(nothing, stream)
-        os.close(nothing)
-        if failed:
+            self._exec_program(guardian_pid, error_write_fd, ignored_before)
+        os.close(error_write_fd)
+        # The pipe closes on a successful exec, so the read returns nothing then.
+        error_number = os.read(error_read_fd, 16)
+        os.close(error_read_fd)
+        devnull = os.open(os.devnull, os.O_RDWR)
+        # Only the program may hold the write ends of its pipes, or the worker would see no end of output.
+        for stream in (0, 1, 2):
+            os.dup2(devnull, stream)
+        os.close(devnull)
+        if error_number:
             os.waitpid(self.pid, 0)
-        return int(failed or b"0")
+        return int(error_number or b"0")
 
-    def _become(self, guard: int, errors: int, before: dict[Any, Any]) -> NoReturn:
-        """In the new process: be the program."""
+    def _exec_program(
+        self, guardian_pid: int, error_write_fd: int, ignored_before: dict[Any, Any]
+    ) -> NoReturn:
+        """Become the program; runs in the child process after the fork."""
         try:
             os.setsid()
-            control(_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != guard:
-                os._exit(127)  # it has died before the kernel knew whose end is ours
-            for number in (*DEAF, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
-                kept = before.get(number) == signal.SIG_IGN
-                signal.signal(number, signal.SIG_IGN if kept else signal.SIG_DFL)
+            set_process_option(_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != guardian_pid:
+                os._exit(127)  # the guardian died before the kernel knew that its death ends this process
+            for number in (*IGNORED_SIGNALS, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
+                # Python ignores SIGPIPE and SIGXFSZ itself; a program expects the defaults.
+                is_ignored = ignored_before.get(number) == signal.SIG_IGN
+                signal.signal(number, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
             signal.set_wakeup_fd(-1)
-            told = self._told
-            if told["cwd"] is not None:
-                os.chdir(raw(told["cwd"]))
-            env = {raw(name): raw(value) for name, value in told["env"].items()}
-            os.execve(raw(told["path"]), [raw(word) for word in told["argv"]], env)  # noqa: S606 - without a shell
+            options = self._options
+            if options["cwd"] is not None:
+                os.chdir(decode_bytes(options["cwd"]))
+            env = {decode_bytes(name): decode_bytes(value) for name, value in options["env"].items()}
+            os.execve(decode_bytes(options["path"]), [decode_bytes(word) for word in options["argv"]], env)  # noqa: S606 - without a shell
         except OSError as error:
-            os.write(errors, b"%d" % (error.errno or 1))
+            os.write(error_write_fd, b"%d" % (error.errno or 1))
         finally:
             os._exit(127)
 
-    def watch(self) -> None:
-        """Stay until nothing is left of the program, or what is left may stay."""
-        while not self._over():
-            pause = None if self._due is None else max(0.0, self._due - time.monotonic())
+    def wait_for_end(self) -> None:
+        """Wait until no process is left, or until the ones that are left may stay."""
+        while not self._is_finished():
+            pause = None if self._stage_ends_at is None else max(0.0, self._stage_ends_at - time.monotonic())
             if self._stage:
-                pause = LOOK_S if pause is None else min(pause, LOOK_S)
-            for at in select.select([self._line.fileno(), self._wake], [], [], pause)[0]:
-                if at != self._wake:
-                    self._listen()
+                pause = POLL_S if pause is None else min(pause, POLL_S)
+            for ready in select.select([self._socket.fileno(), self._wakeup_fd], [], [], pause)[0]:
+                if ready != self._wakeup_fd:
+                    self._read_commands()
                 else:
-                    os.read(self._wake, 4096)
-            if self._due is not None and time.monotonic() >= self._due:
-                self._advance()
+                    os.read(self._wakeup_fd, 4096)
+            if self._stage_ends_at is not None and time.monotonic() >= self._stage_ends_at:
+                self._enter_next_stage()
+            # Processes that were being forked during the first SIGKILL are only found afterwards.
             elif self._stage == "kill":
-                self._signal(signal.SIGKILL)
+                self._signal_all(signal.SIGKILL)
 
-    def _over(self) -> bool:
-        """Take in what has ended; say whether that was all, or all that we wait for."""
-        none = self._reap()
+    def _is_finished(self) -> bool:
+        """Reap ended children; return whether the wait is over."""
+        all_ended = self._reap_children()
         if self.status is None:
             return False
-        if none:
+        if all_ended:
             return True
         if not self._stage:
-            self._stage, self._due = "linger", time.monotonic() + self._told["linger_s"]
+            self._stage, self._stage_ends_at = "linger", time.monotonic() + self._options["linger_s"]
         return self._stage == "gone"
 
-    def _reap(self) -> bool:
-        """Take in every child that has ended; return whether there is none left."""
+    def _reap_children(self) -> bool:
+        """Reap every child that has ended; return whether no process is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return self._adopts or not _alive(self.pid)
+                # Without a subreaper orphans are not our children; the group is all that can be asked for.
+                return self._is_subreaper or not _is_group_alive(self.pid)
             if pid == 0:
                 return False
             if pid == self.pid:
                 self.status = os.waitstatus_to_exitcode(status)
 
-    def _advance(self) -> None:
-        """Go to the next stage of the end: time is up for the one before."""
+    def _enter_next_stage(self) -> None:
+        """Enter the next stage of the end, because the time of the current one is up."""
         if self._stage == "":
-            self.end("limit", signal.SIGTERM)
+            self.terminate_all("limit", signal.SIGTERM)
         elif self._stage == "linger":
-            self.left = len(descendants(os.getpid())) or 1
-            if self._told["leave"]:
+            self.left_running = len(find_descendants(os.getpid())) or 1
+            if self._options["leave"]:
                 self._stage = "gone"
             else:
-                self.end(self.why, signal.SIGTERM)
+                self.terminate_all(self.ended_by, signal.SIGTERM)
         elif self._stage == "term":
-            self.kill()
+            self.kill_all()
         else:
-            self._stage = "gone"  # it does not die; whoever asked is told
+            self._stage = "gone"  # not even SIGKILL worked: the worker reports a status of None
 
-    def end(self, why: str, number: int) -> None:
-        """Ask everything to end, and wait for that as long as the grace is."""
-        self.why, self._stage, self._due = why, "term", time.monotonic() + self._told["grace_s"]
-        self._signal(number)
+    def terminate_all(self, reason: str, number: int) -> None:
+        """Send a signal to every process, and give them the grace period to end."""
+        self.ended_by, self._stage, self._stage_ends_at = (
+            reason,
+            "term",
+            time.monotonic() + self._options["grace_s"],
+        )
+        self._signal_all(number)
 
-    def kill(self) -> None:
-        """End everything now, again and again: what is just being started is not seen at first."""
-        self._stage, self._due = "kill", time.monotonic() + KILL_S
-        self._signal(signal.SIGKILL)
+    def kill_all(self) -> None:
+        """Send SIGKILL to every process; `wait_for_end` repeats it until all are gone."""
+        self._stage, self._stage_ends_at = "kill", time.monotonic() + KILL_TIMEOUT_S
+        self._signal_all(signal.SIGKILL)
 
-    def _signal(self, number: int) -> None:
-        """Send a signal to the program's group and to all that is below us."""
-        told = set()
-        if self.status is None or not self._adopts:  # while it is there, its number is nobody else's
-            told = _members(self.pid)
-            with suppress(OSError):  # nobody is in it
+    def _signal_all(self, number: int) -> None:
+        """Send a signal to the program's group and to all descendants outside of it."""
+        group: set[int] = set()
+        # After the program was reaped the kernel may give its number to another process group.
+        if self.status is None or not self._is_subreaper:
+            group = _group_members(self.pid)
+            with suppress(OSError):  # the group has no members
                 os.killpg(self.pid, number)
-        for pid in descendants(os.getpid()) - told:
-            with suppress(OSError):  # it is gone
+        for pid in find_descendants(os.getpid()) - group:
+            with suppress(OSError):  # the process has ended
                 os.kill(pid, number)
 
-    def _listen(self) -> None:
-        """Do what we are told; when nobody is there any more, end everything at once."""
+    def _read_commands(self) -> None:
+        """Read commands from the worker; if the worker is gone, kill everything at once and exit."""
         try:
-            said = self._line.recv(4096)
+            received = self._socket.recv(4096)
         except OSError:
-            said = b""
-        if not said:
-            self.kill()
-            while not (self._reap() and self.status is not None) and time.monotonic() < (self._due or 0):
+            received = b""
+        if not received:
+            self.kill_all()
+            # `wait_for_end` polls every 20 ms; a worker that takes over should not have to wait for that.
+            while not (self._reap_children() and self.status is not None) and time.monotonic() < (
+                self._stage_ends_at or 0
+            ):
                 time.sleep(0.002)
-                self._signal(signal.SIGKILL)
+                self._signal_all(signal.SIGKILL)
             os._exit(1)
-        self.obey(said)
+        self.run_commands(received)
 
-    def obey(self, said: bytes) -> None:
-        """Do what whole lines say; a part of one waits for the rest."""
-        *lines, self._heard = (self._heard + said).split(b"\n")
+    def run_commands(self, received: bytes) -> None:
+        """Run the commands in complete lines; keep an incomplete line for the next call."""
+        *lines, self._partial_line = (self._partial_line + received).split(b"\n")
         for line in lines:
-            word = json.loads(line)
-            if word["do"] == "kill":
-                self.why = self.why or "signal"
-                self.kill()
+            command = json.loads(line)
+            if command["do"] == "kill":
+                self.ended_by = self.ended_by or "signal"
+                self.kill_all()
             elif self._stage != "kill":
-                self.end("signal", word["signal"])
+                self.terminate_all("signal", command["signal"])
 
-    def tell(self, word: dict[str, Any]) -> None:
-        """Say something to the other side; if that is gone, it is noticed where we listen."""
+    def send_message(self, message: dict[str, Any]) -> None:
+        """Send a message to the worker; `_read_commands` notices if the worker is gone."""
         with suppress(OSError):
-            self._line.sendall(json.dumps(word).encode() + b"\n")
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
 
 
-def _members(group: int) -> set[int]:
-    """Return who in our session tree is in a group: they were sent the signal with it."""
-    found = set()
-    for pid in descendants(os.getpid()):
-        try:
+def _group_members(group: int) -> set[int]:
+    """Return the descendants of this process that are in a process group."""
+    members = set()
+    for pid in find_descendants(os.getpid()):
+        with suppress(OSError):  # the process has ended
             if os.getpgid(pid) == group:
-                found.add(pid)
-        except OSError:
-            continue
-    return found
+                members.add(pid)
+    return members
 
 
-def _alive(group: int) -> bool:
+def _is_group_alive(group: int) -> bool:
     try:
         os.killpg(group, 0)
     except OSError:
@@ -258,43 +274,46 @@ def _alive(group: int) -> bool:
     return True
 
 
-def raw(text: str) -> bytes:
-    """Return bytes that came as text: one character each, whatever their encoding."""
+def decode_bytes(text: str) -> bytes:
+    """Return the bytes of a JSON string that has one character per byte; words need not be UTF-8."""
     return text.encode("latin-1")
 
 
-def heard(line: socket.socket) -> tuple[dict[str, Any] | None, bytes]:
-    """Return what is to be started, and what was said after it: a signal may come right behind the order.
+def receive_options(connection: socket.socket) -> tuple[dict[str, Any] | None, bytes]:
+    """Return the options of the program, and the bytes after them: a signal may follow at once.
 
-    None if the other side is gone before it has said all of it.
+    Returns None for the options if the worker went away before it sent all of them.
     """
-    said = b""
-    while b"\n" not in said:
-        more = line.recv(65536)
-        if not more or len(said) > LONGEST:
+    received = b""
+    while b"\n" not in received:
+        data = connection.recv(65536)
+        if not data or len(received) > MAX_MESSAGE_BYTES:
             return None, b""
-        said += more
-    order, _, rest = said.partition(b"\n")
-    return json.loads(order), rest
+        received += data
+    options, _, rest = received.partition(b"\n")
+    return json.loads(options), rest
 
 
-def main(words: list[str]) -> None:
-    """Be the guard; the words are the numbers of the socket and of what is held as long as we live."""
-    for word in words:
-        os.set_inheritable(int(word), False)
-    line = socket.socket(fileno=int(words[0]))
-    told, rest = heard(line)
-    if told is None:
+def main(arguments: list[str]) -> None:
+    """Run the guardian; the arguments are file descriptors: the socket, and a lock held until the exit."""
+    # The program must inherit neither the socket nor the lock: both have to close with the guardian.
+    for argument in arguments:
+        os.set_inheritable(int(argument), False)
+    connection = socket.socket(fileno=int(arguments[0]))
+    options, rest = receive_options(connection)
+    if options is None:
         return
-    guard = Guard(line, told)
-    failed = guard.start()
-    if failed:
-        guard.tell({"errno": failed})
+    guardian = ProgramGuardian(connection, options)
+    error_number = guardian.start_program()
+    if error_number:
+        guardian.send_message({"errno": error_number})
         return
-    guard.tell({"pid": guard.pid})
-    guard.obey(rest)
-    guard.watch()
-    guard.tell({"over": True, "status": guard.status, "why": guard.why, "left": guard.left})
+    guardian.send_message({"pid": guardian.pid})
+    guardian.run_commands(rest)
+    guardian.wait_for_end()
+    guardian.send_message(
+        {"over": True, "status": guardian.status, "why": guardian.ended_by, "left": guardian.left_running}
+    )
 
 
 if __name__ == "__main__":

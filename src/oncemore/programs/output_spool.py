@@ -1,8 +1,8 @@
-"""Output on its way to become an artifact: on disk, in bounded memory and bounded room.
+"""Keeps the output of one stream on disk until it becomes an artifact, in bounded memory and bounded space.
 
-What is too long keeps its beginning and its end, each half of the room: the first half as it comes, the
-second in a ring that is written over. What is left out in between is counted, and a line in its place says
-so. The files have no names: nothing is left of them when the process dies.
+Output beyond the limit keeps its beginning and its end, half of the space each: the first half as it comes,
+the second in a ring buffer that overwrites itself. The bytes in between are counted, and a line in their
+place says how many are missing. The files have no names, so a process that dies leaves none behind.
 """
 
 from __future__ import annotations
@@ -17,78 +17,86 @@ if TYPE_CHECKING:
 CHUNK = 256 * 1024
 
 
-class Spool:
-    """What one stream of a program has printed."""
+class OutputSpool:
+    """The output of one stream; readable once as a file after the program has ended."""
 
-    def __init__(self, most: int) -> None:
-        self._first, self._ring = most - most // 2, most // 2
+    def __init__(self, max_bytes: int) -> None:
+        self._head_limit, self._tail_limit = max_bytes - max_bytes // 2, max_bytes // 2
         self._head: Any = None
         self._tail: Any = None
-        self.bytes = 0
-        self.fault = ""
+        self.total_bytes = 0
+        self.error_text = ""
 
     def write(self, data: bytes) -> None:
-        """Take the next bytes; a disk that is full ends the keeping, not the program."""
-        at, self.bytes = self.bytes, self.bytes + len(data)
-        if self.fault or not (self._first or self._ring):
+        """Append bytes; an error of the disk ends the recording, not the program."""
+        at, self.total_bytes = self.total_bytes, self.total_bytes + len(data)
+        if self.error_text or not (self._head_limit or self._tail_limit):
             return
         try:
-            self._keep(at, data)
+            self._write_bounded(at, data)
         except OSError as error:
-            self.fault = error.strerror or str(error)
+            self.error_text = error.strerror or str(error)
             self.close()
 
-    def _keep(self, at: int, data: bytes) -> None:
-        room = self._first - at
-        if room > 0:
-            self._head = self._head or tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - it lives as we do
-            _write(self._head, data[:room])
-            data, at = data[room:], at + room
-        if data and self._ring:
+    def _write_bounded(self, at: int, data: bytes) -> None:
+        free = self._head_limit - at
+        if free > 0:
+            self._head = self._head or tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by `close`
+            _write_fully(self._head, data[:free])
+            data, at = data[free:], at + free
+        # The head is full: the rest goes into the ring, where it overwrites the oldest bytes.
+        if data and self._tail_limit:
             self._tail = self._tail or tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
-            skipped = max(0, len(data) - self._ring)
-            data, place = data[skipped:], (at + skipped - self._first) % self._ring
-            self._tail.seek(place)
-            _write(self._tail, data[: self._ring - place])
-            if len(data) > self._ring - place:
+            # Of more bytes than the ring holds, only the last ones can survive.
+            skipped = max(0, len(data) - self._tail_limit)
+            data, offset = data[skipped:], (at + skipped - self._head_limit) % self._tail_limit
+            self._tail.seek(offset)
+            _write_fully(self._tail, data[: self._tail_limit - offset])
+            if len(data) > self._tail_limit - offset:
                 self._tail.seek(0)
-                _write(self._tail, data[self._ring - place :])
+                _write_fully(self._tail, data[self._tail_limit - offset :])
 
     @property
-    def left_out(self) -> int:
-        """How many bytes between beginning and end are not kept."""
-        return max(0, self.bytes - self._first - self._ring)
+    def omitted_bytes(self) -> int:
+        """The number of bytes between beginning and end that were not kept."""
+        return max(0, self.total_bytes - self._head_limit - self._tail_limit)
 
     def read(self, size: int = CHUNK) -> bytes:
-        """Return the next part of what is kept; files are read like this, and so are we."""
-        self._parts = getattr(self, "_parts", None) or self._all()
+        """Return the next part of the kept output; `put_artifact` reads spools like files."""
+        self._parts = getattr(self, "_parts", None) or self._iterate_parts()
         return next(self._parts, b"")
 
-    def _all(self) -> Iterator[bytes]:
-        note = b"\n[oncemore: %d bytes are left out here]\n" % self.left_out if self.left_out else b""
-        parts = [_part(self._head, 0, self._first), iter([note] if note else [])]
+    def _iterate_parts(self) -> Iterator[bytes]:
+        note = (
+            b"\n[oncemore: %d bytes are left out here]\n" % self.omitted_bytes if self.omitted_bytes else b""
+        )
+        parts = [_read_range(self._head, 0, self._head_limit), iter([note] if note else [])]
         if self._tail is not None:
-            over = (self.bytes - self._first) % self._ring if self.left_out else 0
-            parts += [_part(self._tail, over, self._ring), _part(self._tail, 0, over)]
+            # A full ring begins behind its newest byte; one that is not full begins at 0.
+            ring_start = (self.total_bytes - self._head_limit) % self._tail_limit if self.omitted_bytes else 0
+            parts += [
+                _read_range(self._tail, ring_start, self._tail_limit),
+                _read_range(self._tail, 0, ring_start),
+            ]
         return chain(*parts)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files, which deletes them."""
         for file in (self._head, self._tail):
             if file is not None:
                 file.close()
         self._head = self._tail = None
 
 
-def _write(file: Any, data: bytes) -> None:
-    """Write all of it: a file may take less at a time."""
+def _write_fully(file: Any, data: bytes) -> None:
+    """Write all bytes; an unbuffered file may accept fewer at a time."""
     left = memoryview(data)
     while left:
         left = left[file.write(left) :]
 
 
-def _part(file: Any, start: int, end: int) -> Iterator[bytes]:
-    """Return a file from one place to another, or to its end."""
+def _read_range(file: Any, start: int, end: int) -> Iterator[bytes]:
+    """Yield the bytes of a file from one offset to another, or to its end."""
     if file is not None:
         file.seek(start)
         while start < end and (data := file.read(min(CHUNK, end - start))):

@@ -1,8 +1,8 @@
-"""A program as a durable step: the same keys, flow, log and leases as any function.
+"""A program as a durable step: the same keys, flow, log and leases as a function.
 
-An attempt that ends well returns what is to be known of it: its exit code, and where its output is. One that
-fails leaves the same with the record of its failure, so that whoever calls next sees what the first caller
-saw, without anything being run.
+A successful attempt returns a description of the program: its exit code and the artifacts of its output. A
+failed attempt stores the same description with its error, so that a later call can show the output and the
+exit code without running anything.
 """
 
 from __future__ import annotations
@@ -15,140 +15,149 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oncemore import clock
-from oncemore.artifacts.artifact import label
-from oncemore.audit.neutral import neutral
-from oncemore.classifiers.classify import classify
-from oncemore.control.moved_log import only_here
-from oncemore.errors import AttemptTimeout, DeadlineExceeded, Error, LeaseLost, StoreError, Violation
-from oncemore.policy.model import Failure
-from oncemore.programs.exit_rules import Meaning, name_of, said
-from oncemore.programs.find_command import find
-from oncemore.programs.output_spool import Spool
-from oncemore.programs.process import NotStarted, Start, StillThere, alone, run
-from oncemore.programs.signals import Interrupted
+from oncemore.artifacts.artifact import make_label
+from oncemore.control.moved_log import refuse_if_moved
+from oncemore.errors import Error, LeaseLost, PolicyViolation
+from oncemore.programs.failures import (
+    ProgramFailed,
+    classify_program_error,
+    describe_error,
+    is_not_applied,
+    is_worth_retry,
+)
+from oncemore.programs.find_command import find_executable
+from oncemore.programs.output_spool import OutputSpool
+from oncemore.programs.process import (
+    ProgramStart,
+    lock_program,
+    run_program,
+)
+from oncemore.programs.signals import SignalReceived
 from oncemore.programs.store_secret import load_store_secret
-from oncemore.retries.deadlines import too_late
-from oncemore.steps import flow
-from oncemore.steps.decorator import Step, told_of
-from oncemore.steps.driver import blocking
-from oncemore.steps.ops import Save, Seen, Sleep, Watch, Work
-from oncemore.steps.options import Recipe
+from oncemore.retries.deadlines import timeout_error
+from oncemore.steps import existing_run, flow
+from oncemore.steps.decorator import Step, complete_options
+from oncemore.steps.driver import run_call
+from oncemore.steps.ops import AppendChange, LoadedHead, RunAttempt, SleepSeconds, WatchEntity
+from oncemore.steps.options import StepOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Protocol
 
-    from oncemore.programs.command import Order
-    from oncemore.programs.process import Ended
-    from oncemore.programs.signals import Cuts
-    from oncemore.retries.loop import Invoke
+    from oncemore.programs.command import ExecOptions
+    from oncemore.programs.process import ProgramExit
+    from oncemore.programs.signals import SignalListener
+    from oncemore.retries.loop import CallFunction
     from oncemore.steps.attempt import Attempt
-    from oncemore.steps.call_in_progress import Job
-    from oncemore.steps.decorator import Look
+    from oncemore.steps.call_in_progress import CallInProgress
     from oncemore.steps.engine import Engine
-    from oncemore.steps.ops import Call, Plan, Script, Terms
+    from oncemore.steps.ops import AttemptTerms, CallIdentity, Script, StepPlan
+    from oncemore.steps.prepare import PreparedCall
     from oncemore.steps.run import Run
 
     class Remarks(Protocol):
-        """Where an order says what it does, beside the output of its program."""
+        """Receives the remarks of a call, apart from the output of its program."""
 
         def say(self, text: str) -> None:
-            """Say something, once."""
+            """Show a remark."""
 
         def show_wait(self, left_s: float) -> None:
-            """Show how long it is until the next attempt; called about once a second."""
+            """Show the seconds until the next attempt; called about once a second."""
 
         def end_wait(self) -> None:
-            """Show no wait any more."""
+            """Remove the display of a wait."""
 
 
-STREAMS = ("stdout", "stderr")
-#: How long a countdown stands still.
-STRETCH_S = 1.0
-SQLITE = "sqlite:///"
+STREAM_NAMES = ("stdout", "stderr")
+#: How often the countdown of a wait is updated.
+COUNTDOWN_S = 1.0
+SQLITE_PREFIX = "sqlite:///"
 
 
-class ProgramFailed(Exception):
-    """A program ended with an exit code that is no success."""
+class ProgramStep(Step[Any, Any]):
+    """The step of one `oncemore exec` call."""
 
-    def __init__(self, code: int, meaning: Meaning, program: dict[str, Any]) -> None:
-        super().__init__(f"the program ended with {said(code)}")
-        self.code, self.meaning, self.program = code, meaning, program
-
-
-class Program(Step[Any, Any]):
-    """An order as a step."""
-
-    def __init__(self, order: Order, engine: Engine, cuts: Cuts, remarks: Remarks) -> None:
-        keyed = {"key": "key"} if order.key is not None else {}
-        told = told_of(
-            effect=order.rules.effect, name=order.name, policy=order.policy, bucket=order.bucket,
-            if_running="raise" if order.if_running == "fail" else "wait", **keyed,
+    def __init__(
+        self, options: ExecOptions, engine: Engine, signals: SignalListener, remarks: Remarks
+    ) -> None:
+        # Without --key, the HMAC of the command line is a part of the key.
+        keyed = {"key": "key"} if options.key is not None else {}
+        step_options = complete_options(
+            effect=options.rules.effect, name=options.name, policy=options.policy, bucket=options.bucket,
+            if_running="raise" if options.if_running == "fail" else "wait", **keyed,
         )  # fmt: skip
-        super().__init__(Recipe(_program, told), engine)
-        self._order, self._cuts, self._remarks = order, cuts, remarks
+        super().__init__(StepOptions(_program_signature, step_options), engine)
+        self._exec_options, self._signals, self._remarks = options, signals, remarks
         self._path = ""
         self._shown: dict[str, Any] = {}
-        #: The attempt whose output has passed through us, if any has.
-        self.ran = 0
-        self.known = self._entity = ""
+        #: The attempt whose output this call has passed on; 0 if it has made none.
+        self.shown_attempt = 0
+        self.run_key = self._entity = ""
 
     def last_run(self) -> Run | None:
         """Return the key's last run as it is now; None if the key is not known yet."""
         assert self._engine is not None
-        return self._run_of(self._engine, self._entity) if self._entity else None
+        return self._load_run(self._engine, self._entity) if self._entity else None
 
-    def go(self, before: Callable[[Plan, Call], Script] | None = None) -> Any:
-        """Bring it to its end; return what is to be known of it, or raise as steps do.
+    def run_to_end(self, decision: Callable[[StepPlan, CallIdentity], Script] | None = None) -> Any:
+        """Run the program until it is done or has failed; return its description, or raise as steps do.
 
-        before  what a person has decided, to be written first
+        decision  the script of an operator's decision, which is written first
         """
-        look = self._look(self._arguments(), {})
-        self.known, self._entity = look.call.entity.removeprefix("run/"), look.call.entity
-        if before is None and (end := flow.finished(look.plan, look.call, look.seen)) is not None:
+        prepared = self._prepare_call(self._key_arguments(), {})
+        self.run_key, self._entity = prepared.call.entity.removeprefix("run/"), prepared.call.entity
+        # A finished program needs no command on the PATH any more: its stored result is returned as it is.
+        if (
+            decision is None
+            and (end := existing_run.end_if_complete(prepared.plan, prepared.call, prepared.seen)) is not None
+        ):
             return end.value
-        if before is not None or _will_run(look):
-            self._find()
-            self._warn()
-        job = self._job(look)
+        if decision is not None or _may_start(prepared):
+            self._find_command()
+            self._warn_of_effect()
+        call_in_progress = self._start_call(prepared)
         try:
-            with self._cuts.patient():
-                if before is not None:
-                    blocking(job, only_here(self.name, before(look.plan, look.call)))
-                return blocking(job, self._told(job, flow.run_step(look.plan, look.call)))
+            with self._signals.defer_signals():
+                if decision is not None:
+                    script = decision(prepared.plan, prepared.call)
+                    run_call(call_in_progress, refuse_if_moved(self.name, script))
+                script = self._announce_waits(call_in_progress, flow.run_step(prepared.plan, prepared.call))
+                return run_call(call_in_progress, script)
         except Error as error:
-            self._attach(error, look)
+            self._attach_run(error, prepared)
             raise
         finally:
             self._remarks.end_wait()
 
-    def _warn(self) -> None:
-        """Say before the program starts that retries which were asked for will not happen."""
-        order, allowed = self._order, self._order.policy.max_attempts
-        if order.wants_retries and allowed > 1 and not order.rules.allow_retries(order.policy.classes):
+    def _warn_of_effect(self) -> None:
+        """Warn before the program starts that the effect forbids the retries that the user asked for."""
+        options, allowed = self._exec_options, self._exec_options.policy.max_attempts
+        if options.wants_retries and allowed > 1 and not options.rules.allow_retries(options.policy.classes):
             self._remarks.say(
                 f"--effect once, the default, never repeats a program that failed: of {allowed} attempts "
-                "there will be one. --effect idempotent allows retries; --retry-on-exit allows them for the "
-                "codes that it names"
+                "there will be one. Give --effect idempotent to allow retries, or --retry-on-exit to allow "
+                "them for some exit codes"
             )
 
-    def _arguments(self) -> tuple[str, str]:
-        """Return what counts of the order: its key, and the HMAC of its command line."""
+    def _key_arguments(self) -> tuple[str, str]:
+        """Return the arguments that identify the call: its key, and the HMAC of its command line."""
         assert self._engine is not None
-        order, digests = self._order, self._order.read_inputs()
-        with self._cuts.patient():
+        options, digests = self._exec_options, self._exec_options.read_inputs()
+        # The first write of the call: from here on a signal waits until a write is complete.
+        with self._signals.defer_signals():
             secret = load_store_secret(self._engine)
-        self._cuts.check()
-        self._shown = order.shown(digests)
-        return order.key or "", order.command_hmac(secret, digests)
+        self._signals.raise_pending()
+        self._shown = options.describe_command(digests)
+        return options.key or "", options.compute_hmac(secret, digests)
 
-    def _terms(self, look: Look, worker: str, now: float) -> Terms:
-        """Return what a run keeps of its call, with the command as people may see it."""
-        terms = super()._terms(look, worker, now)
+    def _make_terms(self, prepared: PreparedCall, worker: str, now: float) -> AttemptTerms:
+        """Return the terms of the run, with the command line as the log may show it."""
+        terms = super()._make_terms(prepared, worker, now)
         return terms._replace(arguments={**terms.arguments, **self._shown})
 
-    def _told(self, job: Job, script: Script) -> Script:
-        """Let a person know of waits, and let a signal end them; what is written is brought to its end."""
+    def _announce_waits(self, call_in_progress: CallInProgress, script: Script) -> Script:
+        """Run a script, announcing waits; a signal ends a wait, but never a write."""
         answer: Any = None
         waited_for = 0
         while True:
@@ -156,134 +165,187 @@ class Program(Step[Any, Any]):
                 op = script.send(answer)
             except StopIteration:
                 return
-            if type(op) is Sleep:
-                yield from self._wait(op.seconds)
+            if type(op) is SleepSeconds:
+                yield from self._wait_for_attempt(op.seconds)
                 answer = None
                 continue
-            if type(op) is Watch:
+            if type(op) is WatchEntity:
+                # The script watches again after every wake-up: the remark is made once per version.
                 if waited_for != op.version:
                     waited_for = op.version
-                    self._remarks.say("another process is at it; waiting for it")
-                self._cuts.impatient()
-            elif type(op) is Work and self._cuts.number:
-                job.cut = Interrupted(self._cuts.number)  # between claim and start: nothing has begun
+                    self._remarks.say("another process runs this key; waiting for it")
+                self._signals.stop_deferring()
+            elif type(op) is RunAttempt and self._signals.number:
+                # The signal came between the claim and the start: the attempt is closed before it begins.
+                call_in_progress.interrupt = SignalReceived(self._signals.number)
             answer = yield op
-            if type(op) is Watch:
-                self._cuts.patient_again()
-            if type(op) is Save and type(answer) is Seen:
-                self._tell(answer.run, answer.body or {})
+            if type(op) is WatchEntity:
+                self._signals.resume_deferring()
+            # Only an append that succeeded returns a head: a conflict has not changed the run.
+            if type(op) is AppendChange and type(answer) is LoadedHead:
+                self._announce_failure(answer.record, answer.body or {})
 
-    def _wait(self, seconds: float) -> Script:
-        """Wait for the next attempt in short stretches, so that a countdown shows; a signal ends it."""
+    def _wait_for_attempt(self, seconds: float) -> Script:
+        """Wait for the next attempt in short pieces, so that a countdown shows; a signal ends the wait."""
         ends = clock.current.monotonic() + seconds
-        self._cuts.impatient()
-        while (left := ends - clock.current.monotonic()) > 0:
-            self._remarks.show_wait(left)
-            yield Sleep(min(left, STRETCH_S))
+        self._signals.stop_deferring()
+        while (remaining_s := ends - clock.current.monotonic()) > 0:
+            self._remarks.show_wait(remaining_s)
+            yield SleepSeconds(min(remaining_s, COUNTDOWN_S))
         self._remarks.end_wait()
-        self._cuts.patient_again()
+        self._signals.resume_deferring()
 
-    def _tell(self, state: Any, body: dict[str, Any]) -> None:
-        """Say what became of an attempt that is not the last."""
+    def _announce_failure(self, state: Any, body: dict[str, Any]) -> None:
+        """Announce a failed attempt that will be followed by another."""
         if state.state == "SOFT_FAIL" and not state.held_for:
-            why = (body.get("error") or {}).get("message") or state.reason
-            self._remarks.say(f"attempt {state.tried} of {state.allowed}: {why}")
+            reason = (body.get("error") or {}).get("message") or state.reason
+            self._remarks.say(f"attempt {state.attempt_count} of {state.max_attempts}: {reason}")
 
-    def _own(self, plan: Plan) -> Plan:
-        return plan.replaced(
-            classify=_classified, covers=_covers, not_applied=_not_applied,
-            describe=partial(_described, self._order.secrets), after_failure=self._order.after,
-            inline_wait_s=self._order.max_wait_s,
-        )  # fmt: skip
+    def _adjust_plan(self, plan: StepPlan) -> StepPlan:
+        return plan.copy_with(
+            classify=classify_program_error,
+            covers=is_worth_retry,
+            not_applied=is_not_applied,
+            describe=partial(describe_error, self._exec_options.secrets),
+            after_failure=self._exec_options.after_failure,
+            inline_wait_s=self._exec_options.max_wait_s,
+        )
 
-    def _job(self, look: Look) -> Job:
-        job = super()._job(look)
-        job.isolate = self._attempt
-        return job
+    def _start_call(self, prepared: PreparedCall) -> CallInProgress:
+        call_in_progress = super()._start_call(prepared)
+        # The engine calls this in place of the step's function.
+        call_in_progress.isolate = self._run_program
+        return call_in_progress
 
-    def _find(self) -> str:
-        """Return where the command is."""
-        order = self._order
-        self._path = self._path or find(order.command[0], {**os.environ, **order.env}, order.cwd)
+    def _find_command(self) -> str:
+        """Return the path of the command; search for it once."""
+        options = self._exec_options
+        self._path = self._path or find_executable(
+            options.command[0], {**os.environ, **options.env}, options.cwd
+        )
         return self._path
 
-    # One attempt ------------------------------------------------------------------------------------
-
-    def _attempt(self, job: Job, attempt: Attempt, invoke: Invoke) -> dict[str, Any]:
-        """Run the program once; the limits are ours to keep."""
-        order, began = self._order, time.monotonic()
+    def _run_program(
+        self, call_in_progress: CallInProgress, attempt: Attempt, invoke: CallFunction
+    ) -> dict[str, Any]:
+        """Run the program once; the guardian enforces the limits, in place of the engine's timeout."""
+        options, started_at = self._exec_options, time.monotonic()
+        # An attempt that ends before the program starts has had no effect.
         attempt.begun = False
-        start = Start(
-            self._find(), order.command, {**os.environ, **order.env, **_environment(attempt)}, order.cwd,
-            order.stdin, order.grace_s, order.linger_s, order.leave, order.rules.outputs, order.through,
-        )  # fmt: skip
-        spools = Spool(order.most), Spool(order.most)
+        start = ProgramStart(
+            path=self._find_command(),
+            argv=options.command,
+            env={**os.environ, **options.env, **_attempt_environment(attempt)},
+            cwd=options.cwd,
+            stdin=options.stdin,
+            grace_s=options.grace_s,
+            linger_s=options.linger_s,
+            leave_running=options.leave_running,
+            outputs=options.rules.outputs,
+            output_fds=options.output_fds,
+        )
+        spools = OutputSpool(options.max_output), OutputSpool(options.max_output)
 
-        def begins() -> None:
-            attempt.begun, self.ran = True, attempt.number
+        def mark_begun() -> None:
+            attempt.begun, self.shown_attempt = True, attempt.number
 
         try:
-            with alone(_folder(job.engine), attempt.key, self._cuts.check) as held:
-                limit = None if invoke.ends is None else invoke.ends - clock.current.monotonic()
-                ended = run(start, limit, held, self._cuts, spools, begins)
-            return self._came_of(job, attempt, invoke, ended, spools, round(time.monotonic() - began, 3))
+            with lock_program(
+                _lock_folder(call_in_progress.engine), attempt.key, self._signals.raise_pending
+            ) as lock_fd:
+                limit_s = None if invoke.ends is None else invoke.ends - clock.current.monotonic()
+                program_exit = run_program(start, limit_s, lock_fd, self._signals, spools, mark_begun)
+            return self._finish_program(
+                call_in_progress,
+                attempt,
+                invoke,
+                program_exit,
+                spools,
+                round(time.monotonic() - started_at, 3),
+            )
         finally:
             for spool in spools:
                 spool.close()
 
-    def _came_of(
-        self, job: Job, attempt: Attempt, invoke: Invoke, ended: Ended, spools: Any, seconds: float
+    def _finish_program(
+        self,
+        call_in_progress: CallInProgress,
+        attempt: Attempt,
+        invoke: CallFunction,
+        program_exit: ProgramExit,
+        spools: Any,
+        seconds: float,
     ) -> dict[str, Any]:
-        """Keep the output; return what is to be known of an attempt, or raise it."""
-        meaning = self._order.rules.meaning(ended.code, ended.matched, self._order.policy.classes)
-        good = meaning.what == "done" and not ended.why
+        """Store the output; return the description of a successful attempt, or raise the failure."""
+        meaning = self._exec_options.rules.judge_exit(
+            program_exit.code, program_exit.matched, self._exec_options.policy.classes
+        )
+        succeeded = meaning.verdict == "done" and not program_exit.ended_by
         program: dict[str, Any] = {
-            "exit": ended.code, "attempt": attempt.number, "seconds": seconds, "ended_by": ended.why,
-            "left_running": ended.left, "notes": list(ended.notes),
+            "exit": program_exit.code, "attempt": attempt.number, "seconds": seconds,
+            "ended_by": program_exit.ended_by, "left_running": program_exit.left_running,
+            "notes": list(program_exit.notes),
         }  # fmt: skip
-        for name, spool in zip(STREAMS, spools, strict=True):
-            program[name] = self._kept(job, attempt, name, spool, good)
-        if good:
+        for name, spool in zip(STREAM_NAMES, spools, strict=True):
+            program[name] = self._store_output(call_in_progress, attempt, name, spool, succeeded)
+        if succeeded:
             return program
-        if ended.why == "signal":
-            raise Interrupted(self._cuts.number)
-        error = too_late(attempt.step, invoke) if ended.why == "limit" else None
+        if program_exit.ended_by == "signal":
+            raise SignalReceived(self._signals.number)
+        error = timeout_error(attempt.step, invoke) if program_exit.ended_by == "limit" else None
         if error is None:
-            raise ProgramFailed(ended.code, meaning, program)
+            raise ProgramFailed(program_exit.code, meaning, program)
         error.program = program  # type: ignore[attr-defined]
         raise error
 
-    def _kept(self, job: Job, attempt: Attempt, name: str, spool: Spool, good: bool) -> dict[str, Any]:
-        """Put a stream away; where that cannot be done, the work is done all the same."""
-        made: dict[str, Any] = {"bytes": spool.bytes, "left_out": spool.left_out}
-        keep = self._order.keep == "always" or (self._order.keep == "failed" and not good)
-        if not spool.bytes or not keep:
-            return made
-        if spool.fault:
-            return {**made, "note": spool.fault}
-        told = label(f"attempt-{attempt.number}/{name}")
+    def _store_output(
+        self,
+        call_in_progress: CallInProgress,
+        attempt: Attempt,
+        name: str,
+        spool: OutputSpool,
+        succeeded: bool,
+    ) -> dict[str, Any]:
+        """Store a stream as an artifact; return its size and digest, or a note if it cannot be stored.
+
+        An error of the artifact store does not fail the attempt: the program has done its work.
+        """
+        description: dict[str, Any] = {"bytes": spool.total_bytes, "left_out": spool.omitted_bytes}
+        is_kept = self._exec_options.keep_output == "always" or (
+            self._exec_options.keep_output == "failed" and not succeeded
+        )
+        if not spool.total_bytes or not is_kept:
+            return description
+        if spool.error_text:
+            return {**description, "note": spool.error_text}
+        label = make_label(f"attempt-{attempt.number}/{name}")
         try:
-            kept = (job.put if good else job.leave)(attempt, spool, told)
+            # Artifacts belong to a COMMIT; the output of a failed attempt is stored as its evidence.
+            store = call_in_progress.put_artifact if succeeded else call_in_progress.store_evidence
+            artifact = store(attempt, spool, label)
         except LeaseLost:
             raise
-        except (Error, OSError, Violation) as fault:
-            return {**made, "note": str(fault)}
-        return {**made, "digest": kept.digest, "size": kept.size}
+        except (Error, OSError, PolicyViolation) as error:
+            return {**description, "note": str(error)}
+        return {**description, "digest": artifact.digest, "size": artifact.size}
 
 
-def _program(key: str, command_hmac: str, command: Any = None, inputs: Any = None) -> dict[str, Any]:
-    """Stand for the program: key and HMAC are what counts, the others are shown to people."""
-    raise AssertionError(f"{command} {inputs} {key} {command_hmac}: its guard runs it")  # pragma: no cover
+# The names of the parameters are a part of the key: never rename them.
+def _program_signature(
+    key: str, command_hmac: str, command: Any = None, inputs: Any = None
+) -> dict[str, Any]:
+    """Provide the signature from which the step computes key and input hash; never called."""
+    raise AssertionError(f"{command} {inputs} {key} {command_hmac}: the guardian runs it")  # pragma: no cover
 
 
-def _will_run(look: Look) -> bool:
-    """Whether a call may come to start the program, by what the key's last run is."""
-    state = look.seen.run
+def _may_start(prepared: PreparedCall) -> bool:
+    """Return whether this call may start the program, by the state of the key's last run."""
+    state = prepared.seen.record
     return state is None or (state.state not in ("COMPLETE", "HARD_FAIL") and not state.held_for)
 
 
-def _environment(attempt: Attempt) -> dict[str, str]:
-    """Return what a program is told about its attempt."""
+def _attempt_environment(attempt: Attempt) -> dict[str, str]:
+    """Return the variables that identify the attempt to the program."""
     return {
         "ONCEMORE_KEY": attempt.key,
         "ONCEMORE_ATTEMPT": str(attempt.number),
@@ -293,39 +355,9 @@ def _environment(attempt: Attempt) -> dict[str, str]:
     }
 
 
-def _folder(engine: Engine) -> Path:
-    """Return where the locks of programs are: beside the log's file, else where this user's files go."""
-    if engine.url.startswith(SQLITE):
-        return Path(engine.url.removeprefix(SQLITE) + "-programs")
+def _lock_folder(engine: Engine) -> Path:
+    """Return the folder of the program locks: beside a SQLite log, else in the temporary folder."""
+    if engine.url.startswith(SQLITE_PREFIX):
+        return Path(engine.url.removeprefix(SQLITE_PREFIX) + "-programs")
+    # The user id keeps the folders of two users apart: each is private to its owner.
     return Path(tempfile.gettempdir()) / f"oncemore-programs-{os.getuid()}"
-
-
-def _classified(error: BaseException, now: float) -> Failure:
-    """Return what an error of an attempt means."""
-    if isinstance(error, ProgramFailed):
-        kind: Any = "transient" if error.meaning.what == "again" else "permanent"
-        return Failure(kind, "maybe", None, name_of(error.code), error.meaning.rule)
-    return classify(error, now)
-
-
-def _covers(error: Exception, failure: Failure) -> bool:
-    """Whether an attempt is worth another: by the rules of the order, not by those for functions."""
-    if isinstance(error, ProgramFailed):
-        return error.meaning.what == "again"
-    if isinstance(error, AttemptTimeout):
-        return not isinstance(error, DeadlineExceeded)
-    return failure.passing or isinstance(error, StoreError)
-
-
-def _not_applied(error: Exception) -> bool:
-    """Whether an attempt of work that may happen only once has done nothing."""
-    if isinstance(error, ProgramFailed):
-        return error.meaning.declared
-    return isinstance(error, NotStarted | StillThere)
-
-
-def _described(secrets: tuple[str, ...], error: BaseException, failure: Failure | None) -> dict[str, Any]:
-    """Return what the log keeps of an error: with what is to be known of the program."""
-    kept = neutral(error, failure, secrets)
-    program = getattr(error, "program", None)
-    return kept if program is None else {**kept, "program": program}

@@ -1,9 +1,9 @@
-"""The secret of a store: 32 random bytes under which the keys of command lines are computed (ADR 0024).
+"""The secret of a store: 32 random bytes that key the HMACs of command lines (ADR 0024).
 
-It is one entity of the log, written once and never changed. So every store has it, a backup and `copy` take
-it along, of two processes that create it at once the compare-and-set lets one win, and a process that dies
-before the append leaves nothing. The append is synced before the first key is computed: no run can outlive
-the secret that its key was computed under.
+The secret is an entity of the log, written once and never changed. Therefore every store has it, `backup` and
+`copy` include it, the compare-and-set lets one of two processes win that create it at once, and a process
+that dies before the append leaves nothing. The append is synced before the first key is computed: no run can
+outlive the secret of its key.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
-from oncemore.control.moved_log import write_here
+from oncemore.control.moved_log import append_if_not_moved
 from oncemore.errors import StoreError
-from oncemore.log.head_access import seen_in, write_of
-from oncemore.log.record import NOWHERE, Change, StoreSecret
+from oncemore.log.head_access import build_write, load_head
+from oncemore.log.record import NOWHERE, RecordChange, StoreSecret
 
 if TYPE_CHECKING:
     from oncemore.steps.engine import Engine
@@ -24,17 +24,24 @@ BYTES = 32
 
 
 def load_store_secret(engine: Engine) -> bytes:
-    """Return the secret of an engine's store; create it if the store has none."""
-    head = seen_in(engine.store, ENTITY, engine.seal, StoreSecret)
-    if head.run is None:
+    """Return the secret of an engine's store; create it if the store has none.
+
+    Raises `StoreError` if the log has lost its bytes: a new secret would give every command line a new key,
+    and finished work would run again.
+    """
+    head = load_head(engine.store, ENTITY, engine.cipher, StoreSecret)
+    if head.record is None:
+        # The entry is chained to an empty head: of two processes only one can append it.
         now = engine.now()
-        change = Change(("SECRET",), None, StoreSecret(created=now), {"secret": token_hex(BYTES)})
-        # A conflict means that another process was first: its secret is read below.
-        write_here(engine, "the store's secret", (write_of(ENTITY, 0, NOWHERE, change, now, engine.seal),))
-        head = seen_in(engine.store, ENTITY, engine.seal, StoreSecret)
+        change = RecordChange(("SECRET",), None, StoreSecret(created_at=now), {"secret": token_hex(BYTES)})
+        # A conflict means that another process was first: the second load reads its secret.
+        append_if_not_moved(
+            engine, "the store's secret", (build_write(ENTITY, 0, NOWHERE, change, now, engine.cipher),)
+        )
+        head = load_head(engine.store, ENTITY, engine.cipher, StoreSecret)
     if head.body is None:
         raise StoreError(
-            f"{engine.url}: the bytes of {ENTITY} are gone, and with them the keys of `oncemore exec`; "
+            f"{engine.url}: the bytes of {ENTITY} are missing, and with them the keys of `oncemore exec`; "
             "restore a backup that has them"
         )
     return bytes.fromhex(head.body["secret"])

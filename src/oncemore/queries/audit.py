@@ -1,4 +1,4 @@
-"""AUDIT: events that a sink has written, one JSON object a line: read, filtered, followed, summed up."""
+"""Read audit events from a file of JSON lines: filter them, follow the file, and summarize it."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import json
 import time
 
 from oncemore._values import Value
-from oncemore.audit.events import event_from
+from oncemore.audit.events import parse_event
 from oncemore.audit.stream import AuditStream
 from oncemore.errors import UsageError
-from oncemore.queries.names import normalize_names
+from oncemore.queries import normalize_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import IO
 
-    from oncemore.audit.events import Event
+    from oncemore.audit.events import AuditEvent
 
-LOOK_S = 0.2
-#: How many events are summed up or counted back at most: those before are forgotten, and it is said.
-MOST = 1_000_000
+POLL_S = 0.2
+#: The number of events that a summary holds; older events are dropped, and the summary says so.
+MAX_EVENTS = 1_000_000
 
 
-class Wanted(Value):
-    """Which events are told; what is None is not asked for."""
+class EventFilter(Value):
+    """The events to select; a field that is None matches every event."""
 
     event_type: str | None = None
     retry_category: str | None = None
@@ -32,54 +32,57 @@ class Wanted(Value):
     tenant_id: str | None = None
     correlation_id: str | None = None
 
-    def has(self, event: Event) -> bool:
-        """Whether an event is one of them."""
+    def matches_event(self, event: AuditEvent) -> bool:
+        """Return whether an event has the wanted value in every field."""
         return all(want is None or getattr(event, name) == want for name, want in self._asdict().items())
 
 
-class Trail:
-    """A file of events that may still be written to."""
+class AuditTrail:
+    """A file of audit events that another process may still append to."""
 
-    def __init__(self, file: IO[str], name: str, wanted: Wanted) -> None:
+    def __init__(self, file: IO[str], name: str, wanted: EventFilter) -> None:
         self._file, self._name = file, name
-        self._wanted = normalize_names(wanted, "tenant_id")
-        self._number, self._rest = 0, ""
-        self.torn = 0  # lines that are no JSON: a full disk cuts one off
+        self._filter = normalize_names(wanted, "tenant_id")
+        self._line_number, self._partial_line = 0, ""
+        self.torn_lines = 0  # lines that are not JSON, for example cut off by a full disk
 
-    def new(self) -> Iterator[Event]:
-        """Return the events that were not read yet; a line that is none is named.
+    def read_new_events(self) -> Iterator[AuditEvent]:
+        """Yield the events that were not read yet.
 
-        The last line may be one that somebody is writing just now: it is left for later unless it is whole.
+        Raise `UsageError` for a line that is JSON but not an audit event. An incomplete last line stays
+        unread, because its writer may not have finished it.
         """
         for part in self._file:
-            self._rest += part
-            if self._rest.endswith(("\n", "}")):
-                line, self._rest = self._rest, ""
-                self._number += line.endswith("\n")
-                event = self._event(line) if line.strip() else None
-                if event is not None and self._wanted.has(event):
+            self._partial_line += part
+            # The last line of a complete file may lack its line end; a closing brace shows that it is whole.
+            if self._partial_line.endswith(("\n", "}")):
+                line, self._partial_line = self._partial_line, ""
+                self._line_number += line.endswith("\n")
+                event = self._parse_line(line) if line.strip() else None
+                if event is not None and self._filter.matches_event(event):
                     yield event
 
-    def _event(self, line: str) -> Event | None:
+    def _parse_line(self, line: str) -> AuditEvent | None:
         try:
             plain = json.loads(line)
         except ValueError:
-            self.torn += 1
+            # A torn line loses one event, and must not hide all later ones.
+            self.torn_lines += 1
             return None
         try:
-            return event_from(plain)
+            return parse_event(plain)
         except (UsageError, AttributeError, TypeError) as error:
             raise UsageError(
-                f"{self._name}, line {self._number}: {error}; it takes what a JsonLines sink writes"
+                f"{self._name}, line {self._line_number}: {error}; give a file that a JsonLines sink wrote"
             ) from None
 
-    def follow(self, wait: Callable[[float], object] = time.sleep) -> Iterator[Event]:
-        """Return events as they come, for ever."""
+    def follow_events(self, wait: Callable[[float], object] = time.sleep) -> Iterator[AuditEvent]:
+        """Yield events as they are written; never return."""
         while True:
-            yield from self.new()
-            wait(LOOK_S)
+            yield from self.read_new_events()
+            wait(POLL_S)
 
 
-def kept(trail: Trail) -> AuditStream:
-    """Return all events of a trail that there are now, to be looked at together."""
-    return AuditStream(trail.new(), most=MOST)
+def load_stream(trail: AuditTrail) -> AuditStream:
+    """Return all events of a trail that are written now."""
+    return AuditStream(trail.read_new_events(), max_events=MAX_EVENTS)

@@ -1,417 +1,277 @@
-"""DOCTOR: what is wrong with a store, or soon will be, each with the next step.
+"""Find faults of a store and of its runs, each with advice for the operator.
 
-Every check is one function that looks and answers ok, warn or bad; one that cannot look says so. All but the
-rebuild are quick: they read what is due, what runs, who lives and the end of the log.
+Every check returns `ok`, `warn` or `bad`. All checks but the rebuild are quick: they read the runs that are
+due or running, the live workers, and the end of the log.
 """
 
 from __future__ import annotations
 
-import time
 from itertools import islice
 
-from oncemore._time_spans import seconds
+from oncemore._time_spans import format_seconds
 from oncemore._values import Value
 from oncemore.errors import StoreError
 from oncemore.queries.runs import HELD
+from oncemore.queries.store_checks import (
+    BAD,
+    CLOCK_TOLERANCE_S,
+    MAX_HEADS,
+    OK,
+    WARN,
+    DoctorCheck,
+    check_storage,
+    format_count,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
     from typing import Any
 
-    from oncemore.artifacts.backends import Folder
-    from oncemore.log.record import Run
+    from oncemore.artifacts.backends import FolderBackend
+    from oncemore.log.record import RunRecord
     from oncemore.log.store import Head, Store
-    from oncemore.maintenance.rebuild import Rebuilt
+    from oncemore.maintenance.rebuild import RebuildReport
 
     Progress = Callable[[int, int], object]
+    Runs = list[tuple[Head, RunRecord]]
 
-OK, WARN, BAD = "ok", "warn", "bad"
-MOST = 10_000
-LATEST = 2_000
-#: Clocks that differ by more are worth a look; a run that is due for longer has nobody who comes for it.
-CLOCK_S, OVERDUE_S = 5.0, 300.0
-LOW_DISK, LARGE_LOG = 1 << 30, 256 << 20
+#: A run or event that has been due for longer than this is reported: no worker or relay takes it.
+OVERDUE_S = 300.0
 
 
-class Check(Value):
-    """One check: its name, how it came out, what was seen, and what to do next if anything is to be done."""
-
-    name: str
-    status: str
-    seen: str
-    next: str = ""
-    examples: tuple[str, ...] = ()
-
-
-class Checkup(Value):
+class DoctorReport(Value):
     """All checks of a store."""
 
     url: str
     engine: str
-    checks: tuple[Check, ...]
+    checks: tuple[DoctorCheck, ...]
 
     @property
     def worst(self) -> str:
-        """The worst that was found."""
-        found = {check.status for check in self.checks}
-        return next(status for status in (BAD, WARN, OK) if status in found or status == OK)
+        """The worst status of all checks."""
+        statuses = {check.status for check in self.checks}
+        return next(status for status in (BAD, WARN, OK) if status in statuses or status == OK)
 
 
-def checkup(
-    store: Store, known_steps: Iterable[str] | None = None, artifacts: Folder | None = None
-) -> Checkup:
-    """Look a store over.
+def check_store(
+    store: Store, known_steps: Iterable[str] | None = None, artifacts: FolderBackend | None = None
+) -> DoctorReport:
+    """Run all checks but the rebuild.
 
-    known_steps  names of the steps that workers know, where somebody can tell
-    artifacts    the folder of its artifacts, if they are in one
+    known_steps  the names of the steps that the caller's modules define; None if it named no modules
+    artifacts    the folder of the artifacts, if they are in a local folder
     """
-    facts = store.facts()
-    running, waiting = _runs(store, state="RUNNING"), _waiting(store)
+    # The runs are loaded once, because several checks need them.
+    facts = store.describe_store()
+    running, waiting = _load_runs(store, state="RUNNING"), _load_waiting_runs(store)
     checks = [
-        Check("engine", OK, facts.engine),
-        *_durability(store),
-        *_place(store),
-        *_artifacts(artifacts),
-        *_clock(store),
-        *_schema(store),
-        _chain(store),
-        *_leases(store, running),
-        _stuck(store, waiting),
-        _held(waiting),
-        _switches(store),
-        *_events(store),
-        *_code(running, waiting, known_steps),
+        DoctorCheck("engine", OK, facts.engine),
+        *check_storage(store, artifacts),
+        *_check_leases(store, running),
+        _check_overdue_runs(store, waiting),
+        _check_held_runs(waiting),
+        _check_switches(store),
+        *_check_events(store),
+        *_check_known_steps(running, waiting, known_steps),
     ]
-    return Checkup(facts.url, facts.engine, tuple(checks))
+    return DoctorReport(facts.url, facts.engine, tuple(checks))
 
 
-def _plural(count: int, one: str, many: str = "") -> str:
-    return f"1 {one}" if count == 1 else f"{count:,} {many or one + 's'}"
+def _load_runs(store: Store, **query: Any) -> Runs:
+    from oncemore.log.entry_codec import decode_head
+    from oncemore.log.store import HeadQuery
+
+    return [
+        (head, decode_head(head.head))
+        for head in store.list_heads(HeadQuery("run", limit=MAX_HEADS, **query))
+    ]
 
 
-def _runs(store: Store, **query: Any) -> list[tuple[Head, Run]]:
-    from oncemore.log.entry_codec import head_of
-    from oncemore.log.store import Query
-
-    return [(head, head_of(head.head)) for head in store.heads(Query("run", limit=MOST, **query))]
+def _load_waiting_runs(store: Store) -> Runs:
+    """Return the runs that wait for a time or for a person; the index of due runs lacks the latter."""
+    return _load_runs(store, due_by=float("inf")) + _load_runs(store, state=HELD)
 
 
-def _waiting(store: Store) -> list[tuple[Head, Run]]:
-    """Return what waits: for its time, by the index of what is due, or for a person, who is not in it."""
-    waits = _runs(store, due_by=float("inf"))
-    return waits + _runs(store, state=HELD)
-
-
-def _names(runs: Iterable[tuple[Head, Run]]) -> tuple[str, ...]:
+def _run_labels(runs: Iterable[tuple[Head, RunRecord]]) -> tuple[str, ...]:
     return tuple(f"{run.step} {run.run_id}" for _, run in islice(runs, 5))
 
 
-# Where it is ----------------------------------------------------------------------------------------
-
-
-#: What a store says of itself that is worth a warning: by words in it, what it is about and what to do.
-_NOTES = {
-    "synchronous standby": ("standby", "set synchronous_standby_names, if you fail over to replicas"),
-    "one replica": ("replicas", "keep the log on three servers: ?replicas=3, in a cluster of three or more"),
-    "were asked how they sync": ("monitoring", "?monitor=http://a:8222,http://b:8222,http://c:8222"),
-}
-
-
-def _durability(store: Store) -> Iterator[Check]:
-    facts = store.facts()
-    pragma = getattr(store, "pragma", None)
-    if pragma is not None:
-        mode = pragma("journal_mode")
-        if mode == "wal":
-            yield Check("sync mode", OK, "write-ahead log; every INTENT and COMMIT waits for the disk (FULL)")
-        else:
-            yield Check(
-                "sync mode", BAD, f"the journal mode is {mode}, not wal",
-                "let a program that uses oncemore open it once: it sets the mode, or says why it cannot",
-            )  # fmt: skip
-        return
-    weak, unknown = "power loss can take away" in facts.durable, "unverified" in facts.durable
-    advice = "set it right on the server" if weak else ""
-    if unknown:
-        advice = "name the server's monitoring port: ?monitor=http://host:8222"
-    yield Check("sync mode", BAD if weak else WARN if unknown else OK, facts.durable, advice)
-    for note in facts.notes:
-        for words, (name, do) in _NOTES.items():
-            if words in note:
-                yield Check(name, WARN, note, do)
-
-
-def _place(store: Store) -> Iterator[Check]:
-    path = getattr(store, "path", None)
-    if path is None:
-        return
-    import os
-
-    from oncemore.log.sqlite import machine
-    from oncemore.log.sqlite.backup import COMPANIONS, find_companions
-    from oncemore.log.sqlite.files import check_links
-
-    kind = machine.file_system(path.parent) or "unknown"
-    disk = os.statvfs(path.parent)
-    free = disk.f_bavail * disk.f_frsize
-    room = f"{kind}, {free / (1 << 30):.1f} GB free"
-    if free < LOW_DISK:
-        yield Check(
-            "file system", WARN, room, "make room: a full disk stops every step, though nothing is lost"
-        )
-    else:
-        yield Check("file system", OK, room)
-    for suffix in ("", *COMPANIONS):
-        try:
-            check_links(path.with_name(path.name + suffix))
-        except StoreError as fault:
-            yield Check("links", BAD, str(fault))
-    opened = [each for each in (path, *find_companions(path)) if each.stat().st_mode & 0o077]
-    if opened:
-        yield Check(
-            "rights", WARN,
-            f"others than its owner may read or write {', '.join(each.name for each in opened)}",
-            f"{_closed_by(opened)}: arguments and results are in it",
-        )  # fmt: skip
-    elif not os.access(path, os.W_OK):
-        yield Check("rights", WARN, f"you may read {path.name}, not write it", "look as its owner to repair")
-    size, log = store.size()  # type: ignore[attr-defined]
-    told = f"{size / 1e6:,.1f} MB, and {log / 1e6:,.1f} MB in its write-ahead log"
-    if log > LARGE_LOG:
-        yield Check("size", WARN, told, "a reader that stays keeps the log from being emptied; end it")
-    else:
-        yield Check("size", OK, told)
-
-
-def _closed_by(paths: list[Path]) -> str:
-    """Return the command that takes the rights of other users away."""
-    modes = {"700": [str(path) for path in paths if path.is_dir()]}
-    modes["600"] = [str(path) for path in paths if not path.is_dir()]
-    return " && ".join(f"chmod {mode} {' '.join(names)}" for mode, names in sorted(modes.items()) if names)
-
-
-def _artifacts(folder: Folder | None) -> Iterator[Check]:
-    """Check the rights of what steps have put away, large results and captured output among it."""
-    if folder is not None:
-        opened = list(islice(folder.find_open_paths(), MOST))
-        if opened:
-            yield Check(
-                "rights of artifacts", WARN,
-                f"others than their owner may read {_plural(len(opened), 'path')} in {folder.url}",
-                f"chmod -R go= {folder.url}", tuple(map(str, opened[:5])),
-            )  # fmt: skip
-
-
-def _clock(store: Store) -> Iterator[Check]:
-    from oncemore.log.entry_codec import header_of
+def _check_leases(store: Store, running: Runs) -> Iterator[DoctorCheck]:
+    from oncemore.log.entry_codec import decode_head
+    from oncemore.log.record import WorkerRecord
+    from oncemore.log.store import HeadQuery
 
     now = store.now()
-    off = now - time.time()
-    way = "ahead of" if off > 0 else "behind"
-    if abs(off) > CLOCK_S:
-        yield Check(
-            "clock", WARN, f"the store's time is {seconds(abs(off))} {way} this machine's",
-            "look at the clock of the machine" + ("" if hasattr(store, "path") else " and of the server")
-            + "; what waits goes by the store's",
-        )  # fmt: skip
-    else:
-        yield Check("clock", OK, f"within {CLOCK_S:g} s of this machine's")
-    last = store.changed(0, 0.0)
-    late = [
-        entry
-        for entry in store.entries(after=max(0, last - 100))
-        if header_of(entry.header).at > now + CLOCK_S
+    heads = list(store.list_heads(HeadQuery("worker", state="ALIVE", limit=MAX_HEADS)))
+    workers = {head.by.worker: decode_head(head.head, WorkerRecord) for head in heads}
+    # A worker may be dead before its lease ends: its lock file shows that at once on SQLite.
+    alive = [
+        name
+        for name, worker in workers.items()
+        if worker.lease_until > now and not store.is_worker_gone(name)
     ]
-    if late:
-        ahead = max(header_of(entry.header).at for entry in late) - now
-        yield Check(
-            "clock of the log", WARN, f"the last entries are up to {seconds(ahead)} in the future",
-            "a clock that wrote them ran ahead; what it let wait will wait longer",
-        )  # fmt: skip
-
-
-def _schema(store: Store) -> Iterator[Check]:
-    """Check what other programs have put among our tables."""
-    sort_objects = getattr(store, "sort_objects", None)
-    if sort_objects is None:
-        return
-    foreign, others = sort_objects()
-    if foreign:
-        yield Check(
-            "schema", BAD, "; ".join(foreign[:5]), "another program has put it there: remove it, then verify"
-        )
-    else:
-        more = f"; tables of others: {', '.join(others[:5])}" if others else ""
-        yield Check("schema", OK, f"no foreign object touches our tables{more}")
-
-
-def _chain(store: Store) -> Check:
-    """Check the newest runs, each from its first entry on; the whole log is for --rebuild."""
-    from oncemore.steps.run import verify
-
-    last = store.changed(0, 0.0)
-    seen = list(dict.fromkeys(entry.entity for entry in store.entries(after=max(0, last - LATEST))))
-    count = 0
-    for entity in seen:
-        try:
-            verify(store.entries(entity))
-            count += 1
-        except StoreError as fault:
-            return Check(
-                "chain", BAD, str(fault),
-                "do not write to it any more; restore a backup, and keep this file: it is evidence",
-            )  # fmt: skip
-    whole = "" if last <= LATEST else "; --rebuild checks all of them"
-    return Check("chain", OK, f"the links of the last {_plural(count, 'entity', 'entities')} fit{whole}")
-
-
-# Who is there, and what waits -----------------------------------------------------------------------
-
-
-def _leases(store: Store, running: list[tuple[Head, Run]]) -> Iterator[Check]:
-    from oncemore.log.entry_codec import head_of
-    from oncemore.log.record import Worker
-    from oncemore.log.store import Query
-
-    now = store.now()
-    heads = list(store.heads(Query("worker", state="ALIVE", limit=MOST)))
-    workers = {head.by.worker: head_of(head.head, Worker) for head in heads}
-    alive = [name for name, worker in workers.items() if worker.until > now and not store.gone(name)]
-    lost_words = len(workers) - len(alive)
-    yield Check(
-        "workers", OK, f"{_plural(len(alive), 'worker')} alive, {lost_words} gone without a word",
+    yield DoctorCheck(
+        "workers",
+        OK,
+        f"{format_count(len(alive), 'worker')} alive, {len(workers) - len(alive)} lost (did not shut down)",
         examples=tuple(f"{name}, {workers[name].host} process {workers[name].pid}" for name in alive[:5]),
-    )  # fmt: skip
+    )
     lost = [(head, run) for head, run in running if run.worker not in alive]
     if lost:
-        yield Check(
-            "leases", WARN, f"{_plural(len(lost), 'run is', 'runs are')} RUNNING whose worker is gone",
-            "call the step again, or start a worker: it closes the attempt and goes on by the effect's class",
-            _names(lost),
-        )  # fmt: skip
+        yield DoctorCheck(
+            "leases",
+            WARN,
+            format_count(
+                len(lost),
+                "run is RUNNING although its worker is gone",
+                "runs are RUNNING although their workers are gone",
+            ),
+            "call the step again, or start a worker: it closes the attempt and continues by the effect's "
+            "class",
+            _run_labels(lost),
+        )
     else:
-        yield Check("leases", OK, f"{_plural(len(running), 'run is', 'runs are')} RUNNING, all of them held")
-    ahead = [name for name, worker in workers.items() if worker.until - now > worker.lease_s + CLOCK_S]
+        count = format_count(len(running), "run is", "runs are")
+        yield DoctorCheck("leases", OK, f"{count} RUNNING, all under a live lease")
+    # A lease can end later than its length allows only if a clock was ahead when it was renewed.
+    ahead = [
+        name
+        for name, worker in workers.items()
+        if worker.lease_until - now > worker.lease_s + CLOCK_TOLERANCE_S
+    ]
     if ahead:
-        yield Check(
-            "clocks of workers", WARN, f"{_plural(len(ahead), 'lease lasts', 'leases last')} too long",
-            "a clock was ahead, or was set back; runs of these workers are free later than they should be",
+        yield DoctorCheck(
+            "clocks of workers",
+            WARN,
+            f"{format_count(len(ahead), 'lease lasts', 'leases last')} too long",
+            "a clock was ahead, or was set back; the runs of these workers can be taken over only later",
             tuple(ahead[:5]),
-        )  # fmt: skip
+        )
 
 
-def _stuck(store: Store, waiting: list[tuple[Head, Run]]) -> Check:
+def _check_overdue_runs(store: Store, waiting: Runs) -> DoctorCheck:
     now = store.now()
-    open_ = [(head, run) for head, run in waiting if not run.held_for]
-    over = [(head, run) for head, run in open_ if run.not_before < now - OVERDUE_S]
-    if over:
-        oldest = max(now - (run.not_before or run.created) for _, run in over)
-        return Check(
-            "stuck runs", WARN,
-            f"{_plural(len(over), 'run has', 'runs have')} been due for up to {seconds(oldest)}; nobody came",
-            "call the step again, or start a worker that knows it", _names(over),
-        )  # fmt: skip
-    return Check(
-        "stuck runs",
-        OK,
-        f"{_plural(len(open_), 'run waits for its', 'runs wait for their')} time, none overdue",
+    scheduled = [(head, run) for head, run in waiting if not run.held_for]
+    overdue = [(head, run) for head, run in scheduled if run.not_before < now - OVERDUE_S]
+    if overdue:
+        # A run that was submitted without a time has no due time; it is due since it was created.
+        oldest = max(now - (run.not_before or run.created_at) for _, run in overdue)
+        count = format_count(len(overdue), "run has", "runs have")
+        return DoctorCheck(
+            "stuck runs",
+            WARN,
+            f"{count} been due for up to {format_seconds(oldest)}, and no worker has started",
+            "call the step again, or start a worker that knows it",
+            _run_labels(overdue),
+        )
+    count = format_count(len(scheduled), "run waits for its", "runs wait for their")
+    return DoctorCheck("stuck runs", OK, f"{count} time, none overdue")
+
+
+def _check_held_runs(waiting: Runs) -> DoctorCheck:
+    held = [(head, run) for head, run in waiting if run.held_for]
+    if not held:
+        return DoctorCheck("held runs", OK, "no run waits for a person")
+    return DoctorCheck(
+        "held runs",
+        WARN,
+        f"{format_count(len(held), 'run waits', 'runs wait')} for a person",
+        "`oncemore quarantine list` lists them; `oncemore quarantine show ID` shows facts and choices",
+        _run_labels(held),
     )
 
 
-def _held(waiting: list[tuple[Head, Run]]) -> Check:
-    held = [(head, run) for head, run in waiting if run.held_for]
-    if not held:
-        return Check("held runs", OK, "nothing waits for a person")
-    return Check(
-        "held runs", WARN, f"{_plural(len(held), 'run waits', 'runs wait')} for a person",
-        "`oncemore quarantine list` has them, `oncemore quarantine show ID` what is known and can be decided",
-        _names(held),
-    )  # fmt: skip
+def _check_switches(store: Store) -> DoctorCheck:
+    from oncemore.queries.runs import describe_switch, load_switches
+
+    board = load_switches(store)
+    # A moved log stops all work, so its switches no longer matter.
+    if board.moved_to:
+        return DoctorCheck(
+            "switches",
+            WARN,
+            f"this log has moved to {board.moved_to}; nothing begins here any more",
+            "use that store; `oncemore copy --help` describes how to return",
+        )
+    if board.active:
+        return DoctorCheck(
+            "switches",
+            WARN,
+            f"{format_count(len(board.active), 'switch is', 'switches are')} on: work waits",
+            "`oncemore switch off` releases it",
+            tuple(describe_switch(board, name) for name in list(board.active)[:5]),
+        )
+    return DoctorCheck("switches", OK, "no switch is on in this log")
 
 
-def _switches(store: Store) -> Check:
-    from oncemore.queries.control import control_of, why
-
-    control = control_of(store)
-    if control.moved:
-        return Check(
-            "switches", WARN, f"this log has moved to {control.moved}; nothing begins here any more",
-            "use that one; `oncemore copy` says how to come back",
-        )  # fmt: skip
-    if control.on:
-        return Check(
-            "switches", WARN, f"{_plural(len(control.on), 'switch is', 'switches are')} on: work waits",
-            "`oncemore switch off` releases it", tuple(why(control, name) for name in list(control.on)[:5]),
-        )  # fmt: skip
-    return Check("switches", OK, "none is on in this log")
-
-
-def _events(store: Store) -> Iterator[Check]:
-    from oncemore.log.store import Query
+def _check_events(store: Store) -> Iterator[DoctorCheck]:
+    from oncemore.log.store import HeadQuery
 
     now = store.now()
-    overdue = list(store.heads(Query("event", due_by=now - OVERDUE_S, limit=MOST)))
+    # The index of due events also holds those in SENDING, because their relay may have died.
+    overdue = list(store.list_heads(HeadQuery("event", due_by=now - OVERDUE_S, limit=MAX_HEADS)))
     if overdue:
-        yield Check(
-            "events", WARN, f"{_plural(len(overdue), 'event has', 'events have')} waited for {OVERDUE_S:g} s",
-            "start a relay, or look why it cannot deliver",
+        yield DoctorCheck(
+            "events",
+            WARN,
+            f"{format_count(len(overdue), 'event has', 'events have')} waited for more than {OVERDUE_S:g} s",
+            "start a relay, or find out why it cannot deliver",
             tuple(f"{head.by.step} {head.entity}" for head in overdue[:5]),
-        )  # fmt: skip
+        )
 
 
-def _code(
-    running: list[tuple[Head, Run]], waiting: list[tuple[Head, Run]], known: Iterable[str] | None
-) -> Iterator[Check]:
-    """Say which open runs belong to steps that nobody knows any more."""
+def _check_known_steps(running: Runs, waiting: Runs, known: Iterable[str] | None) -> Iterator[DoctorCheck]:
+    """Check that the named modules define the steps of all open runs."""
     steps = {run.step for _, run in (*running, *waiting)}
     if known is None:
         if steps:
-            yield Check(
-                "code", OK, f"open runs belong to {', '.join(sorted(steps)[:5])}",
-                "name the modules of your steps with --module, to see whether all of them are known",
-            )  # fmt: skip
+            yield DoctorCheck(
+                "code",
+                OK,
+                f"open runs belong to {', '.join(sorted(steps)[:5])}",
+                "name the modules of your steps with --module, to check that they define all of these steps",
+            )
         return
-    lost = sorted(steps - set(known))
-    if lost:
-        yield Check(
-            "code", WARN, f"no module that was named knows {', '.join(lost[:5])}",
-            "bring the step back under its name, or end its runs by a person's decision",
-            _names((head, run) for head, run in (*running, *waiting) if run.step in lost),
-        )  # fmt: skip
+    # No worker can continue a run of a step that was renamed or deleted.
+    unknown = sorted(steps - set(known))
+    if unknown:
+        yield DoctorCheck(
+            "code",
+            WARN,
+            f"no named module defines {', '.join(unknown[:5])}",
+            "restore the step under this name, or end its runs by an operator's decision",
+            _run_labels((head, run) for head, run in (*running, *waiting) if run.step in unknown),
+        )
     else:
-        yield Check("code", OK, "every open run belongs to a step that is known")
+        yield DoctorCheck("code", OK, "the named modules define the step of every open run")
 
 
-# The whole log --------------------------------------------------------------------------------------
-
-
-def rebuilt(store: Store, progress: Progress = lambda done, whole: None) -> tuple[Check, Rebuilt | None]:
-    """Make all heads anew from the log and compare them; return the check, and what can be put right."""
-    from oncemore.maintenance.rebuild import rebuild
+def check_rebuild(
+    store: Store, progress: Progress = lambda done, whole: None
+) -> tuple[DoctorCheck, RebuildReport | None]:
+    """Rebuild all heads from the log and compare them; return the check, and the report for a repair."""
+    from oncemore.maintenance.rebuild import rebuild_heads
 
     try:
-        found = rebuild(store, progress)
-    except StoreError as fault:
-        return Check(
-            "rebuild", BAD, str(fault),
-            "do not write to it any more; restore a backup, and keep this file: it is evidence",
-        ), None  # fmt: skip
-    told = f"{_plural(found.entries, 'entry', 'entries')}, {_plural(found.heads, 'head')} compared"
-    if not found.wrong:
-        return Check("rebuild", OK, f"{told}, all equal"), found
-    lost = [one for one in found.wrong if one.right is None]
+        report = rebuild_heads(store, progress)
+    except StoreError as error:
+        advice = "stop writing to this store; restore a backup, and keep this file as evidence"
+        return DoctorCheck("rebuild", BAD, str(error), advice), None
+    entries = format_count(report.entries, "entry", "entries")
+    compared = f"{entries}, {format_count(report.heads, 'head')} compared"
+    if not report.wrong:
+        return DoctorCheck("rebuild", OK, f"{compared}, all equal"), report
     examples = tuple(
-        f"{one.entity}: {one.what}{' in ' + ', '.join(one.fields) if one.fields else ''}"
-        for one in found.wrong[:5]
+        f"{mismatch.entity}: {mismatch.what}{' in ' + ', '.join(mismatch.fields) if mismatch.fields else ''}"
+        for mismatch in report.wrong[:5]
     )
+    # A head without its entries cannot be rebuilt: entries at the end of the log are lost.
+    lost = [mismatch for mismatch in report.wrong if mismatch.right is None]
     if lost:
-        return Check(
-            "rebuild", BAD, f"{told}; {_plural(len(lost), 'head tells', 'heads tell')} of lost entries",
-            "the log was cut: restore a backup, and keep this file: it is evidence", examples,
-        ), found  # fmt: skip
-    return Check(
-        "rebuild", BAD, f"{told}; {_plural(len(found.wrong), 'head is', 'heads are')} wrong",
-        "oncemore doctor --rebuild --write puts them right from the log", examples,
-    ), found  # fmt: skip
+        observation = f"{compared}; {format_count(len(lost), 'head refers', 'heads refer')} to lost entries"
+        advice = "the log was truncated: restore a backup, and keep this file as evidence"
+    else:
+        observation = f"{compared}; {format_count(len(report.wrong), 'head is', 'heads are')} wrong"
+        advice = "oncemore doctor --rebuild --write repairs them from the log"
+    return DoctorCheck("rebuild", BAD, observation, advice, examples), report

@@ -1,213 +1,248 @@
-"""Why a run did what it did, in sentences that are made from its log alone.
+"""Explain in sentences why a run did what it did, from its log alone.
 
-Every wait is explained where it was decided: after the attempt that failed before it. `--attempt 3` so tells
-why there was a third one and what it waited for, what became of it, and what was decided then.
+A wait is explained by the decision after the failed attempt before it. `--attempt 3` therefore shows the
+second attempt with its decision, then the third one with its outcome.
 """
 
 from __future__ import annotations
 
-from oncemore._time_spans import seconds
+from oncemore._time_spans import format_seconds
 from oncemore._values import Value
-from oncemore.control.model import NEEDED
+from oncemore.control.model import APPROVAL_NEEDED
 from oncemore.errors import UsageError
 from oncemore.policy.closing import is_closing
-from oncemore.policy.proof import explain
-from oncemore.queries.times import shown
+from oncemore.policy.explain import explain_decision
+from oncemore.queries.times import format_time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from oncemore.queries.run_timeline import Span, Step, Story
+    from oncemore.queries.run_timeline import RunTimeline, TimelineEntry, TimeSpan
 
-#: What a call of the same key does, by what its last run is (the second call).
-NEXT_CALL = {
-    "COMPLETE": "returns the stored value and runs nothing; such calls leave no entry here",
-    "HARD_FAIL": "raises the same failure again, unless the policy lets a new call begin a new run; "
-    "`rerun(reason=…)` begins one",
-    "RUNNING": "waits for the attempt that is under way, and closes it if its worker is gone",
-    "PENDING": "goes on with it once it is due",
-    "SOFT_FAIL": "goes on with it once it is due",
+#: What a call of the same key does, by the state of the last run.
+NEXT_CALL_BY_STATE = {
+    "COMPLETE": "returns the stored value and runs nothing; such calls are not recorded here",
+    "HARD_FAIL": "raises the stored failure again, unless the policy permits a new run for a new call; "
+    "`rerun(reason=…)` starts one",
+    "RUNNING": "waits for the running attempt, and closes it if its worker is gone",
+    "PENDING": "continues the run once it is due",
+    "SOFT_FAIL": "continues the run once it is due",
 }
-#: What an end without a decision of the policy means, by its reason.
-LOST = {
-    "lease_expired": "Nobody brought it to an end: its worker was gone, and whoever came next closed it",
-    "interrupted": "It was cut off from outside: by Ctrl-C, a cancellation or the end of the program",
-    "released": "It was cut off before the function's first line, so that it does not count",
-    "deadline_passed": "The time for the whole run was up",
-    "result_unavailable": "Its result cannot be stored, and pure work that gives none has failed",
-    "checksum_mismatch": "The artifact that it would return was altered; it is not computed anew over it",
+#: The meaning of an end that no policy has decided, by its reason.
+END_REASONS = {
+    "lease_expired": "Its worker was lost before it ended, and the next worker closed it",
+    "interrupted": "It was interrupted from outside: by Ctrl-C, a cancellation or the end of the program",
+    "released": "It was interrupted before the function's first line, so that it does not count",
+    "deadline_passed": "The time limit of the whole run had passed",
+    "result_unavailable": "Its result cannot be stored, and a pure step without a stored result has failed",
+    "checksum_mismatch": "The artifact that it would return was altered; it is not computed again over it",
     "max_attempts_exceeded": "No attempt was left",
-    "cancelled": "Somebody asked that no further attempt begin",
-    "redelivered": "It was handed in anew",
+    "cancelled": "It was cancelled, so that no further attempt starts",
+    "redelivered": "It was submitted again",
     "rejected": "A person rejected it",
-    "imported": "It was done elsewhere, and brought in as done",
-    "erased": "What it held was erased",
+    "imported": "It was done elsewhere and imported as done",
+    "erased": "Its data was erased",
 }
 
 
-class Told(Value):
-    """One attempt explained: its number (0: the whole run), sentences, and the proof they come from."""
+class AttemptExplanation(Value):
+    """One attempt (0: the whole run) in sentences, and the proof that they are made from."""
 
     attempt: int
     sentences: tuple[str, ...]
     proof: dict[str, Any] | None = None
 
 
-class Explained(Value):
-    """A run explained."""
+class RunExplanation(Value):
+    """A run in sentences: its attempts, and its present state."""
 
     run_id: str
     key: str
     step: str
     state: str
-    told: tuple[Told, ...]
+    told: tuple[AttemptExplanation, ...]
     standing: tuple[str, ...]
 
 
-def explained(story: Story, attempt: int | None = None) -> Explained:
-    """Explain a run, or one of its attempts."""
-    row = story.row
-    told = list(_told(story))
+def explain_run(timeline: RunTimeline, attempt: int | None = None) -> RunExplanation:
+    """Explain a run, or one of its attempts and the one before it."""
+    row = timeline.row
+    explanations = list(_explain_attempts(timeline))
     if attempt is not None:
-        numbers = [one.attempt for one in told if one.attempt]
+        numbers = [explanation.attempt for explanation in explanations if explanation.attempt]
         if attempt not in numbers:
-            known = f"it has {_span(numbers)}" if numbers else "it has none yet"
+            known = f"it has {_format_attempt_range(numbers)}" if numbers else "it has none yet"
             raise UsageError(f"run {row.run_id} has no attempt {attempt}; {known}.")
-        at = next(n for n, one in enumerate(told) if one.attempt == attempt)
-        told = told[max(0, at - 1) : at + 1]
-    return Explained(row.run_id, row.key, row.step, row.state, tuple(told), tuple(_standing(story)))
-
-
-def _span(numbers: list[int]) -> str:
-    return f"attempt {numbers[0]}" if len(numbers) == 1 else f"attempts {numbers[0]} to {numbers[-1]}"
-
-
-def _told(story: Story) -> Iterator[Told]:
-    attempts = {span.number: span for span in story.spans if span.what == "attempt"}
-    before: list[str] = []
-    for step in story.steps:
-        if "decision" in step.body:
-            before.append(_decided(step))
-        if "INTENT" not in step.marks:
-            continue
-        span = attempts[step.state.attempt]
-        end = next((one for one in story.steps if one.at == span.ends and one.version > step.version), None)
-        sentences = (*before, *_began(story, span, step), *_ended(story, span, end))
-        proof = end.body.get("proof") if end is not None else None
-        yield Told(span.number, sentences, proof)
-        before = []
-    if before or not attempts:
-        yield Told(0, (*before, *_without_attempt(story)))
-
-
-def _decided(step: Step) -> str:
-    made = step.body["decision"]
-    return (
-        f"{made.get('actor') or 'Somebody'} decided at {shown(step.at)}: {made['what']}, "
-        f"because {made['reason']}."
+        position = next(n for n, explanation in enumerate(explanations) if explanation.attempt == attempt)
+        # The wait before an attempt is explained at the end of the attempt before it.
+        explanations = explanations[max(0, position - 1) : position + 1]
+    return RunExplanation(
+        run_id=row.run_id,
+        key=row.key,
+        step=row.step,
+        state=row.state,
+        told=tuple(explanations),
+        standing=tuple(_describe_state(timeline)),
     )
 
 
-def _began(story: Story, span: Span, step: Step) -> Iterator[str]:
-    """Say when an attempt began, what it had waited for, and under whose lease."""
-    waits = [one for one in story.spans if one.number == span.number and one.what in ("wait", "idle")]
-    waited = sum(one.ends - one.begins for one in waits if one.what == "wait" and one.ends is not None)
-    idle = sum(one.ends - one.begins for one in waits if one.what == "idle" and one.ends is not None)
-    text = f"Attempt {span.number} began at {shown(span.begins)}"
+def _format_attempt_range(numbers: list[int]) -> str:
+    return f"attempt {numbers[0]}" if len(numbers) == 1 else f"attempts {numbers[0]} to {numbers[-1]}"
+
+
+def _explain_attempts(timeline: RunTimeline) -> Iterator[AttemptExplanation]:
+    attempts = {span.number: span for span in timeline.spans if span.what == "attempt"}
+    decisions: list[str] = []  # of operators, since the last attempt
+    for entry in timeline.steps:
+        if "decision" in entry.body:
+            decisions.append(_describe_decision(entry))
+        if "INTENT" not in entry.marks:
+            continue
+        span = attempts[entry.state.attempt]
+        # Two entries may have the same time, so the end must also come after the claim.
+        end = next(
+            (later for later in timeline.steps if later.at == span.ends and later.version > entry.version),
+            None,
+        )
+        sentences = (
+            *decisions,
+            *_describe_start(timeline, span, entry),
+            *_describe_end(timeline, span, end),
+        )
+        proof = end.body.get("proof") if end is not None else None
+        yield AttemptExplanation(span.number, sentences, proof)
+        decisions = []
+    # Decisions after the last attempt belong to no attempt.
+    if decisions or not attempts:
+        yield AttemptExplanation(0, (*decisions, *_describe_no_attempt(timeline)))
+
+
+def _describe_decision(entry: TimelineEntry) -> str:
+    decision = entry.body["decision"]
+    return (
+        f"{decision.get('actor') or 'An operator'} decided at {format_time(entry.at)}: {decision['action']}, "
+        f"because {decision['reason']}."
+    )
+
+
+def _describe_start(timeline: RunTimeline, span: TimeSpan, entry: TimelineEntry) -> Iterator[str]:
+    """Yield the start of an attempt, the wait before it, and its number and fence."""
+    waits = [wait for wait in timeline.spans if wait.number == span.number and wait.what in ("wait", "idle")]
+    waited = sum(wait.ends - wait.begins for wait in waits if wait.what == "wait" and wait.ends is not None)
+    idle = sum(wait.ends - wait.begins for wait in waits if wait.what == "idle" and wait.ends is not None)
+    text = f"Attempt {span.number} began at {format_time(span.begins)}"
     if waited:
-        text += f" after a wait of {seconds(waited)}"
+        text += f" after a wait of {format_seconds(waited)}"
+    # A short delay behind a long wait is not worth a sentence.
     if idle > max(0.1, 0.1 * waited):
-        text += f"{', and' if waited else ' after'} {seconds(idle)} in which nobody came for it"
-    run = step.state
-    yield f"{text}; it is number {run.tried} of {run.allowed} in this run, with fence {span.fence}."
-    if "policy" in step.body:
-        used, current = step.body["policy"]["used"], step.body["policy"]["current"]
+        text += f"{', and' if waited else ' after'} {format_seconds(idle)} in which no worker started it"
+    run = entry.state
+    yield (
+        f"{text}; it is number {run.attempt_count} of {run.max_attempts} in this run, with fence "
+        f"{span.fence}."
+    )
+    # A run is recorded with the policy of its first attempt, and the step may have changed since.
+    if "policy" in entry.body:
+        used, current = entry.body["policy"]["used"], entry.body["policy"]["current"]
         yield f"The run keeps the policy it began with, {used}; the step has {current} now."
 
 
-def _ended(story: Story, span: Span, end: Step | None) -> Iterator[str]:
+def _describe_end(timeline: RunTimeline, span: TimeSpan, end: TimelineEntry | None) -> Iterator[str]:
+    """Yield the outcome of an attempt, and the decision or reason behind it."""
     if span.ends is None or end is None:
-        lease = next((one for one in story.spans if one.what == "lease" and one.worker == span.worker), None)
-        alive = lease is not None and lease.outcome == "ALIVE"
-        who = f"worker {span.worker[:13]}" + (f" ({lease.message})" if lease is not None else "")
-        yield f"It has been under way for {seconds(max(0.0, story.now - span.begins))}, with {who}" + (
-            "." if alive else ", which is gone: the next call closes it."
+        lease = _find_lease(timeline, span)
+        is_alive = lease is not None and lease.outcome == "ALIVE"
+        worker = f"worker {span.worker[:13]}" + (f" ({lease.message})" if lease is not None else "")
+        duration = format_seconds(max(0.0, timeline.now - span.begins))
+        yield f"It has been running for {duration}, with {worker}" + (
+            "." if is_alive else ", which is gone: the next call closes it."
         )
         return
-    kept = f", with {span.checkpoints} checkpoint{'s' * (span.checkpoints > 1)}" if span.checkpoints else ""
-    text = f"It ended as {end.state.state} after {seconds(span.ends - span.begins)}{kept}"
+    count = span.checkpoints
+    checkpoints = f", with {count} checkpoint{'s' * (count > 1)}" if count else ""
+    text = f"It ended as {end.state.state} after {format_seconds(span.ends - span.begins)}{checkpoints}"
     yield f"{text}: {span.error}: {span.message}." if span.error else f"{text}."
     if "proof" in end.body and not is_closing(end.body["proof"]):
-        counted = "" if end.state.tried == span.number else "Counted within this run: "
-        yield counted + _of_proof(end.body["proof"])
+        # Attempts are numbered per key, and policies count them per run.
+        prefix = "" if end.state.attempt_count == span.number else "Counted within this run: "
+        yield prefix + _explain_proof(end.body["proof"])
     elif end.state.held_for:
         yield (
-            "Nobody knows whether it took effect, and it must not happen twice: it is held for a person "
+            "It is unknown whether it took effect, and it must not happen twice: it is held for a person "
             f"({end.state.held_for})."
         )
-    elif end.state.reason in LOST:
-        yield f"{LOST[end.state.reason]} ({end.state.reason}){_holder(story, span, end)}."
+    elif end.state.reason in END_REASONS:
+        lost = _describe_lost_worker(timeline, span, end)
+        yield f"{END_REASONS[end.state.reason]} ({end.state.reason}){lost}."
     elif end.state.state == "COMPLETE" and end.state.reason:
         yield f"It counts as done because of {end.state.reason.replace('_', ' ')}."
 
 
-def _holder(story: Story, span: Span, end: Step) -> str:
-    """Say who had a lost attempt, and until when."""
-    lease = next((one for one in story.spans if one.what == "lease" and one.worker == span.worker), None)
+def _find_lease(timeline: RunTimeline, span: TimeSpan) -> TimeSpan | None:
+    leases = (lease for lease in timeline.spans if lease.what == "lease" and lease.worker == span.worker)
+    return next(leases, None)
+
+
+def _describe_lost_worker(timeline: RunTimeline, span: TimeSpan, end: TimelineEntry) -> str:
+    """Return the worker of a lost attempt and the end of its lease; an empty text for other ends."""
+    lease = _find_lease(timeline, span)
     if end.state.reason != "lease_expired" or lease is None:
         return ""
-    until = f", whose lease lasted until {shown(lease.ends)}" if lease.ends is not None else ""
+    until = f", whose lease lasted until {format_time(lease.ends)}" if lease.ends is not None else ""
     return f"; it was worker {span.worker[:13]} ({lease.message}){until}"
 
 
-def _of_proof(proof: dict[str, Any]) -> str:
-    """Return the paragraph of a decision, made from its proof."""
-    from oncemore.maintenance.replay import recomputed
+def _explain_proof(proof: dict[str, Any]) -> str:
+    """Return the explanation of a decision, computed from its proof."""
+    from oncemore.maintenance.replay import recompute_decision
 
     try:
-        return explain(recomputed(proof), str(proof["policy"]["digest"]))
-    except Exception:  # noqa: BLE001 - a proof of another age still has its sentence
+        return explain_decision(recompute_decision(proof), str(proof["policy"]["digest"]))
+    except Exception:  # noqa: BLE001 - the proof of another version still has its stored sentence
         return str(proof.get("sentence", proof.get("reason", "")))
 
 
-def _without_attempt(story: Story) -> Iterator[str]:
-    last = story.steps[-1].state
+def _describe_no_attempt(timeline: RunTimeline) -> Iterator[str]:
+    last = timeline.steps[-1].state
     if last.reason == "artifact_exists":
-        yield "No attempt was needed: the artifact that it would make was there already, and valid."
-    elif last.reason in LOST:
-        yield f"No attempt was made. {LOST[last.reason]} ({last.reason})."
-    elif not any(span.what == "attempt" for span in story.spans):
-        yield f"No attempt has begun yet; it was recorded at {shown(last.created)}."
+        yield "No attempt was needed: the artifact that it would make existed already, and was valid."
+    elif last.reason in END_REASONS:
+        yield f"No attempt was made. {END_REASONS[last.reason]} ({last.reason})."
+    elif not any(span.what == "attempt" for span in timeline.spans):
+        yield f"No attempt has begun yet; it was recorded at {format_time(last.created_at)}."
 
 
-def _standing(story: Story) -> Iterator[str]:
-    """Say how it stands now, and what a call of the same key would do."""
-    row = story.row
-    if len(story.lives) > 1 and story.lives[-1] != row.run_id:
-        yield f"This is an earlier run of its key; the last one is {story.lives[-1]}."
+def _describe_state(timeline: RunTimeline) -> Iterator[str]:
+    """Yield the present state of a run, and the effect of a call of the same key."""
+    row = timeline.row
+    # A call continues or answers from the last run of a key, never from an earlier one.
+    if len(timeline.lives) > 1 and timeline.lives[-1] != row.run_id:
+        yield f"This is an earlier run of its key; the last one is {timeline.lives[-1]}."
         return
-    if row.held_for == NEEDED:
+    if row.held_for == APPROVAL_NEEDED:
         yield (
-            f"It waits for an approval: {row.message}. Until somebody approves it (oncemore approve "
-            f"{row.run_id} --reason …), a call raises Blocked."
+            f"It waits for an approval: {row.message}. Until an operator approves it (oncemore approve "
+            f"{row.run_id} --reason …), a call raises NotPermitted."
         )
         return
     if row.held_for:
         yield (
-            "It is held: look whether the effect took place, then settle it with step.settle(…), or give the "
-            "step a reconcile= function. Until then a call raises OutcomeUnknown."
+            "It is held: check whether the effect took place, then settle it with step.settle(…), or give "
+            "the step a reconcile= function. Until then a call raises OutcomeUnknown."
         )
         return
-    if row.stopped:
+    if row.stopped_by:
         yield (
-            f"It is stopped by a switch ({row.stopped}): no attempt begins while that is on, none is lost; "
-            "`oncemore switch status` says who threw it and why. A call raises Blocked."
+            f"It is stopped by a switch ({row.stopped_by}): no attempt begins while the switch is on, and "
+            "none is lost; `oncemore switch status` shows who turned it on and why. A call raises "
+            "NotPermitted."
         )
         return
-    left = row.not_before - story.now
-    if row.state in ("PENDING", "SOFT_FAIL") and left > 0:
-        why = row.reason or "due later"
-        yield f"It is parked until {shown(row.not_before)}, for another {seconds(left)} ({why})."
-    yield f"A call of the same key now {NEXT_CALL[row.state]}."
+    remaining = row.not_before - timeline.now
+    if row.state in ("PENDING", "SOFT_FAIL") and remaining > 0:
+        reason = row.reason or "due later"
+        until = format_time(row.not_before)
+        yield f"It is deferred until {until}, for another {format_seconds(remaining)} ({reason})."
+    yield f"A call of the same key now {NEXT_CALL_BY_STATE[row.state]}."

@@ -1,11 +1,11 @@
-"""Keys that were done elsewhere, read from a file: one line, one key.
+"""Import keys that are already done from a file with one key per line.
 
-A CSV file has the names of its columns in the first line; a JSON Lines file has an object in each. Columns
-are parameters of the step, by name. The text of a CSV cell becomes what the parameter's annotation says,
-because 1 and "1" are two keys: a parameter without one gets the text as it is.
+A CSV file has the names of its columns in the first line; a JSON Lines file has an object in every line.
+Columns are parameters of the step. A CSV cell is converted by the annotation of its parameter, because 1 and
+"1" make different keys; without an annotation it stays a text.
 
-Lines are read, checked and marked in groups; a group is stored whole or not at all, and marking it again
-changes nothing. So an import that was killed, or that stopped at a bad line, is simply run again.
+Lines are read, checked and stored in groups. A group is stored in one batch, and storing it again changes
+nothing, so an import that was killed or stopped at a bad line is simply repeated.
 """
 
 from __future__ import annotations
@@ -20,8 +20,14 @@ import msgspec
 
 from oncemore._values import Value
 from oncemore.errors import Error, UsageError
-from oncemore.maintenance.import_keys import mark
-from oncemore.maintenance.tasks import Doing, close, left_open, somebody, told
+from oncemore.maintenance.import_keys import mark_keys_done
+from oncemore.maintenance.tasks import (
+    MaintenanceTask,
+    check_text,
+    close_abandoned_tasks,
+    find_abandoned_tasks,
+    resolve_actor,
+)
 from oncemore.steps.options import hints_of
 
 TYPE_CHECKING = False
@@ -29,34 +35,34 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from oncemore.maintenance.import_keys import Moved
+    from oncemore.maintenance.import_keys import ImportedKey
     from oncemore.steps.decorator import Step
     from oncemore.steps.engine import Engine
 
-GROUP = 200
-MOST_LINE = 16 * 1024 * 1024
-MOST_SHOWN = 20
+GROUP_SIZE = 200
+MAX_LINE_BYTES = 16 * 1024 * 1024
+MAX_SHOWN = 20
 
 
-class Imported(Value):
-    """What an import came to.
+class ImportReport(Value):
+    """The result of an import.
 
-    lines      how many lines were read
-    marked     how many keys were marked as done
-    present    how many were done already, here or further up in the file
-    conflicts  how many were something else, and stayed so
-    shown      the first of them: line and why
+    lines            the number of lines
+    imported         the number of keys that were marked as done
+    already_done     the number of keys that were done before, in the log or in an earlier line
+    conflicts        the number of keys in another state, which were not changed
+    conflicts_shown  the line and the reason of the first conflicts
     """
 
     lines: int
-    marked: int
-    present: int
+    imported: int
+    already_done: int
     conflicts: int
-    shown: tuple[tuple[int, str], ...]
+    conflicts_shown: tuple[tuple[int, str], ...]
 
 
-class Sheet(Value):
-    """A file of keys: its path, which column is which parameter, and which one holds the result."""
+class KeyFile(Value):
+    """A file of keys: its path, the parameters of its columns, and the column with the result."""
 
     path: Path
     columns: Mapping[str, str]
@@ -64,115 +70,135 @@ class Sheet(Value):
     ignored: tuple[str, ...] = ()
 
 
-def bring_in(
+def import_key_file(
     engine: Engine,
     step: Step[Any, Any],
-    sheet: Sheet,
+    sheet: KeyFile,
     *,
     reason: str,
     by: str | None = None,
     progress: Callable[[int], object] = lambda lines: None,
-) -> Imported:
+) -> ImportReport:
     """Mark the keys of a file as done."""
-    why, who = told("reason", reason), somebody(by)
-    left = left_open(engine, "import")
-    with Doing(engine, "import", why, who) as doing:
-        found = _tallied(_read(step, sheet, why, who), progress, lambda group: mark(engine, group))
-        close(engine, left)
-        body = {"file": sheet.path.name, "step": step.name, **found._asdict()}
-        doing.done(found.marked, {"import": body})
-    return found
+    reason, actor = check_text("reason", reason), resolve_actor(by)
+    # This import repeats the lines that a killed one has stored, so it also closes its task.
+    abandoned = find_abandoned_tasks(engine, "import")
+    with MaintenanceTask(engine, "import", reason, actor) as task:
+        report = _mark_groups(
+            _read_keys(step, sheet, reason, actor), progress, lambda group: mark_keys_done(engine, group)
+        )
+        close_abandoned_tasks(engine, abandoned)
+        body = {"file": sheet.path.name, "step": step.name, **report._asdict()}
+        task.mark_done(report.imported, {"import": body})
+    return report
 
 
-def would_bring_in(step: Step[Any, Any], sheet: Sheet, progress: Callable[[int], object]) -> Imported:
-    """Return what an import would come to; every line is checked, nothing is written."""
-    from oncemore.maintenance.import_keys import would_mark
+def check_key_file(
+    step: Step[Any, Any], key_file: KeyFile, progress: Callable[[int], object]
+) -> ImportReport:
+    """Check every line of a file and return the report that an import would return; write nothing."""
+    from oncemore.maintenance.import_keys import preview_marks
 
-    seen: set[str] = set()
-    return _tallied(_read(step, sheet, "", ""), progress, lambda group: would_mark(group, seen))
+    earlier: set[str] = set()
+    return _mark_groups(
+        _read_keys(step, key_file, "", ""), progress, lambda group: preview_marks(group, earlier)
+    )
 
 
-def _tallied(
-    lines: Iterator[tuple[int, Moved]],
+def _mark_groups(
+    lines: Iterator[tuple[int, ImportedKey]],
     progress: Callable[[int], object],
-    marks: Callable[[Sequence[Moved]], list[str]],
-) -> Imported:
-    count = {"marked": 0, "present": 0}
+    mark_group: Callable[[Sequence[ImportedKey]], list[str]],
+) -> ImportReport:
+    """Pass keys to `mark_group` in groups, and count its results."""
+    counts = {"marked": 0, "present": 0}
     conflicts: list[tuple[int, str]] = []
     total = refused = 0
-    while group := list(islice(lines, GROUP)):
-        for (number, _), came_to in zip(group, marks([moved for _, moved in group]), strict=True):
+    while group := list(islice(lines, GROUP_SIZE)):
+        for (number, _), result in zip(group, mark_group([key for _, key in group]), strict=True):
             total += 1
-            if came_to in count:
-                count[came_to] += 1
+            if result in counts:
+                counts[result] += 1
             else:
                 refused += 1
-                if len(conflicts) < MOST_SHOWN:
-                    conflicts.append((number, came_to))
+                if len(conflicts) < MAX_SHOWN:
+                    conflicts.append((number, result))
         progress(total)
-    return Imported(total, count["marked"], count["present"], refused, tuple(conflicts))
+    return ImportReport(
+        lines=total,
+        imported=counts["marked"],
+        already_done=counts["present"],
+        conflicts=refused,
+        conflicts_shown=tuple(conflicts),
+    )
 
 
 # Reading --------------------------------------------------------------------------------------------
 
 
-def _read(step: Step[Any, Any], sheet: Sheet, why: str, who: str) -> Iterator[tuple[int, Moved]]:
-    """Return the keys of a file with their lines; the first line that is wrong ends it, by its number."""
-    work = step.__wrapped__
-    hints = hints_of(work)
-    known = inspect.signature(work).parameters
+def _read_keys(
+    step: Step[Any, Any], sheet: KeyFile, reason: str, actor: str
+) -> Iterator[tuple[int, ImportedKey]]:
+    """Yield the keys of a file with their line numbers; raise `UsageError` for the first wrong line."""
+    function = step.__wrapped__
+    hints = hints_of(function)
+    known = inspect.signature(function).parameters
+    # Checked before the first line, so that a wrong option stores nothing.
     wrong = sorted(set(sheet.columns.values()) - set(known))
     if wrong:
-        raise UsageError(f"--column names {', '.join(wrong)}, which is no parameter of {step.name}")
-    rows = _jsonl(sheet) if sheet.path.suffix.lower() in (".jsonl", ".ndjson") else _csv(sheet)
-    exact = sheet.path.suffix.lower() in (".jsonl", ".ndjson")
-    for number, row in rows:
+        raise UsageError(f"--column names {', '.join(wrong)}, which is not a parameter of {step.name}")
+    # JSON has types, so its values must have the annotated type; CSV cells are texts and are converted.
+    is_json = sheet.path.suffix.lower() in (".jsonl", ".ndjson")
+    for number, row in _read_jsonl(sheet) if is_json else _read_csv(sheet):
         where = f"{sheet.path}:{number}"
         value = None
-        named: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         for column, cell in row.items():
             if column == sheet.result:
-                value = _result(where, column, cell, hints.get("return"), exact)
+                value = _convert_result(where, column, cell, hints.get("return"), is_json)
             elif column not in sheet.ignored:
                 name = sheet.columns.get(column, column)
                 if name not in known:
                     raise UsageError(
-                        f"{where}: column {column!r} is no parameter of {step.name}; say which it is "
-                        f"(--column PARAMETER={column}), or leave it out (--ignore-column {column})"
+                        f"{where}: column {column!r} is not a parameter of {step.name}; name the parameter "
+                        f"(--column PARAMETER={column}), or leave the column out (--ignore-column {column})"
                     )
-                named[name] = argument_of(where, column, cell, hints.get(name), exact)
+                arguments[name] = convert_argument(where, column, cell, hints.get(name), is_json)
         try:
-            yield number, step.moved(named, value, why, who)
-        except Error as fault:
-            raise UsageError(f"{where}: {fault}") from fault
+            yield number, step.build_import(arguments, value, reason, actor)
+        except Error as error:
+            raise UsageError(f"{where}: {error}") from error
 
 
-def _csv(sheet: Sheet) -> Iterator[tuple[int, dict[str, Any]]]:
-    csv.field_size_limit(MOST_LINE)
+def _read_csv(sheet: KeyFile) -> Iterator[tuple[int, dict[str, Any]]]:
+    # The default limit of 128 KiB is too small for recorded results.
+    csv.field_size_limit(MAX_LINE_BYTES)
+    # Spreadsheet programs write a byte order mark; "utf-8-sig" removes it.
     with sheet.path.open(encoding="utf-8-sig", newline="") as file:
         rows = csv.reader(file, strict=True)
         try:
             names = next(rows, None)
             if not names or len(set(names)) < len(names) or not all(names):
-                raise UsageError(f"{sheet.path}:1: the first line takes the names of the columns, each once")
-            _all_there(sheet, names)
+                raise UsageError(f"{sheet.path}:1: the first line must name the columns, each once")
+            _check_columns(sheet, names)
             for row in rows:
-                if not row:
+                if not row:  # an empty line
                     continue
                 if len(row) != len(names):
                     raise UsageError(
-                        f"{sheet.path}:{rows.line_num}: there are {len(row)} cells, and {len(names)} columns"
+                        f"{sheet.path}:{rows.line_num}: the line has {len(row)} cells, the file has "
+                        f"{len(names)} columns"
                     )
                 yield rows.line_num, dict(zip(names, row, strict=True))
-        except csv.Error as fault:
-            raise UsageError(f"{sheet.path}:{rows.line_num}: this is no CSV: {fault}") from None
-        except UnicodeDecodeError as fault:
+        except csv.Error as error:
+            raise UsageError(f"{sheet.path}:{rows.line_num}: not CSV: {error}") from None
+        except UnicodeDecodeError as error:
             raise UsageError(
-                f"{sheet.path}:{rows.line_num + 1} or below: it is not UTF-8: {fault.reason}"
+                f"{sheet.path}:{rows.line_num + 1} or below: not UTF-8: {error.reason}"
             ) from None
 
 
-def _all_there(sheet: Sheet, names: list[str]) -> None:
+def _check_columns(sheet: KeyFile, names: list[str]) -> None:
     wanted = {*sheet.columns, *sheet.ignored, *([sheet.result] if sheet.result else [])}
     missing = sorted(wanted - set(names))
     if missing:
@@ -181,43 +207,48 @@ def _all_there(sheet: Sheet, names: list[str]) -> None:
         )
 
 
-def _jsonl(sheet: Sheet) -> Iterator[tuple[int, dict[str, Any]]]:
+def _read_jsonl(sheet: KeyFile) -> Iterator[tuple[int, dict[str, Any]]]:
     with sheet.path.open("rb") as file:
         number = 0
-        while line := file.readline(MOST_LINE + 1):
+        # Reading one byte more than the limit shows that a line is too long without reading all of it.
+        while line := file.readline(MAX_LINE_BYTES + 1):
             number += 1
             where = f"{sheet.path}:{number}"
-            if len(line) > MOST_LINE:
-                raise UsageError(f"{where}: the line is longer than {MOST_LINE:,} bytes")
+            if len(line) > MAX_LINE_BYTES:
+                raise UsageError(f"{where}: the line is longer than {MAX_LINE_BYTES:,} bytes")
             if not line.strip():
                 continue
             try:
                 row = json.loads(line)
-            except ValueError as fault:
-                raise UsageError(f"{where}: this is no JSON: {fault}") from None
+            except ValueError as error:
+                raise UsageError(f"{where}: not JSON: {error}") from None
             if not isinstance(row, dict):
-                raise UsageError(f"{where}: it takes an object with the step's parameters, not {row!r:.60}")
+                raise UsageError(f"{where}: expected an object with the step's parameters, not {row!r:.60}")
             yield number, row
 
 
-def argument_of(where: str, column: str, cell: Any, hint: Any, exact: bool) -> Any:
-    """Return the argument that a cell stands for, as the parameter's annotation says."""
+def convert_argument(where: str, column: str, cell: Any, hint: Any, exact: bool) -> Any:
+    """Return a cell converted by the annotation of its parameter.
+
+    exact  whether the cell must have the annotated type; otherwise texts are converted
+    """
+    # An annotation that could not be resolved is still a text; such a cell is not converted.
     if hint is None or hint is inspect.Parameter.empty or isinstance(hint, str) or hint is Any:
         return cell
     try:
         return msgspec.convert(cell, hint, strict=exact)
-    except (msgspec.ValidationError, TypeError) as fault:
-        raise UsageError(f"{where}: {column} is {cell!r:.60}: {fault}") from None
+    except (msgspec.ValidationError, TypeError) as error:
+        raise UsageError(f"{where}: {column} is {cell!r:.60}: {error}") from None
 
 
-def _result(where: str, column: str, cell: Any, hint: Any, exact: bool) -> Any:
-    """Return the value that a cell stands for: text where the step returns text, else JSON; None if empty."""
+def _convert_result(where: str, column: str, cell: Any, hint: Any, exact: bool) -> Any:
+    """Return the result in a cell: a text if the step returns one, else JSON; None if it is empty."""
     if cell is None:
         return None
     if hint is str or exact:
-        return argument_of(where, column, cell, hint, exact)
+        return convert_argument(where, column, cell, hint, exact)
     try:
         plain = json.loads(cell or "null")
-    except ValueError as fault:
-        raise UsageError(f"{where}: {column} is {cell!r:.60}: this is no JSON: {fault}") from None
-    return None if plain is None else argument_of(where, column, plain, hint, exact=True)
+    except ValueError as error:
+        raise UsageError(f"{where}: {column} is {cell!r:.60}: not JSON: {error}") from None
+    return None if plain is None else convert_argument(where, column, plain, hint, exact=True)

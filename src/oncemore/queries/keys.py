@@ -1,11 +1,11 @@
-"""Idempotency keys from given parameters (IDEM-4), as the library computes them."""
+"""Compute idempotency keys from their parts (IDEM-4), as the library does."""
 
 from __future__ import annotations
 
 from oncemore._values import Value
 from oncemore.errors import UsageError
 from oncemore.policy.canonical_json import exoarmur_key
-from oncemore.queries.names import nearest
+from oncemore.queries import suggest_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
     from oncemore.policy.canonical_json import Plain
 
-FIELDS: Final = ("operation", "tenant_id", "correlation_id", "additional_params")
+KEY_FIELDS: Final = ("operation", "tenant_id", "correlation_id", "additional_params")
 
 
-class Key(Value):
-    """A key, its form, and what it was computed from."""
+class ComputedKey(Value):
+    """A key, its form, and the parts that it was computed from."""
 
     key: str
     form: str
@@ -28,47 +28,52 @@ class Key(Value):
     additional_params: Mapping[str, Plain]
 
 
-def key_of(parts: Mapping[str, Plain], form: str = "canonical") -> Key:
-    """Return the key of named parts; `form` is canonical, or legacy for keys of the printed form."""
+def compute_key(parts: Mapping[str, Plain], form: str = "canonical") -> ComputedKey:
+    """Return the key of named parts.
+
+    form  "canonical", or "legacy" for keys in the printed form of the document
+    """
     for name in parts:
-        if name not in FIELDS:
+        if name not in KEY_FIELDS:
             raise UsageError(
-                f"a key has no part {name!r}{nearest(name, FIELDS)}; its parts are {', '.join(FIELDS)}."
+                f"a key has no part {name!r}{suggest_names(name, KEY_FIELDS)}; its parts are "
+                f"{', '.join(KEY_FIELDS)}."
             )
     if not parts.get("operation"):
-        raise UsageError("operation is missing; a key needs the name of what is done.")
-    operation, tenant, correlation, params = (parts.get(name) for name in FIELDS)
-    # What has the wrong type is refused there, with its name.
-    made = exoarmur_key(operation, tenant, correlation, params, legacy=form == "legacy")  # type: ignore[arg-type]
-    return Key(made, form, str(operation), str(tenant or ""), str(correlation or ""), params or {})  # type: ignore[arg-type]
+        raise UsageError("operation is missing; a key needs the name of the operation.")
+    operation, tenant, correlation, params = (parts.get(name) for name in KEY_FIELDS)
+    # exoarmur_key checks the types and names the part that has a wrong one.
+    key = exoarmur_key(operation, tenant, correlation, params, legacy=form == "legacy")  # type: ignore[arg-type]
+    return ComputedKey(key, form, str(operation), str(tenant or ""), str(correlation or ""), params or {})  # type: ignore[arg-type]
 
 
-def documents(text: str, most: int = 100_000) -> Iterator[Mapping[str, Plain]]:
-    """Yield the JSON objects that stand in a text one after the other, on one line or on many."""
+def parse_objects(text: str, max_objects: int = 100_000) -> Iterator[Mapping[str, Plain]]:
+    """Yield the JSON objects of a text that holds one after the other, on one line or on several."""
     import re
     from json import JSONDecodeError, JSONDecoder
 
-    decoder, space, at = JSONDecoder(object_pairs_hook=_once), re.compile(r"\s*"), 0
-    for count in range(most + 1):
-        at = space.match(text, at).end()  # type: ignore[union-attr]
-        if at == len(text):
+    decoder, space, position = JSONDecoder(object_pairs_hook=_refuse_duplicates), re.compile(r"\s*"), 0
+    for count in range(max_objects + 1):
+        # raw_decode does not skip leading white space.
+        position = space.match(text, position).end()  # type: ignore[union-attr]
+        if position == len(text):
             return
         try:
-            value, at = decoder.raw_decode(text, at)
-        except JSONDecodeError as fault:
-            raise UsageError(f"not JSON at line {fault.lineno}, column {fault.colno}: {fault.msg}.") from None
+            value, position = decoder.raw_decode(text, position)
+        except JSONDecodeError as error:
+            raise UsageError(f"not JSON at line {error.lineno}, column {error.colno}: {error.msg}.") from None
         if not isinstance(value, dict):
-            raise UsageError(f"expected an object with {', '.join(FIELDS)}, and found {value!r}.")
-        if count < most:
+            raise UsageError(f"expected an object with {', '.join(KEY_FIELDS)}, and found {value!r}.")
+        if count < max_objects:
             yield value
-    raise UsageError(f"more than {most} objects; give fewer at a time.")
+    raise UsageError(f"more than {max_objects} objects; give fewer at a time.")
 
 
-def _once(pairs: list[tuple[str, Plain]]) -> dict[str, Plain]:
-    """Refuse a name that stands twice: which of the two the key would be made from is anybody's guess."""
-    made: dict[str, Plain] = {}
+def _refuse_duplicates(pairs: list[tuple[str, Plain]]) -> dict[str, Plain]:
+    """Raise `UsageError` for a name that occurs twice: the json module would silently take the last."""
+    values: dict[str, Plain] = {}
     for name, value in pairs:
-        if name in made:
+        if name in values:
             raise UsageError(f"{name!r} stands twice in one object; give it once.")
-        made[name] = value
-    return made
+        values[name] = value
+    return values

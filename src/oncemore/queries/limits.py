@@ -1,4 +1,4 @@
-"""Breakers and shared resources of a store, as people look at them, and a person's word about a breaker."""
+"""List the breakers, rate limits and budgets of a store, and reset a breaker."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from oncemore._values import Value
 from oncemore.errors import UsageError
 from oncemore.limits import breaker_rules, shared_breaker
-from oncemore.log.entry_codec import head_of, header_of, read_body
-from oncemore.log.record import Circuit, Quota, fold
-from oncemore.log.store import Query
-from oncemore.maintenance.tasks import somebody
+from oncemore.log.entry_codec import decode_head, decode_header, read_body
+from oncemore.log.record import BreakerRecord, QuotaRecord, apply_header
+from oncemore.log.store import HeadQuery
+from oncemore.maintenance.tasks import resolve_actor
 from oncemore.policy.canonical_json import normalize_name
 
 if TYPE_CHECKING:
@@ -18,33 +18,33 @@ if TYPE_CHECKING:
 
     from oncemore.steps.engine import Engine
 
-#: How many of its last entries a breaker is shown with, and how many resources are listed.
-MOST_MOVES, MOST_LISTED = 20, 10_000
+#: The number of a breaker's last entries that are shown, and of limits that are listed.
+MAX_EVENTS, MAX_LISTED = 20, 10_000
 
 
-class Breaker(Value):
-    """A breaker as it is now.
+class BreakerView(Value):
+    """The present state of a breaker.
 
-    left_s  seconds until a call may go through; 0 while calls do
-    limit   what opens it: so many failures, or a part of the calls
+    open_for_s  seconds until a call may pass; 0 while calls pass
+    limit       the condition that opens it: a number of failures, or a share of the calls
     """
 
     name: str
     state: str
-    left_s: float
-    until: float | None
+    open_for_s: float
+    open_until: float | None
     failures: int
     limit: str
     cooldown_s: float
-    opens: int
-    opened: float | None
+    open_count: int
+    opened_at: float | None
     error: str
     failed_at: float | None
-    probe: str
+    probe_worker: str
 
 
-class Move(Value):
-    """Something that happened to a breaker: when, what it was then, for which error or at whose word."""
+class BreakerEvent(Value):
+    """One entry of a breaker: its time, the state after it, and the error or the operator that caused it."""
 
     at: float
     state: str
@@ -56,72 +56,94 @@ class Move(Value):
     reason: str = ""
 
 
-def breakers(engine: Engine, state: str | None = None) -> list[Breaker]:
-    """Return the breakers of a store: those that are open first, then by name."""
+def list_breakers(engine: Engine, state: str | None = None) -> list[BreakerView]:
+    """Return the breakers of a store: those that are not closed first, then by name."""
     now = engine.now()
-    found = [shown(one, now) for one in shared_breaker.circuits_of(engine)]
+    views = [make_breaker_view(breaker, now) for breaker in shared_breaker.list_breakers(engine)]
     return sorted(
-        (one for one in found if state is None or one.state == state),
-        key=lambda one: (one.state == "CLOSED", one.name),
+        (view for view in views if state is None or view.state == state),
+        key=lambda view: (view.state == "CLOSED", view.name),
     )
 
 
-def shown(circuit: Circuit, now: float) -> Breaker:
-    """Return what there is to tell of a circuit."""
-    answer = breaker_rules.ask(circuit, now)
-    left = circuit.until - now if type(answer) is breaker_rules.Refusal else 0.0
-    limit = f"{circuit.rate:.0%} of calls" if circuit.rate else f"{circuit.limit} {circuit.counts}"
-    return Breaker(
-        circuit.name, circuit.state, max(0.0, left), circuit.until or None, circuit.failures, limit,
-        circuit.cooldown_s, circuit.opens, circuit.opened or None, circuit.code, circuit.failed_at or None,
-        circuit.worker,
-    )  # fmt: skip
+def make_breaker_view(breaker: BreakerRecord, now: float) -> BreakerView:
+    """Return the state of a breaker at a time."""
+    admission = breaker_rules.decide_admission(breaker, now)
+    # An open breaker whose time is over admits a probe, although its record still says OPEN.
+    open_for_s = breaker.open_until - now if type(admission) is breaker_rules.BreakerRefusal else 0.0
+    limit = (
+        f"{breaker.failure_rate:.0%} of calls"
+        if breaker.failure_rate
+        else f"{breaker.failure_limit} {breaker.counted_unit}"
+    )
+    return BreakerView(
+        name=breaker.name,
+        state=breaker.state,
+        open_for_s=max(0.0, open_for_s),
+        open_until=breaker.open_until or None,
+        failures=breaker.failures,
+        limit=limit,
+        cooldown_s=breaker.cooldown_s,
+        open_count=breaker.open_count,
+        opened_at=breaker.opened_at or None,
+        error=breaker.last_error_code,
+        failed_at=breaker.last_failure_at or None,
+        probe_worker=breaker.probe_worker,
+    )
 
 
-def breaker(engine: Engine, name: str) -> tuple[Breaker, list[Move]]:
-    """Return one breaker, and what last happened to it, the newest first."""
-    head = engine.store.head(shared_breaker.entity_of(name))
+def load_breaker(engine: Engine, name: str) -> tuple[BreakerView, list[BreakerEvent]]:
+    """Return one breaker and its last events, newest first."""
+    head = engine.store.load_head(shared_breaker.breaker_entity(name))
     if head is None:
-        known = ", ".join(one.name for one in shared_breaker.circuits_of(engine)[:10])
+        known = ", ".join(breaker.name for breaker in shared_breaker.list_breakers(engine)[:10])
         raise UsageError(
             f"there is no breaker {name!r} in this store; it has {known or 'none: nothing has failed yet'}"
         )
-    found = shown(head_of(head.head, Circuit), engine.now())
-    return found, list(_moves(engine, name))[::-1][:MOST_MOVES]
+    view = make_breaker_view(decode_head(head.head, BreakerRecord), engine.now())
+    # The log is read forwards, because each entry holds only the changed fields.
+    return view, list(_read_breaker_events(engine, name))[::-1][:MAX_EVENTS]
 
 
-def _moves(engine: Engine, name: str) -> Iterator[Move]:
-    state: Circuit | None = None
-    for entry in engine.store.entries(shared_breaker.entity_of(name)):
-        header = header_of(entry.header)
-        before, state = state, fold(state, header.sets, Circuit)
-        body: dict[str, Any] = read_body(entry, engine.seal)
-        error, decided = body.get("error") or {}, body.get("decision") or {}
-        failed = before is None or state.failed_at != before.failed_at
-        yield Move(
-            header.at, state.state, state.failures, state.code if failed else "", error.get("message", ""),
-            body.get("run", "").removeprefix("run/"), decided.get("actor", ""), decided.get("reason", ""),
-        )  # fmt: skip
+def _read_breaker_events(engine: Engine, name: str) -> Iterator[BreakerEvent]:
+    state: BreakerRecord | None = None
+    for entry in engine.store.read_entries(shared_breaker.breaker_entity(name)):
+        header = decode_header(entry.header)
+        before, state = state, apply_header(state, header.sets, BreakerRecord)
+        body: dict[str, Any] = read_body(entry, engine.cipher)
+        error, decision = body.get("error") or {}, body.get("decision") or {}
+        # The record keeps its last error; only an entry with a new failure time is about that error.
+        has_failed = before is None or state.last_failure_at != before.last_failure_at
+        yield BreakerEvent(
+            at=header.at,
+            state=state.state,
+            failures=state.failures,
+            error=state.last_error_code if has_failed else "",
+            message=error.get("message", ""),
+            run=body.get("run", "").removeprefix("run/"),
+            by=decision.get("actor", ""),
+            reason=decision.get("reason", ""),
+        )
 
 
-def reset(engine: Engine, name: str, reason: str, by: str | None) -> Breaker:
-    """Close a breaker because somebody says so; who and why is recorded."""
-    return shown(shared_breaker.reset(engine, name, reason, somebody(by)), engine.now())
+def reset_breaker(engine: Engine, name: str, reason: str, by: str | None) -> BreakerView:
+    """Close a breaker by an operator's decision; record the actor and the reason."""
+    return make_breaker_view(
+        shared_breaker.reset_breaker(engine, name, reason, resolve_actor(by)), engine.now()
+    )
 
 
-# Resources -----------------------------------------------------------------------------------------
+def list_quotas(engine: Engine) -> list[QuotaRecord]:
+    """Return the rate limits, concurrency limits and budgets of a store, by name."""
+    heads = engine.store.list_heads(HeadQuery("quota", limit=MAX_LISTED))
+    return sorted((decode_head(head.head, QuotaRecord) for head in heads), key=lambda quota: quota.name)
 
 
-def resources(engine: Engine) -> list[Quota]:
-    """Return what the store knows of paces, rates and budgets, by name."""
-    heads = engine.store.heads(Query("quota", limit=MOST_LISTED))
-    return sorted((head_of(head.head, Quota) for head in heads), key=lambda one: one.name)
-
-
-def resource(engine: Engine, name: str) -> Quota:
-    """Return one of them."""
-    found = [one for one in resources(engine) if one.name == normalize_name(name)]
-    if not found:
-        known = ", ".join(one.name for one in resources(engine)[:10])
-        raise UsageError(f"there is no resource {name!r} in this store; it has {known or 'none'}")
-    return found[0]
+def load_quota(engine: Engine, name: str) -> QuotaRecord:
+    """Return one limit by its name."""
+    quotas = list_quotas(engine)
+    for quota in quotas:
+        if quota.name == normalize_name(name):
+            return quota
+    known = ", ".join(quota.name for quota in quotas[:10])
+    raise UsageError(f"there is no resource {name!r} in this store; it has {known or 'none'}")

@@ -1,65 +1,62 @@
-"""The lineage of runs, as their entries tell it: arguments and artifacts in, result and artifacts out."""
+"""Read the lineage of runs from their entries: arguments and artifacts in, result and artifacts out."""
 
 from __future__ import annotations
 
-from oncemore.maintenance.lineage import lineage
-from oncemore.policy.canonical_json import fingerprint
-from oncemore.queries.bodies import said
+from oncemore.maintenance.lineage import derive_lineage
+from oncemore.policy.canonical_json import hash_bytes
+from oncemore.queries.entries import fold_runs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from oncemore.log.record import Run
+    from oncemore.log.record import RunRecord
     from oncemore.log.store import Store
-    from oncemore.maintenance.lineage import Lineage
+    from oncemore.maintenance.lineage import RunLineage
 
 
-def digests(body: dict[str, Any]) -> dict[str, str]:
-    """Return the digests of what a COMMIT left: its result, and each artifact."""
+def collect_digests(body: dict[str, Any]) -> dict[str, str]:
+    """Return the digests of the result and of each artifact in the body of a COMMIT."""
     import json
 
-    found = {}
+    digests = {}
     if "result" in body:
         text = json.dumps(body["result"], sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        found["result"] = fingerprint(text.encode()).hex()
+        digests["result"] = hash_bytes(text.encode()).hex()
+    # A large result is stored as an artifact, and the body holds its digest instead of the value.
     if "spilled" in body:
-        found["result"] = body["spilled"]["digest"]
+        digests["result"] = body["spilled"]["digest"]
     for plain in body.get("artifacts", ()):
-        found[f"artifact {plain['$artifact']['name']}"] = plain["$artifact"]["digest"]
-    return found
+        digests[f"artifact {plain['$artifact']['name']}"] = plain["$artifact"]["digest"]
+    return digests
 
 
-def lineage_of(key: str, run: Run, arguments: Any, body: dict[str, Any]) -> Lineage:
-    """Return the lineage of a run that left a COMMIT with this body."""
-    used = {*_artifacts(arguments)}
+def build_lineage(key: str, run: RunRecord, arguments: Any, body: dict[str, Any]) -> RunLineage:
+    """Return the lineage of a run, given its arguments and the body of its COMMIT."""
+    used = {*_find_artifact_digests(arguments)}
     if run.input_hash:
         used.add(run.input_hash)
-    return lineage(run.step, key, run.cfg_hash, used, digests(body).values())
+    return derive_lineage(run.step, key, run.cfg_hash, used, collect_digests(body).values())
 
 
-def _artifacts(value: Any) -> Iterator[str]:
-    """Find the digests of artifacts among arguments."""
+def _find_artifact_digests(value: Any) -> Iterator[str]:
+    """Yield the digests of all artifacts inside recorded arguments."""
     if isinstance(value, dict):
-        if isinstance(told := value.get("$artifact"), dict):
-            yield told["digest"]
-        for each in value.values():
-            yield from _artifacts(each)
+        if isinstance(artifact := value.get("$artifact"), dict):
+            yield artifact["digest"]
+        for part in value.values():
+            yield from _find_artifact_digests(part)
     elif isinstance(value, list):
-        for each in value:
-            yield from _artifacts(each)
+        for part in value:
+            yield from _find_artifact_digests(part)
 
 
-def lineages(store: Store, entity: str) -> Iterator[tuple[Run, Lineage]]:
-    """Return the lineage of every COMMIT of a key that can still be read, the first one first."""
-    from oncemore.steps.run import told
-
+def list_lineages(store: Store, entity: str) -> Iterator[tuple[RunRecord, RunLineage]]:
+    """Yield the run and the lineage of every COMMIT of a key that is still readable, oldest first."""
     arguments: Any = None
-    entries = list(store.entries(entity))
-    bare = (entry._replace(body=None) for entry in entries)
-    for entry, (header, run, _) in zip(entries, told(bare), strict=True):
-        body = said(entry)
+    for _, header, run, body in fold_runs(store, entity):
+        # Arguments are recorded once, with the run's first entry.
         arguments = body.get("arguments", arguments)
         if "COMMIT" in header.marks and body and "sealed" not in body:
-            yield run, lineage_of(entity.removeprefix("run/"), run, arguments, body)
+            yield run, build_lineage(entity.removeprefix("run/"), run, arguments, body)

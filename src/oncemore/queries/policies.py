@@ -1,8 +1,8 @@
-"""One policy by its name or file, and what is wrong with a file.
+"""Find a policy by its address or its recorded name, and check policy files.
 
-A policy is asked for by its address, `profile[/policy][@provider]`, where a path to a file may stand
-for the profile; or by the name that runs, proofs and audit events have for it, `name@version:digest`.
-Loading warns nobody here: what is unwise about a policy is part of the answer.
+An address is `profile[/policy][@provider]`, where the profile may be the path of a file. A recorded name is
+`name@version:digest`, as in runs, proofs and audit events. Loading shows no Python warnings here: they are
+part of the result.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 from oncemore._redact import describe_value
 from oncemore._values import Value
 from oncemore.errors import PolicyError, UsageError
-from oncemore.queries.names import nearest
-from oncemore.queries.policy_catalogue import PACKAGE
+from oncemore.queries import suggest_names
+from oncemore.queries.policy_catalogue import PACKAGE_FOLDER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,22 +27,23 @@ if TYPE_CHECKING:
     from oncemore.policy.canonical_json import Plain
     from oncemore.policy.files import Profile
     from oncemore.policy.policy import Policy
-    from oncemore.queries.policy_schedule import Delay, Worst
+    from oncemore.queries.policy_schedule import DelayRange, WorstCase
 
-DEFAULT: Final = "default"
-STDIN: Final = "<stdin>"
-MOST_BYTES: Final = 1 << 20
+DEFAULT_POLICY: Final = "default"
+STDIN_NAME: Final = "<stdin>"
+MAX_BYTES: Final = 1 << 20
 
-_FILE: Final = re.compile(r"\.ya?ml$")
-_ADDRESS: Final = re.compile(
+_YAML_SUFFIX: Final = re.compile(r"\.ya?ml$")
+# A path may contain slashes and dots, so a file is recognized by its suffix.
+_ADDRESS_PATTERN: Final = re.compile(
     r"(?P<file>.*\.ya?ml|[^/@]+)(?:/(?P<policy>[^/@]+))?(?:@(?P<provider>[^/@]+))?", re.DOTALL
 )
-#: A policy as the log names it: `name@version:digest`, or `policy/digest`.
-_RECORDED: Final = re.compile(r"(?:.+@[^@]*:|policy/)(?P<digest>[0-9a-f]{12,64})", re.DOTALL)
+#: A recorded name, `name@version:digest`, or the entity of a recorded policy, `policy/digest`.
+_RECORDED_PATTERN: Final = re.compile(r"(?:.+@[^@]*:|policy/)(?P<digest>[0-9a-f]{12,64})", re.DOTALL)
 
 
-class Found(Value):
-    """A policy, the profile it stands in, and whose it is."""
+class FoundPolicy(Value):
+    """A policy, its profile, and the provider that it is for."""
 
     address: str
     policy_name: str
@@ -52,25 +53,25 @@ class Found(Value):
 
     @property
     def quarantines(self) -> bool:
-        """Whether work that is not tried again waits for a person, as the engine has it."""
+        """Whether a run that is not retried waits for a person."""
         return "quarantine" in self.profile.sections.get("on_non_retryable", ())
 
 
 class FoundInLog(Value):
-    """A policy that a log has recorded: its values and delays, when it was recorded, and its address then."""
+    """A policy from a log: its values and delays, the time of its record, and its address at that time."""
 
     name: str
     version: str
     digest: str
     recorded: float
     source: str
-    worst: Worst
-    delays: tuple[Delay, ...]
+    worst: WorstCase
+    delays: tuple[DelayRange, ...]
     values: dict[str, Plain]
 
 
-class Fault(Value):
-    """One thing that is wrong with a file; line and column count from 1, and 0 is the file as a whole."""
+class PolicyFault(Value):
+    """One fault in a file; line and column count from 1, and 0 means the whole file."""
 
     file: str
     line: int
@@ -79,52 +80,52 @@ class Fault(Value):
     message: str
 
 
-class Checked(Value):
-    """What a check of one file found; it is good when there are no faults."""
+class PolicyCheck(Value):
+    """The result of checking one file; `good` if it has no faults."""
 
     file: str
     good: bool
     name: str
     version: str
     policies: tuple[str, ...]
-    faults: tuple[Fault, ...]
+    faults: tuple[PolicyFault, ...]
     more_faults: int
     warnings: tuple[str, ...]
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Keep Python's warnings off the screen; they are part of the answer."""
+def ignore_warnings() -> Iterator[None]:
+    """Suppress Python's warnings in the block; the profile lists them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
-def find(address: str, provider: str | None = None) -> Found:
-    """Return the policy at an address, or say which one may have been meant."""
-    parts = _ADDRESS.fullmatch(address)
+def find_policy(address: str, provider: str | None = None) -> FoundPolicy:
+    """Return the policy at an address; raise `UsageError` with similar names if there is none."""
+    parts = _ADDRESS_PATTERN.fullmatch(address)
     if parts is None:
         shown = describe_value(address)
         raise UsageError(f"{shown} is not the address of a policy; write profile/policy@provider.")
-    profile = _profile(parts["file"])
-    name = parts["policy"] or DEFAULT
+    profile = _load_profile(parts["file"])
+    name = parts["policy"] or DEFAULT_POLICY
     if name not in profile.policies:
-        raise _no_policy(profile, name)
-    whose = provider or parts["provider"]
-    shown = profile.name if name == DEFAULT else f"{profile.name}/{name}"
-    return Found(shown, name, whose, profile.policy(name, whose), profile)
+        raise _unknown_policy_error(profile, name)
+    chosen = provider or parts["provider"]
+    shown = profile.name if name == DEFAULT_POLICY else f"{profile.name}/{name}"
+    return FoundPolicy(shown, name, chosen, profile.policy(name, chosen), profile)
 
 
-def find_recorded(name: str, store: str | None = None) -> Found | FoundInLog | None:
-    """Return the policy that runs and audit events name so; None if the text is not such a name.
+def find_recorded(name: str, store: str | None = None) -> FoundPolicy | FoundInLog | None:
+    """Return the policy with a recorded name; None if the text is not a recorded name.
 
-    It is looked for in the named log; or else in all policy files, and then in the log of the settings.
+    store  the log to search; without it, all policy files are searched, then the log of the settings
     """
-    parts = _RECORDED.fullmatch(name)
+    parts = _RECORDED_PATTERN.fullmatch(name)
     if parts is None:
         return None
     digest = parts["digest"]
-    found = (_in_files(digest) if store is None else None) or _in_log(digest, store)
+    found = (_find_in_files(digest) if store is None else None) or _find_in_log(digest, store)
     if found is None:
         if store is not None:
             raise UsageError(f"this log has no policy {name}; without --store the policy files are searched.")
@@ -132,114 +133,147 @@ def find_recorded(name: str, store: str | None = None) -> Found | FoundInLog | N
     return found
 
 
-def _in_files(digest: str) -> Found | None:
+def _find_in_files(digest: str) -> FoundPolicy | None:
     from oncemore.policy.files import names
 
     for file in names():
-        profile = _profile(file)
+        profile = _load_profile(file)
         for policy in profile.policies:
+            # A provider's own values make another policy, with a digest of its own.
             for provider in (None, *profile.providers):
                 if profile.policy(policy, provider).digest.startswith(digest):
-                    return find(f"{file}/{policy}", provider)
+                    return find_policy(f"{file}/{policy}", provider)
     return None
 
 
-def _in_log(digest: str, store: str | None) -> FoundInLog | None:
-    from oncemore.log.entry_codec import head_of
+def _find_in_log(digest: str, store: str | None) -> FoundInLog | None:
+    from oncemore.log.entry_codec import decode_head
     from oncemore.log.record import RecordedPolicy
     from oncemore.policy.policy import restore_policy
-    from oncemore.queries import open_engine
-    from oncemore.queries.policy_fields import values
-    from oncemore.queries.policy_schedule import delays, worst
+    from oncemore.queries.policy_schedule import compute_worst_case, list_delays
+    from oncemore.queries.policy_sheet import policy_values
+    from oncemore.queries.stores import open_read_only
     from oncemore.steps.recorded_policies import entity_of
 
-    with open_engine.looked_at(store) as log:
-        head = log.head(entity_of(digest[:12]))
-    record = None if head is None else head_of(head.head, RecordedPolicy)
+    with open_read_only(store) as log:
+        head = log.load_head(entity_of(digest[:12]))
+    # The entity holds the first digits of the digest only, so the rest is compared.
+    record = None if head is None else decode_head(head.head, RecordedPolicy)
     if record is None or not record.digest.startswith(digest):
         return None
     policy = restore_policy(record.fields)
     return FoundInLog(
-        record.name, record.version, record.digest, record.created, record.source, worst(policy),
-        delays(policy), values(policy),
-    )  # fmt: skip
+        name=record.name,
+        version=record.version,
+        digest=record.digest,
+        recorded=record.created_at,
+        source=record.source,
+        worst=compute_worst_case(policy),
+        delays=list_delays(policy),
+        values=policy_values(policy),
+    )
 
 
-def _profile(name: str) -> Profile:
+def _load_profile(name: str) -> Profile:
     from oncemore.policy.files import load, names
     from oncemore.policy.files import profile as by_name
 
-    with quiet():
-        if _FILE.search(name):
-            _check_there(name)
-            return load(_whole(name))
+    with ignore_warnings():
+        # A path always means that file, even if a packaged profile has the same name.
+        if _YAML_SUFFIX.search(name):
+            _check_file_exists(name)
+            return load(_resolve_packaged_path(name))
         known = names()
         if name not in known:
             raise UsageError(
-                f"there is no policy {name!r}{nearest(name, known)}; `oncemore policy list` shows all, "
+                f"there is no policy {name!r}{suggest_names(name, known)}; `oncemore policy list` shows all, "
                 "and a file is given as a path that ends in .yaml."
             )
         return by_name(name)
 
 
-def _check_there(path: str) -> None:
-    """Refuse a path that leads nowhere as a wrong question; everything else about a file is an answer."""
+def _check_file_exists(path: str) -> None:
+    """Raise `UsageError` if a file does not exist; every other fault is part of the result."""
     if not os.path.exists(path):  # noqa: PTH110 - the path as it was given
         raise UsageError(f"there is no file {path}; give the path of a policy file.")
 
 
-def _whole(path: str) -> str:
-    """Return the whole path of a packaged file, however it was given: the loader knows it by that."""
+def _resolve_packaged_path(path: str) -> str:
+    """Return the absolute path of a packaged file: the loader recognizes packaged files by it."""
     real = os.path.realpath(path)
-    return real if Path(real).is_relative_to(PACKAGE) else path
+    return real if Path(real).is_relative_to(PACKAGE_FOLDER) else path
 
 
-def _no_policy(profile: Profile, name: str) -> UsageError:
+def _unknown_policy_error(profile: Profile, name: str) -> UsageError:
     known = list(profile.policies)
-    what = "default" if name == DEFAULT else f"policy {name!r}{nearest(name, known)}"
-    return UsageError(f"{profile.name} has no {what}; ask for {_either(profile.name, known)}.")
+    missing = "default policy" if name == DEFAULT_POLICY else f"policy {name!r}{suggest_names(name, known)}"
+    return UsageError(f"{profile.name} has no {missing}; name {_format_choices(profile.name, known)}.")
 
 
-def _either(profile: str, names: list[str]) -> str:
-    shown = [profile if name == DEFAULT else f"{profile}/{name}" for name in names[:8]]
+def _format_choices(profile: str, names: list[str]) -> str:
+    shown = [profile if name == DEFAULT_POLICY else f"{profile}/{name}" for name in names[:8]]
     return ", ".join(shown[:-1]) + (" or " if len(shown) > 1 else "") + shown[-1]
 
 
-# What is wrong.
+# Checking -------------------------------------------------------------------------------------------
 
 
-def check(path: str) -> Checked:
-    """Return everything that is wrong with a policy file, and what is unwise in it."""
-    _check_there(path)
-    return _checked(_whole(path), path)
+def check_file(path: str) -> PolicyCheck:
+    """Return all faults and warnings of a policy file."""
+    _check_file_exists(path)
+    return _check_path(_resolve_packaged_path(path), path)
 
 
-def check_text(text: bytes) -> Checked:
-    """Check what a policy file would hold; what it extends by path is looked for in vain."""
+def check_text(text: bytes) -> PolicyCheck:
+    """Check the text of a policy file, which may extend packaged profiles but no files."""
     from tempfile import TemporaryDirectory
 
+    # The loader reads files. An empty folder also keeps relative paths in `extends` from being found.
     with TemporaryDirectory() as folder:
-        path = os.path.join(folder, "stdin.yaml")  # noqa: PTH118 - the loader speaks in texts
+        path = os.path.join(folder, "stdin.yaml")  # noqa: PTH118 - the loader takes texts
         with open(path, "wb") as file:  # noqa: PTH123
             file.write(text)
-        return _checked(path, STDIN)
+        return _check_path(path, STDIN_NAME)
 
 
-def _checked(path: str, shown: str) -> Checked:
+def _check_path(path: str, shown: str) -> PolicyCheck:
+    """Check the file at a path; messages name it as `shown`."""
     from oncemore.policy.files import PolicyFileError, load
 
     try:
-        with quiet():
-            made = load(path)
+        with ignore_warnings():
+            profile = load(path)
     except PolicyFileError as error:
-        faults = tuple(_fault(fault, path, shown) for fault in error.faults)
-        return Checked(shown, False, "", "", (), faults, error.more, ())
+        faults = tuple(_make_fault(fault, path, shown) for fault in error.faults)
+        return _make_failed_check(shown, faults, error.more)
+    # A fault of the file as a whole, such as a missing parent, has no line.
     except PolicyError as error:
-        return Checked(shown, False, "", "", (), (Fault(shown, 0, 0, "", str(error)),), 0, ())
-    told = tuple(text.replace(path, shown) for text in made.warnings)
-    return Checked(shown, True, made.name, made.version, tuple(made.policies), (), 0, told)
+        return _make_failed_check(shown, (PolicyFault(shown, 0, 0, "", str(error)),), 0)
+    return PolicyCheck(
+        file=shown,
+        good=True,
+        name=profile.name,
+        version=profile.version,
+        policies=tuple(profile.policies),
+        faults=(),
+        more_faults=0,
+        warnings=tuple(text.replace(path, shown) for text in profile.warnings),
+    )
 
 
-def _fault(fault: Any, path: str, shown: str) -> Fault:
+def _make_failed_check(file: str, faults: tuple[PolicyFault, ...], more_faults: int) -> PolicyCheck:
+    return PolicyCheck(
+        file=file,
+        good=False,
+        name="",
+        version="",
+        policies=(),
+        faults=faults,
+        more_faults=more_faults,
+        warnings=(),
+    )
+
+
+def _make_fault(fault: Any, path: str, shown: str) -> PolicyFault:
     mark = fault.mark
-    return Fault(mark.file.replace(path, shown), mark.line, mark.column, fault.field, fault.text)
+    return PolicyFault(mark.file.replace(path, shown), mark.line, mark.column, fault.field, fault.text)

@@ -1,9 +1,8 @@
-"""Which policies there are.
+"""List the profiles that exist: the packaged ones, and those below the policy root.
 
-Reading all packaged files takes longer than everything else that a list costs, so `packaged.json` holds
-their rows together with the digests of the files they were made from. It is used only when the released
-digests name the same files, and every file still has its digest. `python tools/profiles.py --write` makes
-it; a test keeps it in step.
+Reading all packaged files takes longer than the rest of the list command, so `packaged.json` holds their rows
+with the digests of the files. It is used only if the released digests name the same files and every file
+still has its digest. `python tools/profiles.py --write` generates it; a test keeps it up to date.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Final
 
-    from oncemore.policy.files import Listed
+    from oncemore.policy.files import PolicyListing
 
-#: Where this package is; profiles are named relative to it.
-PACKAGE: Final = Path(__file__).resolve().parents[1]
-RELEASED: Final = PACKAGE / "profiles" / "digests.txt"
-KEPT: Final = Path(__file__).with_name("packaged.json")
+#: The folder of this package; the sources of profiles are stored relative to it.
+PACKAGE_FOLDER: Final = Path(__file__).resolve().parents[1]
+DIGESTS_FILE: Final = PACKAGE_FOLDER / "profiles" / "digests.txt"
+PACKAGED_ROWS_FILE: Final = Path(__file__).with_name("packaged.json")
 
 
-class Row(Value):
-    """One profile in the list; `fault` says why a file cannot be used.
+class ProfileRow(Value):
+    """One profile in the list; `fault` is the reason why a file cannot be used.
 
-    Attempts and limits are the least and the most among its policies; a limit of None is none.
+    Attempts and timeouts are the smallest and the largest of its policies; None means no timeout.
     """
 
     name: str
@@ -45,80 +44,94 @@ class Row(Value):
     fault: str
 
 
-def rows() -> tuple[Row, ...]:
-    """Return every profile there is: the packaged ones, and those below the policy root."""
+def list_profiles() -> tuple[ProfileRow, ...]:
+    """Return all profiles, from `packaged.json` if it is up to date."""
+    # A policy root adds profiles of its own, which packaged.json does not know.
     if policy_root() is None:
-        known = _remembered()
-        if known is not None:
-            return known
-    return read()
+        rows = _load_packaged_rows()
+        if rows is not None:
+            return rows
+    return read_profiles()
 
 
-def read() -> tuple[Row, ...]:
-    """Return every profile there is, read from the files themselves."""
+def read_profiles() -> tuple[ProfileRow, ...]:
+    """Return all profiles, read from their files."""
     from oncemore.policy.files import listing
-    from oncemore.queries.policies import quiet
+    from oncemore.queries.policies import ignore_warnings
 
-    with quiet():
-        return tuple(_row(one) for one in listing())
+    with ignore_warnings():
+        return tuple(_make_row(entry) for entry in listing())
 
 
-def _row(one: Listed) -> Row:
+def _make_row(entry: PolicyListing) -> ProfileRow:
     from oncemore.policy.files import load
 
-    packaged = Path(one.source).is_relative_to(PACKAGE)
-    if one.fault:
-        return Row(
-            one.name, "", False, 0, (0, 0), (None, None), packaged, one.source, one.signature, "", one.fault
-        )
-    made = load(one.source)
-    attempts = [policy.max_attempts for policy in made.policies.values()]
-    limits = [policy.timeout_s for policy in made.policies.values()]
-    known = [limit for limit in limits if limit is not None]
-    return Row(
-        one.name,
-        made.version,
-        made.governed,
-        len(made.policies),
-        (min(attempts), max(attempts)),
-        (min(known) if known else None, max(known) if len(known) == len(limits) else None),
-        packaged,
-        one.source,
-        one.signature,
-        made.digest,
-        "",
+    row = ProfileRow(
+        name=entry.name,
+        version="",
+        governed=False,
+        policies=0,
+        attempts=(0, 0),
+        timeout_s=(None, None),
+        packaged=Path(entry.source).is_relative_to(PACKAGE_FOLDER),
+        source=entry.source,
+        signature=entry.signature,
+        digest="",
+        fault=entry.fault,
+    )
+    if entry.fault:
+        return row
+    profile = load(entry.source)
+    attempts = [policy.max_attempts for policy in profile.policies.values()]
+    timeouts = [policy.timeout_s for policy in profile.policies.values()]
+    limited = [timeout for timeout in timeouts if timeout is not None]
+    # A single policy without a timeout means that the profile has no largest one.
+    longest = max(limited) if len(limited) == len(timeouts) else None
+    return row._replace(
+        version=profile.version,
+        governed=profile.governed,
+        policies=len(profile.policies),
+        attempts=(min(attempts), max(attempts)),
+        timeout_s=(min(limited) if limited else None, longest),
+        digest=profile.digest,
     )
 
 
-def _remembered() -> tuple[Row, ...] | None:
-    """Return the kept rows if they are about the files as they are."""
+def _load_packaged_rows() -> tuple[ProfileRow, ...] | None:
+    """Return the rows in `packaged.json`; None if one of the files has changed since."""
     from json import loads
 
     try:
-        kept = [_unpacked(fields) for fields in loads(KEPT.read_bytes())]
-        released = [line.split(maxsplit=1) for line in RELEASED.read_text(encoding="ascii").splitlines()]
-        now = [[sha256(Path(row.source).read_bytes()).hexdigest(), row.source] for row in kept]
+        rows = [_decode_row(fields) for fields in loads(PACKAGED_ROWS_FILE.read_bytes())]
+        lines = DIGESTS_FILE.read_text(encoding="ascii").splitlines()
+        actual = [[sha256(Path(row.source).read_bytes()).hexdigest(), row.source] for row in rows]
     except (OSError, ValueError, TypeError):
         return None
-    wanted = [[digest, str(RELEASED.parent / name)] for digest, name in released]
-    then = [[row.digest, row.source] for row in kept]
-    return tuple(kept) if now == then and sorted(now) == sorted(wanted) else None
+    released = [
+        [digest, str(DIGESTS_FILE.parent / name)]
+        for digest, name in (line.split(maxsplit=1) for line in lines)
+    ]
+    recorded = [[row.digest, row.source] for row in rows]
+    return tuple(rows) if actual == recorded and sorted(actual) == sorted(released) else None
 
 
-def _unpacked(fields: dict[str, Any]) -> Row:
-    row = Row(**fields)
+def _decode_row(fields: dict[str, Any]) -> ProfileRow:
+    row = ProfileRow(**fields)
+    # JSON has no tuples, and the type checker wants pairs.
     return row._replace(
-        source=str(PACKAGE / row.source),
+        source=str(PACKAGE_FOLDER / row.source),
         attempts=(row.attempts[0], row.attempts[1]),
         timeout_s=(row.timeout_s[0], row.timeout_s[1]),
     )
 
 
-def kept_now() -> str:
-    """Return what `packaged.json` should hold."""
+def packaged_json() -> str:
+    """Return the text of an up-to-date `packaged.json`."""
     from json import dumps
 
-    packaged = [row for row in read() if row.packaged]
-    relative = [row._replace(source=Path(row.source).relative_to(PACKAGE).as_posix()) for row in packaged]
+    packaged = [row for row in read_profiles() if row.packaged]
+    relative = [
+        row._replace(source=Path(row.source).relative_to(PACKAGE_FOLDER).as_posix()) for row in packaged
+    ]
     lines = (dumps(row._asdict()) for row in relative)
     return "[\n" + ",\n".join(lines) + "\n]\n"

@@ -1,50 +1,53 @@
-"""Everything that can be said of a policy before it is used: values, meanings, cost, origin.
+"""Describe a policy completely: its values, their meanings, its cost and its source.
 
-Values stand under the names that a policy file uses (`policy.files.fields` has the table), with the spelling
-of the document beside them where it is another.
+Values have the names of a policy file (`policy.files.fields` has the table), with the spelling of the file
+beside them if it differs. Values that do not apply are left out: a linear schedule has no factor, and a
+policy without jitter has no seed. Two policies with equal values here decide alike.
 """
 
 from __future__ import annotations
 
 from oncemore._values import Value
-from oncemore.policy.proof import formula
-from oncemore.queries.names import nearest
-from oncemore.queries.policy_fields import classes, values
-from oncemore.queries.policy_origin import origins
-from oncemore.queries.policy_schedule import Delay, Worst, delays, worst
+from oncemore.policy.explain import delay_formula
+from oncemore.queries import suggest_names
+from oncemore.queries.policy_schedule import DelayRange, WorstCase, compute_worst_case, list_delays
+from oncemore.queries.policy_source import read_sources
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from oncemore.policy.canonical_json import Plain
-    from oncemore.queries.policies import Found
-    from oncemore.queries.policy_origin import Origin
+    from oncemore.policy.policy import Policy
+    from oncemore.queries.policies import FoundPolicy
+    from oncemore.queries.policy_source import PolicySource
 
 
-class Field(Value):
-    """One value: our name for it, how the file spells it where that differs, and what it means.
+class PolicyField(Value):
+    """One value of a policy.
 
-    `given_in` is the profile whose file gives it, or "" for a default; `remark` is what stands beside it.
+    spelling_in_file  the name in the file, if it differs
+    defined_in        the profile with the value; empty for a default
+    remark            the comment beside the value
     """
 
     name: str
     value: Plain
-    spelled: str
+    spelling_in_file: str
     meaning: str
-    given_in: str
+    defined_in: str
     remark: str
 
 
-class Sibling(Value):
+class SiblingPolicy(Value):
     """Another policy of the same profile."""
 
     name: str
     attempts: int
 
 
-class Sheet(Value):
-    """A policy, laid out."""
+class PolicySheet(Value):
+    """The complete description of a policy."""
 
     name: str
     profile: str
@@ -58,117 +61,175 @@ class Sheet(Value):
     file_digest: str
     digest: str
     retries: bool
-    worst: Worst
-    delays: tuple[Delay, ...]
+    worst: WorstCase
+    delays: tuple[DelayRange, ...]
     first_delay: str
-    fields: tuple[Field, ...]
+    fields: tuple[PolicyField, ...]
     classes: Mapping[str, Plain]
-    tuning: tuple[Field, ...]
+    tuning: tuple[PolicyField, ...]
     origin: str
     metadata: Mapping[str, Plain]
     sections: Mapping[str, Plain]
     cooldown: Mapping[str, Plain] | None
-    siblings: tuple[Sibling, ...]
+    siblings: tuple[SiblingPolicy, ...]
     providers: tuple[str, ...]
     warnings: tuple[str, ...]
 
 
-def sheet(found: Found) -> Sheet:
-    """Lay out a policy."""
+def build_sheet(found: FoundPolicy) -> PolicySheet:
+    """Return the description of a policy."""
     profile, policy = found.profile, found.policy
     metadata: dict[str, Plain] = dict(profile.metadata)
-    about = str(metadata.pop("description", ""))
+    profile_description = str(metadata.pop("description", ""))
     cooldown = profile.cooldown(found.provider)
-    read = origins(profile)
-    return Sheet(
+    sources = read_sources(profile)
+    return PolicySheet(
         name=found.address,
         profile=profile.name,
         provider=found.provider,
         version=profile.version,
         governed=profile.governed,
-        description=profile.descriptions.get(found.policy_name) or about,
+        description=profile.descriptions.get(found.policy_name) or profile_description,
         source=profile.source,
         extends=profile.extends,
         signature=profile.signature,
         file_digest=profile.digest,
         digest=policy.digest,
         retries=policy.max_attempts > 1,
-        worst=worst(policy),
-        delays=delays(policy),
-        first_delay=formula(policy, 1) if policy.max_attempts > 1 else "",
-        fields=tuple(_fields(found, read)),
-        classes=classes(policy),
-        tuning=tuple(_tuning(found, read)),
-        origin=read[0].opening,
+        worst=compute_worst_case(policy),
+        delays=list_delays(policy),
+        first_delay=delay_formula(policy, 1) if policy.max_attempts > 1 else "",
+        fields=tuple(_retry_fields(found, sources)),
+        classes=error_classes(policy),
+        tuning=tuple(_tuning_fields(found, sources)),
+        origin=sources[0].opening,
         metadata=metadata,
         sections=profile.sections,
         cooldown=None if cooldown is None else cooldown._asdict(),
+        # A profile may hold many policies; the sheet names the others for the next question.
         siblings=tuple(
-            Sibling(name, other.max_attempts)
+            SiblingPolicy(name, other.max_attempts)
             for name, other in profile.policies.items()
             if name != found.policy_name
         ),
         providers=tuple(profile.providers),
-        warnings=_warnings(found),
+        warnings=_collect_warnings(found),
     )
 
 
-def _warnings(found: Found) -> tuple[str, ...]:
-    """Say what the file says of itself, and of this policy what the core says."""
-    others = {name for policy in found.profile.policies.values() for name in policy.warnings()}
+def policy_values(policy: Policy) -> dict[str, Plain]:
+    """Return the name and version of a policy, and every value that its decisions depend on."""
+    return {
+        "name": policy.name,
+        "version": policy.version,
+        "governed": policy.governed,
+        **dict(_retry_values(policy)),
+        **error_classes(policy),
+        **({} if policy.tuning is None else {f"tuning.{k}": v for k, v in policy.tuning._asdict().items()}),
+    }
+
+
+def error_classes(policy: Policy) -> dict[str, Plain]:
+    """Return the error classes of a policy; without lists, the classifier alone decides."""
+    listed = {} if policy.classes is None else policy.classes._asdict()
+    return {
+        **{name: list(v) if isinstance(v, tuple) else v for name, v in listed.items()},
+        "unmatched": policy.unmatched,
+    }
+
+
+def _retry_values(policy: Policy) -> Iterator[tuple[str, Plain]]:
+    schedule, jitter = policy.schedule, policy.jitter
+    yield "max_attempts", policy.max_attempts
+    yield "schedule", schedule.shape
+    # A fixed schedule lists its delays; all others compute them from a base.
+    if schedule.shape == "fixed":
+        yield "delays_s", list(schedule.delays)
+    else:
+        yield "base_delay_s", schedule.base
+    if schedule.shape == "exponential":
+        yield "factor", schedule.factor
+        yield "exponent", schedule.exponent
+    yield "max_delay_s", policy.max_delay_s
+    yield "jitter", jitter.spread
+    if jitter.spread == "additive":
+        yield "jitter_span_s", jitter.amount
+    if jitter.spread == "proportional":
+        yield "jitter_factor", jitter.amount
+    if jitter.spread != "none":
+        yield "jitter_seed", policy.jitter_seed
+    yield "timeout_s", policy.timeout_s
+    yield "total_timeout_s", policy.total_timeout_s
+    yield "retry_cost", policy.retry_cost
+
+
+def _collect_warnings(found: FoundPolicy) -> tuple[str, ...]:
+    """Return the warnings of the file as a whole, and those of this policy."""
+    # A profile repeats the warnings of all its policies; those of the other ones are left out.
+    of_policies = {text for policy in found.profile.policies.values() for text in policy.warnings()}
     own = found.policy.warnings()
-    whose, known = found.provider, found.profile.providers
-    if whose is not None and whose not in known:
-        meant = nearest(whose, known)
-        own.append(f"nothing is said here of provider {whose}{meant}; these numbers hold for everybody")
-    return tuple(dict.fromkeys([*(text for text in found.profile.warnings if text not in others), *own]))
+    provider, known = found.provider, found.profile.providers
+    if provider is not None and provider not in known:
+        similar = suggest_names(provider, known)
+        own.append(f"the profile does not mention provider {provider}{similar}; these are its general values")
+    return tuple(dict.fromkeys([*(text for text in found.profile.warnings if text not in of_policies), *own]))
 
 
-def _fields(found: Found, read: Sequence[Origin]) -> Iterator[Field]:
-    from oncemore.policy.files.fields import RETRY
+def _retry_fields(found: FoundPolicy, sources: Sequence[PolicySource]) -> Iterator[PolicyField]:
+    from oncemore.policy.files.fields import RETRY_FIELDS
 
-    given = values(found.policy)
+    values = policy_values(found.policy)
     own = [f"{group}.{found.policy_name}" for group in ("policies", "categories", "retry")]
-    for row in RETRY:
-        if row.name in given:
+    for row in RETRY_FIELDS:
+        if row.name in values:
+            # The policy's own section is searched first, then the sections that it inherits from.
             paths = [
-                f"{place}.{name}" for place in (*own, "retry_policy", "defaults") for name in row.spellings
+                f"{section}.{name}"
+                for section in (*own, "retry_policy", "defaults")
+                for name in row.spellings
             ]
-            yield _field(row.name, given[row.name], row.meaning, paths, read)
+            yield _make_field(row.name, values[row.name], row.meaning, paths, sources)
 
 
-def _field(name: str, value: Plain, meaning: str, paths: Sequence[str], read: Sequence[Origin]) -> Field:
-    """Find the file that gives a field, by any of the paths at which it can stand."""
-    for origin in read:
+def _make_field(
+    name: str, value: Plain, meaning: str, paths: Sequence[str], sources: Sequence[PolicySource]
+) -> PolicyField:
+    """Return a field with the first file that holds it, at any of the given paths."""
+    field = PolicyField(
+        name=name, value=value, spelling_in_file="", meaning=meaning, defined_in="", remark=""
+    )
+    # The nearest file wins, as in the inheritance of profiles.
+    for source in sources:
         for path in paths:
-            if path in origin.remarks:
-                written = path.rpartition(".")[2]
-                return Field(
-                    name,
-                    value,
-                    "" if written == name else written,
-                    meaning,
-                    origin.name,
-                    origin.remarks[path],
+            if path in source.remarks:
+                spelling = path.rpartition(".")[2]
+                return field._replace(
+                    spelling_in_file="" if spelling == name else spelling,
+                    defined_in=source.name,
+                    remark=source.remarks[path],
                 )
-    return Field(name, value, "", meaning, "", "")
+    return field
 
 
-def _tuning(found: Found, read: Sequence[Origin]) -> Iterator[Field]:
+def _tuning_fields(found: FoundPolicy, sources: Sequence[PolicySource]) -> Iterator[PolicyField]:
     if found.policy.tuning is None:
         return
     for name, value in found.policy.tuning._asdict().items():
-        written, meaning = KNOBS[name]
-        field = _field(name, value, meaning, [f"telemetry_tuning.{written}"], read)
-        yield field._replace(spelled=written if written != name else "")
+        spelling, meaning = TUNING_SETTINGS[name]
+        field = _make_field(name, value, meaning, [f"telemetry_tuning.{spelling}"], sources)
+        # The path below telemetry_tuning has several parts, and all of them are its spelling.
+        yield field._replace(spelling_in_file=spelling if spelling != name else "")
 
 
-#: The knobs of tuning: how a file spells them, and what they mean.
-KNOBS = {
+#: The settings of tuning: their spelling in a file, and their meaning.
+TUNING_SETTINGS = {
     "carbon_low": ("carbon_intensity_threshold_g_per_kWh.low", "grid intensity where stretching begins"),
     "carbon_high": ("carbon_intensity_threshold_g_per_kWh.high", "grid intensity where it is full"),
     "price_peak": ("energy_price_usd_per_kWh.peak", "energy price from which delays are stretched"),
     "deadline_bias": ("deadline_bias.enabled", "whether a near deadline shortens delays"),
-    "min_buffer_s": ("deadline_bias.min_deadline_buffer_s", "the time to spare below which haste begins"),
-    "max_stretch": ("max_stretch", "the most that carbon and price may multiply a delay by"),
+    "min_buffer_s": (
+        "deadline_bias.min_deadline_buffer_s",
+        "the time before the deadline below which delays are shortened",
+    ),
+    "max_stretch": ("max_stretch", "the largest factor that carbon and price may apply to a delay"),
 }

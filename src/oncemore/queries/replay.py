@@ -1,34 +1,37 @@
-"""Replay: a run, the runs of a window, or the whole log told again, with a verdict for each.
+"""Replay one run, the runs of a time window, or a whole log, with a verdict for each run.
 
-agrees    every link, every state and every decision is what it was
-drift     something is computed otherwise than it is recorded; both values are told
-damaged   the log is not what was written: there is nothing to compare
+agrees    every hash, state and decision is reproduced
+drift     a value is computed differently than it is recorded; both values are reported
+damaged   the log was altered, so there is nothing to compare
+
+A replay has policies of its own in the profile `exoarmur` (REPLAY-7): reading a log is tried once, because a
+log that cannot be read needs a person. Computing a result is tried twice if the process is lost.
 """
 
 from __future__ import annotations
 
 from oncemore._values import Value
 from oncemore.errors import PolicyError, StoreError, UsageError
-from oncemore.queries.bodies import key
-from oncemore.queries.times import seq_at
+from oncemore.queries.entries import find_seq, load_cipher
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from typing import Any
+    from typing import Any, TypeVar
 
     from oncemore.log.store import Entry, Store
-    from oncemore.maintenance.replay import Difference, Told
+    from oncemore.maintenance.replay import ReplayDifference, ReplayedEntry
     from oncemore.policy.policy import Policy
 
     Progress = Callable[[int, int], object]
+    T = TypeVar("T")
 
 AGREES, DRIFT, DAMAGED = "agrees", "drift", "damaged"
-MOST_TOLD = 1_000
+MAX_STATES = 1_000
 
 
-class State(Value):
-    """A state that a run went through, as it was told again."""
+class ReplayedState(Value):
+    """The state of a run after one of its entries."""
 
     seq: int
     at: float
@@ -39,8 +42,8 @@ class State(Value):
     sentence: str
 
 
-class Verdict(Value):
-    """What came of a run's replay."""
+class ReplayVerdict(Value):
+    """The result of replaying a key, and the facts of its last run."""
 
     run_id: str
     key: str
@@ -49,13 +52,13 @@ class Verdict(Value):
     verdict: str
     entries: int
     decisions: int
-    differences: tuple[Difference, ...]
+    differences: tuple[ReplayDifference, ...]
     fault: str = ""
-    states: tuple[State, ...] = ()
+    states: tuple[ReplayedState, ...] = ()
 
 
-class Totals(Value):
-    """What came of many."""
+class ReplayTotals(Value):
+    """The numbers of runs by verdict, and of all entries and decisions."""
 
     runs: int
     agrees: int
@@ -65,169 +68,230 @@ class Totals(Value):
     decisions: int
 
 
-class Window(Value):
-    """The verdicts of many runs, those that do not agree first, and their totals.
+class ReplayWindow(Value):
+    """The verdicts of several runs, those that do not agree first, and their totals.
 
-    events  what the audit says of reading them (REPLAY-7)
+    events  the audit events of reading the log (REPLAY-7)
     """
 
-    totals: Totals
-    verdicts: tuple[Verdict, ...]
+    totals: ReplayTotals
+    verdicts: tuple[ReplayVerdict, ...]
     events: tuple[dict[str, Any], ...] = ()
 
     @property
-    def agrees(self) -> bool:
-        """Whether all of them agree."""
+    def all_agree(self) -> bool:
+        """Whether every run agrees."""
         return self.totals.agrees == self.totals.runs
 
 
-def replay(store: Store, entity: str, *, current: bool = False) -> Verdict:
-    """Tell a key's entries again, all of its lives, and compare its head with what they lead to."""
-    from oncemore.maintenance.rebuild import rebuilt_head
-    from oncemore.maintenance.replay import Replay
+def retry_part(
+    name: str,
+    category: str,
+    function: Callable[[], T],
+    *,
+    on: type[Exception],
+    events: list[dict[str, Any]],
+) -> T:
+    """Call a part of a replay as often as the policy of its category permits; add the audit events."""
+    from oncemore.policy.files.loader import load_policy_no_warnings
+    from oncemore.profiles.exoarmur.policy import RetryCategory
+    from oncemore.retries.decorator import retrying
 
-    again = Replay(_policies_now(store) if current else None, key())
-    told: list[Told] = []
+    # Without the timeout of the policy: the caller has its own, and can end the process that computes.
+    policy = load_policy_no_warnings(f"exoarmur/{category}").replace(timeout_s=None)
+    return retrying(
+        function,
+        on=on,
+        policy=policy,
+        category=RetryCategory[category].value,
+        name=name,
+        on_event=lambda event: events.append(event.to_dict()),
+    )()
+
+
+def replay_run(store: Store, entity: str, *, current: bool = False) -> ReplayVerdict:
+    """Replay all runs of a key, and compare its head with its entries.
+
+    current  whether decisions are also computed under today's policies
+    """
+    from oncemore.maintenance.rebuild import check_head
+    from oncemore.maintenance.replay import LogReplay
+
+    replay = LogReplay(_find_current_policies(store) if current else None, load_cipher())
+    entries: list[ReplayedEntry] = []
     fault = ""
     try:
-        told.extend(again.tell(store.entries(entity)))
-        for wrong in rebuilt_head(store, entity, again.heads.get(entity)):
-            fields = f": {', '.join(wrong.fields)}" if wrong.fields else ""
-            fault = f"its head is {wrong.what}{fields}; `oncemore doctor --rebuild` says more"
+        entries.extend(replay.replay_entries(store.read_entries(entity)))
+        # Without this, a head that was altered alone would not be noticed.
+        for mismatch in check_head(store, entity, replay.heads.get(entity)):
+            fields = f": {', '.join(mismatch.fields)}" if mismatch.fields else ""
+            fault = f"its head is {mismatch.what}{fields}; `oncemore doctor --rebuild` shows details"
     except StoreError as error:
         fault = str(error)
-    return _verdict(entity, told, fault)
+    return _make_verdict(entity, entries, fault)
 
 
-def _verdict(entity: str, told: list[Told], fault: str) -> Verdict:
-    differences = tuple(one for each in told for one in each.differences)
-    last = told[-1].state if told else None
-    verdict = DAMAGED if fault else DRIFT if differences else AGREES
-    return Verdict(
-        getattr(last, "run_id", ""), entity.removeprefix("run/"), getattr(last, "step", ""),
-        getattr(last, "state", ""), verdict, len(told), sum(one.decision is not None for one in told),
-        differences, fault, tuple(map(_state, told[:MOST_TOLD])),
-    )  # fmt: skip
-
-
-def _state(told: Told) -> State:
-    run = told.state
-    sentence = "" if told.decision is None else str(told.decision.get("sentence", ""))
-    return State(
-        told.seq,
-        told.at,
-        run.state,
-        getattr(run, "attempt", 0),
-        getattr(run, "reason", ""),
-        told.marks,
-        sentence,
+def _make_verdict(entity: str, entries: list[ReplayedEntry], fault: str) -> ReplayVerdict:
+    differences = tuple(difference for entry in entries for difference in entry.differences)
+    last = entries[-1].state if entries else None
+    return ReplayVerdict(
+        run_id=getattr(last, "run_id", ""),
+        key=entity.removeprefix("run/"),
+        step=getattr(last, "step", ""),
+        state=getattr(last, "state", ""),
+        verdict=DAMAGED if fault else DRIFT if differences else AGREES,
+        entries=len(entries),
+        decisions=sum(entry.decision is not None for entry in entries),
+        differences=differences,
+        fault=fault,
+        states=tuple(map(_make_state, entries[:MAX_STATES])),
     )
 
 
-def window(
+def _make_state(entry: ReplayedEntry) -> ReplayedState:
+    # Entities of other kinds have neither attempts nor reasons.
+    return ReplayedState(
+        seq=entry.seq,
+        at=entry.at,
+        state=entry.state.state,
+        attempt=getattr(entry.state, "attempt", 0),
+        reason=getattr(entry.state, "reason", ""),
+        marks=entry.marks,
+        sentence="" if entry.decision is None else str(entry.decision.get("sentence", "")),
+    )
+
+
+def replay_window(
     store: Store,
     since: float,
     until: float,
     *,
     current: bool = False,
     progress: Progress = lambda done, of: None,
-) -> Window:
-    """Replay every run of which something was written between two times."""
+) -> ReplayWindow:
+    """Replay every key that has an entry between two times."""
     if until < since:
         raise UsageError("the window ends before it begins; give --since first.")
-    from oncemore.queries.attempted import PROCESSING, tried
-
     events: list[dict[str, Any]] = []
-    found = tried(
-        PROCESSING,
-        lambda: list(dict.fromkeys(entry.entity for entry in _between(store, since, until))),
-        events,
+    entities = retry_part(
+        "replay",
+        "REPLAY_PROCESSING",
+        lambda: list(dict.fromkeys(entry.entity for entry in _entries_between(store, since, until))),
+        on=StoreError,
+        events=events,
     )
     verdicts = []
-    for at, entity in enumerate(found):
-        verdicts.append(replay(store, entity, current=current)._replace(states=()))
-        progress(at + 1, len(found))
-    return _window(verdicts)._replace(events=tuple(events))
+    for done, entity in enumerate(entities, 1):
+        # Without the states: a window may have many runs, and only their verdicts are shown.
+        verdicts.append(replay_run(store, entity, current=current)._replace(states=()))
+        progress(done, len(entities))
+    return _make_window(verdicts)._replace(events=tuple(events))
 
 
-def _window(verdicts: list[Verdict]) -> Window:
-    counts = {name: sum(one.verdict == name for one in verdicts) for name in (AGREES, DRIFT, DAMAGED)}
-    totals = Totals(
-        len(verdicts), counts[AGREES], counts[DRIFT], counts[DAMAGED],
-        sum(one.entries for one in verdicts), sum(one.decisions for one in verdicts),
-    )  # fmt: skip
-    return Window(totals, tuple(sorted(verdicts, key=lambda one: one.verdict == AGREES)))
+def _make_window(verdicts: list[ReplayVerdict]) -> ReplayWindow:
+    counts = {name: sum(verdict.verdict == name for verdict in verdicts) for name in (AGREES, DRIFT, DAMAGED)}
+    totals = ReplayTotals(
+        runs=len(verdicts),
+        agrees=counts[AGREES],
+        drift=counts[DRIFT],
+        damaged=counts[DAMAGED],
+        entries=sum(verdict.entries for verdict in verdicts),
+        decisions=sum(verdict.decisions for verdict in verdicts),
+    )
+    return ReplayWindow(totals, tuple(sorted(verdicts, key=lambda verdict: verdict.verdict == AGREES)))
 
 
-def _between(store: Store, since: float, until: float) -> Iterator[Entry]:
-    from oncemore.log.entry_codec import header_of
+def _entries_between(store: Store, since: float, until: float) -> Iterator[Entry]:
+    from oncemore.log.entry_codec import decode_header
 
-    last = seq_at(store, until + 2.0)
-    for entry in store.entries(after=seq_at(store, since)):
+    # find_seq may stop a second early, and entries may be out of order by a moment.
+    last = find_seq(store, until + 2.0)
+    for entry in store.read_entries(after=find_seq(store, since)):
         if entry.seq > last:
             return
-        if entry.entity.startswith("run/") and since <= header_of(entry.header).at <= until:
+        if entry.entity.startswith("run/") and since <= decode_header(entry.header).at <= until:
             yield entry
 
 
-def whole(store: Store, *, current: bool = False, progress: Progress = lambda done, of: None) -> Window:
-    """Replay the whole log in one go, in its order; only what does not agree is told one by one."""
-    from oncemore.maintenance.rebuild import rebuild
-    from oncemore.maintenance.replay import Replay
-    from oncemore.queries.attempted import PROCESSING, tried
+def replay_all(
+    store: Store, *, current: bool = False, progress: Progress = lambda done, of: None
+) -> ReplayWindow:
+    """Replay the whole log in one pass; list only the entities that do not agree."""
+    from oncemore.maintenance.rebuild import rebuild_heads
+    from oncemore.maintenance.replay import LogReplay
 
-    again = Replay(_policies_now(store) if current else None, key())
+    replay = LogReplay(_find_current_policies(store) if current else None, load_cipher())
     events: list[dict[str, Any]] = []
     runs = entries = decisions = 0
-    bad: dict[str, list[Told]] = {}
+    differing: dict[str, list[ReplayedEntry]] = {}
 
-    def through(page: Iterable[Entry], known: Any) -> None:
+    def fold_page(page: Iterable[Entry], known: Any) -> None:
         nonlocal runs, entries, decisions
-        for told in again.tell(page):
+        for entry in replay.replay_entries(page):
             entries += 1
-            runs += told.marks[0] == "PENDING"
-            decisions += told.decision is not None
-            if told.differences:
-                bad.setdefault(told.entity, []).append(told)
+            # A run begins with a PENDING entry; a key may have several runs.
+            runs += entry.marks[0] == "PENDING"
+            decisions += entry.decision is not None
+            if entry.differences:
+                differing.setdefault(entry.entity, []).append(entry)
 
-    wrong: dict[str, str] = {}
+    wrong_heads: dict[str, str] = {}
     fault = ""
     try:
-        found = tried(PROCESSING, lambda: rebuild(store, progress, through, again.heads), events)
-        wrong = {one.entity: f"its head is {one.what}" for one in found.wrong}
+        report = retry_part(
+            "replay",
+            "REPLAY_PROCESSING",
+            lambda: rebuild_heads(store, progress, fold_page, replay.heads),
+            on=StoreError,
+            events=events,
+        )
+        wrong_heads = {mismatch.entity: f"its head is {mismatch.what}" for mismatch in report.wrong}
     except StoreError as error:
         fault = str(error)
-    verdicts = [_verdict(entity, bad.get(entity, []), wrong.get(entity, "")) for entity in {**bad, **wrong}]
+    verdicts = [
+        _make_verdict(entity, differing.get(entity, []), wrong_heads.get(entity, ""))
+        for entity in {**differing, **wrong_heads}
+    ]
+    # The fault is of the log and not of one run.
     if fault:
-        verdicts.append(_verdict("", [], fault))
-    damaged, drift = (sum(one.verdict == name for one in verdicts) for name in (DAMAGED, DRIFT))
+        verdicts.append(_make_verdict("", [], fault))
+    damaged, drift = (sum(verdict.verdict == name for verdict in verdicts) for name in (DAMAGED, DRIFT))
+    # After a fault the pass ends early, and a damaged run may not have been counted.
     runs = max(runs, damaged + drift)
-    totals = Totals(runs, runs - damaged - drift, drift, damaged, entries, decisions)
-    return Window(totals, tuple(verdicts), tuple(events))
+    totals = ReplayTotals(
+        runs=runs,
+        agrees=runs - damaged - drift,
+        drift=drift,
+        damaged=damaged,
+        entries=entries,
+        decisions=decisions,
+    )
+    return ReplayWindow(totals, tuple(verdicts), tuple(events))
 
 
-def _policies_now(store: Store) -> Callable[[dict[str, Any]], Policy | None]:
-    """Return what finds a recorded policy as it is now, by the address that its step named it by."""
+def _find_current_policies(store: Store) -> Callable[[dict[str, Any]], Policy | None]:
+    """Return a function that finds today's version of a recorded policy."""
     from oncemore.policy.policy import STANDARD
-    from oncemore.queries.policies import find
+    from oncemore.queries.policies import find_policy
 
-    def find_now(recorded: dict[str, Any]) -> Policy | None:
-        address = _source(store, str(recorded["digest"])) or str(recorded["name"])
+    def find_current(recorded: dict[str, Any]) -> Policy | None:
+        address = _load_policy_address(store, str(recorded["digest"])) or str(recorded["name"])
+        # The standard policy is built in and has no file.
         if address == STANDARD.name:
             return STANDARD
         try:
-            return find(address).policy
+            return find_policy(address).policy
         except (PolicyError, UsageError):
             return None  # made in code, or its file is gone: there is nothing to compare with
 
-    return find_now
+    return find_current
 
 
-def _source(store: Store, digest: str) -> str:
-    """Return the address that a policy was named by, where the log says so."""
-    from oncemore.log.entry_codec import head_of
+def _load_policy_address(store: Store, digest: str) -> str:
+    """Return the address under which a step named its policy; an empty text if the log has none."""
+    from oncemore.log.entry_codec import decode_head
     from oncemore.log.record import RecordedPolicy
     from oncemore.steps.recorded_policies import entity_of
 
-    head = store.head(entity_of(digest[:12]))
-    return "" if head is None else head_of(head.head, RecordedPolicy).source
+    head = store.load_head(entity_of(digest[:12]))
+    return "" if head is None else decode_head(head.head, RecordedPolicy).source

@@ -1,9 +1,9 @@
-"""Runs as documents: exported with other names of the states, and read back as they were (STATE-8).
+"""Export runs as documents with other names for the states, and import them again (STATE-8).
 
-A document has one JSON object a line, one for each entry of a run: its header with every field, its body as
-it is stored, its hash, and the records of WAL-3. A *mapping* renames the five states wherever they stand in
-header and records; bodies stay as they are. Reading turns the names around and writes the header's bytes
-again: the hash chain then shows that what was read is the very run that was exported.
+A document has one line of JSON for each entry of a run: its header with every field, its body as stored, its
+hash, and the records of WAL-3. A *mapping* renames the five states in headers and records; bodies stay
+unchanged. An import reverses the mapping and encodes the header again: if the hash chain then verifies, the
+imported run equals the exported one byte for byte.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from oncemore._values import Value
-from oncemore.control.moved_log import check_here
+from oncemore.control.moved_log import check_not_moved
 from oncemore.errors import StoreError, UsageError
-from oncemore.log.entry_codec import Header, head_bytes, header_of
-from oncemore.log.head_index import index_of
+from oncemore.log.entry_codec import EntryHeader, decode_header, encode_head
+from oncemore.log.head_index import build_index
 from oncemore.log.store import Entry, Head
-from oncemore.policy.canonical_json import fingerprint
-from oncemore.steps.run import RECORDS, verify, wal
+from oncemore.policy.canonical_json import hash_bytes
+from oncemore.steps.run import RECORDS, export_records, verify_chain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from oncemore.steps.engine import Engine
 
 STATES = ("PENDING", "RUNNING", "SOFT_FAIL", "HARD_FAIL", "COMPLETE")
-#: Marks of entries that are no states: a state may not be renamed to one of them.
-OTHER_MARKS = frozenset(RECORDS) | {"CONTROL", "APPROVAL", "CHORE", "ARTIFACT"}
-MOST_LINES = 100_000
+#: Marks of entries that are not states; a state may not be renamed to one of them.
+OTHER_MARKS = frozenset(RECORDS) | {"CONTROL", "APPROVAL", "MAINTENANCE", "ARTIFACT"}
+MAX_LINES = 100_000
 
 
-class Imported(Value):
-    """What was read: how many runs and entries came, and how many runs were there already."""
+class ImportedRuns(Value):
+    """The numbers of imported runs and entries, and of runs that were present before."""
 
     runs: int
     entries: int
@@ -45,107 +45,123 @@ class Imported(Value):
 
 
 def load_mapping(path: Path | None) -> dict[str, str]:
-    """Return other names for states from a YAML or JSON file; a mapping that cannot be undone is refused."""
+    """Return other names for states from a YAML or JSON file.
+
+    Raise `UsageError` for a mapping that an import could not reverse.
+    """
     if path is None:
         return {}
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
     try:
-        found: Any = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-    except (YAMLError, UnicodeError) as fault:
-        raise UsageError(f"{path} is no YAML: {' '.join(str(fault).split())[:200]}") from None
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
-        raise UsageError(f"{path}: it takes names of states and what they are called: COMPLETE: succeeded")
-    if wrong := [name for name in found if name not in STATES]:
-        raise UsageError(f"{path}: {wrong[0]!r} is no state; the states are {', '.join(STATES)}")
-    names = [found.get(state, state) for state in STATES]
+        mapping: Any = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    except (YAMLError, UnicodeError) as error:
+        raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())[:200]}") from None
+    if not isinstance(mapping, dict) or not all(isinstance(name, str) for name in mapping.values()):
+        raise UsageError(f"{path}: it must map states to other names, such as COMPLETE: succeeded")
+    if wrong := [name for name in mapping if name not in STATES]:
+        raise UsageError(f"{path}: {wrong[0]!r} is not a state; the states are {', '.join(STATES)}")
+    # States that the mapping does not rename keep their names, and must not collide either.
+    names = [mapping.get(state, state) for state in STATES]
     for name in names:
         if names.count(name) > 1 or name in OTHER_MARKS or not name.strip():
-            raise UsageError(f"{path}: {name!r} would stand for two things; a mapping must be undone again")
-    return dict(found)
+            raise UsageError(
+                f"{path}: {name!r} would have two meanings; give every state a name of its own, so that an "
+                "import can reverse the mapping"
+            )
+    return dict(mapping)
 
 
 def export_runs(store: Store, entities: Iterable[str], mapping: Mapping[str, str]) -> Iterator[str]:
-    """Return runs as lines of JSON, with the states renamed."""
+    """Yield the entries of runs as lines of JSON, with renamed states."""
     for entity in entities:
-        entries = list(store.entries(entity))
-        records = list(wal(entries)) if all(_is_plain(entry) for entry in entries) else []
+        entries = list(store.read_entries(entity))
+        # The records need the bodies, so an encrypted run is exported without records.
+        records = list(export_records(entries)) if not any(map(_is_encrypted, entries)) else []
         for entry in entries:
-            header = header_of(entry.header)
+            header = decode_header(entry.header)
+            fields = {name: getattr(header, name) for name in header.__struct_fields__}
             yield json.dumps(
                 {
-                    "header": _renamed(_plain(header), mapping),
+                    "header": _rename_states(fields, mapping),
                     "body": None if entry.body is None else b64encode(entry.body).decode(),
                     "body_digest": entry.body_digest.hex(),
                     "hash": entry.hash.hex(),
                     "records": [
-                        {**one, "state": mapping.get(one["state"], one["state"])}
-                        for one in records
-                        if one["seq"] == entry.seq
+                        {**record, "state": mapping.get(record["state"], record["state"])}
+                        for record in records
+                        if record["seq"] == entry.seq
                     ],
                 }
             )
 
 
-def import_runs(engine: Engine, lines: Iterable[str], mapping: Mapping[str, str]) -> Imported:
-    """Take over exported runs that are over, byte for byte; what was altered or is not over is refused."""
-    check_here(engine, "runs to be imported")
+def import_runs(engine: Engine, lines: Iterable[str], mapping: Mapping[str, str]) -> ImportedRuns:
+    """Store exported runs that are finished; raise for a run that was altered or is not finished."""
+    check_not_moved(engine, "runs to be imported")
     chains: dict[str, list[Entry]] = {}
-    back = {name: state for state, name in mapping.items()}
+    states = {name: state for state, name in mapping.items()}
     for number, line in enumerate(lines, 1):
-        if number > MOST_LINES:
-            raise UsageError(f"line {number}: more than {MOST_LINES:,} entries; import fewer at a time")
+        if number > MAX_LINES:
+            raise UsageError(f"line {number}: more than {MAX_LINES:,} entries; import fewer at a time")
         if line.strip():
-            entry = _entry_of(line, number, back, chains)
+            entry = _parse_entry(line, number, states, chains)
             chains.setdefault(entry.entity, []).append(entry)
-    runs = taken = 0
+    runs = imported = 0
     for entity, entries in chains.items():
-        ((version, digest, state),) = verify(entries).values()
+        ((version, digest, state),) = verify_chain(entries).values()
+        # An open run may continue in the exporting store, and the work would be done twice.
         if state.state not in ("COMPLETE", "HARD_FAIL"):
             raise UsageError(
-                f"{entity} is {state.state}: it may still go on where it was exported; end it there"
+                f"{entity} is {state.state}: it may continue in the store that it comes from; end it there"
             )
-        there = engine.store.head(entity)
-        if there is not None and (there.version, there.hash) == (version, digest):
+        stored = engine.store.load_head(entity)
+        if stored is not None and (stored.version, stored.hash) == (version, digest):
             continue
-        head = Head(entity, version, digest, head_bytes(state), index_of(state), 0)
-        engine.store.adopt(entries, [head])
-        runs, taken = runs + 1, taken + len(entries)
-    return Imported(runs, taken, len(chains) - runs)
+        head = Head(entity, version, digest, encode_head(state), build_index(state), 0)
+        engine.store.import_entries(entries, [head])
+        runs, imported = runs + 1, imported + len(entries)
+    return ImportedRuns(runs, imported, len(chains) - runs)
 
 
-def _entry_of(line: str, number: int, back: Mapping[str, str], chains: dict[str, list[Entry]]) -> Entry:
+def _parse_entry(line: str, number: int, states: Mapping[str, str], chains: dict[str, list[Entry]]) -> Entry:
+    """Return the entry in a line; its predecessor is the last one of the same run in `chains`."""
     try:
         document = json.loads(line)
-        plain = _renamed(document["header"], back)
-        header = msgspec.json.encode(Header(**{**plain, "marks": tuple(plain["marks"])}))
+        fields = _rename_states(document["header"], states)
+        header = msgspec.json.encode(EntryHeader(**{**fields, "marks": tuple(fields["marks"])}))
         body = None if document["body"] is None else b64decode(document["body"], validate=True)
-        digest, own = (bytes.fromhex(document[name]) for name in ("body_digest", "hash"))
-    except (ValueError, TypeError, KeyError, AttributeError) as fault:
-        told = f"{type(fault).__name__} {fault}"
-        raise UsageError(f"line {number} is no entry of an exported run: {told}") from None
-    entity = plain["entity"]
+        body_digest, digest = (bytes.fromhex(document[name]) for name in ("body_digest", "hash"))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        detail = f"{type(error).__name__} {error}"
+        raise UsageError(f"line {number} is not an entry of an exported run: {detail}") from None
+    entity = fields["entity"]
     if not entity.startswith("run/"):
-        raise UsageError(f"line {number} is about {entity}, which is no run")
+        raise UsageError(f"line {number} is about {entity}, which is not a run")
     before = chains.get(entity)
-    prev = before[-1].hash if before else bytes(32)
-    if body is not None and fingerprint(body) != digest:
+    # The chain covers the digest of the body, so that a body can be pruned; check the body against it.
+    if body is not None and hash_bytes(body) != body_digest:
         raise StoreError(f"line {number} ({entity}) was altered: its body does not fit its digest")
-    return Entry(number, entity, plain["version"], prev, own, header, body, digest)
+    return Entry(
+        seq=number,
+        entity=entity,
+        version=fields["version"],
+        prev=before[-1].hash if before else bytes(32),
+        hash=digest,
+        header=header,
+        body=body,
+        body_digest=body_digest,
+    )
 
 
-def _plain(header: Header) -> dict[str, Any]:
-    return {name: getattr(header, name) for name in header.__struct_fields__}
-
-
-def _renamed(header: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return a header whose states have other names: among its marks, and as the state that it sets."""
+def _rename_states(header: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return a header with renamed states, in its marks and in the state that it sets."""
     sets = header["sets"]
     if "state" in sets:
         sets = {**sets, "state": names.get(sets["state"], sets["state"])}
     return {**header, "marks": [names.get(mark, mark) for mark in header["marks"]], "sets": sets}
 
 
-def _is_plain(entry: Entry) -> bool:
-    return not entry.body or entry.body[:1] == b"{"
+def _is_encrypted(entry: Entry) -> bool:
+    return bool(entry.body) and entry.body[:1] != b"{"  # type: ignore[index]

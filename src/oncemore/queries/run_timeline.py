@@ -1,9 +1,9 @@
-"""One run from its first entry to its last: attempts, waits, leases, what it left, as spans of time.
+"""The timeline of one run: its attempts, waits, idle times and leases, and its outputs.
 
-attempt  from its claim to its outcome; still open if somebody is at it, or was
-wait     from an outcome to the time that was decided
-idle     from then on, until somebody came: nobody had to wait so long
-lease    of a worker that had an attempt: from its first sign of life to its end
+attempt  from its claim to its outcome; open while it runs, or after its worker was lost
+wait     from an outcome to the time at which the next attempt is due
+idle     from that time until an attempt really starts
+lease    of a worker that had an attempt: from its first heartbeat to its end
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from itertools import islice
 
 from oncemore._values import Value
 from oncemore.errors import UsageError
-from oncemore.queries.bodies import said
-from oncemore.queries.control import with_stops
-from oncemore.queries.lineage import lineage_of
-from oncemore.queries.runs import Row, error_class, row_of
+from oncemore.queries.entries import fold_runs
+from oncemore.queries.lineage import build_lineage
+from oncemore.queries.runs import RunRow, add_stopping_switch, error_class, make_row
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,21 +23,21 @@ if TYPE_CHECKING:
 
     from oncemore.log import record
     from oncemore.log.store import Store
-    from oncemore.maintenance.lineage import Lineage
-    from oncemore.queries.runs import Found
+    from oncemore.maintenance.lineage import RunLineage
+    from oncemore.queries.runs import FoundRun
 
-MOST_ENTRIES = 20_000
-MOST_SPANS = 2_000
-MOST_GIVEN = 200
-#: Somebody who waits for the time comes a moment after it.
-SHORTEST_IDLE_S = 0.02
+MAX_ENTRIES = 20_000
+MAX_SPANS = 2_000
+MAX_OUTPUTS = 200
+#: A worker that waits for the due time starts a moment after it; shorter idle times are not shown.
+MIN_IDLE_S = 0.02
 
 
-class Span(Value):
-    """A stretch of time; `ends` is None while it lasts.
+class TimeSpan(Value):
+    """A span of time; `ends` is None while it lasts.
 
-    what    "attempt", "wait", "idle", "lease"
-    number  of the attempt, or of the one that is waited for
+    what    "attempt", "wait", "idle" or "lease"
+    number  the number of the attempt, or of the next attempt; for a lease, the number of heartbeats
     """
 
     what: str
@@ -54,8 +53,8 @@ class Span(Value):
     checkpoints: int = 0
 
 
-class Given(Value):
-    """What a run left: an event or an artifact, and what has become of it."""
+class RunOutput(Value):
+    """An event or an artifact of a run, and its present state."""
 
     kind: str
     name: str
@@ -65,160 +64,198 @@ class Given(Value):
     size: int = 0
 
 
-class Step(Value):
-    """An entry of the run, as it is stored."""
+class TimelineEntry(Value):
+    """An entry of the run, with the state after it."""
 
     seq: int
     version: int
     at: float
     marks: tuple[str, ...]
-    state: record.Run
+    state: record.RunRecord
     body: dict[str, Any]
 
 
-class Story(Value):
-    """A run, told.
+class RunTimeline(Value):
+    """All that the log knows about a run.
 
-    now      the store's time when it was told
-    lives    ids of all runs of the key, the first one first
-    lineage  what it used and left, under ids that another run of the same work has too; None unless complete
+    now      the store's time of the query
+    lives    the ids of all runs of the key, oldest first
+    given    the events and artifacts of the run
+    steps    the entries of the run
+    lineage  the ids of its inputs and outputs; None unless the run is complete
     """
 
-    row: Row
+    row: RunRow
     now: float
     lives: tuple[str, ...]
     arguments: Any
     result: Any
-    spans: tuple[Span, ...]
-    given: tuple[Given, ...]
-    steps: tuple[Step, ...]
-    lineage: Lineage | None = None
+    spans: tuple[TimeSpan, ...]
+    given: tuple[RunOutput, ...]
+    steps: tuple[TimelineEntry, ...]
+    lineage: RunLineage | None = None
 
 
-def story(store: Store, found: Found) -> Story:
-    """Tell a run."""
-    head = store.head(found.entity)
+def load_timeline(store: Store, found: FoundRun) -> RunTimeline:
+    """Return the timeline of a run."""
+    head = store.load_head(found.entity)
     if head is None:
-        raise UsageError(f"the head of {found.entity} is missing; `oncemore doctor --rebuild` puts it right.")
-    steps, lives = _steps(store, found)
-    if not steps:
-        raise UsageError(f"the entries of {found.run_id} are missing; `oncemore doctor --rebuild` says more.")
-    run = steps[-1].state
-    row = row_of(store, head)
-    if run.run_id != row.run_id:  # an earlier life: told as it ended
-        row = _earlier(row, steps[-1])
-    (row,) = with_stops(store, [row])
+        raise UsageError(f"the head of {found.entity} is missing; `oncemore doctor --rebuild` repairs it.")
+    entries, run_ids = _load_entries(store, found)
+    if not entries:
+        raise UsageError(
+            f"the entries of {found.run_id} are missing; `oncemore doctor --rebuild` shows details."
+        )
+    run = entries[-1].state
+    row = make_row(store, head)
+    if run.run_id != row.run_id:  # the head shows the key's last run; this is an earlier one
+        row = _row_of_earlier_run(row, entries[-1])
+    # The switch is not part of the run; it is read from the switches of the store.
+    (row,) = add_stopping_switch(store, [row])
     now = store.now()
-    spans = sorted(_spans(steps, now), key=lambda span: (span.begins, span.what))[:MOST_SPANS]
-    bodies = {step.version: step.body for step in steps}
-    arguments = next((step.body["arguments"] for step in steps if "arguments" in step.body), None)
-    done = bodies.get(run.committed, {}) if run.state == "COMPLETE" else {}
-    result = {name: done[name] for name in ("result", "spilled", "result_unavailable") if name in done}
-    return Story(
-        row, now, lives, arguments, result or None, (*spans, *_leases(store, spans, now)),
-        tuple(islice(_given(store, found.entity, run, done), MOST_GIVEN)), steps,
-        lineage_of(row.key, run, arguments, done) if done and "sealed" not in done else None,
-    )  # fmt: skip
+    # Spans end up out of order, because a wait is known only when the next attempt begins.
+    spans = sorted(_collect_spans(entries, now), key=lambda span: (span.begins, span.what))[:MAX_SPANS]
+    bodies = {entry.version: entry.body for entry in entries}
+    arguments = next((entry.body["arguments"] for entry in entries if "arguments" in entry.body), None)
+    commit = bodies.get(run.commit_version, {}) if run.state == "COMPLETE" else {}
+    result = {name: commit[name] for name in ("result", "spilled", "result_unavailable") if name in commit}
+    has_lineage = bool(commit) and "sealed" not in commit
+    return RunTimeline(
+        row=row,
+        now=now,
+        lives=run_ids,
+        arguments=arguments,
+        result=result or None,
+        spans=(*spans, *_lease_spans(store, spans, now)),
+        given=tuple(islice(_list_outputs(store, found.entity, run, commit), MAX_OUTPUTS)),
+        steps=entries,
+        lineage=build_lineage(row.key, run, arguments, commit) if has_lineage else None,
+    )
 
 
-def _steps(store: Store, found: Found) -> tuple[tuple[Step, ...], tuple[str, ...]]:
-    from oncemore.steps.run import told
+def _load_entries(store: Store, found: FoundRun) -> tuple[tuple[TimelineEntry, ...], tuple[str, ...]]:
+    """Return the entries of a run, and the ids of all runs of its key."""
+    entries, run_ids = [], dict[str, None]()
+    for entry, header, run, body in fold_runs(store, found.entity, MAX_ENTRIES):
+        # A dictionary keeps the order of the runs and drops repetitions.
+        run_ids[run.run_id] = None
+        # Entries of the other runs of the key are folded too, since each state builds on the last one.
+        if run.run_id == found.run_id:
+            entries.append(TimelineEntry(entry.seq, header.version, header.at, header.marks, run, body))
+    return tuple(entries), tuple(run_ids)
 
-    entries = list(islice(store.entries(found.entity), MOST_ENTRIES))
-    bare = (entry._replace(body=None) for entry in entries)
-    steps, lives = [], dict[str, None]()
-    for entry, (header, state, _) in zip(entries, told(bare), strict=True):
-        lives[state.run_id] = None
-        if state.run_id == found.run_id:
-            steps.append(Step(entry.seq, header.version, header.at, header.marks, state, said(entry)))
-    return tuple(steps), tuple(lives)
 
-
-def _earlier(row: Row, last: Step) -> Row:
+def _row_of_earlier_run(row: RunRow, last: TimelineEntry) -> RunRow:
+    """Return the row of an earlier run of the same key, from its last entry."""
     run, error = last.state, last.body.get("error") or {}
     return row._replace(
-        run_id=run.run_id, state=run.state, reason=run.reason, held_for=run.held_for,
-        error=error_class(error), message=str(error.get("message", "")), attempts=run.tried,
-        allowed=run.allowed, runs=run.runs, created=run.created, changed=last.at,
-        not_before=run.not_before, worker=run.worker, seq=last.seq,
-    )  # fmt: skip
+        run_id=run.run_id,
+        state=run.state,
+        reason=run.reason,
+        held_for=run.held_for,
+        error=error_class(error),
+        message=str(error.get("message", "")),
+        attempts=run.attempt_count,
+        max_attempts=run.max_attempts,
+        runs=run.run_number,
+        created=run.created_at,
+        changed=last.at,
+        not_before=run.not_before,
+        worker=run.worker,
+        seq=last.seq,
+    )
 
 
-def _spans(steps: tuple[Step, ...], now: float) -> Iterator[Span]:
-    """Return attempts, and what was between them."""
-    open_: Span | None = None
-    waits: Span | None = None
-    for step in steps:
-        run = step.state
-        if "INTENT" in step.marks:
-            if waits is not None:
-                yield from _waited(waits, step.at)
-            open_ = Span("attempt", run.attempt, step.at, None, "RUNNING", worker=run.worker, fence=run.fence)
-        elif open_ is not None and "CHECKPOINT" in step.marks:
-            open_ = open_._replace(checkpoints=open_.checkpoints + 1)
-        elif open_ is not None and run.state != "RUNNING":
-            error = step.body.get("error") or {}
-            yield open_._replace(
-                ends=step.at, outcome=run.state, reason=run.reason, error=error_class(error),
+def _collect_spans(entries: tuple[TimelineEntry, ...], now: float) -> Iterator[TimeSpan]:
+    """Yield the attempts, and the waits and idle times between them."""
+    attempt: TimeSpan | None = None
+    wait: TimeSpan | None = None
+    for entry in entries:
+        run = entry.state
+        if "INTENT" in entry.marks:
+            if wait is not None:
+                yield from _split_wait(wait, entry.at)
+            attempt = TimeSpan(
+                "attempt", run.attempt, entry.at, None, "RUNNING", worker=run.worker, fence=run.fence
+            )
+        elif attempt is not None and "CHECKPOINT" in entry.marks:
+            attempt = attempt._replace(checkpoints=attempt.checkpoints + 1)
+        elif attempt is not None and run.state != "RUNNING":
+            error = entry.body.get("error") or {}
+            yield attempt._replace(
+                ends=entry.at,
+                outcome=run.state,
+                reason=run.reason,
+                error=error_class(error),
                 message=str(error.get("message", "")),
-            )  # fmt: skip
-            open_ = None
+            )
+            attempt = None
+        # Every later entry of a waiting run, such as an operator's decision, starts its wait again.
         if run.state in ("PENDING", "SOFT_FAIL"):
-            waits = Span("wait", run.attempt + 1, step.at, run.not_before or step.at, reason=run.reason)
-            waits = waits._replace(outcome=run.held_for)
-    if open_ is not None:
-        yield open_
-    last = steps[-1].state
-    if last.state in ("PENDING", "SOFT_FAIL") and waits is not None:
-        yield from _waited(waits, None, now)
+            wait = TimeSpan("wait", run.attempt + 1, entry.at, run.not_before or entry.at, reason=run.reason)
+            wait = wait._replace(outcome=run.held_for)
+    if attempt is not None:
+        yield attempt
+    if entries[-1].state.state in ("PENDING", "SOFT_FAIL") and wait is not None:
+        yield from _split_wait(wait, None, now)
 
 
-def _waited(waits: Span, came: float | None, now: float = 0.0) -> Iterator[Span]:
-    """Return a wait, and how long nobody came after it; `came` is None if nobody has."""
-    assert waits.ends is not None
-    due = max(waits.begins, waits.ends)
-    if waits.outcome:  # held: until a person decides, whatever the clock says
-        yield waits._replace(ends=came)
+def _split_wait(wait: TimeSpan, next_attempt_at: float | None, now: float = 0.0) -> Iterator[TimeSpan]:
+    """Yield a wait, and the idle time between its due time and the next attempt (None: not started)."""
+    assert wait.ends is not None
+    due = max(wait.begins, wait.ends)
+    if wait.outcome:  # held: it waits for a person, not for a time
+        yield wait._replace(ends=next_attempt_at)
         return
-    if due > waits.begins:
-        yield waits._replace(ends=due)
-    late = (now if came is None else came) - due
-    if late > SHORTEST_IDLE_S:
-        yield Span("idle", waits.number, due, came)
+    if due > wait.begins:
+        yield wait._replace(ends=due)
+    late = (now if next_attempt_at is None else next_attempt_at) - due
+    if late > MIN_IDLE_S:
+        yield TimeSpan("idle", wait.number, due, next_attempt_at)
 
 
-def _leases(store: Store, spans: list[Span], now: float) -> Iterator[Span]:
-    """Return the leases of those who had an attempt."""
-    from oncemore.steps.run import told
+def _lease_spans(store: Store, spans: list[TimeSpan], now: float) -> Iterator[TimeSpan]:
+    """Yield the leases of the workers that had an attempt."""
+    from oncemore.steps.run import fold_entries
 
     for worker in dict.fromkeys(span.worker for span in spans if span.worker):
-        signs = [(header.at, state) for header, state, _ in told(store.entries(f"worker/{worker}"))]
-        if signs:
-            _, last = signs[-1]
-            ends = last.until if last.state == "ALIVE" else signs[-1][0]
-            lasts = last.state == "ALIVE" and last.until > now and not store.gone(worker)
-            yield Span(
-                "lease", len(signs) - 1, signs[0][0], None if lasts else ends,
-                "ALIVE" if lasts else "ENDED" if last.state != "ALIVE" else "EXPIRED",
-                message=f"{last.host} process {last.pid}", worker=worker,
-            )  # fmt: skip
+        heartbeats = [
+            (header.at, state) for header, state, _ in fold_entries(store.read_entries(f"worker/{worker}"))
+        ]
+        if heartbeats:
+            last_at, last = heartbeats[-1]
+            # A worker that ends in order writes a last entry; a lost one only stops renewing its lease.
+            ends = last.lease_until if last.state == "ALIVE" else last_at
+            is_alive = last.state == "ALIVE" and last.lease_until > now and not store.is_worker_gone(worker)
+            yield TimeSpan(
+                what="lease",
+                number=len(heartbeats) - 1,
+                begins=heartbeats[0][0],
+                ends=None if is_alive else ends,
+                outcome="ALIVE" if is_alive else "ENDED" if last.state != "ALIVE" else "EXPIRED",
+                message=f"{last.host} process {last.pid}",
+                worker=worker,
+            )
 
 
-def _given(store: Store, entity: str, run: record.Run, done: dict[str, Any]) -> Iterator[Given]:
-    """Return the events and artifacts of a finished run."""
-    from oncemore.log.entry_codec import head_of
-    from oncemore.log.record import Kept, Outgoing
-    from oncemore.policy.canonical_json import event_id_of, reference
+def _list_outputs(
+    store: Store, entity: str, run: record.RunRecord, commit: dict[str, Any]
+) -> Iterator[RunOutput]:
+    """Yield the artifacts and events of a finished run, given the body of its COMMIT."""
+    from oncemore.log.entry_codec import decode_head
+    from oncemore.log.record import ArtifactRecord, EventRecord
+    from oncemore.policy.canonical_json import artifact_entity, make_event_id
 
-    for plain in done.get("artifacts", ()):
-        told = plain["$artifact"]
-        ref = reference(entity, run.cfg_hash, told["name"])
-        known = store.head(ref)
-        state = "" if known is None else head_of(known.head, Kept).state
-        yield Given("artifact", told["name"], ref, state, told["digest"], told["size"])
-    for ordinal in range(MOST_GIVEN if done else 0):
-        head = store.head(f"event/{event_id_of(entity, run.runs, ordinal)}")
+    for plain in commit.get("artifacts", ()):
+        artifact = plain["$artifact"]
+        reference = artifact_entity(entity, run.cfg_hash, artifact["name"])
+        head = store.load_head(reference)
+        state = "" if head is None else decode_head(head.head, ArtifactRecord).state
+        yield RunOutput("artifact", artifact["name"], reference, state, artifact["digest"], artifact["size"])
+    # The ids of events count up without gaps; the first missing one ends the list.
+    for ordinal in range(MAX_OUTPUTS if commit else 0):
+        head = store.load_head(f"event/{make_event_id(entity, run.run_number, ordinal)}")
         if head is None:
             return
-        event: Outgoing = head_of(head.head, Outgoing)
-        yield Given("event", event.topic, head.entity, event.state)
+        event: EventRecord = decode_head(head.head, EventRecord)
+        yield RunOutput("event", event.topic, head.entity, event.state)

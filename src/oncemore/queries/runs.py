@@ -1,7 +1,7 @@
-"""Which runs are there: by step, state, error, dataset, tenant, course of events and time, the newest first.
+"""Find runs by step, state, error, dataset, tenant, correlation id and time, newest first.
 
-What the store has no index for is found by looking through all heads, in the store itself; what it finds is
-looked at again here, because bytes that occur somewhere are no answer yet.
+The store's index answers step, state, dataset and time. For the rest the store searches the bytes of all
+heads, and the results are compared here again, because the bytes may occur in another field.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from heapq import merge
 
 from oncemore._values import Value
 from oncemore.errors import UsageError
-from oncemore.queries.bodies import said
-from oncemore.queries.control import with_stops
-from oncemore.queries.names import normalize_names
-from oncemore.queries.times import seq_at
+from oncemore.queries import normalize_names
+from oncemore.queries.entries import find_seq, read_body
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from typing import Any
 
-    from oncemore.log.record import Run
+    from oncemore.control.model import SwitchBoard
+    from oncemore.log.record import RunRecord
     from oncemore.log.store import Head, Store
 
-MOST = 100_000
-PAGE, LARGEST_PAGE = 100, 20_000
-SHORTEST_NAME = 4
-#: Runs that wait for a person are listed under a word of their own, though they are in SOFT_FAIL.
+MAX_LIMIT = 100_000
+FIRST_PAGE, LARGEST_PAGE = 100, 20_000
+MIN_NAME_LENGTH = 4
+#: The index lists runs that wait for a person under HELD, although their state is SOFT_FAIL.
 HELD = "HELD"
-LISTED = {"SOFT_FAIL": ("SOFT_FAIL", HELD)}
-FAILED = ("SOFT_FAIL", HELD, "HARD_FAIL")
+STORED_STATES = {"SOFT_FAIL": ("SOFT_FAIL", HELD)}
+FAILED_STATES = ("SOFT_FAIL", HELD, "HARD_FAIL")
+WAITING_STATES = ("PENDING", "SOFT_FAIL")
 
 
-class Asked(Value):
-    """What is looked for; what is None is not asked for. Times are those of a run's last change."""
+class RunFilter(Value):
+    """The runs to select; a field that is None matches every run. Times are those of the last change."""
 
     step: str | None = None
     state: str | None = None
@@ -48,14 +48,14 @@ class Asked(Value):
     limit: int = 50
 
 
-class Row(Value):
-    """A key's last run at a glance.
+class RunRow(Value):
+    """The last run of a key, in one row.
 
-    attempts  of this run, of how many it may have
-    runs      how many lives the key has had
-    changed   when something was last written about it
-    error     the class of the error that it last ended with, if it ended with one
-    stopped   the switch that keeps it from going on, if one does
+    attempts    the number of attempts of this run
+    runs        the number of runs of the key
+    changed     the time of the last entry
+    error       the class of the error that the run last ended with
+    stopped_by  the switch that stops the run
     """
 
     run_id: str
@@ -67,7 +67,7 @@ class Row(Value):
     error: str
     message: str
     attempts: int
-    allowed: int
+    max_attempts: int
     runs: int
     effect: str
     created: float
@@ -79,172 +79,237 @@ class Row(Value):
     correlation_id: str
     policy: str
     seq: int
-    stopped: str = ""
+    stopped_by: str = ""
 
 
-def runs(store: Store, asked: Asked) -> list[Row]:
-    """Return the runs that are asked for, those first that changed last."""
-    if not 1 <= asked.limit <= MOST:
-        raise UsageError(f"limit is {asked.limit}; it takes 1 to {MOST}.")
-    asked = normalize_names(asked, "step", "dataset", "tenant")
-    states: tuple[str | None, ...] = FAILED if asked.error else (None,)
-    if asked.state is not None:
-        states = LISTED.get(asked.state, (asked.state,))
-    if asked.held:
+def list_runs(store: Store, wanted: RunFilter) -> list[RunRow]:
+    """Return the runs that match a filter, most recently changed first."""
+    if not 1 <= wanted.limit <= MAX_LIMIT:
+        raise UsageError(f"limit is {wanted.limit}; it takes 1 to {MAX_LIMIT}.")
+    wanted = normalize_names(wanted, "step", "dataset", "tenant")
+    states: tuple[str | None, ...] = FAILED_STATES if wanted.error else (None,)
+    if wanted.state is not None:
+        states = STORED_STATES.get(wanted.state, (wanted.state,))
+    if wanted.held:
         states = (HELD,)
-    found: list[Row] = []
-    for head in merge(*(_heads(store, asked, state) for state in states), key=lambda head: -head.seq):
-        row = row_of(store, head)
-        if _fits(row, asked):
-            found.append(row)
-            if len(found) == asked.limit:
+    rows: list[RunRow] = []
+    for head in merge(*(_read_heads(store, wanted, state) for state in states), key=lambda head: -head.seq):
+        row = make_row(store, head)
+        if _matches_filter(row, wanted):
+            rows.append(row)
+            if len(rows) == wanted.limit:
                 break
-    return with_stops(store, found)
+    return add_stopping_switch(store, rows)
 
 
-def _heads(store: Store, asked: Asked, state: str | None) -> Iterator[Head]:
-    """Return heads that may fit, page by page."""
+def _read_heads(store: Store, wanted: RunFilter, state: str | None) -> Iterator[Head]:
+    """Yield the heads that may match, newest first, in pages that grow."""
     from msgspec.json import encode
 
-    from oncemore.log.store import Query
+    from oncemore.log.store import HeadQuery
 
-    words = [encode(word) for word in (asked.correlation, asked.tenant) if word]
-    query = Query(
+    # The head is JSON, so a word is searched in its encoded form; one word per query is supported.
+    words = [encode(word) for word in (wanted.correlation, wanted.tenant) if word]
+    query = HeadQuery(
         "run",
         state=state,
-        step=asked.step,
-        dataset=asked.dataset,
-        newest=True,
-        above=0 if asked.since is None else seq_at(store, asked.since),
-        below=None if asked.until is None else seq_at(store, asked.until + 2.0) + 1,
-        holds=words[0] if words else b"",
-        tells=encode(asked.error) if asked.error else b"",
-        limit=max(PAGE, asked.limit),
+        step=wanted.step,
+        dataset=wanted.dataset,
+        newest_first=True,
+        after_seq=0 if wanted.since is None else find_seq(store, wanted.since),
+        # Two seconds more, because find_seq may stop a second early.
+        before_seq=None if wanted.until is None else find_seq(store, wanted.until + 2.0) + 1,
+        head_contains=words[0] if words else b"",
+        body_contains=encode(wanted.error) if wanted.error else b"",
+        limit=max(FIRST_PAGE, wanted.limit),
     )
     while True:
-        page = list(store.heads(query))
+        page = list(store.list_heads(query))
         yield from page
         if len(page) < query.limit:
             return
-        query = query._replace(below=page[-1].seq, limit=min(LARGEST_PAGE, 8 * query.limit))
+        query = query._replace(before_seq=page[-1].seq, limit=min(LARGEST_PAGE, 8 * query.limit))
 
 
-def _fits(row: Row, asked: Asked) -> bool:
-    wanted = (
-        (asked.tenant, row.tenant),
-        (asked.correlation, row.correlation_id),
-        (asked.error, row.error),
+def _matches_filter(row: RunRow, wanted: RunFilter) -> bool:
+    pairs = (
+        (wanted.tenant, row.tenant),
+        (wanted.correlation, row.correlation_id),
+        (wanted.error, row.error),
     )
     return (
-        all(want is None or want == have for want, have in wanted)
-        and (asked.since is None or row.changed >= asked.since)
-        and (asked.until is None or row.changed <= asked.until)
-        and (not asked.held or bool(row.held_for))
+        all(want is None or want == value for want, value in pairs)
+        and (wanted.since is None or row.changed >= wanted.since)
+        and (wanted.until is None or row.changed <= wanted.until)
+        and (not wanted.held or bool(row.held_for))
     )
 
 
-def row_of(store: Store, head: Head) -> Row:
-    """Return a run's row: its head, and when and how its last entry ended."""
-    from oncemore.log.entry_codec import head_of, header_of
+def make_row(store: Store, head: Head) -> RunRow:
+    """Return the row of a run from its head and its last entry."""
+    from oncemore.log.entry_codec import decode_head, decode_header
 
-    run: Run = head_of(head.head)
-    last = next(iter(store.entries(head.entity, head.version - 1)), None)
-    at = run.began if last is None else header_of(last.header).at
-    body = {} if last is None else said(last)
+    run: RunRecord = decode_head(head.head)
+    # The time and the error of the last change are in the last entry only.
+    last = next(iter(store.read_entries(head.entity, head.version - 1)), None)
+    body = {} if last is None else read_body(last)
     error = body.get("error") or {}
-    return Row(
-        run.run_id, head.entity.removeprefix("run/"), run.step, run.state, run.reason, run.held_for,
-        error_class(error), str(error.get("message", "")), run.tried, run.allowed, run.runs, run.effect,
-        run.created, at, run.not_before, run.worker, run.tenant, run.dataset, run.correlation_id, run.policy,
-        head.seq,
-    )  # fmt: skip
+    return RunRow(
+        run_id=run.run_id,
+        key=head.entity.removeprefix("run/"),
+        step=run.step,
+        state=run.state,
+        reason=run.reason,
+        held_for=run.held_for,
+        error=error_class(error),
+        message=str(error.get("message", "")),
+        attempts=run.attempt_count,
+        max_attempts=run.max_attempts,
+        runs=run.run_number,
+        effect=run.effect,
+        created=run.created_at,
+        changed=run.started_at if last is None else decode_header(last.header).at,
+        not_before=run.not_before,
+        worker=run.worker,
+        tenant=run.tenant,
+        dataset=run.dataset,
+        correlation_id=run.correlation_id,
+        policy=run.policy,
+        seq=head.seq,
+    )
 
 
 def error_class(error: dict[str, Any]) -> str:
-    """Return what errors are counted by: their code, or their type where nobody gave them one."""
+    """Return the class that errors are grouped by: the code, or the type of an error without a code."""
     return str(error.get("code") or error.get("type") or "")
 
 
-# One run by its name --------------------------------------------------------------------------------
+# Switches -------------------------------------------------------------------------------------------
 
 
-class Found(Value):
-    """A run by its name: the key's entity, and which of its lives."""
+def load_switches(store: Store) -> SwitchBoard:
+    """Return the switches of a store."""
+    from oncemore.control.model import SWITCHES_ENTITY, SwitchBoard
+    from oncemore.log.entry_codec import decode_head
+
+    head = store.load_head(SWITCHES_ENTITY)
+    return SwitchBoard() if head is None else decode_head(head.head, SwitchBoard)
+
+
+def add_stopping_switch(store: Store, rows: Sequence[RunRow]) -> list[RunRow]:
+    """Return rows in which waiting runs name the switch that stops them."""
+    if not any(row.state in WAITING_STATES for row in rows):
+        return list(rows)
+    from oncemore.control.model import find_blocking_switch
+
+    board = load_switches(store)
+    return [
+        row._replace(
+            stopped_by="moved" if board.moved_to else find_blocking_switch(board, (row.step,), row.tenant)
+        )
+        if row.state in WAITING_STATES
+        else row
+        for row in rows
+    ]
+
+
+def describe_switch(board: SwitchBoard, name: str) -> str:
+    """Return a sentence with the actor that turned on a switch, and the reason."""
+    decision = board.active.get(name, {})
+    actor = f" by {decision['by']}" if decision.get("by") else ""
+    reason = f": {decision['reason']}" if decision.get("reason") else ""
+    return f"the switch {name} was turned on{actor}{reason}"
+
+
+# Finding one run ------------------------------------------------------------------------------------
+
+
+class FoundRun(Value):
+    """A run: the entity of its key, and its id among the runs of that key."""
 
     entity: str
     run_id: str
 
 
-def find(store: Store, name: str) -> Found:
-    """Return the run that a name means: an id or a key, or how one of them begins; just one, or none."""
+def find_run(store: Store, name: str) -> FoundRun:
+    """Return the run with an id or a key, given in full or as a unique prefix.
+
+    Raise `UsageError` if no run or more than one has it.
+    """
     name = name.strip().removeprefix("run/")
-    if len(name) < SHORTEST_NAME:
+    if len(name) < MIN_NAME_LENGTH:
         raise UsageError(
-            f"{name!r} is too short for a run; give {SHORTEST_NAME} characters or more of its id."
+            f"{name!r} is too short for a run; give {MIN_NAME_LENGTH} characters or more of its id."
         )
-    for places in (_by_key, _by_id, _by_time):
-        found = list(places(store, name))
-        if len(found) > 1 and all(one.entity != f"run/{name}" for one in found):
-            some = ", ".join((one.run_id if places is not _by_key else one.entity[4:20]) for one in found[:3])
-            raise UsageError(f"{name!r} begins several runs ({some}…); give more of it.")
-        if found:
-            return found[0]
-    raise UsageError(f"there is no run {name!r}; `oncemore runs` lists those that are there.")
+    # From the cheapest search to the most expensive one.
+    for search in (_find_by_key, _find_by_id, _find_by_time):
+        runs = list(search(store, name))
+        if len(runs) > 1 and all(run.entity != f"run/{name}" for run in runs):
+            examples = ", ".join(
+                (run.run_id if search is not _find_by_key else run.entity[4:20]) for run in runs[:3]
+            )
+            raise UsageError(f"{name!r} begins several runs ({examples}…); give more of it.")
+        if runs:
+            return runs[0]
+    raise UsageError(f"there is no run {name!r}; `oncemore runs` lists the runs of this store.")
 
 
-def _by_key(store: Store, name: str) -> Iterator[Found]:
-    from oncemore.log.entry_codec import head_of
-    from oncemore.log.store import Query
+def _find_by_key(store: Store, name: str) -> Iterator[FoundRun]:
+    from oncemore.log.entry_codec import decode_head
+    from oncemore.log.store import HeadQuery
 
-    for head in store.heads(Query("run", begins=f"run/{name}", limit=4)):
-        yield Found(head.entity, head_of(head.head).run_id)
+    for head in store.list_heads(HeadQuery("run", prefix=f"run/{name}", limit=4)):
+        yield FoundRun(head.entity, decode_head(head.head).run_id)
 
 
-def _by_id(store: Store, name: str) -> Iterator[Found]:
-    """Look for a key's last run by its id."""
-    from oncemore.log.entry_codec import head_of
-    from oncemore.log.store import Query
+def _find_by_id(store: Store, name: str) -> Iterator[FoundRun]:
+    """Search the last run of every key for an id."""
+    from oncemore.log.entry_codec import decode_head
+    from oncemore.log.store import HeadQuery
 
     if re.fullmatch(r"[0-9a-f-]+", name):
-        for head in store.heads(Query("run", newest=True, holds=b'"' + name.encode(), limit=16)):
-            run_id: str = head_of(head.head).run_id
+        for head in store.list_heads(
+            HeadQuery("run", newest_first=True, head_contains=b'"' + name.encode(), limit=16)
+        ):
+            run_id: str = decode_head(head.head).run_id
             if run_id.startswith(name):
-                yield Found(head.entity, run_id)
+                yield FoundRun(head.entity, run_id)
 
 
-def _by_time(store: Store, name: str) -> Iterator[Found]:
-    """Look for an earlier run of a key: its id begins with the time at which it was made."""
-    from oncemore.log.entry_codec import header_of
+def _find_by_time(store: Store, name: str) -> Iterator[FoundRun]:
+    """Search the log for an earlier run of a key, at the time that its id begins with (UUIDv7)."""
+    from oncemore.log.entry_codec import decode_header
 
     digits = name.replace("-", "")
     if not re.fullmatch(r"[0-9a-f]{12,32}", digits):
         return
     at = int(digits[:12], 16) / 1000.0
-    for entry in store.entries(after=seq_at(store, at - 1.0)):
-        header = header_of(entry.header)
+    for entry in store.read_entries(after=find_seq(store, at - 1.0)):
+        header = decode_header(entry.header)
+        # The id is made before the entry is written; a minute covers a slow store.
         if header.at > at + 60.0:
             return
         if str(header.sets.get("run_id", "")).startswith(name) and entry.entity.startswith("run/"):
-            yield Found(entry.entity, header.sets["run_id"])
+            yield FoundRun(entry.entity, header.sets["run_id"])
 
 
-# Names for shells -----------------------------------------------------------------------------------
+# Shell completion -----------------------------------------------------------------------------------
 
 
-def names(store: Store, begins: str, limit: int = 20, state: str | None = None) -> list[str]:
-    """Return ids of the newest runs that begin so; for completion."""
-    from oncemore.log.entry_codec import head_of
+def complete_run_ids(store: Store, prefix: str, limit: int = 20, state: str | None = None) -> list[str]:
+    """Return the ids of the newest runs that begin with a prefix."""
+    from oncemore.log.entry_codec import decode_head
 
-    states: Iterator[Run] = (head_of(head.head) for head in _newest(store, state))
-    return [run.run_id for run in states if run.run_id.startswith(begins)][:limit]
-
-
-def step_names(store: Store, begins: str) -> list[str]:
-    """Return the steps of the newest runs that begin so; for completion."""
-    return sorted({head.by.step for head in _newest(store, None) if head.by.step.startswith(begins)})
+    states: Iterator[RunRecord] = (decode_head(head.head) for head in _newest_heads(store, state))
+    return [run.run_id for run in states if run.run_id.startswith(prefix)][:limit]
 
 
-def _newest(store: Store, state: str | None) -> Iterator[Head]:
-    from oncemore.log.store import Query
+def complete_step_names(store: Store, prefix: str) -> list[str]:
+    """Return the step names of the newest runs that begin with a prefix."""
+    return sorted({head.by.step for head in _newest_heads(store, None) if head.by.step.startswith(prefix)})
 
-    return iter(store.heads(Query("run", state=state, newest=True, limit=500)))
+
+def _newest_heads(store: Store, state: str | None) -> Iterator[Head]:
+    from oncemore.log.store import HeadQuery
+
+    return iter(store.list_heads(HeadQuery("run", state=state, newest_first=True, limit=500)))

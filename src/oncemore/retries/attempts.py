@@ -1,17 +1,24 @@
-"""The driver behind `for attempt in oncemore.attempts(...)`: the same script, run by a loop's own turns.
+"""The driver behind `for attempt in oncemore.attempts(...)`: it runs the retry script from a loop.
 
-The loop's body is the work. `with attempt:` sends its outcome to the script as the block ends: an
-error that is to be tried again is swallowed there, any other goes on its way; the next turn of the loop
-waits first.
+The body of the loop is the work. `with attempt:` sends the outcome to the script at the end of the block;
+it suppresses an error that is retried and lets any other propagate. The next iteration waits first.
 """
 
 from __future__ import annotations
 
 from oncemore import clock as clocks
 from oncemore.errors import UsageError
-from oncemore.retries.deadlines import Limit, remaining, too_late
-from oncemore.retries.driver import cut, put, put_awaited
-from oncemore.retries.loop import ENDS, Invoke, Outcome, Put, Tell, Wait, again
+from oncemore.retries.deadlines import PersistentTimeout, time_remaining, timeout_error
+from oncemore.retries.driver import append_record, append_record_async, interrupt_script
+from oncemore.retries.loop import (
+    ENDS,
+    AppendRecord,
+    CallFunction,
+    CallHook,
+    CallOutcome,
+    WaitSeconds,
+    make_script,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,108 +26,114 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Self
 
-    from oncemore.retries.loop import Flow, Op, Plan
+    from oncemore.retries.loop import Flow, Op, RetryPlan
 
 
-#: Where a script stands when its last word has been said.
-OVER = Outcome(None, None)
+#: The last operation of a finished script; it holds neither a value nor an error.
+OVER = CallOutcome(None, None)
 
 
 class Attempts:
-    """The attempts of one block; each loop over it is a new call."""
+    """The attempts of one block; each iteration over it is a new call."""
 
     __slots__ = ("_plan",)
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: RetryPlan) -> None:
         self._plan = plan
 
-    def __iter__(self) -> Iterator[Attempt]:
+    def __iter__(self) -> Iterator[RetryAttemptBlock]:
         if self._plan.policy.timeout_s is not None:
             raise UsageError(
-                "a block of plain code cannot be cut off: put it into a function and use "
-                "oncemore.retry(timeout=...), or give attempts(within=...), which stops between attempts"
+                "a block of plain code cannot be interrupted at a timeout: put it into a function and use "
+                "oncemore.retry(timeout=...), or use attempts(total_timeout=...), which stops between "
+                "attempts"
             )
-        script = _Script(again(self._plan), self._plan)
-        while type(script.op) is not Outcome:
-            if type(script.op) is Wait:
+        script = _SharedScript(make_script(self._plan), self._plan)
+        while type(script.op) is not CallOutcome:
+            if type(script.op) is WaitSeconds:
                 clocks.current.sleep(script.op.seconds)
-                script.go_on()
-            elif type(script.op) is Put:
-                script.op = put(script.flow, script.op)
+                script.send_answer()
+            elif type(script.op) is AppendRecord:
+                script.op = append_record(script.flow, script.op)
             else:
-                yield script.attempt()
+                yield script.next_attempt()
                 script.check_used()
-        script.check_begun()
+        script.raise_if_ended()
 
-    def __aiter__(self) -> _Turns:
-        plan = self._plan.replaced(cuts=True)
-        return _Turns(_Script(again(plan), plan))
+    def __aiter__(self) -> _AsyncAttempts:
+        # An async block can be cancelled, so the deadline of the call limits each attempt.
+        plan = self._plan.copy_with(cuts=True)
+        return _AsyncAttempts(_SharedScript(make_script(plan), plan))
 
 
-class _Turns:
-    """The turns of an `async for`: no async generator, which a loop left early would leave unfinished."""
+class _AsyncAttempts:
+    """The iterator of an `async for`.
+
+    An async generator would stay unfinished if the loop ends early.
+    """
 
     __slots__ = ("_script",)
 
-    def __init__(self, script: _Script) -> None:
+    def __init__(self, script: _SharedScript) -> None:
         self._script = script
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Attempt:
+    async def __anext__(self) -> RetryAttemptBlock:
         script = self._script
         script.check_used()
-        while type(script.op) in (Wait, Put):
-            if type(script.op) is Wait:
+        while type(script.op) in (WaitSeconds, AppendRecord):
+            if type(script.op) is WaitSeconds:
                 await clocks.current.pause(script.op.seconds)
-                script.go_on()
+                script.send_answer()
             else:
-                script.op = await put_awaited(script.flow, script.op)
-        if type(script.op) is Outcome:
-            script.check_begun()
+                script.op = await append_record_async(script.flow, script.op)
+        if type(script.op) is CallOutcome:
+            script.raise_if_ended()
             raise StopAsyncIteration
-        return script.attempt()
+        return script.next_attempt()
 
 
-class _Script:
-    """A script and where it stands; shared by the loop and its attempts."""
+class _SharedScript:
+    """A script and its current operation; shared by the loop and its attempts."""
 
     __slots__ = ("flow", "offered", "op", "plan")
 
-    def __init__(self, flow: Flow, plan: Plan) -> None:
+    def __init__(self, flow: Flow, plan: RetryPlan) -> None:
         self.flow = flow
         self.plan = plan
         self.op: Op = next(flow)
         self.offered: Op | None = None
 
-    def go_on(self, sent: object = None) -> None:
-        """Send what happened and take the next operation."""
-        self.op = self.flow.send(sent)
+    def send_answer(self, reply: object = None) -> None:
+        """Send the result of an operation and take the next one."""
+        self.op = self.flow.send(reply)
 
-    def attempt(self) -> Attempt:
-        assert type(self.op) is Invoke
+    def next_attempt(self) -> RetryAttemptBlock:
+        assert type(self.op) is CallFunction
         self.offered = self.op
-        return Attempt(self, self.op)
+        return RetryAttemptBlock(self, self.op)
 
     def check_used(self) -> None:
-        """A body that never enters the attempt would turn for ever."""
-        if self.op is self.offered:  # never true before the first turn: nothing was offered
+        """Raise `UsageError` if the body did not enter the attempt: the loop would never end."""
+        # Never true before the first iteration, because no attempt was offered yet.
+        if self.op is self.offered:
             raise UsageError("the attempt was not used: put the work into `with attempt:` inside the loop")
 
-    def check_begun(self) -> None:
-        """Raise the error of a call that ended between attempts: its time was up, or its breaker is open."""
-        assert type(self.op) is Outcome
+    def raise_if_ended(self) -> None:
+        """Raise the error of a call that ended between attempts, by its deadline or its breaker."""
+        assert type(self.op) is CallOutcome
         if self.op.error is not None:
             raise self.op.error
 
 
-class Attempt:
-    """One turn: `with attempt:` (or `async with attempt:`, which can be cut off) around the work."""
+class RetryAttemptBlock:
+    """One attempt: `with attempt:` around the work, or `async with attempt:`, which supports a timeout."""
 
     __slots__ = ("_op", "_scope", "_script", "_token", "last", "number")
 
-    def __init__(self, script: _Script, op: Invoke) -> None:
+    def __init__(self, script: _SharedScript, op: CallFunction) -> None:
         self.number = op.number
         self.last = op.number >= script.plan.policy.max_attempts
         self._script = script
@@ -129,104 +142,108 @@ class Attempt:
         self._token: Any = None
 
     def remaining(self) -> float | None:
-        """Return the seconds left to this attempt, or None when nothing limits it."""
-        return remaining()
+        """Return the seconds left for this attempt, or None if it has no limit."""
+        return time_remaining()
 
     def __repr__(self) -> str:
         return f"<attempt {self.number} of {self._script.plan.name}>"
 
     def __enter__(self) -> Self:
         if self._script.plan.policy.timeout_s is not None:
-            raise UsageError("timeout= needs `async with attempt:`, which can be cut off")
-        return self._begin()
+            raise UsageError("timeout= needs `async with attempt:`, which can be cancelled")
+        return self._begin_attempt()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        self._over()
+        self._end_attempt()
         if error is not None and not isinstance(error, Exception):
-            return self._left(error)
-        self._script.go_on((None, error))
-        while type(self._script.op) in (Tell, Put):
-            if type(self._script.op) is Put:
-                self._script.op = put(self._script.flow, self._script.op)
+            return self._abandon_block(error)
+        self._script.send_answer((None, error))
+        while type(self._script.op) in (CallHook, AppendRecord):
+            if type(self._script.op) is AppendRecord:
+                self._script.op = append_record(self._script.flow, self._script.op)
                 continue
-            told = self._script.op.hear(self._script.op.what)  # type: ignore[union-attr]
-            if hasattr(type(told), "__await__"):
-                told.close() if hasattr(told, "close") else None
+            reply = self._script.op.hear(self._script.op.what)  # type: ignore[union-attr]
+            if hasattr(type(reply), "__await__"):
+                # A coroutine that is never awaited would warn when it is collected.
+                reply.close() if hasattr(reply, "close") else None
                 raise UsageError("an async hook needs `async with attempt:`, where it can be awaited")
-            self._script.go_on(told)
-        return self._passes(error)
+            self._script.send_answer(reply)
+        return self._suppress_error(error)
 
     async def __aenter__(self) -> Self:
-        self._begin()
+        self._begin_attempt()
         if self._op.limit_s is not None:
-            trio = clocks.in_trio()
+            trio = clocks.find_trio()
             if trio is not None:
                 self._scope = trio.move_on_after(self._op.limit_s)
                 self._scope.__enter__()
             else:
-                self._scope = Limit(self._op.limit_s)
+                self._scope = PersistentTimeout(self._op.limit_s)
                 await self._scope.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        left_by = error
+        # Python suppresses or re-raises this error, even if a timeout replaces it for the script.
+        block_error = error
         if self._scope is not None:
-            error = await self._unscope(kind, error, trace)
-        self._over()
+            error = await self._leave_timeout(kind, error, trace)
+        self._end_attempt()
         if error is not None and not isinstance(error, Exception):
-            return self._left(error)
-        self._script.go_on((None, error))
-        while type(self._script.op) in (Tell, Put):
-            if type(self._script.op) is Put:
-                self._script.op = await put_awaited(self._script.flow, self._script.op)
+            return self._abandon_block(error)
+        self._script.send_answer((None, error))
+        while type(self._script.op) in (CallHook, AppendRecord):
+            if type(self._script.op) is AppendRecord:
+                self._script.op = await append_record_async(self._script.flow, self._script.op)
                 continue
-            told = self._script.op.hear(self._script.op.what)  # type: ignore[union-attr]
-            self._script.go_on(await told if hasattr(type(told), "__await__") else told)
-        return self._passes(left_by)
+            reply = self._script.op.hear(self._script.op.what)  # type: ignore[union-attr]
+            self._script.send_answer(await reply if hasattr(type(reply), "__await__") else reply)
+        return self._suppress_error(block_error)
 
-    async def _unscope(
+    async def _leave_timeout(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> BaseException | None:
-        """Leave the time limit; return the error it stands for when it was the limit that struck."""
+        """Leave the timeout scope; return an `AttemptTimeout` if it expired, else the block's error."""
+        # A scope of trio reports its expiry in an attribute, ours by raising TimeoutError.
         if hasattr(self._scope, "cancelled_caught"):
             self._scope.__exit__(kind, error, trace)
-            return too_late(self._script.plan.name, self._op) if self._scope.cancelled_caught else error
+            return timeout_error(self._script.plan.name, self._op) if self._scope.cancelled_caught else error
         try:
             await self._scope.__aexit__(kind, error, trace)
-        except TimeoutError as struck:
-            late = too_late(self._script.plan.name, self._op)
-            late.__cause__ = struck
-            return late
+        except TimeoutError as cause:
+            expired = timeout_error(self._script.plan.name, self._op)
+            expired.__cause__ = cause
+            return expired
         return error
 
-    def _left(self, error: BaseException) -> bool:
-        """Let go of a block that cancellation or an interrupt ended; the error goes on its way."""
+    def _abandon_block(self, error: BaseException) -> bool:
+        """End the script of a block that a cancellation or an interrupt ended; the error propagates."""
+        # Only an observer or a breaker has to know of it: the probe of a breaker is given back.
         if self._script.plan.witness is not None or self._script.plan.breaker is not None:
-            cut(self._script.flow, error)
+            interrupt_script(self._script.flow, error)
         return False
 
-    def _begin(self) -> Self:
+    def _begin_attempt(self) -> Self:
         if self._token is not None or self._script.op is not self._op:
-            raise UsageError(f"attempt {self.number} is over; take the next one from the loop")
+            raise UsageError(f"attempt {self.number} has ended; use the next one from the loop")
         self._token = ENDS.set(self._op.ends)
         return self
 
-    def _over(self) -> None:
+    def _end_attempt(self) -> None:
         ENDS.reset(self._token)
 
-    def _passes(self, left_by: BaseException | None) -> bool:
-        """Swallow the error that left the block if it is tried again; let every other go on its way."""
+    def _suppress_error(self, block_error: BaseException | None) -> bool:
+        """Return True to suppress an error that is retried; let or make any other propagate."""
         op = self._script.op
-        if type(op) is not Outcome:
+        if type(op) is not CallOutcome:
             return True
         self._script.flow.close()
         final = op.error
-        if final is None or final is left_by:
-            # What is left of the script holds no error: its traceback holds this attempt.
+        if final is None or final is block_error:
+            # Drops the reference to the error, whose traceback refers to this attempt: a cycle.
             self._script.op = OVER
             return False
         try:

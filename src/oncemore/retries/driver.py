@@ -1,143 +1,161 @@
-"""The drivers: run a script's operations, blocking or awaiting, and make the wrappers.
+"""The drivers of the retry script, blocking and async, and the wrappers of decorated functions.
 
-A wrapper calls the work directly and returns its value: that is the whole cost of a success. The
-script begins at the first exception, or before the first attempt where a success needs more than
-being returned (a limit, a budget, `until=`).
+A wrapper calls the function directly and returns its value, so a success costs nothing more. The script
+starts at the first exception, or before the first attempt if a success needs more than returning the value
+(a limit, a budget, `until=`).
 
-A plain function may return a coroutine (a lambda around an async call does). Nothing has happened then
-yet, so it is no success: what the caller gets is a coroutine that awaits it, with retries.
+A plain function may return a coroutine, for example a lambda around an async call. That is not a success
+yet: the caller receives a coroutine that awaits it with retries.
 """
 
 from __future__ import annotations
 
 from oncemore import clock as clocks
-from oncemore.retries.deadlines import awaited
-from oncemore.retries.loop import ENDS, Invoke, Outcome, Tell, Wait, again, gated, loop
+from oncemore.retries.deadlines import run_with_timeout
+from oncemore.retries.loop import (
+    ENDS,
+    CallFunction,
+    CallHook,
+    CallOutcome,
+    WaitSeconds,
+    make_script,
+    run_attempts,
+    run_with_breaker,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from oncemore.retries.loop import Flow, Op, Plan
+    from oncemore.retries.loop import Flow, Op, RetryPlan
 
 
-async def _nothing() -> None:
-    """Exists for its type: what a coroutine object is an instance of."""
+async def _empty_coroutine() -> None:
+    """Provide a coroutine object for its type."""
 
 
-_made = _nothing()
-Coroutine = type(_made)
-_made.close()
+_coroutine = _empty_coroutine()
+# The same as types.CoroutineType, without the import.
+Coroutine = type(_coroutine)
+# A coroutine that is never awaited would warn when it is collected.
+_coroutine.close()
 
 
-def blocking(
-    plan: Plan, flow: Flow, work: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+def run_blocking(
+    plan: RetryPlan, flow: Flow, work: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Run a script to its end in this thread; return the value or raise the error."""
     op: Op = next(flow)
     try:
-        while type(op) is not Outcome:
-            if type(op) is Invoke:
+        while type(op) is not CallOutcome:
+            if type(op) is CallFunction:
                 try:
                     value = (
-                        work(*args, **kwargs) if op.ends is None else _called(plan, op, work, args, kwargs)
+                        work(*args, **kwargs) if op.ends is None else _call_sync(plan, op, work, args, kwargs)
                     )
                 except Exception as error:
                     op = flow.send((None, error))
                     continue
                 if type(value) is Coroutine:
-                    return awaiting(plan, flow, work, args, kwargs, op, value)
+                    return run_async(plan, flow, work, args, kwargs, op=op, awaitable=value)
                 op = flow.send((value, None))
-            elif type(op) is Wait:
+            elif type(op) is WaitSeconds:
                 clocks.current.sleep(op.seconds)
                 op = next(flow)
-            elif type(op) is Tell:
+            elif type(op) is CallHook:
                 op = flow.send(op.hear(op.what))
             else:
-                op = put(flow, op)
+                op = append_record(flow, op)
     except BaseException as error:
         if plan.witness is not None or plan.breaker is not None:
-            cut(flow, error)
+            interrupt_script(flow, error)
         raise
-    next(flow, None)  # lets go of what it holds, at less than what close() costs
-    value, failed = op
+    # Ends the generator, which frees its locals, at a lower cost than close().
+    next(flow, None)
+    value, final_error = op
     del op
-    if failed is None:
+    if final_error is None:
         return value
     try:
-        raise failed
+        raise final_error
     finally:
-        del failed  # its traceback holds this frame, which must not hold it
+        # The traceback refers to this frame: without this the error would refer to itself.
+        del final_error
 
 
-async def awaiting(
-    plan: Plan,
+async def run_async(
+    plan: RetryPlan,
     flow: Flow,
     work: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     op: Op | None = None,
-    made: Any = None,
+    awaitable: Any = None,
 ) -> Any:
-    """Run a script to its end in this task; `made` is an attempt that has been called already."""
+    """Run a script to its end in this task.
+
+    awaitable  the result of the first call, if the caller has made it already
+    """
     op = next(flow) if op is None else op
     try:
-        while type(op) is not Outcome:
-            if type(op) is Invoke:
+        while type(op) is not CallOutcome:
+            if type(op) is CallFunction:
                 try:
-                    made = work(*args, **kwargs) if made is None else made
-                    value = await (
-                        made if op.ends is None and type(made) is Coroutine else _awaited(plan, op, made)
-                    )
+                    awaitable = work(*args, **kwargs) if awaitable is None else awaitable
+                    # A coroutine without a limit is awaited directly, without another frame.
+                    is_free = op.ends is None and type(awaitable) is Coroutine
+                    value = await (awaitable if is_free else _call_async(plan, op, awaitable))
                 except Exception as error:
                     op = flow.send((None, error))
                 else:
                     op = flow.send((value, None))
-                made = None
-            elif type(op) is Wait:
+                awaitable = None
+            elif type(op) is WaitSeconds:
                 await clocks.current.pause(op.seconds)
                 op = next(flow)
-            elif type(op) is Tell:
-                told = op.hear(op.what)
-                op = flow.send(await told if hasattr(type(told), "__await__") else told)
+            elif type(op) is CallHook:
+                reply = op.hear(op.what)
+                op = flow.send(await reply if hasattr(type(reply), "__await__") else reply)
             else:
-                op = await put_awaited(flow, op)
+                op = await append_record_async(flow, op)
     except BaseException as error:
         if plan.witness is not None or plan.breaker is not None:
-            cut(flow, error)
+            interrupt_script(flow, error)
         raise
     next(flow, None)
-    value, failed = op
+    value, final_error = op
     del op
-    if failed is None:
+    if final_error is None:
         return value
     try:
-        raise failed
+        raise final_error
     finally:
-        del failed
+        del final_error
 
 
-def put(flow: Flow, op: Any) -> Op:
-    """Store what a script asks for; what the store fails with is for the script to hear."""
+def append_record(flow: Flow, op: Any) -> Op:
+    """Store the record of an operation, blocking; send the reply or the error to the script."""
     try:
-        answer = op.send().wait()
+        reply = op.send().wait()
+    except Exception as error:
+        # The script continues in memory if the store cannot be reached.
+        return flow.throw(error)
+    return flow.send(reply)
+
+
+async def append_record_async(flow: Flow, op: Any) -> Op:
+    """Store the record of an operation, awaiting; send the reply or the error to the script."""
+    try:
+        reply = await op.send()
     except Exception as error:
         return flow.throw(error)
-    return flow.send(answer)
+    return flow.send(reply)
 
 
-async def put_awaited(flow: Flow, op: Any) -> Op:
-    """Store what a script asks for, while others of this loop go on."""
-    try:
-        answer = await op.send()
-    except Exception as error:
-        return flow.throw(error)
-    return flow.send(answer)
-
-
-def cut(flow: Flow, error: BaseException) -> None:
-    """Let a script hear what ended it from outside; the error goes on its way as it was."""
+def interrupt_script(flow: Flow, error: BaseException) -> None:
+    """Throw an error from outside into the script, so that its cleanup runs; the caller re-raises it."""
+    # The frames of the script would only confuse a reader of the traceback.
     trace = error.__traceback__
     try:
         flow.throw(error)
@@ -145,52 +163,66 @@ def cut(flow: Flow, error: BaseException) -> None:
         error.__traceback__ = trace
 
 
-def _called(
-    plan: Plan, op: Invoke, work: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+def _call_sync(
+    plan: RetryPlan, op: CallFunction, work: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Call plain work under its limits."""
+    """Call a plain function under its time limits."""
     token = ENDS.set(op.ends)
     try:
         if op.limit_s is None:
             return work(*args, **kwargs)
-        from oncemore.retries import timeouts  # loaded before, when the function was wrapped
+        # `wrap_function` has loaded the module already.
+        from oncemore.retries import timeouts
 
-        return timeouts.run(plan.name, op, lambda: work(*args, **kwargs))
+        return timeouts.run_in_helper(plan.name, op, lambda: work(*args, **kwargs))
     finally:
         ENDS.reset(token)
 
 
-async def _awaited(plan: Plan, op: Invoke, work: Any) -> Any:
-    """Await work under its limits; what is not awaitable is its own value."""
+async def _call_async(plan: RetryPlan, op: CallFunction, work: Any) -> Any:
+    """Await a result under its time limits; return it as it is if it is not awaitable."""
     if not hasattr(type(work), "__await__"):
         return work
     token = ENDS.set(op.ends)
     try:
-        return await (work if op.limit_s is None else awaited(plan.name, op, work))
+        return await (work if op.limit_s is None else run_with_timeout(plan.name, op, work))
     finally:
         ENDS.reset(token)
 
 
-def wrap(plan: Plan, work: Callable[..., Any], colour: str) -> Callable[..., Any]:
-    """Return the function that stands in for the work: as light as the plan allows."""
+def wrap_function(plan: RetryPlan, work: Callable[..., Any], colour: str) -> Callable[..., Any]:
+    """Return the wrapper of a function: the cheapest one that the plan allows."""
     light = plan.light and (plan.breaker is None or plan.breaker.light)
     if colour == "coroutine":
         build = (
-            _full_coroutine if not light else _light_coroutine if plan.breaker is None else _gated_coroutine
+            _wrap_full_async
+            if not light
+            else _wrap_light_async
+            if plan.breaker is None
+            else _wrap_with_breaker_async
         )
     else:
-        build = _full if not light else _light if plan.breaker is None else _gated
+        build = _wrap_full if not light else _wrap_light if plan.breaker is None else _wrap_with_breaker
         if plan.policy.timeout_s is not None:
-            from oncemore.retries import timeouts as helpers  # noqa: F401 - now, not when files have run out
-    return _dressed(build(plan, work), work)
+            # Loaded now: an import in the call could fail when the process has no file descriptors left.
+            from oncemore.retries import timeouts as helpers  # noqa: F401
+    return _copy_metadata(build(plan, work), work)
 
 
-_WORN = ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__", "__type_params__")
+_COPIED_ATTRIBUTES = (
+    "__module__",
+    "__name__",
+    "__qualname__",
+    "__doc__",
+    "__annotations__",
+    "__type_params__",
+)
 
 
-def _dressed(call: Callable[..., Any], work: Callable[..., Any]) -> Callable[..., Any]:
-    """Make the wrapper look like the work, as `functools.wraps` does, which is dearer to import."""
-    for name in _WORN:
+def _copy_metadata(call: Callable[..., Any], work: Callable[..., Any]) -> Callable[..., Any]:
+    """Copy the metadata of the function to its wrapper."""
+    # functools.wraps does the same, but its import is slow.
+    for name in _COPIED_ATTRIBUTES:
         if hasattr(work, name):
             setattr(call, name, getattr(work, name))
     call.__dict__.update(getattr(work, "__dict__", {}))
@@ -198,85 +230,86 @@ def _dressed(call: Callable[..., Any], work: Callable[..., Any]) -> Callable[...
     return call
 
 
-def _light(plan: Plan, work: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_light(plan: RetryPlan, work: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             value = work(*args, **kwargs)
             if type(value) is not Coroutine:
                 return value
         except Exception as error:
-            flow = loop(plan, (None, error))
+            flow = run_attempts(plan, (None, error))
         else:
-            flow = loop(plan)
-            return awaiting(plan, flow, work, args, kwargs, next(flow), value)
-        return blocking(plan, flow, work, args, kwargs)
+            flow = run_attempts(plan)
+            return run_async(plan, flow, work, args, kwargs, op=next(flow), awaitable=value)
+        return run_blocking(plan, flow, work, args, kwargs)
 
     return call
 
 
-def _full(plan: Plan, work: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_full(plan: RetryPlan, work: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        return blocking(plan, again(plan), work, args, kwargs)
+        return run_blocking(plan, make_script(plan), work, args, kwargs)
 
     return call
 
 
-def _light_coroutine(plan: Plan, work: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_light_async(plan: RetryPlan, work: Callable[..., Any]) -> Callable[..., Any]:
     async def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return await work(*args, **kwargs)
         except Exception as error:
-            flow = loop(plan, (None, error))
-        return await awaiting(plan, flow, work, args, kwargs)
+            flow = run_attempts(plan, (None, error))
+        return await run_async(plan, flow, work, args, kwargs)
 
     return call
 
 
-def _full_coroutine(plan: Plan, work: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_full_async(plan: RetryPlan, work: Callable[..., Any]) -> Callable[..., Any]:
     async def call(*args: Any, **kwargs: Any) -> Any:
-        return await awaiting(plan, again(plan), work, args, kwargs)
+        return await run_async(plan, make_script(plan), work, args, kwargs)
 
     return call
 
 
-def _gated(plan: Plan, work: Callable[..., Any]) -> Callable[..., Any]:
-    """Behind a breaker in memory, as light as without one while nothing has failed."""
+def _wrap_with_breaker(plan: RetryPlan, work: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function behind a breaker in memory, at no extra cost while nothing has failed."""
     assert plan.breaker is not None
-    gate, book = plan.breaker, plan.breaker.book
+    breaker, storage = plan.breaker, plan.breaker.storage
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not book.clean:
-            return blocking(plan, again(plan), work, args, kwargs)
+        if not storage.clean:
+            return run_blocking(plan, make_script(plan), work, args, kwargs)
         try:
             value = work(*args, **kwargs)
             if type(value) is not Coroutine:
-                if book.clean:
+                if storage.clean:
                     return value
-                flow = gated(plan, gate, (value, None))  # type: ignore[unreachable] # others have failed
+                # A call in another thread has failed meanwhile: this success has to be recorded.
+                flow = run_with_breaker(plan, breaker, (value, None))  # type: ignore[unreachable]
             else:
-                flow = gated(plan, gate)
-                return awaiting(plan, flow, work, args, kwargs, next(flow), value)
+                flow = run_with_breaker(plan, breaker)
+                return run_async(plan, flow, work, args, kwargs, op=next(flow), awaitable=value)
         except Exception as error:
-            flow = gated(plan, gate, (None, error))
-        return blocking(plan, flow, work, args, kwargs)
+            flow = run_with_breaker(plan, breaker, (None, error))
+        return run_blocking(plan, flow, work, args, kwargs)
 
     return call
 
 
-def _gated_coroutine(plan: Plan, work: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_with_breaker_async(plan: RetryPlan, work: Callable[..., Any]) -> Callable[..., Any]:
     assert plan.breaker is not None
-    gate, book = plan.breaker, plan.breaker.book
+    breaker, storage = plan.breaker, plan.breaker.storage
 
     async def call(*args: Any, **kwargs: Any) -> Any:
-        if not book.clean:
-            return await awaiting(plan, again(plan), work, args, kwargs)
+        if not storage.clean:
+            return await run_async(plan, make_script(plan), work, args, kwargs)
         try:
             value = await work(*args, **kwargs)
-            if book.clean:
+            if storage.clean:
                 return value
-            flow = gated(plan, gate, (value, None))  # type: ignore[unreachable]
+            flow = run_with_breaker(plan, breaker, (value, None))  # type: ignore[unreachable]
         except Exception as error:
-            flow = gated(plan, gate, (None, error))
-        return await awaiting(plan, flow, work, args, kwargs)
+            flow = run_with_breaker(plan, breaker, (None, error))
+        return await run_async(plan, flow, work, args, kwargs)
 
     return call

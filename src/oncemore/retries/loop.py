@@ -1,16 +1,16 @@
-"""RETRY: the attempt loop without a store, as a script that any driver can run.
+"""The attempt loop without a store, as a script that any driver can run.
 
-The script is a generator. It yields what it wants done and is sent what happened:
+The script is a generator. It yields operations and receives their results:
 
-    Invoke(number, limit_s, ...)   call the work          ← (value, error), one of them None
-    Wait(seconds)                  let time pass          ← None
-    Tell(hear, what)               call a user's hook     ← what the hook returned
-    Put(send)                      store something        ← the store's answer (`limits.breaker`)
-    Outcome(value, error)          the end: return the one or raise the other
+    CallFunction(number, limit_s, …)  call the function      ← (value, error), one of them None
+    WaitSeconds(seconds)              wait                   ← None
+    CallHook(hear, what)              call a user's hook     ← the result of the hook
+    AppendRecord(send)                store a record         ← the reply of the store (`limits.breaker`)
+    CallOutcome(value, error)         the end: return the value or raise the error
 
-Order lives here, waiting lives in the drivers (`retries.driver`): a blocking one, an awaiting one, and
-the one behind `for attempt in oncemore.attempts()`. A call that succeeds at once never comes here,
-unless it has a witness, who is told of every failure and of every end.
+The script decides, the drivers (`retries.driver`) wait: one blocks, one awaits, and one runs
+`for attempt in oncemore.attempts()`. A call that succeeds at once does not use the script, unless it has an
+observer (`CallObserver`) for every failure and every end.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from contextvars import ContextVar
 from os import urandom
 
 from oncemore import clock as clocks
-from oncemore._time_spans import seconds
-from oncemore._values import Record, Value, make
+from oncemore._time_spans import format_seconds
+from oncemore._values import FrozenRecord, Value, make
 from oncemore.errors import DeadlineExceeded, RetriesExhausted
-from oncemore.policy.decide import Decision, Situation, decide
+from oncemore.policy.decide import Decision, Situation, decide_retry
+from oncemore.policy.explain import decision_sentence
 from oncemore.policy.model import Failure
-from oncemore.policy.proof import sentence
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
 
     from oncemore.clock import Clock
     from oncemore.errors import CircuitOpen
-    from oncemore.limits.breaker import Gate, Passage
-    from oncemore.limits.budget import Budget
-    from oncemore.limits.shared_rate import Meter
+    from oncemore.limits.breaker import BreakerCall, BreakerCore
+    from oncemore.limits.budget import TokenBucket
+    from oncemore.limits.shared_rate import RateLimiter
     from oncemore.policy.policy import Policy
 
-    class Witness(Protocol):
-        """Hears what happens in a call; must not raise, whatever it does with it."""
+    class CallObserver(Protocol):
+        """Receives the events of a call; its methods must not raise."""
 
-        def failed(self, report: Report) -> None:
-            """Hear of a failed attempt and what was decided: an attempt follows, or none."""
+        def record_failure(self, report: RetryReport) -> None:
+            """Record a failed attempt and the decision about it."""
 
-        def ended(self, number: int, now: float, error: BaseException | None) -> None:
-            """Hear that attempt `number` came good, or that an error from outside ended the call."""
+        def record_end(self, number: int, now: float, error: BaseException | None) -> None:
+            """Record that attempt `number` succeeded, or that an error from outside ended the call."""
 
 
 NOT_MET = Failure("transient", "maybe", None, "UNTIL_NOT_MET", "until:false")
@@ -55,29 +55,29 @@ NO_FALLBACK: Any = object()
 MOST_NOTES = 8
 MOST_CAUSES = 32
 
-#: When the attempt under way must be over, on the monotonic clock; inner calls inherit it.
+#: Deadline of the current attempt, on the monotonic clock; inner calls inherit it.
 ENDS: ContextVar[float | None] = ContextVar("oncemore.ends", default=None)
 
 
-class Plan(Record):
-    """What a decorated function was told, checked and made ready.
+class RetryPlan(FrozenRecord):
+    """The checked options of a decorated function.
 
-    covers    whether an error may be tried again
-    deadline  POSIX seconds after which nothing is begun
-    cuts      whether an attempt can be cut off at the deadline
-    heard     whether anybody but the log wants to hear of a failure
-    light     whether a success needs nothing but to be returned
-    witness   who is told of every failure and every end, if anybody
-    breaker   what has to let an attempt through, if anything
-    rate      what gives each attempt its moment, if anything
+    covers    returns whether an error may be retried
+    deadline  POSIX seconds after which no attempt begins
+    cuts      whether an attempt can be interrupted at the deadline
+    heard     whether a hook or an observer needs the report of each failure
+    light     whether a success needs no more than returning the value
+    witness   the observer of every failure and every end, if there is one
+    breaker   the breaker that has to admit each attempt, if there is one
+    rate      the rate limiter that gives each attempt its slot, if there is one
     """
 
     __slots__ = (
         "breaker", "budget", "classify", "covers", "cuts", "deadline", "fallback", "heard", "light", "name",
         "on_give_up", "on_retry", "policy", "rate", "seed", "until", "witness",
     )  # fmt: skip
-    breaker: Gate | None
-    budget: Budget | None
+    breaker: BreakerCore | None
+    budget: TokenBucket | None
     classify: Callable[[BaseException, float], Failure]
     covers: Callable[[Exception, Failure], bool]
     cuts: bool
@@ -86,13 +86,13 @@ class Plan(Record):
     heard: bool
     light: bool
     name: str
-    on_give_up: Callable[[Report], object] | None
-    on_retry: Callable[[Report], object] | None
+    on_give_up: Callable[[RetryReport], object] | None
+    on_retry: Callable[[RetryReport], object] | None
     policy: Policy
-    rate: Meter | None
+    rate: RateLimiter | None
     seed: str | None
     until: Callable[[Any], object] | None
-    witness: Witness | None
+    witness: CallObserver | None
 
     def __init__(
         self,
@@ -103,27 +103,42 @@ class Plan(Record):
         *,
         until: Callable[[Any], object] | None = None,
         deadline: float | None = None,
-        budget: Budget | None = None,
+        budget: TokenBucket | None = None,
         seed: str | None = None,
         fallback: Any = NO_FALLBACK,
-        on_retry: Callable[[Report], object] | None = None,
-        on_give_up: Callable[[Report], object] | None = None,
+        on_retry: Callable[[RetryReport], object] | None = None,
+        on_give_up: Callable[[RetryReport], object] | None = None,
         cuts: bool = False,
-        witness: Witness | None = None,
-        breaker: Gate | None = None,
-        rate: Meter | None = None,
+        witness: CallObserver | None = None,
+        breaker: BreakerCore | None = None,
+        rate: RateLimiter | None = None,
     ) -> None:
-        limits = (policy.timeout_s, policy.within_s, deadline, until, budget, witness, rate)
+        limits = (policy.timeout_s, policy.total_timeout_s, deadline, until, budget, witness, rate)
         light = all(limit is None for limit in limits)
         heard = on_retry is not None or witness is not None
-        self.fill(
-            breaker, budget, classify, covers, cuts, deadline, fallback, heard, light, name, on_give_up,
-            on_retry, policy, rate, seed, until, witness,
-        )  # fmt: skip
+        self.set_fields(
+            breaker=breaker,
+            budget=budget,
+            classify=classify,
+            covers=covers,
+            cuts=cuts,
+            deadline=deadline,
+            fallback=fallback,
+            heard=heard,
+            light=light,
+            name=name,
+            on_give_up=on_give_up,
+            on_retry=on_retry,
+            policy=policy,
+            rate=rate,
+            seed=seed,
+            until=until,
+            witness=witness,
+        )
 
 
-class Report(Value):
-    """What a hook is told about one failed attempt, and what was decided."""
+class RetryReport(Value):
+    """One failed attempt and the decision about it, as passed to the hooks."""
 
     name: str
     number: int
@@ -139,21 +154,22 @@ class Report(Value):
         return self.decision.delay_s
 
     def explain(self) -> str:
-        """Return a paragraph that says what was decided, and why."""
+        """Return a paragraph that explains the decision."""
         return self.decision.explain()
 
 
-class Outcome(Value):
-    """How an attempt ended: with a value, or with an error."""
+class CallOutcome(Value):
+    """The end of a call: its value or its error."""
 
     value: Any
     error: Exception | None
 
 
-class Invoke(Value):
-    """Call the work; cut it off after `limit_s`, where there is one.
+class CallFunction(Value):
+    """Call the function; interrupt it after `limit_s` seconds, if that is set.
 
-    `whole` says that the limit is the rest of the whole call's time, `ends` when inner calls must be over.
+    whole  whether the limit is the rest of the time of the whole call
+    ends   deadline of inner calls, on the monotonic clock
     """
 
     number: int
@@ -162,302 +178,332 @@ class Invoke(Value):
     ends: float | None = None
 
 
-class Wait(Value):
-    """Let time pass."""
+class WaitSeconds(Value):
+    """Wait."""
 
     seconds: float
 
 
-class Tell(Value):
-    """Call a user's hook, and await it where that is possible."""
+class CallHook(Value):
+    """Call a user's hook, and await its result in an async driver."""
 
     hear: Callable[[Any], Any]
     what: object
 
 
-class Put(Value):
-    """Store something: `send()` returns a ticket to wait for; the answer is what that says."""
+class AppendRecord(Value):
+    """Store a record: `send()` returns a ticket that the driver waits for; its result is the reply."""
 
     send: Callable[[], Any]
 
 
-#: The usual operation, made once: call the work, nothing limits it.
-FREE = tuple(Invoke(number) for number in range(16))
+#: The usual operations, built once: attempts without a time limit.
+FREE = tuple(CallFunction(number) for number in range(16))
 
 if TYPE_CHECKING:
-    Op = Invoke | Wait | Tell | Put | Outcome
+    #: The value or the error of an attempt; one of them is None.
+    AttemptResult = tuple[Any, Exception | None]
+    Op = CallFunction | WaitSeconds | CallHook | AppendRecord | CallOutcome
     Flow = Generator[Op, Any, None]
 
 
-def again(plan: Plan) -> Flow:
-    """Return the script of a call that is to begin."""
-    return _started(plan) if plan.witness is None else watched(plan, plan.witness)
+def make_script(plan: RetryPlan) -> Flow:
+    """Return the script of a new call."""
+    return _with_breaker(plan) if plan.witness is None else run_with_observer(plan, plan.witness)
 
 
-def _started(plan: Plan) -> Flow:
-    return loop(plan) if plan.breaker is None else gated(plan, plan.breaker)
+def _with_breaker(plan: RetryPlan) -> Flow:
+    return run_attempts(plan) if plan.breaker is None else run_with_breaker(plan, plan.breaker)
 
 
-def gated(plan: Plan, gate: Gate, outcome: tuple[Any, Exception | None] | None = None) -> Flow:
-    """Run the script behind a breaker; whatever ends it, a probe that it has is not left behind."""
-    passage = gate.passage(plan.policy.timeout_s)
+def run_with_breaker(plan: RetryPlan, breaker: BreakerCore, outcome: AttemptResult | None = None) -> Flow:
+    """Run the script behind a breaker."""
+    breaker_call = breaker.start_call(plan.policy.timeout_s)
     try:
-        yield from loop(plan, outcome, passage)
+        yield from run_attempts(plan, outcome, breaker_call)
     finally:
-        passage.leave()
+        # A cancelled call must give its probe back, or the breaker waits for the end of the lease.
+        breaker_call.finish_call()
 
 
-def watched(plan: Plan, witness: Witness) -> Flow:
-    """Run the script, and tell the witness of an end that came from outside.
+def run_with_observer(plan: RetryPlan, observer: CallObserver) -> Flow:
+    """Run the script, and report an end from outside to the observer.
 
-    That is what a driver throws in (a cancellation, an interrupt, an error in a hook), or a script that
-    is left before its last word.
+    That is an error that the driver throws into the script (a cancellation, an interrupt, an error in a
+    hook), or a script that is closed before its end.
     """
-    flow, number = _started(plan), 1
+    flow, number = _with_breaker(plan), 1
     try:
         op = next(flow)
-        while type(op) is not Outcome:
-            if type(op) is Invoke:
+        while type(op) is not CallOutcome:
+            if type(op) is CallFunction:
                 number = op.number
             op = flow.send((yield op))
     except BaseException as error:
-        witness.ended(number, clocks.current.wall(), error)
+        observer.record_end(number, clocks.current.wall(), error)
         raise
     yield op
 
 
-def loop(
-    plan: Plan, outcome: tuple[Any, Exception | None] | None = None, passage: Passage | None = None
+def run_attempts(
+    plan: RetryPlan, outcome: AttemptResult | None = None, breaker_call: BreakerCall | None = None
 ) -> Flow:
-    """Run attempts until one is good or the decision says stop.
+    """Run attempts until one succeeds or the policy decides to stop.
 
-    `passage` is the call's way through a breaker, which is asked before each attempt. `outcome` is that of
-    the first attempt when the caller has made it already. `now` is the wall clock as it stood at the
-    beginning, moved on by the monotonic one, so that it cannot jump in between.
+    outcome       the outcome of the first attempt, if the caller has made it already
+    breaker_call  the call at a breaker, which is asked before each attempt
     """
     clock = clocks.current
-    policy = plan.policy if clock.most_attempts is None else _fewer(plan.policy, clock.most_attempts)
+    policy = plan.policy if clock.max_attempts is None else _limit_attempts(plan.policy, clock.max_attempts)
+    # Later times are the wall clock of the start plus monotonic time, so that they cannot jump.
     start, wall = clock.monotonic(), clock.wall()
-    ends = _ends(plan, start, wall)
+    ends = _call_deadline(plan, start, wall)
     deadline = None if ends is None else wall + (ends - start)
     free = ends is None and policy.timeout_s is None
     budget, seed, number, waited = plan.budget, plan.seed, 1, 0.0
     if outcome is None:
         late = ends is not None and ends <= start
-        if not late and (passage is not None or plan.rate is not None):
-            shut = yield from _ready(plan, passage, ends)
-            if shut is not None:
-                yield from _shut(plan, shut, 0, wall)
+        if not late and (breaker_call is not None or plan.rate is not None):
+            refusal = yield from _wait_for_limits(plan, breaker_call, ends)
+            if refusal is not None:
+                yield from _end_circuit_open(plan, refusal, 0, wall)
                 return
-        outcome = _late(plan) if late else (yield _invoke(plan, policy, 1, ends, clock.monotonic()))
+        outcome = (
+            _deadline_error(plan) if late else (yield _build_call(plan, policy, 1, ends, clock.monotonic()))
+        )
     while True:
         value, error = outcome
-        if passage is not None and error is None:
-            yield from passage.passed()
+        if breaker_call is not None and error is None:
+            yield from breaker_call.record_success()
         if error is None and (plan.until is None or plan.until(value)):
             if budget is not None:
-                yield from budget.earning()
+                yield from budget.earn_script()
             if plan.witness is not None:
-                plan.witness.ended(number, wall + (clock.monotonic() - start), None)
-            yield make(Outcome, outcome)
+                plan.witness.record_end(number, wall + (clock.monotonic() - start), None)
+            yield make(CallOutcome, outcome)
             return
         now = wall + (clock.monotonic() - start)
+        # A value that `until` refuses is a failure without an exception.
         failure = NOT_MET if error is None else plan.classify(error, now)
-        covered = error is None or plan.covers(error, failure) or _own_end(error, ends, clock)
+        covered = error is None or plan.covers(error, failure) or _is_call_timeout(error, ends, clock)
         if seed is None:
+            # Drawn once per call: the decisions of one call can be recomputed from it.
             seed = urandom(16).hex() if policy.jitter.spread != "none" else ""
         tokens = None if budget is None or budget.at_empty != "fail" else budget.tokens
         verdict = "RETRYABLE" if covered else "TERMINAL"
-        known = (number, failure, verdict, now, seed, wall, deadline, None, tokens, None, "", None)
-        decision = decide(policy, make(Situation, known))
-        if passage is not None and error is not None:
-            decision = yield from passage.decided(decision)
+        # Positional, in the order of Situation's fields: `make` skips its constructor in this hot path.
+        situation = (number, failure, verdict, now, seed, wall, deadline, None, tokens, None, "", None)
+        decision = decide_retry(policy, make(Situation, situation))
+        if breaker_call is not None and error is not None:
+            decision = yield from breaker_call.adjust_decision(decision)
         if budget is not None and decision.action == "retry":
-            decision = yield from _paid(budget, decision, ends)
+            decision = yield from _pay_budget(budget, decision, ends)
         if decision.action != "retry":
-            yield from _give_up(plan, _report(plan, error, value, decision, waited), covered)
+            yield from _give_up(plan, _build_report(plan, error, value, decision, waited), covered)
             return
-        if plan.heard or logged():
-            yield from _announce(plan, _report(plan, error, value, decision, waited))
+        if plan.heard or is_logged():
+            yield from _announce_retry(plan, _build_report(plan, error, value, decision, waited))
         delay = decision.delay_s
-        # What is done with is let go of: a traceback holds every frame of the failed attempt alive.
-        del outcome, value, error, failure, known, decision
+        # Dropped before the wait: a traceback keeps every frame of the failed attempt alive.
+        del outcome, value, error, failure, situation, decision
         if delay > 0.0:
             waited += delay
-            yield Wait(delay)
+            yield WaitSeconds(delay)
         number += 1
-        if passage is not None or plan.rate is not None:
-            shut = yield from _ready(plan, passage, ends)
-            if shut is not None:
-                yield from _shut(plan, shut, number - 1, wall + (clock.monotonic() - start))
+        if breaker_call is not None or plan.rate is not None:
+            refusal = yield from _wait_for_limits(plan, breaker_call, ends)
+            if refusal is not None:
+                yield from _end_circuit_open(plan, refusal, number - 1, wall + (clock.monotonic() - start))
                 return
         if free:
-            outcome = yield FREE[number] if number < len(FREE) else Invoke(number)
+            outcome = yield FREE[number] if number < len(FREE) else CallFunction(number)
         else:
-            outcome = yield _invoke(plan, policy, number, ends, clock.monotonic())
+            outcome = yield _build_call(plan, policy, number, ends, clock.monotonic())
 
 
-def _fewer(policy: Policy, most: int) -> Policy:
-    return policy if most >= policy.max_attempts else policy.but(max_attempts=most)
+def _limit_attempts(policy: Policy, max_attempts: int) -> Policy:
+    return policy if max_attempts >= policy.max_attempts else policy.replace(max_attempts=max_attempts)
 
 
-def _ends(plan: Plan, start: float, wall: float) -> float | None:
-    """Return the earliest of all limits of the whole call, on the monotonic clock."""
+def _call_deadline(plan: RetryPlan, start: float, wall: float) -> float | None:
+    """Return the earliest deadline of the whole call, on the monotonic clock; None if it has none."""
+    # An outer attempt with a deadline limits the calls inside it.
     ends = ENDS.get()
-    if plan.policy.within_s is not None:
-        ends = _earlier(ends, start + plan.policy.within_s)
+    if plan.policy.total_timeout_s is not None:
+        ends = _earlier_time(ends, start + plan.policy.total_timeout_s)
     if plan.deadline is not None:
-        ends = _earlier(ends, start + (plan.deadline - wall))
+        ends = _earlier_time(ends, start + (plan.deadline - wall))
     return ends
 
 
-def _earlier(one: float | None, other: float) -> float:
-    return other if one is None else min(one, other)
+def _earlier_time(first: float | None, second: float) -> float:
+    return second if first is None else min(first, second)
 
 
-def _own_end(error: Exception, ends: float | None, clock: Clock) -> bool:
-    """Whether the call's own time is up: that ends it like any other failure, with note and fallback."""
+def _is_call_timeout(error: Exception, ends: float | None, clock: Clock) -> bool:
+    """Whether the call's own deadline has passed.
+
+    That ends the call like any other failure, with a note and the fallback.
+    """
     return ends is not None and type(error) is DeadlineExceeded and clock.monotonic() >= ends
 
 
-def _late(plan: Plan) -> tuple[None, Exception]:
+def _deadline_error(plan: RetryPlan) -> tuple[None, Exception]:
     return None, DeadlineExceeded(f"{plan.name}: the time for the whole call was up before it began")
 
 
-def _invoke(plan: Plan, policy: Policy, number: int, ends: float | None, now: float) -> Invoke:
-    """Ask for an attempt, with the smaller of its own limit and what is left of the whole."""
+def _build_call(plan: RetryPlan, policy: Policy, number: int, ends: float | None, now: float) -> CallFunction:
+    """Return the operation of an attempt, with the smaller of its own limit and the rest of the call's."""
     limit, whole = policy.timeout_s, False
     if ends is not None and plan.cuts and (limit is None or ends - now < limit):
         limit, whole = ends - now, True
     if limit is not None:
-        ends = _earlier(ends, now + limit)
-    return Invoke(number, limit, whole, ends)
+        ends = _earlier_time(ends, now + limit)
+    return CallFunction(number, limit, whole, ends)
 
 
-def _report(plan: Plan, error: Exception | None, value: object, decision: Decision, waited: float) -> Report:
-    most, number = decision.policy.max_attempts, decision.situation.attempt
-    return Report(plan.name, number, most, error, value, decision, waited)
+def _build_report(
+    plan: RetryPlan, error: Exception | None, value: object, decision: Decision, waited: float
+) -> RetryReport:
+    return RetryReport(
+        name=plan.name,
+        number=decision.situation.attempt,
+        attempts=decision.policy.max_attempts,
+        error=error,
+        value=value,
+        decision=decision,
+        waited_s=waited,
+    )
 
 
-def _announce(plan: Plan, report: Report) -> Generator[Op, object, None]:
-    """Say that an attempt follows: in the log, to the witness, and to the user's hook."""
-    log(report)
+def _announce_retry(plan: RetryPlan, report: RetryReport) -> Generator[Op, object, None]:
+    """Report a failure with a retry to the log, the observer and the user's hook."""
+    log_report(report)
     if plan.witness is not None:
-        plan.witness.failed(report)
+        plan.witness.record_failure(report)
     if plan.on_retry is not None:
-        yield Tell(plan.on_retry, report)
+        yield CallHook(plan.on_retry, report)
 
 
-#: How often a call waits for a token at most, and what it waits for then.
+#: Largest number of waits for a token, and the reason code of such a wait.
 MOST_WAITS = 100
 EMPTY = "retry_budget_empty"
 
 
-def _paid(budget: Budget, decision: Decision, ends: float | None) -> Generator[Op, Any, Decision]:
-    """Take the tokens that a retry costs; if there are too few, decide again by what the budget says then."""
-    policy, at = decision.policy, decision.situation
+def _pay_budget(budget: TokenBucket, decision: Decision, ends: float | None) -> Generator[Op, Any, Decision]:
+    """Take the tokens of a retry; if there are too few, decide again as `at_empty` says."""
+    policy, situation = decision.policy, decision.situation
     pause = policy.max_delay_s or 1.0
     for _ in range(MOST_WAITS):
-        short = yield from budget.paying(policy.retry_cost)
-        if short is None:
+        tokens = yield from budget.pay_script(policy.retry_cost)
+        if tokens is None:
             return decision
-        late = ends is not None and clocks.current.monotonic() + pause >= ends
-        if budget.at_empty != "wait" or late:
+        # A wait that ends after the deadline would be in vain.
+        is_late = ends is not None and clocks.current.monotonic() + pause >= ends
+        if budget.at_empty != "wait" or is_late:
             break
-        yield Wait(pause)
+        yield WaitSeconds(pause)
     if budget.at_empty == "park":
-        hold = at._replace(hold_until=at.now + pause, held_for=EMPTY)
-        return decide(policy, hold)
-    return decide(policy, at._replace(tokens=short))
+        return decide_retry(policy, situation._replace(hold_until=situation.now + pause, hold_reason=EMPTY))
+    return decide_retry(policy, situation._replace(budget_tokens=tokens))
 
 
-def _give_up(plan: Plan, report: Report, covered: bool) -> Flow:
-    """End the call with its failure: told, logged, noted on the error; or with the fallback."""
+def _give_up(plan: RetryPlan, report: RetryReport, covered: bool) -> Flow:
+    """End the call with its error, reported and with a note; or with the fallback."""
+    # An error that `on` does not cover, in the first attempt, is not the concern of `retry`.
     if covered or report.number > 1:
-        log(report)
+        log_report(report)
     if plan.witness is not None:
-        plan.witness.failed(report)
+        plan.witness.record_failure(report)
     if plan.on_give_up is not None:
-        yield Tell(plan.on_give_up, report)
-    error = report.error or RetriesExhausted(f"{plan.name}: {sentence(report.decision)}", report.value)
+        yield CallHook(plan.on_give_up, report)
+    error = report.error or RetriesExhausted(
+        f"{plan.name}: {decision_sentence(report.decision)}", report.value
+    )
     if covered and plan.fallback is not NO_FALLBACK:
         value = plan.fallback
         if callable(value):
-            value = yield Tell(value, error)
-        yield Outcome(value, None)
+            value = yield CallHook(value, error)
+        yield CallOutcome(value, None)
         return
     if covered or report.number > 1:
-        annotate(error, report)
-    mark(error, report.decision)
-    yield Outcome(None, error)
+        add_error_note(error, report)
+    attach_decision(error, report.decision)
+    yield CallOutcome(None, error)
 
 
-def _ready(
-    plan: Plan, passage: Passage | None, ends: float | None
+def _wait_for_limits(
+    plan: RetryPlan, breaker_call: BreakerCall | None, ends: float | None
 ) -> Generator[Op, Any, CircuitOpen | DeadlineExceeded | None]:
-    """Wait for an attempt's moment, and ask its breaker; return None, or why there is none.
-
-    The breaker is asked first: who is not let through waits for nothing. And again after a wait.
-    """
-    if passage is not None and (shut := (yield from passage.admit())) is not None:
-        return shut
-    wait = 0.0 if plan.rate is None else (yield from plan.rate.wait())
+    """Ask the breaker and wait for a slot of the rate; return None, or the error that ends the call."""
+    # The breaker first: a refused call need not wait for a slot.
+    if breaker_call is not None and (refusal := (yield from breaker_call.ask_admission())) is not None:
+        return refusal
+    wait = 0.0 if plan.rate is None else (yield from plan.rate.take_slot())
     if wait <= 0.0:
         return None
     if ends is not None and clocks.current.monotonic() + wait >= ends:
-        return DeadlineExceeded(f"{plan.name}: its rate has no room before the whole call's time is up")
-    yield Wait(wait)
-    return None if passage is None or passage.turn else (yield from passage.admit())
+        return DeadlineExceeded(
+            f"{plan.name}: the rate limit has no free slot before the deadline of the whole call"
+        )
+    yield WaitSeconds(wait)
+    # The breaker may have opened during the wait; a probe was admitted already.
+    return None if breaker_call is None or breaker_call.turn else (yield from breaker_call.ask_admission())
 
 
-def _shut(plan: Plan, error: CircuitOpen | DeadlineExceeded, made: int, now: float) -> Flow:
-    """End a call that is not let through, after as many attempts as were made."""
+def _end_circuit_open(
+    plan: RetryPlan, error: CircuitOpen | DeadlineExceeded, attempts: int, now: float
+) -> Flow:
+    """End a call that was refused after that many attempts, with its error or the fallback."""
     if plan.witness is not None:
-        plan.witness.ended(made, now, error)
+        plan.witness.record_end(attempts, now, error)
     if plan.fallback is NO_FALLBACK:
-        yield Outcome(None, error)
+        yield CallOutcome(None, error)
         return
     value = plan.fallback
     if callable(value):
-        value = yield Tell(value, error)
-    yield Outcome(value, None)
+        value = yield CallHook(value, error)
+    yield CallOutcome(value, None)
 
 
-def mark(error: BaseException, decision: Decision) -> None:
-    """Leave the decision on the error; past `__setattr__`, which a frozen exception refuses."""
+def attach_decision(error: BaseException, decision: Decision) -> None:
+    """Store the decision on the error."""
+    # Through __dict__, because a frozen exception class refuses __setattr__.
     error.__dict__["__oncemore__"] = decision
 
 
-def decision(error: BaseException) -> Decision | None:
-    """Return the last decision about an error that `retry` let through, or None.
+def get_decision(error: BaseException) -> Decision | None:
+    """Return the last decision about an error that `retry` raised, or None.
 
-    Looks through the errors it was raised from, so that a wrapped one is found too.
+    Follows the causes of the error, so that it works for an error that wraps it.
     """
-    seen: BaseException | None = error
+    current: BaseException | None = error
+    # Bounded, because a chain of causes may be a cycle.
     for _ in range(MOST_CAUSES):
-        if seen is None:
+        if current is None:
             break
-        found = seen.__dict__.get("__oncemore__")
-        if found is not None:
-            return found  # type: ignore[no-any-return]
-        seen = seen.__cause__ or seen.__context__
+        decision = current.__dict__.get("__oncemore__")
+        if decision is not None:
+            return decision  # type: ignore[no-any-return]
+        current = current.__cause__ or current.__context__
     return None
 
 
-def annotate(error: BaseException, report: Report) -> None:
-    """Add a note that a traceback shows: what was tried, why it ended, when to come back."""
-    text = f"oncemore: {report.name}: {sentence(report.decision)}"
+def add_error_note(error: BaseException, report: RetryReport) -> None:
+    """Add a note for the traceback: the attempts, the reason of the end and the time to try again."""
+    text = f"oncemore: {report.name}: {decision_sentence(report.decision)}"
     if report.waited_s:
-        text += f" Waited {seconds(report.waited_s)} in all."
+        text += f" Waited {format_seconds(report.waited_s)} in all."
     if report.decision.not_before is not None and report.decision.reason != "wait_beyond_deadline":
-        text += f" Worth trying again from {utc(report.decision.not_before)}."
+        text += f" Worth trying again from {format_utc(report.decision.not_before)}."
+    # One exception object may be raised by many calls: its notes must not grow without bound.
     notes = error.__dict__.setdefault("__notes__", [])
     if len(notes) < MOST_NOTES:
         notes.append(text)
 
 
-def utc(posix: float) -> str:
-    """Return a time as people write it, in UTC; one that no calendar holds is left a number."""
+def format_utc(posix: float) -> str:
+    """Return a time as ISO 8601 in UTC; as a number if it is out of the calendar's range."""
     try:
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(posix))
     except (OverflowError, ValueError, OSError):
@@ -467,10 +513,10 @@ def utc(posix: float) -> str:
 _logger: Any = None
 
 
-def logged() -> bool:
-    """Whether the program would see a log line of ours.
+def is_logged() -> bool:
+    """Whether a log record of `oncemore.retry` would reach a handler.
 
-    One that never imported `logging`, or gave it no handler, pays and sees nothing.
+    A program that has not imported `logging`, or has no handler, does not pay for log records.
     """
     global _logger
     if _logger is None:
@@ -479,25 +525,26 @@ def logged() -> bool:
             return False
         _logger = logging.getLogger("oncemore.retry")
     if not (_logger.handlers or _logger.parent.handlers or _logger.root.handlers):
-        return False  # the usual case, at half the cost of asking in full
+        # The usual case, at half the cost of hasHandlers().
+        return False
     return _logger.hasHandlers() and _logger.isEnabledFor(_WARNING)  # type: ignore[no-any-return]
 
 
 _WARNING = 30  # logging.WARNING, without importing it
 
 
-def log(report: Report) -> None:
-    """Write one line to the logger `oncemore.retry`.
+def log_report(report: RetryReport) -> None:
+    """Log a warning with the logger `oncemore.retry`.
 
-    The text of an exception may hold secrets (a URL, a token), so the line has its class only.
+    The text of an exception may hold secrets (a URL, a token), so the record has its class only.
     """
-    if logged():
-        _logger.warning("%s: %s", report.name, sentence(report.decision), extra=extras(report))
+    if is_logged():
+        _logger.warning("%s: %s", report.name, decision_sentence(report.decision), extra=log_fields(report))
 
 
-def extras(report: Report) -> dict[str, object]:
-    """Return the fields of a log record, each with our prefix."""
-    at = report.decision.situation
+def log_fields(report: RetryReport) -> dict[str, object]:
+    """Return the extra fields of a log record, each with the prefix `oncemore_`."""
+    failure = report.decision.situation.failure
     return {
         "oncemore_name": report.name,
         "oncemore_attempt": report.number,
@@ -506,9 +553,9 @@ def extras(report: Report) -> dict[str, object]:
         "oncemore_reason": report.decision.reason,
         "oncemore_delay_s": report.decision.delay_s,
         "oncemore_waited_s": report.waited_s,
-        "oncemore_error_class": at.failure.code,
-        "oncemore_kind": at.failure.kind,
-        "oncemore_rule": at.failure.rule,
+        "oncemore_error_class": failure.code,
+        "oncemore_kind": failure.kind,
+        "oncemore_rule": failure.rule,
         "oncemore_exception": "" if report.error is None else type(report.error).__qualname__,
         "oncemore_policy": report.decision.policy.name,
         "oncemore_policy_version": report.decision.policy.version,

@@ -1,18 +1,18 @@
-"""What a user told `retry`, checked and made one frozen plan.
+"""The options of `retry`, checked and built into one frozen plan.
 
-Everything is checked when a function is decorated, so that a mistake shows at import and not at three
-in the morning; a message names the argument and what it takes.
+All checks run when a function is decorated, so that a mistake shows at import and not in a later call. A
+message names the option and its valid values.
 """
 
 from __future__ import annotations
 
-from oncemore.classifiers.classify import classify, ready
-from oncemore.classifiers.verdict import forbids_retry, verdict
+from oncemore.classifiers.classify import classify, ensure_plugins_loaded
 from oncemore.errors import AttemptTimeout, UsageError, warn_policy
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.policy import STANDARD, Policy, check_jitter, check_schedule, check_seed, policy_name
-from oncemore.retries.loop import NO_FALLBACK, Plan
-from oncemore.settings import retries_on
+from oncemore.policy.verdict import decide_verdict, forbids_retry
+from oncemore.retries.loop import NO_FALLBACK, RetryPlan
+from oncemore.settings import are_retries_enabled
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from os import PathLike
     from typing import Any, Literal, TypedDict
 
-    from oncemore.audit.events import Event
-    from oncemore.limits.breaker import Gate
-    from oncemore.limits.budget import Budget
-    from oncemore.limits.shared_rate import Meter
+    from oncemore.audit.events import AuditEvent
+    from oncemore.limits.breaker import BreakerCore
+    from oncemore.limits.budget import TokenBucket
+    from oncemore.limits.shared_rate import RateLimiter
     from oncemore.policy.model import Failure
-    from oncemore.retries.loop import Report, Witness
+    from oncemore.retries.loop import CallObserver, RetryReport
 
     Seconds = float | timedelta
     On = (
@@ -36,41 +36,41 @@ if TYPE_CHECKING:
         | Literal["transient", "not-sent"]
     )
 
-    class Options(TypedDict, total=False):
-        """The keyword arguments of `retry`; `using` takes the same."""
+    class RetryOptions(TypedDict, total=False):
+        """The keyword arguments of `retry`; `with_options` takes the same."""
 
         on: On
         until: Callable[[Any], object] | None
         attempts: int | None
         timeout: Seconds | None
-        within: Seconds | None
+        total_timeout: Seconds | None
         deadline: datetime | float | None
         wait: Schedule | Seconds | Sequence[Seconds] | None
         jitter: Jitter | str | None
         policy: Policy | str | PathLike[str] | None
-        budget: Budget | None
-        breaker: Gate | str | None
-        rate: Meter | str | None
+        budget: TokenBucket | None
+        breaker: BreakerCore | str | None
+        rate: RateLimiter | str | None
         seed: str | int | None
         fallback: Any
-        on_retry: Callable[[Report], object] | None
-        on_give_up: Callable[[Report], object] | None
-        on_event: Callable[[Event], object] | None
+        on_retry: Callable[[RetryReport], object] | None
+        on_give_up: Callable[[RetryReport], object] | None
+        on_event: Callable[[AuditEvent], object] | None
         category: str | None
         name: str | None
 
 
-def check_options(options: Options, where: str) -> None:
+def check_options(options: RetryOptions, where: str) -> None:
     """Refuse an option that does not exist, and a call without `on`."""
     if "on" not in options:
-        raise UsageError(f"{where}() needs on=: what may be tried again has no default")
+        raise UsageError(f"{where}() needs on=: the errors to retry have no default")
     for option in options:
         if option not in OPTIONS:
             raise UsageError(f"{where}() has no {option}=; it takes {', '.join(OPTIONS)}")
 
 
 OPTIONS = (
-    "on", "until", "attempts", "timeout", "within", "deadline", "wait", "jitter", "policy", "budget",
+    "on", "until", "attempts", "timeout", "total_timeout", "deadline", "wait", "jitter", "policy", "budget",
     "breaker", "rate", "seed", "fallback", "on_retry", "on_give_up", "on_event", "category", "name",
 )  # fmt: skip
 
@@ -84,15 +84,16 @@ def as_seconds(field: str, value: Seconds) -> float:
     return float(value)
 
 
-_COROUTINE, _GENERATOR, _ITERABLE, _ASYNC_GENERATOR = 0x80, 0x20, 0x100, 0x200  # inspect's CO_ flags
+# The CO_ flags of inspect, without its slow import.
+_COROUTINE, _GENERATOR, _ITERABLE, _ASYNC_GENERATOR = 0x80, 0x20, 0x100, 0x200
 
 
-def colour_of(work: Any) -> str:
-    """Return what calling gives: plain (a value), coroutine, generator or async-generator.
+def function_colour(work: Any) -> str:
+    """Return the kind of a function: plain, coroutine, generator or async-generator.
 
-    Looks through partials, bound methods and objects with `__call__`, as `inspect` does, which is dear
-    to import.
+    Unwraps partials, bound methods and objects with `__call__`, as `inspect` does.
     """
+    # Bounded, because an object may wrap itself.
     for _ in range(16):
         if isinstance(work, type):
             return "plain"
@@ -112,291 +113,301 @@ def colour_of(work: Any) -> str:
     return "generator" if flags & _GENERATOR else "async-generator" if flags & _ASYNC_GENERATOR else "plain"
 
 
-def plan_of(options: Options, name: str, colour: str) -> Plan:
-    """Check all options and make them one frozen value."""
-    ready()
-    policy = policy_of(options)
+def build_plan(options: RetryOptions, name: str, colour: str) -> RetryPlan:
+    """Check all options and return the plan."""
+    ensure_plugins_loaded()
+    policy = resolve_policy(options)
     fallback = options.get("fallback", NO_FALLBACK)
     if callable(fallback):
-        _hook("fallback", fallback, colour)
+        _check_hook("fallback", fallback, colour)
     hooks = {
-        option: _hook(option, options.get(option), colour) for option in ("until", "on_retry", "on_give_up")
+        option: _check_hook(option, options.get(option), colour)
+        for option in ("until", "on_retry", "on_give_up")
     }
-    return Plan(
+    return RetryPlan(
         name=options.get("name") or name,
         policy=policy,
-        covers=_covers(options["on"], policy),
+        covers=_make_covers(options["on"], policy),
         classify=classify,
-        deadline=_deadline(options.get("deadline")),
-        budget=_budget(options),
-        seed=_seed(options.get("seed")) or check_seed(policy.jitter_seed),
+        deadline=_parse_deadline(options.get("deadline")),
+        budget=_resolve_budget(options),
+        seed=_check_seed(options.get("seed")) or check_seed(policy.jitter_seed),
         fallback=fallback,
         cuts=colour == "coroutine" or policy.timeout_s is not None,
-        witness=_witness(options, name, policy),
-        breaker=_breaker(options),
-        rate=_rate(options),
+        witness=_make_observer(options, name, policy),
+        breaker=_resolve_breaker(options),
+        rate=_resolve_rate(options),
         **hooks,
     )
 
 
-#: Plans of `attempts(...)`, which is written inside functions and so made anew at every call of them.
-_plans: dict[tuple[object, ...], Plan] = {}
+#: Plans of `attempts(...)`, which is evaluated at every call of the function around it.
+_plans: dict[tuple[object, ...], RetryPlan] = {}
 _MOST_PLANS = 256
 
 
-def _told(options: Options) -> tuple[object, ...] | None:
-    """Return what options say, types included (True is no 1), or None when that is not to be kept.
-
-    Functions and budgets are the caller's own and may hold anything: keeping them would keep that alive.
-    A policy on disk may change, and whoever loads it remembers it until it does.
-    """
+def _cache_key(options: RetryOptions) -> tuple[object, ...] | None:
+    """Return the cache key of options, or None if their plan must not be cached."""
+    # A function may refer to anything, and the cache would keep that alive.
     if any(callable(value) and not isinstance(value, type) for value in options.values()):
         return None
-    own = any(options.get(one) is not None for one in ("budget", "breaker", "rate"))
-    if own or _on_disk(options.get("policy")):
+    has_limits = any(options.get(option) is not None for option in ("budget", "breaker", "rate"))
+    # Limits belong to the caller; a policy file may change, and its loader has a cache of its own.
+    if has_limits or _is_file_policy(options.get("policy")):
         return None
-    told = (retries_on(), *((name, type(value), value) for name, value in options.items()))
+    # With the types, because True == 1 and 1.0 == 1.
+    key = (are_retries_enabled(), *((name, type(value), value) for name, value in options.items()))
     try:
-        hash(told)
+        hash(key)
     except TypeError:
         return None
-    return told
+    return key
 
 
-def known_plan(options: Options) -> Plan | None:
-    """Return the plan that the same options made before."""
-    told = _told(options)
-    return None if told is None else _plans.get(told)
+def known_plan(options: RetryOptions) -> RetryPlan | None:
+    """Return the cached plan of the same options, or None."""
+    key = _cache_key(options)
+    return None if key is None else _plans.get(key)
 
 
-def remember_plan(options: Options, plan: Plan) -> None:
-    """Keep a plan for the next time that the same options are given."""
-    told = _told(options)
-    if told is not None:
+def remember_plan(options: RetryOptions, plan: RetryPlan) -> None:
+    """Cache the plan of options."""
+    key = _cache_key(options)
+    if key is not None:
+        # Only options that differ at every call fill the cache: it needs no better eviction.
         if len(_plans) >= _MOST_PLANS:
             _plans.clear()
-        _plans[told] = plan
+        _plans[key] = plan
 
 
-def caution(plan: Plan) -> None:
-    """Warn, at the user's own line, of a policy that works but is unwise."""
+def warn_unwise_policy(plan: RetryPlan) -> None:
+    """Warn of a policy that works but is unwise, at the caller's line."""
     warn_policy(*plan.policy.warnings())
 
 
-#: What the name of a policy ends with that was changed by options beside it.
+#: Suffix of the name of a policy that further options have changed.
 CHANGED = " (changed)"
-#: Known without looking on the disk.
+#: Policies that need no file.
 POLICIES = {STANDARD.name: STANDARD}
 
 
-def _on_disk(policy: object) -> bool:
-    """Whether a policy is given by its address or by the path of its file."""
+def _is_file_policy(policy: object) -> bool:
+    """Whether a policy option is the name or the path of a policy file."""
     return (isinstance(policy, str) and policy not in POLICIES) or hasattr(policy, "__fspath__")
 
 
-def policy_of(options: Options) -> Policy:
-    """Return the policy, or a copy with what is given beside it changed."""
-    given = options.get("policy")
-    base = STANDARD if given is None else given
-    if _on_disk(base):
-        from oncemore.policy.files.loader import quiet_policy  # only policies on disk need it
+def resolve_policy(options: RetryOptions) -> Policy:
+    """Return the policy of the options, or a copy that further options have changed."""
+    option = options.get("policy")
+    base = STANDARD if option is None else option
+    if _is_file_policy(base):
+        # Imported here: only policy files need the loader.
+        from oncemore.policy.files.loader import load_policy_no_warnings
 
-        base = quiet_policy(base)  # type: ignore[arg-type]
+        base = load_policy_no_warnings(base)  # type: ignore[arg-type]
     elif isinstance(base, str):
         base = POLICIES[base]
     if not isinstance(base, Policy):
         raise UsageError(
             f"policy is {base!r}; it takes the name of a policy or an oncemore.Policy, or the path of a file"
         )
-    changed = base.but(**_changes(options))
+    changed = base.replace(**_policy_changes(options))
     if changed != base:
-        base = changed.but(name="custom" if given is None else f"{base.name}{CHANGED}")
-    return base if retries_on() else base.but(max_attempts=1)
+        base = changed.replace(name="custom" if option is None else f"{base.name}{CHANGED}")
+    # The setting that disables retries keeps everything else: limits, hooks and reports.
+    return base if are_retries_enabled() else base.replace(max_attempts=1)
 
 
-def _changes(options: Options) -> dict[str, object]:
+def _policy_changes(options: RetryOptions) -> dict[str, object]:
     """Return the fields of a policy that the options set."""
     changes: dict[str, object] = {}
-    if (most := options.get("attempts")) is not None:
-        changes["max_attempts"] = most
-    for option, field in (("timeout", "timeout_s"), ("within", "within_s")):
+    if (max_attempts := options.get("attempts")) is not None:
+        changes["max_attempts"] = max_attempts
+    for option, field in (("timeout", "timeout_s"), ("total_timeout", "total_timeout_s")):
         if (limit := options.get(option)) is not None:
             changes[field] = as_seconds(option, limit)  # type: ignore[arg-type]
     if (wait := options.get("wait")) is not None:
-        changes["schedule"], changes["jitter"] = _schedule(wait)
+        changes["schedule"], changes["jitter"] = _parse_wait(wait)
     if (jitter := options.get("jitter")) is not None:
         changes["jitter"] = check_jitter(Jitter(jitter) if isinstance(jitter, str) else jitter)  # type: ignore[arg-type]
     return changes
 
 
-def _schedule(wait: Schedule | Seconds | Sequence[Seconds]) -> tuple[Schedule, Jitter]:
-    """Return a schedule and the jitter that goes with it: seconds that a person wrote down are exact."""
+def _parse_wait(wait: Schedule | Seconds | Sequence[Seconds]) -> tuple[Schedule, Jitter]:
+    """Return the schedule and its default jitter: plain seconds are exact, a schedule is spread."""
     if isinstance(wait, Schedule):
         return check_schedule(wait), Jitter("none" if wait.shape == "fixed" else "full")
     if isinstance(wait, (list, tuple)):
-        return _fixed(wait), Jitter("none")
-    return _fixed([wait]), Jitter("none")  # type: ignore[list-item]
+        return _fixed_schedule(wait), Jitter("none")
+    return _fixed_schedule([wait]), Jitter("none")  # type: ignore[list-item]
 
 
-def _fixed(delays: Sequence[Seconds]) -> Schedule:
+def _fixed_schedule(delays: Sequence[Seconds]) -> Schedule:
     return check_schedule(Schedule("fixed", delays=tuple(as_seconds("wait", delay) for delay in delays)))
 
 
-def _covers(on: On, policy: Policy) -> Callable[[Exception, Failure], bool]:
-    """Return the question whether an error may be tried again."""
+def _make_covers(on: On, policy: Policy) -> Callable[[Exception, Failure], bool]:
+    """Return the function that says whether an error may be retried."""
     if isinstance(on, str):
-        return _named(on, policy)
+        return _covers_by_class(on, policy)
     kinds = on if isinstance(on, tuple) else (on,)
     if all(isinstance(kind, type) for kind in kinds):
         for kind in kinds:
             if not issubclass(kind, Exception):  # type: ignore[arg-type]
                 raise UsageError(
                     f"on has {kind.__name__}, which is not an Exception: "
-                    "cancellation and interrupts are never tried again"
+                    "cancellation and interrupts are never retried"
                 )
-        # An attempt that our own limit cut off is covered too: that is what the limit is for.
-        one: Any = kinds[0] if len(kinds) == 1 else kinds
+        # A timeout of the attempt is covered too: it exists to start the next attempt.
+        covered: Any = kinds[0] if len(kinds) == 1 else kinds
         if not policy.governed and (policy.classes is None or not policy.classes.non_retryable):
-            # The usual case, and the dearest: only what is permanent can be among what is never retried.
+            # The usual case, made fast: here only a permanent failure can be forbidden.
             return lambda error, failure: (
-                (isinstance(error, one) or type(error) is AttemptTimeout)
-                and not (failure.kind == "permanent" and _never(error, failure, policy))
+                (isinstance(error, covered) or type(error) is AttemptTimeout)
+                and not (failure.kind == "permanent" and _covers_nothing(error, failure, policy))
             )
         return lambda error, failure: (
-            (isinstance(error, one) or type(error) is AttemptTimeout) and not _never(error, failure, policy)
+            (isinstance(error, covered) or type(error) is AttemptTimeout)
+            and not _covers_nothing(error, failure, policy)
         )
     if isinstance(on, tuple) or not callable(on):
         raise UsageError(f"on is {on!r}; it takes exception types, a predicate, 'transient' or 'not-sent'")
-    if colour_of(on) != "plain":
-        raise UsageError("on is an async function; a predicate answers at once")
-    return lambda error, failure: not _never(error, failure, policy) and bool(on(error))
+    if function_colour(on) != "plain":
+        raise UsageError("on is an async function; it takes a plain function")
+    return lambda error, failure: not _covers_nothing(error, failure, policy) and bool(on(error))
 
 
-def _never(error: Exception, failure: Failure, policy: Policy) -> bool:
-    """Return whether an error is not tried again whatever `on` says (ADR 0005, 0036)."""
+def _covers_nothing(error: Exception, failure: Failure, policy: Policy) -> bool:
+    """Return whether an error is never retried, even if `on` covers it (ADR 0005, 0036)."""
     return isinstance(error, UsageError) or forbids_retry(failure, policy)
 
 
-def _named(on: str, policy: Policy) -> Callable[[Exception, Failure], bool]:
-    """Return the question by the facts: what passes by itself, as the policy's classes see it."""
+def _covers_by_class(on: str, policy: Policy) -> Callable[[Exception, Failure], bool]:
+    """Return the function that decides by the classification of an error and the policy's classes."""
     if on not in ("transient", "not-sent"):
         raise UsageError(f"on is {on!r}; the names are 'transient', 'not-sent'")
     if policy.classes is None and policy.unmatched == "fail":
         if on == "transient":
-            return lambda error, failure: failure.passing
-        return lambda error, failure: failure.passing and failure.sent == "no"
+            return lambda error, failure: failure.may_pass
+        return lambda error, failure: failure.may_pass and failure.sent == "no"
     return lambda error, failure: (
-        verdict(failure, policy, "idempotent") == "RETRYABLE"
+        decide_verdict(failure, policy, "idempotent") == "RETRYABLE"
         and (on == "transient" or failure.sent == "no")
         and not isinstance(error, UsageError)
     )
 
 
-def _hook(option: str, hook: Any, colour: str) -> Any:
+def _check_hook(option: str, hook: Any, colour: str) -> Any:
     if hook is None:
         return None
     if not callable(hook):
         raise UsageError(f"{option} is {hook!r}; it takes a function")
-    if colour_of(hook) == "coroutine" and (option == "until" or colour == "plain"):
+    if function_colour(hook) == "coroutine" and (option == "until" or colour == "plain"):
         raise UsageError(f"{option} is an async function, and nothing here can await it")
     return hook
 
 
-def _witness(options: Options, name: str, policy: Policy) -> Witness | None:
-    """Return who writes down what happens, where somebody wants to know; else nothing of it is loaded."""
+def _make_observer(options: RetryOptions, name: str, policy: Policy) -> CallObserver | None:
+    """Return the observer that sends audit events to `on_event`, if that is set."""
     sink, category = options.get("on_event"), options.get("category")
     if sink is None and category is None:
         return None
-    from oncemore.audit.recorder import Outlet, Recorder, category_of, check_category
+    # Imported here: the audit modules are not loaded by `import oncemore`.
+    from oncemore.audit.recorder import AuditRecorder, SinkWriter, check_category, default_category
 
-    code = category_of(options.get("name") or name) if category is None else check_category(category)
-    if _hook("on_event", sink, "plain") is None:
+    code = default_category(options.get("name") or name) if category is None else check_category(category)
+    if _check_hook("on_event", sink, "plain") is None:
         return None
-    return Recorder(Outlet(sink), code, options.get("name") or name, policy=policy_name(policy))  # type: ignore[arg-type]
+    return AuditRecorder(SinkWriter(sink), code, options.get("name") or name, policy=policy_name(policy))  # type: ignore[arg-type]
 
 
-def _breaker(options: Options) -> Gate | None:
-    """Return the breaker; a name goes by the rules of the policy, where that has any."""
-    given = options.get("breaker")
-    if given is None:
+def _resolve_breaker(options: RetryOptions) -> BreakerCore | None:
+    """Return the breaker of the options; for a name, with the rules of the policy file, if it has any."""
+    option = options.get("breaker")
+    if option is None:
         return None
-    from oncemore.limits.declarations import gate_of
+    from oncemore.limits.declarations import resolve_breaker
 
     rules = None
-    if isinstance(given, str) and _on_disk(policy := options.get("policy")):
-        from oncemore.policy.files.loader import breaker_rules
+    if isinstance(option, str) and _is_file_policy(policy := options.get("policy")):
+        from oncemore.policy.files.loader import load_breaker_rules
 
-        rules = breaker_rules(policy)  # type: ignore[arg-type]
-    return gate_of(given, rules)
-
-
-def _rate(options: Options) -> Meter | None:
-    """Return the rate: as given, or that of the policy."""
-    given = options.get("rate")
-    return told_rate(options.get("policy")) if given is None else _meter(given)
+        rules = load_breaker_rules(policy)  # type: ignore[arg-type]
+    return resolve_breaker(option, rules)
 
 
-def _meter(given: Meter | str) -> Meter:
-    from oncemore.limits.declarations import meter_of
+def _resolve_rate(options: RetryOptions) -> RateLimiter | None:
+    """Return the rate limiter of the options, or else that of the policy file."""
+    option = options.get("rate")
+    return policy_rate(options.get("policy")) if option is None else _make_rate_limiter(option)
 
-    return meter_of(given)
+
+def _make_rate_limiter(option: RateLimiter | str) -> RateLimiter:
+    from oncemore.limits.declarations import resolve_rate
+
+    return resolve_rate(option)
 
 
-def told_rate(policy: object) -> Meter | None:
-    """Return a rate as the file of a policy says it, if it does; every function has its own."""
-    told = _section(policy, "rate_limit")
-    if told is None:
+def policy_rate(policy: object) -> RateLimiter | None:
+    """Return a new rate limiter as a policy file defines it, or None; each function has its own."""
+    section = _policy_section(policy, "rate_limit")
+    if section is None:
         return None
-    from oncemore.limits.rate_rules import Pulse, check_pulse
-    from oncemore.limits.shared_rate import Meter
+    from oncemore.limits.rate_rules import RateLimit, check_rate
+    from oncemore.limits.shared_rate import RateLimiter
 
-    return Meter(check_pulse(Pulse(told.get("calls", 1), told.get("period_s", 1.0), told.get("burst", 1))))
-
-
-def _budget(options: Options) -> Budget | None:
-    return budget_of(options.get("budget"), options.get("policy"))
+    return RateLimiter(
+        check_rate(RateLimit(section.get("calls", 1), section.get("period_s", 1.0), section.get("burst", 1)))
+    )
 
 
-def budget_of(given: Any, policy: object) -> Budget | None:
-    """Return the budget: as given, or that of the policy, which all in this process share who name it.
+def _resolve_budget(options: RetryOptions) -> TokenBucket | None:
+    return resolve_budget(options.get("budget"), options.get("policy"))
 
-    One that the policy says is shared is that of all who share a store, by its name or the policy's.
+
+def resolve_budget(option: Any, policy: object) -> TokenBucket | None:
+    """Return the budget of the option, or else that of the policy file.
+
+    All functions with that policy in this process share its budget. If the file says `shared`, the budget
+    is in the store, under its own name or the name of the policy.
     """
-    told = None if given is not None else _section(policy, "retry_budget")
-    if given is None and told is None:
+    section = None if option is not None else _policy_section(policy, "retry_budget")
+    if option is None and section is None:
         return None
-    from oncemore.limits.budget import Budget
+    from oncemore.limits.budget import TokenBucket
 
-    if given is not None and not isinstance(given, Budget):
-        raise UsageError(f"budget is {given!r}; it takes oncemore.Budget(...)")
-    if told is None:
-        return given
-    key = (str(policy), *sorted(told.items()))
+    if option is not None and not isinstance(option, TokenBucket):
+        raise UsageError(f"budget is {option!r}; it takes oncemore.Budget(...)")
+    if section is None:
+        return option
+    # The numbers are part of the key: a changed file gets a new budget.
+    key = (str(policy), *sorted(section.items()))
     if key not in _budgets:
-        capacity = told.get("capacity", 10.0)
-        earns, at_empty = told.get("per_success", min(0.1, capacity)), told.get("at_empty", "fail")
-        if told.get("shared", False):
-            from oncemore.limits.declarations import Budget as Shared
+        capacity = section.get("capacity", 10.0)
+        per_success = section.get("per_success", min(0.1, capacity))
+        at_empty = section.get("at_empty", "fail")
+        if section.get("shared", False):
+            from oncemore.limits.declarations import Budget as SharedBudget
 
-            name = told.get("name") or policy_of({"on": "transient", "policy": policy}).name  # type: ignore[typeddict-item]
-            _budgets[key] = Shared(capacity, earns, at_empty=at_empty, name=name, shared=True)
+            name = section.get("name") or resolve_policy({"on": "transient", "policy": policy}).name  # type: ignore[typeddict-item]
+            _budgets[key] = SharedBudget(capacity, per_success, at_empty=at_empty, name=name, shared=True)
         else:
-            _budgets[key] = Budget(capacity, earns, at_empty=at_empty)
+            _budgets[key] = TokenBucket(capacity, per_success, at_empty=at_empty)
     return _budgets[key]
 
 
-_budgets: dict[tuple[object, ...], Budget] = {}
+_budgets: dict[tuple[object, ...], TokenBucket] = {}
 
 
-def _section(policy: object, name: str) -> Any:
-    if not _on_disk(policy):
+def _policy_section(policy: object, name: str) -> Any:
+    if not _is_file_policy(policy):
         return None
-    from oncemore.policy.files.loader import section_of
+    from oncemore.policy.files.loader import load_section
 
-    return section_of(policy, name)  # type: ignore[arg-type]
+    return load_section(policy, name)  # type: ignore[arg-type]
 
 
-def _deadline(deadline: datetime | float | None) -> float | None:
+def _parse_deadline(deadline: datetime | float | None) -> float | None:
     if deadline is None:
         return None
     if isinstance(deadline, (int, float)):
@@ -406,7 +417,7 @@ def _deadline(deadline: datetime | float | None) -> float | None:
     return float(deadline.timestamp())
 
 
-def _seed(seed: str | int | None) -> str | None:
+def _check_seed(seed: str | int | None) -> str | None:
     if seed is None or isinstance(seed, str):
         return seed
     if isinstance(seed, bool) or not isinstance(seed, int):

@@ -1,1 +1,4 @@
-"""Policies as Amazon States Language, and tasks for Step Functions."""
+"""Policies in Amazon States Language, checks of definitions, and tasks for AWS Step Functions.
+
+It may import the policy, classifier and query folders.
+"""

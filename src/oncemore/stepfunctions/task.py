@@ -1,12 +1,11 @@
-"""A task of a state machine: its errors get the names by which a definition tells them apart.
+"""A decorator for the Lambda function of a task.
 
     @task(govern.policy("nova-cat/acquisition"))
     def handler(event, context):
         return fetch(event["locator"])
 
-Lambda reports an error by the name of its class. So a function that raises what its libraries raise would
-need every one of their names in the definition; here the classifiers read it, the policy judges it, and one
-of three names is left.
+Lambda reports an error by the name of its class, so a definition would have to list the exceptions of every
+library. The decorator classifies the exception by the policy and raises one of three errors instead.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore import clock as clocks
 from oncemore.classifiers.classify import classify
-from oncemore.classifiers.verdict import verdict
 from oncemore.errors import NeedsReview, PermanentError, TransientError
+from oncemore.policy.verdict import decide_verdict
 from oncemore.stepfunctions.export import QUARANTINE_ERROR, RETRYABLE_ERROR, TERMINAL_ERROR
 
 if TYPE_CHECKING:
@@ -27,43 +26,44 @@ if TYPE_CHECKING:
     from oncemore.policy.policy import Policy
 
 
-class _Coded(Exception):
-    """Has the code of the failure that it stands for."""
+class _CodedError(Exception):
+    """An error with the code of the classified failure."""
 
     def __init__(self, code: str, message: str = "") -> None:
         super().__init__(message or code)
         self.code = code
 
+    # The default would pass the message to __init__ as the code.
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.code, self.args[0])
 
 
-class RetryableError(_Coded, TransientError):
-    """It may pass: the definition's retrier tries it again."""
+class RetryableError(_CodedError, TransientError):
+    """A transient failure; the retrier of the definition tries again."""
 
 
-class TerminalError(_Coded, PermanentError):
-    """It does not pass."""
+class TerminalError(_CodedError, PermanentError):
+    """A permanent failure."""
 
 
 class QuarantineError(NeedsReview):
-    """A person has to look first."""
+    """A failure that needs review by a person."""
 
 
-#: An outcome that is unknown is a person's: a task that may not be repeated must not be.
-NAMED: dict[Verdict, type[RetryableError | TerminalError | QuarantineError]] = {
+#: An unknown outcome needs review too: a task with the effect "once" must not be repeated.
+ERRORS_BY_VERDICT: dict[Verdict, type[RetryableError | TerminalError | QuarantineError]] = {
     "RETRYABLE": RetryableError,
     "TERMINAL": TerminalError,
     "QUARANTINE": QuarantineError,
     "UNKNOWN": QuarantineError,
 }
-_NAMES = (RETRYABLE_ERROR, TERMINAL_ERROR, QUARANTINE_ERROR)
+_ERROR_NAMES = (RETRYABLE_ERROR, TERMINAL_ERROR, QUARANTINE_ERROR)
 
 
 def task(policy: Policy, effect: Any = "idempotent") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator for the function of a task: what it raises gets the name of its class.
+    """Return a decorator that replaces an exception by the error of its class.
 
-    effect  what the function does to the world; "once" sends what may have happened to a person
+    effect  the effect of the function; with "once", a failure that may have taken effect needs review
     """
 
     def decorate(work: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,17 +72,21 @@ def task(policy: Policy, effect: Any = "idempotent") -> Callable[[Callable[..., 
             try:
                 return work(*args, **kwargs)
             except Exception as error:
-                if type(error).__name__ in _NAMES:
+                # The function has classified its failure itself.
+                if type(error).__name__ in _ERROR_NAMES:
                     raise
                 failure = classify(error, clocks.current.wall())
-                named = NAMED[verdict(failure, policy, effect)]
-                raise named(_plain(failure.code), f"{failure.code}: {type(error).__name__}") from error
+                error_class = ERRORS_BY_VERDICT[decide_verdict(failure, policy, effect)]
+                # The message has no text of the original error: it may hold secrets, and AWS stores it.
+                raise error_class(
+                    _normalize_code(failure.code), f"{failure.code}: {type(error).__name__}"
+                ) from error
 
         return handler
 
     return decorate
 
 
-def _plain(code: str) -> str:
-    """Return a code as people count by it: letters, digits and underscores."""
+def _normalize_code(code: str) -> str:
+    """Return a code of letters, digits and underscores, which metrics can be grouped by."""
     return "".join(letter if letter.isalnum() else "_" for letter in code[:100])

@@ -1,7 +1,7 @@
-"""One call on its way: the engine it runs on, the work, what it has under way, and what has cut it off.
+"""A call in progress: it performs the operations of a script on one engine.
 
-A write that was begun is brought to its end. If its answer was lost, by a cut or by the store's failure, the
-*same* compare-and-set is sent again, and whose entry stands there is the answer; nothing is guessed.
+A write that was begun is completed. If its acknowledgement was lost, by an interruption or a failing store,
+the *same* compare-and-set is sent again, and the entry that stands in the log is the answer.
 """
 
 from __future__ import annotations
@@ -12,77 +12,82 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from oncemore import clock as clocks
 from oncemore._values import make
 from oncemore.artifacts import store
-from oncemore.artifacts.artifact import as_artifact
-from oncemore.control.model import CONTROL
+from oncemore.artifacts.artifact import reference_to_artifact
+from oncemore.control.model import SWITCHES_ENTITY
 from oncemore.errors import Cancelled, LeaseLost, StoreError, UsageError
 from oncemore.limits import budget_step
-from oncemore.limits.shared_rate import Meter
-from oncemore.log.entry_codec import head_of, read_body
+from oncemore.limits.shared_rate import RateLimiter
+from oncemore.log.entry_codec import decode_head, read_body
 from oncemore.log.head_access import (
     ARTIFACT,
     CHECKPOINT,
-    notice_write,
-    seen_in,
-    told_already,
-    write_of,
+    build_event_write,
+    build_write,
+    load_head,
+    was_notified_already,
 )
-from oncemore.log.interrupt_shield import Shield
-from oncemore.log.record import NOWHERE, Change, Kept, Outgoing, Run
-from oncemore.log.store import AlsoFailed, Batch, Conflict, Stored
-from oncemore.retries.loop import ENDS, Invoke
+from oncemore.log.interrupt_shield import InterruptShield
+from oncemore.log.record import NOWHERE, ArtifactRecord, EventRecord, RecordChange, RunRecord
+from oncemore.log.store import Batch, Conflict, JoinedWriteFailed, Stored
+from oncemore.retries.loop import ENDS, CallFunction
 from oncemore.steps.attempt import CURRENT, Attempt
 from oncemore.steps.lease import RESERVED
 from oncemore.steps.ops import (
-    Begin,
-    Check,
-    Consult,
-    Done,
-    Draw,
-    Drawn,
-    Earn,
-    Fetch,
-    Finish,
-    Found,
-    Holder,
-    Load,
+    AppendChange,
+    ArtifactCheck,
+    AskPermission,
+    AttemptOutcome,
+    BudgetDraw,
+    CheckArtifact,
+    CommitTransaction,
+    DrawBudget,
+    EarnBudget,
+    FetchResult,
+    LoadBreaker,
+    LoadedHead,
+    LoadHead,
     LoadPolicy,
-    Now,
-    Offer,
+    NotifyListeners,
     Permission,
-    Permit,
-    Read,
-    Refund,
-    Save,
-    Seen,
-    Slot,
-    Spill,
-    Tell,
-    Void,
-    Work,
+    PrepareSubmission,
+    ReadBody,
+    ReadClock,
+    ReadLease,
+    RefundBudget,
+    ReserveWorker,
+    RunAttempt,
+    SpillResult,
+    TakeRateSlot,
+    VoidClaim,
 )
-from oncemore.steps.run import opening_of
-from oncemore.steps.transactions import Mark, asked, asked_awaited, kept_as
+from oncemore.steps.run import find_opening
+from oncemore.steps.transactions import (
+    AppliedMark,
+    encode_commit_record,
+    run_mark_script,
+    run_mark_script_async,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
-    from oncemore.artifacts.artifact import Artifact, Label
-    from oncemore.log.encryption import Seal
-    from oncemore.log.store import Write
+    from oncemore.artifacts.artifact import Artifact, ArtifactLabel
+    from oncemore.log.encryption import BodyCipher
+    from oncemore.log.store import EntryWrite
     from oncemore.policy.policy import Policy
     from oncemore.steps.engine import Engine
-    from oncemore.steps.lease import Identity
-    from oncemore.steps.ops import Given, Terms
-    from oncemore.steps.transactions import Asking, Line
+    from oncemore.steps.lease import WorkerIdentity
+    from oncemore.steps.ops import AttemptTerms, Given
+    from oncemore.steps.transactions import Asking, DatabaseAdapter
 
     Answered = Stored | Conflict
     Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 #: Waits before a write whose answer was lost is sent again.
-AGAIN_S = (0.0, 0.05, 0.25, 1.0)
+RESEND_DELAYS_S = (0.0, 0.05, 0.25, 1.0)
 
 
-class Kit(NamedTuple):
+class StepFunctions(NamedTuple):
     """What all calls of a step have in common.
 
     tagged, untagged  value → what a body keeps of it, and back
@@ -98,112 +103,129 @@ class Kit(NamedTuple):
     work: Callable[..., Any]
     tagged: Callable[[Any], Any]
     untagged: Callable[[Any], Any]
-    line_of: Callable[[Any], Line] | None = None
+    line_of: Callable[[Any], DatabaseAdapter] | None = None
     reconcile: Callable[..., Any] | None = None
     awaits: bool = False
-    isolate: bool | Callable[[Job, Attempt, Invoke], Any] = False
+    isolate: bool | Callable[[CallInProgress, Attempt, CallFunction], Any] = False
     artifact: str = ""
     recall: Callable[[dict[str, Any], tuple[Any, ...], dict[str, Any]], Arguments] | None = None
     lease: tuple[float, float] | None = None
 
 
-class Job:
-    """One call on its way: the engine it runs on, the work, and what has cut it off, if anything has.
+class CallInProgress:
+    """A call in progress: engine, function, current attempt, and a pending interruption.
 
-    last      what an awaited operation answered that was closed: nobody else hears it
+    last_answer  the result of an awaited operation whose coroutine was closed
     recorded  the run whose recorded arguments were read last, and these; None before that
     given     the caller's own arguments, while `args` and `kwargs` are those of a recorded run
     """
 
     __slots__ = (
-        "_tagged", "_terms", "args", "awaits", "cut", "engine", "given", "held", "isolate", "kit", "kwargs",
-        "last", "lease", "me", "read_again", "recorded", "reserved", "store", "work",
-    )  # fmt: skip
+        "_tagged",
+        "_terms",
+        "args",
+        "current_attempt",
+        "engine",
+        "function",
+        "functions",
+        "given",
+        "has_reservation",
+        "identity",
+        "interrupt",
+        "is_async",
+        "isolate",
+        "kwargs",
+        "last_answer",
+        "lease",
+        "recorded",
+        "store",
+        "was_reread",
+    )
 
     def __init__(
         self,
         engine: Engine,
-        terms: Callable[[Any, float], Terms],
-        kit: Kit,
+        terms: Callable[[Any, float], AttemptTerms],
+        kit: StepFunctions,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] = {},  # noqa: B006 - nobody changes it
     ) -> None:
-        self.engine, self.store, self._terms, self.kit = engine, engine.store, terms, kit
-        self.me: Identity | None = None
-        self.cut: BaseException | None = None
-        self.held: tuple[str, int] | None = None
-        self.reserved = self.read_again = False
-        self.last: Any = None
+        self.engine, self.store, self._terms, self.functions = engine, engine.store, terms, kit
+        self.identity: WorkerIdentity | None = None
+        self.interrupt: BaseException | None = None
+        self.current_attempt: tuple[str, int] | None = None
+        self.has_reservation = self.was_reread = False
+        self.last_answer: Any = None
         self.recorded: tuple[str, dict[str, Any]] | None = None
         self.given: Arguments | None = None
-        _, self.work, self._tagged, _, _, _, self.awaits, self.isolate, _, _, self.lease = kit
+        _, self.function, self._tagged, _, _, _, self.is_async, self.isolate, _, _, self.lease = kit
         self.args, self.kwargs = args, kwargs
 
     @property
-    def name(self) -> str:
-        """What the step is known by."""
-        return self.kit.name
+    def step_name(self) -> str:
+        """The name of the step."""
+        return self.functions.name
 
     @property
-    def artifact(self) -> str:
+    def artifact_name(self) -> str:
         """The name of the one artifact that the step's result is."""
-        return self.kit.artifact
+        return self.functions.artifact
 
     # What needs no waiting --------------------------------------------------------------------------
 
-    def load(self, op: Load) -> Seen:
+    def load_head(self, op: LoadHead) -> LoadedHead:
         """Read the head of an entity."""
-        self.read_again = True
-        return seen_in(self.store, op.entity, self.engine.seal, op.kind)
+        self.was_reread = True
+        return load_head(self.store, op.entity, self.engine.cipher, op.kind)
 
-    def consult(self, op: Consult) -> Seen:
+    def load_breaker(self, op: LoadBreaker) -> LoadedHead:
         """Return the circuit of a breaker."""
-        return self.engine.circuits.consult(self.engine, op.entity)
+        return self.engine.breakers.load_breaker(self.engine, op.entity)
 
-    def slot(self, op: Slot) -> Generator[Any, Any, float]:
+    def take_rate_slot(self, op: TakeRateSlot) -> Generator[Any, Any, float]:
         """Return the script that takes a moment for an attempt; all steps here take from one meter."""
         engine = self.engine
-        meter = engine.meters.get(op.beat)
+        meter = engine.rate_limiters.get(op.beat)
         if meter is None:
-            made = Meter(op.beat.pulse, op.beat.name, lambda: engine)
-            meter = engine.meters.setdefault(op.beat, made)
-        return meter.wait(has_moment=op.has_moment)
+            made = RateLimiter(op.beat.pulse, op.beat.name, lambda: engine)
+            meter = engine.rate_limiters.setdefault(op.beat, made)
+        return meter.take_slot(has_moment=op.has_moment)
 
-    def draw(self, op: Draw) -> Drawn:
-        """Return what a retry budget holds."""
-        return budget_step.drawn(self.engine, op)
+    def draw_budget(self, op: DrawBudget) -> BudgetDraw:
+        """Return the tokens of a retry budget."""
+        return budget_step.draw_budget(self.engine, op)
 
-    def refund(self, op: Refund) -> None:
-        """Give back what was taken from a retry budget."""
-        budget_step.refund(self.engine, op)
+    def refund_budget(self, op: RefundBudget) -> None:
+        """Return tokens to a retry budget."""
+        budget_step.refund_budget(self.engine, op)
 
-    def earn(self, op: Earn) -> Generator[Any, Any, None]:
-        """Return the script that earns what a success earns."""
-        return budget_step.earned(self.engine, op.purse)
+    def earn_budget(self, op: EarnBudget) -> Generator[Any, Any, None]:
+        """Return the script that adds the earnings of a success to a retry budget."""
+        return budget_step.earn_budget(self.engine, op.purse)
 
-    def begin(self, op: Begin) -> Terms:
-        """Return who begins an attempt: this process, with a lease that is good for it."""
-        if self.reserved:
-            self.release()
+    def reserve_worker(self, op: ReserveWorker) -> AttemptTerms:
+        """Reserve this process's worker, whose lease covers the attempt, and return the terms."""
+        if self.has_reservation:
+            self.release_worker()
         if op.seen is not None:
             self.recall(op.seen)
         engine, lease = self.engine, self.lease
         now = engine.now()
         while not (
-            me := engine.identity(now) if lease is None else engine.identity_for(lease, now)
-        ).reserve():
+            me := engine.current_identity(now) if lease is None else engine.identity_for(lease, now)
+        ).reserve_slot():
             continue  # it was retired in this very moment: the next one is another
-        self.me, self.reserved = me, True
+        self.identity, self.has_reservation = me, True
         terms = self._terms(me, now)
         engine.policies.record_policy(engine, op.policy_name, op.policy, op.source)
         return terms
 
-    def recall(self, seen: Seen) -> None:
-        """Take the arguments that a run was opened with, which an earlier attempt may have changed here.
+    def recall(self, seen: LoadedHead) -> None:
+        """Use the arguments that the run was opened with: an earlier attempt may have changed them here.
 
-        A run that is over is followed by a new one, which this call opens with its own arguments.
+        After a finished run this call opens a new one with its own arguments.
         """
-        run, recall = seen.run, self.kit.recall
+        run, recall = seen.record, self.functions.recall
         if recall is None:
             return
         if run.state in ("COMPLETE", "HARD_FAIL"):
@@ -212,17 +234,17 @@ class Job:
         if self.recorded is None or self.recorded[0] != run.run_id:
             opening = seen.body or {}
             if "arguments" not in opening:
-                opening = opening_of(self.store.entries(seen.entity), self.engine.seal)
+                opening = find_opening(self.store.read_entries(seen.entity), self.engine.cipher)
             self.recorded = run.run_id, opening.get("arguments", {})
         elif self.given is None:  # a worker has read them, and no attempt has had them yet
             self.given = self.args, self.kwargs
             return
         self.given = self.given or (self.args, self.kwargs)
-        with self.engine.shelf.around():
+        with self.engine.artifact_store.use_store():
             self.args, self.kwargs = recall(self.recorded[1], *self.given)
 
-    def offer(self, op: Offer) -> Terms:
-        """Return what a run begins with that somebody else is to do."""
+    def prepare_submission(self, op: PrepareSubmission) -> AttemptTerms:
+        """Return the terms of a run that a worker will make."""
         terms = self._terms(None, self.engine.now())
         self.engine.policies.record_policy(self.engine, *op)
         return terms
@@ -231,403 +253,437 @@ class Job:
         """Return a policy that the log has."""
         policy = self.engine.policies.find_policy(self.engine, op.name)
         if policy is None:
-            self.engine.grumble(
-                f"{self.name}: the log does not have policy {op.name}, with which the run began; it goes on "
+            self.engine.log_warning(
+                f"{self.step_name}: the log does not have policy {op.name}, with which the run began; it "
+                "goes on "
                 "with its attempts and the step's present policy"
             )
         return policy
 
-    def permit(self, op: Permit) -> Permission:
+    def ask_permission(self, op: AskPermission) -> Permission:
         """Say whether an attempt may begin, as far as people have to say so."""
-        return self.engine.controls.permit(self.engine, op)
+        return self.engine.permissions.ask_permission(self.engine, op)
 
-    def release(self) -> None:
+    def release_worker(self) -> None:
         """Keep this process's worker no longer than anything needs it."""
-        if self.reserved and self.me is not None:
-            self.reserved = False
-            self.me.leave(RESERVED)
-            if self.me.retired:
-                self.engine.bury(self.me)
+        if self.has_reservation and self.identity is not None:
+            self.has_reservation = False
+            self.identity.remove_attempt(RESERVED)
+            if self.identity.retired:
+                self.engine.close_retired_worker(self.identity)
 
-    def now(self, op: Now) -> float:
+    def read_clock(self, op: ReadClock) -> float:
         """Return the store's time."""
         return self.engine.now()
 
-    def holder(self, op: Holder) -> float:
+    def read_lease(self, op: ReadLease) -> float:
         """Return until when an attempt is held."""
-        return self.engine.held_until(op.worker, op.entity, op.fence)
+        return self.engine.lease_until(op.worker, op.entity, op.fence)
 
-    def read(self, op: Read) -> dict[str, Any]:
+    def read_body(self, op: ReadBody) -> dict[str, Any]:
         """Return the body of an entry."""
-        for entry in self.store.entries(op.entity, op.version - 1):
+        for entry in self.store.read_entries(op.entity, op.version - 1):
             if entry.body is None:
                 break
-            return read_body(entry, self.engine.seal)
+            return read_body(entry, self.engine.cipher)
         raise StoreError(f"entry {op.version} of {op.entity} has no body; was it pruned?")
 
-    def tell(self, op: Tell) -> None:
-        """Let those who listen know."""
-        self.engine.tell(op.what, op.seen)
+    def notify_listeners(self, op: NotifyListeners) -> None:
+        """Call the listeners of the engine."""
+        self.engine.notify_listener(op.what, op.seen)
 
     # Writing ----------------------------------------------------------------------------------------
 
-    def begin_save(self, op: Save) -> tuple[Batch, Seen]:
+    def encode_change(self, op: AppendChange) -> tuple[Batch, LoadedHead]:
         """Return the bytes of a change, and the entity as it will be once they are stored."""
         seen, change, sync, events, beside, also, guards, late = op
         entity, version, prev, _, _ = seen
         engine = self.engine
-        now, seal = engine.now(), engine.seal
-        if engine.notices is not None:
-            change, notices = engine.notices.of(engine, entity, version, change, now)
+        now, seal = engine.now(), engine.cipher
+        if engine.notifier is not None:
+            change, notices = engine.notifier.add_notifications(engine, entity, version, change, now)
             events = (*events, *notices)
-        write = write_of(entity, version, prev, change, now, seal)
+        write = build_write(entity, version, prev, change, now, seal)
         marks, _, run, body = change
         if "INTENT" in marks:
             # Before it is written: nobody in this process may take it for lost.
-            assert self.me is not None
-            assert type(run) is Run
-            assert CONTROL in guards, "an attempt was to begin that nobody has let begin"
+            assert self.identity is not None
+            assert type(run) is RunRecord
+            assert SWITCHES_ENTITY in guards, "an attempt was to begin that nobody has let begin"
             held = (entity, run.fence)
-            reserved, self.reserved = self.reserved, False
-            self.me.take(held, reserved=reserved)
-            self.held = held  # after it: what was not taken must not be left, it may be somebody else's
-        writes = (write,) if not (also or events) else (write, *_with_it(also, events, now, seal))
-        after = make(Seen, (entity, version + 1, write.hash, run, body))
-        late = late and self.store.looks_late
+            reserved, self.has_reservation = self.has_reservation, False
+            self.identity.add_attempt(held, reserved=reserved)
+            self.current_attempt = (
+                held  # after it: what was not taken must not be left, it may be somebody else's
+            )
+        writes = (write,) if not (also or events) else (write, *_build_joined_writes(also, events, now, seal))
+        after = make(LoadedHead, (entity, version + 1, write.hash, run, body))
+        late = late and self.store.checks_guards_late
         return make(Batch, (writes, guards, sync, beside, late)), after
 
-    def end_save(self, op: Save, after: Seen, answer: Answered) -> Seen | Void | None:
-        """Return the entity as it is now, or None if it was not as it had been seen.
+    def apply_append_result(
+        self, op: AppendChange, after: LoadedHead, answer: Answered
+    ) -> LoadedHead | VoidClaim | None:
+        """Return the new head, or None on a conflict.
 
-        A checkpoint changes nothing about whose attempt it is, even if it is refused: it may be that of an
-        attempt which was given up, while this job has the next one.
+        A refused checkpoint does not end the attempt: it may belong to an abandoned attempt of this call,
+        while the next one runs.
         """
         engine = self.engine
         if isinstance(answer, Conflict):
-            if op.change.marks != CHECKPOINT and not self._goes_on(answer):
-                self.let_go()
+            if op.change.marks != CHECKPOINT and not self._is_attempt_still_running(answer):
+                self.leave_attempt()
             if answer.entity in op.guards:
-                engine.controls.forget()  # what people have said has changed: it is read anew
+                engine.permissions.drop_cached()  # what people have said has changed: it is read anew
             if op.also or op.guards:
-                engine.circuits.forget(answer.entity)  # if it is what has changed, it is read anew
-            return Void(after) if answer.stands else None
-        if after.run.state != "RUNNING":  # or it was only asked to be cancelled
-            self.let_go()
+                engine.breakers.drop_cached(answer.entity)  # if it is what has changed, it is read anew
+            return VoidClaim(after) if answer.stored_seqs else None
+        if after.record.state != "RUNNING":  # or it was only asked to be cancelled
+            self.leave_attempt()
         if op.also:
-            engine.circuits.wrote(engine, op.also)
-            if any(seen.entity == CONTROL for seen, _ in op.also):
-                engine.controls.forget()  # a pipeline was halted
-        if engine.notices is not None and engine.notices.concerns(op.change):
-            engine.notices.wake(engine)
+            engine.breakers.apply_written(engine, op.also)
+            if any(seen.entity == SWITCHES_ENTITY for seen, _ in op.also):
+                engine.permissions.drop_cached()  # a pipeline was halted
+        if engine.notifier is not None and engine.notifier.concerns(op.change):
+            engine.notifier.wake_thread(engine)
         return after
 
-    def _goes_on(self, answer: Conflict) -> bool:
+    def _is_attempt_still_running(self, answer: Conflict) -> bool:
         """Whether the attempt is still under way though a write of it was refused."""
-        if self.held is None:
+        if self.current_attempt is None:
             return False
         # What was to be changed with it may have moved alone: then the attempt is what it was.
-        head = answer.head if answer.entity == self.held[0] else self.store.head(self.held[0])
-        now: Run | None = None if head is None else head_of(head.head)
-        return now is not None and now.state == "RUNNING" and now.fence == self.held[1]
+        head = (
+            answer.head
+            if answer.entity == self.current_attempt[0]
+            else self.store.load_head(self.current_attempt[0])
+        )
+        now: RunRecord | None = None if head is None else decode_head(head.head)
+        return now is not None and now.state == "RUNNING" and now.fence == self.current_attempt[1]
 
-    def let_go(self) -> None:
+    def leave_attempt(self) -> None:
         """Have no attempt under way any more."""
-        if self.held is not None and self.me is not None:
-            held, self.held = self.held, None  # before it: nobody leaves twice, whatever comes in between
-            self.me.leave(held)
-            if self.me.retired:
-                self.engine.bury(self.me)
+        if self.current_attempt is not None and self.identity is not None:
+            held, self.current_attempt = (
+                self.current_attempt,
+                None,
+            )  # before it: nobody leaves twice, whatever comes in between
+            self.identity.remove_attempt(held)
+            if self.identity.retired:
+                self.engine.close_retired_worker(self.identity)
 
-    def abandon(self, error: BaseException) -> None:
-        """Leave: an attempt whose outcome could not be written is nobody's, and others may see that.
+    def abandon_call(self, error: BaseException) -> None:
+        """Give the attempt up after its outcome could not be stored, so that other workers can take it over.
 
-        Who leaves because of a second Ctrl-C, or of a first one at an odd moment, does not write any more:
-        the store may be what they wait for.
+        After a second Ctrl-C nothing is written any more: the store may be the reason for the wait.
         """
-        if self.held is not None and self.me is not None:
-            self.engine.retire(self.me, quietly=not isinstance(error, Exception))
-            self.let_go()
-        self.release()
+        if self.current_attempt is not None and self.identity is not None:
+            self.engine.retire_worker(self.identity, quietly=not isinstance(error, Exception))
+            self.leave_attempt()
+        self.release_worker()
 
-    def send_again(self, batch: Batch, error: BaseException) -> Generator[float, None, Answered | AlsoFailed]:
-        """Find out whether a write whose answer was lost is stored, by sending the same one again."""
+    def resend_batch(
+        self, batch: Batch, error: BaseException
+    ) -> Generator[float, None, Answered | JoinedWriteFailed]:
+        """Send a batch whose acknowledgement was lost again, to find out whether it is stored."""
         if not isinstance(error, StoreError):
             if isinstance(error, Exception):
                 raise error
-            self.cut = error
+            self.interrupt = error
         last = error
-        for wait in AGAIN_S:
+        for wait in RESEND_DELAYS_S:
             yield wait
             try:
                 answer = self.store.append(batch).wait()
             except StoreError as again:
                 last = again
                 continue
-            except AlsoFailed as failed:
+            except JoinedWriteFailed as failed:
                 return failed  # the versions fitted, so that nothing was stored before
-            if isinstance(answer, Stored) or answer.stands or not (at := self._stands(batch)):
+            if isinstance(answer, Stored) or answer.stored_seqs or not (at := self._find_own_entry(batch)):
                 return answer
             # Whether its guards had moved, a store that looks late did not say: what is not known means no.
             return Conflict(next(iter(batch.guards)), None, (at,)) if batch.late else Stored((at,))
-        if self.cut is not None and last is not self.cut:
-            raise self.cut from last
+        if self.interrupt is not None and last is not self.interrupt:
+            raise self.interrupt from last
         raise last
 
-    def _stands(self, batch: Batch) -> int:
+    def _find_own_entry(self, batch: Batch) -> int:
         """Return the number of our entry where it stands; 0: it is not ours that does."""
         first = batch.writes[0]
-        for entry in self.store.entries(first.entity, first.expect):
+        for entry in self.store.read_entries(first.entity, first.expect):
             return entry.seq if entry.hash == first.hash else 0
         return 0
 
     # The work ---------------------------------------------------------------------------------------
 
-    def attempt(self, seen: Seen, *, asks: bool = False) -> Attempt:
-        """Return what the work can know of its attempt."""
-        keep = None if asks else (self._keep_awaited if self.awaits else self._keep)
+    def make_attempt(self, seen: LoadedHead, *, asks: bool = False) -> Attempt:
+        """Return the `Attempt` that user code sees."""
+        keep = None if asks else (self._save_checkpoint_async if self.is_async else self._save_checkpoint)
         files = None if asks else self
-        return Attempt(seen, self.engine.now, self._tagged, keep, self._kept, CURRENT.get(), files)
+        return Attempt(seen, self.engine.now, self._tagged, keep, self._load_checkpoint, CURRENT.get(), files)
 
-    def _checkpoint(self, attempt: Attempt, plain: Any) -> Save:
+    def _build_checkpoint(self, attempt: Attempt, plain: Any) -> AppendChange:
         seen = attempt.seen
-        after = seen.run._replace(checkpoint=seen.version + 1)
-        return Save(seen, Change(CHECKPOINT, seen.run, after, {"checkpoint": plain}))
+        after = seen.record._replace(checkpoint_version=seen.version + 1)
+        return AppendChange(seen, RecordChange(CHECKPOINT, seen.record, after, {"checkpoint": plain}))
 
-    def _keep(self, attempt: Attempt, plain: Any) -> None:
-        saved: Any = save(self, self._checkpoint(attempt, plain))
-        if self.cut is not None:
-            raise self.cut  # here, where the work is: it may have hours to go
-        self._moved(attempt, saved)
+    def _save_checkpoint(self, attempt: Attempt, plain: Any) -> None:
+        saved: Any = append_change(self, self._build_checkpoint(attempt, plain))
+        if self.interrupt is not None:
+            raise self.interrupt  # here, where the work is: it may have hours to go
+        self._continue_after_checkpoint(attempt, saved)
 
-    async def _keep_awaited(self, attempt: Attempt, plain: Any) -> None:
+    async def _save_checkpoint_async(self, attempt: Attempt, plain: Any) -> None:
         try:
-            saved: Any = await save_awaited(self, self._checkpoint(attempt, plain))
+            saved: Any = await append_change_async(self, self._build_checkpoint(attempt, plain))
         except GeneratorExit:
-            attempt.seen = self.last or attempt.seen
+            attempt.seen = self.last_answer or attempt.seen
             raise
-        if self.cut is not None:
-            raise self.cut
-        self._moved(attempt, saved)
+        if self.interrupt is not None:
+            raise self.interrupt
+        self._continue_after_checkpoint(attempt, saved)
 
-    def _moved(self, attempt: Attempt, saved: Seen | None) -> None:
-        """Go on from what was kept; where it was not, the run was taken over, or is to be cancelled."""
+    def _continue_after_checkpoint(self, attempt: Attempt, saved: LoadedHead | None) -> None:
+        """Continue after a stored checkpoint; raise if the run was taken over or cancelled."""
         if saved is None:
-            seen = seen_in(self.store, attempt.seen.entity, self.engine.seal)
-            if seen.run.state == "RUNNING" and seen.run.fence == attempt.fence and seen.run.cancelled:
+            seen = load_head(self.store, attempt.seen.entity, self.engine.cipher)
+            if (
+                seen.record.state == "RUNNING"
+                and seen.record.fence == attempt.fence
+                and seen.record.cancelled_at
+            ):
                 attempt.seen = seen
                 raise Cancelled(f"{attempt.step}: attempt {attempt.number} is to be cancelled")
         _moved(attempt, saved)
 
-    def _kept(self, seen: Seen) -> Any:
-        return self.kit.untagged(self.read(Read(seen.entity, seen.run.checkpoint))["checkpoint"])
+    def _load_checkpoint(self, seen: LoadedHead) -> Any:
+        return self.functions.untagged(
+            self.read_body(ReadBody(seen.entity, seen.record.checkpoint_version))["checkpoint"]
+        )
 
     # Transactions -----------------------------------------------------------------------------------
 
-    def enlist(self, attempt: Attempt, connection: Any) -> Any:
+    def begin_transaction(self, attempt: Attempt, connection: Any) -> Any:
         """Begin an attempt's transaction in the user's own database; in async work it is to be awaited."""
-        assert self.kit.line_of is not None
+        assert self.functions.line_of is not None
         ours = str(getattr(self.store, "path", ""))
-        mark = Mark(self.kit.line_of(connection), connection, attempt, ours)
-        if self.awaits:
-            return self._enlist_awaited(attempt, mark)
-        if mark.awaits:
+        mark = AppliedMark(self.functions.line_of(connection), connection, attempt, ours)
+        if self.is_async:
+            return self._begin_transaction_async(attempt, mark)
+        if mark.is_async:
             raise UsageError(f"{attempt.step}: an async connection needs an async step")
         attempt.mark = mark  # before it has begun: whatever has begun is undone
-        asked(mark.begin())
+        run_mark_script(mark.begin_attempt())
         return connection
 
-    def check_joins(self, step: str) -> None:
-        """Refuse a store whose transactions nobody else can write in."""
-        if not self.store.joins:
+    def check_supports_on_commit(self, step: str) -> None:
+        """Refuse `on_commit` on a store without SQL transactions."""
+        if not self.store.supports_joined_writes:
             raise UsageError(
                 f"{step}: current().on_commit() needs a store in SQLite or PostgreSQL; this one is "
                 f"{self.engine.url}. current().transaction(connection) works with every store"
             )
 
-    def finish(self, op: Finish) -> Asking:
+    def commit_transaction(self, op: CommitTransaction) -> Asking:
         """Commit an attempt's transaction, unless the attempt was taken over.
 
         The mark alone would not let a former attempt commit after a later one has begun; but in a database
         with one writer no later one can begin while this one holds it, and all would fail for that.
         """
-        held = seen_in(self.store, op.seen.entity, self.engine.seal).run
-        if held.state != "RUNNING" or held.fence != op.seen.run.fence:
-            yield from op.mark.undo()
+        held = load_head(self.store, op.seen.entity, self.engine.cipher).record
+        if held.state != "RUNNING" or held.fence != op.seen.record.fence:
+            yield from op.mark.roll_back()
             raise LeaseLost(
-                f"{held.step}: attempt {op.seen.run.attempt} was taken over; nothing is committed"
+                f"{held.step}: attempt {op.seen.record.attempt} was taken over; nothing is committed"
             )
-        yield from op.mark.finish(kept_as(op.body, op.events))
+        yield from op.mark.commit_applied(encode_commit_record(op.body, op.events))
 
-    async def _enlist_awaited(self, attempt: Attempt, mark: Mark) -> Any:
+    async def _begin_transaction_async(self, attempt: Attempt, mark: AppliedMark) -> Any:
         attempt.mark = mark
-        await asked_awaited(mark.begin())
+        await run_mark_script_async(mark.begin_attempt())
         return mark.connection
 
     # Artifacts --------------------------------------------------------------------------------------
 
-    def put(self, attempt: Attempt, content: Any, label: Label) -> Any:
+    def put_artifact(self, attempt: Attempt, content: Any, label: ArtifactLabel) -> Any:
         """Put content away for an attempt; in async work the answer is to be awaited."""
-        if self.awaits:
-            return self._put_awaited(attempt, content, label)
-        return attempt.hold(self._put(attempt, content, label))
+        if self.is_async:
+            return self._put_artifact_async(attempt, content, label)
+        return attempt.attach_artifact(self._put_artifact(attempt, content, label))
 
-    def leave_behind(self, attempt: Attempt, content: Any, label: Label) -> Any:
+    def leave_evidence(self, attempt: Attempt, content: Any, label: ArtifactLabel) -> Any:
         """Leave content for people; in async work the answer is to be awaited."""
-        if self.awaits:
-            return self._left_awaited(attempt, content, label)
-        return as_artifact(self.leave(attempt, content, label))
+        if self.is_async:
+            return self._leave_evidence_async(attempt, content, label)
+        return reference_to_artifact(self.store_evidence(attempt, content, label))
 
-    async def _left_awaited(self, attempt: Attempt, content: Any, label: Label) -> Artifact:
-        return as_artifact(await in_thread(self.leave, attempt, content, label))
+    async def _leave_evidence_async(self, attempt: Attempt, content: Any, label: ArtifactLabel) -> Artifact:
+        return reference_to_artifact(await run_in_thread(self.store_evidence, attempt, content, label))
 
-    def leave(self, attempt: Attempt, content: Any, label: Label) -> Kept:
-        """Put content away that is listed if the attempt fails: what it leaves for people to look at."""
-        kept = self._put(attempt, content, label)
+    def store_evidence(self, attempt: Attempt, content: Any, label: ArtifactLabel) -> ArtifactRecord:
+        """Store content as evidence: it is listed if the attempt fails."""
+        kept = self._put_artifact(attempt, content, label)
         attempt.evidence = (*attempt.evidence, kept)
         return kept
 
-    def _put(self, attempt: Attempt, content: Any, label: Label) -> Kept:
+    def _put_artifact(self, attempt: Attempt, content: Any, label: ArtifactLabel) -> ArtifactRecord:
         seen = attempt.seen
-        written = self.engine.artifacts.write(content, lambda: self._still(attempt))
-        return store.kept_as(seen.entity, seen.run, label, *written, self.engine.now())
+        written = self.engine.artifacts.write_content(content, lambda: self._check_attempt_active(attempt))
+        return store.make_reference(seen.entity, seen.record, label, *written, self.engine.now())
 
-    async def _put_awaited(self, attempt: Attempt, content: Any, label: Label) -> Artifact:
-        return attempt.hold(await in_thread(self._put, attempt, content, label))
+    async def _put_artifact_async(self, attempt: Attempt, content: Any, label: ArtifactLabel) -> Artifact:
+        return attempt.attach_artifact(await run_in_thread(self._put_artifact, attempt, content, label))
 
-    def _still(self, attempt: Attempt) -> None:
+    def _check_attempt_active(self, attempt: Attempt) -> None:
         """Refuse an attempt that is over, or was taken over: nothing of it comes to light any more."""
-        run = seen_in(self.store, attempt.seen.entity, self.engine.seal).run
+        run = load_head(self.store, attempt.seen.entity, self.engine.cipher).record
         if attempt.over or run.state != "RUNNING" or run.fence != attempt.fence:
             _moved(attempt, None)
 
-    def known(self, kept: Kept) -> Kept | None:
-        """Return what the log has under an artifact's name already."""
-        self.engine.artifacts.sign()  # for one that was put away in a process of its own
-        return self.engine.artifacts.known(store.ref_of(kept))
+    def find_recorded_artifact(self, kept: ArtifactRecord) -> ArtifactRecord | None:
+        """Return the recorded artifact of that name, if there is one."""
+        self.engine.artifacts.register_log()  # for one that was put away in a process of its own
+        return self.engine.artifacts.load_reference(store.reference_entity(kept))
 
-    def check(self, op: Check) -> Found:
+    def check_artifact(self, op: CheckArtifact) -> ArtifactCheck:
         """Say whether the step's artifact is there, and valid."""
-        return self.engine.artifacts.check(op.entity, op.cfg_hash, op.name)
+        return self.engine.artifacts.check_artifact(op.entity, op.cfg_hash, op.name)
 
-    def spill(self, op: Spill) -> tuple[str, Kept] | None:
+    def spill_result(self, op: SpillResult) -> tuple[str, ArtifactRecord] | None:
         """Keep a large result beside the log."""
-        return self.engine.artifacts.spill(op.seen.entity, op.seen.run, op.encoded)
+        return self.engine.artifacts.spill_result(op.seen.entity, op.seen.record, op.encoded)
 
-    def fetch(self, op: Fetch) -> Any:
+    def fetch_result(self, op: FetchResult) -> Any:
         """Return a large result."""
-        return self.engine.artifacts.fetch(op.spilled)
+        return self.engine.artifacts.fetch_result(op.spilled)
 
     # ------------------------------------------------------------------------------------------------
 
-    def call_work(self) -> Any:
+    def call_function(self) -> Any:
         """Call the step's function."""
-        return self.work(*self.args, **self.kwargs)
+        return self.function(*self.args, **self.kwargs)
 
     def call_reconcile(self) -> Any:
         """Call the step's reconcile function, with the step's own arguments."""
-        assert self.kit.reconcile is not None
-        return self.kit.reconcile(*self.args, **self.kwargs)
+        assert self.functions.reconcile is not None
+        return self.functions.reconcile(*self.args, **self.kwargs)
 
-    def invoke(self, op: Work) -> Invoke:
+    def compute_limits(self, op: RunAttempt) -> CallFunction:
         """Return the limits of an attempt; an outer attempt's end is an end for the inner one too."""
         outer = ENDS.get()
         limit, whole = op.limit_s, op.whole
         if outer is None and limit is None:
-            return make(Invoke, (op.seen.run.attempt, None, whole, None))
+            return make(CallFunction, (op.seen.record.attempt, None, whole, None))
         if outer is not None:
             left = max(0.0, outer - clocks.current.monotonic())
             if limit is None or left < limit:
                 limit, whole = left, True
         ends = None if limit is None else clocks.current.monotonic() + limit
-        return Invoke(op.number, limit, whole, ends)
+        return CallFunction(op.number, limit, whole, ends)
 
-    def done(self, attempt: Attempt, value: Any, error: BaseException | None) -> Done:
-        """Return what came of an attempt; it can do nothing any more.
+    def build_outcome(self, attempt: Attempt, value: Any, error: BaseException | None) -> AttemptOutcome:
+        """Return the outcome of an attempt and end it.
 
-        A child that was forked inside the work and comes out of it, most often by `sys.exit`, writes nothing.
+        A child process that was forked inside the function and returns from it writes nothing.
         """
         attempt.over = True
-        if attempt.forked:
+        if attempt.is_forked:
             raise error or LeaseLost(
                 f"{attempt.step}: attempt {attempt.number} is that of the parent process"
             )
         # What cut a checkpoint off was raised in the work: what the work made of it counts, its own
         # timeout among other things.
-        self.cut = None if error is None or isinstance(error, Exception) else error
+        self.interrupt = None if error is None or isinstance(error, Exception) else error
         if attempt.mark is not None and attempt.mark.applied is not None:
-            self.cut = None
-            return Done(attempt.seen, applied=attempt.mark.applied)
+            self.interrupt = None
+            return AttemptOutcome(attempt.seen, applied=attempt.mark.applied)
         if error is not None:
             left = tuple((kept, None) for kept in attempt.evidence)
-            return Done(attempt.seen, None, error, attempt.begun, evidence=left)
-        if attempt.seen.run.effect == "transactional":
-            return self._transacted(attempt, value)
+            return AttemptOutcome(attempt.seen, None, error, attempt.begun, evidence=left)
+        if attempt.seen.record.effect == "transactional":
+            return self._build_transactional_outcome(attempt, value)
         if not attempt.kept:
-            return make(Done, (attempt.seen, value, None, True, attempt.events, (), None, None, None, ()))
-        return Done(attempt.seen, value, None, True, attempt.given(), attempt.put_away())
+            return make(
+                AttemptOutcome, (attempt.seen, value, None, True, attempt.events, (), None, None, None, ())
+            )
+        return AttemptOutcome(
+            attempt.seen, value, None, True, attempt.collect_outputs(), attempt.list_artifacts()
+        )
 
-    def _transacted(self, attempt: Attempt, value: Any) -> Done:
-        """Return what came of transactional work, which must have said where its transaction is."""
+    def _build_transactional_outcome(self, attempt: Attempt, value: Any) -> AttemptOutcome:
+        """Return the outcome of a transactional attempt, which must have named its connection."""
         mark, also = attempt.mark, attempt.also
         if mark is None and also is None:
             error = UsageError(
                 f"{attempt.step} is transactional and used neither current().transaction(connection) nor "
                 "current().on_commit(write): what it wrote, if it did, was not one with its record"
             )
-            return Done(attempt.seen, None, error)
-        away = attempt.given(), attempt.put_away()
-        return Done(attempt.seen, value, None, True, *away, mark, also)
+            return AttemptOutcome(attempt.seen, None, error)
+        away = attempt.collect_outputs(), attempt.list_artifacts()
+        return AttemptOutcome(attempt.seen, value, None, True, *away, mark, also)
 
 
-def _moved(attempt: Attempt, saved: Seen | None) -> None:
+def _moved(attempt: Attempt, saved: LoadedHead | None) -> None:
     if saved is None:
         attempt.over = True
         raise LeaseLost(f"{attempt.step}: attempt {attempt.number} was taken over by another worker")
     attempt.seen = saved
 
 
-def _with_it(
-    also: tuple[tuple[Seen, Change], ...], events: tuple[Given, ...], now: float, seal: Seal | None
-) -> Iterator[Write]:
-    """Tell what else is written with a change: other entities, and each thing that is given away."""
+def _build_joined_writes(
+    also: tuple[tuple[LoadedHead, RecordChange], ...],
+    events: tuple[Given, ...],
+    now: float,
+    seal: BodyCipher | None,
+) -> Iterator[EntryWrite]:
+    """Yield the further writes of a batch: other entities, events and artifact references."""
     for seen, change in also:
-        yield write_of(seen.entity, seen.version, seen.hash, change, now, seal)
+        yield build_write(seen.entity, seen.version, seen.hash, change, now, seal)
     for given, payload in events:
-        if type(given) is Kept:
-            yield write_of(store.ref_of(given), 0, NOWHERE, Change(ARTIFACT, None, given), now, seal)
+        if type(given) is ArtifactRecord:
+            yield build_write(
+                store.reference_entity(given), 0, NOWHERE, RecordChange(ARTIFACT, None, given), now, seal
+            )
         else:
-            assert type(given) is Outgoing
-            yield notice_write((given, payload), now, seal)
+            assert type(given) is EventRecord
+            yield build_event_write((given, payload), now, seal)
 
 
 # Writing, blocking and awaiting -------------------------------------------------------------------
 
 
-def save(job: Job, op: Save) -> Seen | Void | AlsoFailed | None:
+def append_change(job: CallInProgress, op: AppendChange) -> LoadedHead | VoidClaim | JoinedWriteFailed | None:
     """Store a change, waiting for the disk; return the entity as it is then, or None if it had moved."""
-    batch, after = job.begin_save(op)
-    answer: Answered | AlsoFailed | None = None
-    shield = Shield(job.cut is not None)
+    batch, after = job.encode_change(op)
+    answer: Answered | JoinedWriteFailed | None = None
+    shield = InterruptShield(job.interrupt is not None)
     try:
         with shield:
             answer = job.store.append(batch).wait()
-    except AlsoFailed as failed:
+    except JoinedWriteFailed as failed:
         return failed
     except BaseException as error:
         if shield.twice:
             raise  # it is as good as a kill: nothing more is written
         if answer is None:
-            answer = drained(job.send_again(batch, error))
+            answer = wait_for_resend(job.resend_batch(batch, error))
         else:
-            job.cut = error  # kept, and raised when the run is in order
+            job.interrupt = error  # kept, and raised when the run is in order
     if type(answer) is Stored:
-        return job.end_save(op, after, answer)
-    if isinstance(answer, AlsoFailed):
+        return job.apply_append_result(op, after, answer)
+    if isinstance(answer, JoinedWriteFailed):
         return answer
-    return save(job, op) if told_already(op, batch, answer) else job.end_save(op, after, answer)
+    return (
+        append_change(job, op)
+        if was_notified_already(op, batch, answer)
+        else job.apply_append_result(op, after, answer)
+    )
 
 
-def drained(sending: Generator[float, None, Answered | AlsoFailed]) -> Answered | AlsoFailed:
+def wait_for_resend(
+    sending: Generator[float, None, Answered | JoinedWriteFailed],
+) -> Answered | JoinedWriteFailed:
     """Wait as long as sending again asks for, and return the answer."""
     try:
         while True:
@@ -636,29 +692,37 @@ def drained(sending: Generator[float, None, Answered | AlsoFailed]) -> Answered 
         return end.value  # type: ignore[no-any-return]
 
 
-async def save_awaited(job: Job, op: Save) -> Seen | Void | AlsoFailed | None:
-    """Store a change while others of this loop go on."""
-    if job.cut is not None:
-        return save(job, op)  # a task that was cancelled must not await; the disk is worth the moment
-    batch, after = job.begin_save(op)
+async def append_change_async(
+    job: CallInProgress, op: AppendChange
+) -> LoadedHead | VoidClaim | JoinedWriteFailed | None:
+    """Append a change without blocking the event loop."""
+    if job.interrupt is not None:
+        return append_change(
+            job, op
+        )  # a task that was cancelled must not await; the disk is worth the moment
+    batch, after = job.encode_change(op)
     try:
-        answer: Answered | AlsoFailed = await job.store.append(batch)
-    except AlsoFailed as failed:
+        answer: Answered | JoinedWriteFailed = await job.store.append(batch)
+    except JoinedWriteFailed as failed:
         return failed
     except BaseException as error:  # noqa: BLE001 - a cut is kept and raised when the run is in order
-        sending = job.send_again(batch, error)
-        answer = await drained_awaited(sending) if isinstance(error, Exception) else drained(sending)
+        sending = job.resend_batch(batch, error)
+        answer = (
+            await wait_for_resend_async(sending) if isinstance(error, Exception) else wait_for_resend(sending)
+        )
     if type(answer) is not Stored:
-        if isinstance(answer, AlsoFailed):
+        if isinstance(answer, JoinedWriteFailed):
             return answer
-        if told_already(op, batch, answer):
-            return await save_awaited(job, op)
-    job.last = job.end_save(op, after, answer)
-    return job.last  # type: ignore[no-any-return]
+        if was_notified_already(op, batch, answer):
+            return await append_change_async(job, op)
+    job.last_answer = job.apply_append_result(op, after, answer)
+    return job.last_answer  # type: ignore[no-any-return]
 
 
-async def drained_awaited(sending: Generator[float, None, Answered | AlsoFailed]) -> Answered | AlsoFailed:
-    """Wait as long as sending again asks for, while others go on."""
+async def wait_for_resend_async(
+    sending: Generator[float, None, Answered | JoinedWriteFailed],
+) -> Answered | JoinedWriteFailed:
+    """Wait between resends without blocking the event loop."""
     try:
         while True:
             if wait := next(sending):
@@ -667,9 +731,9 @@ async def drained_awaited(sending: Generator[float, None, Answered | AlsoFailed]
         return end.value  # type: ignore[no-any-return]
 
 
-async def in_thread(work: Callable[..., Any], *told: Any) -> Any:
+async def run_in_thread(work: Callable[..., Any], *told: Any) -> Any:
     """Let a thread wait for the disk or the network, on asyncio or trio."""
-    trio = clocks.in_trio()
+    trio = clocks.find_trio()
     if trio is not None:
         return await trio.to_thread.run_sync(work, *told)
     return await sys.modules["asyncio"].to_thread(work, *told)

@@ -1,4 +1,4 @@
-"""What goes along with a call: whose it is, how it is traced, when it must be over, who asked for it.
+"""The context of a call: tenant, correlation id, deadline, actor, trace id.
 
 `with context(tenant=…, correlation_id=…):` sets it for all steps called inside, in this thread or task and
 in what inherits its context. Inside a step its own values are set, so that inner steps carry them on.
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 LATEST = 253_402_300_799.0
 
 
-class Context(Value):
-    """What a call carries; empty strings and 0 mean: nothing said."""
+class CallContext(Value):
+    """The context of a call; an empty string or 0 means that a value is not set."""
 
     tenant: str = ""
     correlation_id: str = ""
@@ -35,7 +35,7 @@ class Context(Value):
     trace_id: str = ""
 
 
-CONTEXT: ContextVar[Context] = ContextVar("oncemore.context", default=Context())  # noqa: B039 - frozen
+CONTEXT: ContextVar[CallContext] = ContextVar("oncemore.context", default=CallContext())  # noqa: B039 - frozen
 
 
 @contextmanager
@@ -46,20 +46,22 @@ def context(
     deadline: datetime | float | None = None,
     actor: str | None = None,
     trace_id: str | None = None,
-) -> Iterator[Context]:
+) -> Iterator[CallContext]:
     """Let calls inside carry these values; what is left out stays as it is around it.
 
     deadline  an aware datetime or POSIX seconds; one inside another can only be earlier
     trace_id  the trace that audit events of the `exoarmur` interface name
     """
     around = CONTEXT.get()
-    ends = around.deadline if deadline is None else earlier(_posix(deadline), around.deadline)
-    inner = Context(
-        around.tenant if tenant is None else normalize_name(_text("tenant", tenant)),
-        around.correlation_id if correlation_id is None else _text("correlation_id", correlation_id),
+    ends = (
+        around.deadline if deadline is None else earlier_deadline(_parse_deadline(deadline), around.deadline)
+    )
+    inner = CallContext(
+        around.tenant if tenant is None else normalize_name(_check_text("tenant", tenant)),
+        around.correlation_id if correlation_id is None else _check_text("correlation_id", correlation_id),
         ends,
-        around.actor if actor is None else normalize_name(_text("actor", actor)),
-        around.trace_id if trace_id is None else _text("trace_id", trace_id),
+        around.actor if actor is None else normalize_name(_check_text("actor", actor)),
+        around.trace_id if trace_id is None else _check_text("trace_id", trace_id),
     )
     token = CONTEXT.set(inner)
     try:
@@ -68,30 +70,30 @@ def context(
         CONTEXT.reset(token)
 
 
-def _text(name: str, value: object) -> str:
+def _check_text(name: str, value: object) -> str:
     if not isinstance(value, str) or not value or len(value) > 200:
         raise UsageError(f"{name} is {value!r}; it takes a text of 1 to 200 characters")
     return value
 
 
-def _posix(deadline: datetime | float) -> float:
-    found = _moment(deadline)
+def _parse_deadline(deadline: datetime | float) -> float:
+    found = _to_posix_seconds(deadline)
     if found is None:
         raise UsageError(f"deadline is {deadline!r}; it takes an aware datetime, or POSIX seconds")
     return found
 
 
-def _moment(value: Any) -> float | None:
+def _to_posix_seconds(value: Any) -> float | None:
     """Return a moment in POSIX seconds; None if it is none, or nobody knows in which zone it is meant."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value) if 0 < value < inf else None
     return None if getattr(value, "tzinfo", None) is None else float(value.timestamp())
 
 
-def moment(name: str, value: When, now: float) -> float:
+def parse_moment(name: str, value: When, now: float) -> float:
     """Return a moment in POSIX seconds that was given as one, or as a stretch of time from now."""
     seconds = getattr(value, "total_seconds", None)
-    found = _moment(value) if seconds is None else now + seconds()
+    found = _to_posix_seconds(value) if seconds is None else now + seconds()
     if found is None or found > LATEST:
         raise UsageError(
             f"{name} is {value!r}; it takes an aware datetime, POSIX seconds, or a timedelta from now"
@@ -99,6 +101,6 @@ def moment(name: str, value: When, now: float) -> float:
     return found
 
 
-def earlier(one: float, other: float) -> float:
+def earlier_deadline(one: float, other: float) -> float:
     """Return the earlier of two moments, of which 0 is none."""
     return min(one, other) if one and other else one or other

@@ -14,14 +14,14 @@ from oncemore.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-    from oncemore.steps.transactions import Line
+    from oncemore.steps.transactions import DatabaseAdapter
 
     Asking = Generator[Any, Any, Any]
 
 DATABASES = ("sqlite", "postgresql")
 
 
-class Sqlite3:
+class Sqlite3Adapter:
     """The standard library's: transactions are asked for, whatever it would begin by itself."""
 
     awaits, sqlite = False, True
@@ -34,12 +34,12 @@ class Sqlite3:
             )
         self._connection = connection
 
-    def run(self, sql: str, values: Sequence[Any] = ()) -> Asking:
+    def execute_sql(self, sql: str, values: Sequence[Any] = ()) -> Asking:
         """Run a statement."""
         cursor = yield self._connection.execute(sql, tuple(values))
         return cursor.fetchall() if cursor.description else [], cursor.rowcount
 
-    def busy(self) -> bool:
+    def in_transaction(self) -> bool:
         """Whether a transaction is under way."""
         return bool(self._connection.in_transaction)
 
@@ -53,20 +53,20 @@ class Sqlite3:
 
     def rollback(self) -> Asking:
         """Undo it, if there is one."""
-        if self.busy():
+        if self.in_transaction():
             yield self._connection.execute("ROLLBACK")
 
 
-class Apsw(Sqlite3):
+class ApswAdapter(Sqlite3Adapter):
     """apsw: the same words, other ways to ask."""
 
-    def run(self, sql: str, values: Sequence[Any] = ()) -> Asking:
+    def execute_sql(self, sql: str, values: Sequence[Any] = ()) -> Asking:
         """Run a statement."""
         rows = yield self._connection.execute(sql, tuple(values)).fetchall()
         return rows, self._connection.changes()
 
 
-class Psycopg:
+class PsycopgAdapter:
     """psycopg, blocking or awaited; outside of autocommit it begins with the first statement."""
 
     sqlite = False
@@ -74,13 +74,13 @@ class Psycopg:
     def __init__(self, connection: Any, *, awaits: bool) -> None:
         self._connection, self.awaits = connection, awaits
 
-    def run(self, sql: str, values: Sequence[Any] = ()) -> Asking:
+    def execute_sql(self, sql: str, values: Sequence[Any] = ()) -> Asking:
         """Run a statement."""
         cursor = yield self._connection.execute(sql.replace("?", "%s"), tuple(values))
         rows = (yield cursor.fetchall()) if cursor.description else []
         return rows, cursor.rowcount
 
-    def busy(self) -> bool:
+    def in_transaction(self) -> bool:
         """Whether a transaction is under way."""
         return str(self._connection.info.transaction_status.name) != "IDLE"
 
@@ -98,17 +98,17 @@ class Psycopg:
         yield self._connection.rollback()
 
 
-class Alchemy:
+class SqlAlchemyAdapter:
     """SQLAlchemy: a connection or a session, blocking or awaited; what a session holds is flushed first."""
 
     def __init__(self, connection: Any, *, awaits: bool) -> None:
         self._connection, self.awaits = connection, awaits
         whole = getattr(connection, "sync_session", connection)
         bind = whole.get_bind() if hasattr(whole, "get_bind") else whole
-        _check_database(bind.dialect.name)
+        _check_dialect(bind.dialect.name)
         self.sqlite = bind.dialect.name == "sqlite"
 
-    def run(self, sql: str, values: Sequence[Any] = ()) -> Asking:
+    def execute_sql(self, sql: str, values: Sequence[Any] = ()) -> Asking:
         """Run a statement."""
         text = sys.modules["sqlalchemy"].text
         names = [f"v{at}" for at in range(len(values))]
@@ -119,7 +119,7 @@ class Alchemy:
         result = yield self._connection.execute(text(sql), dict(zip(names, values, strict=True)))
         return [tuple(row) for row in result.fetchall()] if result.returns_rows else [], result.rowcount
 
-    def busy(self) -> bool:
+    def in_transaction(self) -> bool:
         """Whether a transaction is under way."""
         return bool(self._connection.in_transaction())
 
@@ -145,24 +145,24 @@ class Alchemy:
         yield self._connection.rollback()
 
 
-class Django:
+class DjangoAdapter:
     """Django: the connection of an alias, in an `atomic` block that is ours."""
 
     awaits = False
 
     def __init__(self, connection: Any) -> None:
-        _check_database(connection.vendor)
+        _check_dialect(connection.vendor)
         self.sqlite = connection.vendor == "sqlite"
         self._connection = connection
         self._atomic: Any = None
 
-    def run(self, sql: str, values: Sequence[Any] = ()) -> Asking:
+    def execute_sql(self, sql: str, values: Sequence[Any] = ()) -> Asking:
         """Run a statement."""
         with self._connection.cursor() as cursor:
             yield cursor.execute(sql.replace("?", "%s"), tuple(values))
             return list(cursor.fetchall()) if cursor.description else [], cursor.rowcount
 
-    def busy(self) -> bool:
+    def in_transaction(self) -> bool:
         """Whether a transaction is under way."""
         return bool(self._connection.in_atomic_block)
 
@@ -184,7 +184,7 @@ class Django:
             yield atomic.__exit__(None, None, None)
 
 
-def line_of(connection: Any) -> Line:
+def adapt_connection(connection: Any) -> DatabaseAdapter:
     """Return how to speak to a connection; one that is not known is refused with those that are."""
     for module, name, make in _KNOWN:
         known = getattr(sys.modules.get(module), name, None)
@@ -196,19 +196,23 @@ def line_of(connection: Any) -> Line:
     )
 
 
-def _check_database(name: str) -> None:
+def _check_dialect(name: str) -> None:
     if name not in DATABASES:
         raise UsageError(f"current().transaction() knows {' and '.join(DATABASES)}; this database is {name}")
 
 
-_KNOWN: tuple[tuple[str, str, Callable[[Any], Line]], ...] = (
-    ("sqlite3", "Connection", Sqlite3),
-    ("apsw", "Connection", Apsw),
-    ("psycopg", "Connection", lambda connection: Psycopg(connection, awaits=False)),
-    ("psycopg", "AsyncConnection", lambda connection: Psycopg(connection, awaits=True)),
-    ("sqlalchemy.engine", "Connection", lambda connection: Alchemy(connection, awaits=False)),
-    ("sqlalchemy.orm", "Session", lambda connection: Alchemy(connection, awaits=False)),
-    ("sqlalchemy.ext.asyncio", "AsyncConnection", lambda connection: Alchemy(connection, awaits=True)),
-    ("sqlalchemy.ext.asyncio", "AsyncSession", lambda connection: Alchemy(connection, awaits=True)),
-    ("django.db.backends.base.base", "BaseDatabaseWrapper", Django),
+_KNOWN: tuple[tuple[str, str, Callable[[Any], DatabaseAdapter]], ...] = (
+    ("sqlite3", "Connection", Sqlite3Adapter),
+    ("apsw", "Connection", ApswAdapter),
+    ("psycopg", "Connection", lambda connection: PsycopgAdapter(connection, awaits=False)),
+    ("psycopg", "AsyncConnection", lambda connection: PsycopgAdapter(connection, awaits=True)),
+    ("sqlalchemy.engine", "Connection", lambda connection: SqlAlchemyAdapter(connection, awaits=False)),
+    ("sqlalchemy.orm", "Session", lambda connection: SqlAlchemyAdapter(connection, awaits=False)),
+    (
+        "sqlalchemy.ext.asyncio",
+        "AsyncConnection",
+        lambda connection: SqlAlchemyAdapter(connection, awaits=True),
+    ),
+    ("sqlalchemy.ext.asyncio", "AsyncSession", lambda connection: SqlAlchemyAdapter(connection, awaits=True)),
+    ("django.db.backends.base.base", "BaseDatabaseWrapper", DjangoAdapter),
 )

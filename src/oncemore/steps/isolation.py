@@ -19,19 +19,19 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from oncemore.artifacts.store import apart
+from oncemore.artifacts.store import make_child_writer
 from oncemore.errors import UsageError
-from oncemore.retries.deadlines import too_late
+from oncemore.retries.deadlines import timeout_error
 from oncemore.steps.engine import Engine
-from oncemore.steps.entered_engine import enter_engine, innermost
+from oncemore.steps.entered_engine import current_engine, enter_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
 
-    from oncemore.retries.loop import Invoke
+    from oncemore.retries.loop import CallFunction
     from oncemore.steps.attempt import Attempt
-    from oncemore.steps.call_in_progress import Job
+    from oncemore.steps.call_in_progress import CallInProgress
 
 GRACE_S = 5.0
 MOST_TEXT = 2000
@@ -45,7 +45,7 @@ class RemoteError(Exception):
     """An error from the other process that could not be brought over; the message says what it was."""
 
 
-class Unsent:
+class UnsentValue:
     """Stands for a value that could not be brought over: the work is done, and its value is lost."""
 
     def __init__(self, text: str) -> None:
@@ -55,23 +55,25 @@ class Unsent:
         return f"<a value that could not leave its process: {self.text}>"
 
 
-def run(job: Job, attempt: Attempt, invoke: Invoke) -> Any:
+def run_in_process(job: CallInProgress, attempt: Attempt, invoke: CallFunction) -> Any:
     """Run a job's function in a process of its own; kill that at its limit."""
     import multiprocessing
 
-    where = address_of(job.name, job.work)
+    where = address_of(job.step_name, job.function)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     told = {"seen": attempt.seen, "ends_in": invoke.limit_s, "resume": attempt.resume()}
-    told["files"] = apart(job)
+    told["files"] = make_child_writer(job)
     told["engine"] = _surroundings()
-    process = context.Process(target=_child, args=(theirs, where, job.args, job.kwargs, told), daemon=True)
+    process = context.Process(
+        target=_run_child, args=(theirs, where, job.args, job.kwargs, told), daemon=True
+    )
     process.start()
     theirs.close()
     try:
-        return _served(ours, attempt, invoke, process)
+        return _serve_child(ours, attempt, invoke, process)
     finally:
-        _kill(process.pid)
+        _kill_process_group(process.pid)
         process.join(GRACE_S)
         ours.close()
 
@@ -82,7 +84,7 @@ def _surroundings() -> bytes | str:
     It is empty where they use the engine of the settings, which are the same in the child.
     """
     try:
-        engine = innermost()
+        engine = current_engine()
         return b"" if engine is None else pickle.dumps(_reopening(engine))
     except UsageError as refused:
         return str(refused)
@@ -111,7 +113,7 @@ def _enter(surroundings: bytes | str) -> None:
         enter_engine(pickle.loads(surroundings)())  # noqa: S301 - from our own parent
 
 
-def _kill(pid: int | None) -> None:
+def _kill_process_group(pid: int | None) -> None:
     """Kill the child and whatever it has started; it leads a group of its own."""
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid or 0, signal.SIGKILL) if pid else None
@@ -135,7 +137,7 @@ def check_importable(name: str, work: Any) -> None:
     main = sys.modules["__main__"]
     no_file = where[0] == "__main__" and not getattr(main, "__file__", None)
     try:
-        found = None if no_file else _function(*where)
+        found = None if no_file else _import_function(*where)
     except (ImportError, AttributeError):
         found = None
     if found is not work:
@@ -145,11 +147,11 @@ def check_importable(name: str, work: Any) -> None:
         )
 
 
-def _served(ours: Connection, attempt: Attempt, invoke: Invoke, process: Any) -> Any:
+def _serve_child(ours: Connection, attempt: Attempt, invoke: CallFunction, process: Any) -> Any:
     """Answer what the child asks for, until it sends its end, dies or takes too long."""
     while True:
         try:
-            what, value = _heard(ours, attempt, invoke), _heard(ours, attempt, invoke)
+            what, value = _receive_message(ours, attempt, invoke), _receive_message(ours, attempt, invoke)
         except (EOFError, ConnectionResetError):
             process.join(GRACE_S)
             raise ProcessDied(
@@ -161,49 +163,51 @@ def _served(ours: Connection, attempt: Attempt, invoke: Invoke, process: Any) ->
         if what == "error":
             raise value if isinstance(value, BaseException) else RemoteError(value.text)
         if what == "events":
-            attempt.take(value)
+            attempt.adopt_outputs(value)
         else:
             assert what == "checkpoint"
-            ours.send(_kept(attempt, value))
+            ours.send(_save_checkpoint(attempt, value))
 
 
-def _heard(ours: Connection, attempt: Attempt, invoke: Invoke) -> Any:
+def _receive_message(ours: Connection, attempt: Attempt, invoke: CallFunction) -> Any:
     """Return what the child sent; what cannot be read here is said in words."""
     if not ours.poll(attempt.remaining()):
-        raise too_late(attempt.step, invoke)
+        raise timeout_error(attempt.step, invoke)
     sent = ours.recv_bytes()
     try:
         return pickle.loads(sent)  # noqa: S301 - from our own child, by a pipe that nobody else has
     except Exception as fault:  # noqa: BLE001 - whatever a class does when it is made anew
-        return Unsent(f"{type(fault).__name__}: {fault}"[:MOST_TEXT])
+        return UnsentValue(f"{type(fault).__name__}: {fault}"[:MOST_TEXT])
 
 
-def _kept(attempt: Attempt, plain: Any) -> BaseException | None:
+def _save_checkpoint(attempt: Attempt, plain: Any) -> BaseException | None:
     try:
-        attempt.keep(plain)
+        attempt.save_checkpoint(plain)
     except Exception as error:  # noqa: BLE001 - the child raises it where the work is
-        return _portable(error)  # one that the child could not read would leave it waiting
+        return _make_portable(error)  # one that the child could not read would leave it waiting
     return None
 
 
-def _child(pipe: Connection, where: tuple[str, str], args: Any, kwargs: Any, told: dict[str, Any]) -> None:
+def _run_child(
+    pipe: Connection, where: tuple[str, str], args: Any, kwargs: Any, told: dict[str, Any]
+) -> None:
     """Be the process of one attempt."""
     os.setsid()
     if pipe.poll(0):
         os._exit(1)  # nothing is sent before the work asks for it: this is the end of whoever called
-    answers = _Answers(pipe)
-    threading.Thread(target=answers.listen, daemon=True).start()
+    answers = _ParentReplies(pipe)
+    threading.Thread(target=answers.read_replies, daemon=True).start()
     try:
-        value, events = _call(answers, where, args, kwargs, told)
+        value, events = _call_function(answers, where, args, kwargs, told)
     except BaseException as error:  # noqa: BLE001 - it is raised again in the process that called
-        _send(pipe, "error", _portable(error))
+        _send_message(pipe, "error", _make_portable(error))
     else:
-        _send(pipe, "events", events)
-        _send(pipe, "value", value)
+        _send_message(pipe, "events", events)
+        _send_message(pipe, "value", value)
     os._exit(0)  # nothing of the parent's that was copied here is closed or flushed
 
 
-class _Answers:
+class _ParentReplies:
     """What the parent sends; when it is gone, so are we."""
 
     def __init__(self, pipe: Connection) -> None:
@@ -212,7 +216,7 @@ class _Answers:
         self.pipe = pipe
         self.arrived: Any = SimpleQueue()
 
-    def listen(self) -> None:
+    def read_replies(self) -> None:
         """Take what comes; the pipe's end is the end of this process."""
         try:
             while True:
@@ -221,42 +225,44 @@ class _Answers:
             os.killpg(0, signal.SIGKILL)  # with whatever the work has started
 
 
-def _call(answers: _Answers, where: tuple[str, str], args: Any, kwargs: Any, told: dict[str, Any]) -> Any:
+def _call_function(
+    answers: _ParentReplies, where: tuple[str, str], args: Any, kwargs: Any, told: dict[str, Any]
+) -> Any:
     from oncemore import clock as clocks
-    from oncemore.artifacts.artifact import SHELF
-    from oncemore.log.tagged_json import Tagger, untag
+    from oncemore.artifacts.artifact import CURRENT_READER
+    from oncemore.log.tagged_json import TaggedEncoder, untag_value
     from oncemore.retries.loop import ENDS
     from oncemore.steps.attempt import CURRENT, Attempt
 
-    plain, kept = Tagger(), [told["resume"]]
+    plain, kept = TaggedEncoder(), [told["resume"]]
 
     def keep(attempt: Attempt, value: Any) -> None:
-        _send(answers.pipe, "checkpoint", value)
+        _send_message(answers.pipe, "checkpoint", value)
         refused = answers.arrived.get()
         if refused is not None:
             raise refused
-        kept[0] = untag(value)
-        attempt.seen = attempt.seen._replace(run=attempt.seen.run._replace(checkpoint=1))
+        kept[0] = untag_value(value)
+        attempt.seen = attempt.seen._replace(record=attempt.seen.record._replace(checkpoint_version=1))
 
     attempt = Attempt(
         told["seen"],
         clocks.current.wall,
-        lambda value: plain.tag(value, "the value"),
+        lambda value: plain.tag_value(value, "the value"),
         keep,
         lambda seen: kept[0],
         None,
         told["files"],
     )
-    SHELF.set(told["files"].shelf)
+    CURRENT_READER.set(told["files"].artifact_store)
     CURRENT.set(attempt)
     _enter(told["engine"])
     if told["ends_in"] is not None:
         ENDS.set(clocks.current.monotonic() + told["ends_in"])
-    value = _function(*where)(*args, **kwargs)
-    return value, attempt.given()
+    value = _import_function(*where)(*args, **kwargs)
+    return value, attempt.collect_outputs()
 
 
-def _function(module: str, name: str) -> Any:
+def _import_function(module: str, name: str) -> Any:
     """Return the function behind a step, found by its module and name."""
     found: Any = importlib.import_module(module)
     for part in name.split("."):
@@ -264,25 +270,25 @@ def _function(module: str, name: str) -> Any:
     return getattr(found, "__wrapped__", found)
 
 
-def _send(pipe: Connection, what: str, value: Any) -> None:
+def _send_message(pipe: Connection, what: str, value: Any) -> None:
     """Send what it is, then the thing itself; what cannot be sent is said in words."""
     pipe.send(what)
     try:
         pipe.send(value)
     except Exception as fault:  # noqa: BLE001 - whatever a value does when it is written
-        pipe.send(Unsent(f"a {type(value).__name__}: {fault}"[:MOST_TEXT]))
+        pipe.send(UnsentValue(f"a {type(value).__name__}: {fault}"[:MOST_TEXT]))
 
 
-def _portable(error: BaseException) -> BaseException:
+def _make_portable(error: BaseException) -> BaseException:
     """Return an error that can be raised elsewhere: itself, or what it was in words."""
     try:
         same = type(pickle.loads(pickle.dumps(error))) is type(error)  # noqa: S301 - our own
     except Exception:  # noqa: BLE001 - many errors cannot be made anew from what they keep
         same = False
-    return error if same else RemoteError(f"{type(error).__name__}: {_words(error)}"[:MOST_TEXT])
+    return error if same else RemoteError(f"{type(error).__name__}: {_describe_error(error)}"[:MOST_TEXT])
 
 
-def _words(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:  # noqa: BLE001 - an error that cannot even be shown is still an error

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from oncemore.log.tagged_json import PLAIN_VALUES, Tagger
-from oncemore.policy.canonical_json import LARGEST_INTEGER, canonical, digest
+from oncemore.log.tagged_json import PLAIN_VALUES, TaggedEncoder
+from oncemore.policy.canonical_json import LARGEST_INTEGER, canonical_digest, encode_canonical
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from oncemore.policy.canonical_json import Plain
 
-_KEYED = Tagger(keyed=True, advice=f"pass {PLAIN_VALUES}, or leave it out of the key")
+_KEYED = TaggedEncoder(keyed=True, advice=f"pass {PLAIN_VALUES}, or leave it out of the key")
 _sorted = msgspec.json.Encoder(order="sorted").encode
 
 
@@ -35,17 +35,17 @@ def step_key(
     bucket: str = "",
 ) -> str:
     """Return the key of a call: 64 hex digits that two calls share if they are the same work."""
-    return key_of(argument_bytes(arguments), scope_bytes(step, partition, tenant, bucket))
+    return hash_key(argument_bytes(arguments), scope_bytes(step, partition, tenant, bucket))
 
 
 def argument_bytes(arguments: Mapping[str, object]) -> bytes:
     """Return arguments as canonical JSON; one that has no form is refused by its name."""
-    if are_plain(arguments):
+    if are_plain_json(arguments):
         return _sorted(arguments)
-    return canonical(tagged_arguments(arguments))
+    return encode_canonical(tagged_arguments(arguments))
 
 
-def are_plain(arguments: Mapping[str, object]) -> bool:
+def are_plain_json(arguments: Mapping[str, object]) -> bool:
     """Whether all arguments are their own tagged form, and any sorted JSON of them the canonical one.
 
     A short way for what most arguments are; a test holds both ways to the same bytes.
@@ -65,17 +65,17 @@ def are_plain(arguments: Mapping[str, object]) -> bool:
 
 def scope_bytes(step: str, partition: object = None, tenant: str = "", bucket: str = "") -> bytes:
     """Return what else a key is made of as canonical JSON."""
-    return canonical(
+    return encode_canonical(
         {
-            "step": _KEYED.tag(step, "the step's name"),
-            "partition": _KEYED.tag(partition, "partition"),
-            "tenant": _KEYED.tag(tenant, "tenant"),
-            "bucket": _KEYED.tag(bucket, "bucket"),
+            "step": _KEYED.tag_value(step, "the step's name"),
+            "partition": _KEYED.tag_value(partition, "partition"),
+            "tenant": _KEYED.tag_value(tenant, "tenant"),
+            "bucket": _KEYED.tag_value(bucket, "bucket"),
         }
     )
 
 
-def key_of(arguments: bytes, scope: bytes) -> str:
+def hash_key(arguments: bytes, scope: bytes) -> str:
     """Return the key; `args` comes first in canonical order, so that both parts can be put together."""
     return sha256(b'{"args":' + arguments + b"," + scope[1:]).hexdigest()
 
@@ -87,9 +87,11 @@ def input_hash(inputs: bytes) -> str:
 
 def cfg_hash(version: str, config: object) -> str:
     """Return the digest of what a result depends on besides its arguments."""
-    return digest({"version": _KEYED.tag(version, "version"), "config": _KEYED.tag(config, "config")})
+    return canonical_digest(
+        {"version": _KEYED.tag_value(version, "version"), "config": _KEYED.tag_value(config, "config")}
+    )
 
 
 def tagged_arguments(arguments: Mapping[str, object]) -> dict[str, Plain]:
     """Return arguments in their keyed form; one that has none is refused by its name."""
-    return {name: _KEYED.tag(value, f"argument {name!r}") for name, value in arguments.items()}
+    return {name: _KEYED.tag_value(value, f"argument {name!r}") for name, value in arguments.items()}

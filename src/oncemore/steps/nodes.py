@@ -14,25 +14,25 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore.errors import UsageError, warn_policy
 from oncemore.policy import files
-from oncemore.retries.options import colour_of
-from oncemore.steps import flow
+from oncemore.retries.options import function_colour
+from oncemore.steps import operator_flow
 from oncemore.steps.attempt import current
-from oncemore.steps.decorator import Step, told_of
+from oncemore.steps.decorator import Step, complete_options
 from oncemore.steps.keys import cfg_hash
-from oncemore.steps.options import Recipe, module_of
+from oncemore.steps.options import StepOptions, module_of
 from oncemore.steps.read_only_values import make_read_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from oncemore.steps.decorator import Look
     from oncemore.steps.engine import Engine
-    from oncemore.steps.ops import Terms
+    from oncemore.steps.ops import AttemptTerms
+    from oncemore.steps.prepare import PreparedCall
 
 #: The policy of a node that names none.
 PROFILE = "kfm-loop"
 #: Names under which a configuration may say which partition a node writes; that is a part of the key.
-PARTITION = ("target_partition", "partition")
+PARTITION_NAMES = ("target_partition", "partition")
 _PARTS = ("preflight_checkpoint", "compute")
 _VERSION = "1"
 
@@ -49,20 +49,20 @@ class NodeStep(Step[..., Any]):
         engine: Engine | None = None,
     ) -> None:
         self._node, self._policy, self._on_change = node, policy, on_config_change
-        work = _work_awaited(node) if awaits(node) else _work(node)
-        told = told_of(
+        work = _make_async_function(node) if is_async_node(node) else _make_function(node)
+        told = complete_options(
             effect=getattr(node, "effect", "pure"), name=node_id_of(node), partition=_partition_of,
             ignore="cfg", on_version_change=on_config_change, policy=policy or policy_of(node),
             pipeline=getattr(node, "pipeline", None) or module_of(node.compute),
         )  # fmt: skip
-        recipe = Recipe(work, told)
+        recipe = StepOptions(work, told)
         if engine is None:  # the copy for another engine would warn a second time
             warn_policy(*recipe.policy.warnings())
         if recipe.on_version_change is None:  # neither the call nor the policy's own file says it
             recipe.on_version_change = files.profile(PROFILE).sections["idempotency"]["on_config_change"]
         super().__init__(recipe, engine)
 
-    def on(self, engine: Engine) -> NodeStep:
+    def bind(self, engine: Engine) -> NodeStep:
         """Return the same step on another engine."""
         return NodeStep(self._node, policy=self._policy, on_config_change=self._on_change, engine=engine)
 
@@ -71,20 +71,24 @@ class NodeStep(Step[..., Any]):
 
         To be awaited if the node is async.
         """
-        look = self._look((inputs, cfg), {})
-        return self._ordered(look, flow.note_redelivery(look.call))
+        look = self._prepare_call((inputs, cfg), {})
+        return self._run_script(look, operator_flow.note_redelivery(look.call))
 
-    def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, guess: bool = False) -> Look:
-        look = super()._look(args, kwargs, guess=guess)
+    def _prepare_call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, guess: bool = False
+    ) -> PreparedCall:
+        look = super()._prepare_call(args, kwargs, guess=guess)
         config = _without_partition(self._cfg_of(look))
         return look._replace(call=look.call._replace(cfg_hash=cfg_hash(_VERSION, config)), withheld=())
 
-    def _terms(self, look: Look, worker: str, now: float) -> Terms:
+    def _make_terms(self, look: PreparedCall, worker: str, now: float) -> AttemptTerms:
         counted = {**look.counted, "cfg": self._cfg_of(look)}
-        return super()._terms(look, worker, now)._replace(arguments=self._recipe.stored(counted))
+        return (
+            super()._make_terms(look, worker, now)._replace(arguments=self._options.encode_arguments(counted))
+        )
 
-    def _cfg_of(self, look: Look) -> Any:
-        return self._recipe.arguments(look.args, look.kwargs)["cfg"]
+    def _cfg_of(self, look: PreparedCall) -> Any:
+        return self._options.bind_arguments(look.args, look.kwargs)["cfg"]
 
 
 def is_node(found: Any) -> bool:
@@ -128,7 +132,7 @@ def node_id_of(node: Any) -> str:
     return found
 
 
-def awaits(node: Any) -> bool:
+def is_async_node(node: Any) -> bool:
     """Whether a node's `compute` is async; what is not a node is refused."""
     for name in _PARTS:
         if not callable(getattr(node, name, None)):
@@ -136,24 +140,28 @@ def awaits(node: Any) -> bool:
                 f"{node!r} is no node: it has no {name}; a node has preflight_checkpoint(run, key) and "
                 "compute(inputs, cfg, checkpoint)"
             )
-    return colour_of(node.compute) == "coroutine"
+    return function_colour(node.compute) == "coroutine"
 
 
 def _partition_of(inputs: Any, cfg: Any) -> Any:
-    return next((cfg[name] for name in PARTITION if name in cfg), None) if isinstance(cfg, Mapping) else None
+    return (
+        next((cfg[name] for name in PARTITION_NAMES if name in cfg), None)
+        if isinstance(cfg, Mapping)
+        else None
+    )
 
 
 def _without_partition(cfg: Any) -> Any:
     """Return what of a configuration is hashed: all but the first name of a partition."""
     config = dict(cfg) if isinstance(cfg, Mapping) else {}
-    for name in PARTITION:
+    for name in PARTITION_NAMES:
         if name in config:
             del config[name]
             break
     return config
 
 
-def _work(node: Any) -> Callable[[Any, Any], Any]:
+def _make_function(node: Any) -> Callable[[Any, Any], Any]:
     def compute(inputs: Any, cfg: Any) -> Any:
         run = current()
         found, last = node.preflight_checkpoint(run, run.key), run.resume()
@@ -165,7 +173,7 @@ def _work(node: Any) -> Callable[[Any, Any], Any]:
     return compute
 
 
-def _work_awaited(node: Any) -> Callable[[Any, Any], Any]:
+def _make_async_function(node: Any) -> Callable[[Any, Any], Any]:
     async def compute(inputs: Any, cfg: Any) -> Any:
         run = current()
         found, last = node.preflight_checkpoint(run, run.key), run.resume()

@@ -1,37 +1,37 @@
-"""What a flow may ask for, and what it is told.
+"""The operations that a flow yields, and the results that it is sent.
 
-Load(entity, kind)        read the head                              ← Seen
-Begin(policy_name, …)     who begins an attempt, and with what       ← Terms
-Permit(step, tenant, …)   may an attempt begin? what people have said ← Permission
-Offer(policy_name, …)     what a run for somebody else begins with   ← Terms, nobody's
-LoadPolicy(name)          the policy that a run began with           ← Policy, or None: not in the log
-Consult(entity)           a breaker's circuit, as far as it is known ← Seen
-Slot(pace)                a moment for an attempt, by a rate         ← seconds until then
-Draw(purse, cost)         what a retry budget holds                  ← Drawn
-Refund(purse, drawn, …)   give that back: nothing came of it         ← None
-Earn(purse)               earn what a success earns                  ← None
-Now()                     the store's time                           ← seconds
-Holder(worker, …)         until when is that attempt held?           ← seconds; 0 when its worker is gone
-Save(seen, change, …)     append, if the entity is as it was seen    ← Seen after it, or None: it is not
-Read(entity, version)     the body of an entry                       ← dict
-Check(entity, cfg, name)  is the step's artifact there, and valid?   ← Found
-Work(seen, limit_s, …)    run the step's function                    ← Done
-Finish(seen, mark, …)     commit the user's own transaction          ← Finished
-Spill(seen, encoded)      keep a large result as an artifact         ← reference, or None: keep it in the log
-Fetch(spilled)            the bytes of such a result, verified       ← Raw, or the error that says why not
-Ask(seen)                 run the step's reconcile function          ← Answer
-Sleep(seconds)            let time pass                              ← None
-Watch(entity, …)          let time pass until the entity changes     ← None
-Tell(what, seen)          let those who listen know                  ← None
-End(value, error)         the end: return the one or raise the other
+LoadHead(entity, kind)      read the head of an entity                     → LoadedHead
+ReserveWorker(policy…)      reserve this process's worker for an attempt   → AttemptTerms
+AskPermission(steps, …)     read switches and approvals                    → Permission
+PrepareSubmission(policy…)  terms of a run that a worker will make         → AttemptTerms without a worker
+LoadPolicy(name)            the policy that a run began with               → Policy, or None: not in the log
+LoadBreaker(entity)         the breaker's head; it may be cached           → LoadedHead
+TakeRateSlot(rate)          a slot in the provider's rate limit            → seconds until the slot
+DrawBudget(budget, cost)    tokens of a retry budget                       → BudgetDraw
+RefundBudget(budget, …)     return tokens that were not used               → None
+EarnBudget(budget)          add what a success earns                       → None
+ReadClock()                 the store's time                               → POSIX seconds
+ReadLease(worker, …)        end of the lease on an attempt                 → POSIX seconds; 0: worker gone
+AppendChange(head, …)       compare-and-set on the head                    → new LoadedHead; None: conflict
+ReadBody(entity, version)   the body of an entry                           → dict
+CheckArtifact(entity, …)    does the step's artifact exist unaltered?      → ArtifactCheck
+RunAttempt(head, limit, …)  call the step's function                       → AttemptOutcome
+CommitTransaction(head, …)  commit the user's own transaction              → TransactionOutcome
+SpillResult(head, encoded)  store a large result as an artifact            → reference, or None
+FetchResult(spilled)        read such a result, verified                   → Raw, or the error
+AskReconcile(head)          call the step's `reconcile` function           → ReconcileAnswer
+SleepSeconds(seconds)       wait                                           → None
+WatchEntity(entity, …)      wait until the entity changes                  → None
+NotifyListeners(what, head) call the listeners of the engine               → None
+EndCall(value, error)       end of the script: return or raise
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from oncemore._values import Record
-from oncemore.log.record import Run
+from oncemore._values import FrozenRecord
+from oncemore.log.record import RunRecord
 from oncemore.policy.policy import ESCALATION, policy_name
 
 if TYPE_CHECKING:
@@ -39,68 +39,68 @@ if TYPE_CHECKING:
 
     from oncemore.artifacts.artifact import Artifact
     from oncemore.control.model import Approval
-    from oncemore.limits.breaker_rules import Rules
-    from oncemore.limits.budget import Budget
-    from oncemore.limits.rate_rules import Pulse
-    from oncemore.log.record import Change, Kept, Outgoing
-    from oncemore.log.store import Joined
+    from oncemore.limits.breaker_rules import BreakerRules
+    from oncemore.limits.budget import TokenBucket
+    from oncemore.limits.rate_rules import RateLimit
+    from oncemore.log.record import ArtifactRecord, EventRecord, RecordChange
+    from oncemore.log.store import StoreTransaction
     from oncemore.policy.model import Effect, Failure
     from oncemore.policy.policy import Policy
-    from oncemore.steps.transactions import Mark
+    from oncemore.steps.transactions import AppliedMark
 
     Script = Generator[Any, Any, Any]
-    Given = tuple[Outgoing | Kept, Any]
+    Given = tuple[EventRecord | ArtifactRecord, Any]
 
 
-class Barrier(NamedTuple):
-    """The breaker of a step's provider: what it is called in the log, and what opens it."""
+class StepBreaker(NamedTuple):
+    """The breaker of a step's provider: its entity in the log, and the rules that open it."""
 
     entity: str
-    rules: Rules
+    rules: BreakerRules
 
 
-class Beat(NamedTuple):
-    """The rate of a step's provider: whose it is, and how many in which time."""
+class StepRate(NamedTuple):
+    """The rate limit of a step's provider: its name and its numbers."""
 
     name: str
-    pulse: Pulse
+    pulse: RateLimit
 
 
-class Purse(NamedTuple):
-    """The retry budget of a step: its numbers, and where it is in the log.
+class StepBudget(NamedTuple):
+    """The retry budget of a step.
 
-    entity  empty where this process alone has it: then it is the budget itself that holds the tokens
+    entity  its place in the log; empty for a budget of this process alone, which holds the tokens itself
     """
 
     entity: str
-    budget: Budget
+    budget: TokenBucket
 
 
-class Plan(Record):
-    """What a step was told, checked and made ready.
+class StepPlan(FrozenRecord):
+    """The options of a step, checked and ready for the flow.
 
-    encode             value → what the body keeps of it, or raises
-    decode             the other way round
-    describe           error and what is known of it → what the body keeps: neutral, redacted
-    not_applied        whether an error says that a `once` effect did not happen
-    asks               whether there is a reconcile function
+    encode             value → its stored form, or raises
+    decode             the stored form → value
+    describe           error and its failure → the stored error record, redacted
+    not_applied        whether an error shows that a `once` effect did not happen
+    asks               whether the step has a `reconcile` function
     after_failure      "raise", or "new_run": a new call of failed work begins a new run
     on_version_change  "new", "reuse", "fail", or None: by the effect
-    covers             whether an error may be tried again, where the policy's own classes do not say so
-    artifact           the name of the one artifact that the step's result is; empty if it is not
+    covers             whether an error may be retried, where the policy's classes do not decide
+    artifact           the name of the artifact that is the step's result; empty if there is none
     large              whether an encoded result is too large for the log
-    quarantines        whether a failure that is not tried again waits for a person (CLASS-3)
-    escalation         the policies that escalation records name: after a permanent error, and when attempts
-                       or time run out
-    repeats_once       whether a `once` step is tried again after an error that says that nothing happened
-    pipeline           the pipeline that it belongs to; empty if it belongs to none
-    halts              whether a failure that is not tried again halts that pipeline (CLASS-3)
-    approval           whether an attempt begins only where somebody has approved it
-    gated              whether a switch stops it; not so what people need to turn one
-    barrier            the breaker that has to let its attempts through, if there is one
-    beat               the rate that gives its attempts their moments, if there is one
-    purse              the budget that its retries are paid from, if there is one
-    policy_source      the address that the step named its policy by; empty where it was made in code
+    quarantines        whether a failure that is not retried waits for an operator (CLASS-3)
+    escalation         the policies that escalation records name: after a permanent error, and after
+                       attempts or time run out
+    repeats_once       whether a `once` step is retried after an error that shows that nothing happened
+    pipeline           the pipeline of the step; empty if there is none
+    halts              whether a failure that is not retried halts that pipeline (CLASS-3)
+    approval           whether every attempt needs an approval
+    gated              whether switches stop the step; False for the steps that turn switches
+    barrier            the breaker of its provider, if there is one
+    beat               the rate limit of its provider, if there is one
+    purse              its retry budget, if there is one
+    policy_source      the address of the policy's file; empty for a policy made in code
     """
 
     __slots__ = (
@@ -113,8 +113,8 @@ class Plan(Record):
     approval: bool
     artifact: str
     asks: bool
-    barrier: Barrier | None
-    beat: Beat | None
+    barrier: StepBreaker | None
+    beat: StepRate | None
     classify: Callable[[BaseException, float], Failure]
     covers: Callable[[Exception, Failure], bool] | None
     decode: Callable[[Any], Any]
@@ -134,7 +134,7 @@ class Plan(Record):
     policy: Policy
     policy_name: str
     policy_source: str
-    purse: Purse | None
+    purse: StepBudget | None
     quarantines: bool
     repeats_once: bool
 
@@ -160,31 +160,55 @@ class Plan(Record):
         quarantines: bool = False,
         approval: bool = False,
         gated: bool = True,
-        barrier: Barrier | None = None,
-        beat: Beat | None = None,
-        purse: Purse | None = None,
+        barrier: StepBreaker | None = None,
+        beat: StepRate | None = None,
+        purse: StepBudget | None = None,
         pipeline: str = "",
         halts: bool = False,
         policy_source: str = "",
         repeats_once: bool = True,
         escalation: tuple[str, str] = ESCALATION,
     ) -> None:
-        self.fill(
-            after_failure, approval, artifact, asks, barrier, beat, classify, covers, decode, describe,
-            effect, encode, escalation, gated, halts, if_running, inline_wait_s, large, name, not_applied,
-            on_version_change, pipeline, policy, policy_name(policy), policy_source, purse, quarantines,
-            repeats_once,
-        )  # fmt: skip
+        self.set_fields(
+            after_failure=after_failure,
+            approval=approval,
+            artifact=artifact,
+            asks=asks,
+            barrier=barrier,
+            beat=beat,
+            classify=classify,
+            covers=covers,
+            decode=decode,
+            describe=describe,
+            effect=effect,
+            encode=encode,
+            escalation=escalation,
+            gated=gated,
+            halts=halts,
+            if_running=if_running,
+            inline_wait_s=inline_wait_s,
+            large=large,
+            name=name,
+            not_applied=not_applied,
+            on_version_change=on_version_change,
+            pipeline=pipeline,
+            policy=policy,
+            policy_name=policy_name(policy),
+            policy_source=policy_source,
+            purse=purse,
+            quarantines=quarantines,
+            repeats_once=repeats_once,
+        )
 
 
-class Call(NamedTuple):
-    """One call of a step: what makes it the same work as another, and how long it may take.
+class CallIdentity(NamedTuple):
+    """One call of a step: the key, and how long it may take.
 
-    input_hash  the digest of its arguments; empty where the key covers all of them
-    deadline    when a run that it begins must be over; 0 for never
-    give_up     until when this caller waits for somebody else's attempt, or for a time; 0 for always
-    tenant      whose work it is
-    code_hash   the version and config of the code that would make the attempt, where that may be other than
+    input_hash  digest of the arguments; empty if the key covers all of them
+    deadline    when a run that this call begins must have ended; 0 for no deadline
+    give_up     until when this caller waits for another attempt or for a time; 0 for no limit
+    tenant      the tenant whose work it is
+    code_hash   version and config of the code that would make the attempt, where that differs from
                 `cfg_hash`: a worker continues a run with the run's own `cfg_hash`
     """
 
@@ -197,13 +221,13 @@ class Call(NamedTuple):
     code_hash: str = ""
 
 
-class Terms(NamedTuple):
-    """What an attempt begins with: the worker whose it is, and what a new run would keep of the call.
+class AttemptTerms(NamedTuple):
+    """What an attempt begins with: its worker, and what a new run stores of the call.
 
-    Asked for when an attempt begins and not before: most calls find that all is done.
+    It is built when an attempt begins, and not before: most calls find their work done.
 
-    actor     who asked for it, where somebody else is to do it
-    withheld  names of arguments that the record leaves out: only who has them can make another attempt
+    actor     who asked for the run, where a worker will make it
+    withheld  arguments that the log does not store: only a caller that has them can make another attempt
     """
 
     worker: str
@@ -221,38 +245,37 @@ class Terms(NamedTuple):
     withheld: tuple[str, ...] = ()
 
 
-class Seen(NamedTuple):
-    """An entity as it was read: what a change to it is made from."""
+class LoadedHead(NamedTuple):
+    """An entity as it was read: the base of a compare-and-set."""
 
     entity: str
     version: int
     hash: bytes
-    run: Any  # a Run, or None before the first entry; typed loosely because most stations know which
+    record: Any  # a Run, or None before the first entry; typed loosely because most stations know which
     body: dict[str, Any] | None = None
 
 
-class Load(NamedTuple):
-    """Read the head of an entity, which is of that kind."""
+class LoadHead(NamedTuple):
+    """Read the head of an entity of the given kind."""
 
     entity: str
-    kind: type = Run
+    kind: type = RunRecord
 
 
-class Begin(NamedTuple):
-    """Ask who begins an attempt, and with what; from then on the log has the policy of the run.
+class ReserveWorker(NamedTuple):
+    """Reserve the worker of this process for an attempt, and record the policy of the run.
 
-    seen  the run that the attempt continues: it starts from that run's recorded arguments. None where the
-          attempt opens a run: it gets the caller's own arguments
+    seen  the run that the attempt continues, with its recorded arguments; None where the attempt opens a run
     """
 
     policy_name: str
     policy: Policy
     source: str = ""
-    seen: Seen | None = None
+    seen: LoadedHead | None = None
 
 
-class Offer(NamedTuple):
-    """Ask what a run begins with that somebody else is to do; the log has its policy from then on."""
+class PrepareSubmission(NamedTuple):
+    """Build the terms of a run that a worker will make, and record its policy."""
 
     policy_name: str
     policy: Policy
@@ -260,17 +283,17 @@ class Offer(NamedTuple):
 
 
 class LoadPolicy(NamedTuple):
-    """Read a policy that the log has, by the name that runs have for it."""
+    """Read a recorded policy by the name that runs have for it."""
 
     name: str
 
 
-class Permit(NamedTuple):
-    """Ask whether an attempt may begin: what people have said that is not in the run itself.
+class AskPermission(NamedTuple):
+    """Read the switches and approvals that may keep an attempt from beginning.
 
     steps   the names of its step
-    entity  whose approval it needs; empty if it needs none
-    begins  False for what only hands work in: a switch does not stop that, a log that has moved does
+    entity  the entity whose approval it needs; empty if it needs none
+    begins  False for a submission: a switch does not stop it, a log that has moved does
     """
 
     steps: tuple[str, ...]
@@ -281,14 +304,14 @@ class Permit(NamedTuple):
 
 
 class Permission(NamedTuple):
-    """What people have said, and what must still be so when the attempt begins.
+    """What operators have decided, and what must still hold when the attempt begins.
 
-    guards    entities that were read, by their versions
-    stop      why it may not begin: `switch`, `control_state_unknown` or `moved`; empty if it may
-    name      of the switch that is on, or where the log has moved
-    told      who threw it, why and when
-    approval  what was approved of its key, if anything was
-    error     why nothing can be known
+    guards    versions of the entities that were read
+    stop      why the attempt may not begin: `switch`, `control_state_unknown` or `moved`; empty if it may
+    name      the switch that is on, or the address that the log has moved to
+    told      who turned the switch on, why and when
+    approval  the approval of its key, if there is one
+    error     why switches and approvals cannot be read
     """
 
     guards: Mapping[str, int]
@@ -299,110 +322,107 @@ class Permission(NamedTuple):
     error: Exception | None = None
 
 
-class Consult(NamedTuple):
-    """Read the circuit of a breaker; while it is closed, it may be as it was some time ago."""
+class LoadBreaker(NamedTuple):
+    """Read the record of a breaker; a closed breaker may come from a cache."""
 
     entity: str
 
 
-class Slot(NamedTuple):
-    """Take a moment for an attempt; one that has its moment only keeps its distance to those before it."""
+class TakeRateSlot(NamedTuple):
+    """Take a slot in a rate limit; a call that has its slot only keeps its distance to earlier ones."""
 
-    beat: Beat
+    beat: StepRate
     has_moment: bool = False
 
 
-class Draw(NamedTuple):
-    """Look what a retry budget holds, and take the cost where it is this process's own."""
+class DrawBudget(NamedTuple):
+    """Read a retry budget, and take the cost if the budget belongs to this process."""
 
-    purse: Purse
+    purse: StepBudget
     cost: float
 
 
-class Drawn(NamedTuple):
-    """What a retry budget held: with what this process had earned, which is used up with it.
+class BudgetDraw(NamedTuple):
+    """The tokens of a retry budget, with the earnings of this process.
 
-    seen  the budget as it was read, if it is in the store: what is taken is written from that
+    seen  the head of a shared budget: the withdrawal is a compare-and-set on it
     """
 
     tokens: float
-    seen: Seen | None = None
+    seen: LoadedHead | None = None
     earned: float = 0.0
 
 
-class Refund(NamedTuple):
-    """Give back what was taken from a retry budget: what it was taken for was not written."""
+class RefundBudget(NamedTuple):
+    """Return tokens whose withdrawal was not stored."""
 
-    purse: Purse
-    drawn: Drawn
+    purse: StepBudget
+    drawn: BudgetDraw
     cost: float
 
 
-class Earn(NamedTuple):
-    """Earn for a retry budget what a success earns."""
+class EarnBudget(NamedTuple):
+    """Add to a retry budget what a success earns."""
 
-    purse: Purse
-
-
-class Now(NamedTuple):
-    """Ask for the store's time."""
+    purse: StepBudget
 
 
-class Holder(NamedTuple):
-    """Ask until when an attempt is held by its worker."""
+class ReadClock(NamedTuple):
+    """Read the store's time."""
+
+
+class ReadLease(NamedTuple):
+    """Read until when a worker holds an attempt."""
 
     worker: str
     entity: str
     fence: int
 
 
-class Save(NamedTuple):
-    """Append a change to an entity, if it is still as it was seen.
+class AppendChange(NamedTuple):
+    """Append a change to an entity if its head is still the one that was read.
 
-    events  what is given away with it, each an entity of its own: events, references to artifacts
-    beside  what else is written in the same transaction; if it cannot be, the answer is `AlsoFailed`
-    also    what else is changed with it or not at all, each if it is still as it was seen
-    guards  what was only read, and the version that it must still have
-    late    whether that may be found out right after it is stored, where a store `looks_late`; then the
-            answer may be `Void`
+    events  events and artifact references that are stored with it, each an entity of its own
+    beside  a write of the user in the same transaction; if it fails, the result is `JoinedWriteFailed`
+    also    changes of other entities, stored together with this one or not at all
+    guards  versions of entities that were only read and must not have changed
+    late    whether a guard may be checked right after the entry is stored, where the store checks late; the
+            result may then be `VoidClaim`
     """
 
-    seen: Seen
-    change: Change
+    seen: LoadedHead
+    change: RecordChange
     sync: bool = True
     events: tuple[Given, ...] = ()
-    beside: Callable[[Joined], object] | None = None
-    also: tuple[tuple[Seen, Change], ...] = ()
+    beside: Callable[[StoreTransaction], object] | None = None
+    also: tuple[tuple[LoadedHead, RecordChange], ...] = ()
     guards: Mapping[str, int] = {}
     late: bool = False
 
 
-class Void(NamedTuple):
-    """A claim that stands in the log while what it relied on had changed: nothing may begin by it.
+class VoidClaim(NamedTuple):
+    """A stored claim whose guard had changed: no attempt may begin by it, and it must be released."""
 
-    seen  the run, which it has to be given back
-    """
-
-    seen: Seen
+    seen: LoadedHead
 
 
-class Read(NamedTuple):
+class ReadBody(NamedTuple):
     """Read the body of an entry."""
 
     entity: str
     version: int
 
 
-class Check(NamedTuple):
-    """Ask whether the artifact of a step is there, and whether it is what was left."""
+class CheckArtifact(NamedTuple):
+    """Check whether the artifact of a step exists and has its recorded bytes."""
 
     entity: str
     cfg_hash: str
     name: str
 
 
-class Found(NamedTuple):
-    """What became of an artifact: "valid", "missing", or "altered", with the error that says so."""
+class ArtifactCheck(NamedTuple):
+    """The state of an artifact: valid, missing, or altered with the error that describes it."""
 
     state: str
     ref: str = ""
@@ -410,109 +430,109 @@ class Found(NamedTuple):
     error: Exception | None = None
 
 
-class Spill(NamedTuple):
-    """Keep a large result as an artifact."""
+class SpillResult(NamedTuple):
+    """Store a large result as an artifact."""
 
-    seen: Seen
+    seen: LoadedHead
     encoded: Any
 
 
-class Fetch(NamedTuple):
-    """Read a large result that was kept as an artifact."""
+class FetchResult(NamedTuple):
+    """Read a large result that was stored as an artifact."""
 
     spilled: dict[str, Any]
 
 
-class Work(NamedTuple):
-    """Run the step's function; `whole` says that its limit is the rest of the whole run's time."""
+class RunAttempt(NamedTuple):
+    """Call the step's function; `whole` says that its limit is the rest of the run's total time."""
 
-    seen: Seen
+    seen: LoadedHead
     limit_s: float | None = None
     whole: bool = False
 
     @property
     def number(self) -> int:
         """The attempt's number."""
-        return int(self.seen.run.attempt)
+        return int(self.seen.record.attempt)
 
 
-class Done(NamedTuple):
-    """What came of an attempt: its value or its error, and the events it gave away.
+class AttemptOutcome(NamedTuple):
+    """The value or the error of an attempt, and what is stored with it.
 
     seen       the run as the attempt left it: its checkpoints are entries of their own
-    begun      False if it was cut off before the function's first line
-    events     what it gave away: events, and references to artifacts that are new
-    artifacts  all that it put away, in their tagged form
-    mark       its transaction in the user's own database, which is not committed yet
-    also       what it writes in the store's own transaction
-    applied    what an earlier attempt has left to be written, whose transaction was committed: it is done
-    evidence   references to what a failed attempt leaves for people to look at
+    begun      False if the attempt was interrupted before the function was called
+    events     events to publish, and references to new artifacts
+    artifacts  all artifacts of the attempt, in their tagged form
+    mark       its transaction in the user's own database, not committed yet
+    also       the user's write in the store's own transaction (`on_commit`)
+    applied    the body that an earlier attempt left in the user's database, where it was committed
+    evidence   references to artifacts that a failed attempt leaves for operators
     """
 
-    seen: Seen
+    seen: LoadedHead
     value: Any = None
     error: BaseException | None = None
     begun: bool = True
     events: tuple[Given, ...] = ()
     artifacts: tuple[Any, ...] = ()
-    mark: Mark | None = None
-    also: Callable[[Joined], object] | None = None
+    mark: AppliedMark | None = None
+    also: Callable[[StoreTransaction], object] | None = None
     applied: tuple[dict[str, Any], tuple[Given, ...]] | None = None
     evidence: tuple[Given, ...] = ()
 
 
-class Finish(NamedTuple):
-    """Commit the user's own transaction, together with what the log is to say of it; if it is still ours."""
+class CommitTransaction(NamedTuple):
+    """Commit the user's own transaction together with our marker, if the attempt still owns it."""
 
-    seen: Seen
-    mark: Mark
+    seen: LoadedHead
+    mark: AppliedMark
     body: dict[str, Any]
     events: tuple[Given, ...]
 
 
-class Finished(NamedTuple):
-    """What became of it: nothing went wrong, or everything was rolled back, or that is not known."""
+class TransactionOutcome(NamedTuple):
+    """The error of a transaction; None if it is committed."""
 
     error: BaseException | None
 
 
-class Ask(NamedTuple):
-    """Run the step's reconcile function: did the lost attempt take effect?"""
+class AskReconcile(NamedTuple):
+    """Call the step's `reconcile` function: did the lost attempt take effect?"""
 
-    seen: Seen
+    seen: LoadedHead
 
 
-class Answer(NamedTuple):
-    """What a reconcile function, or a person, found: applied (with its value), not_applied or unknown."""
+class ReconcileAnswer(NamedTuple):
+    """The answer of `reconcile` or of an operator: applied (with its value), not_applied or unknown."""
 
     found: str
     value: Any = None
     decided: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
 
 
-class Sleep(NamedTuple):
-    """Let time pass."""
+class SleepSeconds(NamedTuple):
+    """Wait."""
 
     seconds: float
 
 
-class Watch(NamedTuple):
-    """Let time pass until an entity has another version."""
+class WatchEntity(NamedTuple):
+    """Wait until an entity has another version."""
 
     entity: str
     version: int
     seconds: float
 
 
-class Tell(NamedTuple):
-    """Let those who listen know."""
+class NotifyListeners(NamedTuple):
+    """Call the listeners of the engine."""
 
     what: str
-    seen: Seen
+    seen: LoadedHead
 
 
-class End(NamedTuple):
-    """The end: return the value or raise the error."""
+class EndCall(NamedTuple):
+    """End the script: return the value or raise the error."""
 
     value: Any
     error: BaseException | None

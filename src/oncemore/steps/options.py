@@ -1,7 +1,6 @@
-"""What a user told `step`, checked and made ready: which arguments count, what the key is made of.
+"""The options of a step, checked when the function is decorated.
 
-Everything is checked when a function is decorated, so that a mistake shows at import; a message names the
-argument and what it takes.
+A mistake shows at import; the message names the option and the values that it takes.
 """
 
 from __future__ import annotations
@@ -18,27 +17,34 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from oncemore.artifacts.artifact import name_of
+from oncemore.artifacts.artifact import check_name
 from oncemore.errors import UsageError
 from oncemore.limits.cooldown_rules import Cooldown
-from oncemore.limits.cooldown_step import Cooling
-from oncemore.limits.declarations import gate_of, meter_of
-from oncemore.limits.shared_breaker import entity_of
-from oncemore.log.tagged_json import Tagger, untag
+from oncemore.limits.cooldown_step import CooldownCall
+from oncemore.limits.declarations import resolve_breaker, resolve_rate
+from oncemore.limits.shared_breaker import breaker_entity
+from oncemore.log.tagged_json import TaggedEncoder, untag_value
 from oncemore.policy.canonical_json import normalize_name
 from oncemore.policy.model import EFFECTS, Failure
 from oncemore.policy.policy import Policy, StepSettings
-from oncemore.retries.options import CHANGED, as_seconds, budget_of, colour_of, policy_of, told_rate
+from oncemore.retries.options import (
+    CHANGED,
+    as_seconds,
+    function_colour,
+    policy_rate,
+    resolve_budget,
+    resolve_policy,
+)
 from oncemore.settings import POLICY_REQUIRED
 from oncemore.steps.engine import log
-from oncemore.steps.keys import are_plain, argument_bytes, cfg_hash, key_of, scope_bytes
-from oncemore.steps.ops import Barrier, Beat, Purse
-from oncemore.steps.secret import Secret, texts_of
+from oncemore.steps.keys import are_plain_json, argument_bytes, cfg_hash, hash_key, scope_bytes
+from oncemore.steps.ops import StepBreaker, StepBudget, StepRate
+from oncemore.steps.secret import Secret, secret_texts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from oncemore.limits.cooldown_rules import Rest
+    from oncemore.limits.cooldown_rules import CooldownSchedule
 
 NO_EFFECT = (
     "step() needs effect=: what running it does to the world has no default; the choices are "
@@ -48,161 +54,172 @@ _MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 BUCKETS = {"minute": 60.0, "hour": 3600.0, "day": 86_400.0, "week": 604_800.0}
 SHORTEST_BUCKET_S, LONGEST_S = 0.001, 86_400.0 * 366 * 100
 PRIORITIES = ("P0", "P1", "P2")
-_PLAIN = Tagger()
+_PLAIN = TaggedEncoder()
 
 
-class Recipe:
+class StepOptions:
     """A step's options, made ready for calls."""
 
     def __init__(self, work: Callable[..., Any], told: Mapping[str, Any]) -> None:
-        self.work = work
-        self.colour = _colour(work)
-        self.name = _name(work, told["name"])
-        self.aliases = _aliases(self.name, told["aliases"])
-        self._keyed_as, *self.others = (*self.aliases, self.name)
-        self.effect = _effect(told["effect"])
+        self.function = work
+        self.colour = _function_colour(work)
+        self.name = _step_name(work, told["name"])
+        self.aliases = _check_aliases(self.name, told["aliases"])
+        self._keyed_as, *self.other_names = (*self.aliases, self.name)
+        self.effect = _check_effect(told["effect"])
         if told["policy"] == POLICY_REQUIRED:
             raise UsageError(
                 f"step {self.name} does not name a policy, and the settings require one (policy = "
                 f'"{POLICY_REQUIRED}"); give policy=…, with max_attempts: 1 for work that may not be retried'
             )
-        self.policy, settings = _policy(told)
+        self.policy, settings = _resolve_policy(told)
         self.policy_source = _source(told, self.policy)
         self.after_failure, self.quarantines = settings.after_failure, settings.quarantines
         self.pipeline, self.halts = _pipeline(work, self.name, told["pipeline"]), settings.halts_pipeline
         rules = settings.breaker
-        self.if_running = _choice("if_running", told["if_running"], ("wait", "raise"))
+        self.if_running = _check_choice("if_running", told["if_running"], ("wait", "raise"))
         change = told["on_version_change"]
-        self.on_version_change = _version_change(
+        self.on_version_change = _check_version_change(
             settings.on_version_change if change is None else change, self.effect
         )
-        self.approval = told["approval"] is not None and bool(
-            _choice("approval", told["approval"], ("required",))
-        )
-        self.priority = _choice("priority", told["priority"] or settings.priority, PRIORITIES)
+        self.requires_approval = _check_bool("requires_approval", told["requires_approval"])
+        self.priority = _check_choice("priority", told["priority"] or settings.priority, PRIORITIES)
         self.lease, self.repeats_once = settings.lease, settings.repeats_once
         self.escalation = settings.escalation
-        self.isolate = _isolate(told["isolate"], self.colour, self.effect)
+        self.isolate = _check_isolate(told["isolate"], self.colour, self.effect)
         if self.isolate:
             from oncemore.steps.isolation import address_of
 
             address_of(self.name, work)
-        self.artifact = "" if told["artifact"] is None else name_of(told["artifact"])
-        self.retain_s = 0.0 if told["retain_for"] is None else stretch("retain_for", told["retain_for"])
-        self.not_applied = _not_applied(told["not_applied"], self.effect)
-        self.reconcile = _reconcile(told["reconcile"], self.effect, self.colour)
-        self._version, self._config = _text("version", told["version"]), told["config"]
+        self.artifact = "" if told["artifact"] is None else check_name(told["artifact"])
+        self.retain_s = (
+            0.0 if told["retain_for"] is None else parse_duration("retain_for", told["retain_for"])
+        )
+        self.not_applied = _make_not_applied(told["not_applied"], self.effect)
+        self.reconcile = _check_reconcile(told["reconcile"], self.effect, self.colour)
+        self._version, self._config = _check_text("version", told["version"]), told["config"]
         self._cfg = None if callable(self._config) else cfg_hash(self._version, self._config)
         self._partition, self._tenant, self._dataset = told["partition"], told["tenant"], told["dataset"]
         self._provider = told["provider"]
-        self._breaker = gate_of(told["breaker"], rules)
-        self._rate = told_rate(told["policy"]) if told["rate"] is None else meter_of(told["rate"])
-        self._budget = budget_of(told["budget"], told["policy"])
+        self._breaker = resolve_breaker(told["breaker"], rules)
+        self._rate = policy_rate(told["policy"]) if told["rate"] is None else resolve_rate(told["rate"])
+        self._budget = resolve_budget(told["budget"], told["policy"])
         self._guards = rules if self._breaker is None and self._provider is not None else None
-        self.cooldown, self._rests = _cooldown(self.name, told, self.effect)
+        self.cooldown, self._rests = _resolve_cooldown(self.name, told, self.effect)
         if self.cooldown is not None:
             self.after_failure = "new_run"  # the end of the cooldown is what allows it
-        self._bucket = _bucket(told["bucket"])
+        self._bucket = _make_bucket(told["bucket"])
         self._plain_scope = b""
-        self.timed = self._bucket is not None or self.policy.within_s is not None
+        self.needs_clock = self._bucket is not None or self.policy.total_timeout_s is not None
         #: Gives the arguments of a call by name, defaults included; a call that does not fit is refused.
-        self.arguments = _binder(self.name, work)
+        self.bind_arguments = _make_binder(self.name, work)
         #: Whether providers have breakers (BREAK-1) or rates of their own: calls differ by whom they ask.
-        self.guards_each = self._guards is not None or self._rate is not None
-        self._left_out, self._secret = _left_out(self.name, work, told["ignore"])
-        self._key = _key(self.name, work, told["key"], self._left_out)
+        self.limits_each_provider = self._guards is not None or self._rate is not None
+        self._left_out, self._secret = _find_ignored(self.name, work, told["ignore"])
+        self._key = _make_key_selector(self.name, work, told["key"], self._left_out)
         _check_key_rule(self.name, work, told, self._left_out)
         #: Whether the key is made of all arguments that count: equal keys are then equal arguments.
-        self.covers_all = self._key is None
+        self.keys_all_arguments = self._key is None
         self.key_names = None
         if told["key"] is not None and not callable(told["key"]):
-            self.key_names = _names(self.name, work, "key", told["key"])
+            self.key_names = _check_parameter_names(self.name, work, "key", told["key"])
 
-    def counted(self, bound: dict[str, Any]) -> dict[str, Any]:
+    def select_key_arguments(self, bound: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments that make two calls differ."""
         out = self._left_out
         if not out and Secret not in map(type, bound.values()):
             return bound
         return {name: value for name, value in bound.items() if name not in out and type(value) is not Secret}
 
-    def key(
+    def compute_key(
         self, counted: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any], tenant: str, now: float
     ) -> tuple[str, bytes]:
         """Return the key of a call, and all that counts of its arguments as canonical JSON."""
         inputs = argument_bytes(counted)
         scope = self._plain_scope if tenant == "" else b""
-        scope = scope or self._scope(args, kwargs, tenant, now)
+        scope = scope or self._scope_bytes(args, kwargs, tenant, now)
         if self._key is None:
-            return key_of(inputs, scope), inputs
-        return key_of(argument_bytes(self._key(counted, args, kwargs)), scope), inputs
+            return hash_key(inputs, scope), inputs
+        return hash_key(argument_bytes(self._key(counted, args, kwargs)), scope), inputs
 
-    def other_keys(
+    def compute_alias_keys(
         self, counted: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any], tenant: str, now: float
     ) -> Iterator[str]:
         """Return the keys that a call has had under the step's other names, in their order."""
         part = argument_bytes(counted if self._key is None else self._key(counted, args, kwargs))
-        partition, bucket = _of(self._partition, args, kwargs), self._bucket_of(args, kwargs, now)
-        for name in self.others:
-            yield key_of(part, scope_bytes(name, partition, tenant, bucket))
+        partition, bucket = (
+            _evaluate_option(self._partition, args, kwargs),
+            self._bucket_name(args, kwargs, now),
+        )
+        for name in self.other_names:
+            yield hash_key(part, scope_bytes(name, partition, tenant, bucket))
 
-    def _scope(self, args: tuple[Any, ...], kwargs: dict[str, Any], tenant: str, now: float) -> bytes:
-        """Return what else the key is made of; where it is always the same, it is made once."""
+    def _scope_bytes(self, args: tuple[Any, ...], kwargs: dict[str, Any], tenant: str, now: float) -> bytes:
+        """Return the part of the key besides the arguments; a constant part is computed once."""
         if self._partition is None and self._bucket is None and tenant == "":
             self._plain_scope = scope_bytes(self._keyed_as)
             return self._plain_scope
-        bucket = self._bucket_of(args, kwargs, now)
-        return scope_bytes(self._keyed_as, _of(self._partition, args, kwargs), tenant, bucket)
+        bucket = self._bucket_name(args, kwargs, now)
+        return scope_bytes(self._keyed_as, _evaluate_option(self._partition, args, kwargs), tenant, bucket)
 
-    def _bucket_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], now: float) -> str:
+    def _bucket_name(self, args: tuple[Any, ...], kwargs: dict[str, Any], now: float) -> str:
         return "" if self._bucket is None else self._bucket(now, args, kwargs)
 
-    def tenant(self, around: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Return whose work it is: the step's own word, or that of the context."""
+    def tenant_of(self, around: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Return the tenant: the step's own, or the one of the context."""
         if self._tenant is None:
             return around
-        return normalize_name(str(_of(self._tenant, args, kwargs) or around))
+        return normalize_name(str(_evaluate_option(self._tenant, args, kwargs) or around))
 
-    def dataset(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def dataset_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return the dataset it belongs to."""
-        return "" if self._dataset is None else normalize_name(str(_of(self._dataset, args, kwargs) or ""))
+        return (
+            ""
+            if self._dataset is None
+            else normalize_name(str(_evaluate_option(self._dataset, args, kwargs) or ""))
+        )
 
     @property
-    def asks_somebody(self) -> bool:
-        """Whether it says whom it asks something of."""
+    def has_provider(self) -> bool:
+        """Whether the step names a provider."""
         return self._provider is not None
 
-    def provider(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Return whom it asks something of."""
+    def provider_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Return the provider of a call."""
         if self._provider is None:
             return ""
-        return normalize_name(str(_of(self._provider, args, kwargs) or ""))
+        return normalize_name(str(_evaluate_option(self._provider, args, kwargs) or ""))
 
     @property
-    def barrier(self) -> Barrier | None:
+    def fixed_breaker(self) -> StepBreaker | None:
         """The breaker of every call; None if there is none, or if it depends on the call."""
         gate = self._breaker
-        return None if gate is None else Barrier(entity_of(gate.name), gate.rules)
+        return None if gate is None else StepBreaker(breaker_entity(gate.name), gate.rules)
 
-    def beat_of(self, provider: str) -> Beat | None:
+    def rate_of(self, provider: str) -> StepRate | None:
         """Return the rate of calls to a provider, or of the step where it names none."""
         rate = self._rate
-        return None if rate is None else Beat(rate.name or provider or self.name, rate.pulse)
+        return None if rate is None else StepRate(rate.name or provider or self.name, rate.rate_limit)
 
     @property
-    def purse(self) -> Purse | None:
+    def retry_budget(self) -> StepBudget | None:
         """The budget that its retries are paid from."""
-        return None if self._budget is None else Purse(self._budget.entity, self._budget)
+        return None if self._budget is None else StepBudget(self._budget.entity, self._budget)
 
-    def barrier_of(self, provider: str) -> Barrier | None:
+    def breaker_of(self, provider: str) -> StepBreaker | None:
         """Return the breaker that the policy has for a provider."""
-        return Barrier(entity_of(provider), self._guards) if provider and self._guards is not None else None
+        return (
+            StepBreaker(breaker_entity(provider), self._guards)
+            if provider and self._guards is not None
+            else None
+        )
 
-    def cooling(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cooling | None:
-        """Return what a call asks for and how long that is left alone; None if it asks for nothing."""
+    def cooldown_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CooldownCall | None:
+        """Return the resource of a call with its cooldown; None if it has none."""
         assert self.cooldown is not None
-        provider = self.provider(args, kwargs)
+        provider = self.provider_of(args, kwargs)
         try:
-            resource = self.cooldown.of(args, kwargs)
+            resource = self.cooldown.resource_of(args, kwargs)
         except UsageError:
             raise
         except Exception as fault:
@@ -210,26 +227,28 @@ class Recipe:
             raise UsageError(f"resource= of the cooldown of {self.name} failed: {told}") from fault
         if not resource:
             return None
-        rest = self.cooldown.rest(provider, self._rests)
-        return Cooling(resource, self.name, provider, rest, partial(_fingerprint, provider, self.name))
+        rest = self.cooldown.schedule_for(provider, self._rests)
+        return CooldownCall(
+            resource, self.name, provider, rest, partial(_error_fingerprint, provider, self.name)
+        )
 
-    def cfg(self) -> str:
-        """Return the digest of what a result depends on besides its arguments."""
+    def config_hash(self) -> str:
+        """Return the digest of version and config."""
         return self._cfg or cfg_hash(self._version, self._config())
 
-    def stored(self, counted: dict[str, Any]) -> dict[str, Any]:
+    def encode_arguments(self, counted: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments as the log keeps them: they read back equal."""
-        if are_plain(counted):
+        if are_plain_json(counted):
             return counted
-        return {name: _PLAIN.tag(value, f"argument {name!r}") for name, value in counted.items()}
+        return {name: _PLAIN.tag_value(value, f"argument {name!r}") for name, value in counted.items()}
 
-    def filled(self, named: dict[str, Any], bound: int = 0) -> dict[str, Any]:
+    def fill_missing_arguments(self, named: dict[str, Any], bound: int = 0) -> dict[str, Any]:
         """Return named arguments of a key that was done elsewhere, with nothing for those that do not matter.
 
         What the key is not made of need not be known; what it is made of must be.
         """
         found = dict(named)
-        for name in list(inspect.signature(self.work).parameters.values())[bound:]:
+        for name in list(inspect.signature(self.function).parameters.values())[bound:]:
             if name.name in found or name.default is not name.empty or name.kind in _MANY:
                 continue
             if name.name not in self._left_out and (self.key_names is None or name.name in self.key_names):
@@ -241,30 +260,32 @@ class Recipe:
             found[name.name] = None
         return found
 
-    def withheld(self, bound: dict[str, Any]) -> tuple[str, ...]:
+    def list_withheld(self, bound: dict[str, Any]) -> tuple[str, ...]:
         """Return the names of arguments that the log does not keep, and that are not their defaults.
 
         Without them nobody else can make the same call.
         """
-        params = inspect.signature(self.work).parameters
-        out = bound.keys() - self.counted(bound).keys()
+        params = inspect.signature(self.function).parameters
+        out = bound.keys() - self.select_key_arguments(bound).keys()
         return tuple(sorted(name for name in out if bound[name] is not params[name].default))
 
     def recall_arguments(
         self, stored: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return a call's arguments as the log has them; those that it does not keep are the caller's."""
-        bound = self.arguments(args, kwargs)
-        return self.rebuilt(stored, {name: value for name, value in bound.items() if name not in stored})
+        bound = self.bind_arguments(args, kwargs)
+        return self.decode_arguments(
+            stored, {name: value for name, value in bound.items() if name not in stored}
+        )
 
-    def rebuilt(
+    def decode_arguments(
         self, stored: dict[str, Any], withheld: Mapping[str, Any] = {}
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return a call's arguments as the log has them; refuse those that the function does not take.
 
         withheld  arguments that the log does not keep
         """
-        signature = inspect.signature(self.work)
+        signature = inspect.signature(self.function)
         needed = {
             name
             for name, param in signature.parameters.items()
@@ -278,7 +299,7 @@ class Recipe:
                 "this another version of it?"
             )
         values = {
-            name: untag(stored[name]) if name in stored else withheld[name]
+            name: untag_value(stored[name]) if name in stored else withheld[name]
             for name in signature.parameters
             if name in found
         }
@@ -286,23 +307,23 @@ class Recipe:
         bound.apply_defaults()
         return bound.args, bound.kwargs
 
-    def secrets(self, bound: dict[str, Any]) -> tuple[str, ...]:
+    def secret_texts(self, bound: dict[str, Any]) -> tuple[str, ...]:
         """Return the texts that no message may hold."""
         held = (value for name, value in bound.items() if name in self._secret or type(value) is Secret)
-        return texts_of(text for value in held for text in _leaves(value))
+        return secret_texts_of(text for value in held for text in _secret_leaves(value))
 
-    def returns(self) -> Any:
+    def return_annotation(self) -> Any:
         """Return the annotation of what the function returns, or None."""
-        found = _hints(self.work).get("return")
+        found = _type_hints(self.function).get("return")
         return None if found is type(None) or isinstance(found, str) else found
 
 
-def _colour(work: Any) -> str:
+def _function_colour(work: Any) -> str:
     if isinstance(work, staticmethod | classmethod):
         raise UsageError(f"put @oncemore.step below @{type(work).__name__}, next to the function")
     if not callable(work) or isinstance(work, type):
         raise UsageError(f"{work!r} is no function; a step is made of a function")
-    colour = colour_of(work)
+    colour = function_colour(work)
     if colour in ("generator", "async-generator"):
         raise UsageError(
             f"{getattr(work, '__qualname__', work)} is a generator function: its values are handed out "
@@ -311,10 +332,10 @@ def _colour(work: Any) -> str:
     return colour
 
 
-def _name(work: Any, name: str | None) -> str:
-    """Return what a step is known by: a name that is the same however its module is started."""
+def _step_name(work: Any, name: str | None) -> str:
+    """Return the name of a step; it does not depend on how its module is started."""
     if name is not None:
-        return normalize_name(_text("name", name))
+        return normalize_name(_check_text("name", name))
     own = getattr(work, "__qualname__", None)
     if own is None:
         raise UsageError(f"{work!r} has no name of its own; give name=")
@@ -325,22 +346,22 @@ def module_of(work: Any) -> str:
     """Return the module of a function, by the name that is the same however its module is started."""
     module = getattr(work, "__module__", None)
     if module in ("__main__", "__mp_main__"):
-        module = _imported_as(getattr(_function(work), "__globals__", vars(sys.modules["__main__"])))
+        module = _import_name(getattr(_unwrap_function(work), "__globals__", vars(sys.modules["__main__"])))
     return str(module)
 
 
-def _aliases(name: str, told: Any) -> tuple[str, ...]:
+def _check_aliases(name: str, told: Any) -> tuple[str, ...]:
     """Return the names that a step had before, the oldest first; the step's own and repeats are refused."""
     names = (told,) if isinstance(told, str) else told
     if not isinstance(names, tuple | list):
         raise UsageError(f"aliases of {name} is {told!r}; it takes the names that the step had before")
-    names = [normalize_name(_text(f"an alias of {name}", alias)) for alias in names]
+    names = [normalize_name(_check_text(f"an alias of {name}", alias)) for alias in names]
     if len({*names, name}) <= len(names):
         raise UsageError(f"aliases of {name} names one of its names twice, or the one it has now")
     return tuple(names)
 
 
-def _imported_as(main: Mapping[str, Any]) -> str:
+def _import_name(main: Mapping[str, Any]) -> str:
     """Return what a program's own module is called when others import it.
 
     A program may be started as a file or with -m, and its children know its module as `__mp_main__`.
@@ -353,7 +374,7 @@ def _imported_as(main: Mapping[str, Any]) -> str:
     return ".".join([*reversed([folder.name for folder in packages]), file.stem])
 
 
-def _effect(effect: Any) -> Any:
+def _check_effect(effect: Any) -> Any:
     if effect not in EFFECTS:
         raise UsageError(
             NO_EFFECT if effect is None else f"effect is {effect!r}; the choices are {', '.join(EFFECTS)}"
@@ -361,13 +382,13 @@ def _effect(effect: Any) -> Any:
     return effect
 
 
-def _policy(told: Mapping[str, Any]) -> tuple[Policy, StepSettings]:
-    """Return the policy, and what its file says about steps besides."""
-    named: Any = {name: told[name] for name in ("policy", "timeout", "within")}
+def _resolve_policy(told: Mapping[str, Any]) -> tuple[Policy, StepSettings]:
+    """Return the policy, and the settings for steps in its file."""
+    named: Any = {name: told[name] for name in ("policy", "timeout", "total_timeout")}
     provider = told["provider"]
     if isinstance(named["policy"], str) and isinstance(provider, str) and "@" not in named["policy"]:
         named["policy"] = f"{named['policy']}@{provider}"
-    policy = policy_of(named)
+    policy = resolve_policy(named)
     if isinstance(named["policy"], str) or hasattr(named["policy"], "__fspath__"):
         from oncemore.policy.files import loader
 
@@ -381,7 +402,7 @@ def _pipeline(work: Any, name: str, told: Any) -> str:
     A function of this package stands for a user's work and is in no module of his: its step stands alone.
     """
     if told is not None:
-        return normalize_name(_text("pipeline", told))
+        return normalize_name(_check_text("pipeline", told))
     module = module_of(work)
     return name if module.split(".")[0] == "oncemore" else module
 
@@ -398,9 +419,9 @@ def _source(told: Mapping[str, Any], policy: Policy) -> str:
     return os.path.abspath(address) if is_file else address  # noqa: PTH100 - an address, not a path
 
 
-def _cooldown(
+def _resolve_cooldown(
     name: str, told: Mapping[str, Any], effect: str
-) -> tuple[Cooldown | None, Mapping[str, Rest] | None]:
+) -> tuple[Cooldown | None, Mapping[str, CooldownSchedule] | None]:
     """Return when what a step asks for is left alone, and the numbers that its policy has for that."""
     found = told["cooldown"]
     if found is None:
@@ -416,35 +437,42 @@ def _cooldown(
     if isinstance(policy, str) or hasattr(policy, "__fspath__"):
         from oncemore.policy.files import loader
 
-        return found, loader.cooldowns(policy)
+        return found, loader.load_cooldowns(policy)
     return found, None
 
 
-def _fingerprint(provider: str, step: str, error: dict[str, Any]) -> str:
-    """Return what tells a fault from another, whenever it happens."""
-    from oncemore.audit.fingerprint import fingerprint
+def _error_fingerprint(provider: str, step: str, error: dict[str, Any]) -> str:
+    """Return the fingerprint of an error record."""
+    from oncemore.audit.fingerprint import compute_fingerprint
 
     failure = Failure(error.get("kind", "permanent"), code=error.get("code", ""))
-    return fingerprint(failure, error.get("message", ""), provider, step)
+    return compute_fingerprint(failure, error.get("message", ""), provider, step)
 
 
-def _choice(option: str, value: Any, choices: tuple[str, ...]) -> str:
+def _check_bool(option: str, value: Any) -> bool:
+    """Refuse anything but True and False: a text such as "no" would count as true."""
+    if type(value) is not bool:
+        raise UsageError(f"{option} is {value!r:.80}; it takes True or False")
+    return value
+
+
+def _check_choice(option: str, value: Any, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise UsageError(f"{option} is {value!r}; the choices are {', '.join(choices)}")
     return str(value)
 
 
-def _version_change(value: Any, effect: str) -> str | None:
+def _check_version_change(value: Any, effect: str) -> str | None:
     if value is None:
         return None
     if value == "new" and effect == "once":
         raise UsageError(
             "on_version_change='new' would repeat what may happen only once; take 'reuse' or 'fail'"
         )
-    return _choice("on_version_change", value, ("new", "reuse", "fail"))
+    return _check_choice("on_version_change", value, ("new", "reuse", "fail"))
 
 
-def _isolate(value: Any, colour: str, effect: str) -> bool:
+def _check_isolate(value: Any, colour: str, effect: str) -> bool:
     if value is None:
         return False
     if value != "process":
@@ -460,7 +488,7 @@ def _isolate(value: Any, colour: str, effect: str) -> bool:
     return True
 
 
-def _not_applied(declared: Any, effect: str) -> Callable[[Exception], bool]:
+def _make_not_applied(declared: Any, effect: str) -> Callable[[Exception], bool]:
     """Return the question whether an error says that the effect did not happen."""
     if declared and effect != "once":
         raise UsageError(f"not_applied is for effect='once'; {effect} work may be repeated anyway")
@@ -473,13 +501,13 @@ def _not_applied(declared: Any, effect: str) -> Callable[[Exception], bool]:
         types = tuple(kinds)
         return lambda error: isinstance(error, types)
     # A class is callable too: taken for a predicate, KeyboardInterrupt would say yes to everything.
-    if callable(declared) and not isinstance(declared, type) and colour_of(declared) == "plain":
-        return lambda error: _says(declared, error)
+    if callable(declared) and not isinstance(declared, type) and function_colour(declared) == "plain":
+        return lambda error: _call_predicate(declared, error)
     raise UsageError(f"not_applied is {declared!r}; it takes exception types, a predicate or 'not-sent'")
 
 
-def _says(predicate: Callable[[Exception], object], error: Exception) -> bool:
-    """Return what a predicate says of an error; one that fails leaves open whether anything happened."""
+def _call_predicate(predicate: Callable[[Exception], object], error: Exception) -> bool:
+    """Return the answer of a predicate; a predicate that raises counts as "may have happened"."""
     try:
         return bool(predicate(error))
     except Exception as fault:  # noqa: BLE001 - a user's mistake must not look like the work's outcome
@@ -487,38 +515,38 @@ def _says(predicate: Callable[[Exception], object], error: Exception) -> bool:
         return False
 
 
-def _reconcile(ask: Any, effect: str, colour: str) -> Any:
+def _check_reconcile(ask: Any, effect: str, colour: str) -> Any:
     if ask is None:
         return None
     if effect != "once":
         raise UsageError(f"reconcile is for effect='once'; {effect} work may be repeated anyway")
     if not callable(ask):
         raise UsageError(f"reconcile is {ask!r}; it takes a function")
-    if colour_of(ask) == "coroutine" and colour != "coroutine":
+    if function_colour(ask) == "coroutine" and colour != "coroutine":
         raise UsageError("reconcile is an async function, and the step is not")
     return ask
 
 
-def _bucket(bucket: Any) -> Callable[[float, Any, Any], str] | None:
-    """Return what names the stretch of time that a call falls into."""
+def _make_bucket(bucket: Any) -> Callable[[float, Any, Any], str] | None:
+    """Return the function that names the time bucket of a call."""
     if bucket is None:
         return None
     if callable(bucket):
         return lambda now, args, kwargs: str(bucket(*args, **kwargs))
-    size = BUCKETS[_choice("bucket", bucket, tuple(BUCKETS))] if isinstance(bucket, str) else None
-    size = stretch("bucket", bucket) if size is None else size
+    size = BUCKETS[_check_choice("bucket", bucket, tuple(BUCKETS))] if isinstance(bucket, str) else None
+    size = parse_duration("bucket", bucket) if size is None else size
     if size < SHORTEST_BUCKET_S:
         raise UsageError(f"bucket is {bucket!r}; it takes {SHORTEST_BUCKET_S:g} s or more")
     name = str(timedelta(seconds=size))
-    return lambda now, args, kwargs: f"{name} from {_plainly(now // size * size)}"
+    return lambda now, args, kwargs: f"{name} from {_format_seconds(now // size * size)}"
 
 
-def _plainly(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     """Return seconds without trailing zeros: two buckets of one second must not have one name."""
     return f"{seconds:.3f}".rstrip("0").rstrip(".")
 
 
-def stretch(option: str, value: Any) -> float:
+def parse_duration(option: str, value: Any) -> float:
     """Return a stretch of time in seconds: finite, and not less than nothing."""
     seconds = as_seconds(option, value)
     if not 0 <= seconds <= LONGEST_S:
@@ -526,13 +554,13 @@ def stretch(option: str, value: Any) -> float:
     return seconds
 
 
-def _of(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return an option's value: itself, or what it says of a call's arguments."""
+def _evaluate_option(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the value of an option; a callable is called with the arguments of the call."""
     return value(*args, **kwargs) if callable(value) else value
 
 
-def _binder(name: str, work: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
-    """Return what puts arguments to their names; plain signatures take a short way."""
+def _make_binder(name: str, work: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
+    """Return the function that binds arguments to names; plain signatures have a fast one."""
     try:
         signature = inspect.signature(work)
     except ValueError:
@@ -565,10 +593,10 @@ def _binder(name: str, work: Any) -> Callable[[tuple[Any, ...], dict[str, Any]],
     return short if plain else whole
 
 
-def _left_out(name: str, work: Any, ignore: Any) -> tuple[frozenset[str], frozenset[str]]:
+def _find_ignored(name: str, work: Any, ignore: Any) -> tuple[frozenset[str], frozenset[str]]:
     """Return the names of arguments that take no part in the key, and those of them that are secret."""
-    ignored = frozenset(_names(name, work, "ignore", ignore))
-    hints = _hints(work, extras=True)
+    ignored = frozenset(_check_parameter_names(name, work, "ignore", ignore))
+    hints = _type_hints(work, extras=True)
     secret = frozenset(param for param, hint in hints.items() if _is_secret(hint))
     return ignored | secret, secret
 
@@ -581,22 +609,22 @@ def _is_secret(hint: Any) -> bool:
     return hint is Secret or any(_is_secret(part) for part in get_args(hint) if part is not hint)
 
 
-def _hints(work: Any, *, extras: bool = False) -> dict[str, Any]:
+def _type_hints(work: Any, *, extras: bool = False) -> dict[str, Any]:
     """Return the annotations of a function; what exists only for the type checker stays as it is written."""
-    function = _function(work)
+    function = _unwrap_function(work)
     try:
         return get_type_hints(function, include_extras=extras)
     except Exception:  # noqa: BLE001 - one name that is not there must not hide all others
         around = getattr(function, "__globals__", {})
-        return {name: _resolved(hint, around) for name, hint in annotations_of(function).items()}
+        return {name: _resolve_hint(hint, around) for name, hint in annotations_of(function).items()}
 
 
 def hints_of(work: Any) -> dict[str, Any]:
     """Return the annotations of a function, as far as they can be resolved."""
-    return _hints(work)
+    return _type_hints(work)
 
 
-def _resolved(hint: Any, around: dict[str, Any]) -> Any:
+def _resolve_hint(hint: Any, around: dict[str, Any]) -> Any:
     alone = SimpleNamespace(__annotations__={"it": hint})
     try:
         return get_type_hints(alone, around, include_extras=True)["it"]
@@ -613,7 +641,7 @@ def annotations_of(function: Any) -> dict[str, Any]:
         return dict(inspect.get_annotations(function, **as_written))
 
 
-def _function(work: Any) -> Any:
+def _unwrap_function(work: Any) -> Any:
     """Return the function behind a partial, a bound method or an object that can be called."""
     while not hasattr(work, "__code__"):
         inner = getattr(work, "func", None) or getattr(work, "__func__", None)
@@ -623,7 +651,7 @@ def _function(work: Any) -> Any:
     return work
 
 
-def _names(name: str, work: Any, option: str, told: Any) -> tuple[str, ...]:
+def _check_parameter_names(name: str, work: Any, option: str, told: Any) -> tuple[str, ...]:
     """Return names of parameters, given as one or several; what is none is refused."""
     names = (told,) if isinstance(told, str) else told
     if not isinstance(names, tuple | list | set | frozenset) or not all(isinstance(n, str) for n in names):
@@ -636,15 +664,17 @@ def _names(name: str, work: Any, option: str, told: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _key(name: str, work: Any, key: Any, left_out: frozenset[str]) -> Callable[..., dict[str, Any]] | None:
-    """Return what chooses the part of the arguments that the key is made of."""
+def _make_key_selector(
+    name: str, work: Any, key: Any, left_out: frozenset[str]
+) -> Callable[..., dict[str, Any]] | None:
+    """Return the function that selects the arguments of the key."""
     if key is None:
         return None
     if callable(key):
-        if colour_of(key) != "plain":
+        if function_colour(key) != "plain":
             raise UsageError(f"key of {name} is an async function; a key is made at once")
         return lambda counted, args, kwargs: {"key": key(*args, **kwargs)}
-    names = _names(name, work, "key", key)
+    names = _check_parameter_names(name, work, "key", key)
     if left_out.intersection(names):
         raise UsageError(
             f"key of {name} names {', '.join(sorted(left_out.intersection(names)))}, which ignore= or Secret "
@@ -671,22 +701,22 @@ def _check_key_rule(name: str, work: Any, told: Mapping[str, Any], left_out: fro
         )
 
 
-def _leaves(value: Any, room: int = 4) -> Iterator[Any]:
+def _secret_leaves(value: Any, room: int = 4) -> Iterator[Any]:
     """Return the texts that a secret is made of, so that each can be looked for."""
     value = value.reveal() if isinstance(value, Secret) else value
     if isinstance(value, bytes):
         yield value.decode(errors="replace")
     elif room and isinstance(value, dict):
         for inner in value.values():
-            yield from _leaves(inner, room - 1)
+            yield from _secret_leaves(inner, room - 1)
     elif room and isinstance(value, list | tuple | set | frozenset):
         for inner in value:
-            yield from _leaves(inner, room - 1)
+            yield from _secret_leaves(inner, room - 1)
     else:
         yield value
 
 
-def _text(option: str, value: Any) -> str:
+def _check_text(option: str, value: Any) -> str:
     if not isinstance(value, str) or not 1 <= len(value) <= 200:
         raise UsageError(f"{option} is {value!r}; it takes a text of 1 to 200 characters")
     return value

@@ -11,20 +11,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oncemore.errors import StoreError
-from oncemore.log.head_access import seen_in, write_of
-from oncemore.log.interrupt_shield import Shield
-from oncemore.log.record import NOWHERE, Change, RecordedPolicy
+from oncemore.log.head_access import build_write, load_head
+from oncemore.log.interrupt_shield import InterruptShield
+from oncemore.log.record import NOWHERE, RecordChange, RecordedPolicy
 from oncemore.log.store import Batch
-from oncemore.policy.canonical_json import digest
+from oncemore.policy.canonical_json import canonical_digest
 from oncemore.policy.policy import restore_policy
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from oncemore.log.record import Run
+    from oncemore.log.record import RunRecord
     from oncemore.policy.policy import Policy
     from oncemore.steps.engine import Engine
-    from oncemore.steps.ops import Plan
+    from oncemore.steps.ops import StepPlan
 
 PREFIX = "policy/"
 MARKS: tuple[Any, ...] = ("POLICY",)
@@ -50,13 +50,13 @@ class RecordedPolicies:
         if name in self._known:
             return
         entity = entity_of(name)
-        with Shield():
-            if engine.store.head(entity) is None:
+        with InterruptShield():
+            if engine.store.load_head(entity) is None:
                 now = engine.now()
                 after = RecordedPolicy(
-                    "RECORDED", policy.name, policy.version, policy.digest, now, policy.plain(), source
+                    "RECORDED", policy.name, policy.version, policy.digest, now, policy.to_dict(), source
                 )
-                write = write_of(entity, 0, NOWHERE, Change(MARKS, None, after), now, engine.seal)
+                write = build_write(entity, 0, NOWHERE, RecordChange(MARKS, None, after), now, engine.cipher)
                 # A conflict means that another process has just written the same policy.
                 engine.store.append(Batch((write,), {}, False)).wait()
         self._remember(name, policy)
@@ -66,10 +66,10 @@ class RecordedPolicies:
         known = self._known.get(name)
         if known is not None:
             return known
-        record = seen_in(engine.store, entity_of(name), engine.seal, RecordedPolicy).run
+        record = load_head(engine.store, entity_of(name), engine.cipher, RecordedPolicy).record
         if record is None:
             return None
-        if not digest(record.fields).startswith(entity_of(name).removeprefix(PREFIX)):
+        if not canonical_digest(record.fields).startswith(entity_of(name).removeprefix(PREFIX)):
             raise StoreError(f"{entity_of(name)} is not what was written: its digest is not its name")
         policy = restore_policy(record.fields)
         self._remember(name, policy)
@@ -81,14 +81,14 @@ class RecordedPolicies:
         self._known[name] = policy
 
 
-def needs_own_policy(plan: Plan, run: Run) -> bool:
+def needs_own_policy(plan: StepPlan, run: RunRecord) -> bool:
     """Whether a run is under way that began with another policy than the step has now."""
     return run.policy not in (plan.policy_name, "") and run.state not in ("COMPLETE", "HARD_FAIL")
 
 
-def plan_of_run(engine: Engine, plan: Plan, run: Run) -> Plan:
+def plan_of_run(engine: Engine, plan: StepPlan, run: RunRecord) -> StepPlan:
     """Return the plan by which a run goes on: with the policy that it began with."""
     if not needs_own_policy(plan, run):
         return plan
     policy = engine.policies.find_policy(engine, run.policy)
-    return plan if policy is None else plan.replaced(policy=policy, policy_name=run.policy)
+    return plan if policy is None else plan.copy_with(policy=policy, policy_name=run.policy)

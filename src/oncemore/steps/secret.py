@@ -33,7 +33,7 @@ class Secret:
         return Secret, (self._value,)
 
 
-def texts_of(values: Any) -> tuple[str, ...]:
+def secret_texts_of(values: Any) -> tuple[str, ...]:
     """Return the texts of secrets among values, so that messages can be cleared of them."""
     found = (value.reveal() if isinstance(value, Secret) else value for value in values)
     return tuple(text for text in found if isinstance(text, str))

@@ -1,10 +1,10 @@
-"""A clock that moves when it is told to, or when somebody waits on it."""
+"""A clock that moves by `advance()` and by the waits of oncemore."""
 
 from __future__ import annotations
 
 import sys
 
-from oncemore.clock import Clock, in_trio, use
+from oncemore.clock import Clock, find_trio, set_clock
 from oncemore.errors import UsageError
 
 TYPE_CHECKING = False
@@ -16,59 +16,61 @@ if TYPE_CHECKING:
 class FakeClock(Clock):
     """A clock whose waits end at once and are recorded in `delays`; use it as `with FakeClock() as clock`.
 
-    wall      what POSIX time it shows at first
-    attempts  the most attempts that any call gets meanwhile; None leaves it to the policies
+    wall      the POSIX time that it shows at first
+    attempts  the maximum number of attempts of any call; None leaves it to the policies
     """
 
-    __slots__ = ("_before", "_moved", "_start", "delays", "most_attempts")
+    __slots__ = ("_elapsed", "_previous_clocks", "_start", "delays", "max_attempts")
 
     def __init__(self, wall: float = 1_800_000_000.0, *, attempts: int | None = None) -> None:
         if attempts is not None and attempts < 1:
             raise UsageError(f"attempts is {attempts!r}; it must be 1 or more")
         self.delays: list[float] = []
-        self.most_attempts = attempts
+        self.max_attempts = attempts
         self._start = wall
-        self._moved = 0.0
-        self._before: list[Clock] = []
+        self._elapsed = 0.0
+        self._previous_clocks: list[Clock] = []
 
     def wall(self) -> float:
         """Return the POSIX time that this clock shows."""
-        return self._start + self._moved
+        return self._start + self._elapsed
 
     def monotonic(self) -> float:
-        """Return the seconds that this clock was moved by."""
-        return self._moved
+        """Return by how many seconds this clock has moved."""
+        return self._elapsed
 
     @property
-    def ahead(self) -> float:  # type: ignore[override]
-        """How far it was moved: stores show that much later times."""
-        return self._moved
+    def offset(self) -> float:  # type: ignore[override]
+        """By how many seconds it has moved; stores add this to their own time."""
+        return self._elapsed
 
     def advance(self, seconds: float) -> None:
-        """Move on without anybody waiting: stands for time that the work itself takes."""
-        self._moved += seconds
+        """Move forward without a wait, like the time that the work itself takes."""
+        self._elapsed += seconds
 
     def sleep(self, seconds: float) -> None:
-        """Record a wait and move on."""
+        """Record a wait and move forward."""
         self.delays.append(seconds)
-        self._moved += seconds
+        self._elapsed += seconds
 
     async def pause(self, seconds: float) -> None:
-        """Record a wait and move on, giving other tasks, and cancellation, their turn."""
+        """Record a wait and move forward; let other tasks run, and cancellation arrive."""
         self.sleep(seconds)
-        trio = in_trio()
+        # Yield once, as a real wait does: other tasks run here, and a cancellation arrives here.
+        trio = find_trio()
         await (trio.lowlevel.checkpoint() if trio else sys.modules["asyncio"].sleep(0))
 
     def __enter__(self) -> Self:
-        self._before.append(use(self))
+        # A stack, because the same clock may be entered again inside its own block.
+        self._previous_clocks.append(set_clock(self))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        use(self._before.pop())
+        set_clock(self._previous_clocks.pop())
 
 
-def instant(*, attempts: int | None = None) -> FakeClock:
-    """Let every wait of oncemore end at once; `attempts` caps how often anything is called."""
+def instant_waits(*, attempts: int | None = None) -> FakeClock:
+    """Return a clock on which every wait ends at once; `attempts` limits the attempts of each call."""
     return FakeClock(attempts=attempts)

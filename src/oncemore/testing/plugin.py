@@ -1,7 +1,7 @@
-"""The pytest plugin: fixtures that come with the package.
+"""The pytest plugin with the fixtures of the package.
 
-pytest loads this in every project that has oncemore installed, so it imports nothing of ours until a
-fixture is asked for.
+pytest loads this module in every project that has oncemore installed, so it imports the rest of the package
+only when a fixture is used.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def instant_retries() -> Iterator[FakeClock]:
-    """Every wait of oncemore ends at once; `instant_retries.delays` holds what would have been waited."""
-    from oncemore.testing import instant
+    """Let every wait of oncemore end at once; `instant_retries.delays` has the planned delays."""
+    # Here, so that projects that do not use the fixture do not load oncemore.
+    from oncemore.testing import instant_waits
 
-    with instant() as clock:
+    with instant_waits() as clock:
         yield clock

@@ -1,1 +1,1 @@
-"""Workers, `map`, and executors in other processes."""
+"""Workers, `work.map`, and executors in other processes; may import `steps`, `control` and lower layers."""

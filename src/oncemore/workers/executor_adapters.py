@@ -1,17 +1,8 @@
-"""Other people's executors as places where a job's attempts are made: `work.map(items, on=…)`.
+"""Adapters that let `work.map(items, on=…)` use an executor of the caller.
 
-    concurrent.futures   its executors, and whatever else is a `concurrent.futures.Executor`
-    Dask                 a `distributed.Client`
-    Ray                  the module `ray`, or what `ray.init()` returned
-
-None of them is imported here: who has one has imported it. What every place is asked for is in
-`workers.executors`.
-
-**A process pool does not survive the death of one of its processes**: all of its calls fail, those of the
-dead process and those of its neighbours, and it takes no more. The rest of the job then has a pool like it,
-with one process less; in the place of that one, what was lost is sent again one at a time, alone in a
-process, so that an item that kills whoever runs it spends its own attempts and nobody else's, and so that
-there are never more calls at once than before.
+Supported are any `concurrent.futures.Executor`, a Dask `Client`, and Ray (the module or the result of
+`ray.init()`). No adapter imports Dask or Ray: a caller that passes one has imported it already. The protocol
+of an adapter is `workers.executors.RemotePool`.
 """
 
 from __future__ import annotations
@@ -29,162 +20,190 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
-#: What another pool like a given one is made of: its arguments, by the names that it keeps them under.
-_LIKE = ("mp_context", "initializer", "initargs", "max_tasks_per_child")
+#: The arguments of a `ProcessPoolExecutor` that its replacement copies; the pool keeps each under `_NAME`.
+_POOL_ARGUMENTS = ("mp_context", "initializer", "initargs", "max_tasks_per_child")
 
 
-def place_of(on: Any) -> Pool:
-    """Return the place that a user means by an executor; refuse what is none."""
-    kind = type(on)
-    if isinstance(on, ProcessPoolExecutor):
-        return Processes(on)
-    if isinstance(on, ThreadPoolExecutor) and not _of(kind, "concurrent.futures.interpreter"):
-        return Threads(on)
-    if isinstance(on, Executor):
-        return Pool(on)
-    if _of(kind, "distributed") and hasattr(on, "get_executor"):
-        return Pool(on.get_executor(pure=False), "Dask")
-    if (on.__name__ == "ray" if isinstance(on, ModuleType) else _of(kind, "ray")) and "ray" in sys.modules:
-        return RayTasks(sys.modules["ray"])
+def adapt_executor(executor: Any) -> ExecutorAdapter:
+    """Return the adapter for an executor; raise `UsageError` for any other object."""
+    kind = type(executor)
+    if isinstance(executor, ProcessPoolExecutor):
+        return ProcessAdapter(executor)
+    # An interpreter pool is a ThreadPoolExecutor too, but its workers share no objects with this process.
+    if isinstance(executor, ThreadPoolExecutor) and not _is_from_package(
+        kind, "concurrent.futures.interpreter"
+    ):
+        return ThreadAdapter(executor)
+    if isinstance(executor, Executor):
+        return ExecutorAdapter(executor)
+    if _is_from_package(kind, "distributed") and hasattr(executor, "get_executor"):
+        # With pure=True, Dask would answer a second attempt from its cache of the first.
+        return ExecutorAdapter(executor.get_executor(pure=False), "Dask")
+    if (
+        executor.__name__ == "ray" if isinstance(executor, ModuleType) else _is_from_package(kind, "ray")
+    ) and "ray" in sys.modules:
+        return RayAdapter(sys.modules["ray"])
     raise UsageError(
-        f"on is {on!r:.80}; it takes an executor of concurrent.futures, a Dask Client, or the module ray"
+        f"executor is {executor!r:.80}; it takes an executor of concurrent.futures, a Dask Client, or the "
+        "module ray"
     )
 
 
-def _of(kind: type, package: str) -> bool:
-    """Whether a class, or one that it is made from, comes from a package."""
-    return any(f"{one.__module__}.".startswith(f"{package}.") for one in kind.__mro__)
+def _is_from_package(kind: type, package: str) -> bool:
+    """Return whether a class or one of its base classes is defined in a package."""
+    return any(f"{base.__module__}.".startswith(f"{package}.") for base in kind.__mro__)
 
 
-class Pool:
-    """Any executor that looks after its own workers.
+class ExecutorAdapter:
+    """Adapter for an executor that replaces dead workers itself.
 
-    here      whether it calls in this very process, so that nothing has to travel
-    locks     whether each of its workers has file locks of its own: processes do, interpreters do not
+    is_local       its calls run in this process, so that arguments are not pickled
+    has_own_locks  each of its workers holds its own file locks: processes do, interpreters do not
     """
 
-    here = False
+    is_local = False
 
     def __init__(self, executor: Executor, name: str = "") -> None:
         self.name = name or type(executor).__name__
-        self.locks = not _of(type(executor), "concurrent.futures.interpreter")
+        self.has_own_locks = not _is_from_package(type(executor), "concurrent.futures.interpreter")
         self._executor = executor
-        self.most: int | None = vars(executor).get("_max_workers")
+        self.max_calls: int | None = vars(executor).get("_max_workers")
 
-    def turn(self) -> bool:
-        """Let lost items go whenever they like."""
+    def try_take_turn(self) -> bool:
+        """Return True: lost items may be sent again at any time."""
         return True
 
-    def done(self) -> None:
-        """Keep nobody waiting."""
+    def release_turn(self) -> None:
+        """Do nothing: lost items do not take turns here."""
 
-    def send(self, work: Callable[..., Any], told: tuple[Any, ...], *, again: bool) -> Future[Any]:
-        """Have a call made."""
-        return self._executor.submit(work, *told)
+    def submit_call(
+        self, work: Callable[..., Any], arguments: tuple[Any, ...], *, is_retry: bool
+    ) -> Future[Any]:
+        """Submit a call to the executor."""
+        return self._executor.submit(work, *arguments)
 
-    def lost(self, future: Future[Any] | None, error: BaseException) -> None:
-        """Leave it to the executor to get over it."""
+    def handle_lost_call(self, future: Future[Any] | None, error: BaseException) -> None:
+        """Do nothing: the executor replaces its workers itself."""
 
     def close(self) -> None:
-        """Leave the executor to whoever made it."""
+        """Do nothing: the caller owns the executor and shuts it down."""
 
 
-class Threads(Pool):
-    """Threads of this process."""
+class ThreadAdapter(ExecutorAdapter):
+    """Adapter for a thread pool of this process."""
 
-    here = True
+    is_local = True
 
 
-class Processes(Pool):
-    """A process pool, and others like it once it is broken."""
+class ProcessAdapter(ExecutorAdapter):
+    """Adapter for a process pool, with replacement pools once it is broken.
+
+    A `ProcessPoolExecutor` fails all of its calls when one of its processes dies, and accepts no more. The
+    adapter then creates a copy with one process less, and a pool with a single process for the lost items.
+    These run there one at a time, so that an item that kills its process spends only its own attempts, and
+    the number of parallel calls never exceeds the size of the original pool.
+    """
 
     def __init__(self, executor: ProcessPoolExecutor) -> None:
         super().__init__(executor)
-        assert self.most is not None
-        self._size = self.most
-        self._first = executor
-        self._alone: Executor | None = None
-        self._made: list[Executor] = []
-        self._sent: dict[Future[Any], Executor] = {}
-        self._lock, self._turn = threading.Lock(), threading.Lock()
+        assert self.max_calls is not None
+        self._size = self.max_calls
+        self._original = executor
+        self._single_pool: Executor | None = None
+        self._own_pools: list[Executor] = []
+        self._pool_by_future: dict[Future[Any], Executor] = {}
+        self._lock, self._turn_lock = threading.Lock(), threading.Lock()
 
-    def turn(self) -> bool:
-        """Whether no other lost item is on its way; where the pool is one process, nobody else ever is."""
-        return self._size == 1 or self._turn.acquire(blocking=False)
+    def try_take_turn(self) -> bool:
+        """Return whether a lost item may be sent now, because no other one is being repeated."""
+        # A pool of one process repeats one item at a time anyway.
+        return self._size == 1 or self._turn_lock.acquire(blocking=False)
 
-    def done(self) -> None:
-        """Let the next lost item go."""
+    def release_turn(self) -> None:
+        """Allow the next lost item to be sent."""
         if self._size > 1:
-            self._turn.release()
+            self._turn_lock.release()
 
-    def send(self, work: Callable[..., Any], told: tuple[Any, ...], *, again: bool) -> Future[Any]:
-        """Have a call made: in the pool, or alone where one like it was lost."""
+    def submit_call(
+        self, work: Callable[..., Any], arguments: tuple[Any, ...], *, is_retry: bool
+    ) -> Future[Any]:
+        """Submit a call to the pool, or to the single-process pool if it was lost before."""
         with self._lock:
             pool = self._executor
-            if again and self._size > 1:
-                pool = self._alone = self._alone or self._another(1)
+            if is_retry and self._size > 1:
+                pool = self._single_pool = self._single_pool or self._make_pool(1)
         try:
-            future = pool.submit(work, *told)
-            if why := vars(pool)["_broken"]:  # while this was submitted: Python 3.11 may never answer
-                raise BrokenProcessPool(why)
+            future = pool.submit(work, *arguments)
+            # If the pool broke during the submit, Python 3.11 may never complete the future.
+            if reason := vars(pool)["_broken"]:
+                raise BrokenProcessPool(reason)
         except BrokenExecutor:
-            self._replace(pool)
+            self._replace_pool(pool)
             raise
-        self._sent[future] = pool
-        future.add_done_callback(lambda one: one.exception() is None and self._sent.pop(one, None))
+        # A failed future stays in the table: handle_lost_call needs it to find the pool that broke.
+        self._pool_by_future[future] = pool
+        future.add_done_callback(
+            lambda done: done.exception() is None and self._pool_by_future.pop(done, None)
+        )
         return future
 
-    def lost(self, future: Future[Any] | None, error: BaseException) -> None:
-        """Have another pool if this one is broken; its calls are all lost, and only the first one tells."""
-        pool = None if future is None else self._sent.pop(future, None)
-        if pool is not None and isinstance(error, BrokenExecutor):
-            self._replace(pool)
+    def handle_lost_call(self, future: Future[Any] | None, error: BaseException) -> None:
+        """Replace the pool of a lost call if that pool is broken.
 
-    def _replace(self, pool: Executor) -> None:
-        """Have another pool in the place of a broken one.
-
-        Python 3.11 leaves a process that was being started while its pool broke, and whoever shuts the pool
-        down then waits for it without end; so nothing of it is left.
+        All calls of a broken pool are lost; the first report replaces the pool, the later ones do nothing.
         """
+        pool = None if future is None else self._pool_by_future.pop(future, None)
+        if pool is not None and isinstance(error, BrokenExecutor):
+            self._replace_pool(pool)
+
+    def _replace_pool(self, pool: Executor) -> None:
+        """Terminate the processes of a broken pool, and create its replacement."""
+        # Python 3.11 forgets a process that was starting while the pool broke, and a later shutdown of the
+        # pool would wait for that process without end.
         for process in list((vars(pool)["_processes"] or {}).values()):
             process.terminate()
         with self._lock:
-            if pool is self._alone:
-                self._alone = None
+            if pool is self._single_pool:
+                self._single_pool = None
             elif pool is self._executor:
-                self._executor = self._another(max(1, self._size - 1))
+                self._executor = self._make_pool(max(1, self._size - 1))
 
-    def _another(self, count: int) -> Executor:
-        made = ProcessPoolExecutor(count, **{word: vars(self._first)[f"_{word}"] for word in _LIKE})
-        self._made.append(made)
-        return made
+    def _make_pool(self, count: int) -> Executor:
+        pool = ProcessPoolExecutor(
+            count, **{name: vars(self._original)[f"_{name}"] for name in _POOL_ARGUMENTS}
+        )
+        self._own_pools.append(pool)
+        return pool
 
     def close(self) -> None:
-        """End the pools that were made here; the first is whose it was."""
-        for pool in self._made:
+        """Shut down the replacement pools; the original pool belongs to the caller."""
+        for pool in self._own_pools:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-class RayTasks(Pool):
-    """Tasks of a Ray cluster, each sent once: what is lost is sent again from here, where it is counted."""
+class RayAdapter(ExecutorAdapter):
+    """Adapter for a Ray cluster."""
 
     def __init__(self, ray: Any) -> None:
-        self.name, self.locks, self.most = "Ray", True, None
+        self.name, self.has_own_locks, self.max_calls = "Ray", True, None
         self._ray = ray
         self._tasks: dict[Callable[..., Any], Any] = {}
-        self._under_way: dict[Future[Any], Any] = {}
+        self._pending: dict[Future[Any], Any] = {}
 
-    def send(self, work: Callable[..., Any], told: tuple[Any, ...], *, again: bool) -> Future[Any]:
-        """Have a task done; what it returns is kept for as long as somebody waits for it."""
+    def submit_call(
+        self, work: Callable[..., Any], arguments: tuple[Any, ...], *, is_retry: bool
+    ) -> Future[Any]:
+        """Submit a Ray task, and keep its reference until the future is done."""
         if work not in self._tasks:
+            # Ray must not repeat a lost task itself: the job repeats it, and counts the attempt.
             self._tasks[work] = self._ray.remote(work).options(max_retries=0)
-        ref = self._tasks[work].remote(*told)
+        ref = self._tasks[work].remote(*arguments)
         future: Future[Any] = ref.future()
-        self._under_way[future] = ref
-        future.add_done_callback(lambda one: self._under_way.pop(one, None))
+        self._pending[future] = ref
+        future.add_done_callback(lambda done: self._pending.pop(done, None))
         return future
 
     def close(self) -> None:
-        """Cancel what nobody waits for any more."""
-        for ref in list(self._under_way.values()):
+        """Cancel the tasks that have not finished."""
+        for ref in list(self._pending.values()):
             self._ray.cancel(ref)

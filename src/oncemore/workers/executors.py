@@ -1,18 +1,9 @@
-"""ELSEWHERE: a job's attempts made by somebody else's executor, with everything that decides staying here.
+"""Runs the attempts of a job in an executor of the caller (`work.map(items, on=…)`).
 
-A lane (`workers.map`) sends an item to a *place* and waits. The board, the pace of each provider, what
-waits for its time, and the counts are the same as for attempts made in the lane; what comes back is a
-`Reply`, plain values that say what became of the item, and never an exception that might not survive the
-journey. Results do not travel at all: they are in the store, which both sides have opened.
-
-A process that dies takes its items along, and a place says so by an error of its own instead of an answer.
-The item is then *lost*: nobody knows how far it came, except the store. So it is sent again, and the run goes
-on by its lease and its effect as after any crash. Who loses an item first asks the place whether it still
-works at all (`hello`): a place that cannot even answer that ends the job, with the place's own error; one
-that can is not to blame, and the item's attempts are counted by the log.
-
-Whoever waits is blocking or awaiting; what happens in which order is written once, as a generator that yields
-what to wait for: a future, or seconds.
+A lane of the job (`workers.map`) sends an item to the executor and waits for a `RemoteReply` of plain values.
+Results are not sent back: both sides have opened the same store. If the process of an item dies, the item is
+lost and sent again; the run then continues by its lease and its effect, as after any crash. The order of
+operations is one generator, which yields a future or a number of seconds to wait for.
 """
 
 from __future__ import annotations
@@ -26,262 +17,280 @@ from oncemore import clock as clocks
 from oncemore._values import Value
 from oncemore.errors import StoreError, UsageError
 from oncemore.policy.model import Failure
-from oncemore.workers.item_result import Came
-from oncemore.workers.map import LOOK_S
+from oncemore.workers.item_result import ItemResult
+from oncemore.workers.map import POLL_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from concurrent.futures import Future
 
-    from oncemore.workers.map import Met
-    from oncemore.workers.map_items import Item
+    from oncemore.workers.map import LiveItemNotes
+    from oncemore.workers.map_items import MapItem
 
     Waits = Generator[Future[Any] | float, None, None]
 
-#: How often a place may fail to answer at all, one time after another.
-PROBES = 3
-#: How long to wait for one's turn, and between looks at a run whose last holder may not be quite dead.
-TURN_S, AGAIN_S = 0.02, 0.25
-#: How much longer than its lease says a lost run is waited for.
+#: After how many unanswered checks in a row the executor counts as broken.
+MAX_PROBES = 3
+#: How often to ask for a turn, and how often to repeat an item whose run still has the lease of its last
+#: process.
+TURN_POLL_S, HELD_POLL_S = 0.02, 0.25
+#: How many seconds beyond the lease of a lost run to wait for its release.
 GRACE_S = 2.0
 
-_REAL = clocks.Clock()
+_REAL_CLOCK = clocks.Clock()
 
 
-class Reply(Value):
-    """What came back of one attempt that was made elsewhere, in plain values.
+class RemoteReply(Value):
+    """The result of one attempt in another process, in plain values.
 
-    came        what became of the item
-    resource    what it asks for, where that can be left alone
-    met         the failures of the attempt: their records, and the failures as tuples
-    held_until  until when somebody else has the run; 0 if nobody does
-    fault       why the whole job cannot go on: "" | store | unusable | KeyboardInterrupt | SystemExit
+    An exception might not survive pickling, so errors are sent as words and records.
+
+    item_result  the result of the item
+    resource     the resource of the item, if the step has a cooldown
+    failures     the failures of the attempt: their error records, and the failures as tuples
+    held_until   when the lease of the run's current owner ends; 0 if the run has no other owner
+    fault        why the job must stop: "" | store | unusable | KeyboardInterrupt | SystemExit
     """
 
-    came: Came
+    item_result: ItemResult
     resource: str = ""
-    met: tuple[tuple[dict[str, Any], tuple[Any, ...]], ...] = ()
+    failures: tuple[tuple[dict[str, Any], tuple[Any, ...]], ...] = ()
     held_until: float = 0.0
     fault: str = ""
 
 
-def sent(reply: Reply) -> tuple[Any, ...]:
-    """Return a reply as it travels: nothing in it needs a class that the other side might not have."""
-    return (tuple(reply.came), *reply[1:])
+def encode_reply(reply: RemoteReply) -> tuple[Any, ...]:
+    """Return a reply as plain tuples, so that the other side can unpickle it without this class."""
+    return (tuple(reply.item_result), *reply[1:])
 
 
-def _received(told: tuple[Any, ...]) -> Reply:
-    return Reply(Came(*told[0]), *told[1:])
+def _decode_reply(fields: tuple[Any, ...]) -> RemoteReply:
+    return RemoteReply(ItemResult(*fields[0]), *fields[1:])
 
 
-class Raised(Value):
-    """What an attempt raised in a thread of this very process."""
+class LocalError(Value):
+    """The exception that an attempt raised in a thread of this process."""
 
     error: BaseException
 
 
-class Place(Protocol):
-    """Somebody else's executor.
+class RemotePool(Protocol):
+    """Interface to an executor of the caller.
 
-    name   what it is, for people
-    most   how many calls it makes at once; None if it does not say
+    name       its name in messages
+    max_calls  how many calls it runs at once; None if it does not say
     """
 
     name: str
-    most: int | None
+    max_calls: int | None
 
-    def turn(self) -> bool:
-        """Whether a lost item may be sent now; where it may, `done` follows."""
+    def try_take_turn(self) -> bool:
+        """Return whether a lost item may be sent now; if so, `release_turn` must follow."""
 
-    def done(self) -> None:
-        """Let the next lost item have its turn."""
+    def release_turn(self) -> None:
+        """Allow the next lost item to be sent."""
 
-    def send(self, work: Callable[..., Any], told: tuple[Any, ...], *, again: bool) -> Future[Any]:
-        """Have a call made there; `again` if one like it was lost."""
+    def submit_call(
+        self, work: Callable[..., Any], arguments: tuple[Any, ...], *, is_retry: bool
+    ) -> Future[Any]:
+        """Submit a call; `is_retry` if it was lost before."""
 
-    def lost(self, future: Future[Any] | None, error: BaseException) -> None:
-        """Learn that a call was lost, or could not even be sent."""
+    def handle_lost_call(self, future: Future[Any] | None, error: BaseException) -> None:
+        """Handle a call that was lost or could not be submitted."""
 
     def close(self) -> None:
-        """Let go of what was made for one job."""
+        """Release the resources created for one job."""
 
 
-class Trip(Protocol):
-    """What is sent: a function that the place can find, and what it is told."""
+class RemoteTask(Protocol):
+    """Prepares the calls that an executor runs: importable functions and their arguments."""
 
-    def call(self, item: Item, met: Met) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Return what makes an attempt of an item; one that cannot travel is refused."""
+    def prepare_call(self, item: MapItem, notes: LiveItemNotes) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Return the call that runs an attempt of an item; refuse an item that cannot be pickled."""
 
-    def hello(self, job_id: str) -> tuple[Callable[..., str], tuple[Any, ...]] | None:
-        """Return what says why attempts cannot be made there ("" if they can); None: ask nothing."""
+    def prepare_check(self, job_id: str) -> tuple[Callable[..., str], tuple[Any, ...]] | None:
+        """Return the call that checks the executor, or None if no check is needed.
+
+        The call returns the reason why attempts cannot run there, or "".
+        """
 
 
-class Elsewhere:
-    """Makes attempts at a place.
+class RemoteExecutor:
+    """Runs attempts in an executor of the caller.
 
-    tries    how often one item may be lost: as often as it may be attempted, and a little more, since a
-             process can die before its attempt is on record
-    lease_s  how long a run stays with a process that died, where nobody can tell that it did
+    max_losses  how often one item may be lost: a little more than its number of attempts, because a process
+                can die before its attempt is recorded
+    lease_s     how long the lease of a dead process lasts where the store cannot detect its death
     """
 
-    def __init__(self, place: Place, trip: Trip, tries: int, lease_s: float) -> None:
-        self._place, self._trip, self._tries, self._lease_s = place, trip, tries, lease_s
-        self._answers = 0
+    def __init__(self, pool: RemotePool, task: RemoteTask, max_losses: int, lease_s: float) -> None:
+        self._pool, self._task, self._max_losses, self._lease_s = pool, task, max_losses, lease_s
+        self._answer_count = 0
 
-    def once(self, item: Item, met: Met) -> None:
-        """Make one attempt of an item there, blocking."""
-        for wanted in self._carried(item, met):
-            if isinstance(wanted, float):
-                _REAL.sleep(wanted)
+    def run_attempt(self, item: MapItem, notes: LiveItemNotes) -> None:
+        """Run one attempt of an item in the executor, blocking."""
+        for awaited in self._attempt_script(item, notes):
+            if isinstance(awaited, float):
+                _REAL_CLOCK.sleep(awaited)
                 continue
-            while not wanted.done():
-                wait((wanted,), LOOK_S)
-                if met.stopped:
-                    wanted.cancel()  # what has not begun shall not; what has is waited for, a while
+            while not awaited.done():
+                wait((awaited,), POLL_S)
+                if notes.is_stopped:
+                    # This cancels only a call that has not started; the loop still waits for a started one.
+                    awaited.cancel()
 
-    async def once_awaited(self, item: Item, met: Met) -> None:
-        """Make one attempt of an item there, in a task."""
-        with closing(self._carried(item, met)) as script:
-            for wanted in script:
-                await _awaited(wanted)
+    async def run_attempt_async(self, item: MapItem, notes: LiveItemNotes) -> None:
+        """Run one attempt of an item in the executor, awaiting it."""
+        with closing(self._attempt_script(item, notes)) as script:
+            for awaited in script:
+                await _wait_async(awaited)
 
-    def ready(self, job_id: str) -> None:
-        """Ask the place whether attempts can be made there; or raise why not."""
-        with closing(self._asked(job_id)) as script:
-            for wanted in script:
-                wait((wanted,))  # type: ignore[arg-type] # nothing was lost yet, so that nobody takes turns
+    def check_ready(self, job_id: str) -> None:
+        """Check that the executor can run attempts; raise the reason if it cannot."""
+        with closing(self._check_script(job_id)) as script:
+            for awaited in script:
+                # Always a future: only a retry waits for its turn, and nothing was lost yet.
+                wait((awaited,))  # type: ignore[arg-type]
 
-    async def ready_awaited(self, job_id: str) -> None:
-        """Ask it in a task."""
-        with closing(self._asked(job_id)) as script:
-            for wanted in script:
-                await _awaited(wanted)
+    async def check_ready_async(self, job_id: str) -> None:
+        """Check the executor as `check_ready` does, awaiting it."""
+        with closing(self._check_script(job_id)) as script:
+            for awaited in script:
+                await _wait_async(awaited)
 
-    def leave(self) -> None:
-        """Let go of what was made for this job."""
-        self._place.close()
+    def release_resources(self) -> None:
+        """Release the resources created for this job."""
+        self._pool.close()
 
     # ------------------------------------------------------------------------------------------------
 
-    def _carried(self, item: Item, met: Met) -> Waits:
-        work, told = self._trip.call(item, met)
-        losses, patience = 0, 0.0
+    def _attempt_script(self, item: MapItem, notes: LiveItemNotes) -> Waits:
+        work, arguments = self._task.prepare_call(item, notes)
+        losses, give_up_at = 0, 0.0
         while True:
-            answer, error = yield from self._sent(work, told, again=losses > 0)
+            answer, error = yield from self._send_script(work, arguments, is_retry=losses > 0)
             if error is None:
-                reply = answer if isinstance(answer, Raised | None) else _received(answer)
-                if losses and isinstance(reply, Reply) and reply.held_until:
-                    patience = patience or _REAL.monotonic() + self._lease_s + GRACE_S
-                    if _REAL.monotonic() < patience and not met.stopped:
-                        yield AGAIN_S
+                reply = answer if isinstance(answer, LocalError | None) else _decode_reply(answer)
+                # After a loss, the run may still be leased to the process that died. The lane waits until
+                # that lease must be over instead of reporting the item as in progress.
+                if losses and isinstance(reply, RemoteReply) and reply.held_until:
+                    give_up_at = give_up_at or _REAL_CLOCK.monotonic() + self._lease_s + GRACE_S
+                    if _REAL_CLOCK.monotonic() < give_up_at and not notes.is_stopped:
+                        yield HELD_POLL_S
                         continue
-                _take(reply, met)
+                _apply_reply(reply, notes)
                 return
             losses += 1
-            if met.stopped:
-                met.came = Came("", "later", "the job was stopped before it was done")
+            if notes.is_stopped:
+                notes.item_result = ItemResult("", "deferred", "the job was stopped before it was done")
                 return
-            if losses >= self._tries:
-                met.came = Came("", "later", f"whoever had it died, {losses} times: {_words(error)}")
+            if losses >= self._max_losses:
+                notes.item_result = ItemResult(
+                    "", "deferred", f"its process died {losses} times: {_describe_error(error)}"
+                )
                 return
+            # Without this check, a broken executor would use up the losses of every item of the job.
             try:
-                yield from self._asked(met.job_id, lost=error)
-            except Exception as fault:  # noqa: BLE001 - whatever the place or the step there has to say
-                met.came = Came("", "later", f"whoever had it died: {_words(error)}")
-                met.stop(fault)
+                yield from self._check_script(notes.job_id, lost=error)
+            except Exception as check_error:  # noqa: BLE001 - any error of the executor or the step's import
+                notes.item_result = ItemResult("", "deferred", f"its process died: {_describe_error(error)}")
+                notes.stop_job(check_error)
                 return
 
-    def _asked(self, job_id: str, lost: BaseException | None = None) -> Waits:
-        """Find out whether the place works, at first or when it has lost something; raise why it does not."""
-        asks = self._trip.hello(job_id)
-        if asks is None:
-            if lost is not None:  # a thread of this process cannot die alone
+    def _check_script(self, job_id: str, lost: BaseException | None = None) -> Waits:
+        """Check that the executor works, before the first item or after a loss; raise the reason if not."""
+        check = self._task.prepare_check(job_id)
+        if check is None:
+            if lost is not None:
+                # A thread of this process cannot die alone, so the error is one of the executor itself.
                 raise lost
             return
-        asked, error, answers = 0, lost, self._answers
-        while asked < PROBES:
-            says, error = yield from self._sent(*asks, again=lost is not None)
+        probes, error, answers = 0, lost, self._answer_count
+        while probes < MAX_PROBES:
+            problem, error = yield from self._send_script(*check, is_retry=lost is not None)
             if error is None:
-                if says:
-                    raise UsageError(says)
+                if problem:
+                    raise UsageError(problem)
                 return
-            # A place that has answered others meanwhile does work, however bad a time it has.
-            asked = asked + 1 if self._answers == answers else 1
-            answers = self._answers
+            # An executor that has answered another lane since then works, so the count starts again.
+            probes = probes + 1 if self._answer_count == answers else 1
+            answers = self._answer_count
         assert error is not None
         error.add_note(
-            f"oncemore: {self._place.name} did not answer, {PROBES} times in a row, and the job was stopped; "
-            "what is done is done, and calling map again goes on with the rest"
+            f"oncemore: {self._pool.name} did not answer, {MAX_PROBES} times in a row, and the job was "
+            "stopped; finished items are stored, and calling map again continues with the rest"
         )
         raise error
 
-    def _sent(
-        self, work: Callable[..., Any], told: tuple[Any, ...], *, again: bool
+    def _send_script(
+        self, work: Callable[..., Any], arguments: tuple[Any, ...], *, is_retry: bool
     ) -> Generator[Future[Any] | float, None, tuple[Any, BaseException | None]]:
-        """Have a call made; return its answer, or the error that the place has instead of one."""
-        while again and not self._place.turn():
-            yield TURN_S
+        """Submit a call; return its result and None, or None and the error of the executor."""
+        while is_retry and not self._pool.try_take_turn():
+            yield TURN_POLL_S
         future: Future[Any] | None = None
         try:
-            future = self._place.send(work, told, again=again)
+            future = self._pool.submit_call(work, arguments, is_retry=is_retry)
             yield future
             answer = future.result(0)
-            self._answers += 1
+            self._answer_count += 1
             return answer, None
         except BaseException as error:
             if not isinstance(error, Exception) and (future is None or not future.done()):
-                if future is not None:  # whoever waits for it has had enough
+                # The waiting lane was interrupted or cancelled, so the call is not needed any more.
+                if future is not None:
                     future.cancel()
                 raise
-            self._place.lost(future, error)
+            self._pool.handle_lost_call(future, error)
             return None, error
         finally:
-            if again:
-                self._place.done()
+            if is_retry:
+                self._pool.release_turn()
 
 
-def _take(reply: Reply | Raised | None, met: Met) -> None:
-    """Tell a lane what an attempt has met and come to, as if it had been made there."""
+def _apply_reply(reply: RemoteReply | LocalError | None, notes: LiveItemNotes) -> None:
+    """Copy a reply into the notes of a lane, as if the lane had run the attempt itself."""
     if reply is None:
         return
-    if isinstance(reply, Raised):
+    if isinstance(reply, LocalError):
         raise reply.error
-    came = met.came = reply.came
-    met.key, met.resource = came.key, reply.resource
-    for error, failure in reply.met:
-        met.told(error, Failure(*failure))
+    result = notes.item_result = reply.item_result
+    notes.key, notes.resource = result.key, reply.resource
+    for error, failure in reply.failures:
+        notes.record_failure(error, Failure(*failure))
     if reply.fault == "store":
-        raise StoreError(came.error)
+        raise StoreError(result.error)
     if reply.fault == "KeyboardInterrupt":
-        raise KeyboardInterrupt(came.error)
+        raise KeyboardInterrupt(result.error)
     if reply.fault == "SystemExit":
-        raise SystemExit(came.error)
+        raise SystemExit(result.error)
     if reply.fault:
-        met.stop(UsageError(came.error))
+        notes.stop_job(UsageError(result.error))
 
 
-def _words(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0][:500]
 
 
-async def _awaited(wanted: Future[Any] | float) -> None:
-    """Wait for a future of another thread, or for some time, on asyncio or trio."""
-    if isinstance(wanted, float):
-        await _REAL.pause(wanted)
+async def _wait_async(awaited: Future[Any] | float) -> None:
+    """Wait for a future of another thread, or for a number of seconds, on asyncio or trio."""
+    if isinstance(awaited, float):
+        await _REAL_CLOCK.pause(awaited)
         return
-    trio = clocks.in_trio()
+    trio = clocks.find_trio()
     done: Any
     if trio is not None:
-        done, soon = trio.Event(), trio.lowlevel.current_trio_token().run_sync_soon
-        ring = done.set
+        done, call_soon = trio.Event(), trio.lowlevel.current_trio_token().run_sync_soon
+        set_done = done.set
     else:
         loop = sys.modules["asyncio"].get_running_loop()
-        done, soon = sys.modules["asyncio"].Event(), loop.call_soon_threadsafe
-        ring = done.set
+        done, call_soon = sys.modules["asyncio"].Event(), loop.call_soon_threadsafe
+        set_done = done.set
 
-    def over(_: Any) -> None:
-        with suppress(RuntimeError):  # the loop has ended, and nobody waits any more
-            soon(ring)
+    def handle_done(_: Any) -> None:
+        # The event loop may be closed by now; then no task waits for this future.
+        with suppress(RuntimeError):
+            call_soon(set_done)
 
-    wanted.add_done_callback(over)
+    awaited.add_done_callback(handle_done)
     await done.wait()

@@ -1,10 +1,8 @@
-"""SHARING: which of the runs that are due a worker takes, where several processes take from one list.
+"""Selects the due runs that a worker takes when several processes share a store.
 
-Each process has a share, by the names of runs, and takes what is its own. If it went on with what is others',
-it would reach for just what they are about to take: both read it, both claim it, one of them in vain. So as
-long as there is more than was listed, what is others' is left to them, unless it has stood in the list for
-long: whoever has that share is then busy with something else, or does not know the step. What is left in the
-end is taken by anybody, from the other end than they do.
+Each process has a share of the runs, by a hash of their names. A process that took runs of another share
+would often claim a run that the owner of that share claims at the same moment, and one of both would fail.
+So a worker takes runs of another share only if they have been listed for a while, or if no more runs follow.
 """
 
 from __future__ import annotations
@@ -14,32 +12,40 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from oncemore.workers.turns import Turn
+    from oncemore.workers.turns import RunTurn
 
-#: After how long in the list a run is anybody's.
-LEFT_S = 0.5
+#: After how many seconds in the list a run may be taken by any worker.
+UNCLAIMED_S = 0.5
 
 
-class Sharing:
-    """A worker's part of what is due; it remembers since when it has seen what is others'."""
+class FairShare:
+    """Selects runs for one worker, and remembers since when runs of another share are listed."""
 
     def __init__(self) -> None:
         self._since: dict[str, dict[str, float]] = {}
 
-    def of(
-        self, step: str, due: Sequence[Turn], others: Callable[[Turn], bool], now: float, *, more: bool
-    ) -> list[Turn]:
-        """Return the runs of a step that are to be taken, in this order; none: there may be some further on.
+    def select_runs(
+        self,
+        step: str,
+        due: Sequence[RunTurn],
+        is_foreign: Callable[[RunTurn], bool],
+        now: float,
+        *,
+        has_more: bool,
+    ) -> list[RunTurn]:
+        """Return the runs of a step to take, in order; empty if the caller must list more of them.
 
-        others  whether a run is in somebody else's share
-        more    whether there are more than these
+        is_foreign  returns whether a run belongs to another share
+        has_more    the list was cut off, and more runs follow
         """
-        own: list[Turn] = []
-        theirs: list[Turn] = []
+        own: list[RunTurn] = []
+        foreign: list[RunTurn] = []
         for turn in due:
-            (theirs if others(turn) else own).append(turn)
+            (foreign if is_foreign(turn) else own).append(turn)
         before = self._since.get(step, {})
-        since = self._since[step] = {turn.entity: before.get(turn.entity, now) for turn in theirs}
-        if not more:
-            return own + theirs[::-1]
-        return [turn for turn in theirs if now - since[turn.entity] > LEFT_S] + own
+        since = self._since[step] = {turn.entity: before.get(turn.entity, now) for turn in foreign}
+        if not has_more:
+            # The owner of the other share starts at the front of its runs, so this worker starts at the end.
+            return own + foreign[::-1]
+        # A run that was listed for long has an owner that is busy, or that does not know the step.
+        return [turn for turn in foreign if now - since[turn.entity] > UNCLAIMED_S] + own

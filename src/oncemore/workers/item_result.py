@@ -1,8 +1,7 @@
-"""CAME: what became of one attempt of a job's item, wherever it was made.
+"""The result of one attempt of a job's item, in this process or another.
 
-An attempt is made with `Notes`, which are told what it meets; what an error says about the item is then read
-from both (`came_of`). In a lane of the job the notes are the job's own (`workers.map`); in another process
-(`workers.executors`) they are written down, and travel.
+An attempt writes its key, resource and failures into `ItemNotes`. `build_error_result` derives the item's
+result from these notes and the exception. In another process (`workers.remote`) the notes are sent back.
 """
 
 from __future__ import annotations
@@ -11,88 +10,103 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncemore.errors import (
     AttemptTimeout,
-    Blocked,
     CoolingDown,
-    Failed,
+    Deferred,
     InProgress,
-    Parked,
+    NotPermitted,
+    OutcomeUncertain,
     Quarantined,
     ResultUnavailable,
     RetriesExhausted,
+    StepFailed,
     StoreError,
-    Uncertain,
 )
 from oncemore.steps.run import Run
 
 if TYPE_CHECKING:
-    from oncemore.limits.cooldown_step import Cooling
+    from oncemore.limits.cooldown_step import CooldownCall
     from oncemore.policy.model import Failure
-    from oncemore.steps.ops import Seen
+    from oncemore.steps.ops import LoadedHead
 
 
-class Came(NamedTuple):
-    """What became of an item: its key, a word of `WORDS`, the error that says why, and how that counts.
+class ItemResult(NamedTuple):
+    """The result of an item.
 
-    until   when it is due again; None where it is over or nobody knows
-    stored  what is on record of the error that it had failed with before
+    key           the key of its run; empty if there is none
+    outcome       one of `workers.job_run.ITEM_OUTCOMES`
+    until         when the item is due again; None if it is finished or the time is unknown
+    result        SUCCESS, RETRYABLE_FAILURE, TERMINAL_FAILURE, QUARANTINE or SKIPPED_…; may be empty
+    stored_error  the error record of a failure that was stored before this attempt
     """
 
     key: str
-    word: str
+    outcome: str
     error: str = ""
     until: float | None = None
     result: str = ""
     error_class: str = ""
-    stored: dict[str, Any] | None = None
+    stored_error: dict[str, Any] | None = None
 
 
-class Notes:
-    """What an attempt of an item meets: its key, what it asks for, and how it fails."""
+class ItemNotes:
+    """Collects the key, the resource and the failures of one attempt."""
 
     def __init__(self) -> None:
-        self.key, self.failed, self.code = "", False, ""
-        self.resource, self.came_to = "", "SUCCESS"
+        self.key, self.has_failed, self.code = "", False, ""
+        self.resource, self.result_word = "", "SUCCESS"
 
-    def asks(self, cooling: Cooling | None, seen: Seen) -> None:
-        """Know what the item asks for; where that is there already, nobody is asked."""
+    def record_resource(self, cooling: CooldownCall | None, head: LoadedHead) -> None:
+        """Note the item's resource, and whether the run is complete already."""
         if cooling is not None:
             self.resource = cooling.entity
-            there = seen.run is not None and seen.run.state == "COMPLETE"
-            self.came_to = "SKIPPED_DUPLICATE" if there else "SUCCESS"
+            # A complete run returns its stored value, so the resource is not called at all.
+            is_complete = head.record is not None and head.record.state == "COMPLETE"
+            self.result_word = "SKIPPED_DUPLICATE" if is_complete else "SUCCESS"
 
-    def told(self, error: dict[str, Any], failure: Failure) -> None:
-        """Know of a failed attempt."""
-        self.failed, self.code = True, str(error.get("code", ""))
+    def record_failure(self, error: dict[str, Any], failure: Failure) -> None:
+        """Note a failed attempt."""
+        self.has_failed, self.code = True, str(error.get("code", ""))
 
-    def done(self) -> Came:
-        """Return what became of an item whose attempt has succeeded."""
-        return Came(self.key, "done", result=self.came_to)
+    def build_result(self) -> ItemResult:
+        """Return the result of an item whose attempt succeeded."""
+        return ItemResult(self.key, "done", result=self.result_word)
 
 
-#: What an error says about an item, and how that counts. The first that fits counts.
-_SAYS: tuple[tuple[Any, str, str], ...] = (
+#: The outcome and the result of an item by the class of its error; the first matching row applies.
+_ERROR_OUTCOMES: tuple[tuple[Any, str, str], ...] = (
     (ResultUnavailable, "done", "SUCCESS"),
     ((RetriesExhausted, AttemptTimeout), "failed", "RETRYABLE_FAILURE"),
-    (Failed, "failed", "TERMINAL_FAILURE"),
-    (Parked, "later", "RETRYABLE_FAILURE"),
-    ((InProgress, StoreError), "later", ""),
+    (StepFailed, "failed", "TERMINAL_FAILURE"),
+    (Deferred, "deferred", "RETRYABLE_FAILURE"),
+    ((InProgress, StoreError), "deferred", ""),
     (Quarantined, "held", "QUARANTINE"),
-    (Uncertain, "held", ""),
-    (Blocked, "held", ""),
+    (OutcomeUncertain, "held", ""),
+    (NotPermitted, "held", ""),
     (Exception, "refused", ""),
-    (BaseException, "later", ""),
+    (BaseException, "deferred", ""),
 )
 
 
-def came_of(error: BaseException, met: Notes) -> Came:
-    """Return what an error says about an item."""
+def build_error_result(error: BaseException, notes: ItemNotes) -> ItemResult:
+    """Return the result of an item whose attempt raised an error."""
     if isinstance(error, CoolingDown):
-        return Came(met.key, "skipped", str(error), None, error.outcome)
-    word, result = next(row[1:] for row in _SAYS if isinstance(error, row[0]))
-    if isinstance(error, Parked):
-        return Came(met.key, word, str(error), error.until, result if met.failed else "", met.code)
+        return ItemResult(notes.key, "skipped", str(error), None, error.outcome)
+    outcome, result = next(row[1:] for row in _ERROR_OUTCOMES if isinstance(error, row[0]))
+    if isinstance(error, Deferred):
+        # A deferral without a failed attempt (by a limit or an open breaker) does not count as a failure.
+        return ItemResult(
+            notes.key, outcome, str(error), error.until, result if notes.has_failed else "", notes.code
+        )
     run = getattr(error, "run", None)
     stored = (run.error or {}) if isinstance(run, Run) else {}
-    before = isinstance(error, Failed) and not met.failed and isinstance(run, Run)
-    counts = met.code or str(stored.get("code", ""))
-    return Came(met.key, word, str(error), None, result, counts, stored if before else None)
+    # A failure without a failed attempt is an older one, stored in the log; the job counts it separately.
+    is_stored = isinstance(error, StepFailed) and not notes.has_failed and isinstance(run, Run)
+    error_class = notes.code or str(stored.get("code", ""))
+    return ItemResult(
+        notes.key,
+        outcome,
+        str(error),
+        result=result,
+        error_class=error_class,
+        stored_error=stored if is_stored else None,
+    )

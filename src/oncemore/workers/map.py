@@ -1,16 +1,9 @@
-"""COURSE: one step called for many items, a bounded number at a time (`work.map`).
+"""Calls one step for many items, a bounded number at a time (`work.map`).
 
-A job is carried out by *lanes*, threads or tasks, that share a board (`workers.map_items`): each takes an
-item,
-makes one attempt, and brings it back; an item that is to be tried again waits on the board, not in a lane,
-and whoever throttles is asked less at once, by all who share the store (`engine.resources`). What an item
-comes to is counted and kept, and never raised.
-
-Where an attempt is made is the carrier's affair: in the lane itself, or elsewhere (`workers.executors`), with
-the lane waiting for what comes back.
-
-The job itself is an entity of the log: one entry when it begins, one when it ends. What it has done lies in
-the runs of its items, so that a job that was killed is repeated by calling it again: what is done is done.
+The lanes of a job, threads or tasks, share an `ItemQueue`: each lane takes an item, runs one attempt and
+returns it. An item that is due later waits in the queue and not in a lane. Failures of items are counted and
+not raised. The job itself has two entries in the log, at its start and its end; the work is recorded in the
+runs of its items, so that a killed job is continued by calling `map` again.
 """
 
 from __future__ import annotations
@@ -22,381 +15,404 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from oncemore import clock as clocks
-from oncemore._ids import uuid7
+from oncemore._ids import new_uuid7
 from oncemore.errors import (
     StoreError,
 )
 from oncemore.limits.breaker import CIRCUIT_OPEN
-from oncemore.limits.cooldown_rules import Resource
-from oncemore.log.entry_codec import head_of
-from oncemore.log.head_access import seen_in, write_of
-from oncemore.log.interrupt_shield import Shield
-from oncemore.log.record import NOWHERE, Change, Mapped
+from oncemore.limits.cooldown_rules import ResourceRecord
+from oncemore.log.entry_codec import decode_head
+from oncemore.log.head_access import build_write, load_head
+from oncemore.log.interrupt_shield import InterruptShield
+from oncemore.log.record import NOWHERE, JobRecord, RecordChange
 from oncemore.log.store import Batch, Stored
 from oncemore.steps.context import CONTEXT
-from oncemore.workers.item_result import Came, Notes, came_of
-from oncemore.workers.job_run import THROTTLED, WORDS, ByProvider, JobItem, JobRun
-from oncemore.workers.map_items import Board
+from oncemore.workers.item_result import ItemNotes, ItemResult, build_error_result
+from oncemore.workers.job_run import ITEM_OUTCOMES, THROTTLED, JobItem, JobRun, ProviderSummary
+from oncemore.workers.map_items import ItemQueue
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from oncemore.policy.model import Failure
     from oncemore.steps.engine import Engine
-    from oncemore.workers.map_items import Item
-    from oncemore.workers.progress import Bar
+    from oncemore.workers.map_items import MapItem
+    from oncemore.workers.progress import ProgressBar
 
-#: How many items' keys a job's record keeps; all of them are in the `JobRun` that `map` returns.
-MOST_KEPT = 1000
-#: How long a lane sleeps at a time, how long it waits for others, and a task for other tasks.
-NAP_S, LOOK_S, TASK_S = 0.5, 0.2, 0.01
-#: How long an item waits that others toward its provider have taken the permit of.
-PERMIT_S = 0.1
-#: How long a job that is cut off waits for what is under way.
+#: How many items the record of a job lists; the `JobRun` that `map` returns has all of them.
+MAX_RECORDED_ITEMS = 1000
+#: The longest sleep of a lane, how long it waits for other lanes, and how long a task waits for other tasks.
+MAX_SLEEP_S, POLL_S, TASK_POLL_S = 0.5, 0.2, 0.01
+#: How long an item waits if the calls of other processes fill the concurrency limit of its provider.
+PERMIT_WAIT_S = 0.1
+#: How long an interrupted job waits for its active attempts.
 GRACE_S = 10.0
 
 
-class Carrier(NamedTuple):
-    """How an item is called.
+class ItemCaller(NamedTuple):
+    """How a job calls its step.
 
-    once    make one attempt of an item, and tell what is met; the answer is to be awaited if `awaits`
-    decode  reads what is stored of a result
-    away    where attempts are made, if that is elsewhere
+    run_attempt  runs one attempt of an item and fills its notes; returns an awaitable if `is_async`
+    decode       decodes a stored result
+    place        the executor that runs the attempts; None if the lanes run them
     """
 
-    once: Callable[[Item, Met], Any]
-    awaits: bool
+    run_attempt: Callable[[MapItem, LiveItemNotes], Any]
+    is_async: bool
     decode: Callable[[Any], Any]
-    away: Away | None = None
+    place: AttemptPlace | None = None
 
 
-class Away(Protocol):
-    """Somewhere else to make attempts."""
+class AttemptPlace(Protocol):
+    """Interface to an executor that runs attempts outside of the lanes."""
 
-    def ready(self, job_id: str) -> None:
-        """Find out whether attempts can be made there, before one is; or raise why not."""
+    def check_ready(self, job_id: str) -> None:
+        """Check that attempts can run there, before the first one; raise the reason if they cannot."""
 
-    def ready_awaited(self, job_id: str) -> Awaitable[None]:
-        """Find it out in a task."""
+    def check_ready_async(self, job_id: str) -> Awaitable[None]:
+        """Check the executor as `check_ready` does, awaiting it."""
 
-    def leave(self) -> None:
-        """Let go of what was made there for this job."""
+    def release_resources(self) -> None:
+        """Release the resources created for this job."""
 
 
-class Met(Notes):
-    """What an attempt of an item meets, known to the job at once.
+class LiveItemNotes(ItemNotes):
+    """Notes of an attempt that report each failure to the job at once.
 
-    came  what became of the item, where somebody else says it
+    item_result  the result of the item, if an executor reported it
     """
 
-    def __init__(self, course: Course, item: Item) -> None:
+    def __init__(self, job: MapJob, item: MapItem) -> None:
         super().__init__()
-        self.came: Came | None = None
-        self._course, self._item, self._began = course, item, course.engine.now()
+        self.item_result: ItemResult | None = None
+        self._job, self._item, self._began = job, item, job.engine.now()
 
     @property
     def job_id(self) -> str:
-        """The job that the item is one of."""
-        return self._course.job_id
+        """The id of the item's job."""
+        return self._job.job_id
 
     @property
-    def stopped(self) -> bool:
-        """Whether the job has been stopped."""
-        return self._course.stopped
+    def is_stopped(self) -> bool:
+        """Whether the job was stopped."""
+        return self._job.is_stopped
 
-    def told(self, error: dict[str, Any], failure: Failure) -> None:
-        """Count a failed attempt; who throttles is asked less at once."""
-        super().told(error, failure)
-        self._course.failed(self._item, self._began, error, failure)
+    def record_failure(self, error: dict[str, Any], failure: Failure) -> None:
+        """Count a failed attempt; throttling lowers the concurrency limit of the provider."""
+        super().record_failure(error, failure)
+        self._job.record_failure(self._item, self._began, error, failure)
 
-    def stop(self, error: BaseException) -> None:
-        """End the job with an error that is not this item's: no other would fare better."""
-        self._course.stop(error)
+    def stop_job(self, error: BaseException) -> None:
+        """Stop the job because of an error that every other item would have as well."""
+        self._job.stop_job(error)
 
 
-class Course:
-    """A job on its way."""
+class MapJob:
+    """A job that is running."""
 
     def __init__(
         self,
         engine: Engine,
         step: str,
-        items: Iterator[Item],
-        carrier: Carrier,
-        most: int,
-        bar: Bar,
-        fleet: bool = False,
-        patience_s: float | None = None,
+        items: Iterator[MapItem],
+        caller: ItemCaller,
+        max_concurrency: int,
+        progress: ProgressBar,
+        shares_limits: bool = False,
+        max_wait_s: float | None = None,
     ) -> None:
-        self._patience_s = engine.inline_wait_s if patience_s is None else patience_s
-        self.engine, self._carrier, self._bar, self._most = engine, carrier, bar, most
-        self._board, self._changed = Board(items, most), threading.Condition()
+        self._max_wait_s = engine.inline_wait_s if max_wait_s is None else max_wait_s
+        self.engine, self._caller, self._progress = engine, caller, progress
+        self._max_concurrency = max_concurrency
+        self._queue, self._changed = ItemQueue(items, max_concurrency), threading.Condition()
         self._items: dict[int, JobItem] = {}
-        self._providers: dict[str, ByProvider] = {}
-        self._fleet = fleet
+        self._providers: dict[str, ProviderSummary] = {}
+        self._shares_limits = shares_limits
         self._fault: BaseException | None = None
-        self._sleeper = False
-        around, now = CONTEXT.get(), engine.now()
-        job_id = uuid7(now)
-        self._record = Mapped(
-            "RUNNING", step, job_id, engine.identity().name, now, tenant=around.tenant,
-            correlation_id=around.correlation_id or job_id, actor=around.actor,
+        self._has_sleeper = False
+        context, now = CONTEXT.get(), engine.now()
+        job_id = new_uuid7(now)
+        self._record = JobRecord(
+            "RUNNING", step, job_id, engine.current_identity().name, now, tenant=context.tenant,
+            correlation_id=context.correlation_id or job_id, actor=context.actor,
         )  # fmt: skip
         self._version, self._hash = 0, NOWHERE
-        self._before: Mapped | None = None
+        self._stored_record: JobRecord | None = None
 
     @property
     def job_id(self) -> str:
-        """What the job is known by."""
+        """The id of the job."""
         return self._record.job_id
 
     @property
-    def stopped(self) -> bool:
-        """Whether it takes no more items."""
+    def is_stopped(self) -> bool:
+        """Whether the job takes no more items."""
         return self._fault is not None
 
-    def run(self) -> JobRun:
-        """Carry out the job, blocking."""
-        away = self._carrier.away
-        with self._recorded() as ended:
-            if away is not None:
-                away.ready(self.job_id)
-            self._everybody() if self._most > 1 or away is not None else self._lane()
-        return ended[0]
+    def run_job(self) -> JobRun:
+        """Run the job, blocking."""
+        place = self._caller.place
+        with self._record_job() as results:
+            if place is not None:
+                place.check_ready(self.job_id)
+            # A single lane without an executor needs no thread: the calling thread runs it.
+            self._run_threads() if self._max_concurrency > 1 or place is not None else self._run_lane()
+        return results[0]
 
-    async def run_awaited(self) -> JobRun:
-        """Carry out the job in tasks, on asyncio or trio."""
-        away = self._carrier.away
-        with self._recorded() as ended:
-            if away is not None:
-                await away.ready_awaited(self.job_id)
-            await _together(self._lane_awaited, self._most)
-        return ended[0]
+    async def run_job_async(self) -> JobRun:
+        """Run the job in tasks, on asyncio or trio."""
+        place = self._caller.place
+        with self._record_job() as results:
+            if place is not None:
+                await place.check_ready_async(self.job_id)
+            await _run_tasks(self._run_lane_async, self._max_concurrency)
+        return results[0]
 
     # The record -------------------------------------------------------------------------------------
 
     @contextmanager
-    def _recorded(self) -> Iterator[list[JobRun]]:
-        """Write down that the job has begun, and what it came to; its items bear its correlation id."""
-        ended: list[JobRun] = []
-        self._write(self._record, {"max_concurrency": self._most}, sync=False)
+    def _record_job(self) -> Iterator[list[JobRun]]:
+        """Record the start and the end of the job; its items get its correlation id."""
+        results: list[JobRun] = []
+        # Not synced: if a crash loses this entry, the runs of the items still have everything.
+        self._append_record(self._record, {"max_concurrency": self._max_concurrency}, sync=False)
         token = CONTEXT.set(CONTEXT.get()._replace(correlation_id=self._record.correlation_id))
         try:
-            yield ended
+            yield results
             if self._fault is not None:
                 raise self._fault
         except BaseException:
-            with suppress(StoreError):  # what it has done is in the runs
-                self._end("STOPPED")
+            # The error of the job matters more than its last entry, and the runs have the items' results.
+            with suppress(StoreError):
+                self._end_job("STOPPED")
             raise
         finally:
             CONTEXT.reset(token)
-            if self._carrier.away is not None:
-                self._carrier.away.leave()
-        ended.append(self._end("DONE"))
+            if self._caller.place is not None:
+                self._caller.place.release_resources()
+        results.append(self._end_job("DONE"))
 
-    def _end(self, state: str) -> JobRun:
+    def _end_job(self, state: str) -> JobRun:
         items = tuple(self._items[number] for number in sorted(self._items))
-        counts: dict[str, Any] = self._counts()
-        self._bar.draw(counts, last=True)
-        for name, pace in self._board.paces.items():
-            self._change(name, concurrency=pace.now)
-        record = self._record._replace(state=state, ended=self.engine.now(), items=len(items), **counts)
-        told = {
-            # Without their errors, which may quote anything; those of runs are in the runs.
-            "items": [(*item[:3], "", *item[4:]) for item in items[:MOST_KEPT]],
-            "providers": {name: tuple(one) for name, one in self._providers.items()},
+        counts: dict[str, Any] = self._count_outcomes()
+        self._progress.draw_line(counts, last=True)
+        for name, limit in self._queue.concurrency_states.items():
+            self._update_provider(name, concurrency=limit.now)
+        record = self._record._replace(state=state, ended_at=self.engine.now(), items=len(items), **counts)
+        body = {
+            # Without the error texts, which may quote any data; each run has its own error.
+            "items": [tuple(item._replace(error="")) for item in items[:MAX_RECORDED_ITEMS]],
+            "providers": {name: tuple(summary) for name, summary in self._providers.items()},
         }
-        self._write(record, told, sync=True)
-        return JobRun(self.engine, record, items, self._providers, self._carrier.decode)
+        self._append_record(record, body, sync=True)
+        return JobRun(self.engine, record, items, self._providers, self._caller.decode)
 
-    def _write(self, record: Mapped, body: dict[str, Any], *, sync: bool) -> None:
-        """Append to the job's entity; what somebody took for lost is not, as long as it can say so."""
+    def _append_record(self, record: JobRecord, body: dict[str, Any], *, sync: bool) -> None:
+        """Append an entry to the job's entity, on top of any entry that another process has written."""
         entity = f"job/{record.job_id}"
         while True:
-            change = Change(("JOB",), self._before, record, body)
-            write = write_of(entity, self._version, self._hash, change, self.engine.now(), self.engine.seal)
+            change = RecordChange(("JOB",), self._stored_record, record, body)
+            write = build_write(
+                entity, self._version, self._hash, change, self.engine.now(), self.engine.cipher
+            )
             answer = self.engine.store.append(Batch((write,), {}, sync)).wait()
             if isinstance(answer, Stored):
-                self._version, self._hash, self._before = self._version + 1, write.hash, record
+                self._version, self._hash, self._stored_record = self._version + 1, write.hash, record
                 return
+            # A worker that took this process for dead has marked the job as LOST; this entry corrects that.
             assert answer.head is not None
             self._version, self._hash = answer.head.version, answer.head.hash
-            self._before = head_of(answer.head.head, Mapped)
+            self._stored_record = decode_head(answer.head.head, JobRecord)
 
     # Items ------------------------------------------------------------------------------------------
 
-    def failed(self, item: Item, began: float, error: dict[str, Any], failure: Failure) -> None:
-        """Count a failed attempt of an item; who throttles is asked less at once."""
+    def record_failure(self, item: MapItem, began: float, error: dict[str, Any], failure: Failure) -> None:
+        """Count a failed attempt of an item; throttling lowers the concurrency limit of its provider."""
         now = self.engine.now()
         with self._changed:
             if failure.kind == "throttled":
-                self._board.throttled(item, began, now)
-                if self._fleet:
-                    self.engine.paces.throttled(item.provider, began, self._most)
+                self._queue.record_throttling(item, began, now)
+                # The shared limit also slows down the other jobs and workers of this store.
+                if self._shares_limits:
+                    self.engine.concurrency_limits.record_throttling(
+                        item.provider, began, self._max_concurrency
+                    )
             name = THROTTLED if failure.kind == "throttled" else failure.code or failure.kind.upper()
-            self._count(item.provider, name, error)
+            self._count_error(item.provider, name, error)
             if failure.retry_after is not None:
-                self._change(item.provider, cooldown=now + failure.retry_after)
+                self._update_provider(item.provider, cooldown=now + failure.retry_after)
 
-    def _count(self, provider: str, name: str, error: dict[str, Any]) -> None:
-        errors = self._providers.get(provider, ByProvider()).errors
-        self._change(provider, errors={**errors, name: errors.get(name, 0) + 1}, last_error=error)
+    def _count_error(self, provider: str, name: str, error: dict[str, Any]) -> None:
+        errors = self._providers.get(provider, ProviderSummary()).errors
+        self._update_provider(provider, errors={**errors, name: errors.get(name, 0) + 1}, last_error=error)
 
-    def _change(self, provider: str, **changes: Any) -> None:
-        self._providers[provider] = self._providers.get(provider, ByProvider())._replace(**changes)
+    def _update_provider(self, provider: str, **changes: Any) -> None:
+        self._providers[provider] = self._providers.get(provider, ProviderSummary())._replace(**changes)
 
-    def _counts(self) -> dict[str, int]:
-        met = self._providers.values()
-        return {word: sum(getattr(one, word) for one in met) for word in WORDS}
+    def _count_outcomes(self) -> dict[str, int]:
+        summaries = self._providers.values()
+        return {word: sum(getattr(summary, word) for summary in summaries) for word in ITEM_OUTCOMES}
 
-    def _bring_back(self, item: Item, came: Came) -> None:
-        """Keep what an item came to; what is due again before the engine's patience ends is tried again."""
+    def _return_item(self, item: MapItem, result: ItemResult) -> None:
+        """Store the result of an item, or queue it again if it is due within the engine's inline wait."""
         with self._changed:
-            if self._fleet:
-                self.engine.paces.end(item.provider)
-            if came.until is not None and came.until - self.engine.now() <= self._patience_s:
-                self._board.back(item._replace(key=came.key), came.until)
+            if self._shares_limits:
+                self.engine.concurrency_limits.end_call(item.provider)
+            if result.until is not None and result.until - self.engine.now() <= self._max_wait_s:
+                self._queue.return_item(item._replace(key=result.key), result.until)
             else:
-                self._board.back(item, None)
-                if came.stored is not None:
-                    told = came.stored.get("code") or came.stored.get("type", "UNKNOWN")
-                    self._count(item.provider, told, came.stored)
+                self._queue.return_item(item, None)
+                if result.stored_error is not None:
+                    # No attempt of this job failed, so the failure was not counted by record_failure.
+                    code = result.stored_error.get("code") or result.stored_error.get("type", "UNKNOWN")
+                    self._count_error(item.provider, code, result.stored_error)
                 self._items[item.number] = JobItem(
-                    item.number, came.key, came.word, came.error, came.result, came.error_class
+                    item.number, result.key, result.outcome, result.error, result.result, result.error_class
                 )
-                so_far = getattr(self._providers.get(item.provider, ByProvider()), came.word)
-                self._change(item.provider, **{came.word: so_far + 1})
-            self._bar.draw(self._counts())
+                count = getattr(self._providers.get(item.provider, ProviderSummary()), result.outcome)
+                self._update_provider(item.provider, **{result.outcome: count + 1})
+            self._progress.draw_line(self._count_outcomes())
             self._changed.notify_all()
 
     @contextmanager
-    def _carrying(self, item: Item) -> Iterator[Met]:
-        """Have an item under way, and bring it back whatever comes of it; only a cut is raised."""
-        met = Met(self, item)
-        came = Came("", "later")
+    def _process_item(self, item: MapItem) -> Iterator[LiveItemNotes]:
+        """Return the item to the queue when its attempt ends; raise only interrupts and cancellation."""
+        notes = LiveItemNotes(self, item)
+        result = ItemResult("", "deferred")
         try:
-            yield met
-            came = met.came or met.done()
+            yield notes
+            result = notes.item_result or notes.build_result()
         except BaseException as error:
-            came = came_of(error, met)
+            result = build_error_result(error, notes)
+            # Without a store no item can succeed; after an interrupt no item shall start.
             if isinstance(error, StoreError) or not isinstance(error, Exception):
-                self.stop(error)
+                self.stop_job(error)
             if not isinstance(error, Exception):
                 raise
         finally:
-            if came.word != "done":
-                self._rests(item.provider, met.resource)
-            if came.until is not None:
-                self._left_alone(item.provider, came.key)
-            self._bring_back(item, came)
+            if result.outcome != "done":
+                self._note_cooldown(item.provider, notes.resource)
+            if result.until is not None:
+                self._note_open_breaker(item.provider, result.key)
+            self._return_item(item, result)
 
-    def _rests(self, provider: str, resource: str) -> None:
-        """Note until when what was asked for is left alone, if it is."""
-        with suppress(StoreError):  # it is told for people who look
-            book = seen_in(self.engine.store, resource, self.engine.seal, Resource).run if resource else None
-            if book is not None and book.next_eligible_attempt_at:
-                with self._changed:
-                    self._change(provider, cooldown=book.next_eligible_attempt_at)
-
-    def _left_alone(self, provider: str, key: str) -> None:
-        """Note until when a provider is left alone whose breaker is open: its run waits for that."""
+    def _note_cooldown(self, provider: str, resource: str) -> None:
+        """Note the end of the resource's cooldown in the provider's summary, if it has one."""
+        # The time is informative only, so that a store error here does not fail the item.
         with suppress(StoreError):
-            run = seen_in(self.engine.store, f"run/{key}", self.engine.seal).run
+            record = (
+                load_head(self.engine.store, resource, self.engine.cipher, ResourceRecord).record
+                if resource
+                else None
+            )
+            if record is not None and record.next_eligible_attempt_at:
+                with self._changed:
+                    self._update_provider(provider, cooldown=record.next_eligible_attempt_at)
+
+    def _note_open_breaker(self, provider: str, key: str) -> None:
+        """Note the end of an open breaker in the provider's summary, as its run waits for it."""
+        with suppress(StoreError):
+            run = load_head(self.engine.store, f"run/{key}", self.engine.cipher).record
             if run is not None and run.reason == CIRCUIT_OPEN:
                 with self._changed:
-                    self._change(provider, cooldown=run.not_before)
+                    self._update_provider(provider, cooldown=run.not_before)
 
-    def stop(self, error: BaseException) -> None:
-        """Take no more items: the store failed, or somebody has had enough."""
+    def stop_job(self, error: BaseException) -> None:
+        """Take no more items, because of a store error, an interrupt or an unusable executor."""
         with self._changed:
             self._fault = self._fault or error
-            self._board.close()
+            self._queue.close()
             self._changed.notify_all()
 
-    def _take(self) -> Item | float | None:
-        """Return the next item, how long to wait for one, or None at the end."""
+    def _take_item(self) -> MapItem | float | None:
+        """Return the next item, the seconds to wait for one, or None at the end."""
         try:
             with self._changed:
-                item = self._board.take(self.engine.now())
-                if not self._fleet or item is None or isinstance(item, float):
+                item = self._queue.take_item(self.engine.now())
+                if not self._shares_limits or item is None or isinstance(item, float):
                     return item
-                if not self.engine.paces.begin(item.provider):
-                    self._board.back(item, self.engine.now() + PERMIT_S)
-                    return PERMIT_S
+                if not self.engine.concurrency_limits.begin_call(item.provider):
+                    self._queue.return_item(item, self.engine.now() + PERMIT_WAIT_S)
+                    return PERMIT_WAIT_S
                 return item
-        except Exception as error:  # noqa: BLE001 - whoever makes the items failed; it is raised at the end
-            self.stop(error)
+        except Exception as error:  # noqa: BLE001 - the caller's iterator failed; raised when the job ends
+            self.stop_job(error)
             return None
 
     # Lanes ------------------------------------------------------------------------------------------
 
-    def _lane(self) -> None:
-        """Carry out items until there are none: in a thread."""
-        while (item := self._take()) is not None:
+    def _run_lane(self) -> None:
+        """Run items in this thread until there are none."""
+        while (item := self._take_item()) is not None:
             if isinstance(item, float):
-                self._wait(item)
+                self._wait_seconds(item)
             else:
-                with self._carrying(item) as met:
-                    self._carrier.once(item, met)
+                with self._process_item(item) as notes:
+                    self._caller.run_attempt(item, notes)
 
-    def _wait(self, seconds: float) -> None:
-        """Let time pass: others work meanwhile, or one lane sleeps for all."""
+    def _wait_seconds(self, seconds: float) -> None:
+        """Wait for a change of the queue; if no call is active, one lane sleeps for all of them."""
         with self._changed:
-            if self._board.busy or self._sleeper:
-                self._changed.wait(min(seconds, LOOK_S))
+            # A call that ends may free the next item, so a lane does not sleep while calls are active. Only
+            # one lane sleeps on the clock: a fake clock of a test would advance once per sleeping lane.
+            if self._queue.active_calls or self._has_sleeper:
+                self._changed.wait(min(seconds, POLL_S))
                 return
-            self._sleeper = True
+            self._has_sleeper = True
         try:
-            clocks.current.sleep(min(seconds, NAP_S))
+            clocks.current.sleep(min(seconds, MAX_SLEEP_S))
         finally:
             with self._changed:
-                self._sleeper = False
+                self._has_sleeper = False
                 self._changed.notify_all()
 
-    async def _lane_awaited(self) -> None:
-        """Carry out items until there are none: in a task."""
-        while (item := self._take()) is not None:
+    async def _run_lane_async(self) -> None:
+        """Run items in this task until there are none."""
+        while (item := self._take_item()) is not None:
             if isinstance(item, float):
-                alone = not self._board.busy
-                await (clocks.current if alone else _REAL).pause(min(item, NAP_S if alone else TASK_S))
+                is_alone = not self._queue.active_calls
+                await (clocks.current if is_alone else _REAL_CLOCK).pause(
+                    min(item, MAX_SLEEP_S if is_alone else TASK_POLL_S)
+                )
             else:
-                with self._carrying(item) as met:
-                    await self._carrier.once(item, met)
+                with self._process_item(item) as notes:
+                    await self._caller.run_attempt(item, notes)
 
-    def _everybody(self) -> None:
-        """Have lanes work in threads, and be there for a Ctrl-C meanwhile."""
+    def _run_threads(self) -> None:
+        """Run the lanes in threads, while the calling thread waits and receives Ctrl-C."""
 
         def lane() -> None:
-            with suppress(BaseException):  # it is kept, and raised where the job was called
-                self._lane()
+            # stop_job has stored the error, and the calling thread raises it.
+            with suppress(BaseException):
+                self._run_lane()
 
         lanes = [
             threading.Thread(target=copy_context().run, args=(lane,), name="oncemore-map", daemon=True)
-            for _ in range(self._most)
+            for _ in range(self._max_concurrency)
         ]
         try:
-            for one in lanes:
-                with Shield():
-                    one.start()
-            for one in lanes:
-                while one.is_alive():
-                    one.join(LOOK_S)
+            for thread in lanes:
+                # A Ctrl-C inside of start() breaks the locks of the thread ("release unlocked lock").
+                with InterruptShield():
+                    thread.start()
+            for thread in lanes:
+                while thread.is_alive():
+                    thread.join(POLL_S)
         except BaseException as error:
-            self.stop(error)
+            self.stop_job(error)
             ends = clocks.Clock().monotonic() + GRACE_S
-            for one in lanes:
-                if one.is_alive():
-                    one.join(max(0.0, ends - clocks.Clock().monotonic()))
+            for thread in lanes:
+                if thread.is_alive():
+                    thread.join(max(0.0, ends - clocks.Clock().monotonic()))
             raise
 
 
-_REAL = clocks.Clock()
+_REAL_CLOCK = clocks.Clock()
 
 
-async def _together(lane: Callable[[], Awaitable[None]], count: int) -> None:
-    """Run lanes as tasks of the event loop that is there."""
-    trio = clocks.in_trio()
+async def _run_tasks(lane: Callable[[], Awaitable[None]], count: int) -> None:
+    """Run lanes as tasks of the current event loop."""
+    trio = clocks.find_trio()
     if trio is not None:
         async with trio.open_nursery() as nursery:
             for _ in range(count):

@@ -1,10 +1,9 @@
-"""BOARD: which item of a job comes next, and when.
+"""Queue of a job's items: decides the next item and when it may start.
 
-A job calls one step for many items, some of them toward other providers than the rest. A board knows what is
-under way, what waits for its time, and how many calls each provider takes at once
-(`limits.concurrency_rules`); it is told
-the time and never waits itself. Items are drawn when there is room for them, so that a job of a million costs
-no more memory than what is under way and what came of the others.
+The queue counts the active calls of each provider, holds items that are due later, and applies the
+concurrency limit of each provider (`limits.concurrency_rules`). Time is an argument; the queue never waits.
+Items are taken from the caller's iterator only when there is room for them, so that a job of a million items
+does not hold them all in memory.
 """
 
 from __future__ import annotations
@@ -13,105 +12,116 @@ from bisect import insort
 from collections import deque
 
 from oncemore._values import Value
-from oncemore.limits.concurrency_rules import Pace
+from oncemore.limits.concurrency_rules import ConcurrencyState
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-#: How long a provider must be quiet before one more call is allowed toward it.
-QUIET_S = 5.0
-#: How many items are drawn ahead while their own provider has no room, to find one whose provider has.
-AHEAD = 100
-#: As good as for ever: somebody has to come back first.
-FOREVER = 3600.0
+#: How long a provider must not throttle before its limit rises by one.
+QUIET_PERIOD_S = 5.0
+#: How many items are read ahead to find one whose provider has room.
+MAX_READY_ITEMS = 100
+#: The wait while nothing can change before an active call returns.
+IDLE_WAIT_S = 3600.0
 
 
-class Item(Value):
-    """One call of a job: its place among all, whom it asks something of, and what it is called with.
+class MapItem(Value):
+    """One item of a job: its number, its provider and its argument.
 
-    key  of its run, where an attempt was made
+    key  the key of its run, once an attempt was made
     """
 
     number: int
     provider: str
-    given: Any
+    value: Any
     key: str = ""
 
 
-class Board:
-    """What is left of a job; whoever shares one takes turns."""
+class ItemQueue:
+    """The remaining items of a job; not thread-safe, the job's lock protects it."""
 
-    def __init__(self, items: Iterator[Item], most: int) -> None:
-        self.paces: dict[str, Pace] = {}
-        self.under_way: dict[str, int] = {}
-        self._items: Iterator[Item] | None = items
-        self._most = most
-        self._ready: dict[str, deque[Item]] = {}
-        self._ahead = 0
-        self._later: list[tuple[float, int, Item]] = []
+    def __init__(self, items: Iterator[MapItem], max_concurrency: int) -> None:
+        self.concurrency_states: dict[str, ConcurrencyState] = {}
+        self.calls_by_provider: dict[str, int] = {}
+        self._items: Iterator[MapItem] | None = items
+        self._max_concurrency = max_concurrency
+        self._ready: dict[str, deque[MapItem]] = {}
+        self._ready_count = 0
+        self._waiting: list[tuple[float, int, MapItem]] = []
 
     @property
-    def busy(self) -> int:
-        """How many calls are under way."""
-        return sum(self.under_way.values())
+    def active_calls(self) -> int:
+        """The number of active calls."""
+        return sum(self.calls_by_provider.values())
 
-    def take(self, now: float) -> Item | float | None:
-        """Return the next item; or how long to wait for one; or None when there will be none."""
-        for name, pace in self.paces.items():
-            self.paces[name] = pace.quiet(now, QUIET_S)
-        while self._later and self._later[0][0] <= now:
-            self._put_by(self._later.pop(0)[2])
-        item = None if self.busy >= self._most else self._next()
+    def take_item(self, now: float) -> MapItem | float | None:
+        """Return the next item, the seconds to wait for one, or None when there are no more."""
+        for name, limit in self.concurrency_states.items():
+            self.concurrency_states[name] = limit.after_quiet_period(now, QUIET_PERIOD_S)
+        while self._waiting and self._waiting[0][0] <= now:
+            self._add_ready(self._waiting.pop(0)[2])
+        item = None if self.active_calls >= self._max_concurrency else self._next_item()
         if item is not None:
-            self.under_way[item.provider] = self.under_way.get(item.provider, 0) + 1
+            self.calls_by_provider[item.provider] = self.calls_by_provider.get(item.provider, 0) + 1
             return item
-        times = self._times()
+        times = self._wake_times()
         if times:
             return min(times) - now
-        return FOREVER if self.busy else None
+        return IDLE_WAIT_S if self.active_calls else None
 
-    def _times(self) -> list[float]:
-        """Return when something may change by itself: an item's time comes, or a provider was quiet."""
-        slow = [pace.since + QUIET_S for pace in self.paces.values() if pace.now < pace.most]
-        return [*(self._later[0][:1] if self._later else ()), *(slow if self._ahead else ())]
+    def _wake_times(self) -> list[float]:
+        """Return the times at which an item is due or the limit of a provider may rise."""
+        slow = [
+            limit.since + QUIET_PERIOD_S
+            for limit in self.concurrency_states.values()
+            if limit.now < limit.most
+        ]
+        # A higher limit helps only if an item is ready to use it.
+        return [*(self._waiting[0][:1] if self._waiting else ()), *(slow if self._ready_count else ())]
 
-    def _next(self) -> Item | None:
+    def _next_item(self) -> MapItem | None:
+        # Items that were read ahead come first, or they would wait until the iterator is exhausted.
         for name, items in self._ready.items():
             if items and self._has_room(name):
-                self._ahead -= 1
+                self._ready_count -= 1
                 return items.popleft()
-        while self._items is not None and self._ahead < AHEAD:
+        while self._items is not None and self._ready_count < MAX_READY_ITEMS:
             item = next(self._items, None)
             if item is None:
                 self._items = None
             elif self._has_room(item.provider):
                 return item
             else:
-                self._put_by(item)
+                self._add_ready(item)
         return None
 
-    def _put_by(self, item: Item) -> None:
-        self._ahead += 1
+    def _add_ready(self, item: MapItem) -> None:
+        self._ready_count += 1
         self._ready.setdefault(item.provider, deque()).append(item)
 
     def _has_room(self, provider: str) -> bool:
-        pace = self.paces.setdefault(provider, Pace(self._most, self._most))
-        return self.under_way.get(provider, 0) < pace.now
+        limit = self.concurrency_states.setdefault(
+            provider, ConcurrencyState(self._max_concurrency, self._max_concurrency)
+        )
+        return self.calls_by_provider.get(provider, 0) < limit.now
 
-    def throttled(self, item: Item, began: float, now: float) -> None:
-        """Ask less of the provider of an item whose attempt was told to slow down."""
-        self.paces[item.provider] = self.paces[item.provider].throttled(began, now)
+    def record_throttling(self, item: MapItem, began: float, now: float) -> None:
+        """Lower the limit of the provider that throttled an attempt of an item."""
+        self.concurrency_states[item.provider] = self.concurrency_states[item.provider].after_throttling(
+            began, now
+        )
 
-    def back(self, item: Item, until: float | None) -> None:
-        """Take back an item that was under way: for good, or to be taken again from a time on."""
-        self.under_way[item.provider] -= 1
+    def return_item(self, item: MapItem, until: float | None) -> None:
+        """End the call of an item: for good, or until it is due again."""
+        self.calls_by_provider[item.provider] -= 1
         if until is not None:
-            insort(self._later, (until, item.number, item))
+            # The number decides between equal times, so that items themselves are never compared.
+            insort(self._waiting, (until, item.number, item))
 
     def close(self) -> None:
-        """Have nothing left to take."""
-        self._items, self._ahead = None, 0
+        """Drop all remaining items."""
+        self._items, self._ready_count = None, 0
         self._ready.clear()
-        self._later.clear()
+        self._waiting.clear()

@@ -1,10 +1,9 @@
-"""WORK: doing what was handed in with `work.submit(…)`, and what calls have left waiting.
+"""The public `Worker`, which runs submitted and deferred work, and the search for steps in modules.
 
     worker = oncemore.Worker(engine, [poll, publish])
     worker.run()
 
-or, as a program of its own, `oncemore worker package.module`. How it works is told in `workers.worker`; here
-a worker is given the steps themselves, and modules are searched for them.
+The command `oncemore worker package.module` does the same. The loop itself is in `workers.worker`.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ if TYPE_CHECKING:
 
     from oncemore.steps.engine import Engine
 
-__all__ = ["Worked", "Worker", "steps_in"]
+__all__ = ["Worked", "Worker", "find_steps"]
 
 
-class Worker(worker.Worker):
-    """Does runs of the steps it is given: those that are due, and those that dead workers had.
+class Worker(worker.WorkerCore):
+    """Runs due work of the given steps, and takes over the runs of dead workers.
 
-    concurrency  how many runs may be under way at once: plain steps in threads, async ones on one event loop
-    poll_s       how often to look for what has become due, where nothing else happens
-    grace_s      how long `run()` and `close()` wait for what is under way when it is stopped
+    concurrency  how many runs may be active at once: plain steps in threads, async steps on one event loop
+    poll_s       how often to look for due runs while the log does not change
+    grace_s      how long `run()` and `close()` wait for active runs after a stop
     """
 
     def __init__(
@@ -45,43 +44,48 @@ class Worker(worker.Worker):
         poll_s: float = 1.0,
         grace_s: float = 30.0,
     ) -> None:
-        hands = []
-        for step in steps:
-            made = NodeStep(step) if is_node(step) else step
-            if not isinstance(made, Step):
-                raise UsageError(f"{step!r} is no step; a worker takes functions under @oncemore.step")
-            hands.append(made.hand)
-        super().__init__(engine, hands, concurrency=concurrency, poll_s=poll_s, grace_s=grace_s)
+        known_steps = []
+        for candidate in steps:
+            step = NodeStep(candidate) if is_node(candidate) else candidate
+            if not isinstance(step, Step):
+                raise UsageError(
+                    f"{candidate!r} is not a step; a worker takes functions under @oncemore.step"
+                )
+            known_steps.append(step.as_known_step)
+        super().__init__(engine, known_steps, concurrency=concurrency, poll_s=poll_s, grace_s=grace_s)
 
 
-def steps_in(addresses: Iterable[str]) -> list[Step[..., Any]]:
-    """Return the steps of modules: all of `package.module`, or the one that `package.module:name` names.
+def find_steps(addresses: Iterable[str]) -> list[Step[..., Any]]:
+    """Return all steps of each `package.module`, and the single step of each `package.module:name`.
 
-    Modules are looked for as Python does, in the working directory first.
+    Modules are imported as by `python -m`, with the working directory first.
     """
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    found: dict[int, Step[..., Any]] = {}
+    # A console script has its own folder on sys.path instead of the working directory.
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    steps_by_id: dict[int, Step[..., Any]] = {}
     for address in addresses:
         name, colon, attribute = address.partition(":")
-        module = _imported(name)
+        module = _import_steps_module(name)
         if colon:
-            steps = [_named(module, name, attribute)]
+            steps = [_find_step(module, name, attribute)]
         else:
             steps = [value for value in vars(module).values() if isinstance(value, Step)]
             steps += nodes_in(module)
             if not steps:
                 raise UsageError(f"module {name} has no steps; a step is a function under @oncemore.step")
-        found.update((id(step), step) for step in steps)
-    return list(found.values())
+        # By identity: a step that two modules import is one step, and must not be refused as a duplicate.
+        steps_by_id.update((id(step), step) for step in steps)
+    return list(steps_by_id.values())
 
 
-def _imported(name: str) -> Any:
+def _import_steps_module(name: str) -> Any:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
         missing = f"{error.name}."
+        # Only the module itself or its parent; a missing import inside of the module is another error.
         if error.name is not None and f"{name}.".startswith(missing):
             raise UsageError(
                 f"there is no module {name!r}; give its name as in an import, from a folder where that works"
@@ -89,11 +93,11 @@ def _imported(name: str) -> Any:
         raise
     except (TypeError, ValueError) as error:
         if not name or name.startswith("."):
-            raise UsageError(f"{name!r} is no module's name; write package.module") from error
+            raise UsageError(f"{name!r} is not a module name; write package.module") from error
         raise
 
 
-def _named(module: Any, name: str, attribute: str) -> Step[..., Any]:
+def _find_step(module: Any, name: str, attribute: str) -> Step[..., Any]:
     step: Any = module
     for part in attribute.split("."):
         step = getattr(step, part, None)

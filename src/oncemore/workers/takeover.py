@@ -1,14 +1,10 @@
-"""SWEEPING: what a worker knows of the others: who is dead and what they had, how many live beside it.
+"""Finds dead workers, takes over their runs, and computes this worker's share of the due runs.
 
-What a dead worker had is found when its lease is over, or at once where its death can be known: all runs
-under way are looked through once, and the dead worker is then marked so that nobody does it again.
-
-    the dead     once a second. Those whose lease is over are a list of their own, which is empty where nobody
-                 has died; so this costs the same however large the fleet is. Only where a store sees deaths
-                 at once (`sees_deaths`: all processes are on one machine) is everybody looked at.
-    the living   how many there are says which share of the work is whose. Each lists all of them, so a worker
-                 does it the less often the more there are: it reads about one other a second, in a fleet of
-                 ten as in one of three hundred. What it knows may be old: a share is no right.
+Dead workers are searched once a second. Expired leases have an index of their own, so that the cost does not
+grow with the fleet; a store with `detects_dead_workers` (all processes are on one machine) checks every
+worker instead. Living workers are counted to compute the shares. Each count lists all of them, so a worker
+counts less often the more there are, and reads about one other worker a second in a fleet of any size. An
+outdated count is harmless: a share is a preference and not a right.
 """
 
 from __future__ import annotations
@@ -16,12 +12,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from oncemore._ids import nonce
-from oncemore.log.entry_codec import head_of, written
-from oncemore.log.record import Change, Mapped, Run
-from oncemore.log.record import Worker as Lease
-from oncemore.log.store import Batch, Index, Query, Write
-from oncemore.workers.turns import Turn
+from oncemore._ids import new_nonce
+from oncemore.log.entry_codec import decode_head, encode_entry
+from oncemore.log.record import JobRecord, RecordChange, RunRecord
+from oncemore.log.record import WorkerRecord as Lease
+from oncemore.log.store import Batch, EntryWrite, HeadIndex, HeadQuery
+from oncemore.workers.turns import RunTurn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,125 +26,135 @@ if TYPE_CHECKING:
     from oncemore.log.store import Head
     from oncemore.steps.engine import Engine
 
-#: Later than anything is due.
-EVER = 1e15
-#: How many workers or jobs, and how many runs under way, are looked at.
-MOST_LISTED, MOST_RUNNING = 20_000, 100_000
-#: How often to look for dead workers, and again for what one has left that nobody here knows.
+#: A time after every due time.
+FAR_FUTURE = 1e15
+#: The limits of a listing of workers or jobs, and of running runs.
+MAX_LISTED, MAX_RUNNING = 20_000, 100_000
+#: How often to look for dead workers, and for the remaining runs of a dead worker that was checked before.
 SWEEP_S, SWEEP_AGAIN_S = 1.0, 30.0
-#: How much sooner the living are counted by one that has met another and thinks it is alone.
-SOON = 10
-#: How old the count of the living may be at most: so long in a fleet of three hundred and more.
-LONGEST_S = 300.0
-#: By how much the times between counts differ, so that a fleet that came up together does not count together.
-JITTER = 0.25
+#: How much sooner a worker counts again if it lost a run to another worker but knows of none.
+EARLY_COUNT_FACTOR = 10
+#: The longest time between two counts, reached in a fleet of three hundred workers.
+MAX_COUNT_AGE_S = 300.0
+#: The jitter of that time, so that workers that started together do not count together.
+COUNT_JITTER = 0.25
 
 
-class Sweep:
-    """One worker's knowledge of the others.
+class WorkerSweep:
+    """Knowledge of one worker about the other workers of its store.
 
-    lost           runs that dead workers had and that may go on here, by entity
-    share, shares  this worker's place among those that live, and how many they are
+    lost_runs      runs of dead workers that this worker may continue, by entity
+    share, shares  the index of this worker among the living workers, and their number
     """
 
     def __init__(
         self,
         engine: Engine,
-        mine: Callable[[Head], bool],
+        can_take: Callable[[Head], bool],
         chance: Random,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.lost: dict[str, Turn] = {}
+        self.lost_runs: dict[str, RunTurn] = {}
         self.share, self.shares = 0, 1
-        self._engine, self._mine, self._chance, self._clock = engine, mine, chance, clock
-        self._sifted: dict[str, tuple[int, float]] = {}
+        self._engine, self._can_take, self._random, self._clock = engine, can_take, chance, clock
+        self._checked_workers: dict[str, tuple[int, float]] = {}
         self._sweep_at = self._count_at = 0.0
         self._counted = 0.0
 
-    def anew(self) -> None:
-        """Look at everything the next time, whenever that was done last."""
+    def reset_schedule(self) -> None:
+        """Make the next sweep look for dead workers and count the living ones."""
         self._sweep_at = self._count_at = 0.0
 
-    def look(self, *, crowded: bool) -> None:
-        """Look for the dead and count the living, each if it is time for it.
+    def sweep_workers(self, *, contended: bool) -> None:
+        """Look for dead workers and count the living ones, each if it is due.
 
-        crowded  somebody else has taken what was reached for here: there are others
+        contended  another worker has taken a run that this worker tried to claim
         """
         now = self._clock()
-        soon = crowded and self.shares == 1 and now >= self._counted + SWEEP_S / SOON
-        sees = self._engine.store.sees_deaths
-        if now >= self._count_at or soon or (sees and now >= self._sweep_at):
-            known = self._listed("worker")
-            self.find_share(known)
+        is_early = contended and self.shares == 1 and now >= self._counted + SWEEP_S / EARLY_COUNT_FACTOR
+        detects_deaths = self._engine.store.detects_dead_workers
+        if now >= self._count_at or is_early or (detects_deaths and now >= self._sweep_at):
+            workers = self._list_heads("worker")
+            self.find_share(workers)
             self._counted = now
-            self._count_at = now + self._away_s()
+            self._count_at = now + self._count_interval_s()
         elif now >= self._sweep_at:
-            known = self._listed("worker", self._engine.now())
+            workers = self._list_heads("worker", self._engine.now())
         else:
             return
-        if now >= self._sweep_at or (sees and soon):
+        if now >= self._sweep_at or (detects_deaths and is_early):
             self._sweep_at = now + SWEEP_S
-            self._take_over({head.by.worker: head for head in known if self._is_dead(head, sees)})
+            self._take_over_runs(
+                {head.by.worker: head for head in workers if self._is_dead(head, detects_deaths)}
+            )
 
-    def _away_s(self) -> float:
-        """Return for how long not to count the living again."""
-        away = SWEEP_S * self.shares
-        return min(away, LONGEST_S) * self._chance.uniform(1 - JITTER, 1 + JITTER) if away > SWEEP_S else away
+    def _count_interval_s(self) -> float:
+        """Return the time until the next count of the living workers."""
+        interval = SWEEP_S * self.shares
+        return (
+            min(interval, MAX_COUNT_AGE_S) * self._random.uniform(1 - COUNT_JITTER, 1 + COUNT_JITTER)
+            if interval > SWEEP_S
+            else interval
+        )
 
-    # The living -------------------------------------------------------------------------------------
+    # Living workers ---------------------------------------------------------------------------------
 
     def find_share(self, known: list[Head]) -> None:
-        """Have a share of what is due, beside all other processes that are alive; or all of it."""
-        now, me = self._engine.now(), self._engine.worker
+        """Compute the share of this worker among all living workers."""
+        now, name = self._engine.now(), self._engine.worker
         alive = [head.by.worker for head in known if head.by.state == "ALIVE" and (head.by.due or 0.0) > now]
-        alive += [] if me in alive else [me]  # which has no name yet: it will have the youngest
-        self.share, self.shares = sorted(alive, key=lambda name: name or "~").index(me), len(alive)
+        # This worker may have no name yet. It sorts last, because its name will be the newest.
+        alive += [] if name in alive else [name]
+        self.share, self.shares = sorted(alive, key=lambda other: other or "~").index(name), len(alive)
 
-    # The dead ---------------------------------------------------------------------------------------
+    # Dead workers -----------------------------------------------------------------------------------
 
-    def _take_over(self, dead: dict[str, Head]) -> None:
-        """Find what dead workers had; mark those that have nothing left, so that nobody looks again."""
+    def _take_over_runs(self, dead: dict[str, Head]) -> None:
+        """Collect the runs of dead workers, and mark a dead worker without runs as GONE."""
         if not dead:
             return
-        engine, left = self._engine, dict[str, int]()
-        running = list(engine.store.heads(Query("run", state="RUNNING", limit=MOST_RUNNING)))
+        engine, runs_left = self._engine, dict[str, int]()
+        running = list(engine.store.list_heads(HeadQuery("run", state="RUNNING", limit=MAX_RUNNING)))
         for head in running:
             if head.by.worker in dead:
-                left[head.by.worker] = left.get(head.by.worker, 0) + 1
-                if self._mine(head):
-                    self.lost[head.entity] = turn_of(head)
-        for head in self._listed("job"):
+                runs_left[head.by.worker] = runs_left.get(head.by.worker, 0) + 1
+                if self._can_take(head):
+                    self.lost_runs[head.entity] = make_turn(head)
+        for head in self._list_heads("job"):
             if head.by.worker in dead:
-                job = head_of(head.head, Mapped)
-                note(engine, head, job, job._replace(state="LOST"), "JOB")
+                job = decode_head(head.head, JobRecord)
+                append_state(engine, head, job, job._replace(state="LOST"), "JOB")
         for name, head in dead.items():
-            if name not in left and len(running) < MOST_RUNNING:
-                lease = head_of(head.head, Lease)
-                note(engine, head, lease, lease._replace(state="GONE"), "LEASE")
-            self._sifted[name] = head.version, self._clock()
+            # A truncated listing does not prove that the worker has no runs runs_left.
+            if name not in runs_left and len(running) < MAX_RUNNING:
+                lease = decode_head(head.head, Lease)
+                append_state(engine, head, lease, lease._replace(state="GONE"), "LEASE")
+            self._checked_workers[name] = head.version, self._clock()
 
-    def _is_dead(self, head: Head, sees: bool) -> bool:
-        """Whether a worker is dead, and what it had was not looked for a moment ago."""
-        version, at = self._sifted.get(head.by.worker, (0, 0.0))
-        if version == head.version and self._clock() - at < SWEEP_AGAIN_S:
+    def _is_dead(self, head: Head, detects_deaths: bool) -> bool:
+        """Return whether a worker is dead and was not checked a short time ago."""
+        version, checked_at = self._checked_workers.get(head.by.worker, (0, 0.0))
+        if version == head.version and self._clock() - checked_at < SWEEP_AGAIN_S:
             return False
-        if not sees and (head.by.due or 0.0) > self._engine.now():
-            return False  # nothing but its lease tells, and to ask for more costs a question for each
-        return not self._engine.lives(head.by.worker, head_of(head.head, Lease))
+        # Without detects_deaths only the lease shows a death, so a valid one needs no further read.
+        if not detects_deaths and (head.by.due or 0.0) > self._engine.now():
+            return False
+        return not self._engine.is_worker_alive(head.by.worker, decode_head(head.head, Lease))
 
-    def _listed(self, kind: str, due_by: float = EVER) -> list[Head]:
-        return list(self._engine.store.heads(Query(kind, due_by=due_by, limit=MOST_LISTED)))
-
-
-def note(engine: Engine, head: Head, before: Any, after: Any, mark: Any) -> None:
-    """Write down what became of a worker or a job; if it has moved meanwhile, it is looked at again."""
-    change = Change((mark,), before, after)
-    made = written(change, head.entity, head.version + 1, head.hash, engine.now(), nonce())
-    by = Index(head.by.kind, after.state, None, head.by.step, head.by.worker)
-    engine.store.append(Batch((Write(head.entity, head.version, *made, by),), {}, False)).wait()
+    def _list_heads(self, kind: str, due_by: float = FAR_FUTURE) -> list[Head]:
+        return list(self._engine.store.list_heads(HeadQuery(kind, due_by=due_by, limit=MAX_LISTED)))
 
 
-def turn_of(head: Head) -> Turn:
-    """Return a run that may be taken, as it was listed."""
-    run: Run = head_of(head.head)
-    return Turn(run.priority, head.by.due or 0.0, head.by.step, head.entity, head.version, run.provider)
+def append_state(engine: Engine, head: Head, before: Any, after: Any, mark: Any) -> None:
+    """Append the new state of a worker or a job."""
+    change = RecordChange((mark,), before, after)
+    encoded = encode_entry(change, head.entity, head.version + 1, head.hash, engine.now(), new_nonce())
+    by = HeadIndex(head.by.kind, after.state, None, head.by.step, head.by.worker)
+    # A conflict is ignored: the entity has changed, and the next sweep looks at its new version.
+    engine.store.append(Batch((EntryWrite(head.entity, head.version, *encoded, by),), {}, False)).wait()
+
+
+def make_turn(head: Head) -> RunTurn:
+    """Return the turn of a listed run."""
+    run: RunRecord = decode_head(head.head)
+    return RunTurn(run.priority, head.by.due or 0.0, head.by.step, head.entity, head.version, run.provider)

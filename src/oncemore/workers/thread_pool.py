@@ -1,7 +1,7 @@
-"""Where a worker's runs are carried out: plain work in threads, async work on one event loop.
+"""Threads and an event loop for the runs of a worker.
 
-Both are daemon threads: what does not come back cannot keep a process from ending. A process that ends so
-has given back no lease, and whoever takes over does so when it is really gone.
+All of them are daemon threads, so that a run that never returns cannot keep the process alive. Such a process
+releases no lease; another worker takes the run over once the process is gone.
 """
 
 from __future__ import annotations
@@ -11,40 +11,42 @@ from _queue import SimpleQueue
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from oncemore.log.interrupt_shield import Shield
+from oncemore.log.interrupt_shield import InterruptShield
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-#: How long `close` waits for an event loop to end.
-END_S = 5.0
+#: How long `close` waits for the event loop to stop.
+LOOP_STOP_S = 5.0
 
 
-class Crew:
-    """Threads and an event loop, each started when it is first needed."""
+class WorkerThreads:
+    """Thread pool and event loop of a worker, started on first use."""
 
-    def __init__(self, most: int) -> None:
-        self._most, self._threads = most, 0
-        self._todo: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+    def __init__(self, max_threads: int) -> None:
+        self._max_threads, self._threads = max_threads, 0
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._loop: Any = None
         self._loop_thread: threading.Thread | None = None
         self._tasks: set[Any] = set()
 
-    def start(self, work: Callable[[], None]) -> None:
-        """Have plain work done in a thread."""
-        self._todo.put(work)
-        if self._threads < self._most:
+    def run_in_thread(self, work: Callable[[], None]) -> None:
+        """Run plain work in a thread."""
+        self._queue.put(work)
+        # The worker never has more active runs than threads, so that a queued call never waits for long.
+        if self._threads < self._max_threads:
             self._threads += 1
             name = f"oncemore-worker-{self._threads}"
-            with Shield():
-                threading.Thread(target=self._serve, name=name, daemon=True).start()
+            with InterruptShield():
+                threading.Thread(target=self._run_thread, name=name, daemon=True).start()
 
-    def _serve(self) -> None:
-        while (work := self._todo.get()) is not None:
+    def _run_thread(self) -> None:
+        while (work := self._queue.get()) is not None:
             work()
 
-    def start_awaited(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have async work done on the event loop."""
+    def run_in_loop(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run async work on the event loop."""
+        # Imported here: a worker without async steps does not need it.
         import asyncio
 
         if self._loop is None:
@@ -52,27 +54,29 @@ class Crew:
             self._loop_thread = threading.Thread(
                 target=self._loop.run_forever, name="oncemore-worker-loop", daemon=True
             )
-            with Shield():
+            with InterruptShield():
                 self._loop_thread.start()
         task = asyncio.run_coroutine_threadsafe(work, self._loop)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def cancel(self) -> bool:
-        """Cancel async work, if there is any; what it did until then is written down as for any other."""
+    def cancel_tasks(self) -> bool:
+        """Cancel all async work; return whether there was any. Each cancelled run records its attempt."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         return bool(tasks)
 
     def close(self) -> None:
-        """Let go of threads and loop; what is still under way in them is not waited for."""
+        """Stop the threads and the event loop, without waiting for active work."""
+        # One None per thread; each thread ends after its current work.
         for _ in range(self._threads):
-            self._todo.put(None)
+            self._queue.put(None)
         self._threads = 0
         loop, self._loop = self._loop, None
         if loop is not None and self._loop_thread is not None:
             loop.call_soon_threadsafe(loop.stop)
-            self._loop_thread.join(END_S)
-            with suppress(RuntimeError):  # it is still at work that does not give way
+            self._loop_thread.join(LOOP_STOP_S)
+            # close() raises while the loop still runs a callback that does not return.
+            with suppress(RuntimeError):
                 loop.close()

@@ -1,7 +1,7 @@
-"""TURNS: in which order waiting runs are taken.
+"""The order in which a worker takes due runs.
 
-Higher priorities come first. Within one, steps take turns, so that a step with a million waiting runs keeps
-no other step waiting for more than one of them; within a step, what was due first comes first.
+Higher priorities come first. Within a priority the steps take turns, so that a step with a million due runs
+delays another step by one run only. Within a step the earliest due time comes first.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-class Turn(Value):
-    """A run that may be taken, as it was listed."""
+class RunTurn(Value):
+    """A due run, as it was listed."""
 
     priority: str
     due: float
@@ -24,18 +24,19 @@ class Turn(Value):
     provider: str = ""
 
 
-def in_turn(waiting: Mapping[str, Sequence[Turn]], last: str = "") -> list[Turn]:
-    """Return runs in the order in which they are to be taken.
+def order_turns(waiting: Mapping[str, Sequence[RunTurn]], last: str = "") -> list[RunTurn]:
+    """Return runs in the order in which the worker takes them.
 
-    waiting  runs by step, each step's in their own order
-    last     the step that was served last: others come before it, in the order of their names
+    waiting  due runs by step, each list in its own order
+    last     the step that was served last
     """
+    # Continue after the step that was served last, or the first names would be preferred in every round.
     steps = sorted(waiting)
     steps = [step for step in steps if step > last] + [step for step in steps if step <= last]
     priorities = sorted({turn.priority for turns in waiting.values() for turn in turns})
-    ordered: list[Turn] = []
+    ordered: list[RunTurn] = []
     for priority in priorities:
         lanes = [[turn for turn in waiting[step] if turn.priority == priority] for step in steps]
-        for place in range(max(map(len, lanes))):
-            ordered += [lane[place] for lane in lanes if place < len(lane)]
+        for position in range(max(map(len, lanes))):
+            ordered += [lane[position] for lane in lanes if position < len(lane)]
     return ordered

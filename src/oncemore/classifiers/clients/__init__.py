@@ -1,1 +1,1 @@
-"""One table of exceptions per client library."""
+"""One table of rules per client library; a table names exception classes and never imports them."""

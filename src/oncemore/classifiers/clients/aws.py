@@ -1,30 +1,28 @@
-"""What the errors of botocore (and so of boto3) mean.
+"""Rules for botocore, and so for boto3.
 
-A service's own error code decides first, then the HTTP status; where a 5xx status decides, the failure
-has that status as its code (HTTP_500), so that a policy which lists statuses covers the service too.
-A condition that did not hold
-(`ConditionalCheckFailedException`) is a conflict: an answer, not a fault. A cancelled DynamoDB
-transaction is as bad as the worst of its reasons. `LimitExceededException` asks to slow down in most
-services and is a fixed quota in a few; nothing in it tells, so it counts as throttled and the policy's
-number of attempts bounds it.
+A service's own error code decides first, then the HTTP status. If a 5xx status decides, it becomes the
+code of the failure (HTTP_500), so that policies that list statuses cover AWS too. A failed condition
+(`ConditionalCheckFailedException`) is a conflict. A cancelled DynamoDB transaction is classified by the
+worst of its reasons. `LimitExceededException` means throttling in most services and a fixed quota in a
+few; the error does not distinguish them, so it counts as throttled, bounded by the policy's attempts.
 
-Transport errors are told by class; the original is in the keyword `error`, or nowhere.
+Transport errors are classified by class; the original error is in the keyword `error`, if anywhere.
 """
 
 from __future__ import annotations
 
-from oncemore.classifiers.http_status import LONGEST, failed_status, field, parse_retry_after
+from oncemore.classifiers.http_status import MAX_WAIT_S, classify_failed_status, get_header, parse_retry_after
 from oncemore.policy.model import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
-    from oncemore.classifiers.classify import Look
+    from oncemore.classifiers.classify import Classification
     from oncemore.classifiers.rules import Reading, Table
     from oncemore.policy.model import Kind, Sent
 
-_SLOW_DOWN: Final = (
+_THROTTLING_CODES: Final = (
     "BandwidthLimitExceeded EC2ThrottledException LimitExceededException PriorRequestNotComplete "
     "ProvisionedThroughputExceeded ProvisionedThroughputExceededException RequestLimitExceeded "
     "RequestThrottled RequestThrottledException SlowDown ThrottledException Throttling ThrottlingError "
@@ -32,8 +30,8 @@ _SLOW_DOWN: Final = (
 )
 
 _CODES: Final[dict[str, tuple[Kind, Sent]]] = {
-    **dict.fromkeys(_SLOW_DOWN.split(), ("throttled", "no")),
-    "TransactionInProgressException": ("throttled", "maybe"),  # the first one is still at it
+    **dict.fromkeys(_THROTTLING_CODES.split(), ("throttled", "no")),
+    "TransactionInProgressException": ("throttled", "maybe"),  # the first one is still running
     "RequestTimeout": ("transient", "maybe"),
     "RequestTimeoutException": ("transient", "maybe"),
     "TransactionConflict": ("transient", "no"),
@@ -42,92 +40,108 @@ _CODES: Final[dict[str, tuple[Kind, Sent]]] = {
     "ConditionalCheckFailed": ("conflict", "no"),
     "ConditionalCheckFailedException": ("conflict", "no"),
 }
-_WORSE: Final = {"transient": 0, "throttled": 1, "conflict": 2, "permanent": 3}
+#: Rank of the kinds, for the reasons of a cancelled transaction.
+_SEVERITY: Final = {"transient": 0, "throttled": 1, "conflict": 2, "permanent": 3}
 
 
-def _answer(error: BaseException, look: Look, _rule: str) -> Failure | None:
+def _classify_response(error: BaseException, classification: Classification, _rule: str) -> Failure | None:
     response = getattr(error, "response", None)
     if not isinstance(response, dict):
         return None
-    meta = _part(response, "ResponseMetadata")
+    meta = _response_part(response, "ResponseMetadata")
     status, headers = meta.get("HTTPStatusCode"), meta.get("HTTPHeaders")
-    found = failed_status(status, headers, look.now) if isinstance(status, int) and status >= 300 else None
-    code = _part(response, "Error").get("Code")
-    if not isinstance(code, str) or code.isdigit():  # a HEAD request has no body: its code is the status
-        return found
-    meaning = _meaning(code, response)
-    kind, sent = meaning or (found[:2] if found else ("permanent", "maybe"))
-    wait = None if kind == "permanent" else _wait(headers, look.now)
-    if meaning is None and found is not None and isinstance(status, int) and status >= 500:
-        return found if wait is None or found.retry_after is not None else found._replace(retry_after=wait)
-    return Failure(kind, sent, wait, f"AWS_{_tidy(code)}", "botocore:code")
+    by_status = (
+        classify_failed_status(status, headers, classification.now)
+        if isinstance(status, int) and status >= 300
+        else None
+    )
+    code = _response_part(response, "Error").get("Code")
+    # The answer to a HEAD request has no body; botocore then uses the status as the code.
+    if not isinstance(code, str) or code.isdigit():
+        return by_status
+    meaning = _lookup_code(code, response)
+    # An unknown code leaves the kind to the status.
+    kind, sent = meaning or (by_status[:2] if by_status else ("permanent", "maybe"))
+    wait = None if kind == "permanent" else _read_retry_after(headers, classification.now)
+    if meaning is None and by_status is not None and isinstance(status, int) and status >= 500:
+        return (
+            by_status
+            if wait is None or by_status.retry_after is not None
+            else by_status._replace(retry_after=wait)
+        )
+    return Failure(kind, sent, wait, f"AWS_{_clean_code(code)}", "botocore:code")
 
 
-def _meaning(code: str, response: dict[str, object]) -> tuple[Kind, Sent] | None:
+def _lookup_code(code: str, response: dict[str, object]) -> tuple[Kind, Sent] | None:
     reasons = response.get("CancellationReasons")
     if code != "TransactionCanceledException" or not isinstance(reasons, list):
         return _CODES.get(code)
+    # Items of the transaction that did not fail have the code "None".
     codes = [reason.get("Code") for reason in reasons if isinstance(reason, dict)]
     meanings = [_CODES.get(c, ("permanent", "no")) for c in codes if c not in (None, "None")]
-    return max(meanings, key=lambda meaning: _WORSE[meaning[0]], default=None)
+    return max(meanings, key=lambda meaning: _SEVERITY[meaning[0]], default=None)
 
 
-def _wait(headers: object, now: float) -> float | None:
-    """Read how long to stay away: what HTTP says, else AWS's own field, in milliseconds."""
-    wait = parse_retry_after(field(headers, "Retry-After"), now)
-    own = field(headers, "x-amz-retry-after") or ""
-    if wait is None and own.isascii() and own.isdigit():
-        wait = min(float(own) / 1000, LONGEST)
+def _read_retry_after(headers: object, now: float) -> float | None:
+    """Return the wait from `Retry-After`, else from AWS's own field in milliseconds."""
+    wait = parse_retry_after(get_header(headers, "Retry-After"), now)
+    milliseconds = get_header(headers, "x-amz-retry-after") or ""
+    if wait is None and milliseconds.isascii() and milliseconds.isdigit():
+        wait = min(float(milliseconds) / 1000, MAX_WAIT_S)
     return wait
 
 
-def _part(response: dict[str, object], name: str) -> dict[str, object]:
+def _response_part(response: dict[str, object], name: str) -> dict[str, object]:
     part = response.get(name)
     return part if isinstance(part, dict) else {}
 
 
-def _tidy(code: str) -> str:
+def _clean_code(code: str) -> str:
     return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in code[:80])
 
 
-def _beneath(error: BaseException, look: Look) -> Failure | None:
-    named = getattr(error, "kwargs", None)
-    return look.known(named.get("error")) if isinstance(named, dict) else None
+def _classify_wrapped(error: BaseException, classification: Classification) -> Failure | None:
+    arguments = getattr(error, "kwargs", None)
+    return classification.classify_if_known(arguments.get("error")) if isinstance(arguments, dict) else None
 
 
-def _transport(sent: Sent, otherwise: str) -> Reading:
-    """Make the rule for an error of the wire: what `error=` holds says what, the class says when."""
+def _make_transport_rule(sent: Sent, default_code: str) -> Reading:
+    """Return the rule for a transport error: `error=` gives the code, the class gives `sent`."""
 
-    def read(error: BaseException, look: Look, rule: str) -> Failure:
-        inner = _beneath(error, look)
-        code = otherwise if inner is None else inner.code
+    def read(error: BaseException, classification: Classification, rule: str) -> Failure:
+        inner = _classify_wrapped(error, classification)
+        code = default_code if inner is None else inner.code
         kind: Kind = "permanent" if code == "TLS" else "transient"
         return Failure(kind, sent, None, code, rule)
 
     return read
 
 
-def _tls(error: BaseException, look: Look, rule: str) -> Failure:
-    return _beneath(error, look) or Failure("permanent", "maybe", None, "TLS", rule)
+def _classify_tls_error(error: BaseException, classification: Classification, rule: str) -> Failure:
+    return _classify_wrapped(error, classification) or Failure("permanent", "maybe", None, "TLS", rule)
 
 
 TABLES: Final[dict[str, Table]] = {
     "botocore": {
-        "ClientError": _answer,
-        "EndpointConnectionError": _transport("no", "CONNECTION_FAILED"),
+        "ClientError": _classify_response,
+        "EndpointConnectionError": _make_transport_rule("no", "CONNECTION_FAILED"),
         "ConnectTimeoutError": ("transient", "no", "TIMEOUT_CONNECT"),
         "ProxyConnectionError": ("transient", "no", "PROXY"),
-        "SSLError": _tls,
+        "SSLError": _classify_tls_error,
         "ReadTimeoutError": ("transient", "maybe", "TIMEOUT_READ"),
-        "ConnectionClosedError": _transport("maybe", "CONNECTION_CLOSED"),
-        "ConnectionError": _transport("maybe", "CONNECTION_ERROR"),
-        "HTTPClientError": _transport("maybe", "CONNECTION_ERROR"),
+        "ConnectionClosedError": _make_transport_rule("maybe", "CONNECTION_CLOSED"),
+        "ConnectionError": _make_transport_rule("maybe", "CONNECTION_ERROR"),
+        "HTTPClientError": _make_transport_rule("maybe", "CONNECTION_ERROR"),
         "ResponseStreamingError": ("transient", "maybe", "BODY_CUT"),
         "IncompleteReadError": ("transient", "maybe", "BODY_CUT"),
         "CapacityNotAvailableError": ("throttled", "no", "AWS_CapacityNotAvailable"),
         "ChecksumError": ("permanent", "maybe", ""),
         "FlexibleChecksumError": ("permanent", "maybe", ""),
         "WaiterError": ("permanent", "maybe", ""),
-        "BotoCoreError": ("permanent", "no", ""),  # parameters, credentials, regions: refused by the client
+        "BotoCoreError": (
+            "permanent",
+            "no",
+            "",
+        ),  # wrong parameters, credentials or regions: refused by the client
     }
 }

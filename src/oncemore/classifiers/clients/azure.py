@@ -1,93 +1,97 @@
-"""What the errors of azure-core, and so of Azure's clients, mean.
+"""Rules for azure-core, and so for Azure's clients.
 
-The status decides, with azure-core's own list of what passes: HTTP's, and everything from 506 up. Its
-classes for a resource that exists or was modified are conflicts whatever their status.
+The status decides, with azure-core's own list of transient statuses: HTTP's, and all from 506 up. Its
+classes for an existing or modified resource are conflicts under every status.
 
-`ServiceRequestError` is said to mean that nothing was sent. Through aiohttp it is also what becomes of
-a server that hung up in the middle, so what is beneath (`inner_exception`) has the last word on that.
+`ServiceRequestError` is documented as "nothing was sent". Through aiohttp it also covers a server that
+closed the connection during the request, so the wrapped error (`inner_exception`) decides about `sent`.
 """
 
 from __future__ import annotations
 
-from oncemore.classifiers.http_status import failed_status
-from oncemore.classifiers.retry_after import milliseconds
+from oncemore.classifiers.http_status import classify_failed_status
+from oncemore.classifiers.retry_after import read_milliseconds
 from oncemore.policy.model import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
-    from oncemore.classifiers.classify import Look
+    from oncemore.classifiers.classify import Classification
     from oncemore.classifiers.rules import Reading, Table
     from oncemore.policy.model import Kind
 
-#: What is beneath when a connection was made and used, whatever the class above it claims.
+#: Codes of a wrapped error that prove that a connection was established and used.
 _IN_USE: Final = (
     "CONNECTION_CLOSED", "CONNECTION_RESET", "CONNECTION_ABORTED", "TIMEOUT_READ", "TIMEOUT_WRITE",
     "BODY_CUT", "PROTOCOL", "DECODE",
 )  # fmt: skip
-_CONNECTING: Final = {"TIMEOUT": "TIMEOUT_CONNECT", "CONNECTION_ERROR": "CONNECTION_FAILED"}
+_CONNECT_CODES: Final = {"TIMEOUT": "TIMEOUT_CONNECT", "CONNECTION_ERROR": "CONNECTION_FAILED"}
 
 
-def _status(error: BaseException, look: Look, rule: str) -> Failure:
+def _classify_status(error: BaseException, classification: Classification, rule: str) -> Failure:
     status = getattr(error, "status_code", None)
     response = getattr(error, "response", None)
     if not isinstance(status, int):
-        return _beneath(error, look) or Failure("permanent", "maybe", None, "HTTP", rule)
+        return _classify_wrapped(error, classification) or Failure("permanent", "maybe", None, "HTTP", rule)
     headers = getattr(response, "headers", None)
-    found = failed_status(int(status), headers, look.now)
-    if found.kind == "permanent" and status >= 506:
-        found = Failure("transient", "maybe", None, found.code, found.rule)
-    if not found.passing or found.retry_after is not None:
-        return found
-    wait = milliseconds(headers, "retry-after-ms", "x-ms-retry-after-ms")
-    return found if wait is None else found._replace(retry_after=wait)
+    failure = classify_failed_status(int(status), headers, classification.now)
+    # azure-core itself retries these; HTTP at large does not define them.
+    if failure.kind == "permanent" and status >= 506:
+        failure = Failure("transient", "maybe", None, failure.code, failure.rule)
+    if not failure.may_pass or failure.retry_after is not None:
+        return failure
+    wait = read_milliseconds(headers, "retry-after-ms", "x-ms-retry-after-ms")
+    return failure if wait is None else failure._replace(retry_after=wait)
 
 
-def _always(kind: Kind) -> Reading:
-    """Make the rule for a class that is of one kind, whatever the status it came with."""
+def _make_fixed_rule(kind: Kind) -> Reading:
+    """Return the rule for a class with a fixed kind; the status gives only the code."""
 
-    def read(error: BaseException, look: Look, rule: str) -> Failure:
-        found = _status(error, look, rule)
-        return Failure(kind, "no", None, found.code, rule)
+    def read(error: BaseException, classification: Classification, rule: str) -> Failure:
+        failure = _classify_status(error, classification, rule)
+        return Failure(kind, "no", None, failure.code, rule)
 
     return read
 
 
-def _before(error: BaseException, look: Look, rule: str) -> Failure:
-    inner = _beneath(error, look)
+def _classify_request_error(error: BaseException, classification: Classification, rule: str) -> Failure:
+    inner = _classify_wrapped(error, classification)
     if inner is None:
         return Failure("transient", "no", None, "CONNECTION_FAILED", rule)
+    # The class says "not sent", the wrapped error disproves it.
     if inner.code in _IN_USE:
         return inner._replace(sent="maybe")
-    kind: Kind = "transient" if inner.passing else "permanent"
-    return Failure(kind, "no", None, _CONNECTING.get(inner.code, inner.code), rule)
+    kind: Kind = "transient" if inner.may_pass else "permanent"
+    return Failure(kind, "no", None, _CONNECT_CODES.get(inner.code, inner.code), rule)
 
 
-def _after(error: BaseException, look: Look, rule: str) -> Failure:
-    inner = _beneath(error, look)
+def _classify_response_error(error: BaseException, classification: Classification, rule: str) -> Failure:
+    inner = _classify_wrapped(error, classification)
     if inner is None:
         return Failure("transient", "maybe", None, "CONNECTION_ERROR", rule)
-    return Failure("transient" if inner.passing else "permanent", "maybe", None, inner.code, rule)
+    return Failure("transient" if inner.may_pass else "permanent", "maybe", None, inner.code, rule)
 
 
-def _beneath(error: BaseException, look: Look) -> Failure | None:
-    return look.known(getattr(error, "inner_exception", None)) or look.beneath(error)
+def _classify_wrapped(error: BaseException, classification: Classification) -> Failure | None:
+    return classification.classify_if_known(
+        getattr(error, "inner_exception", None)
+    ) or classification.classify_wrapped(error)
 
 
 TABLES: Final[dict[str, Table]] = {
     "azure": {
-        "HttpResponseError": _status,
-        "ResourceExistsError": _always("conflict"),
-        "ResourceModifiedError": _always("conflict"),
-        "ResourceNotFoundError": _always("permanent"),
-        "ClientAuthenticationError": _always("permanent"),
+        "HttpResponseError": _classify_status,
+        "ResourceExistsError": _make_fixed_rule("conflict"),
+        "ResourceModifiedError": _make_fixed_rule("conflict"),
+        "ResourceNotFoundError": _make_fixed_rule("permanent"),
+        "ClientAuthenticationError": _make_fixed_rule("permanent"),
         "TooManyRedirectsError": ("permanent", "maybe", "REDIRECTS"),
         "DecodeError": ("permanent", "maybe", "DECODE"),
         "IncompleteReadError": ("transient", "maybe", "BODY_CUT"),
-        "ServiceRequestError": _before,
+        "ServiceRequestError": _classify_request_error,
         "ServiceRequestTimeoutError": ("transient", "no", "TIMEOUT_CONNECT"),
-        "ServiceResponseError": _after,
+        "ServiceResponseError": _classify_response_error,
         "ServiceResponseTimeoutError": ("transient", "maybe", "TIMEOUT_READ"),
         "SerializationError": ("permanent", "no", ""),
         "DeserializationError": ("permanent", "maybe", "DECODE"),

@@ -1,25 +1,26 @@
-"""What the errors of httpx, httpx2 and what they are built on (httpcore, h11) mean.
+"""Rules for httpx, httpx2 and their foundations (httpcore, h11).
 
-The two have the same names but not the same classes, and the same fault may be another name in each
-(a reset is a `ReadError` or a `RemoteProtocolError`); so both share this table, and what happened is
-read from beneath. A TLS refusal is hidden in `ConnectError`. `RemoteProtocolError` is all of: nothing
-came, half of it came, nonsense came; its words tell them apart, for the code only.
+httpx and httpx2 have the same names but different classes, and the same fault can have another name in
+each (a reset is a `ReadError` or a `RemoteProtocolError`). Both share this table, and the wrapped error
+gives the code. `ConnectError` also covers TLS refusals. `RemoteProtocolError` covers a missing, a partial
+and an invalid answer; its text distinguishes them, for the code only.
 """
 
 from __future__ import annotations
 
-from oncemore.classifiers.http_status import by_response
-from oncemore.classifiers.rules import connecting, message, talking
+from oncemore.classifiers.http_status import classify_by_response
+from oncemore.classifiers.rules import classify_connect_error, error_message, make_connection_rule
 from oncemore.policy.model import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
-    from oncemore.classifiers.classify import Look
+    from oncemore.classifiers.classify import Classification
     from oncemore.classifiers.rules import Table
 
-_WORDS: Final = {
+#: Phrases in the text of a protocol error; the first match gives the code.
+_MESSAGE_CODES: Final = {
     "without sending complete message body": "BODY_CUT",
     "incomplete": "BODY_CUT",
     "Server disconnected": "CONNECTION_CLOSED",
@@ -28,15 +29,15 @@ _WORDS: Final = {
 }
 
 
-def _bad_answer(error: BaseException, _look: Look, rule: str) -> Failure:
-    text = message(error)
-    code = next((code for words, code in _WORDS.items() if words in text), "PROTOCOL")
+def _classify_protocol_error(error: BaseException, _classification: Classification, rule: str) -> Failure:
+    text = error_message(error)
+    code = next((code for phrase, code in _MESSAGE_CODES.items() if phrase in text), "PROTOCOL")
     return Failure("transient", "maybe", None, code, rule)
 
 
 _TABLE: Final[Table] = {
-    "HTTPStatusError": by_response,
-    "ConnectError": connecting,
+    "HTTPStatusError": classify_by_response,
+    "ConnectError": classify_connect_error,
     "ConnectTimeout": ("transient", "no", "TIMEOUT_CONNECT"),
     "PoolTimeout": ("transient", "no", "TIMEOUT_POOL"),
     "ReadTimeout": ("transient", "maybe", "TIMEOUT_READ"),
@@ -44,15 +45,15 @@ _TABLE: Final[Table] = {
     "TimeoutException": ("transient", "maybe", "TIMEOUT"),
     "ConnectionNotAvailable": ("transient", "no", "CONNECTION_FAILED"),
     "ProxyError": ("transient", "no", "PROXY"),
-    "ReadError": talking("CONNECTION_ERROR"),
-    "WriteError": talking("CONNECTION_ERROR"),
-    "CloseError": talking("CONNECTION_ERROR"),
-    "NetworkError": talking("CONNECTION_ERROR"),
-    "RemoteProtocolError": _bad_answer,
-    "ProtocolError": _bad_answer,
-    "TransportError": talking("CONNECTION_ERROR"),
+    "ReadError": make_connection_rule("CONNECTION_ERROR"),
+    "WriteError": make_connection_rule("CONNECTION_ERROR"),
+    "CloseError": make_connection_rule("CONNECTION_ERROR"),
+    "NetworkError": make_connection_rule("CONNECTION_ERROR"),
+    "RemoteProtocolError": _classify_protocol_error,
+    "ProtocolError": _classify_protocol_error,
+    "TransportError": make_connection_rule("CONNECTION_ERROR"),
     "SSEError": ("permanent", "maybe", "DECODE"),
-    "LocalProtocolError": ("permanent", "maybe", "PROTOCOL"),  # found before sending, or in the middle
+    "LocalProtocolError": ("permanent", "maybe", "PROTOCOL"),  # raised before or during sending
     "UnsupportedProtocol": ("permanent", "no", "INVALID_URL"),
     "InvalidURL": ("permanent", "no", "INVALID_URL"),
     "TooManyRedirects": ("permanent", "maybe", "REDIRECTS"),
@@ -62,4 +63,5 @@ _TABLE: Final[Table] = {
     "HTTPError": ("permanent", "maybe", ""),
 }
 
+# httpcore's errors reach the caller when it is used without httpx; they have the same names.
 TABLES: Final[dict[str, Table]] = dict.fromkeys(("httpx", "httpx2", "httpcore", "httpcore2", "h11"), _TABLE)

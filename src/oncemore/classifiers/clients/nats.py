@@ -1,37 +1,37 @@
-"""What the errors of nats-py mean, of the core and of JetStream.
+"""Rules for nats-py, core and JetStream.
 
-"No responders" is the server's word that nobody got the message: not sent. A timeout is the opposite:
-a cluster without quorum says nothing else. A wrong last sequence comes in two shapes, a class of its
-own from the key-value store and code 10071 from everywhere else; both are the conflict that
-compare-and-set is made of. A JetStream answer with an error code is a refusal: nothing was stored.
+"No responders" is the server's confirmation that no subscriber received the message: not sent. A timeout
+proves nothing: it is also the only sign of a cluster without quorum. A wrong last sequence is a class of
+its own from the key-value store and code 10071 elsewhere; both are the conflict of a compare-and-set. A
+JetStream answer with an error code is a refusal: nothing was stored.
 
-nats-py does not keep why a connection could not be made, only that none could.
+nats-py does not record why a connection could not be made.
 """
 
 from __future__ import annotations
 
-from oncemore.classifiers.http_status import failed_status
-from oncemore.classifiers.rules import message
+from oncemore.classifiers.http_status import classify_failed_status
+from oncemore.classifiers.rules import error_message
 from oncemore.policy.model import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
-    from oncemore.classifiers.classify import Look
+    from oncemore.classifiers.classify import Classification
     from oncemore.classifiers.rules import Table
     from oncemore.policy.model import Kind, Sent
 
 _CODES: Final[dict[int, tuple[Kind, Sent, str]]] = {
     10071: ("conflict", "no", "NATS_WRONG_LAST_SEQUENCE"),
-    10164: ("conflict", "no", "NATS_WRONG_LAST_SEQUENCE"),  # the same, when the last one is not known
+    10164: ("conflict", "no", "NATS_WRONG_LAST_SEQUENCE"),  # the same, if the last sequence is not known
     10039: ("permanent", "no", "NATS_10039"),  # JetStream is not enabled for the account
     10076: ("permanent", "no", "NATS_10076"),  # JetStream is not enabled
 }
 _PASSING_STATUS: Final = ("Leadership Change", "Server Shutdown")
 
-#: The server's own words, where nats-py has no class for them.
-_WORDS: Final[dict[str, tuple[Kind, Sent, str]]] = {
+#: Texts of the server for which nats-py has no class.
+_MESSAGE_FACTS: Final[dict[str, tuple[Kind, Sent, str]]] = {
     "empty response from server": ("transient", "no", "CONNECTION_CLOSED"),
     "authorization violation": ("permanent", "no", "NATS_AUTHORIZATION"),
     "authentication": ("permanent", "no", "NATS_AUTHORIZATION"),
@@ -41,41 +41,44 @@ _WORDS: Final[dict[str, tuple[Kind, Sent, str]]] = {
 }
 
 
-def _api(error: BaseException, look: Look, rule: str) -> Failure | None:
-    """Read JetStream's answer: its own code, then its status, which is HTTP's."""
+def _classify_api_error(error: BaseException, classification: Classification, rule: str) -> Failure | None:
+    """Classify a JetStream answer: by its own code, then by its status, which is HTTP's."""
     number, status = getattr(error, "err_code", None), getattr(error, "code", None)
     if isinstance(number, int) and number in _CODES:
         kind, sent, code = _CODES[number]
         return Failure(kind, sent, None, code, rule)
     if not isinstance(status, int):
-        return _silent(type(error).__mro__, rule)
+        return _classify_by_class(type(error).__mro__, rule)
     code = f"NATS_{number if isinstance(number, int) else status}"
-    if status == 409:  # of a pull: the consumer or the server went away
-        passing = getattr(error, "description", None) in _PASSING_STATUS
-        return Failure("transient" if passing else "permanent", "no", None, code, rule)
-    found = failed_status(status, None, look.now)
-    refused = found.sent == "no" or status == 503
-    return Failure(found.kind, "no" if refused else "maybe", None, code, rule)
+    # A pull request ended because the consumer or the server stopped.
+    if status == 409:
+        is_passing = getattr(error, "description", None) in _PASSING_STATUS
+        return Failure("transient" if is_passing else "permanent", "no", None, code, rule)
+    by_status = classify_failed_status(status, None, classification.now)
+    is_refused = by_status.sent == "no" or status == 503
+    return Failure(by_status.kind, "no" if is_refused else "maybe", None, code, rule)
 
 
-def _silent(bases: tuple[type, ...], rule: str) -> Failure:
-    """Read an answer that came without any number, by what it is called."""
+def _classify_by_class(bases: tuple[type, ...], rule: str) -> Failure:
+    """Classify an answer without any number by the names of its classes."""
     names = [base.__name__ for base in bases]
-    if "ServiceUnavailableError" in names:  # a bare 503 is "no responders"
+    # A 503 without a code is "no responders".
+    if "ServiceUnavailableError" in names:
         return Failure("transient", "no", None, "NATS_NO_RESPONDERS", rule)
     if "NotFoundError" in names:
         return Failure("permanent", "no", None, "NATS_404", rule)
     return Failure("permanent", "maybe", None, f"EXC_{names[0][:80]}", rule)
 
 
-def _words(error: BaseException, _look: Look, rule: str) -> Failure:
-    text = message(error).lower()
-    found = next((fact for words, fact in _WORDS.items() if words in text), None)
-    kind, sent, code = found or ("permanent", "maybe", f"EXC_{type(error).__name__[:80]}")
+def _classify_by_message(error: BaseException, _classification: Classification, rule: str) -> Failure:
+    text = error_message(error).lower()
+    known = next((fact for phrase, fact in _MESSAGE_FACTS.items() if phrase in text), None)
+    kind, sent, code = known or ("permanent", "maybe", f"EXC_{type(error).__name__[:80]}")
     return Failure(kind, sent, None, code, rule)
 
 
-_OUR_MISTAKE: Final = (
+#: Errors that nats-py raises before it sends anything.
+_USAGE_ERRORS: Final = (
     "BadBucketError BadHeaderError BadObjectMetaError BadSubjectError BadSubscriptionError BadTimeoutError "
     "InvalidBucketNameError InvalidCallbackTypeError InvalidKeyError InvalidObjectNameError "
     "InvalidUserCredentialsError KeyHistoryTooLargeError LinkIsABucketError MsgAlreadyAckdError "
@@ -97,7 +100,7 @@ TABLES: Final[dict[str, Table]] = {
         "SlowConsumerError": ("transient", "maybe", "NATS_SLOW_CONSUMER"),
         "TooManyStalledMsgsError": ("throttled", "no", "NATS_TOO_MANY_PENDING"),
         "ProtocolError": ("transient", "maybe", "PROTOCOL"),
-        "APIError": _api,
+        "APIError": _classify_api_error,
         "KeyWrongLastSequenceError": ("conflict", "no", "NATS_WRONG_LAST_SEQUENCE"),
         "ObjectAlreadyExists": ("conflict", "no", ""),
         "NoKeysError": ("permanent", "no", "NATS_404"),
@@ -106,7 +109,7 @@ TABLES: Final[dict[str, Table]] = {
         "SecureConnWantedError": ("permanent", "no", "TLS"),
         "SecureConnFailedError": ("permanent", "no", "TLS"),
         "MaxPayloadError": ("permanent", "no", "NATS_MAX_PAYLOAD"),
-        **dict.fromkeys(_OUR_MISTAKE.split(), ("permanent", "no", "")),
-        "Error": _words,
+        **dict.fromkeys(_USAGE_ERRORS.split(), ("permanent", "no", "")),
+        "Error": _classify_by_message,
     }
 }

@@ -1,31 +1,31 @@
-"""What the errors of the neo4j driver mean.
+"""Rules for the neo4j driver.
 
-The server's code is kept as it is, without its "Neo.": `NEO4J:TransientError.Transaction.Outdated`, so
-that the pattern `NEO4J:TransientError.*` fits. Whether it passes is asked of the driver
-(`is_retryable`), which corrects some codes: `ClientError.Cluster.NotALeader` passes.
+The server's code is used without its "Neo.": `NEO4J:TransientError.Transaction.Outdated`, so that the
+pattern `NEO4J:TransientError.*` matches. The driver's `is_retryable` decides about the kind, because it
+corrects some codes: `ClientError.Cluster.NotALeader` is transient.
 
-A failed statement may have taken effect: one with `CALL … IN TRANSACTIONS` commits as it goes, and the
-error does not tell; the driver says as much. Only what the server refuses to begin was not sent.
+A failed statement may have taken effect: one with `CALL … IN TRANSACTIONS` commits in parts, and the
+error does not show it. Only statements that the server refused to start were not sent.
 
-The driver's own errors tell by their words whether there was a connection yet. `IncompleteCommit` is a
-connection lost while waiting for the answer to a COMMIT: nobody knows.
+The text of the driver's own errors shows whether there was a connection yet. `IncompleteCommit` is a
+connection lost while waiting for the answer to a COMMIT: the outcome is unknown.
 """
 
 from __future__ import annotations
 
-from oncemore.classifiers.rules import connecting, message, talking
+from oncemore.classifiers.rules import classify_connect_error, error_message, make_connection_rule
 from oncemore.policy.model import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
-    from oncemore.classifiers.classify import Look
+    from oncemore.classifiers.classify import Classification
     from oncemore.classifiers.rules import Table
     from oncemore.policy.model import Kind
 
-#: How the codes begin of what the server did not even begin.
-_NOT_BEGUN: Final = (
+#: Prefixes of the codes of statements that the server did not start.
+_NOT_STARTED_CODES: Final = (
     "ClientError.Cluster.NotALeader",
     "ClientError.Database.",
     "ClientError.General.ForbiddenOnReadOnlyDatabase",
@@ -38,51 +38,54 @@ _NOT_BEGUN: Final = (
     "TransientError.Transaction.MaximumTransactionLimitReached",
 )
 
-#: How the words begin of a service that could not be reached; a connection in use has others.
-_NO_CONNECTION: Final = (
+#: How the text starts if the service could not be reached; a connection in use has other texts.
+_CONNECT_MESSAGES: Final = (
     "Couldn't connect to",
     "Failed to establish connection",
     "Timed out trying to establish",
     "Failed to DNS resolve",
     "Unable to retrieve routing information",
 )
-_lost = talking("CONNECTION_CLOSED")
+_classify_lost_connection = make_connection_rule("CONNECTION_CLOSED")
 
 
-def _server(error: BaseException, _look: Look, rule: str) -> Failure:
-    given = getattr(error, "code", None)
-    code = _tidy(given.removeprefix("Neo.")) if isinstance(given, str) else "DatabaseError"
-    asked = getattr(error, "is_retryable", None)
-    kind: Kind = "transient" if callable(asked) and asked() is True else "permanent"
-    return Failure(kind, "no" if code.startswith(_NOT_BEGUN) else "maybe", None, f"NEO4J:{code}", rule)
+def _classify_server_error(error: BaseException, _classification: Classification, rule: str) -> Failure:
+    server_code = getattr(error, "code", None)
+    code = _clean_code(server_code.removeprefix("Neo.")) if isinstance(server_code, str) else "DatabaseError"
+    is_retryable = getattr(error, "is_retryable", None)
+    kind: Kind = "transient" if callable(is_retryable) and is_retryable() is True else "permanent"
+    return Failure(
+        kind, "no" if code.startswith(_NOT_STARTED_CODES) else "maybe", None, f"NEO4J:{code}", rule
+    )
 
 
-def _tidy(code: str) -> str:
+def _clean_code(code: str) -> str:
     return "".join(c if c.isascii() and (c.isalnum() or c in "._") else "_" for c in code[:100])
 
 
-def _unavailable(error: BaseException, look: Look, rule: str) -> Failure | None:
-    text = message(error)
-    if text.startswith(_NO_CONNECTION):
-        found = connecting(error, look, rule)
-        timed_out = found.code == "CONNECTION_FAILED" and text.startswith("Timed out")
-        return found._replace(code="TIMEOUT_CONNECT") if timed_out else found
-    return _lost(error, look, rule)
+def _classify_unavailable(error: BaseException, classification: Classification, rule: str) -> Failure | None:
+    text = error_message(error)
+    if text.startswith(_CONNECT_MESSAGES):
+        failure = classify_connect_error(error, classification, rule)
+        # The driver's own connect timeout has no cause, only its text.
+        has_timed_out = failure.code == "CONNECTION_FAILED" and text.startswith("Timed out")
+        return failure._replace(code="TIMEOUT_CONNECT") if has_timed_out else failure
+    return _classify_lost_connection(error, classification, rule)
 
 
 TABLES: Final[dict[str, Table]] = {
     "neo4j": {
-        "Neo4jError": _server,
-        "ServiceUnavailable": _unavailable,
+        "Neo4jError": _classify_server_error,
+        "ServiceUnavailable": _classify_unavailable,
         "RoutingServiceUnavailable": ("transient", "no", "CONNECTION_FAILED"),
         "WriteServiceUnavailable": ("transient", "no", "CONNECTION_FAILED"),
         "ReadServiceUnavailable": ("transient", "no", "CONNECTION_FAILED"),
         "IncompleteCommit": ("transient", "maybe", "NEO4J_INCOMPLETE_COMMIT"),
-        "SessionExpired": _lost,
+        "SessionExpired": _classify_lost_connection,
         "ConnectionAcquisitionTimeoutError": ("transient", "no", "TIMEOUT_POOL"),
         "ConnectionPoolError": ("permanent", "no", ""),
         "ConfigurationError": ("permanent", "no", ""),
-        "BoltConnectionError": connecting,
+        "BoltConnectionError": classify_connect_error,
         "BoltHandshakeError": ("permanent", "no", "PROTOCOL"),
         "BoltError": ("permanent", "maybe", "PROTOCOL"),
         "QueryApiHttpError": ("permanent", "maybe", "PROTOCOL"),

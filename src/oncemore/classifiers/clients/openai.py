@@ -1,35 +1,36 @@
-"""What the errors of openai and anthropic mean; the two are made by one generator.
+"""Rules for openai and anthropic, whose clients come from one generator.
 
-The server's own word wins: the field `x-should-retry`, then its error code, then the status. Both
-clients know more statuses that pass than HTTP at large: 409 is a lock that was not got in time, and
-every status from 500 up passes, except 501 and 505. A spent quota is a 429 too, and will not pass
-by waiting: it has a code of its own, so that no policy that retries HTTP_429 burns attempts on it.
+The server's own statement wins: the header `x-should-retry`, then its error code, then the status. Both
+clients know more transient statuses than HTTP: 409 is a lock timeout, and every status from 500 up is
+transient, except 501 and 505. An exhausted quota is also a 429 but does not pass by waiting: it has a
+code of its own, so that a policy for HTTP_429 spends no attempts on it.
 
-An error inside a stream comes after a status of 200: it is read by its type, as the status that the
-same fault has without a stream, and may have taken effect, since the answer had begun.
+An error inside a stream follows a status of 200. It is classified by its type, like the status of the
+same fault outside a stream, and may have taken effect, because the answer had started.
 
-Connection errors and timeouts hold httpx's error, which says when it happened.
+Connection errors and timeouts wrap httpx's error, which shows when it happened.
 """
 
 from __future__ import annotations
 
-from oncemore.classifiers.http_status import failed_status, field
-from oncemore.classifiers.retry_after import milliseconds
-from oncemore.classifiers.rules import wrapping
+from oncemore.classifiers.http_status import classify_failed_status, get_header
+from oncemore.classifiers.retry_after import read_milliseconds
+from oncemore.classifiers.rules import make_wrapper_rule
 from oncemore.policy.model import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
-    from oncemore.classifiers.classify import Look
+    from oncemore.classifiers.classify import Classification
     from oncemore.classifiers.rules import Table
 
-QUOTA: Final = "QUOTA_EXHAUSTED"
-_SPENT: Final = ("insufficient_quota", "billing_hard_limit_reached", "enforced_spend_limit_reached")
+QUOTA_CODE: Final = "QUOTA_EXHAUSTED"
+#: Error codes that mean an exhausted quota.
+_QUOTA_WORDS: Final = ("insufficient_quota", "billing_hard_limit_reached", "enforced_spend_limit_reached")
 
-#: What the same fault has as a status when it is not inside a stream.
-_TYPES: Final = {
+#: The status of the same fault outside a stream.
+_STATUS_BY_TYPE: Final = {
     "invalid_request_error": 400,
     "authentication_error": 401,
     "billing_error": 402,
@@ -48,65 +49,71 @@ _TYPES: Final = {
 }
 
 
-def _status(error: BaseException, look: Look, rule: str) -> Failure | None:
+def _classify_response(error: BaseException, classification: Classification, rule: str) -> Failure | None:
     response = getattr(error, "response", None)
     status = getattr(response, "status_code", None)
-    if _quota(error):
-        return Failure("permanent", "no", None, QUOTA, rule)
+    # Checked before the status: the 429 of an exhausted quota would count as throttled.
+    if _is_quota_error(error):
+        return Failure("permanent", "no", None, QUOTA_CODE, rule)
     if not isinstance(status, int) or status < 400:
-        return _in_stream(error, look, rule)
+        return _classify_stream_error(error, classification, rule)
     headers = getattr(response, "headers", None)
-    found = failed_status(status, headers, look.now)
-    if found.kind == "conflict" and status == 409:
-        found = found._replace(kind="transient")
-    if found.kind == "permanent" and status > 505:
-        found = Failure("transient", "maybe", None, found.code, found.rule)
-    said = field(headers, "x-should-retry")
-    if said == "false":
-        return Failure("permanent", found.sent, None, found.code, f"{rule}:x-should-retry")
-    if said == "true" and not found.passing:
-        found = Failure("transient", found.sent, None, found.code, f"{rule}:x-should-retry")
-    wait = milliseconds(headers, "retry-after-ms") if found.passing else None
-    return found if wait is None else found._replace(retry_after=wait)
+    failure = classify_failed_status(status, headers, classification.now)
+    # The server could not get a lock in time; nothing conflicts with this request.
+    if failure.kind == "conflict" and status == 409:
+        failure = failure._replace(kind="transient")
+    if failure.kind == "permanent" and status > 505:
+        failure = Failure("transient", "maybe", None, failure.code, failure.rule)
+    should_retry = get_header(headers, "x-should-retry")
+    if should_retry == "false":
+        return Failure("permanent", failure.sent, None, failure.code, f"{rule}:x-should-retry")
+    if should_retry == "true" and not failure.may_pass:
+        failure = Failure("transient", failure.sent, None, failure.code, f"{rule}:x-should-retry")
+    wait = read_milliseconds(headers, "retry-after-ms") if failure.may_pass else None
+    return failure if wait is None else failure._replace(retry_after=wait)
 
 
-def _in_stream(error: BaseException, look: Look, rule: str) -> Failure | None:
-    if _quota(error):
-        return Failure("permanent", "maybe", None, QUOTA, rule)
-    status = next((_TYPES[word] for word in _said(error) if word in _TYPES), None)
-    return None if status is None else failed_status(status, None, look.now)._replace(sent="maybe")
-
-
-def _token(error: BaseException, look: Look, rule: str) -> Failure:
-    """Read why no token was to be had; the request itself was not sent."""
-    found = _status(error, look, rule) or look.beneath(error)
+def _classify_stream_error(error: BaseException, classification: Classification, rule: str) -> Failure | None:
+    if _is_quota_error(error):
+        return Failure("permanent", "maybe", None, QUOTA_CODE, rule)
+    status = next((_STATUS_BY_TYPE[word] for word in _server_codes(error) if word in _STATUS_BY_TYPE), None)
     return (
-        Failure("permanent", "no", None, "EXC_SubjectTokenProviderError", rule)
-        if found is None
-        else found._replace(sent="no")
+        None
+        if status is None
+        else classify_failed_status(status, None, classification.now)._replace(sent="maybe")
     )
 
 
-def _quota(error: BaseException) -> bool:
-    return any(word in _SPENT for word in _said(error))
+def _classify_token_error(error: BaseException, classification: Classification, rule: str) -> Failure:
+    """Classify a failure to fetch a token; the request itself was not sent."""
+    failure = _classify_response(error, classification, rule) or classification.classify_wrapped(error)
+    return (
+        Failure("permanent", "no", None, "EXC_SubjectTokenProviderError", rule)
+        if failure is None
+        else failure._replace(sent="no")
+    )
 
 
-def _said(error: BaseException) -> list[str]:
-    """Return the server's own codes: as attributes of the error, else in the body of the answer."""
+def _is_quota_error(error: BaseException) -> bool:
+    return any(word in _QUOTA_WORDS for word in _server_codes(error))
+
+
+def _server_codes(error: BaseException) -> list[str]:
+    """Return the server's own codes: from attributes of the error and from the body of the answer."""
     body = getattr(error, "body", None)
     inner = body.get("error") if isinstance(body, dict) else None
-    places = [part for part in (body, inner) if isinstance(part, dict)]
-    found = [getattr(error, name, None) for name in ("error_code", "code", "type")]
-    found += [part.get(name) for part in places for name in ("code", "type")]
-    return [word for word in found if isinstance(word, str)]
+    parts = [part for part in (body, inner) if isinstance(part, dict)]
+    codes = [getattr(error, name, None) for name in ("error_code", "code", "type")]
+    codes += [part.get(name) for part in parts for name in ("code", "type")]
+    return [word for word in codes if isinstance(word, str)]
 
 
 _SHARED: Final[Table] = {
-    "APIStatusError": _status,
-    "APIConnectionError": wrapping("transient", "maybe", "CONNECTION_ERROR"),
-    "APITimeoutError": wrapping("transient", "maybe", "TIMEOUT_READ"),
+    "APIStatusError": _classify_response,
+    "APIConnectionError": make_wrapper_rule("transient", "maybe", "CONNECTION_ERROR"),
+    "APITimeoutError": make_wrapper_rule("transient", "maybe", "TIMEOUT_READ"),
     "APIResponseValidationError": ("permanent", "maybe", "DECODE"),
-    "APIError": _in_stream,
+    "APIError": _classify_stream_error,
 }
 
 TABLES: Final[dict[str, Table]] = {
@@ -114,7 +121,7 @@ TABLES: Final[dict[str, Table]] = {
         **_SHARED,
         "LengthFinishReasonError": ("permanent", "maybe", ""),
         "ContentFilterFinishReasonError": ("permanent", "maybe", ""),
-        "SubjectTokenProviderError": _token,
+        "SubjectTokenProviderError": _classify_token_error,
         "WebSocketConnectionClosedError": ("transient", "maybe", "CONNECTION_CLOSED"),
         "WebSocketQueueFullError": ("throttled", "no", "QUEUE_FULL"),
         "OpenAIError": ("permanent", "maybe", ""),

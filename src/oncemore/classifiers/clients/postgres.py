@@ -1,28 +1,28 @@
-"""What the errors of PostgreSQL mean, through psycopg (and psycopg_pool).
+"""Rules for PostgreSQL through psycopg and psycopg_pool.
 
-The server's SQLSTATE decides. An error with severity ERROR means that the transaction is rolled back,
-so nothing took effect: not sent. A session that was ended from above (57P01) or a lost connection may
-have had its COMMIT on the way: maybe sent.
+The server's SQLSTATE decides. An error with severity ERROR means that the transaction is rolled back:
+not sent. A session ended by an administrator (57P01) or a lost connection may have had its COMMIT in
+transit: maybe sent.
 
-Without an SQLSTATE there are two cases in one class, `OperationalError`. While connecting, psycopg
-hands over the connection it tried (`.pgconn`), and nothing was sent; libpq then leaves only its words
-to tell a wrong password from a server that is starting up. Otherwise the connection was lost.
+Without an SQLSTATE, `OperationalError` covers two cases. A failed connection attempt has `.pgconn`, and
+nothing was sent; only libpq's text distinguishes a wrong password from a starting server. Otherwise the
+connection was lost.
 """
 
 from __future__ import annotations
 
-from oncemore.classifiers.rules import message
+from oncemore.classifiers.rules import error_message
 from oncemore.policy.model import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
-    from oncemore.classifiers.classify import Look
+    from oncemore.classifiers.classify import Classification
     from oncemore.classifiers.rules import Table
     from oncemore.policy.model import Kind, Sent
 
-#: The whole SQLSTATE first, then its class (two characters); every other one is permanent.
+#: The whole SQLSTATE is looked up first, then its class (two characters); all remaining ones are permanent.
 _STATES: Final[dict[str, tuple[Kind, Sent]]] = {
     "08": ("transient", "maybe"),
     "08001": ("transient", "no"),
@@ -53,10 +53,10 @@ _STATES: Final[dict[str, tuple[Kind, Sent]]] = {
     "72": ("transient", "no"),  # snapshot too old
 }
 
-#: What libpq and psycopg say when connecting fails, and the code that the same fault has elsewhere.
-_WORDS: Final = {
+#: Phrases of libpq and psycopg when connecting fails, and the code of the same fault elsewhere.
+_MESSAGE_CODES: Final = {
     "Connection refused": "CONNECTION_REFUSED",
-    "No such file or directory": "CONNECTION_REFUSED",  # no Unix socket there: nobody listens
+    "No such file or directory": "CONNECTION_REFUSED",  # no Unix socket: no server listens
     "failed to resolve host": "DNS",
     "could not translate host name": "DNS",
     "timeout expired": "TIMEOUT_CONNECT",
@@ -74,44 +74,46 @@ _WORDS: Final = {
 }
 
 
-def sqlstate(state: str, rule: str) -> Failure:
-    """Say what an SQLSTATE means, whichever client brought it."""
+def classify_sqlstate(state: str, rule: str) -> Failure:
+    """Return the failure for an SQLSTATE from any client."""
     kind, sent = _STATES.get(state) or _STATES.get(state[:2]) or ("permanent", "maybe")
     return Failure(kind, sent, None, f"SQLSTATE_{state}", rule)
 
 
-def _read(error: BaseException, _look: Look, rule: str) -> Failure:
+def _classify_error(error: BaseException, _classification: Classification, rule: str) -> Failure:
     state = getattr(error, "sqlstate", None)
     if isinstance(state, str) and len(state) == 5 and state.isalnum():
-        return sqlstate(state, "psycopg:sqlstate")
+        return classify_sqlstate(state, "psycopg:sqlstate")
     return Failure("permanent", "no", None, f"EXC_{type(error).__name__[:80]}", rule)
 
 
-def _operational(error: BaseException, look: Look, rule: str) -> Failure:
+def _classify_operational_error(error: BaseException, classification: Classification, rule: str) -> Failure:
     if getattr(error, "sqlstate", None):
-        return _read(error, look, rule)
-    text = message(error)
+        return _classify_error(error, classification, rule)
+    text = error_message(error)
     if getattr(error, "pgconn", None) is not None or text.startswith("failed to resolve host"):
-        return _not_connected(text, rule)
+        return _classify_connect_message(text, rule)
+    # No SQLSTATE and no failed connection attempt: the connection was lost in use.
     return Failure("transient", "maybe", None, "CONNECTION_CLOSED", rule)
 
 
-def _not_connected(text: str, rule: str) -> Failure:
-    reason = text.rpartition(" failed: ")[2]  # before that stands the host, which may be called anything
-    code = next((code for words, code in _WORDS.items() if words in reason), "CONNECTION_FAILED")
+def _classify_connect_message(text: str, rule: str) -> Failure:
+    # Only the part after the host name is searched: a host may be called "password".
+    reason = text.rpartition(" failed: ")[2]
+    code = next((code for phrase, code in _MESSAGE_CODES.items() if phrase in reason), "CONNECTION_FAILED")
     if code.startswith("SQLSTATE_"):
-        return sqlstate(code.removeprefix("SQLSTATE_"), rule)
+        return classify_sqlstate(code.removeprefix("SQLSTATE_"), rule)
     kind: Kind = "permanent" if code == "TLS" else "transient"
     return Failure(kind, "no", None, code, rule)
 
 
 TABLES: Final[dict[str, Table]] = {
     "psycopg": {
-        "OperationalError": _operational,
+        "OperationalError": _classify_operational_error,
         "ConnectionTimeout": ("transient", "no", "TIMEOUT_CONNECT"),
         "CancellationTimeout": ("transient", "maybe", "TIMEOUT"),
         "PipelineAborted": ("permanent", "no", ""),  # an earlier statement of the pipeline failed
-        "Error": _read,
+        "Error": _classify_error,
     },
     "psycopg_pool": {
         "PoolTimeout": ("transient", "no", "TIMEOUT_POOL"),

@@ -1,52 +1,54 @@
-"""What the errors of SQLAlchemy mean: mostly what the driver's error beneath means.
+"""Rules for SQLAlchemy: mostly those of the driver's error inside it.
 
-A database's error is in `.orig`, and under asyncpg once more in that one's `.orig`. Where SQLAlchemy
-saw that the connection is gone (`connection_invalidated`) it is transient, whatever the driver called
-it. A driver that has no table here but tells its SQLSTATE is understood by that.
+The driver's error is in `.orig`, and with asyncpg once more in that error's `.orig`. If SQLAlchemy saw a
+lost connection (`connection_invalidated`), the failure is transient under every driver. A driver
+without a table here is classified by its SQLSTATE.
 
-A `StatementError` that is no `DBAPIError` was raised before the statement left: not sent. A pool that
-had no connection in time sent nothing either. `PendingRollbackError` means that somebody forgot to
-roll back; trying again does not make them. A row that changed under the ORM is a conflict.
+A `StatementError` that is not a `DBAPIError` was raised before the statement was sent; a pool without a
+free connection sent nothing either. `PendingRollbackError` means that the program forgot to roll back,
+and a retry does not help. A row that changed under the ORM is a conflict.
 """
 
 from __future__ import annotations
 
-from oncemore.classifiers.clients.postgres import sqlstate
+from oncemore.classifiers.clients.postgres import classify_sqlstate
 from oncemore.policy.model import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
-    from oncemore.classifiers.classify import Look
+    from oncemore.classifiers.classify import Classification
     from oncemore.classifiers.rules import Table
 
 
-def _driver(error: BaseException, look: Look, rule: str) -> Failure | None:
+def _classify_driver_error(error: BaseException, classification: Classification, rule: str) -> Failure | None:
     orig = getattr(error, "orig", None)
-    inner = look.known(orig) or _by_state(orig, rule)
-    lost = getattr(error, "connection_invalidated", False) is True
-    if lost and (inner is None or not inner.passing):
+    inner = classification.classify_if_known(orig) or _classify_by_sqlstate(orig, rule)
+    is_lost = getattr(error, "connection_invalidated", False) is True
+    # Some drivers report a lost connection as a permanent error.
+    if is_lost and (inner is None or not inner.may_pass):
         return Failure("transient", "maybe", None, "CONNECTION_CLOSED", rule)
     return inner
 
 
-def _by_state(orig: object, rule: str) -> Failure | None:
+def _classify_by_sqlstate(orig: object, rule: str) -> Failure | None:
+    # psycopg and asyncpg use `sqlstate`, psycopg2 uses `pgcode`.
     for name in ("sqlstate", "pgcode"):
         state = getattr(orig, name, None)
         if isinstance(state, str) and len(state) == 5 and state.isascii() and state.isalnum():
-            return sqlstate(state, rule)
+            return classify_sqlstate(state, rule)
     return None
 
 
-def _refused(error: BaseException, look: Look, rule: str) -> Failure:
-    """Read a class that is the statement's or the data's fault in whatever driver."""
-    found = _driver(error, look, rule)
-    return found or Failure("permanent", "no", None, f"EXC_{type(error).__name__[:80]}", rule)
+def _classify_data_error(error: BaseException, classification: Classification, rule: str) -> Failure:
+    """Classify errors in the statement or its data; permanent without a known driver error."""
+    failure = _classify_driver_error(error, classification, rule)
+    return failure or Failure("permanent", "no", None, f"EXC_{type(error).__name__[:80]}", rule)
 
 
-def _unsent(error: BaseException, look: Look, rule: str) -> Failure:
-    inner = look.known(getattr(error, "orig", None))
+def _classify_statement_error(error: BaseException, classification: Classification, rule: str) -> Failure:
+    inner = classification.classify_if_known(getattr(error, "orig", None))
     if inner is None:
         return Failure("permanent", "no", None, f"EXC_{type(error).__name__[:80]}", rule)
     return inner._replace(sent="no")
@@ -54,10 +56,12 @@ def _unsent(error: BaseException, look: Look, rule: str) -> Failure:
 
 TABLES: Final[dict[str, Table]] = {
     "sqlalchemy": {
-        "DBAPIError": _driver,
-        "EmulatedDBAPIException": _driver,
-        **dict.fromkeys(("IntegrityError", "ProgrammingError", "DataError", "NotSupportedError"), _refused),
-        "StatementError": _unsent,
+        "DBAPIError": _classify_driver_error,
+        "EmulatedDBAPIException": _classify_driver_error,
+        **dict.fromkeys(
+            ("IntegrityError", "ProgrammingError", "DataError", "NotSupportedError"), _classify_data_error
+        ),
+        "StatementError": _classify_statement_error,
         "TimeoutError": ("transient", "no", "TIMEOUT_POOL"),
         "DisconnectionError": ("transient", "no", "CONNECTION_CLOSED"),
         "StaleDataError": ("conflict", "no", "STALE_DATA"),

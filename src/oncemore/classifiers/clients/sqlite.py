@@ -1,15 +1,15 @@
-"""What the errors of SQLite mean, through the standard library's sqlite3 and through apsw.
+"""Rules for SQLite, through the standard library's sqlite3 and through apsw.
 
-Both carry SQLite's own (extended) result code; only that tells, since sqlite3 raises the one class
-`OperationalError` for a locked database, a full disk and a missing table. Names are made from the
+Both carry SQLite's own (extended) result code, and only the code decides: sqlite3 raises the same
+`OperationalError` for a locked database, a full disk and a missing table. Names are built from the
 number here, because an older sqlite3 module does not know the newer ones.
 
 * Locked and busy are "not sent": SQLite did nothing. After SQLITE_BUSY_SNAPSHOT waiting does not help,
-  but beginning the transaction again does, which is what a new attempt is.
-* A full disk or a file that cannot be opened is transient, with its own code: it passes when
-  somebody makes room. SQLite has rolled the statement back.
+  but a new transaction does, and a new attempt starts one.
+* A full disk or a file that cannot be opened is transient, with its own code: it passes when an
+  operator frees space. SQLite has rolled the statement back.
 * An I/O error may have hit the commit itself: maybe sent.
-* Without a code it is the client's refusal (closed, wrong thread, wrong parameters): permanent.
+* An error without a code is the client's refusal (closed, wrong thread, wrong parameters): permanent.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
-    from oncemore.classifiers.classify import Look
+    from oncemore.classifiers.classify import Classification
     from oncemore.classifiers.rules import Reading, Table
     from oncemore.policy.model import Kind, Sent
 
-#: Primary result codes, and after each the names of its extended codes, in the order of their numbers.
+#: Primary result codes, each with its name and the names of its extended codes in numerical order.
 _NAMES: Final = {
     1: "ERROR MISSING_COLLSEQ RETRY SNAPSHOT RESERVESIZE KEY UNABLE",
     2: "INTERNAL",
@@ -58,7 +58,7 @@ _NAMES: Final = {
     26: "NOTADB",
 }
 
-#: Extended code first, then primary; every other code is permanent, and SQLite did nothing.
+#: The extended code is looked up first, then the primary; all remaining codes are permanent, not sent.
 _FACTS: Final[dict[int, tuple[Kind, Sent]]] = {
     5: ("transient", "no"),
     6: ("transient", "no"),
@@ -69,43 +69,45 @@ _FACTS: Final[dict[int, tuple[Kind, Sent]]] = {
     13: ("transient", "no"),
     14: ("transient", "no"),
     14 | 2 << 8: ("permanent", "no"),  # CANTOPEN_ISDIR
-    15: ("transient", "no"),  # a race for the locks of the WAL
+    15: ("transient", "no"),  # a race for the WAL's locks
     17: ("transient", "no"),  # the schema changed under the statement
 }
 
 
-def _name(number: int) -> str:
+def _code_name(number: int) -> str:
     primary, *extended = _NAMES.get(number & 255, f"{number & 255}").split()
-    place = number >> 8
-    if place == 0:
+    extension = number >> 8
+    if extension == 0:
         return f"SQLITE_{primary}"
-    known = place <= len(extended) and extended[place - 1] != "-"
-    return f"SQLITE_{primary}_{extended[place - 1] if known else place}"
+    # "-" marks a number that SQLite does not use.
+    is_known = extension <= len(extended) and extended[extension - 1] != "-"
+    return f"SQLITE_{primary}_{extended[extension - 1] if is_known else extension}"
 
 
-def _failure(number: int, rule: str) -> Failure:
+def _make_failure(number: int, rule: str) -> Failure:
     kind, sent = _FACTS.get(number) or _FACTS.get(number & 255) or ("permanent", "no")
-    return Failure(kind, sent, None, _name(number), rule)
+    return Failure(kind, sent, None, _code_name(number), rule)
 
 
-def _stdlib(error: BaseException, _look: Look, rule: str) -> Failure:
+def _classify_sqlite3_error(error: BaseException, _classification: Classification, rule: str) -> Failure:
     number = getattr(error, "sqlite_errorcode", None)
     if isinstance(number, int):
-        return _failure(number, rule)
+        return _make_failure(number, rule)
     return Failure("permanent", "no", None, f"EXC_{type(error).__name__[:80]}", rule)
 
 
-def _apsw(primary: int) -> Reading:
-    """Make the rule for one of apsw's classes; a VFS written in Python may leave the number out."""
+def _make_apsw_rule(primary: int) -> Reading:
+    """Return the rule for one of apsw's classes; a VFS written in Python may leave out the number."""
 
-    def read(error: BaseException, _look: Look, rule: str) -> Failure:
+    def read(error: BaseException, _classification: Classification, rule: str) -> Failure:
         number = getattr(error, "extendedresult", None)
-        return _failure(number if isinstance(number, int) and number > 0 else primary, rule)
+        return _make_failure(number if isinstance(number, int) and number > 0 else primary, rule)
 
     return read
 
 
-_APSW: Final = {
+#: The primary result code of each exception class of apsw.
+_APSW_CODES: Final = {
     "SQLError": 1, "InternalError": 2, "PermissionsError": 3, "AbortError": 4, "BusyError": 5,
     "LockedError": 6, "NoMemError": 7, "ReadOnlyError": 8, "InterruptError": 9, "IOError": 10,
     "CorruptError": 11, "NotFoundError": 12, "FullError": 13, "CantOpenError": 14, "ProtocolError": 15,
@@ -115,9 +117,9 @@ _APSW: Final = {
 }  # fmt: skip
 
 TABLES: Final[dict[str, Table]] = {
-    "sqlite3": {"Error": _stdlib, "Warning": ("permanent", "no", "")},
+    "sqlite3": {"Error": _classify_sqlite3_error, "Warning": ("permanent", "no", "")},
     "apsw": {
-        **{name: _apsw(primary) for name, primary in _APSW.items()},
+        **{name: _make_apsw_rule(primary) for name, primary in _APSW_CODES.items()},
         "Error": ("permanent", "no", ""),
     },
 }

@@ -20,8 +20,8 @@ import oncemore
 from oncemore.demo.exoarmur.agent import NAMESPACE
 from oncemore.demo.exoarmur.hosts import ACTIONS
 from oncemore.errors import Error
-from oncemore.testing.fault_proxy import Wire
-from oncemore.testing.nats import Cluster
+from oncemore.testing.fault_proxy import FaultProxy
+from oncemore.testing.nats import NatsCluster
 
 if TYPE_CHECKING:
     from typing import IO
@@ -33,7 +33,7 @@ HOSTS, INTENTS = 6, 5
 NONSENSE = "paint_it_blue"
 
 
-class Plan(NamedTuple):
+class AgentPlan(NamedTuple):
     """What is going to happen, drawn from one seed.
 
     intents   what is to be executed, with one that makes no sense
@@ -48,12 +48,12 @@ class Plan(NamedTuple):
     faults: dict[str, dict[str, list[str]]]
 
     @property
-    def sound(self) -> tuple[str, ...]:
+    def valid_intents(self) -> tuple[str, ...]:
         """The intents that are to be executed, once."""
         return tuple(one["name"] for one in self.intents if one["action"] != NONSENSE)
 
 
-def planned(seed: str, *, careless: bool = False) -> Plan:
+def make_plan(seed: str, *, careless: bool = False) -> AgentPlan:
     """Return the plan of a seed: the same one every time."""
     chance = random.Random(f"oncemore demo exoarmur {seed}")  # noqa: S311 - a story, and to be told again
     names = [f"i-{number}" for number in range(1, INTENTS + 2)]
@@ -72,45 +72,45 @@ def planned(seed: str, *, careless: bool = False) -> Plan:
         "reputation": {critical: ["503", "stall"]},
         "validate": {chance.choice([name for name in sound if name not in executed]): ["reset"]},
     }
-    return Plan(seed, careless, tuple(intents), tuple(hosts), critical, faults)
+    return AgentPlan(seed, careless, tuple(intents), tuple(hosts), critical, faults)
 
 
-class Cast:
+class AgentProcesses:
     """Everybody else."""
 
-    def __init__(self, folder: Path, plan: Plan) -> None:
+    def __init__(self, folder: Path, plan: AgentPlan) -> None:
         self.folder = folder
-        self.cluster = Cluster(folder)
-        self.store = f"{self.cluster.url}/{NAMESPACE}?replicas=3&monitor={self.cluster.monitors}"
+        self.cluster = NatsCluster(folder)
+        self.store = f"{self.cluster.url}/{NAMESPACE}?replicas=3&monitor={self.cluster.monitor_urls}"
         source = str(Path(oncemore.__file__).parents[1])
         told = {name: value for name, value in os.environ.items() if not name.startswith("ONCEMORE_")}
         self._env = {**told, "PYTHONPATH": os.pathsep.join(filter(None, [source, told.get("PYTHONPATH")]))}
         (folder / "world.json").write_text(json.dumps({"faults": plan.faults}), encoding="utf-8")
         self._all: list[subprocess.Popen[str]] = []
-        self.wires: list[Wire] = []
+        self.wires: list[FaultProxy] = []
 
-    def world(self) -> str:
+    def start_hosts(self) -> str:
         """Start the world; return where it is."""
-        world = self._start("oncemore.demo.exoarmur.hosts", str(self.folder))
-        return f"http://127.0.0.1:{int(said(world, 'the world'))}"
+        world = self._start_process("oncemore.demo.exoarmur.hosts", str(self.folder))
+        return f"http://127.0.0.1:{int(read_line(world, 'the world'))}"
 
-    def servers(self) -> None:
+    def start_servers(self) -> None:
         """Start the three servers; they answer a little later."""
         for one in self.cluster.nodes:
             self.cluster.start(one)
 
-    def wire(self) -> Wire:
+    def open_proxy(self) -> FaultProxy:
         """Return a wire to whichever of the servers answers."""
-        made = Wire(*(("127.0.0.1", one.port) for one in self.cluster.nodes))
+        made = FaultProxy(*(("127.0.0.1", one.port) for one in self.cluster.nodes))
         self.wires.append(made)
         return made
 
-    def other(self) -> subprocess.Popen[str]:
+    def start_second_agent(self) -> subprocess.Popen[str]:
         """Start the second agent."""
         words = self.store, self.cluster.url, str(self.folder)
-        return self._start("oncemore.demo.exoarmur.agent", *words)
+        return self._start_process("oncemore.demo.exoarmur.agent", *words)
 
-    def _start(self, module: str, *words: str) -> subprocess.Popen[str]:
+    def _start_process(self, module: str, *words: str) -> subprocess.Popen[str]:
         """Start a process in a session of its own: Ctrl-C is for us, and we end the others."""
         with (self.folder / "errors.txt").open("a", encoding="utf-8") as errors:
             process = subprocess.Popen(  # noqa: S603 - Python, with modules of ours
@@ -138,7 +138,7 @@ class Cast:
                 one.kill()  # its files are thrown away, or were read before
 
 
-def said(process: subprocess.Popen[str], who: str) -> str:
+def read_line(process: subprocess.Popen[str], who: str) -> str:
     """Return the next line that another process says; it may not take for ever."""
     out: IO[str] | Any = process.stdout
     with selectors.DefaultSelector() as waiting:

@@ -14,78 +14,83 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import oncemore
-from oncemore.audit import AuditStream, RetryAttempt, event_from
-from oncemore.demo.pipeline.tally import count_of, lines
-from oncemore.log.nats.servers import connected, servers_of
-from oncemore.log.store import Query
-from oncemore.profiles.exoarmur.policy import built_in
+from oncemore.audit import AuditStream, RetryAttempt, parse_event
+from oncemore.demo.pipeline.tally import make_count, read_json_lines
+from oncemore.log.nats.servers import connect_first, parse_servers
+from oncemore.log.store import HeadQuery
+from oncemore.profiles.exoarmur.policy import builtin_categories
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from oncemore.audit import Event
-    from oncemore.demo.exoarmur.cast import Plan
-    from oncemore.demo.pipeline.tally import Count
+    from oncemore.audit import AuditEvent
+    from oncemore.demo.exoarmur.cast import AgentPlan
+    from oncemore.demo.pipeline.tally import EffectCount
 
 #: What the effects are called, by the path that they come by.
 EFFECTS = {"execute": "intents executed", "contain": "hosts contained", "release": "hosts released"}
 STREAMS = {"BELIEFS": "beliefs in stream", "INTENTS": "intents in stream", "AUDIT": "audit events"}
-MOST_RUNS = 10_000
+MAX_RUNS = 10_000
 
 
-class Counted(NamedTuple):
+class EffectReport(NamedTuple):
     """The counts, the audit stream, and what is wrong with any of it."""
 
-    counts: tuple[Count, ...]
+    counts: tuple[EffectCount, ...]
     audit: AuditStream
     faults: tuple[str, ...]
 
     @property
-    def good(self) -> bool:
+    def is_exact(self) -> bool:
         """Whether everything is there once."""
         return not any(one.duplicated or one.lost for one in self.counts)
 
 
-async def stored(url: str, stream: str) -> list[bytes]:
+async def read_stream(url: str, stream: str) -> list[bytes]:
     """Return every message of a stream in its order, each asked for by its number."""
-    line = await connected(servers_of(url), 10.0)
+    line = await connect_first(parse_servers(url), 10.0)
     try:
-        return await all_of(line.jetstream(timeout=5.0), stream)
+        return await read_messages(line.jetstream(timeout=5.0), stream)
     finally:
         await line.close()
 
 
-async def all_of(streams: Any, stream: str) -> list[bytes]:
+async def read_messages(streams: Any, stream: str) -> list[bytes]:
     """Return the messages of a stream that nobody has deleted anything from."""
     state = (await streams.stream_info(stream)).state
     asked = (streams.get_msg(stream, number) for number in range(1, state.last_seq + 1))
     return [message.data or b"" for message in await asyncio.gather(*asked)]
 
 
-async def counted(
-    folder: Path, url: str, plan: Plan, sent: Mapping[str, list[str]], tried: Mapping[str, int]
-) -> Counted:
+async def count_effects(
+    folder: Path, url: str, plan: AgentPlan, sent: Mapping[str, list[str]], tried: Mapping[str, int]
+) -> EffectReport:
     """Count everything; `sent` has what each stream acknowledged, `tried` how often it was asked to."""
-    counts = effects(folder, plan)
+    counts = count_host_effects(folder, plan)
     for stream, names in sent.items():
-        there = Counter(json.loads(one)["name"] for one in await stored(url, stream))
-        counts.append(count_of(STREAMS[stream], frozenset(names), tried[stream], there))
-    told = [[json.dumps(one) for one in lines(folder / name)] for name in ("audit.jsonl", "audit-2.jsonl")]
-    events = [event_from(json.loads(one)) for one in await stored(url, "AUDIT")]
-    texts = [json.dumps(event.plain()) for event in events]
+        there = Counter(json.loads(one)["name"] for one in await read_stream(url, stream))
+        counts.append(make_count(STREAMS[stream], frozenset(names), tried[stream], there))
+    told = [
+        [json.dumps(one) for one in read_json_lines(folder / name)]
+        for name in ("audit.jsonl", "audit-2.jsonl")
+    ]
+    events = [parse_event(json.loads(one)) for one in await read_stream(url, "AUDIT")]
+    texts = [json.dumps(event.to_dict()) for event in events]
     all_told = [one for trail in told for one in trail]
-    counts.append(count_of(STREAMS["AUDIT"], frozenset(all_told), len(all_told), Counter(texts)))
+    counts.append(make_count(STREAMS["AUDIT"], frozenset(all_told), len(all_told), Counter(texts)))
     audit = AuditStream(events)
-    return Counted(tuple(counts), audit, (*_disorder(told, texts), *missing(events)))
+    return EffectReport(
+        tuple(counts), audit, (*_find_disorder(told, texts), *find_untried_categories(events))
+    )
 
 
-def effects(folder: Path, plan: Plan) -> list[Count]:
+def count_host_effects(folder: Path, plan: AgentPlan) -> list[EffectCount]:
     """Count the effects that the recorder has."""
-    seen = lines(folder / "recorder.jsonl")
-    wanted = {"execute": plan.sound, "contain": (*plan.hosts, plan.critical), "release": plan.hosts}
+    seen = read_json_lines(folder / "recorder.jsonl")
+    wanted = {"execute": plan.valid_intents, "contain": (*plan.hosts, plan.critical), "release": plan.hosts}
     return [
-        count_of(
+        make_count(
             name,
             frozenset(wanted[path]),
             sum(line["what"] == "asked" and line["path"] == path for line in seen),
@@ -95,7 +100,7 @@ def effects(folder: Path, plan: Plan) -> list[Count]:
     ]
 
 
-def _disorder(told: list[list[str]], texts: list[str]) -> list[str]:
+def _find_disorder(told: list[list[str]], texts: list[str]) -> list[str]:
     """Say which agent's events came in another order than they were told in."""
     order = {text: at for at, text in enumerate(texts)}
     places = [[order[one] for one in trail if one in order] for trail in told]
@@ -106,25 +111,31 @@ def _disorder(told: list[list[str]], texts: list[str]) -> list[str]:
     ]
 
 
-def missing(events: Iterable[Event]) -> list[str]:
+def find_untried_categories(events: Iterable[AuditEvent]) -> list[str]:
     """Say which of the 17 categories nothing went wrong in: the story is to show all of them at work."""
     met = {event.retry_category for event in events if event.event_type in _TROUBLE}
-    return [f"nothing went wrong under {name}" for name, one in built_in().items() if one.code not in met]
+    return [
+        f"nothing went wrong under {name}"
+        for name, one in builtin_categories().items()
+        if one.code not in met
+    ]
 
 
 _TROUBLE = ("retry_attempt", "retry_exhausted", "retry_refused")
 
 
-def decisions(events: Iterable[Event], engine: oncemore.Engine) -> tuple[Counter[Any], Counter[Any]]:
+def count_decisions(
+    events: Iterable[AuditEvent], engine: oncemore.Engine
+) -> tuple[Counter[Any], Counter[Any]]:
     """Return every wait that was decided, as the audit stream has it and as the log has it."""
-    reading = {one.code for one in built_in().values() if one.kind == "reading"}
+    reading = {one.code for one in builtin_categories().values() if one.kind == "reading"}
     in_stream = Counter(
         (event.operation, event.attempt_number, event.delay_seconds)
         for event in events
         if isinstance(event, RetryAttempt) and event.retry_category not in reading
     )
     in_log: Counter[Any] = Counter()
-    for head in engine.store.heads(Query("run", limit=MOST_RUNS)):
+    for head in engine.store.list_heads(HeadQuery("run", limit=MAX_RUNS)):
         run = oncemore.Run(engine, head.entity)
         for proof in run.proofs:
             if proof["action"] == "retry":

@@ -8,43 +8,45 @@ from typing import TYPE_CHECKING, Any
 
 import oncemore
 from oncemore.audit import Idempotency, RetryAttempt, RetryExhausted, RetryRefused, RetrySucceeded
-from oncemore.demo.pipeline.board import cut
-from oncemore.demo.pipeline.ending import counted as table
-from oncemore.demo.pipeline.ending import programs
-from oncemore.demo.pipeline.live import wrapped
+from oncemore.demo.pipeline.board import cut_line
+from oncemore.demo.pipeline.ending import command_names
+from oncemore.demo.pipeline.ending import count_lines as table
+from oncemore.demo.pipeline.live import wrap_text
 from oncemore.maintenance import copy
-from oncemore.profiles.exoarmur.policy import built_in
+from oncemore.profiles.exoarmur.policy import builtin_categories
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from oncemore.audit import AuditStream, Event
-    from oncemore.demo.exoarmur.count import Counted
-    from oncemore.demo.exoarmur.story import Story
+    from oncemore.audit import AuditEvent, AuditStream
+    from oncemore.demo.exoarmur.count import EffectReport
+    from oncemore.demo.exoarmur.story import ExoarmurDemo
     from oncemore.demo.pipeline.board import Line, Tint
-    from oncemore.demo.pipeline.live import Terminal
+    from oncemore.demo.pipeline.live import LiveTerminal
 
 #: How categories are called in the story, where their codes would take too much room.
-ROOM, NAMES = 23, {str(one.code): name for name, one in built_in().items()}
+NAME_WIDTH, NAMES = 23, {str(one.code): name for name, one in builtin_categories().items()}
 
 
-def shown(terminal: Terminal, text: str, events: Iterable[Event], facts: Iterable[Line]) -> None:
+def print_scene(
+    terminal: LiveTerminal, text: str, events: Iterable[AuditEvent], facts: Iterable[Line]
+) -> None:
     """Show a scene: what it is about, what was told of it, what came of it."""
-    width = terminal.size()[0]
-    rows: list[Line] = [[], *wrapped(text, width, "bold")]
+    width = terminal.terminal_size()[0]
+    rows: list[Line] = [[], *wrap_text(text, width, "bold")]
     for event in events:
-        told = of_event(event)
+        told = describe_event(event)
         if told is not None:
             words, tint = told
             name = NAMES.get(event.retry_category, event.retry_category)
-            broken = textwrap.wrap(f"{event.operation}: {words}", max(20, width - ROOM - 2)) or [""]
-            rows.append([(f"  {name:<{ROOM}}", "dim"), (broken[0], tint)])
-            rows += [[(" " * (ROOM + 4), ""), (more, tint)] for more in broken[1:]]
-    terminal.lines([*rows, *(cut(fact, width) for fact in facts)])
+            broken = textwrap.wrap(f"{event.operation}: {words}", max(20, width - NAME_WIDTH - 2)) or [""]
+            rows.append([(f"  {name:<{NAME_WIDTH}}", "dim"), (broken[0], tint)])
+            rows += [[(" " * (NAME_WIDTH + 4), ""), (more, tint)] for more in broken[1:]]
+    terminal.write_lines([*rows, *(cut_line(fact, width) for fact in facts)])
 
 
-def of_event(event: Event) -> tuple[str, Tint] | None:
+def describe_event(event: AuditEvent) -> tuple[str, Tint] | None:
     """Return what an event says, in a few words; None for what went as it should."""
     match event:
         case RetryAttempt():
@@ -62,54 +64,58 @@ def of_event(event: Event) -> tuple[str, Tint] | None:
     return None
 
 
-def closing(story: Story, found: Counted, took: float, *, keep: bool) -> int:
+def print_ending(story: ExoarmurDemo, found: EffectReport, took: float, *, keep: bool) -> int:
     """Show the count and what is left to see; return the exit code."""
-    terminal, width = story.terminal, story.terminal.size()[0]
-    terminal.lines([[]])
-    terminal.say("Counted in the recorder of the hosts and in the streams; oncemore's log was not asked:")
-    terminal.lines([[], *table(found, width), []])
+    terminal, width = story.terminal, story.terminal.terminal_size()[0]
+    terminal.write_lines([[]])
+    terminal.write_paragraph(
+        "Counted in the recorder of the hosts and in the streams; oncemore's log was not asked:"
+    )
+    terminal.write_lines([[], *table(found, width), []])
     wrong = [*story.wrong, *found.faults]
-    if not found.good:
+    if not found.is_exact:
         wrong.insert(0, "effects or messages were duplicated or lost: see the table")
     if wrong:
         careless = " This agent is careless on purpose: it keeps its keys to itself."
         why = careless if story.plan.careless else ""
-        terminal.say(f"Otherwise than told: {'; '.join(wrong)}.{why}", "red")
+        terminal.write_paragraph(f"Otherwise than told: {'; '.join(wrong)}.{why}", "red")
     else:
-        terminal.say("Every effect, message and event that was asked for is there, once.", "green")
-    terminal.lines([[], *audited(found.audit, width), [], *per_category(found.audit, width), []])
+        terminal.write_paragraph(
+            "Every effect, message and event that was asked for is there, once.", "green"
+        )
+    terminal.write_lines([[], *audit_lines(found.audit, width), [], *category_lines(found.audit, width), []])
     if keep:
-        kept(story)
-    terminal.lines(next_steps(story, keep=keep))
-    terminal.say(f"It took {took:.0f} s.", "dim")
+        export_log(story)
+    terminal.write_lines(next_steps(story, keep=keep))
+    terminal.write_paragraph(f"It took {took:.0f} s.", "dim")
     return 1 if wrong else 0
 
 
-def audited(audit: AuditStream, width: int) -> list[Line]:
+def audit_lines(audit: AuditStream, width: int) -> list[Line]:
     """Return what is in the audit stream: how much of each kind, and one of the kinds that tell most."""
     kinds = Counter(event.event_type for event in audit)
     told = ", ".join(f"{many} {kind}" for kind, many in sorted(kinds.items()))
     rows: list[Line] = [
         [("The audit stream AUDIT, on exoarmur.audit.append.v1", "bold")],
-        *wrapped(f"{len(audit)} events, in order: {told}. Three of them:", width),
+        *wrap_text(f"{len(audit)} events, in order: {told}. Three of them:", width),
     ]
     hits = [event for event in audit if isinstance(event, Idempotency) and event.action == "hit"]
-    for event in (*_first(audit, RetryAttempt), *hits[:1], *_first(audit, RetryExhausted)):
-        rows += [[(line, "dim")] for line in textwrap.wrap(event.json(), width, subsequent_indent="    ")]
+    for event in (*_first_event(audit, RetryAttempt), *hits[:1], *_first_event(audit, RetryExhausted)):
+        rows += [[(line, "dim")] for line in textwrap.wrap(event.to_json(), width, subsequent_indent="    ")]
     return rows
 
 
-def _first(audit: AuditStream, kind: type[Event]) -> list[Event]:
+def _first_event(audit: AuditStream, kind: type[AuditEvent]) -> list[AuditEvent]:
     return [event for event in audit if isinstance(event, kind)][:1]
 
 
-def per_category(audit: AuditStream, width: int) -> list[Line]:
+def category_lines(audit: AuditStream, width: int) -> list[Line]:
     """Return what came of the operations of each of the 17 categories, as the stream has it."""
     row = "{:<27}{:>11}{:>15}{:>13}{:>13}".format
     heads = ("category", "operations", "total_attempts", "success_rate", "avg_attempts")
-    rows: list[Line] = [cut([(row(*heads), "bold")], width)]
+    rows: list[Line] = [cut_line([(row(*heads), "bold")], width)]
     found = audit.per_category()
-    for one in built_in().values():
+    for one in builtin_categories().values():
         summed: Any = found.get(one.code)
         if summed is None:
             rows.append([(f"{one.code:<27}    nothing", "red")])
@@ -118,20 +124,20 @@ def per_category(audit: AuditStream, width: int) -> list[Line]:
             one.code, summed.operations, summed.total_attempts, f"{summed.success_rate:.2f}",
             f"{summed.avg_attempts:.2f}",
         )  # fmt: skip
-        rows.append(cut([(told, "")], width))
+        rows.append(cut_line([(told, "")], width))
     return rows
 
 
-def kept(story: Story) -> None:
+def export_log(story: ExoarmurDemo) -> None:
     """Move the log out of the bus, which ends with the story, into a file beside the rest."""
     story.close()
     with oncemore.open(story.cast.store) as here, oncemore.open(story.folder / "log.db") as new:
-        copy.copy(here, new, reason="the servers of the story are ended", by="oncemore demo")
+        copy.move_log(here, new, reason="the servers of the story are ended", by="oncemore demo")
 
 
-def next_steps(story: Story, *, keep: bool) -> list[Line]:
+def next_steps(story: ExoarmurDemo, *, keep: bool) -> list[Line]:
     """Return what to try next: commands that work where they are read."""
-    us, _ = programs()
+    us, _ = command_names()
     if not keep:
         steps = [
             (f"{us} demo exoarmur --keep --seed {story.plan.seed}", "the same again; log and events stay"),
@@ -139,7 +145,7 @@ def next_steps(story: Story, *, keep: bool) -> list[Line]:
         ]
     else:
         folder: Path = story.folder
-        store, key = f"--store {folder}/log.db", story.agent.key("contain", host=story.plan.hosts[0])
+        store, key = f"--store {folder}/log.db", story.agent.compute_key("contain", host=story.plan.hosts[0])
         steps = [
             (f"{us} audit {folder}/audit.jsonl --patterns", "the table above"),
             (f"{us} audit {folder}/audit.jsonl --type retry_exhausted", "what gave up"),
@@ -148,7 +154,7 @@ def next_steps(story: Story, *, keep: bool) -> list[Line]:
             (f"{us} replay --all {store}", "every decision computed again"),
         ]
     room = max(len(command) for command, _ in steps)
-    wide = story.terminal.size()[0] >= room + 40
+    wide = story.terminal.terminal_size()[0] >= room + 40
     rows: list[Line] = [[("What to try next", "bold")]]
     for command, what in steps:
         if wide:

@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from oncemore.demo.pipeline.world import HOST, Recorder
+from oncemore.demo.pipeline.world import HOST, EffectRecorder
 from oncemore.demo.serving import QuietHandler, QuietServer
 
 EFFECTS = ("execute", "contain", "release")
@@ -32,15 +32,15 @@ ACTIONS = ("quarantine_file", "block_address", "rotate_token")
 STALL_S = 1.2
 
 
-class Hosts:
+class HostRegistry:
     """What the hosts know: which keys they have seen, and how each visit fares."""
 
-    def __init__(self, faults: dict[str, dict[str, list[str]]], recorder: Recorder) -> None:
+    def __init__(self, faults: dict[str, dict[str, list[str]]], recorder: EffectRecorder) -> None:
         self._faults, self._recorder = faults, recorder
         self._lock = threading.Lock()
         self._seen: set[str] = set()
 
-    def fault(self, path: str, name: str) -> str:
+    def next_fault(self, path: str, name: str) -> str:
         """Return how this visit fares; "" means well."""
         with self._lock:
             waiting = self._faults.get(path, {}).get(name, [])
@@ -48,7 +48,7 @@ class Hosts:
         self._recorder.write("asked", name, path=path, fault=fault)
         return fault
 
-    def apply(self, path: str, name: str, key: str | None) -> None:
+    def apply_effect(self, path: str, name: str, key: str | None) -> None:
         """Have an effect, unless the key is known."""
         with self._lock:
             known = key is not None and key in self._seen
@@ -57,45 +57,45 @@ class Hosts:
             self._recorder.write("known" if known else "applied", name, path=path)
 
 
-class Server(QuietServer):
+class HostServer(QuietServer):
     """The server."""
 
-    hosts: Hosts
+    hosts: HostRegistry
 
 
-class Handler(QuietHandler):
+class HostHandler(QuietHandler):
     """One visit."""
 
-    server: Server
+    server: HostServer
     timeout = 20.0
 
     def do_POST(self) -> None:  # noqa: N802 - the name that http.server asks for
         """Answer as the plan has it."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         path, name = self.path.strip("/"), str(body["name"])
-        fault = self.server.hosts.fault(path, name)
+        fault = self.server.hosts.next_fault(path, name)
         if fault == "503":
-            self._answer(503, {})
+            self._send_answer(503, {})
         elif fault == "reset":
-            self.drop()
+            self.reset_connection()
         else:
-            status, answer = self._done(path, name, body)
+            status, answer = self._handle_request(path, name, body)
             if fault == "stall":
                 time.sleep(STALL_S)
             if fault == "drop":
-                self.drop()
+                self.reset_connection()
             else:
-                self._answer(status, answer)
+                self._send_answer(status, answer)
 
-    def _done(self, path: str, name: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    def _handle_request(self, path: str, name: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         if path in EFFECTS:
-            self.server.hosts.apply(path, name, self.headers["Idempotency-Key"])
+            self.server.hosts.apply_effect(path, name, self.headers["Idempotency-Key"])
             return 200, {"done": f"{path} {name}"}
         if path == "validate" and body.get("action") not in ACTIONS:
             return 422, {"detail": f"no such action: {body.get('action')}"}
         return 200, {"name": name, "reputation": "bad"}
 
-    def _answer(self, status: int, body: dict[str, Any]) -> None:
+    def _send_answer(self, status: int, body: dict[str, Any]) -> None:
         data = json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
@@ -118,9 +118,9 @@ def end_servers(folder: Path) -> None:
 def main() -> int:
     """Serve until standard input ends; the first line said is the port."""
     folder = Path(sys.argv[1])
-    server = Server((HOST, 0), Handler)
+    server = HostServer((HOST, 0), HostHandler)
     faults = json.loads((folder / "world.json").read_text(encoding="utf-8"))["faults"]
-    server.hosts = Hosts(faults, Recorder(folder / "recorder.jsonl"))
+    server.hosts = HostRegistry(faults, EffectRecorder(folder / "recorder.jsonl"))
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     print(server.server_address[1], flush=True)
     sys.stdin.read()

@@ -28,7 +28,7 @@ DETAILS = {500: "internal error", 503: "overloaded", 404: "no such finding"}
 STATUSES = {"accept": "accepted", "reject": "rejected"}
 
 
-class Visit(NamedTuple):
+class CoreRequest(NamedTuple):
     """A request as Core saw it, and how it ended: a status, or the fault in a word."""
 
     method: str
@@ -39,31 +39,31 @@ class Visit(NamedTuple):
     request_id: str
 
 
-class Core:
+class CoreServer:
     """A running Core; `url` is where, `visits` what came, `findings` and `sessions` what it knows."""
 
     def __init__(self) -> None:
         self.findings: dict[str, dict[str, Any]] = {"f-12": {"status": "open", "discussion": []}}
         self.sessions: dict[str, dict[str, Any]] = {"s-4": {"position": 1}}
-        self.visits: list[Visit] = []
+        self.visits: list[CoreRequest] = []
         self.acted = 0
         self.closing = threading.Event()
         self._faults: dict[str, list[int | str]] = {}
         self._lock = threading.Lock()
-        self._http = _Http(("127.0.0.1", 0), _Handler)
+        self._http = _CoreHttpServer(("127.0.0.1", 0), _CoreHandler)
         self._http.core = self
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
 
-    def fail(self, what: str, *endings: int | str) -> None:
+    def queue_faults(self, what: str, *endings: int | str) -> None:
         """Let the next requests of a method and path ("POST /v1/analyze") end so."""
         self._faults.setdefault(what, []).extend(endings)
 
-    def of(self, what: str) -> list[Visit]:
+    def requests_for(self, what: str) -> list[CoreRequest]:
         """Return the visits of a method and path, in order."""
         return [visit for visit in self.visits if f"{visit.method} {visit.path}" == what]
 
-    def met(self, method: str, path: str, said: Any, marks: tuple[str, str]) -> tuple[str, Any]:
+    def handle_request(self, method: str, path: str, said: Any, marks: tuple[str, str]) -> tuple[str, Any]:
         """Take a request in: do its work unless a fault comes first; return how it ends, and the answer."""
         with self._lock:
             at = time.monotonic()
@@ -73,12 +73,12 @@ class Core:
             if isinstance(fault, int):
                 status, answer = fault, {"detail": DETAILS.get(fault, "refused")}
             elif fault != UNHEARD:
-                status, answer = self._done(method, path, said)
+                status, answer = self._run_request(method, path, said)
             ending = fault if isinstance(fault, str) else str(status)
-            self.visits.append(Visit(method, path, ending, at, *marks))
+            self.visits.append(CoreRequest(method, path, ending, at, *marks))
             return ending, answer
 
-    def _done(self, method: str, path: str, said: Any) -> tuple[int, dict[str, Any]]:
+    def _run_request(self, method: str, path: str, said: Any) -> tuple[int, dict[str, Any]]:
         match method, path.strip("/").split("/"):
             case "POST", ["v1", "analyze"]:
                 return 200, {"finding": "f-12", "of": said}
@@ -91,10 +91,10 @@ class Core:
                 self.sessions[name]["position"] += 1
                 return 200, self.sessions[name]
             case "POST", ["v1", "sessions", _, "findings", name, action] if name in self.findings:
-                return 200, self._act(self.findings[name], action, said)
+                return 200, self._apply_action(self.findings[name], action, said)
         return 404, {"detail": DETAILS[404]}
 
-    def _act(self, finding: dict[str, Any], action: str, said: Any) -> dict[str, Any]:
+    def _apply_action(self, finding: dict[str, Any], action: str, said: Any) -> dict[str, Any]:
         self.acted += 1
         if action == "discuss":
             finding["discussion"].append(said)
@@ -115,29 +115,29 @@ class Core:
         self._thread.join()
 
 
-class _Http(QuietServer):
-    core: Core
+class _CoreHttpServer(QuietServer):
+    core: CoreServer
 
 
-class _Handler(QuietHandler):
-    server: _Http
+class _CoreHandler(QuietHandler):
+    server: _CoreHttpServer
     timeout = PATIENCE_S
 
     def do_GET(self) -> None:  # noqa: N802 - the name that http.server asks for
         """Answer a question."""
-        self._answer(None)
+        self._send_answer(None)
 
     def do_POST(self) -> None:  # noqa: N802 - the name that http.server asks for
         """Take something in."""
-        self._answer(json.loads(self.rfile.read(int(self.headers.get("Content-Length", "0"))) or "null"))
+        self._send_answer(json.loads(self.rfile.read(int(self.headers.get("Content-Length", "0"))) or "null"))
 
-    def _answer(self, said: Any) -> None:
+    def _send_answer(self, said: Any) -> None:
         marks = self.headers.get("Oncemore-Attempt", ""), self.headers.get("X-Request-ID", "")
-        ending, answer = self.server.core.met(self.command, self.path, said, marks)
+        ending, answer = self.server.core.handle_request(self.command, self.path, said, marks)
         if ending == STALLED:
             self.server.core.closing.wait(PATIENCE_S)
         if ending in (LOST, UNHEARD, STALLED):
-            self.drop()
+            self.reset_connection()
             return
         data = json.dumps(answer).encode()
         self.send_response(int(ending))

@@ -16,23 +16,23 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from oncemore.demo.lit.server import LOST, Core
-from oncemore.demo.pipeline.live import Terminal, hushed
+from oncemore.demo.lit.server import LOST, CoreServer
+from oncemore.demo.pipeline.live import LiveTerminal, silence_logging
 from oncemore.profiles.lit import (
     ActionOutcomeUnknown,
     CoreClient,
     CoreClientHTTPError,
-    Exhaustion,
+    ExhaustionAlert,
     Persistence,
     context,
 )
-from oncemore.profiles.lit.alert import MEANS, log
+from oncemore.profiles.lit.alert import ALERT_MEANING, log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TextIO
 
-    from oncemore.demo.lit.server import Visit
+    from oncemore.demo.lit.server import CoreRequest
     from oncemore.demo.pipeline.board import Line, Tint
 
 FINDING = "CREATE TABLE finding (id TEXT PRIMARY KEY, text TEXT)"
@@ -41,7 +41,7 @@ WHAT, CAME = 22, 20
 ACCEPT = "POST /v1/sessions/s-4/findings/f-12/accept"
 
 
-class Row(NamedTuple):
+class DemoRow(NamedTuple):
     """A line of the story: what was done, what came back, what became of it; `holds` if it went as told."""
 
     what: str
@@ -51,7 +51,7 @@ class Row(NamedTuple):
     tint: Tint = "green"
 
 
-class Locked(logging.Handler):
+class DatabaseLock(logging.Handler):
     """Holds a database locked until so many tries have failed; `at` has when they did."""
 
     def __init__(self, file: Path, tries: int) -> None:
@@ -69,7 +69,7 @@ class Locked(logging.Handler):
         if len(self.at) == self._tries:
             self._other.execute("ROLLBACK")
 
-    def __enter__(self) -> Locked:
+    def __enter__(self) -> DatabaseLock:
         log.addHandler(self)
         return self
 
@@ -78,67 +78,69 @@ class Locked(logging.Handler):
         self._other.close()
 
 
-class Stage:
+class LitDemo:
     """The platform with everything around it."""
 
-    def __init__(self, core: Core, folder: Path) -> None:
+    def __init__(self, core: CoreServer, folder: Path) -> None:
         self.core = core
         self.file = folder / "findings.db"
-        self.counter = Exhaustion()
+        self.counter = ExhaustionAlert()
         self.client = CoreClient(core.url, counter=self.counter)
         with closing(sqlite3.connect(self.file)) as made:
             made.execute(FINDING)
 
-    def recovers(self) -> Row:
+    def play_recovery(self) -> DemoRow:
         """Core fails once."""
-        self.core.fail("POST /v1/analyze", 500)
+        self.core.queue_faults("POST /v1/analyze", 500)
         with context(request_id="r-16", session_id="s-4"):
             answer = self.client.call("/v1/analyze", {"document": "d-9"})
-        seen = self.core.of("POST /v1/analyze")
-        then = f"{len(seen)} requests, waited {_apart(seen):.2f} s"
-        holds = len(seen) == 2 and answer["finding"] == "f-12" and _apart(seen) >= 0.25
-        return Row("POST /v1/analyze", _endings(seen), then, holds)
+        seen = self.core.requests_for("POST /v1/analyze")
+        then = f"{len(seen)} requests, waited {_seconds_between(seen):.2f} s"
+        holds = len(seen) == 2 and answer["finding"] == "f-12" and _seconds_between(seen) >= 0.25
+        return DemoRow("POST /v1/analyze", _format_endings(seen), then, holds)
 
-    def exhausts(self) -> Row:
+    def play_exhaustion(self) -> DemoRow:
         """Core stays down."""
-        before = len(self.core.of("POST /v1/analyze"))
-        self.core.fail("POST /v1/analyze", 503, 503)
+        before = len(self.core.requests_for("POST /v1/analyze"))
+        self.core.queue_faults("POST /v1/analyze", 503, 503)
         error = ""
         with context(request_id="r-17", session_id="s-4"):
             try:
                 self.client.call("/v1/analyze", {"document": "d-9"})
             except CoreClientHTTPError as raised:
-                error = _written(raised)
-        seen = self.core.of("POST /v1/analyze")[before:]
+                error = _format_error(raised)
+        seen = self.core.requests_for("POST /v1/analyze")[before:]
         ids = {visit.request_id for visit in seen}
         holds = len(seen) == 2 and ids == {"r-17"} and "503" in error
         then = f"{error} request={', '.join(sorted(ids))} session=s-4"
-        return Row("POST /v1/analyze", _endings(seen), then, holds, "red")
+        return DemoRow("POST /v1/analyze", _format_endings(seen), then, holds, "red")
 
-    def refuses(self) -> Row:
+    def play_refusal(self) -> DemoRow:
         """Core says no."""
         try:
             self.client.get("/v1/findings/99")
             error = ""
         except CoreClientHTTPError as raised:
-            error = _written(raised)
-        seen = self.core.of("GET /v1/findings/99")
+            error = _format_error(raised)
+        seen = self.core.requests_for("GET /v1/findings/99")
         then = f"{error}, {'not retried' if len(seen) == 1 else f'{len(seen)} requests'}"
-        return Row("GET  /v1/findings/99", _endings(seen), then, len(seen) == 1 and bool(error), "yellow")
+        return DemoRow(
+            "GET  /v1/findings/99", _format_endings(seen), then, len(seen) == 1 and bool(error), "yellow"
+        )
 
-    def saves(self) -> Row:
+    def play_locked_write(self) -> DemoRow:
         """Somebody else is writing."""
-        with closing(sqlite3.connect(self.file)) as connection, Locked(self.file, 2) as lock:
-            Persistence(connection, counter=self.counter).write(_save, "f-12", "a clear case")
+        with closing(sqlite3.connect(self.file)) as connection, DatabaseLock(self.file, 2) as lock:
+            Persistence(connection, counter=self.counter).write(_save_finding, "f-12", "a clear case")
             waited = time.monotonic() - lock.at[0]
             (stored,) = connection.execute("SELECT count(*) FROM finding").fetchone()
         came = ", ".join([*("locked" for _ in lock.at), "ok"])
         then = f"{len(lock.at) + 1} tries, waited {waited:.2f} s"
-        return Row("save finding f-12", came, then, stored == 1 and len(lock.at) == 2)
+        return DemoRow("save finding f-12", came, then, stored == 1 and len(lock.at) == 2)
 
-    def accepts(self) -> Row:
+    def play_lost_answer(self) -> DemoRow:
         """Core does it, and its answer is lost."""
-        self.core.fail(ACCEPT, LOST)
+        self.core.queue_faults(ACCEPT, LOST)
         session = self.client.session("s-4")
         found = came = ""
         try:
@@ -146,52 +148,58 @@ class Stage:
         except ActionOutcomeUnknown as lost:
             came = "answer lost"
             found = session.reconcile(lost).found
-        sent = len(self.core.of(ACCEPT))
+        sent = len(self.core.requests_for(ACCEPT))
         often = "once" if sent == 1 else f"{sent} times"
         then = f"outcome unknown -> reconciled: {found} (sent {often})"
         holds = (found, sent, self.core.acted) == ("applied", 1, 1)
-        return Row("accept f-12", came, then, holds)
+        return DemoRow("accept f-12", came, then, holds)
 
-    def alerts(self) -> Row:
+    def play_alert(self) -> DemoRow:
         """Count what was given up."""
         counter = self.counter
-        then = f"ALERT {MEANS}" if counter.alerting else "no alert"
-        holds = (counter.exhausted, counter.operations, counter.alerting) == (1, 5, True)
-        return Row("exhaustion rate", str(counter), then, holds, "red")
+        then = f"ALERT {ALERT_MEANING}" if counter.is_alerting else "no alert"
+        holds = (counter.exhausted, counter.operations, counter.is_alerting) == (1, 5, True)
+        return DemoRow("exhaustion rate", str(counter), then, holds, "red")
 
 
-def _save(connection: sqlite3.Connection, name: str, text: str) -> None:
+def _save_finding(connection: sqlite3.Connection, name: str, text: str) -> None:
     connection.execute("INSERT INTO finding VALUES (?, ?)", (name, text))
 
 
-def _endings(seen: list[Visit]) -> str:
+def _format_endings(seen: list[CoreRequest]) -> str:
     return " -> ".join(visit.ending for visit in seen)
 
 
-def _apart(seen: list[Visit]) -> float:
+def _seconds_between(seen: list[CoreRequest]) -> float:
     return seen[-1].at - seen[0].at
 
 
-def _written(error: CoreClientHTTPError) -> str:
+def _format_error(error: CoreClientHTTPError) -> str:
     return f'CoreClientHTTPError({error.status_code}, "{error.detail}")'
 
 
 #: What happens, in words, and how it is played.
-SCENES: tuple[tuple[str, Callable[[Stage], Row]], ...] = (
-    ("Core fails once. A contract call may be repeated, so it is asked again.", Stage.recovers),
-    ("Core stays down. Two requests, then the error; log and counter know whose it was.", Stage.exhausts),
-    ("Core says that there is no such thing. Asking again would not change that.", Stage.refuses),
-    ("Another connection is writing. The whole transaction is rolled back and repeated.", Stage.saves),
+SCENES: tuple[tuple[str, Callable[[LitDemo], DemoRow]], ...] = (
+    ("Core fails once. A contract call may be repeated, so it is asked again.", LitDemo.play_recovery),
+    (
+        "Core stays down. Two requests, then the error; log and counter know whose it was.",
+        LitDemo.play_exhaustion,
+    ),
+    ("Core says that there is no such thing. Asking again would not change that.", LitDemo.play_refusal),
+    (
+        "Another connection is writing. The whole transaction is rolled back and repeated.",
+        LitDemo.play_locked_write,
+    ),
     (
         "Core accepts a finding, and the answer never arrives. Accepting twice could do harm, so that "
         "nothing is sent again: the platform looks at what Core shows.",
-        Stage.accepts,
+        LitDemo.play_lost_answer,
     ),
-    ("Was that bad luck, or an outage? The share of exhausted operations says.", Stage.alerts),
+    ("Was that bad luck, or an outage? The share of exhausted operations says.", LitDemo.play_alert),
 )
 
 
-def shown(row: Row, width: int) -> list[Line]:
+def row_lines(row: DemoRow, width: int) -> list[Line]:
     """Return a row as lines: three columns, the last of them wrapped below itself."""
     room = max(20, width - WHAT - CAME)
     then = textwrap.wrap(row.then, room, break_on_hyphens=False) or [""]
@@ -201,23 +209,27 @@ def shown(row: Row, width: int) -> list[Line]:
 
 def main(out: TextIO, *, plain: bool = False) -> int:
     """Play all scenes; return 1 if one of them went otherwise than told."""
-    terminal, faults = Terminal(out, 0, plain=plain), []
-    terminal.say(
+    terminal, faults = LiveTerminal(out, 0, plain=plain), []
+    terminal.write_paragraph(
         "A review platform calls its Core over HTTP and keeps its findings in SQLite, under the policy lit. "
         "The server, the lock and the waits are real."
     )
-    with hushed(), tempfile.TemporaryDirectory(prefix="oncemore-demo-") as folder, Core() as core:
-        stage = Stage(core, Path(folder))
+    with (
+        silence_logging(),
+        tempfile.TemporaryDirectory(prefix="oncemore-demo-") as folder,
+        CoreServer() as core,
+    ):
+        stage = LitDemo(core, Path(folder))
         for words, play in SCENES:
-            terminal.lines([[]])
-            terminal.say(words)
+            terminal.write_lines([[]])
+            terminal.write_paragraph(words)
             row = play(stage)
             faults += [] if row.holds else [row.what]
-            terminal.lines(shown(row, terminal.size()[0]))
-    terminal.lines([[]])
+            terminal.write_lines(row_lines(row, terminal.terminal_size()[0]))
+    terminal.write_lines([[]])
     if faults:
-        terminal.say(f"Otherwise than told: {', '.join(faults)}.", "red")
+        terminal.write_paragraph(f"Otherwise than told: {', '.join(faults)}.", "red")
         return 1
-    terminal.say("Every line is as Core's own log and the database have it.", "bold")
-    terminal.say("What to try next:  docs/reference/lit.md")
+    terminal.write_paragraph("Every line is as Core's own log and the database have it.", "bold")
+    terminal.write_paragraph("What to try next:  docs/reference/lit.md")
     return 0

@@ -18,7 +18,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Self
 
-from oncemore.profiles.nova_cat.fits import readers
+from oncemore.profiles.nova_cat.fits import import_readers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ def image(waves: tuple[float, float] = (400.0, 0.05), points: int = 2000, **chan
 
     changes  cards of the header that differ; None leaves one out. `flux` and `checksum` are no cards
     """
-    fits, numpy = readers()
+    fits, numpy = import_readers()
     flux = changes.pop("flux", None)
     if flux is None:
         line = numpy.linspace(-6.0, 6.0, points)
@@ -44,7 +44,7 @@ def image(waves: tuple[float, float] = (400.0, 0.05), points: int = 2000, **chan
     for name, value in {**cards, **changes}.items():
         if value is not None:
             hdu.header[name] = value
-    return _written(fits, [hdu], checksum)
+    return _encode_fits(fits, [hdu], checksum)
 
 
 def table(
@@ -54,28 +54,30 @@ def table(
     unit: str = "Angstrom",
 ) -> bytes:
     """Return a spectrum as a table of wavelengths and fluxes."""
-    fits, numpy = readers()
+    fits, numpy = import_readers()
     rows = numpy.arange(4000.0, 4100.0) if waves is None else numpy.asarray(waves, dtype=float)
     values = numpy.ones(len(rows)) if flux is None else numpy.asarray(flux, dtype=float)
     columns = [
         fits.Column(names[0], "D", unit=unit, array=rows), fits.Column(names[1], "D", array=values),
     ]  # fmt: skip
-    return _written(fits, [fits.PrimaryHDU(), fits.BinTableHDU.from_columns(columns, name="SPECTRUM")], True)
+    return _encode_fits(
+        fits, [fits.PrimaryHDU(), fits.BinTableHDU.from_columns(columns, name="SPECTRUM")], True
+    )
 
 
-def _written(fits: Any, hdus: list[Any], checksum: bool) -> bytes:
+def _encode_fits(fits: Any, hdus: list[Any], checksum: bool) -> bytes:
     out = io.BytesIO()
     fits.HDUList(hdus).writeto(out, checksum=checksum)
     return out.getvalue()
 
 
-def broken() -> dict[str, bytes]:
+def make_broken_files() -> dict[str, bytes]:
     """Return one file for each way in which a spectrum can be wrong, by the reason it is refused for."""
-    fits, numpy = readers()
+    fits, numpy = import_readers()
     good = image()
     flipped = bytearray(good)
     flipped[-2000] ^= 0xFF
-    picture = _written(fits, [fits.PrimaryHDU(numpy.ones((8, 8), dtype="f4"))], True)
+    picture = _encode_fits(fits, [fits.PrimaryHDU(numpy.ones((8, 8), dtype="f4"))], True)
     return {
         "FITS_CHECKSUM_MISMATCH": bytes(flipped),
         "FITS_UNREADABLE": good[: len(good) // 2],
@@ -87,7 +89,7 @@ def broken() -> dict[str, bytes]:
     }
 
 
-class Archive:
+class ArchiveServer:
     """A server of files that fares as it is told; runs in threads of its own from `with` to the end.
 
     asked  every path that was asked for, in order, with the status that it got
@@ -100,7 +102,7 @@ class Archive:
         self._hold_s, self._now = hold_s, 0
         self.asked: list[tuple[str, str]] = []
         self.peak = 0
-        self._http = _Http((HOST, 0), _Handler)
+        self._http = _ArchiveHttpServer((HOST, 0), _ArchiveHandler)
         self._http.archive = self
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
 
@@ -118,7 +120,7 @@ class Archive:
         """Return how often a path was asked for."""
         return sum(asked == path for asked, _ in self.asked)
 
-    def turn(self, path: str) -> tuple[str, bytes]:
+    def next_turn(self, path: str) -> tuple[str, bytes]:
         """Decide about a request, and write it down."""
         path = path.partition("?")[0]
         with self._lock:
@@ -127,7 +129,7 @@ class Archive:
             self.asked.append((path, turn))
             return turn, data
 
-    def during(self, answers: Callable[[], None]) -> None:
+    def answer_counted(self, answers: Callable[[], None]) -> None:
         """Count who is being answered."""
         with self._lock:
             self._now += 1
@@ -150,25 +152,25 @@ class Archive:
         self._thread.join()
 
 
-class _Http(ThreadingHTTPServer):
+class _ArchiveHttpServer(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
-    archive: Archive
+    archive: ArchiveServer
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Say nothing when a caller hung up: being left is part of the story."""
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: _Http
+class _ArchiveHandler(BaseHTTPRequestHandler):
+    server: _ArchiveHttpServer
     timeout = PATIENCE_S
 
     def do_GET(self) -> None:
         """Answer as the path's turn says."""
-        turn, data = self.server.archive.turn(self.path)
-        self.server.archive.during(lambda: self._answer(turn, data))
+        turn, data = self.server.archive.next_turn(self.path)
+        self.server.archive.answer_counted(lambda: self._send_answer(turn, data))
 
-    def _answer(self, turn: str, data: bytes) -> None:
+    def _send_answer(self, turn: str, data: bytes) -> None:
         status, _, rest = turn.partition(",")
         if status == "stall":
             self.server.archive.closing.wait(PATIENCE_S)
@@ -187,7 +189,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Keep the standard log lines off the screen; requests are kept in order elsewhere."""
 
 
-def listing(url: str) -> Any:
+def make_search(url: str) -> Any:
     """Return what searches an archive's list of products, for `NovaCat(providers=…)`."""
     from oncemore.profiles.nova_cat import download
 

@@ -7,26 +7,26 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oncemore._time_spans import seconds
-from oncemore.demo.pipeline.board import LEGEND, cut
-from oncemore.demo.pipeline.live import wrapped
-from oncemore.maintenance.replay import recomputed
-from oncemore.policy.canonical_json import canonical
+from oncemore._time_spans import format_seconds
+from oncemore.demo.pipeline.board import LEGEND, cut_line
+from oncemore.demo.pipeline.live import wrap_text
+from oncemore.maintenance.replay import recompute_decision
+from oncemore.policy.canonical_json import encode_canonical
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, Protocol
 
-    from oncemore.demo.pipeline.board import Board, Line
-    from oncemore.demo.pipeline.plan import Plan
-    from oncemore.demo.pipeline.tally import Count, Tally
+    from oncemore.demo.pipeline.board import Line, OrderBoard
+    from oncemore.demo.pipeline.plan import PipelinePlan
+    from oncemore.demo.pipeline.tally import EffectCount, EffectTotals
     from oncemore.policy.policy import Policy
 
-    class HasCounts(Protocol):
+    class EffectCounts(Protocol):
         """What has counts of effects."""
 
         @property
-        def counts(self) -> tuple[Count, ...]:
+        def counts(self) -> tuple[EffectCount, ...]:
             """The counts."""
 
     Proved = tuple[str, str, str, dict[str, Any]]
@@ -34,40 +34,40 @@ if TYPE_CHECKING:
 FIELDS = ("asked", "tried", "applied", "duplicated", "lost")
 
 
-def counted(tally: HasCounts, width: int) -> list[Line]:
+def count_lines(tally: EffectCounts, width: int) -> list[Line]:
     """Return the table of effects."""
     row = "{:<18}{:>7}{:>7}{:>9}{:>12}{:>6}".format
     lines: list[Line] = [[(row("effect", *FIELDS), "bold")]]
     for count in tally.counts:
         wrong = count.duplicated or count.lost
         lines.append([(row(*count), "red" if wrong else "green")])
-    return [cut(line, width) for line in lines]
+    return [cut_line(line, width) for line in lines]
 
 
-def summed_up(tally: Tally, plan: Plan, board: Board, width: int) -> list[Line]:
+def summary_lines(tally: EffectTotals, plan: PipelinePlan, board: OrderBoard, width: int) -> list[Line]:
     """Return what the table means."""
     verdict = (
         "Every effect that was asked for is there, once."
-        if tally.good
+        if tally.is_exact
         else "Effects were duplicated or lost: see the table."
     )
     refused = " ".join(
         f"{order} was refused by the provider for good (402), so nothing of it was asked for."
-        for order in plan.refused
+        for order in plan.refused_orders
     )
     careless = " This pipeline is careless on purpose: charge says that it is idempotent and keeps its key " \
         "to itself, and book commits by itself." if plan.careless else ""  # fmt: skip
     manners = f"Came back although asked to wait: {tally.early} times."
     text = f"{verdict} The process was killed {board.kills} times. {refused} {manners}{careless}"
-    return wrapped(text, width, "green" if tally.good else "red")
+    return wrap_text(text, width, "green" if tally.is_exact else "red")
 
 
-def legend(width: int) -> list[Line]:
+def legend_lines(width: int) -> list[Line]:
     """Return what the words in the cells mean."""
-    return wrapped(LEGEND, width, "dim")
+    return wrap_text(LEGEND, width, "dim")
 
 
-def most_telling(proofs: Sequence[Proved]) -> Proved | None:
+def choose_decision(proofs: Sequence[Proved]) -> Proved | None:
     """Return the wait that there is most to say about: one that somebody asked for, the longest."""
     waits = [each for each in proofs if each[3]["action"] == "retry"]
     return max(
@@ -76,25 +76,27 @@ def most_telling(proofs: Sequence[Proved]) -> Proved | None:
     )  # fmt: skip
 
 
-def explained(proved: Proved, policy: Policy, width: int) -> tuple[list[Line], bool]:
+def explain_decision(proved: Proved, policy: Policy, width: int) -> tuple[list[Line], bool]:
     """Return why there was a wait, and whether it comes out the same when it is computed again."""
     order, step, _, proof = proved
-    again = recomputed(proof, policy)
-    same = again.proof_bytes() == canonical(proof)
-    question = f"Why did {order} wait {seconds(proof['delay_s'])} after attempt {proof['attempt']} of {step}?"
+    again = recompute_decision(proof, policy)
+    same = again.proof_bytes() == encode_canonical(proof)
+    question = (
+        f"Why did {order} wait {format_seconds(proof['delay_s'])} after attempt {proof['attempt']} of {step}?"
+    )
     checked = (
         "Computed again just now, from the log and the policy file: the same, to the byte."
         if same
         else "Computed again just now, from the log and the policy file: NOT the same."
     )
-    lines: list[Line] = [cut([(question, "bold")], width)]
-    lines += wrapped(f"{again.explain()} {checked}", width, "" if same else "red")
+    lines: list[Line] = [cut_line([(question, "bold")], width)]
+    lines += wrap_text(f"{again.explain()} {checked}", width, "" if same else "red")
     return lines, same
 
 
-def next_steps(plan: Plan, folder: Path | None, proved: Proved | None, width: int) -> list[Line]:
+def next_steps(plan: PipelinePlan, folder: Path | None, proved: Proved | None, width: int) -> list[Line]:
     """Return what to try next: commands that work where they are read."""
-    us, python = programs()
+    us, python = command_names()
     if folder is None:
         steps = [
             (f"{us} demo --keep --seed {plan.seed}", "the same again; program, log and table stay"),
@@ -120,11 +122,11 @@ def next_steps(plan: Plan, folder: Path | None, proved: Proved | None, width: in
         if room + len(what) + 6 <= width:
             lines.append([(f"  {command.ljust(room)}  ", ""), (what, "dim")])
         else:
-            lines += [[(f"  {command}", "")], *wrapped(what, width, "dim", "      ")]
+            lines += [[(f"  {command}", "")], *wrap_text(what, width, "dim", "      ")]
     return lines
 
 
-def programs() -> tuple[str, str]:
+def command_names() -> tuple[str, str]:
     """Return how `oncemore` and its Python are called from here."""
     python = sys.executable
     beside = Path(python).with_name("oncemore")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from oncemore.log.entry_codec import body_of, header_of
-from oncemore.log.record import Outgoing, Run, fold
+from oncemore.log.entry_codec import decode_body, decode_header
+from oncemore.log.record import EventRecord, RunRecord, apply_header
 from oncemore.steps.run import KINDS
 
 if TYPE_CHECKING:
@@ -35,22 +35,24 @@ class LogTail:
         self._orders: dict[str, str] = {}
         self.proofs: list[tuple[str, str, str, dict[str, Any]]] = []
 
-    def read(self) -> Iterator[Fact]:
+    def read_new_facts(self) -> Iterator[Fact]:
         """Return what is new."""
-        for entry in list(self._store.entries(None, self._seq)):
+        for entry in list(self._store.read_entries(None, self._seq)):
             self._seq = entry.seq
-            header = header_of(entry.header)
+            header = decode_header(entry.header)
             kind: Any = KINDS[header.entity.partition("/")[0]]
-            state = self._states[header.entity] = fold(self._states.get(header.entity), header.sets, kind)
-            body = {} if entry.body is None else body_of(entry.body, None)
+            state = self._states[header.entity] = apply_header(
+                self._states.get(header.entity), header.sets, kind
+            )
+            body = {} if entry.body is None else decode_body(entry.body, None)
             order = (body.get("arguments") or body.get("payload") or {}).get("order")
             order = self._orders.setdefault(header.entity, order or "")
-            if order and type(state) in (Run, Outgoing):
-                yield self._fact(order, header.entity, header.at, state, body)
+            if order and type(state) in (RunRecord, EventRecord):
+                yield self._make_fact(order, header.entity, header.at, state, body)
 
-    def _fact(self, order: str, entity: str, at: float, state: Any, body: dict[str, Any]) -> Fact:
+    def _make_fact(self, order: str, entity: str, at: float, state: Any, body: dict[str, Any]) -> Fact:
         """Return one transition; a message counts as a step of its own, `send`."""
-        step = state.step if type(state) is Run else "send"
+        step = state.step if type(state) is RunRecord else "send"
         proof = body.get("proof") or {}
         if proof:
             self.proofs.append((order, step, entity.partition("/")[2], proof))
@@ -75,7 +77,7 @@ class RecorderTail:
         self._path, self._began = path, began
         self._read = 0
 
-    def read(self) -> Iterator[Fact]:
+    def read_new_facts(self) -> Iterator[Fact]:
         """Return what is new."""
         if not self._path.exists():
             return

@@ -26,7 +26,7 @@ _HIDE, _SHOW = "\033[?25l", "\033[?25h"
 
 
 @contextmanager
-def hushed() -> Iterator[None]:
+def silence_logging() -> Iterator[None]:
     """Keep what oncemore would log off the screen: stores that are made and work that fails are the story."""
     log, quiet = logging.getLogger("oncemore"), logging.NullHandler()
     log.addHandler(quiet)
@@ -36,7 +36,7 @@ def hushed() -> Iterator[None]:
         log.removeHandler(quiet)
 
 
-class Terminal:
+class LiveTerminal:
     """Where the story is shown.
 
     live  whether frames can be drawn; else only `say` and `lines` are of use
@@ -46,12 +46,12 @@ class Terminal:
         self._out = out
         shows = out.isatty() and os.environ.get("TERM") != "dumb"
         self.coloured = shows and not os.environ.get("NO_COLOR") and not plain
-        self.live = self.coloured and self.size()[1] > height
+        self.live = self.coloured and self.terminal_size()[1] > height
         self._drawn = 0
         self._size = (0, 0)
         self._last = ""
 
-    def size(self) -> tuple[int, int]:
+    def terminal_size(self) -> tuple[int, int]:
         """Return columns and rows: of the terminal, or as `COLUMNS` says, or 80 by 24."""
         try:
             columns, rows = os.get_terminal_size(self._out.fileno())
@@ -62,9 +62,9 @@ class Terminal:
             columns = int(told)
         return columns or USUAL[0], rows or USUAL[1]
 
-    def draw(self, frame: list[Line]) -> None:
+    def draw_frame(self, frame: list[Line]) -> None:
         """Show a frame in the place of the last one."""
-        size, text = self.size(), "".join(f"{self._tinted(line)}\033[K\n" for line in frame)
+        size, text = self.terminal_size(), "".join(f"{self._color_line(line)}\033[K\n" for line in frame)
         if text == self._last and size == self._size:
             return
         up = f"\033[{self._drawn}A\r" if self._drawn else _HIDE
@@ -74,29 +74,29 @@ class Terminal:
         self._out.flush()
         self._drawn, self._size, self._last = len(frame), size, text
 
-    def done(self) -> None:
+    def end_drawing(self) -> None:
         """Leave the last frame where it is, and give the cursor back."""
         if self._drawn:
             self._out.write(_SHOW)
             self._out.flush()
         self._drawn, self._last = 0, ""
 
-    def lines(self, lines: list[Line]) -> None:
+    def write_lines(self, lines: list[Line]) -> None:
         """Show lines as they are."""
-        self._out.write("".join(f"{self._tinted(line)}\n" for line in lines))
+        self._out.write("".join(f"{self._color_line(line)}\n" for line in lines))
         self._out.flush()
 
-    def say(self, text: str, tint: Tint = "", lead: str = "") -> None:
+    def write_paragraph(self, text: str, tint: Tint = "", lead: str = "") -> None:
         """Show a paragraph, wrapped."""
-        self.lines(wrapped(text, self.size()[0], tint, lead))
+        self.write_lines(wrap_text(text, self.terminal_size()[0], tint, lead))
 
-    def _tinted(self, line: Line) -> str:
+    def _color_line(self, line: Line) -> str:
         return "".join(
             f"\033[{CODES[tint]}m{text}\033[0m" if tint and self.coloured else text for text, tint in line
         ).rstrip()
 
 
-def wrapped(text: str, width: int, tint: Tint = "", lead: str = "") -> list[Line]:
+def wrap_text(text: str, width: int, tint: Tint = "", lead: str = "") -> list[Line]:
     """Return a paragraph as lines; the further ones stand below the first letter after the lead."""
     broken = textwrap.wrap(
         text, max(20, min(width, WIDEST_PROSE)), initial_indent=lead, subsequent_indent=" " * len(lead),

@@ -40,7 +40,7 @@ retry_policy:
 """
 
 
-class Plan(NamedTuple):
+class PipelinePlan(NamedTuple):
     """Everything that the three processes are told.
 
     pace  how slowly all of it goes: more for people, less for tests
@@ -54,14 +54,14 @@ class Plan(NamedTuple):
     told: dict[str, tuple[str, ...]]
 
     @property
-    def refused(self) -> tuple[str, ...]:
+    def refused_orders(self) -> tuple[str, ...]:
         """The orders that the provider refuses for good: nothing of them is to be done."""
         return tuple(order for order, script in self.charges.items() if REFUSED in script)
 
     @property
-    def asked(self) -> tuple[str, ...]:
+    def expected_orders(self) -> tuple[str, ...]:
         """The orders of which every effect is to be there, once."""
-        return tuple(order for order, _ in self.orders if order not in self.refused)
+        return tuple(order for order, _ in self.orders if order not in self.refused_orders)
 
     @property
     def limit_s(self) -> float:
@@ -88,23 +88,23 @@ class Plan(NamedTuple):
             "careless": self.careless,
         }
 
-    def policy(self) -> str:
+    def policy_yaml(self) -> str:
         """Return the policy file that the program waits by."""
         return POLICY.format(base=round(0.8 * self.pace, 3))
 
 
-def planned(seed: str, pace: float = 1.0, *, careless: bool = False) -> Plan:
+def make_plan(seed: str, pace: float = 1.0, *, careless: bool = False) -> PipelinePlan:
     """Return the plan of a seed: the same one every time."""
     chance = random.Random(f"oncemore demo {seed}")  # noqa: S311 - a story, and to be told again
     names = [f"order-{number}" for number in range(1, len(SCRIPTS) + 2)]
     held = names[chance.randrange(AT_A_TIME)]
     scripts = iter(chance.sample(SCRIPTS, len(SCRIPTS)))
     charges = {name: HELD if name == held else next(scripts) for name in names}
-    orders = tuple((name, cents) for name, cents in zip(names, _cents(chance), strict=False))
+    orders = tuple((name, cents) for name, cents in zip(names, _draw_cents(chance), strict=False))
     glad = [name for name in names if REFUSED not in charges[name]]
-    return Plan(seed, pace, careless, orders, charges, {chance.choice(glad): ("503",)})
+    return PipelinePlan(seed, pace, careless, orders, charges, {chance.choice(glad): ("503",)})
 
 
-def _cents(chance: random.Random) -> Iterator[int]:
+def _draw_cents(chance: random.Random) -> Iterator[int]:
     while True:
         yield chance.randrange(500, 9900, 5)

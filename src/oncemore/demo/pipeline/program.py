@@ -26,12 +26,12 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import oncemore
 from oncemore.outbox import POLICY as PATIENT
-from oncemore.outbox import Relay, Webhook
+from oncemore.outbox import OutboxRelay, WebhookSink
 
 PLAN = json.loads(Path("plan.json").read_text(encoding="utf-8"))
 PACE, CARELESS = PLAN["pace"], PLAN["careless"]
 POLICY = "demo.yaml"
-HURRIED = PATIENT.but(schedule=oncemore.exponential(0.5 * PACE), max_delay_s=5.0)
+HURRIED = PATIENT.replace(schedule=oncemore.exponential(0.5 * PACE), max_delay_s=5.0)
 _direct = build_opener(ProxyHandler({}))  # whatever the environment says: it is on this machine
 
 
@@ -50,7 +50,7 @@ def note(what: str, order: str) -> None:
     os.close(book)
 
 
-class Database(sqlite3.Connection):
+class ShopDatabase(sqlite3.Connection):
     """The shop's database; it says when rows are on the disk, which is a bad moment to be killed."""
 
     booked = ""
@@ -73,7 +73,7 @@ def charge(order: str, cents: int) -> str:
 
 def book(order: str, cents: int, receipt: str) -> None:
     """Write a row; the careless variant commits it by itself."""
-    database = sqlite3.connect("shop.db", isolation_level=None, timeout=10, factory=Database)
+    database = sqlite3.connect("shop.db", isolation_level=None, timeout=10, factory=ShopDatabase)
     if CARELESS:
         database.execute("BEGIN IMMEDIATE")
     else:
@@ -114,7 +114,7 @@ def work(order: str, cents: int) -> None:
     """Bring one order to its end; what is done already is not done again."""
     try:
         receipt = charge(order, cents)
-    except oncemore.Failed:  # the provider refused it, or did not come round; the log says which, and why
+    except oncemore.StepFailed:  # the provider refused it, or did not come round; the log says which, and why
         return
     book(order, cents, receipt)
     file(order, cents, receipt)
@@ -128,7 +128,9 @@ def main() -> int:
         database.execute("CREATE TABLE IF NOT EXISTS sales(sale TEXT, cents INTEGER, receipt TEXT)")
     database.close()
     with oncemore.open("log.db") as engine, ThreadPoolExecutor(4) as pool:
-        relay = Relay(engine, {"*": Webhook(PLAN["url"] + "/told", timeout=5)}, policy=HURRIED, poll_s=0.2)
+        relay = OutboxRelay(
+            engine, {"*": WebhookSink(PLAN["url"] + "/told", timeout=5)}, policy=HURRIED, poll_s=0.2
+        )
         with relay:
             # Each in a copy of this context: a pool's threads do not know which engine is around them.
             jobs = [pool.submit(copy_context().run, work, *each) for each in PLAN["orders"]]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-class Count(NamedTuple):
+class EffectCount(NamedTuple):
     """One kind of effect.
 
     asked    how many are to be there
@@ -34,38 +34,42 @@ class Count(NamedTuple):
     lost: int
 
 
-class Tally(NamedTuple):
+class EffectTotals(NamedTuple):
     """All kinds, and how well-mannered we were.
 
     early  how often somebody came back although asked to wait
     """
 
-    counts: tuple[Count, ...]
+    counts: tuple[EffectCount, ...]
     early: int
 
     @property
-    def good(self) -> bool:
+    def is_exact(self) -> bool:
         """Whether every effect is there once."""
         return not any(count.duplicated or count.lost for count in self.counts)
 
 
-def tally(folder: Path, asked: Iterable[str]) -> Tally:
+def count_effects(folder: Path, asked: Iterable[str]) -> EffectTotals:
     """Count what is in a folder after a run of the demo."""
-    wanted, seen, tried = frozenset(asked), lines(folder / "recorder.jsonl"), lines(folder / "tried.jsonl")
+    wanted, seen, tried = (
+        frozenset(asked),
+        read_json_lines(folder / "recorder.jsonl"),
+        read_json_lines(folder / "tried.jsonl"),
+    )
     visits = Counter(line["path"] for line in seen if line["what"] == "asked")
     runs = Counter(line["what"] for line in tried)
-    return Tally(
+    return EffectTotals(
         (
-            count_of("HTTP charges", wanted, visits["charges"], _orders(seen, "charged")),
-            count_of("table rows", wanted, runs["book"], _rows(folder / "shop.db")),
-            count_of("files", wanted, runs["file"], _files(folder / "artifacts" / "sha256")),
-            count_of("webhook messages", wanted, visits["told"], _orders(seen, "taken")),
+            make_count("HTTP charges", wanted, visits["charges"], _count_recorded(seen, "charged")),
+            make_count("table rows", wanted, runs["book"], _count_rows(folder / "shop.db")),
+            make_count("files", wanted, runs["file"], _count_files(folder / "artifacts" / "sha256")),
+            make_count("webhook messages", wanted, visits["told"], _count_recorded(seen, "taken")),
         ),
         sum(line["what"] == "asked" and line["early"] for line in seen),
     )
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Return the whole lines of a file of JSON lines; one that is still being written is left out."""
     if not path.exists():
         return []
@@ -73,17 +77,19 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
-def count_of(effect: str, wanted: frozenset[str], tried: int, there: Counter[str]) -> Count:
+def make_count(effect: str, wanted: frozenset[str], tried: int, there: Counter[str]) -> EffectCount:
     """Return how many of what is wanted are there, more than once, or not at all."""
     more = sum(number - (order in wanted) for order, number in there.items())
-    return Count(effect, len(wanted), tried, there.total(), more, sum(not there[order] for order in wanted))
+    return EffectCount(
+        effect, len(wanted), tried, there.total(), more, sum(not there[order] for order in wanted)
+    )
 
 
-def _orders(seen: list[dict[str, Any]], what: str) -> Counter[str]:
+def _count_recorded(seen: list[dict[str, Any]], what: str) -> Counter[str]:
     return Counter(line["order"] for line in seen if line["what"] == what)
 
 
-def _rows(path: Path) -> Counter[str]:
+def _count_rows(path: Path) -> Counter[str]:
     if not path.exists():
         return Counter()
     database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
@@ -95,7 +101,7 @@ def _rows(path: Path) -> Counter[str]:
         database.close()
 
 
-def _files(folder: Path) -> Counter[str]:
+def _count_files(folder: Path) -> Counter[str]:
     """Count receipts by the order that stands in their first line, whatever they are called."""
     firsts = (path.read_text(encoding="utf-8").partition("\n")[0] for path in folder.glob("*/*"))
     return Counter(line.removeprefix("receipt for ") for line in firsts)

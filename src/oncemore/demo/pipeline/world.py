@@ -36,7 +36,7 @@ HELD_S = 8.0
 GRACE_S = 0.02
 
 
-class Recorder:
+class EffectRecorder:
     """A file that is only appended to; a line is on the disk before its writer goes on."""
 
     def __init__(self, path: Path) -> None:
@@ -51,10 +51,10 @@ class Recorder:
             os.fsync(self._file)
 
 
-class World:
+class ShopServices:
     """What the others know: who was charged, what was told, when somebody may come back."""
 
-    def __init__(self, plan: dict[str, Any], recorder: Recorder) -> None:
+    def __init__(self, plan: dict[str, Any], recorder: EffectRecorder) -> None:
         self.plan, self.recorder = plan, recorder
         self._lock = threading.Lock()
         self._visits: dict[tuple[str, str], int] = {}
@@ -64,7 +64,7 @@ class World:
         self._moments = list(MOMENTS)
         self._holding = False
 
-    def fault(self, path: str, order: str) -> str:
+    def next_fault(self, path: str, order: str) -> str:
         """Return how this visit fares, as the plan has it; "" means well."""
         with self._lock:
             number = self._visits[path, order] = self._visits.get((path, order), 0) + 1
@@ -76,14 +76,14 @@ class World:
         self.recorder.write("asked", order, path=path, fault=fault, early=early)
         return str(fault)
 
-    def rest(self, order: str) -> float:
+    def start_rest(self, order: str) -> float:
         """Ask an order to stay away for a while."""
         seconds = float(self.plan["rest_s"])
         with self._lock:
             self._rest[order] = time.monotonic() + seconds
         return seconds
 
-    def charge(self, order: str, key: str | None) -> str:
+    def charge_order(self, order: str, key: str | None) -> str:
         """Charge an order and return the receipt; the same one for a key that is known."""
         with self._lock:
             if key is not None and key in self._receipts:
@@ -93,14 +93,14 @@ class World:
             self.recorder.write("charged", order, receipt=receipt)
         return receipt
 
-    def take(self, order: str, message: str) -> None:
+    def take_message(self, order: str, message: str) -> None:
         """Take a message, unless its id is known."""
         with self._lock:
             new = message not in self._heard
             self._heard.add(message)
             self.recorder.write("taken" if new else "known", order, id=message)
 
-    def holds(self, moment: str, order: str) -> bool:
+    def is_due_moment(self, moment: str, order: str) -> bool:
         """Whether this is the moment that is due; then the caller's answer is to be held back."""
         with self._lock:
             if self._holding or not self._moments or self._moments[0] != moment:
@@ -110,75 +110,77 @@ class World:
         self.recorder.write("moment", order, moment=moment)
         return True
 
-    def go_on(self) -> None:
+    def advance_moment(self) -> None:
         """Let the next moment come."""
         with self._lock:
             self._holding = False
 
 
-class Http(ThreadingHTTPServer):
+class ShopHttpServer(ThreadingHTTPServer):
     """The server; being left by a caller is part of the story."""
 
     daemon_threads = True
-    world: World
+    world: ShopServices
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Say nothing when a caller hung up."""
 
 
-class Handler(BaseHTTPRequestHandler):
+class ShopHandler(BaseHTTPRequestHandler):
     """One request."""
 
-    server: Http
+    server: ShopHttpServer
     timeout = 20.0
 
     def do_POST(self) -> None:
         """Answer as the plan has it."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        {"/charges": self._charge, "/told": self._take, "/moment": self._moment}[self.path](body)
+        {"/charges": self._handle_charge, "/told": self._handle_message, "/moment": self._handle_moment}[
+            self.path
+        ](body)
 
-    def _charge(self, body: dict[str, Any]) -> None:
+    def _handle_charge(self, body: dict[str, Any]) -> None:
         world, order, key = self.server.world, body["order"], self.headers["Idempotency-Key"]
-        fault = world.fault("charges", order)
+        fault = world.next_fault("charges", order)
         time.sleep(world.plan["takes_s"])
         if fault in ("429", "503", REFUSED):
             # Whoever was killed meanwhile does not hear that it was asked to wait.
-            asks = fault == "429" and not self._gone(0.0)
-            return self._refuse(int(fault), world.rest(order) if asks else None)
+            asks = fault == "429" and not self._is_caller_gone(0.0)
+            return self._send_refusal(int(fault), world.start_rest(order) if asks else None)
         if fault == "reset":
-            return self._drop()
-        receipt = world.charge(order, key)
+            return self._reset_connection()
+        receipt = world.charge_order(order, key)
         if fault == "drop":
-            return self._drop()
+            return self._reset_connection()
         if fault == "slow":
             time.sleep(world.plan["slow_s"])
         if fault == "hold":
-            self._hold("charging", order)
-        return self._answer(200, {"receipt": receipt})
+            self._hold_answer("charging", order)
+        return self._send_answer(200, {"receipt": receipt})
 
-    def _take(self, body: dict[str, Any]) -> None:
+    def _handle_message(self, body: dict[str, Any]) -> None:
         world, order = self.server.world, body["payload"]["order"]
-        fault = world.fault("told", order)
+        fault = world.next_fault("told", order)
         time.sleep(world.plan["takes_s"])
         if fault == "503":
-            return self._refuse(503, None)
-        world.take(order, self.headers["Oncemore-Id"])
-        self._hold("telling", order)
-        return self._answer(200, {})
+            return self._send_refusal(503, None)
+        world.take_message(order, self.headers["Oncemore-Id"])
+        self._hold_answer("telling", order)
+        return self._send_answer(200, {})
 
-    def _moment(self, body: dict[str, Any]) -> None:
-        self._hold("committed", body["order"])
-        self._answer(200, {})
+    def _handle_moment(self, body: dict[str, Any]) -> None:
+        self._hold_answer("committed", body["order"])
+        self._send_answer(200, {})
 
-    def _hold(self, moment: str, order: str) -> None:
+    def _hold_answer(self, moment: str, order: str) -> None:
         """Keep the answer back until the caller is gone; one who is gone already is no moment's."""
-        if not self._gone(0.0) and self.server.world.holds(moment, order):
-            self._gone(HELD_S)
-            self.server.world.go_on()
+        if not self._is_caller_gone(0.0) and self.server.world.is_due_moment(moment, order):
+            self._is_caller_gone(HELD_S)
+            self.server.world.advance_moment()
 
-    def _gone(self, within_s: float) -> bool:
+    def _is_caller_gone(self, timeout_s: float) -> bool:
         """Whether the caller hangs up within a time; who waits for an answer says nothing else."""
-        self.connection.settimeout(within_s)
+        self.connection.settimeout(timeout_s)
         try:
             return not self.connection.recv(1, MSG_PEEK)
         except (BlockingIOError, TimeoutError):
@@ -188,10 +190,10 @@ class Handler(BaseHTTPRequestHandler):
         finally:
             self.connection.settimeout(self.timeout)
 
-    def _refuse(self, status: int, rest_s: float | None) -> None:
-        self._answer(status, {}, {} if rest_s is None else {"Retry-After": f"{rest_s:g}"})
+    def _send_refusal(self, status: int, rest_s: float | None) -> None:
+        self._send_answer(status, {}, {} if rest_s is None else {"Retry-After": f"{rest_s:g}"})
 
-    def _answer(self, status: int, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
+    def _send_answer(self, status: int, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
         data = json.dumps(body).encode()
         self.send_response(status)
         for name, value in {**(headers or {}), "Content-Length": str(len(data))}.items():
@@ -199,7 +201,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def _drop(self) -> None:
+    def _reset_connection(self) -> None:
         """Drop the connection so that the caller's system sees a reset, and not a goodbye."""
         self.connection.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
         self.close_connection = True
@@ -212,9 +214,10 @@ class Handler(BaseHTTPRequestHandler):
 def main() -> int:
     """Serve until standard input ends; the first line said is the port."""
     folder = Path(sys.argv[1])
-    http = Http((HOST, 0), Handler)
-    http.world = World(
-        json.loads((folder / "world.json").read_text(encoding="utf-8")), Recorder(folder / "recorder.jsonl")
+    http = ShopHttpServer((HOST, 0), ShopHandler)
+    http.world = ShopServices(
+        json.loads((folder / "world.json").read_text(encoding="utf-8")),
+        EffectRecorder(folder / "recorder.jsonl"),
     )
     threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
     print(http.server_address[1], flush=True)

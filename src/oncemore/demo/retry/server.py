@@ -31,7 +31,7 @@ GRACE_S = 0.02
 PATIENCE_S = 10.0
 
 
-class Fault(NamedTuple):
+class ScriptedFault(NamedTuple):
     """How a path fails.
 
     status  what it answers while it fails; RESET drops the connection
@@ -48,7 +48,7 @@ class Fault(NamedTuple):
     slow_s: float = 0.0
 
 
-class Visit(NamedTuple):
+class ServerVisit(NamedTuple):
     """A line of the server's log; times are monotonic seconds.
 
     wished  when the server had asked this caller to come back, if it had
@@ -65,7 +65,7 @@ class Visit(NamedTuple):
     slow: bool
 
 
-class Answer(NamedTuple):
+class ServerReply(NamedTuple):
     """What is sent back, and how long after the question."""
 
     status: int
@@ -76,40 +76,40 @@ class Answer(NamedTuple):
 class FlakyServer:
     """The server and its log; runs in threads of its own from `with` to the end of the block."""
 
-    def __init__(self, faults: Mapping[str, Fault]) -> None:
+    def __init__(self, faults: Mapping[str, ScriptedFault]) -> None:
         self._faults = faults
-        self._visits: list[Visit] = []
+        self._visits: list[ServerVisit] = []
         self._wishes: dict[tuple[str, str], float] = {}
         self._lock = Lock()
         self.closing = Event()
-        self._http = _Http((HOST, 0), _Handler)
+        self._http = _FlakyHttpServer((HOST, 0), _FlakyHandler)
         self._http.flaky = self
         self._thread = Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
 
-    def url(self, caller: str, path: str) -> str:
+    def url_for(self, caller: str, path: str) -> str:
         """Return where a caller finds a path."""
         return f"http://{HOST}:{self._http.server_address[1]}/{caller}{path}"
 
-    def log(self, caller: str, path: str) -> list[Visit]:
+    def visits_of(self, caller: str, path: str) -> list[ServerVisit]:
         """Return a caller's visits to a path, in order."""
         with self._lock:
             return [visit for visit in self._visits if visit[:2] == (caller, path)]
 
-    def answer(self, caller: str, path: str) -> Answer:
+    def answer_visit(self, caller: str, path: str) -> ServerReply:
         """Decide about a visit and write it down."""
-        fault = self._faults.get(path, Fault(404, ALWAYS))
+        fault = self._faults.get(path, ScriptedFault(404, ALWAYS))
         with self._lock:
             number = 1 + sum(visit[:2] == (caller, path) for visit in self._visits)
             at = time.monotonic()
             wished = self._wishes.get((caller, path))
             early = wished is not None and at < wished - GRACE_S
-            status = 200 if _is_over(fault, number, early) else fault.status
+            status = 200 if _has_recovered(fault, number, early) else fault.status
             after_s = fault.slow_s if number <= fault.times else 0.0
-            self._visits.append(Visit(caller, path, at, status, wished, early, after_s > 0))
-            headers = self._refusal(caller, path, fault) if status != 200 else {}
-        return Answer(status, headers, after_s)
+            self._visits.append(ServerVisit(caller, path, at, status, wished, early, after_s > 0))
+            headers = self._retry_after_header(caller, path, fault) if status != 200 else {}
+        return ServerReply(status, headers, after_s)
 
-    def _refusal(self, caller: str, path: str, fault: Fault) -> dict[str, str]:
+    def _retry_after_header(self, caller: str, path: str, fault: ScriptedFault) -> dict[str, str]:
         """Return the header that asks for rest; the time once named stays, whoever comes meanwhile."""
         if fault.rest_s is None:
             return {}
@@ -134,28 +134,28 @@ class FlakyServer:
         self._thread.join()
 
 
-def _is_over(fault: Fault, number: int, early: bool) -> bool:
+def _has_recovered(fault: ScriptedFault, number: int, early: bool) -> bool:
     """Whether a path works again: when its rest is over, or when it has failed often enough."""
     if fault.rest_s is not None:
         return number > 1 and not early
     return number > fault.times
 
 
-class _Http(QuietServer):
+class _FlakyHttpServer(QuietServer):
     flaky: FlakyServer
 
 
-class _Handler(QuietHandler):
-    server: _Http
+class _FlakyHandler(QuietHandler):
+    server: _FlakyHttpServer
     timeout = PATIENCE_S
 
     def do_GET(self) -> None:  # noqa: N802 - the name that http.server asks for
         """Fail as the path's fault says."""
         caller, _, path = self.path.removeprefix("/").partition("/")
-        status, headers, after_s = self.server.flaky.answer(caller, f"/{path}")
+        status, headers, after_s = self.server.flaky.answer_visit(caller, f"/{path}")
         self.server.flaky.closing.wait(after_s)
         if status == RESET:
-            self.drop()
+            self.reset_connection()
             return
         self.send_response(status)
         for name, value in headers.items():

@@ -1,15 +1,15 @@
-"""The address of a store in NATS: which servers, which namespace, and how to be let in.
+"""The address of a store in NATS: servers, namespace, credentials and options.
 
     nats://[user:password@]host[:port][,host[:port]…][/namespace][?parameter=value&…]
 
-    replicas   on how many servers each message is kept, for a stream that is made: 1, 3 or 5
-    monitor    the address of a server's monitoring port, which alone tells how it syncs
-    unsafe_ok  true: take a server that acknowledges before it syncs
+    replicas   the number of servers that store each message, for a stream that is created: 1, 3 or 5
+    monitor    the URL of a server's monitoring port, the only source of its sync setting
+    unsafe_ok  true: accept a server that acknowledges before it syncs
     creds      a file with the credentials of a user
-    ca         a file with certificates of authorities to be trusted, besides those of the system
-    cert, key  files with our own certificate and its key, for servers that ask for one
+    ca         a file with trusted CA certificates, in addition to those of the system
+    cert, key  files with the client's certificate and key, for servers that require one
 
-A name without a password is a token. Passwords and tokens are shown nowhere.
+A user without a password is a token. Passwords and tokens never appear in messages.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from oncemore._values import Value
 from oncemore.errors import UsageError
 
-_NAME = re.compile(r"[a-z0-9_]{1,32}")
+_NAMESPACE = re.compile(r"[a-z0-9_]{1,32}")
 _PARAMETERS = ("ca", "cert", "creds", "key", "monitor", "replicas", "unsafe_ok")
 
 
-class Address(Value):
-    """Where a store is; `shown` is what people may see of it."""
+class NatsAddress(Value):
+    """A parsed address; `shown` is the address without its secrets."""
 
     servers: tuple[str, ...]
     shown: str
@@ -42,72 +42,73 @@ class Address(Value):
     key: str = ""
 
     def __repr__(self) -> str:
-        return f"Address({self.shown})"
+        # The default repr would print the password.
+        return f"NatsAddress({self.shown})"
 
-    def trust(self) -> ssl.SSLContext | None:
-        """Return whom to trust and how to show ourselves; None: nothing was said about it."""
+    def tls_context(self) -> ssl.SSLContext | None:
+        """Return the TLS settings; None if the address asks for none."""
         if not (self.ca or self.cert or self.servers[0].startswith("tls://")):
             return None
         try:
             context = ssl.create_default_context(cafile=self.ca or None)
             if self.cert:
                 context.load_cert_chain(self.cert, self.key or None)
-        except OSError as error:  # an SSLError is one
+        except OSError as error:  # ssl.SSLError is a subclass
             raise UsageError(
                 f"{self.shown}: the certificates of ca, cert or key cannot be read ({error})"
             ) from None
         return context
 
 
-def address(url: str) -> Address:
-    """Read an address, and refuse one that cannot be meant; its secrets are in no error."""
+def parse_address(url: str) -> NatsAddress:
+    """Parse an address; raise `UsageError`, without its secrets, for an invalid one."""
     scheme, _, rest = url.partition("://")
     if scheme not in ("nats", "tls"):
         raise UsageError("the address of a store in NATS begins with nats:// or tls://")
     before, _, query = rest.partition("?")
     netloc, _, path = before.partition("/")
-    who, at, hosts = netloc.rpartition("@")
-    user, colon, password = who.partition(":")
+    login, has_login, hosts = netloc.rpartition("@")
+    user, has_password, password = login.partition(":")
     namespace = unquote(path.strip("/")) or "oncemore"
-    named = f"{user}@" if colon else "…@" if at else ""
-    shown = f"{scheme}://{named}{hosts}/{namespace}"
+    # A user without a password is a token, which is a secret.
+    shown_user = f"{user}@" if has_password else "…@" if has_login else ""
+    shown = f"{scheme}://{shown_user}{hosts}/{namespace}"
+    # nats-py takes the credentials separately, so the server addresses do not contain them.
     servers = tuple(f"{scheme}://{host}" for host in hosts.split(","))
-    if not hosts or not all(_names_a_server(server) for server in servers):
+    if not hosts or not all(_has_server(server) for server in servers):
         raise UsageError(f"{shown} names no server; it looks like nats://host:4222/namespace")
-    if not _NAME.fullmatch(namespace):
+    if not _NAMESPACE.fullmatch(namespace):
         raise UsageError(
-            f"{shown}: {namespace!r} is no namespace: lower-case letters, digits and _, up to 32"
+            f"{shown}: {namespace!r} is not a namespace; use lower-case letters, digits and _, up to 32"
         )
-    given = dict(parse_qsl(query, keep_blank_values=True))
-    if unknown := sorted(given.keys() - set(_PARAMETERS)):
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    if unknown := sorted(options.keys() - set(_PARAMETERS)):
         raise UsageError(f"{shown} has no parameter {unknown[0]!r}; there are {', '.join(_PARAMETERS)}")
-    replicas = _choice(shown, given, "replicas", ("1", "3", "5"))
-    unsafe = _choice(shown, given, "unsafe_ok", ("false", "true"))
-    if given.get("key") and not given.get("cert"):
+    if options.get("key") and not options.get("cert"):
         raise UsageError(f"{shown} has a key without its cert")
-    files = {name: given.get(name, "") for name in ("monitor", "creds", "ca", "cert", "key")}
-    return Address(
-        servers,
-        shown,
-        namespace,
-        unquote(user),
-        unquote(password),
-        replicas=int(replicas),
-        unsafe_ok=unsafe == "true",
-        **files,
+    return NatsAddress(
+        servers=servers,
+        shown=shown,
+        namespace=namespace,
+        user=unquote(user),
+        password=unquote(password),
+        replicas=int(_read_choice(shown, options, "replicas", ("1", "3", "5"))),
+        unsafe_ok=_read_choice(shown, options, "unsafe_ok", ("false", "true")) == "true",
+        **{name: options.get(name, "") for name in ("monitor", "creds", "ca", "cert", "key")},
     )
 
 
-def _names_a_server(server: str) -> bool:
+def _has_server(server: str) -> bool:
     try:
-        split = urlsplit(server)
-        return bool(split.hostname) and split.port != 0
+        # Reading `port` raises ValueError for one that is not a number.
+        parts = urlsplit(server)
+        return bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
 
 
-def _choice(shown: str, given: dict[str, str], name: str, choices: tuple[str, ...]) -> str:
-    told = given.get(name, choices[0])
-    if told not in choices:
-        raise UsageError(f"{shown}: {name} is {told!r}; it can be {' or '.join(choices)}")
-    return told
+def _read_choice(shown: str, options: dict[str, str], name: str, choices: tuple[str, ...]) -> str:
+    value = options.get(name, choices[0])
+    if value not in choices:
+        raise UsageError(f"{shown}: {name} is {value!r}; it can be {' or '.join(choices)}")
+    return value

@@ -1,11 +1,12 @@
-"""Appending to a log in NATS: one message or one atomic batch, and what a lost answer means.
+"""Appending to a log in NATS: one message or one atomic batch, and resolving lost acknowledgements.
 
-**A lost answer** is found again by looking at the first frame after the one that was expected. It is ours (it
-carries our mark), or somebody else's (then ours can never be stored any more), or it is not there; then
-nobody knows yet: it may be on its way for as long as the servers have no quorum. So the same is sent again
-under the same expectation, which cannot store it twice. Who gives up is told that nobody knows.
+Without an acknowledgement, the first message after the expected one decides. If it carries the append's own
+id, the batch is stored. If another writer's entry is there, the batch can never be stored. If there is none,
+the outcome is unknown: the batch may be in transit for as long as the servers have no quorum. Then the same
+batch is sent again with the same expectation, which cannot store it twice. An append that gives up raises a
+`StoreError` that says that the outcome is unknown.
 
-What was ours may have been forgotten or dropped meanwhile: marks outlive both (`nats_frames`).
+The own entry may have been pruned or dropped in the meantime; append ids survive both (`messages`).
 """
 
 from __future__ import annotations
@@ -19,266 +20,289 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from oncemore.errors import StoreError
-from oncemore.log.nats import messages as frames
-from oncemore.log.nats.batching import Crowd
-from oncemore.log.nats.connection import Answer, Unanswered, answered
-from oncemore.log.nats.guards import Looks, same
-from oncemore.log.nats.messages import HUSK, STONE
-from oncemore.log.nats.reader import At
-from oncemore.log.nats.server_check import refused
+from oncemore.log.nats import messages
+from oncemore.log.nats.batching import BatchQueue
+from oncemore.log.nats.guards import GuardReader, is_unchanged
+from oncemore.log.nats.messages import HEAD_ONLY, TOMBSTONE
+from oncemore.log.nats.reader import EntityPosition
+from oncemore.log.nats.replies import NoServerReply, PublishReply, parse_publish_reply
+from oncemore.log.nats.server_check import publish_refused
 from oncemore.log.store import Conflict, Stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from oncemore.log.nats.messages import Sent
-    from oncemore.log.nats.reader import Log
-    from oncemore.log.store import Batch, Write
+    from oncemore.log.nats.messages import OutgoingMessage
+    from oncemore.log.nats.reader import NatsLog
+    from oncemore.log.store import Batch, EntryWrite
 
 GIVE_UP_S = 30.0
-EMPTIED_S = 5.0  # for how long a subject must be found empty to believe that an entity was dropped long ago
-LONGEST_PAUSE_S = 0.25
-SMALL = 20_000  # bytes of a body that goes together with others'
+EMPTY_SUBJECT_S = 5.0  # a subject must stay empty this long to prove that its entity was dropped
+MAX_PAUSE_S = 0.25
+MAX_GROUPED_BODY = 20_000  # bytes; batches with a larger body are sent alone
 
-WRONG_SEQUENCE, IN_FLIGHT, ABANDONED, TOO_MANY, NO_ANSWER = 10071, 10164, 10176, 10210, 0
-#: What a server says when the same may be sent again, once one has looked.
-AGAIN = frozenset({WRONG_SEQUENCE, IN_FLIGHT, ABANDONED, TOO_MANY, NO_ANSWER})
-
-
-class Emptied(Unanswered):
-    """There is nothing any more on the subject of an entity that was there."""
+WRONG_SEQUENCE, IN_FLIGHT, ABANDONED, TOO_MANY, NO_REPLY = 10071, 10164, 10176, 10210, 0
+#: Error codes after which the same batch may be sent again, once its outcome has been looked up.
+RETRYABLE = frozenset({WRONG_SEQUENCE, IN_FLIGHT, ABANDONED, TOO_MANY, NO_REPLY})
 
 
-class Try:
-    """A batch that is being appended: its mark, what it expects of whom, and how long it may take.
+class SubjectEmptied(NoServerReply):
+    """The subject of an entity that had entries is empty now."""
 
-    late  guards that are no part of it any more, and are looked at when it is stored (`nats_late`)
+
+class AppendAttempt:
+    """A batch that is being appended: its id, the expected positions of its entities, and its deadline.
+
+    append_id    marks the messages of this append in the stream
+    late_guards  guards that were taken out of the batch, to be compared after it is stored (`guards`)
+    empty_since  when the subject of an entity was first found empty; 0: it is not empty
     """
 
     def __init__(self, batch: Batch) -> None:
-        self.batch, self.mine = batch, secrets.token_hex(16)
-        self.late: Mapping[str, At] = {}
-        self.known: dict[str, At] = {}
-        self.ends = time.monotonic() + GIVE_UP_S
-        self.emptied = 0.0
+        self.batch, self.append_id = batch, secrets.token_hex(16)
+        self.late_guards: Mapping[str, EntityPosition] = {}
+        self.positions: dict[str, EntityPosition] = {}
+        self.deadline = time.monotonic() + GIVE_UP_S
+        self.empty_since = 0.0
 
 
-class Appender:
-    """Appends batches; used in the line's loop only."""
+class NatsAppender:
+    """Appends batches; for use in the connection's loop only."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: NatsLog) -> None:
         self._log = log
-        self._crowd = Crowd(log)
-        self._looks = Looks(log)
+        self._batch_queue = BatchQueue(log)
+        self._guard_reader = GuardReader(log)
 
-    def at_once(self, batch: Batch, hear: Callable[[Try, Answer], object]) -> Try | None:
-        """Send a batch whose entities are all known, which takes no task; None: it must be appended slowly.
+    def append_now(
+        self, batch: Batch, on_reply: Callable[[AppendAttempt, PublishReply], object]
+    ) -> AppendAttempt | None:
+        """Send a batch without a task if all positions are known; else return None, for `append_batch`.
 
-        `hear` is told of the answer, which may be none, once; what it means is for `finish` to find out.
+        `on_reply` is called once with the answer, which may be missing; `resolve_append` then finds the
+        outcome.
         """
-        log, one = self._log, Try(batch)
-        for entity, version in ((write.entity, write.expect) for write in batch.writes):
-            at = log.known(entity, version)
-            if at is None or (at.seq and not version):
+        log, attempt = self._log, AppendAttempt(batch)
+        for write in batch.writes:
+            position = log.known_position(write.entity, write.expect)
+            # Below a tombstone, leftovers of the dropped entity must be purged first: that takes a task.
+            if position is None or (position.seq and not write.expect):
                 return None
-            one.known[entity] = at
+            attempt.positions[write.entity] = position
         for entity, version in batch.guards.items():
-            at = log.known(entity, version)
-            if at is None:
+            position = log.known_position(entity, version)
+            if position is None:
                 return None
-            one.known[entity] = at
-        if batch.guards and batch.writes and all(len(w.body) < SMALL for w in batch.writes):
-            if not log.line.stands:
+            attempt.positions[entity] = position
+        # Only small bodies are grouped: a group shares one atomic batch and one timeout.
+        if batch.guards and batch.writes and all(len(w.body) < MAX_GROUPED_BODY for w in batch.writes):
+            if not log.connection.is_connected:
                 return None
-            self._crowd.add(one, partial(hear, one))
-            return one
-        sent = frames.frames(batch, one.known, one.mine, log.where, log.line.largest)
-        sent = frames.together(sent, log.where.stream, one.mine)
+            self._batch_queue.add_attempt(attempt, partial(on_reply, attempt))
+            return attempt
+        outgoing = log.build_messages(batch, attempt.positions, attempt.append_id)
+        outgoing = messages.mark_as_batch(outgoing, log.subjects.stream, attempt.append_id)
 
-        def heard(message: Any, why: str) -> None:
-            hear(one, Answer(text=why) if message is None else answered(message))
+        def on_message(message: Any, reason: str) -> None:
+            on_reply(attempt, parse_publish_reply(message, reason))
 
-        return one if log.line.publish_now(sent, heard) else None
+        return attempt if log.connection.publish_now(outgoing, on_message) else None
 
-    def look(self, one: Try, seq: int, hear: Callable[[bool | None], object]) -> None:
-        """Look whether what a stored try relied on is as it was; `hear` is told, with None: nobody knows."""
-        self._looks.add(one, seq, hear)
+    def check_guards(
+        self, attempt: AppendAttempt, seq: int, on_result: Callable[[bool | None], object]
+    ) -> None:
+        """Compare the late guards of a stored attempt; `on_result` is called with None if that is unknown."""
+        self._guard_reader.add_check(attempt, seq, on_result)
 
-    async def finish(self, one: Try, answer: Answer) -> Stored | Conflict:
-        """Go on after the first answer to a try: its end is not known, or what it relied on has moved."""
-        ended = await self._until_known(one, answer)
-        return await self._late(one, ended) if one.late and isinstance(ended, Stored) else ended
+    async def resolve_append(self, attempt: AppendAttempt, reply: PublishReply) -> Stored | Conflict:
+        """Find the outcome of an attempt whose first answer did not settle it."""
+        outcome = await self._resend_until_known(attempt, reply)
+        if attempt.late_guards and isinstance(outcome, Stored):
+            return await self._check_late_guards(attempt, outcome)
+        return outcome
 
-    async def _late(self, one: Try, stored: Stored) -> Stored | Conflict:
-        """Find out whether what a stored try relied on is as it was; it stands, whatever that is."""
+    async def _check_late_guards(self, attempt: AppendAttempt, stored: Stored) -> Stored | Conflict:
+        """Compare the late guards of a stored attempt; the entries stand either way."""
         pause = 0.001
         while True:
-            held: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
-            self.look(one, stored.seqs[-1], held.set_result)
-            if await held:
+            result: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
+            self.check_guards(attempt, stored.seqs[-1], result.set_result)
+            if await result:
                 return stored
-            with suppress(Unanswered):
-                for entity, relied in one.late.items():
-                    if not same(self._log.note(entity, await self._log.last(entity)), relied):
-                        return (await self._conflict(entity))._replace(stands=stored.seqs)
-            if time.monotonic() > one.ends:
+            # The leader tells which guard moved, and settles the case that no replica answered.
+            with suppress(NoServerReply):
+                for entity, expected in attempt.late_guards.items():
+                    if not is_unchanged(await self._log.load_position(entity), expected):
+                        return (await self._build_conflict(entity))._replace(stored_seqs=stored.seqs)
+            if time.monotonic() > attempt.deadline:
                 raise StoreError(
-                    f"{self._log.line.where.shown}: it is stored, but for {GIVE_UP_S:g} s nobody could tell "
-                    "whether what it relies on had changed before; it must be taken back"
+                    f"{self._log.connection.address.shown}: the batch is stored, but for {GIVE_UP_S:g} s no "
+                    "server could tell whether its guards had changed before; it must be taken back"
                 )
-            await asyncio.sleep(random.uniform(pause / 2, pause))  # noqa: S311 - as above
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+            await asyncio.sleep(random.uniform(pause / 2, pause))  # noqa: S311 - spreads the retries
+            pause = min(2 * pause, MAX_PAUSE_S)
 
-    async def append(self, batch: Batch) -> Stored | Conflict:
-        """Store a batch or find out why not; a `StoreError` says that neither is known."""
-        log, one = self._log, Try(batch)
-        for entity, version in batch.guards.items():
-            one.known[entity] = await log.patiently(partial(log.stands, entity, version))
-            if one.known[entity].version != version:
-                return await self._conflict(entity)
-        for write in batch.writes:
-            at = one.known[write.entity] = await log.patiently(
-                partial(log.stands, write.entity, write.expect)
-            )
-            if at.version != write.expect:
-                return await self._conflict(write.entity)
-        return await self._until_known(one)
+    async def append_batch(self, batch: Batch) -> Stored | Conflict:
+        """Store a batch or return the conflict; a `StoreError` says that the outcome is unknown."""
+        log, attempt = self._log, AppendAttempt(batch)
+        expected = {**batch.guards, **{write.entity: write.expect for write in batch.writes}}
+        for entity, version in expected.items():
+            position = await log.ask_with_retries(partial(log.find_position, entity, version))
+            if position.version != version:
+                return await self._build_conflict(entity)
+            attempt.positions[entity] = position
+        return await self._resend_until_known(attempt)
 
-    async def _until_known(self, one: Try, first: Answer | None = None) -> Stored | Conflict:
-        pause, said = 0.001, ""
+    async def _resend_until_known(
+        self, attempt: AppendAttempt, first_reply: PublishReply | None = None
+    ) -> Stored | Conflict:
+        pause, last_error = 0.001, ""
         while True:
-            answer, first = first or Answer(), None
-            if answer == Answer():
-                with suppress(Unanswered):
-                    answer = await self._send(one)
-            if answer.seq:
-                return self.stored(one.batch, answer.seq)
-            if answer.error:
-                said = f" ({answer.error}: {answer.text})"
-            with suppress(Unanswered):
-                outcome = await self._look(one)
+            reply, first_reply = first_reply or PublishReply(), None
+            if reply == PublishReply():
+                with suppress(NoServerReply):
+                    reply = await self._send_attempt(attempt)
+            if reply.seq:
+                return self.remember_stored(attempt.batch, reply.seq)
+            if reply.error:
+                last_error = f" ({reply.error}: {reply.text})"
+            with suppress(NoServerReply):
+                outcome = await self._find_outcome(attempt)
                 if outcome is not None:
                     return outcome
-                if answer.error not in AGAIN:
-                    raise refused(self._log.line.where, answer)
-            if time.monotonic() > one.ends:
+                # Only now: the server may refuse the repetition of a batch that it had stored.
+                if reply.error not in RETRYABLE:
+                    raise publish_refused(self._log.connection.address, reply)
+            if time.monotonic() > attempt.deadline:
                 raise StoreError(
-                    f"{self._log.line.where.shown}: no answer within {GIVE_UP_S:g} s{said}; whether it is "
-                    "stored is not known: it may still be, and must be read again"
+                    f"{self._log.connection.address.shown}: no answer within {GIVE_UP_S:g} s{last_error}; "
+                    "whether it is stored is not known: it may still be, and must be read again"
                 )
-            await asyncio.sleep(random.uniform(pause / 2, pause))  # noqa: S311 - only spreads those who wait
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+            await asyncio.sleep(random.uniform(pause / 2, pause))  # noqa: S311 - spreads the retries
+            pause = min(2 * pause, MAX_PAUSE_S)
 
-    async def _send(self, one: Try) -> Answer:
+    async def _send_attempt(self, attempt: AppendAttempt) -> PublishReply:
         log = self._log
-        for write in one.batch.writes:
-            at = one.known[write.entity]
-            if at.version == 0 and at.seq:  # made anew: what is left of the former must not come back with it
-                await clear(log, write.entity, at.seq)
-        sent = frames.frames(one.batch, one.known, one.mine, log.where, log.line.largest)
-        return await publish(log, sent)
+        for write in attempt.batch.writes:
+            position = attempt.positions[write.entity]
+            # A new entity under a dropped name: leftovers of the old one must not reappear with it.
+            if position.version == 0 and position.seq:
+                await clear_entity(log, write.entity, position.seq)
+        return await publish_batch(
+            log, log.build_messages(attempt.batch, attempt.positions, attempt.append_id)
+        )
 
-    def stored(self, batch: Batch, last: int) -> Stored:
-        """Remember what is stored; the frames of a batch are its last messages, one after the other."""
+    def remember_stored(self, batch: Batch, last_seq: int) -> Stored:
+        """Remember the new positions; the entries of a batch are its last messages, without gaps."""
         log = self._log
-        seqs = tuple(range(last - len(batch.writes) + 1, last + 1))
+        seqs = tuple(range(last_seq - len(batch.writes) + 1, last_seq + 1))
         for write, seq in zip(batch.writes, seqs, strict=True):
-            log.remember(write.entity, At(write.expect + 1, seq, write.hash))
-        log.acked = max(log.acked, last)
+            log.remember_position(write.entity, EntityPosition(write.expect + 1, seq, write.hash))
         return Stored(seqs)
 
-    async def _conflict(self, entity: str) -> Conflict:
-        return Conflict(entity, await self._log.patiently(partial(self._log.head, entity)))
+    async def _build_conflict(self, entity: str) -> Conflict:
+        return Conflict(entity, await self._log.ask_with_retries(partial(self._log.load_head, entity)))
 
-    async def _look(self, one: Try) -> Stored | Conflict | None:
-        """Find out how a try ended; None: it is not known yet, and may be sent again."""
-        found = await self._writes(one)
-        if found is not None:
-            return found
+    async def _find_outcome(self, attempt: AppendAttempt) -> Stored | Conflict | None:
+        """Look up the outcome of an attempt; None: it is unknown, and the batch may be sent again."""
+        outcome = await self._find_writes(attempt)
+        if outcome is not None:
+            return outcome
         log = self._log
-        for entity, version in one.batch.guards.items():
-            at = log.note(entity, await log.last(entity))
-            if at.version == version:
-                one.known[entity] = at
+        for entity, version in attempt.batch.guards.items():
+            position = await log.load_position(entity)
+            if position.version == version:
+                attempt.positions[entity] = position
                 continue
-            # It moved after our writes were looked for: ours may have been stored in between.
-            found = await self._writes(one)
-            if found is None and log.note(entity, await log.last(entity)).seq >= at.seq:
-                found = await self._conflict(entity)
-            return found
+            # The guard moved after the writes were looked for: they may have been stored in between.
+            outcome = await self._find_writes(attempt)
+            if outcome is None and (await log.load_position(entity)).seq >= position.seq:
+                outcome = await self._build_conflict(entity)
+            return outcome
         return None
 
-    async def _writes(self, one: Try) -> Stored | Conflict | None:
-        """Look for what was written; if one of a batch is there, all are, one after the other."""
-        writes = one.batch.writes
+    async def _find_writes(self, attempt: AppendAttempt) -> Stored | Conflict | None:
+        """Look for the writes of an attempt; if one is stored, all are, without gaps."""
+        writes = attempt.batch.writes
         for number, write in enumerate(writes):
-            seq, at = await self._after(one, write)
+            seq, position = await self._find_own_write(attempt, write)
             if seq:
-                return self.stored(one.batch, seq - number + len(writes) - 1)
-            if at is None:
-                return await self._conflict(write.entity)
-            one.known[write.entity] = at
+                return self.remember_stored(attempt.batch, seq - number + len(writes) - 1)
+            if position is None:
+                return await self._build_conflict(write.entity)
+            attempt.positions[write.entity] = position
         return None
 
-    async def _after(self, one: Try, write: Write) -> tuple[int, At | None]:
-        """Return the sequence of our own entry if it was stored; else where the entity is; None: moved."""
-        log, at = self._log, one.known[write.entity]
-        subject, seq = log.where.entity(write.entity), at.seq
-        while message := await log.line.next(log.where.stream, subject, seq + 1):
-            kind, head, append = frames.told(message)
+    async def _find_own_write(
+        self, attempt: AppendAttempt, write: EntryWrite
+    ) -> tuple[int, EntityPosition | None]:
+        """Return the sequence of the own entry, or 0 and the entity's position, or 0 and None: it moved."""
+        log, position = self._log, attempt.positions[write.entity]
+        stream, subject, seq = log.subjects.stream, log.subjects.entity_subject(write.entity), position.seq
+        while message := await log.connection.next_message(stream, subject, seq + 1):
+            kind, head, append_id = messages.parse_headers(message)
             seq = message.seq
-            if append == one.mine:
+            if append_id == attempt.append_id:
                 return seq, None
-            if kind == STONE:
-                ours = frames.gone_with(message).get(one.mine, 0)
-                if ours:
-                    return ours, None
-                at = At(0, seq)
-            elif kind == HUSK and (head.version, head.hash) == (at.version, at.hash):
-                at = At(at.version, seq, at.hash)
+            if kind == TOMBSTONE:
+                # The own entry may have been stored and dropped since: the tombstone lists it.
+                own_seq = messages.tombstone_appends(message).get(attempt.append_id, 0)
+                if own_seq:
+                    return own_seq, None
+                position = EntityPosition(0, seq)
+            elif kind == HEAD_ONLY and (head.version, head.hash) == (position.version, position.hash):
+                # A prune or a replaced head moves the sequence but not the version: it is no conflict.
+                position = EntityPosition(position.version, seq, position.hash)
             else:
-                olds = (await log.olds(write.entity))[1]
-                return next((old.seq for old in olds if old.append == one.mine), 0), None
-        if at.version != write.expect:
+                # Another entry follows the expected one, unless the own entry was pruned in between.
+                pruned = (await log.load_pruned_entries(write.entity))[1]
+                return next((old.seq for old in pruned if old.append_id == attempt.append_id), 0), None
+        if position.version != write.expect:
             return 0, None
-        if seq and not await log.line.next(log.where.stream, subject, seq):
-            return 0, self._emptied(one, write)
-        one.emptied = 0.0
-        return 0, at
+        if seq and not await log.connection.next_message(stream, subject, seq):
+            return 0, self._position_of_empty_subject(attempt, write)
+        attempt.empty_since = 0.0
+        return 0, position
 
-    def _emptied(self, one: Try, write: Write) -> At | None:
-        """Say where an entity stands of which nothing is left.
+    def _position_of_empty_subject(self, attempt: AppendAttempt, write: EntryWrite) -> EntityPosition | None:
+        """Return the position of an entity whose subject is empty; raise `SubjectEmptied` while in doubt.
 
-        It was dropped long ago, or this leader is new and has not come so far: then it may still come to
-        ours. So that is believed only after a while, unless it makes no difference.
+        The entity was dropped long ago, or the leader is new, lags behind, and may still store the own
+        entry. So a drop is believed only after a while, unless the write expects no entity anyway.
         """
         if write.expect == 0:
-            return At()
+            return EntityPosition()
         now = time.monotonic()
-        one.emptied = one.emptied or now
-        if now - one.emptied < EMPTIED_S:
-            raise Emptied
+        attempt.empty_since = attempt.empty_since or now
+        if now - attempt.empty_since < EMPTY_SUBJECT_S:
+            raise SubjectEmptied
         return None
 
 
-async def publish(log: Log, sent: list[Sent]) -> Answer:
-    """Send messages as one."""
-    return await log.line.publish(frames.together(sent, log.where.stream, secrets.token_hex(16)))
+async def publish_batch(log: NatsLog, outgoing: list[OutgoingMessage]) -> PublishReply:
+    """Publish messages as one atomic batch."""
+    return await log.connection.publish_messages(
+        messages.mark_as_batch(outgoing, log.subjects.stream, secrets.token_hex(16))
+    )
 
 
-async def purge(log: Log, subject: str, upto: int) -> None:
-    """Remove the messages of a subject that come before a sequence; done again, it changes nothing."""
-    said = await log.line.api(f"STREAM.PURGE.{log.where.stream}", filter=subject, seq=upto)
-    if "error" not in said:
+async def purge_subject(log: NatsLog, subject: str, before_seq: int) -> None:
+    """Remove the messages of a subject before a sequence; repeating it changes nothing."""
+    reply = await log.connection.call_api(
+        f"STREAM.PURGE.{log.subjects.stream}", filter=subject, seq=before_seq
+    )
+    if "error" not in reply:
         return
-    error = said["error"]
+    error = reply["error"]
     if error.get("code") == 503:
-        raise Unanswered(str(error.get("description")))
-    raise StoreError(f"{log.line.where.shown}: nothing can be purged: {error.get('description')}")
+        raise NoServerReply(str(error.get("description")))
+    raise StoreError(
+        f"{log.connection.address.shown}: subject {subject} cannot be purged: {error.get('description')}"
+    )
 
 
-async def clear(log: Log, entity: str, stone: int) -> None:
-    """Remove everything that comes before the stone of an entity."""
-    token = frames.token(entity)
-    for subject in (log.where.entities, log.where.parts, log.where.olds):
-        await purge(log, subject + token, stone)
+async def clear_entity(log: NatsLog, entity: str, tombstone_seq: int) -> None:
+    """Remove all messages of an entity that come before its tombstone."""
+    token = messages.entity_token(entity)
+    for prefix in (log.subjects.entities, log.subjects.parts, log.subjects.pruned):
+        await purge_subject(log, prefix + token, tombstone_seq)

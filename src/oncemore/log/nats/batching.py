@@ -1,13 +1,13 @@
-"""Guarded batches of one process go to NATS together, one crowd at a time; or each by itself, unguarded.
+"""Grouping of guarded batches: several appends of one process become one atomic batch.
 
-A guard must be a message of its own, so whoever has one is an atomic batch, and that is dear: a server with
-one replica stages each on its disk, and servers with three refuse what guards the same at the same moment.
-Every attempt of a step is guarded by the switches of its log.
+A guard is a message of its own, so every guarded append is an atomic batch, which is expensive: a server with
+one replica stages each one on disk, and a cluster refuses concurrent batches with the same guard. Every
+attempt of a step is guarded by the switches of its log, so most appends are affected.
 
-So those who come together and rely on the same go as one batch: the guard once, each entity with what it
-expects. If one of them cannot be stored none is, and each is sent again by itself. While a batch is under
-way, others wait for the next. Where they are too few for that to be worth it, and each allows it, they go out
-by themselves without any guard, which is looked at when they are stored (`nats_late`).
+Appends that arrive together with the same guards are therefore sent as one batch: the guard once, and each
+entity with its own expectation. If one of them cannot be stored, none is, and each is sent again alone.
+Further appends wait until the batch is answered. A group that is too small to be worth a batch is sent as
+single messages without guards, if all its appends allow late guards (`guards`).
 """
 
 from __future__ import annotations
@@ -15,106 +15,114 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from oncemore.log.nats import messages as frames
-from oncemore.log.nats.connection import Answer, answered
+from oncemore.log.nats import messages
+from oncemore.log.nats.replies import PublishReply, parse_publish_reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncemore.log.nats.append import Try
-    from oncemore.log.nats.reader import Log
+    from oncemore.log.nats.append import AppendAttempt
+    from oncemore.log.nats.reader import NatsLog
     from oncemore.log.store import Batch
 
-    Waiting = tuple[Try, Callable[[Answer], object]]
+    WaitingAppend = tuple[AppendAttempt, Callable[[PublishReply], object]]
 
-MOST = 300  # entries that go together
-WORTH = 16  # claims that a batch is worth it for: with one replica that syncs, about where it is cheaper
+MAX_GROUP_ENTITIES = 300
+MIN_GROUP_APPENDS = 16  # with one replica that syncs, a batch is cheaper from about this size on
 
 
-class Crowd:
-    """Those who wait, and whether somebody is under way; used in the line's loop only."""
+class BatchQueue:
+    """Appends that wait to be sent as one batch; for use in the connection's loop only."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: NatsLog) -> None:
         self._log = log
-        self._waiting: list[Waiting] = []
-        self._under_way = self._called = False
+        self._waiting: list[WaitingAppend] = []
+        self._is_in_flight = self._is_scheduled = False
 
-    def add(self, one: Try, hear: Callable[[Answer], object]) -> None:
-        """Send a try, with those that come together with it; `hear` is told once how it ended."""
-        self._waiting.append((one, hear))
-        if not self._called:
-            self._called = True
-            self._log.line.at_last(self._go)
+    def add_attempt(self, attempt: AppendAttempt, on_reply: Callable[[PublishReply], object]) -> None:
+        """Send an attempt together with those that arrive with it; `on_reply` is called once."""
+        self._waiting.append((attempt, on_reply))
+        # Sent after all calls of this wake-up, so that appends that arrive together form one group.
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._log.connection.run_after_scheduled(self._send_next_group)
 
-    def _go(self) -> None:
-        self._called = False
-        while self._waiting and not self._under_way:
-            group = self._next()
-            if len(group) < WORTH and all(_may_be_late(one.batch) for one, _ in group):
-                for waiting in group:
-                    self._send_alone(*waiting)
+    def _send_next_group(self) -> None:
+        self._is_scheduled = False
+        while self._waiting and not self._is_in_flight:
+            group = self._take_group()
+            if len(group) < MIN_GROUP_APPENDS and all(_allows_late_guards(item[0].batch) for item in group):
+                for attempt, on_reply in group:
+                    self._send_alone(attempt, on_reply)
             else:
-                self._send(group)
+                self._send_group(group)
 
-    def _send_alone(self, one: Try, hear: Callable[[Answer], object]) -> None:
-        """Send a try without its guards; that they are no part of it holds for whatever becomes of it."""
+    def _send_alone(self, attempt: AppendAttempt, on_reply: Callable[[PublishReply], object]) -> None:
+        """Send an attempt without its guards; from now on they are not part of its batch."""
         log = self._log
-        one.late = {entity: one.known[entity] for entity in one.batch.guards}
-        one.batch = one.batch._replace(guards={})
-        sent = frames.frames(one.batch, one.known, one.mine, log.where, log.line.largest)
-        sent = frames.together(sent, log.where.stream, one.mine)
+        attempt.late_guards = {entity: attempt.positions[entity] for entity in attempt.batch.guards}
+        attempt.batch = attempt.batch._replace(guards={})
+        outgoing = log.build_messages(attempt.batch, attempt.positions, attempt.append_id)
+        outgoing = messages.mark_as_batch(outgoing, log.subjects.stream, attempt.append_id)
 
-        def heard(message: Any, why: str) -> None:
-            hear(Answer(text=why) if message is None else answered(message))
+        def on_message(message: Any, reason: str) -> None:
+            on_reply(parse_publish_reply(message, reason))
 
-        if not log.line.publish_now(sent, heard):
-            hear(Answer(text="the connection is lost"))
+        if not log.connection.publish_now(outgoing, on_message):
+            on_reply(PublishReply(text="the connection is lost"))
 
-    def _send(self, group: list[Waiting]) -> None:
+    def _send_group(self, group: list[WaitingAppend]) -> None:
         log, (first, _) = self._log, group[0]
-        sent = frames.guards(first.batch, first.known, first.mine, log.where)
-        for one, _ in group:
-            alone = one.batch._replace(guards={})
-            sent += frames.frames(alone, one.known, one.mine, log.where, log.line.largest)
-        self._under_way = True
-        sent = frames.together(sent, log.where.stream, secrets.token_hex(16))
-        if not log.line.publish_now(sent, lambda message, why: self._heard(group, message, why)):
-            self._heard(group, None, "the connection is lost")
+        outgoing = messages.build_guard_messages(first.batch, first.positions, first.append_id, log.subjects)
+        for attempt, _ in group:
+            unguarded = attempt.batch._replace(guards={})
+            outgoing += log.build_messages(unguarded, attempt.positions, attempt.append_id)
+        self._is_in_flight = True
+        outgoing = messages.mark_as_batch(outgoing, log.subjects.stream, secrets.token_hex(16))
 
-    def _next(self) -> list[Waiting]:
-        """Take those who rely on what the first relies on, and write nothing that another of them does."""
+        def on_message(message: Any, reason: str) -> None:
+            self._on_group_reply(group, message, reason)
+
+        if not log.connection.publish_now(outgoing, on_message):
+            self._on_group_reply(group, None, "the connection is lost")
+
+    def _take_group(self) -> list[WaitingAppend]:
+        """Take the first append and all with the same guards that write none of the same entities."""
         guards = self._waiting[0][0].batch.guards
-        group: list[Waiting] = []
-        later: list[Waiting] = []
-        taken: set[str] = set(guards)
+        group: list[WaitingAppend] = []
+        later: list[WaitingAppend] = []
+        entities: set[str] = set(guards)
         for waiting in self._waiting:
             batch = waiting[0].batch
-            names = {write.entity for write in batch.writes}
-            fits = batch.guards == guards and not names & taken and len(taken) + len(names) <= MOST
-            if fits or not group:
+            written = {write.entity for write in batch.writes}
+            has_room = len(entities) + len(written) <= MAX_GROUP_ENTITIES
+            # The first one always goes, however large it is: nothing else would ever take it.
+            if not group or (batch.guards == guards and not written & entities and has_room):
                 group.append(waiting)
-                taken |= names
+                entities |= written
             else:
                 later.append(waiting)
         self._waiting = later
         return group
 
-    def _heard(self, group: list[Waiting], message: Any, why: str) -> None:
-        """Let the next go, and tell these: the frames of each stand one after the other."""
-        self._under_way = False
-        self._go()
-        answer = Answer(text=why) if message is None else answered(message)
-        if not answer.seq:
-            told = answer if len(group) == 1 else Answer(text=f"not together ({answer.error})")
-            for _, hear in group:
-                hear(told)
+    def _on_group_reply(self, group: list[WaitingAppend], message: Any, reason: str) -> None:
+        """Send the next group, and pass each append of this one its part of the answer."""
+        self._is_in_flight = False
+        self._send_next_group()
+        reply = parse_publish_reply(message, reason)
+        if not reply.seq:
+            # The error of a group says nothing about its members: each must find its own outcome.
+            result = reply if len(group) == 1 else PublishReply(text=f"refused as a group ({reply.error})")
+            for _, on_reply in group:
+                on_reply(result)
             return
-        last = answer.seq
-        for one, hear in reversed(group):
-            hear(Answer(last))
-            last -= len(one.batch.writes)
+        # The entries of each append follow one another, in the order of the group.
+        last_seq = reply.seq
+        for attempt, on_reply in reversed(group):
+            on_reply(PublishReply(last_seq))
+            last_seq -= len(attempt.batch.writes)
 
 
-def _may_be_late(batch: Batch) -> bool:
-    """Whether a batch can go without its guards: one entry, that is, and by its caller's leave."""
+def _allows_late_guards(batch: Batch) -> bool:
+    """Whether a batch can be sent without its guards: it is one entry, and its caller permits it."""
     return batch.late and len(batch.writes) == 1

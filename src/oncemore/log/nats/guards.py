@@ -1,18 +1,18 @@
-"""Guards that are looked at when what they guard is stored, for batches that allow it.
+"""Guards that are compared after the guarded entry is stored, for batches that allow it (`Batch.late`).
 
-A guard that is compared in the same move makes a batch an atomic one, which costs a server with one replica
-several publishes, and is a lock for servers with three. The claim of an attempt allows its guards to be
-compared afterwards (`Batch.late`): it is a plain publish with the sequence that its own subject must have,
-and before anybody is told that it is stored, the last messages of its guards are read.
+A guard in the same request makes an append an atomic batch, which costs a server with one replica several
+publishes and makes a cluster serialise them. The claim of an attempt allows a cheaper way: it is a single
+publish that expects the last sequence of its own subject, and before the caller learns that it is stored, the
+last messages of its guards are read.
 
-**What that proves.** The stream has one order. A switch that was thrown before the claim has a lower
-sequence, so whoever has the claim has the switch. A reply shows the last messages of several subjects as they
-were at one moment in one server; the claim's own subject is among them, and only a reply that has the claim
-counts, from whichever replica it comes. If the guards in it stand where they were relied on, they did so at
-the claim, because nothing goes back. If one does not, it may have moved before the claim or after it: nothing
-begins in either case. What cannot be read is asked again; nobody is told "stored" meanwhile.
+Why that is enough: the stream has one order. A switch that was changed before the claim has a lower sequence,
+so every replica that has the claim has the change. One reply contains the last messages of several subjects
+as they were at one moment in one server. The claim's own subject is among them, and a reply without the claim
+is ignored, so any replica may answer. If the guards in the reply are as expected, they were so at the claim,
+because positions only move forward. If one is not, it may have moved before or after the claim, and the
+attempt does not start in either case. Without a reply the question is repeated, and the caller waits.
 
-One reply serves all claims that wait for one: that of the last one proves it for those before it.
+One reply serves all claims that wait: if it contains the last of them, it contains those before it.
 """
 
 from __future__ import annotations
@@ -20,83 +20,102 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncemore.errors import StoreError
-from oncemore.log.nats.connection import Message
+from oncemore.log.nats.replies import StreamMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncemore.log.nats.append import Try
-    from oncemore.log.nats.reader import At, Log
+    from oncemore.log.nats.append import AppendAttempt
+    from oncemore.log.nats.reader import EntityPosition, NatsLog
 
-    Waiting = tuple[Try, int, Callable[[bool | None], object]]
+    WaitingCheck = tuple[AppendAttempt, int, Callable[[bool | None], object]]
 
-MOST = 100  # claims that one look serves: each may bring a guard or two of its own
+MAX_CHECKS = 100  # claims that one read serves: each may add a guard or two of its own
 
 
-class Looks:
-    """Those who wait for a look, and whether one is under way; used in the line's loop only."""
+class GuardReader:
+    """Checks that wait for a read, and whether one is in progress; for use in the connection's loop only."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: NatsLog) -> None:
         self._log = log
-        self._waiting: list[Waiting] = []
-        self._under_way = False
+        self._waiting: list[WaitingCheck] = []
+        self._is_reading = False
 
-    def add(self, one: Try, seq: int, hear: Callable[[bool | None], object]) -> None:
-        """Look at the guards of a try that was stored with that sequence; `hear` is told once.
+    def add_check(self, attempt: AppendAttempt, seq: int, on_result: Callable[[bool | None], object]) -> None:
+        """Compare the late guards of an attempt that is stored with a sequence.
 
-        True: they are as they were relied on. False: one is not. None: nobody knows.
+        `on_result` is called once with True if they are as expected, False if one is not, None if that is
+        unknown.
         """
-        self._waiting.append((one, seq, hear))
-        if not self._under_way:
-            self._look()
+        self._waiting.append((attempt, seq, on_result))
+        if not self._is_reading:
+            self._read_guards()
 
-    def _look(self) -> None:
-        group, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
-        where, line = self._log.where, self._log.line
-        last, upto, _ = max(group, key=lambda waiting: waiting[1])
-        proof = where.entity(last.batch.writes[-1].entity)
-        guards = {entity: where.entity(entity) for one, _, _ in group for entity in one.late}
+    def _read_guards(self) -> None:
+        checks, self._waiting = self._waiting[:MAX_CHECKS], self._waiting[MAX_CHECKS:]
+        subjects = self._log.subjects
+        # A reply with the newest claim contains all changes that came before any of these claims.
+        newest, newest_seq, _ = max(checks, key=lambda check: check[1])
+        claim_subject = subjects.entity_subject(newest.batch.writes[-1].entity)
+        guards = {
+            entity: subjects.entity_subject(entity)
+            for attempt, _, _ in checks
+            for entity in attempt.late_guards
+        }
 
-        def heard(parts: list[Any] | None, why: str) -> None:
-            found = None if parts is None else {part.headers["Nats-Subject"]: part for part in parts}
-            if found is not None and _seq(found.get(proof)) < upto:
-                found = None  # a replica that has not come so far
-            self._heard(group, guards, found)
+        def on_replies(replies: list[Any] | None, _reason: str) -> None:
+            by_subject = (
+                None if replies is None else {reply.headers["Nats-Subject"]: reply for reply in replies}
+            )
+            # A replica that lags behind does not have the claim yet: its guards prove nothing.
+            if by_subject is not None and _parse_seq(by_subject.get(claim_subject)) < newest_seq:
+                by_subject = None
+            self._on_guard_messages(checks, guards, by_subject)
 
-        self._under_way = True
-        if not line.last_now(where.stream, [proof, *guards.values()], heard):
-            self._heard(group, guards, None)
+        self._is_reading = True
+        requested = [claim_subject, *guards.values()]
+        if not self._log.connection.request_last_now(subjects.stream, requested, on_replies):
+            self._on_guard_messages(checks, guards, None)
 
-    def _heard(self, group: list[Waiting], guards: dict[str, str], found: dict[str, Any] | None) -> None:
-        """Let the next look go, and tell these."""
-        self._under_way = False
+    def _on_guard_messages(
+        self, checks: list[WaitingCheck], guards: dict[str, str], by_subject: dict[str, Any] | None
+    ) -> None:
+        """Start the next read, and pass each check its result."""
+        self._is_reading = False
+        # First, so that the next read is in transit while the callbacks run.
         if self._waiting:
-            self._look()
-        stand = None if found is None else self._stand(guards, found)
-        for one, _, hear in group:
-            hear(None if stand is None else all(same(stand[name], at) for name, at in one.late.items()))
+            self._read_guards()
+        positions = None if by_subject is None else self._guard_positions(guards, by_subject)
+        for attempt, _, on_result in checks:
+            if positions is None:
+                on_result(None)
+            else:
+                expected = attempt.late_guards.items()
+                on_result(all(is_unchanged(positions[name], position) for name, position in expected))
 
-    def _stand(self, guards: dict[str, str], found: dict[str, Any]) -> dict[str, At] | None:
-        """Return where entities stand by their last messages; None if one of them makes no sense."""
+    def _guard_positions(
+        self, guards: dict[str, str], by_subject: dict[str, Any]
+    ) -> dict[str, EntityPosition] | None:
+        """Return the positions of the guarded entities; None if a message cannot be decoded."""
         try:
             return {
-                entity: self._log.note(entity, _message(found.get(subject)))
+                entity: self._log.remember_message(entity, _parse_message(by_subject.get(subject)))
                 for entity, subject in guards.items()
             }
         except StoreError:
-            return None  # who asks the leader next is told why
+            return None  # the caller asks the leader next, which raises the same error
 
 
-def same(at: At, relied: At) -> bool:
-    """Whether an entity is as it was relied on; what is left when bodies are forgotten is the same entry."""
-    return (at.version, at.hash) == (relied.version, relied.hash)
+def is_unchanged(position: EntityPosition, expected: EntityPosition) -> bool:
+    """Whether an entity has the expected last entry; pruning changes its sequence but not its entry."""
+    return (position.version, position.hash) == (expected.version, expected.hash)
 
 
-def _seq(part: Any) -> int:
-    return 0 if part is None else int(part.headers["Nats-Sequence"])
+def _parse_seq(reply: Any) -> int:
+    return 0 if reply is None else int(reply.headers["Nats-Sequence"])
 
 
-def _message(part: Any) -> Message | None:
-    if part is None:
+def _parse_message(reply: Any) -> StreamMessage | None:
+    if reply is None:
         return None
-    return Message(part.headers["Nats-Subject"], _seq(part), part.headers, part.data)
+    return StreamMessage(reply.headers["Nats-Subject"], _parse_seq(reply), reply.headers, reply.data)

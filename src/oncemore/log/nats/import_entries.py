@@ -1,7 +1,7 @@
-"""Taking over entries of another log into one in NATS: one atomic batch, in their order.
+"""Import of another log's entries into a log in NATS, as one atomic batch in their order.
 
-The first entry of each entity expects what stands there; those after it follow in the same batch, so that
-nobody can come in between. An entry whose body was pruned over there comes as a frame without one.
+The first entry of each entity expects the position that the entity has; the ones after it follow in the same
+batch, so that no other writer can come in between. An entry whose body was pruned is stored without one.
 """
 
 from __future__ import annotations
@@ -13,69 +13,82 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from oncemore.errors import StoreError
-from oncemore.log.nats import messages as frames
-from oncemore.log.nats.append import AGAIN, clear, publish
-from oncemore.log.nats.connection import Unanswered
-from oncemore.log.nats.messages import Put
-from oncemore.log.nats.server_check import refused
+from oncemore.log.nats import messages
+from oncemore.log.nats.append import RETRYABLE, clear_entity, publish_batch
+from oncemore.log.nats.messages import EntryToPublish
+from oncemore.log.nats.replies import NoServerReply
+from oncemore.log.nats.server_check import publish_refused
 from oncemore.log.store import check_next
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from oncemore.log.nats.messages import Sent
-    from oncemore.log.nats.reader import At, Log
+    from oncemore.log.nats.messages import OutgoingMessage
+    from oncemore.log.nats.reader import EntityPosition, NatsLog
     from oncemore.log.store import Entry, Head
 
-PATIENCE_S = 30.0
+GIVE_UP_S = 30.0
 
 
-async def adopt(log: Log, entries: Sequence[Entry], heads: Sequence[Head]) -> None:
-    """Take over entries, all or none; a lost answer is found by its mark."""
-    mine, ends = secrets.token_hex(16), time.monotonic() + PATIENCE_S
+async def import_entries(log: NatsLog, entries: Sequence[Entry], heads: Sequence[Head]) -> None:
+    """Import entries, all or none; a lost acknowledgement is resolved by the id of the append."""
+    append_id, deadline = secrets.token_hex(16), time.monotonic() + GIVE_UP_S
     while True:
-        with suppress(Unanswered):
-            known = await _standing(log, entries, mine)
-            if known is None or not entries:
+        with suppress(NoServerReply):
+            positions = await _load_positions(log, entries, append_id)
+            if positions is None or not entries:
                 break
-            check_next(entries, heads, {name: (at.version, at.hash) for name, at in known.items()})
-            answer = await publish(log, _messages(log, entries, heads, known, mine))
-            if answer.seq:
-                log.acked = max(log.acked, answer.seq)
+            check_next(entries, heads, {name: (at.version, at.hash) for name, at in positions.items()})
+            reply = await publish_batch(log, _build_messages(log, entries, heads, positions, append_id))
+            if reply.seq:
                 break
-            if answer.error not in AGAIN:
-                raise refused(log.line.where, answer)
-        if time.monotonic() > ends:
+            if reply.error not in RETRYABLE:
+                raise publish_refused(log.connection.address, reply)
+        if time.monotonic() > deadline:
             raise StoreError(
-                f"{log.line.where.shown}: no answer within {PATIENCE_S:g} s; whether the entries were taken "
-                "over is not known, and must be read again"
+                f"{log.connection.address.shown}: no answer within {GIVE_UP_S:g} s; whether the entries were "
+                "imported is not known: read the log again"
             )
         await asyncio.sleep(0.05)
-    log.forget()
+    log.clear_cache()
 
 
-async def _standing(log: Log, entries: Sequence[Entry], mine: str) -> dict[str, At] | None:
-    """Return where the entities stand; None: all of it is there already."""
-    known: dict[str, At] = {}
+async def _load_positions(
+    log: NatsLog, entries: Sequence[Entry], append_id: str
+) -> dict[str, EntityPosition] | None:
+    """Return the positions of the entities; None if this import is stored already."""
+    positions: dict[str, EntityPosition] = {}
     for entity in dict.fromkeys(entry.entity for entry in entries):
-        last = await log.last(entity)
-        if last is not None and frames.told(last)[2] == mine:
+        last = await log.load_last_message(entity)
+        # The batch is atomic: if the id is on one entity, all entries are stored.
+        if last is not None and messages.parse_headers(last)[2] == append_id:
             return None
-        at = known[entity] = log.note(entity, last)
-        if at.version == 0 and at.seq:  # made anew: what is left of the former must not come back with it
-            await clear(log, entity, at.seq)
-    return known
+        position = positions[entity] = log.remember_message(entity, last)
+        # A new entity under a dropped name: leftovers of the old one must not reappear with it.
+        if position.version == 0 and position.seq:
+            await clear_entity(log, entity, position.seq)
+    return positions
 
 
-def _messages(
-    log: Log, entries: Sequence[Entry], heads: Sequence[Head], known: dict[str, At], mine: str
-) -> list[Sent]:
-    """Return the batch; between an entity's entries nobody sees its head, so all carry the last one."""
-    final = {head.entity: head for head in heads}
-    first: dict[str, int | None] = {name: at.seq for name, at in known.items()}
-    puts: list[Put] = []
+def _build_messages(
+    log: NatsLog,
+    entries: Sequence[Entry],
+    heads: Sequence[Head],
+    positions: dict[str, EntityPosition],
+    append_id: str,
+) -> list[OutgoingMessage]:
+    """Return the messages of the import.
+
+    No reader sees the head between two entries of an entity, so all of them carry the last state.
+    """
+    last_heads = {head.entity: head for head in heads}
+    expected: dict[str, int | None] = {name: position.seq for name, position in positions.items()}
+    outgoing: list[EntryToPublish] = []
     for entry in entries:
-        head = final[entry.entity]._replace(version=entry.version, hash=entry.hash)
-        expect, first[entry.entity] = first[entry.entity], None
-        puts.append(Put(head, entry.header, entry.prev, entry.body, expect, entry.body_digest))
-    return frames.put(puts, mine, log.where, log.line.largest, [])
+        head = last_heads[entry.entity]._replace(version=entry.version, hash=entry.hash)
+        # The server checks the first entry of each entity; later ones follow it in the same batch.
+        expected_seq, expected[entry.entity] = expected[entry.entity], None
+        outgoing.append(
+            EntryToPublish(head, entry.header, entry.prev, entry.body, expected_seq, entry.body_digest)
+        )
+    return messages.add_entry_messages(outgoing, append_id, log.subjects, log.connection.max_payload, [])

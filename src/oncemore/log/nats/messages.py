@@ -1,23 +1,21 @@
-"""What a message of the log in NATS holds.
+"""Encoding of log entries as JetStream messages.
 
-An entity is a subject, `{namespace}.e.{token}`; the token is a digest of its name, because a server takes any
-subject and keeps some that nobody can ask for again. The name itself is in every message.
+Each entity has one subject, `{namespace}.e.{token}`. The token is a digest of the entity's name, because a
+server stores messages on subjects that no request can name afterwards; the name itself is in every message.
 
-A message is a *frame*: its header `Om-Head` is the head that stands from then on, so that heads can be
-listed without their bodies. There are three kinds:
+Every message on that subject has a header `Om-Head` with the entity's head after it, so that heads can be
+listed without reading bodies. There are three kinds of messages:
 
-* *entry*: one entry of the log: its header, the hash before it, its body;
-* *husk*: nothing new; a head that was put right, or whose last entry was purged. It moves no version;
-* *stone*: the entity was dropped. It is as if it had never been. The stone tells by which appends the entries
-  were written that went with it, for who still waits for an answer, and is purged later.
+* *entry*: one entry of the log: its header, the hash of the entry before it, its body;
+* *head only*: a replaced head, or the head of an entity whose last entry was purged. The version stays;
+* *tombstone*: the entity was dropped. It lists the ids of the appends that wrote the dropped entries, for
+  writers that still wait for an acknowledgement, and is purged later.
 
-The server's sequence of an entity's last frame is what the next one must expect; its version counts entries.
+The next message of an entity expects the server's sequence of its last one; the version counts entries.
 
-A body that is too large for a message is in *parts*, messages on `{namespace}.b.{token}`, which are stored in
-the same atomic batch as their frame and stand a known number of messages before it.
-
-What is left of entries whose bodies were forgotten, and whose messages were purged, is in the messages of
-`{namespace}.h.{token}`.
+A body that is too large for one message is split into messages on `{namespace}.b.{token}`, stored in the same
+atomic batch as their entry, a known number of messages before it. What remains of pruned entries (all but
+their bodies) is stored on `{namespace}.h.{token}`.
 """
 
 from __future__ import annotations
@@ -31,16 +29,17 @@ import msgspec
 
 from oncemore._values import Value, make
 from oncemore.errors import StoreError, UsageError
-from oncemore.log.store import Entry, Head, Index
-from oncemore.policy.canonical_json import fingerprint
+from oncemore.log.store import Entry, Head, HeadIndex
+from oncemore.policy.canonical_json import hash_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from oncemore.log.nats.connection import Message
+    from oncemore.log.nats.replies import StreamMessage
     from oncemore.log.store import Batch
 
-    Sent = tuple[str, bytes, dict[str, str]]
+    #: Subject, payload and headers of a message to publish.
+    OutgoingMessage = tuple[str, bytes, dict[str, str]]
 
 EXPECT = "Nats-Expected-Last-Subject-Sequence"
 EXPECT_OF = "Nats-Expected-Last-Subject-Sequence-Subject"
@@ -48,41 +47,45 @@ STREAM = "Nats-Expected-Stream"
 BATCH, NUMBER, COMMIT = "Nats-Batch-Id", "Nats-Batch-Sequence", "Nats-Batch-Commit"
 HEAD, APPEND = "Om-Head", "Om-Append"
 
-ENTRY, HUSK, STONE = 0, 1, 2
+# The kinds are stored: their numbers must not change.
+ENTRY, HEAD_ONLY, TOMBSTONE = 0, 1, 2
 
-#: How large a body may be: a result that is larger belongs into an artifact.
-LARGEST_BODY = 64 * 1024 * 1024
-#: How large the header with a head may be; a server takes 64 KiB for all headers of a message.
-LARGEST_HEAD = 60_000
-#: How many messages a server takes as one.
-MOST_TOGETHER = 1000
-#: How many bytes of what is left of entries go into one message, about.
-OLDS_TOGETHER = 200_000
+#: The largest body; a larger result belongs into an artifact.
+MAX_BODY_BYTES = 64 * 1024 * 1024
+#: The largest encoded head; a server accepts 64 KiB for all headers of a message.
+MAX_HEAD_BYTES = 60_000
+#: The largest atomic batch that a server accepts, in messages.
+MAX_BATCH_MESSAGES = 1000
+#: About how many bytes of pruned entries go into one message.
+PRUNED_MESSAGE_BYTES = 200_000
 
 
-class Subjects(Value):
-    """The subjects of a namespace; `parts`, `olds` and `entities` are completed by a token."""
+class LogSubjects(Value):
+    """The stream and the subjects of a namespace; a token completes `entities`, `parts` and `pruned`."""
 
     stream: str
     entities: str
     parts: str
-    olds: str
+    pruned: str
     guard: str
 
-    def entity(self, name: str) -> str:
-        """Return where the frames of an entity are."""
-        return self.entities + token(name)
+    def entity_subject(self, name: str) -> str:
+        """Return the subject of an entity's entries."""
+        return self.entities + entity_token(name)
 
 
-def subjects(namespace: str) -> Subjects:
-    """Return the subjects of a namespace."""
-    return Subjects(
+def log_subjects(namespace: str) -> LogSubjects:
+    """Return the stream and the subjects of a namespace."""
+    return LogSubjects(
         f"{namespace}_LOG", f"{namespace}.e.", f"{namespace}.b.", f"{namespace}.h.", f"{namespace}.g"
     )
 
 
-class Old(Value):
-    """An entry without its body; `append` is who wrote it."""
+class PrunedEntry(Value):
+    """An entry without its body; `append_id` names the append that wrote it.
+
+    The field order is the stored order.
+    """
 
     version: int
     seq: int
@@ -90,234 +93,305 @@ class Old(Value):
     hash: bytes
     header: bytes
     digest: bytes
-    append: str
+    append_id: str
 
 
-class Frame(Value):
-    """A message of the log, read.
+class LogMessage(Value):
+    """A decoded message of an entity's subject.
 
-    at      the sequence of the message itself, which the next one must expect
-    kind    ENTRY, HUSK or STONE
-    head    what stands from then on, with its body if the message has it
-    entry   the entry that it holds, if it does
-    append  by which append it was written
-    first   the sequence of the first part of its body; 0: the body is in the message
-    parts   how many parts there are
+    seq         the sequence of the message, which the next one must expect
+    kind        ENTRY, HEAD_ONLY or TOMBSTONE
+    head        the head after this message, with its body if the message contains it
+    entry       the entry in the message, if there is one
+    append_id   the append that wrote the message
+    first_part  the sequence of the first part of its body; 0: the body is in the message
+    part_count  the number of parts
     """
 
-    at: int
+    seq: int
     kind: int
     head: Head
     entry: Entry | None
-    append: str
-    first: int = 0
-    parts: int = 0
+    append_id: str
+    first_part: int = 0
+    part_count: int = 0
 
 
-@lru_cache(1024)  # one append asks several times
-def token(entity: str) -> str:
-    """Return what stands for an entity in its subject."""
-    return base64.b32encode(sha256(_utf8(entity)).digest()[:20]).decode().lower()
+@lru_cache(1024)  # one append computes the token of an entity several times
+def entity_token(entity: str) -> str:
+    """Return the part of the subject that identifies an entity."""
+    return base64.b32encode(sha256(_encode_utf8(entity)).digest()[:20]).decode().lower()
 
 
-def _utf8(text: str) -> bytes:
+def _encode_utf8(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise UsageError(f"{text!r} is not text: it has half a character in it") from None
+        raise UsageError(f"{text!r} cannot be encoded as UTF-8: it contains a lone surrogate") from None
 
 
-# Writing.
+# Encoding
 
 
-def headers(head: Head, kind: int, append: str) -> dict[str, str]:
-    """Return the headers that tell the head from then on; an entry's seq is that of its message."""
+def build_headers(head: Head, kind: int, append_id: str) -> dict[str, str]:
+    """Return the headers that store a head.
+
+    The `seq` of an entry's head is stored as 0: it is the sequence of the message, which only the server
+    knows.
+    """
     seq = 0 if kind == ENTRY else head.seq
     for text in (head.entity, *head.by):
         if isinstance(text, str) and not text.isascii():
-            _utf8(text)
-    told = msgspec.msgpack.encode([kind, head.entity, head.version, head.hash, head.head, list(head.by), seq])
-    packed = base64.b64encode(told).decode()
-    if len(packed) > LARGEST_HEAD:
+            _encode_utf8(text)
+    fields = [kind, head.entity, head.version, head.hash, head.head, list(head.by), seq]
+    packed = base64.b64encode(msgspec.msgpack.encode(fields)).decode()
+    if len(packed) > MAX_HEAD_BYTES:
         raise UsageError(
             f"{head.entity[:80]}: its state takes {len(head.head):,} bytes, more than the headers of "
-            "a NATS message may have; names, tenants and reasons must be shorter"
+            "a NATS message may have; use shorter names, tenants and reasons"
         )
-    return {HEAD: packed, APPEND: append}
+    return {HEAD: packed, APPEND: append_id}
 
 
-def check(batch: Batch) -> None:
-    """Refuse what no server can take, before anything is sent."""
+def check_batch_size(batch: Batch) -> None:
+    """Raise `UsageError` for a batch that no server accepts, before anything is sent."""
     for name in batch.guards:
-        _utf8(name)
+        _encode_utf8(name)
     for write in batch.writes:
         texts = (write.entity, *write.by)
-        if len(write.head) > LARGEST_HEAD // 4 or any(type(t) is str and not t.isascii() for t in texts):
-            headers(Head(write.entity, 0, write.hash, write.head, write.by, 0), ENTRY, "")
-        if len(write.body) > LARGEST_BODY:
+        # Encoding every head twice would be slow; only large ones and those with non-ASCII text can fail.
+        if len(write.head) > MAX_HEAD_BYTES // 4 or any(type(t) is str and not t.isascii() for t in texts):
+            build_headers(Head(write.entity, 0, write.hash, write.head, write.by, 0), ENTRY, "")
+        if len(write.body) > MAX_BODY_BYTES:
             raise UsageError(
-                f"{write.entity[:80]}: {len(write.body):,} bytes are more than a store in NATS takes in one "
-                f"entry, {LARGEST_BODY:,}; keep them as an artifact (current().put)"
+                f"{write.entity[:80]}: a body of {len(write.body):,} bytes is larger than a store in NATS "
+                f"takes in one entry, {MAX_BODY_BYTES:,}; store it as an artifact (current().put)"
             )
 
 
-class Put(Value):
-    """An entry on its way into the log: the head that then stands, and what the frame holds.
+class EntryToPublish(Value):
+    """An entry to store, and the head after it.
 
-    body    None: it was pruned where the entry comes from, and `digest` is what is left of it
-    expect  the sequence that the subject's last message must have; None: it follows one in the same batch
+    body          None: it was pruned in the log that the entry comes from, and `body_digest` is given
+    expected_seq  the sequence that the subject's last message must have; None: the entry follows another
+                  one of its entity in the same batch
     """
 
     head: Head
     header: bytes
     prev: bytes
     body: bytes | None
-    expect: int | None
-    digest: bytes = b""
+    expected_seq: int | None
+    body_digest: bytes = b""
 
 
-def frames(batch: Batch, known: Mapping[str, Any], mine: str, where: Subjects, room: int) -> list[Sent]:
-    """Return the messages of a batch: guards, parts of large bodies, and last the frames, in their order."""
-    sent = guards(batch, known, mine, where)
-    puts: list[Put] = []
+def build_batch_messages(
+    batch: Batch, positions: Mapping[str, Any], append_id: str, subjects: LogSubjects, room: int
+) -> list[OutgoingMessage]:
+    """Return the messages of a batch: guards, parts of large bodies, and last the entries in their order.
+
+    `room` is the largest payload of a message, in bytes.
+    """
+    outgoing = build_guard_messages(batch, positions, append_id, subjects)
+    entries: list[EntryToPublish] = []
     for write in batch.writes:
-        at = known[write.entity]
+        position = positions[write.entity]
         head = Head(write.entity, write.expect + 1, write.hash, write.head, write.by, 0)
-        puts.append(make(Put, (head, write.header, at.hash, write.body, at.seq, b"")))
-    return put(puts, mine, where, room, sent)
+        entries.append(
+            make(EntryToPublish, (head, write.header, position.hash, write.body, position.seq, b""))
+        )
+    return add_entry_messages(entries, append_id, subjects, room, outgoing)
 
 
-def guards(batch: Batch, known: Mapping[str, Any], mine: str, where: Subjects) -> list[Sent]:
-    """Return the messages that hold only if the guards of a batch do."""
+def build_guard_messages(
+    batch: Batch, positions: Mapping[str, Any], append_id: str, subjects: LogSubjects
+) -> list[OutgoingMessage]:
+    """Return one message per guard, which the server refuses if the guarded entity has moved."""
     return [
         (
-            where.guard,
+            subjects.guard,
             b"",
-            {EXPECT: str(known[entity].seq), EXPECT_OF: where.entity(entity), APPEND: mine},
+            {
+                EXPECT: str(positions[entity].seq),
+                EXPECT_OF: subjects.entity_subject(entity),
+                APPEND: append_id,
+            },
         )
         for entity in batch.guards
     ]
 
 
-def put(puts: Sequence[Put], mine: str, where: Subjects, room: int, sent: list[Sent]) -> list[Sent]:
-    """Add the messages of entries to others: parts of large bodies, and last the frames, in their order."""
-    begins: list[tuple[int, int]] = []
-    for one in puts:
-        pieces = _pieces(one, room)
-        begins.append((len(sent), len(pieces)))
-        if pieces:
-            subject = where.parts + token(one.head.entity)
-            sent += [(subject, piece, {APPEND: mine}) for piece in pieces]
-    for one, (first, many) in zip(puts, begins, strict=True):
-        told: list[Any] = [one.header, one.prev, one.body]
-        if many:
-            told = [one.header, one.prev, None, len(sent) - first, many, b""]
-        elif one.body is None:
-            told += [0, 0, one.digest]
-        given = headers(one.head, ENTRY, mine)
-        if one.expect is not None:
-            given[EXPECT] = str(one.expect)
-        sent.append((where.entity(one.head.entity), msgspec.msgpack.encode(told), given))
-    if len(sent) > MOST_TOGETHER:
-        raise UsageError(f"a batch of {len(sent)} messages is more than NATS takes as one, {MOST_TOGETHER}")
-    return sent
+def add_entry_messages(
+    entries: Sequence[EntryToPublish],
+    append_id: str,
+    subjects: LogSubjects,
+    room: int,
+    outgoing: list[OutgoingMessage],
+) -> list[OutgoingMessage]:
+    """Add the messages of entries to `outgoing`: parts of large bodies first, then the entries in order."""
+    parts_at: list[tuple[int, int]] = []
+    for entry in entries:
+        parts = _split_body(entry, room)
+        parts_at.append((len(outgoing), len(parts)))
+        if parts:
+            subject = subjects.parts + entity_token(entry.head.entity)
+            outgoing += [(subject, part, {APPEND: append_id}) for part in parts]
+    for entry, (first, part_count) in zip(entries, parts_at, strict=True):
+        content: list[Any] = [entry.header, entry.prev, entry.body]
+        if part_count:
+            # The sequences of an atomic batch are consecutive, so the distance to the first part is known.
+            content = [entry.header, entry.prev, None, len(outgoing) - first, part_count, b""]
+        elif entry.body is None:
+            content += [0, 0, entry.body_digest]
+        headers = build_headers(entry.head, ENTRY, append_id)
+        if entry.expected_seq is not None:
+            headers[EXPECT] = str(entry.expected_seq)
+        subject = subjects.entity_subject(entry.head.entity)
+        outgoing.append((subject, msgspec.msgpack.encode(content), headers))
+    if len(outgoing) > MAX_BATCH_MESSAGES:
+        raise UsageError(
+            f"a batch of {len(outgoing)} messages is larger than NATS takes as one, {MAX_BATCH_MESSAGES}"
+        )
+    return outgoing
 
 
-def _pieces(one: Put, room: int) -> list[bytes]:
-    body = one.body or b""
-    if len(body) + len(one.header) + 200 <= room:
+def _split_body(entry: EntryToPublish, room: int) -> list[bytes]:
+    body = entry.body or b""
+    # 200 bytes are more than the rest of an encoded entry takes.
+    if len(body) + len(entry.header) + 200 <= room:
         return []
-    return [body[at : at + room] for at in range(0, len(body), room)]
+    return [body[start : start + room] for start in range(0, len(body), room)]
 
 
-def together(sent: list[Sent], stream: str, name: str) -> list[Sent]:
-    """Return messages as what a server stores as one, or not at all."""
-    for number, (_, _, given) in enumerate(sent, 1):
-        given[STREAM] = stream
-        if len(sent) > 1:
-            given |= {BATCH: name, NUMBER: str(number)}
-    if len(sent) > 1:
-        sent[-1][2][COMMIT] = "1"
-    return sent
+def mark_as_batch(outgoing: list[OutgoingMessage], stream: str, batch_id: str) -> list[OutgoingMessage]:
+    """Add the headers that make several messages one atomic batch; a single message needs none."""
+    for number, (_, _, headers) in enumerate(outgoing, 1):
+        headers[STREAM] = stream
+        if len(outgoing) > 1:
+            headers |= {BATCH: batch_id, NUMBER: str(number)}
+    if len(outgoing) > 1:
+        outgoing[-1][2][COMMIT] = "1"
+    return outgoing
 
 
-def stone(entity: str, kind: str, gone: Iterable[tuple[int, str]], mine: str) -> tuple[bytes, dict[str, str]]:
-    """Return the frame that says that an entity is no more, with the appends that went with it."""
-    head = Head(entity, 0, b"", b"", Index(kind), 0)
-    return msgspec.msgpack.encode([list(pair) for pair in gone]), headers(head, STONE, mine)
+def build_tombstone(
+    entity: str, kind: str, dropped: Iterable[tuple[int, str]], append_id: str
+) -> tuple[bytes, dict[str, str]]:
+    """Return payload and headers of a tombstone; `dropped` has sequence and append id of each entry."""
+    head = Head(entity, 0, b"", b"", HeadIndex(kind), 0)
+    return msgspec.msgpack.encode([list(pair) for pair in dropped]), build_headers(head, TOMBSTONE, append_id)
 
 
-# Reading.
+# Decoding
 
 
-def told(message: Message) -> tuple[int, Head, str]:
-    """Return what the headers of a message say: its kind, the head from then on, and by which append."""
-    given: Mapping[str, str] = message.headers
+def parse_headers(message: StreamMessage) -> tuple[int, Head, str]:
+    """Return the kind of a message, the head after it, and the id of the append that wrote it."""
+    headers: Mapping[str, str] = message.headers
     try:
-        kind, entity, version, digest, head, by, seq = msgspec.msgpack.decode(base64.b64decode(given[HEAD]))
-        stands = Head(entity, version, digest, head, Index(*by), seq or message.seq)
+        kind, entity, version, digest, state, by, seq = msgspec.msgpack.decode(
+            base64.b64decode(headers[HEAD])
+        )
+        head = Head(entity, version, digest, state, HeadIndex(*by), seq or message.seq)
     except (KeyError, ValueError, TypeError, msgspec.DecodeError):
-        raise StoreError(f"message {message.seq} of the log in NATS is not one of ours") from None
-    return kind, stands, given.get(APPEND, "")
+        raise StoreError(
+            f"message {message.seq} of the log in NATS was not written by oncemore: it has no head; "
+            "check who else publishes to this stream"
+        ) from None
+    return kind, head, headers.get(APPEND, "")
 
 
-def read(message: Message) -> Frame:
-    """Read a whole message; a body that is in parts is missing, and must be filled in (`with_body`)."""
-    kind, head, append = told(message)
+def parse_message(message: StreamMessage) -> LogMessage:
+    """Decode a message; a body that is stored in parts is missing (`with_body` adds it)."""
+    kind, head, append_id = parse_headers(message)
     if kind != ENTRY:
-        return Frame(message.seq, kind, head, None, append)
-    header, prev, body, *parts = _content(message)
-    back, many, digest = parts or (0, 0, b"")
-    if body is not None:
-        digest = fingerprint(body)
-    found = Entry(message.seq, head.entity, head.version, prev, head.hash, header, body, digest)
-    first = message.seq - back if many else 0
-    return Frame(message.seq, kind, head._replace(body=body), found, append, first, many)
+        return LogMessage(message.seq, kind, head, None, append_id)
+    header, prev, body, *parts = _decode_content(message)
+    back, part_count, digest = parts or (0, 0, b"")
+    entry = Entry(
+        seq=message.seq,
+        entity=head.entity,
+        version=head.version,
+        prev=prev,
+        hash=head.hash,
+        header=header,
+        body=body,
+        body_digest=digest if body is None else hash_bytes(body),
+    )
+    return LogMessage(
+        seq=message.seq,
+        kind=kind,
+        head=head._replace(body=body),
+        entry=entry,
+        append_id=append_id,
+        first_part=message.seq - back if part_count else 0,
+        part_count=part_count,
+    )
 
 
-def with_body(frame: Frame, body: bytes) -> Frame:
-    """Return a frame with the body that was put together from its parts."""
-    assert frame.entry is not None
-    entry = frame.entry._replace(body=body, body_digest=fingerprint(body))
-    return frame._replace(head=frame.head._replace(body=body), entry=entry)
+def with_body(message: LogMessage, body: bytes) -> LogMessage:
+    """Return a message with the body that was joined from its parts."""
+    assert message.entry is not None
+    entry = message.entry._replace(body=body, body_digest=hash_bytes(body))
+    return message._replace(head=message.head._replace(body=body), entry=entry)
 
 
-def gone_with(message: Message) -> dict[str, int]:
-    """Return which appends wrote what a stone stands for, with the sequences of their entries."""
-    return {mark: seq for seq, mark in _content(message)}
+def tombstone_appends(message: StreamMessage) -> dict[str, int]:
+    """Return the append ids in a tombstone, with the sequences of the entries that they wrote."""
+    return {append_id: seq for seq, append_id in _decode_content(message)}
 
 
-def olds(entity: str, kept: Sequence[Old]) -> list[bytes]:
-    """Return the contents of messages that keep what is left of entries."""
-    parts: list[list[list[Any]]] = []
+def encode_pruned_entries(entity: str, entries: Sequence[PrunedEntry]) -> list[bytes]:
+    """Return the payloads of messages that store pruned entries."""
+    groups: list[list[list[Any]]] = []
     room = 0
-    for old in kept:
+    for entry in entries:
         if room <= 0:
-            parts.append([])
-            room = OLDS_TOGETHER
-        parts[-1].append(list(old))
-        room -= len(old.header) + 150
-    return [msgspec.msgpack.encode([entity, part]) for part in parts]
+            groups.append([])
+            room = PRUNED_MESSAGE_BYTES
+        groups[-1].append(list(entry))
+        # The fields besides the header take about 150 bytes.
+        room -= len(entry.header) + 150
+    return [msgspec.msgpack.encode([entity, group]) for group in groups]
 
 
-def read_olds(message: Message) -> tuple[str, tuple[Old, ...]]:
-    """Return whose entries they were and what is left of them."""
-    entity, kept = _content(message)
-    return entity, tuple(Old(*old) for old in kept)
+def decode_pruned_entries(message: StreamMessage) -> tuple[str, tuple[PrunedEntry, ...]]:
+    """Return the entity and the pruned entries in a message."""
+    entity, entries = _decode_content(message)
+    return entity, tuple(PrunedEntry(*fields) for fields in entries)
 
 
-def _content(message: Message) -> Any:
+def _decode_content(message: StreamMessage) -> Any:
     try:
         return msgspec.msgpack.decode(message.data)
     except msgspec.DecodeError:
-        raise StoreError(f"message {message.seq} of the log in NATS was altered") from None
+        raise StoreError(
+            f"message {message.seq} of the log in NATS was altered: it does not decode"
+        ) from None
 
 
-def without_body(entity: str, old: Old) -> Entry:
-    """Return an entry whose body is forgotten."""
-    return Entry(old.seq, entity, old.version, old.prev, old.hash, old.header, None, old.digest)
+def restore_pruned_entry(entity: str, pruned: PrunedEntry) -> Entry:
+    """Return a pruned entry as an `Entry` without body."""
+    return Entry(
+        seq=pruned.seq,
+        entity=entity,
+        version=pruned.version,
+        prev=pruned.prev,
+        hash=pruned.hash,
+        header=pruned.header,
+        body=None,
+        body_digest=pruned.digest,
+    )
 
 
-def as_old(found: Entry, append: str) -> Old:
-    """Return what is left of an entry without its body."""
-    return Old(found.version, found.seq, found.prev, found.hash, found.header, found.body_digest, append)
+def prune_entry(entry: Entry, append_id: str) -> PrunedEntry:
+    """Return an entry without its body."""
+    return PrunedEntry(
+        version=entry.version,
+        seq=entry.seq,
+        prev=entry.prev,
+        hash=entry.hash,
+        header=entry.header,
+        digest=entry.body_digest,
+        append_id=append_id,
+    )

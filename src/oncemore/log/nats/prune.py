@@ -1,14 +1,14 @@
-"""Forgetting and mending in a log in NATS.
+"""Pruning bodies, dropping entities and replacing heads in a log in NATS.
 
-A server purges messages by their subject, up to a sequence; it changes none. So what must stay is written
-first, and what must go is purged after: whoever dies between the two leaves work that the next call of the
-same does (`prune`, `drop`), or whoever tidies up.
+A server removes messages by subject up to a sequence, and changes none. So each operation stores first what
+must remain, and purges afterwards. A process that dies in between leaves work that the next call of the same
+operation, or `purge_leftovers`, completes.
 
-    prune   what is left of the entries goes to another subject; if nothing of the entity would stay, a husk
-            with its head comes first, in the same atomic batch
-    drop    a stone is put on top, which expects to be on top of what was seen
-    mend    a husk with the head as it should be
-    tidy    stones that everybody has seen by now, what they left, and what guards left
+    prune    what remains of the entries is stored on another subject. If the entity would have no message
+             left, a message with its head is stored before, in the same atomic batch
+    drop     a tombstone is stored, which expects the last message that was read
+    replace  a message with the new head is stored
+    purge    old tombstones, what they left behind, and the messages of guards are removed
 """
 
 from __future__ import annotations
@@ -20,155 +20,165 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from oncemore.log.nats import messages as frames
-from oncemore.log.nats.append import AGAIN, clear, publish, purge
-from oncemore.log.nats.connection import Unanswered
-from oncemore.log.nats.messages import ENTRY, HUSK, STONE
-from oncemore.log.nats.server_check import refused
+from oncemore.log.nats import messages
+from oncemore.log.nats.append import RETRYABLE, clear_entity, publish_batch, purge_subject
+from oncemore.log.nats.messages import ENTRY, HEAD_ONLY, TOMBSTONE
+from oncemore.log.nats.replies import NoServerReply
+from oncemore.log.nats.server_check import publish_refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from oncemore.log.nats.connection import Message
-    from oncemore.log.nats.messages import Sent
-    from oncemore.log.nats.queries import Projection
-    from oncemore.log.nats.reader import Log
+    from oncemore.log.nats.messages import OutgoingMessage
+    from oncemore.log.nats.queries import HeadProjection
+    from oncemore.log.nats.reader import NatsLog
+    from oncemore.log.nats.replies import StreamMessage
     from oncemore.log.store import Head
 
-MOST = 300  # entities that are pruned or mended together
-PATIENCE_S = 30.0  # how long others may be quicker
-MARKS = 1000  # marks that a stone carries: nobody waits for the answer to what so many built upon
-STONES_S = 3600.0  # how long a stone stays: longer than any projection goes without looking
+MAX_GROUP = 300  # entities that are pruned or replaced together
+GIVE_UP_S = 30.0  # how long other writers may keep winning the race
+MAX_TOMBSTONE_APPENDS = 1000  # after so many newer appends no writer waits for an acknowledgement any more
+TOMBSTONE_S = 3600.0  # how long a tombstone stays: longer than the age at which a projection is refilled
 
 
-class Forgetter:
-    """Prunes, drops and mends; used in the line's loop only."""
+class NatsPruner:
+    """Prunes, drops and replaces; for use in the connection's loop only."""
 
-    def __init__(self, log: Log, projection: Projection) -> None:
+    def __init__(self, log: NatsLog, projection: HeadProjection) -> None:
         self._log, self._projection = log, projection
 
-    # Pruning.
-
-    async def prune(self, before: Mapping[str, int]) -> None:
-        """Forget bodies below a version: write what stays, then purge; done again, it goes on."""
-        log, ends = self._log, time.monotonic() + PATIENCE_S
+    async def prune_bodies(self, before: Mapping[str, int]) -> None:
+        """Remove the bodies below a version; a repeated call completes an interrupted one."""
+        log, deadline = self._log, time.monotonic() + GIVE_UP_S
         while True:
-            sent: list[Sent] = []
+            outgoing: list[OutgoingMessage] = []
             purges: list[tuple[str, int]] = []
             for entity, version in before.items():
-                await self._plan(entity, version, sent, purges)
-            if not sent or await self._write(sent, ends):
+                await self._plan_prune(entity, version, outgoing, purges)
+            if not outgoing or await self._write_messages(outgoing, deadline):
                 break
+        # Only now: a purge before the rest is stored would lose entries if this process died.
         for subject, seq in purges:
-            await log.patiently(partial(purge, log, subject, seq))
-        if sent:
-            log.forget()
+            await log.ask_with_retries(partial(purge_subject, log, subject, seq))
+        if outgoing:
+            log.clear_cache()
 
-    async def _write(self, sent: list[Sent], ends: float) -> bool:
-        """Write messages as one; False: somebody was quicker, look anew."""
-        answer = await publish(self._log, sent)
-        if answer.seq:
-            self._log.acked = max(self._log.acked, answer.seq)
+    async def _write_messages(self, outgoing: list[OutgoingMessage], deadline: float) -> bool:
+        """Store messages as one batch; return False if another writer was faster."""
+        reply = await publish_batch(self._log, outgoing)
+        if reply.seq:
             return True
-        if answer.error not in AGAIN or time.monotonic() > ends:
-            raise refused(self._log.line.where, answer)
+        if reply.error not in RETRYABLE or time.monotonic() > deadline:
+            raise publish_refused(self._log.connection.address, reply)
         await asyncio.sleep(0.01)
         return False
 
-    async def _plan(self, entity: str, version: int, sent: list[Sent], purges: list[tuple[str, int]]) -> None:
-        """Add what must be written and purged to forget an entity's bodies below a version."""
-        log = self._log
-        chain = await log.chain(entity)
+    async def _plan_prune(
+        self, entity: str, version: int, outgoing: list[OutgoingMessage], purges: list[tuple[str, int]]
+    ) -> None:
+        """Add the messages to store and the subjects to purge for the bodies of one entity."""
+        log, subjects = self._log, self._log.subjects
+        chain = await log.load_chain(entity)
         if chain is None:
             return
-        where, mine = log.where, secrets.token_hex(16)
-        subject, token = where.entity(entity), frames.token(entity)
-        goes = [
-            frames.as_old(frame.entry, frame.append)
-            for number, frame in sorted(chain.frames.items())
-            if frame.entry is not None and number < version and number not in chain.olds
+        append_id, token = secrets.token_hex(16), messages.entity_token(entity)
+        to_prune = [
+            messages.prune_entry(message.entry, message.append_id)
+            for number, message in sorted(chain.entries.items())
+            if message.entry is not None and number < version and number not in chain.pruned
         ]
-        for number, content in enumerate(frames.olds(entity, goes)):
-            given = {frames.APPEND: mine, **({frames.EXPECT: str(chain.olds_at)} if number == 0 else {})}
-            sent.append((where.olds + token, content, given))
-        gone = chain.olds.keys() | {old.version for old in goes}
-        if not gone:
+        for number, payload in enumerate(messages.encode_pruned_entries(entity, to_prune)):
+            headers = {messages.APPEND: append_id}
+            # Two processes that prune the same entity must not store its entries twice.
+            if number == 0:
+                headers[messages.EXPECT] = str(chain.pruned_seq)
+            outgoing.append((subjects.pruned + token, payload, headers))
+        pruned = chain.pruned.keys() | {entry.version for entry in to_prune}
+        if not pruned:
             return
-        stays = [frame for number, frame in chain.frames.items() if number not in gone]
-        upto = min([*(frame.at for frame in stays), chain.last])
-        last = await log.last(entity)
-        if last is None or last.seq != chain.last:
-            raise Unanswered("it has moved on")  # and is looked at anew
-        kind, head, _ = frames.told(last)
-        if not stays and kind == ENTRY:
-            sent.append((subject, b"", {**frames.headers(head, HUSK, mine), frames.EXPECT: str(last.seq)}))
-            upto = last.seq + 1
-        purges.append((subject, upto))
-        purges.append((where.parts + token, min([*(frame.first or frame.at for frame in stays), upto])))
+        remaining = [message for number, message in chain.entries.items() if number not in pruned]
+        purge_before = min([*(message.seq for message in remaining), chain.last_seq])
+        # The chain took several requests; its end must still be the last message.
+        last = await log.load_last_message(entity)
+        if last is None or last.seq != chain.last_seq:
+            raise NoServerReply("the entity has changed")  # ask_with_retries starts again
+        kind, head, _ = messages.parse_headers(last)
+        subject = subjects.entity_subject(entity)
+        # A server has no head for an entity without messages, so one with the head must remain.
+        if not remaining and kind == ENTRY:
+            headers = messages.build_headers(head, HEAD_ONLY, append_id)
+            outgoing.append((subject, b"", {**headers, messages.EXPECT: str(last.seq)}))
+            purge_before = last.seq + 1
+        purges.append((subject, purge_before))
+        first_parts = [message.first_part or message.seq for message in remaining]
+        purges.append((subjects.parts + token, min([*first_parts, purge_before])))
 
-    # Dropping.
+    async def drop_entity(self, entity: str, version: int, append_id: str) -> int:
+        """Remove an entity that has a version; return 1 if this call did it, else 0.
 
-    async def drop(self, entity: str, version: int, mine: str) -> int:
-        """Remove an entity that is at a version; `mine` marks the stone, so that it is known again."""
-        log, ends = self._log, time.monotonic() + PATIENCE_S
+        `append_id` marks the tombstone, so that a repeated call recognises its own.
+        """
+        log, deadline = self._log, time.monotonic() + GIVE_UP_S
         while True:
-            last = await log.last(entity)
-            at = log.note(entity, last)
-            if last is None or (at.version != version and at.version):
+            last = await log.load_last_message(entity)
+            position = log.remember_message(entity, last)
+            if last is None or (position.version != version and position.version):
                 return 0
-            kind, _, append = frames.told(last)
-            if kind == STONE:  # ours, whose answer was lost; or somebody's who may not have come further
-                await clear(log, entity, last.seq)
-                return int(append == mine)
-            sent = await self._stone(entity, last, mine)
-            if sent is not None:
-                with suppress(Unanswered):
-                    await self._write([sent], ends)
-            elif time.monotonic() > ends:
-                return 0  # it is in use
+            kind, _, last_append = messages.parse_headers(last)
+            if kind == TOMBSTONE:
+                # Either our own, whose acknowledgement was lost, or one of a process that may have died
+                # before it purged the entries.
+                await clear_entity(log, entity, last.seq)
+                return int(last_append == append_id)
+            tombstone = await self._build_tombstone(entity, last, append_id)
+            if tombstone is not None:
+                with suppress(NoServerReply):
+                    await self._write_messages([tombstone], deadline)
+            elif time.monotonic() > deadline:
+                return 0  # other writers use it all the time
 
-    async def _stone(self, entity: str, last: Message, mine: str) -> Sent | None:
-        """Return the message that says that an entity is no more; None: it has moved on."""
-        log = self._log
-        chain = await log.chain(entity)
-        if chain is None or chain.last != last.seq:
+    async def _build_tombstone(
+        self, entity: str, last: StreamMessage, append_id: str
+    ) -> OutgoingMessage | None:
+        """Return the tombstone of an entity; None if the entity has changed since `last`."""
+        chain = await self._log.load_chain(entity)
+        if chain is None or chain.last_seq != last.seq:
             return None
-        gone = [(frame.at, frame.append) for frame in chain.frames.values()]
-        gone += [(old.seq, old.append) for old in chain.olds.values()]
-        data, headers = frames.stone(entity, frames.told(last)[1].by.kind, sorted(gone)[-MARKS:], mine)
-        return last.subject, data, {**headers, frames.EXPECT: str(last.seq)}
+        dropped = [(message.seq, message.append_id) for message in chain.entries.values()]
+        dropped += [(entry.seq, entry.append_id) for entry in chain.pruned.values()]
+        payload, headers = messages.build_tombstone(
+            entity,
+            messages.parse_headers(last)[1].by.kind,
+            sorted(dropped)[-MAX_TOMBSTONE_APPENDS:],
+            append_id,
+        )
+        return last.subject, payload, {**headers, messages.EXPECT: str(last.seq)}
 
-    # Mending.
-
-    async def mend(self, heads: Sequence[Head], upto: int) -> int:
-        """Put heads in the place of what is there, all or none, but for those that have moved on."""
-        log, ends = self._log, time.monotonic() + PATIENCE_S
+    async def replace_heads(self, heads: Sequence[Head], upto: int) -> int:
+        """Replace heads, all or none; skip entities with entries after the sequence `upto`."""
+        log, deadline = self._log, time.monotonic() + GIVE_UP_S
         while True:
-            mine = secrets.token_hex(16)
-            sent: list[Sent] = []
+            append_id = secrets.token_hex(16)
+            outgoing: list[OutgoingMessage] = []
             for head in heads:
-                last = await log.last(head.entity)
-                if last is not None and frames.told(last)[1].seq > upto:
+                last = await log.load_last_message(head.entity)
+                if last is not None and messages.parse_headers(last)[1].seq > upto:
                     continue
-                given = {
-                    **frames.headers(head, HUSK, mine),
-                    frames.EXPECT: str(0 if last is None else last.seq),
-                }
-                sent.append((log.where.entity(head.entity), b"", given))
-            if not sent or await self._write(sent, ends):
-                log.forget()
-                return len(sent)
+                headers = messages.build_headers(head, HEAD_ONLY, append_id)
+                headers[messages.EXPECT] = str(0 if last is None else last.seq)
+                outgoing.append((log.subjects.entity_subject(head.entity), b"", headers))
+            if not outgoing or await self._write_messages(outgoing, deadline):
+                log.clear_cache()
+                return len(outgoing)
 
-    # Tidying up.
-
-    async def tidy(self, now: float) -> None:
-        """Purge stones that everybody has seen by now with what they left, and what guards left."""
-        log, where = self._log, self._log.where
-        info = await log.info()
+    async def purge_leftovers(self, now: float) -> None:
+        """Purge the messages of guards, the leftovers of dropped entities, and old tombstones."""
+        log, subjects = self._log, self._log.subjects
+        info = await log.stream_info()
         await self._projection.catch_up(info["last_seq"])
-        await purge(log, where.guard, info["last_seq"] + 1)
-        for subject, (at, stored) in self._projection.stones().items():
+        await purge_subject(log, subjects.guard, info["last_seq"] + 1)
+        for subject, (seq, stored) in self._projection.list_tombstones().items():
             token = subject.rpartition(".")[2]
-            for left in (where.parts, where.olds):
-                await purge(log, left + token, at)
-            await purge(log, subject, at + 1 if now - stored > STONES_S else at)
+            for prefix in (subjects.parts, subjects.pruned):
+                await purge_subject(log, prefix + token, seq)
+            await purge_subject(log, subject, seq + 1 if now - stored > TOMBSTONE_S else seq)

@@ -1,9 +1,9 @@
-"""Lists of heads of a log in NATS: a projection of it, in this process.
+"""Lists of heads, from an in-memory projection of the log.
 
-A server finds messages by subject and by number, and by nothing else. So whoever lists heads keeps a table
-of them, in memory: filled from the last message of every subject without its content, then kept up by what
-came since, each time somebody asks. Only those who list pay for it: to fill it costs what there is of
-entities; to keep it up, what is written.
+A server finds messages by subject and by sequence only. A process that lists heads therefore keeps a table of
+them in memory: it is filled with the last message of every subject, without payloads, and brought up to date
+before each query. Filling it takes time in proportion to the number of entities, updating it in proportion to
+what was written since; a process that never lists heads pays nothing.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from typing import TYPE_CHECKING, Any
 import apsw
 
 from oncemore._values import make
-from oncemore.log.nats.connection import Unanswered
-from oncemore.log.nats.messages import STONE, told
+from oncemore.log.nats.messages import TOMBSTONE, parse_headers
+from oncemore.log.nats.replies import NoServerReply
 from oncemore.log.sqlite import queries
-from oncemore.log.store import Head, Index
+from oncemore.log.store import Head, HeadIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncemore.log.nats.connection import Line, Message
-    from oncemore.log.store import Query
+    from oncemore.log.nats.connection import NatsConnection
+    from oncemore.log.nats.replies import StreamMessage
+    from oncemore.log.store import HeadQuery
 
-STALE_S = 600.0  # a table that nobody asked for so long is filled anew: what was dropped may leave no trace
-LOST_S = 0.05  # how long a consumer may have nothing where the leader has something
-BEHIND_S = 10.0  # how long a consumer is waited for that gives less than the leader has
-IDLE_S = 60.0  # the server forgets a consumer that nobody used for so long
+STALE_S = 600.0  # a table not used for so long is filled again: tombstones of dropped entities may be purged
+LOST_S = 0.05  # how long a consumer may have nothing while the leader has something
+BEHIND_S = 10.0  # how long to wait for a consumer that delivers less than the leader has
+IDLE_S = 60.0  # the server deletes a consumer that was not used for so long
 
 _TABLES = """
 CREATE TABLE head(
@@ -40,93 +41,98 @@ CREATE INDEX head_step ON head(kind, step, due, entity) WHERE due IS NOT NULL;
 CREATE UNIQUE INDEX head_at ON head(at);
 CREATE INDEX head_seq ON head(seq);
 CREATE VIEW log AS SELECT seq, entity, NULL AS body FROM head;
-CREATE TABLE stone(subject TEXT PRIMARY KEY, at INT, stored REAL);
+CREATE TABLE tombstone(subject TEXT PRIMARY KEY, at INT, stored REAL);
 """
 
 
-class Projection:
-    """The heads of a log, as far as they were read; used in the line's loop only."""
+class HeadProjection:
+    """The heads of a log up to a sequence; for use in the connection's loop only."""
 
-    def __init__(self, line: Line, stream: str, subjects: str) -> None:
-        self._line = line
+    def __init__(self, connection: NatsConnection, stream: str, subjects: str) -> None:
+        self._connection = connection
         self._stream, self._subjects = stream, subjects
         self._lock: asyncio.Lock | None = None
-        self._empty()
+        self._create_tables()
 
-    def _empty(self) -> None:
-        self._table = apsw.Connection(":memory:")
-        self._table.execute(_TABLES)
-        self._place = 0  # the sequence up to which everything was read
+    def _create_tables(self) -> None:
+        self._database = apsw.Connection(":memory:")
+        self._database.execute(_TABLES)
+        self._seq = 0  # everything up to this sequence has been read
         self._consumer, self._number = "", 0
-        self._asked = 0.0
+        self._used_at = 0.0
 
-    async def heads(self, query: Query, least: int, body: Callable[[str], Any]) -> list[Head]:
-        """Return what a query asks for, from a log that was read at least up to a sequence."""
-        await self.catch_up(least)
-        if not query.tells:
-            return [_head(row) for row in queries.rows(query, self._read)]
-        found: list[Head] = []
-        for row in queries.rows(query._replace(tells=b"", limit=-1), self._read):
-            whole = await body(row[0])
-            if whole is not None and query.tells in (whole.body or b""):
-                found.append(whole)
-                if len(found) == query.limit:
+    async def list_heads(self, query: HeadQuery, min_seq: int, load_head: Callable[[str], Any]) -> list[Head]:
+        """Return the heads that match a query, from a table that is complete up to `min_seq`."""
+        await self.catch_up(min_seq)
+        if not query.body_contains:
+            return [_row_to_head(row) for row in queries.read_head_rows(query, self._query_rows)]
+        # The table has no bodies, so a search in bodies loads the head of every candidate.
+        heads: list[Head] = []
+        for row in queries.read_head_rows(query._replace(body_contains=b"", limit=-1), self._query_rows):
+            head = await load_head(row[0])
+            if head is not None and query.body_contains in (head.body or b""):
+                heads.append(head)
+                if len(heads) == query.limit:
                     break
-        return found
+        return heads
 
-    def stones(self) -> dict[str, tuple[int, float]]:
-        """Return the subjects of dropped entities: where their stone is, and when it was put there."""
-        return {subject: (at, stored) for subject, at, stored in self._read("SELECT * FROM stone", ())}
+    def list_tombstones(self) -> dict[str, tuple[int, float]]:
+        """Return the subjects of dropped entities: sequence of the tombstone, and when it was stored."""
+        rows = self._query_rows("SELECT * FROM tombstone", ())
+        return {subject: (seq, stored) for subject, seq, stored in rows}
 
-    def _read(self, sql: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        return self._table.execute(sql, values).fetchall()
+    def _query_rows(self, sql: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        return self._database.execute(sql, values).fetchall()
 
-    async def catch_up(self, least: int) -> None:
-        """Read what came since; from a server that lags behind, until it has come as far as is asked."""
+    async def catch_up(self, min_seq: int) -> None:
+        """Read what was written since, at least up to `min_seq`; wait for a server that lags behind."""
         if self._lock is None:
             self._lock = asyncio.Lock()
         async with self._lock:
-            if time.monotonic() - self._asked > STALE_S:
-                self._empty()
+            if time.monotonic() - self._used_at > STALE_S:
+                self._create_tables()
             began = time.monotonic()
             while True:
                 try:
-                    await self._pull()
-                except Unanswered:
+                    await self._pull_messages()
+                except NoServerReply:
                     self._consumer = ""
                     raise
-                if self._place >= least or await self._passed(least):
+                if self._seq >= min_seq or await self._is_caught_up(min_seq):
                     break
                 waited = time.monotonic() - began
                 if waited > BEHIND_S:
-                    raise Unanswered("a server is behind")
-                if waited > LOST_S:  # what it gave to nobody does not come again: have it from another
+                    raise NoServerReply("a server is behind")
+                # A message that was lost in delivery is not delivered again: a new consumer starts after
+                # the last one that arrived.
+                if waited > LOST_S:
                     self._consumer = ""
                 await asyncio.sleep(0.01)
-            self._asked = time.monotonic()
+            self._used_at = time.monotonic()
 
-    async def _passed(self, least: int) -> bool:
-        """Whether what is missing up to a sequence is not there any more, or no head's."""
-        message = await self._line.next(self._stream, self._subjects, self._place + 1)
-        return message is None or message.seq > least
+    async def _is_caught_up(self, min_seq: int) -> bool:
+        """Whether the sequences up to `min_seq` that were not read are purged, or not of an entity."""
+        message = await self._connection.next_message(self._stream, self._subjects, self._seq + 1)
+        return message is None or message.seq > min_seq
 
-    async def _pull(self) -> None:
+    async def _pull_messages(self) -> None:
         if not self._consumer:
-            self._consumer, self._number = await self._subscribe(), 0
+            self._consumer, self._number = await self._create_consumer(), 0
         while True:
-            found = await self._line.fetch(self._stream, self._consumer)
-            for given in found:
-                if given.number != self._number + 1:
-                    raise Unanswered("messages were lost on the way")
-                self._number = given.number
-                self._take(given.message, given.stored)
-            if not found or not found[-1].left:
+            page = await self._connection.fetch_messages(self._stream, self._consumer)
+            for consumed in page:
+                # The consumer does not wait for acknowledgements, so a gap in its numbers is a loss.
+                if consumed.number != self._number + 1:
+                    raise NoServerReply("messages were lost in delivery")
+                self._number = consumed.number
+                self._apply_message(consumed.message, consumed.stored)
+            if not page or not page[-1].left:
                 return
 
-    async def _subscribe(self) -> str:
-        since: dict[str, Any] = (
-            {"deliver_policy": "by_start_sequence", "opt_start_seq": self._place + 1}
-            if self._place
+    async def _create_consumer(self) -> str:
+        start: dict[str, Any] = (
+            {"deliver_policy": "by_start_sequence", "opt_start_seq": self._seq + 1}
+            if self._seq
             else {"deliver_policy": "last_per_subject"}
         )
         config = {
@@ -136,32 +142,31 @@ class Projection:
             "inactive_threshold": int(IDLE_S * 1e9),
             "mem_storage": True,
             "num_replicas": 1,
-            **since,
+            **start,
         }
-        said = await self._line.api(
+        reply = await self._connection.call_api(
             f"CONSUMER.CREATE.{self._stream}", stream_name=self._stream, config=config
         )
-        if "error" in said:
-            raise Unanswered(str(said["error"].get("description")))
-        return str(said["name"])
+        if "error" in reply:
+            raise NoServerReply(str(reply["error"].get("description")))
+        return str(reply["name"])
 
-    def _take(self, message: Message, stored: float) -> None:
-        self._place = message.seq
-        kind, head, _ = told(message)
-        if kind == STONE:
-            self._table.execute("DELETE FROM head WHERE entity=?", (head.entity,))
+    def _apply_message(self, message: StreamMessage, stored: float) -> None:
+        self._seq = message.seq
+        kind, head, _ = parse_headers(message)
+        if kind == TOMBSTONE:
+            self._database.execute("DELETE FROM head WHERE entity=?", (head.entity,))
             values = (message.subject, message.seq, stored)
-            self._table.execute("INSERT OR REPLACE INTO stone VALUES (?, ?, ?)", values)
+            self._database.execute("INSERT OR REPLACE INTO tombstone VALUES (?, ?, ?)", values)
             return
-        self._table.execute(
-            "DELETE FROM stone WHERE subject=?", (message.subject,)
-        )  # what it left is cleared
+        # A writer clears what a tombstone left behind before it uses the name again.
+        self._database.execute("DELETE FROM tombstone WHERE subject=?", (message.subject,))
         row = (head.entity, head.version, head.hash, head.head, *head.by, head.seq, message.seq)
-        self._table.execute(
+        self._database.execute(
             "INSERT OR REPLACE INTO head VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row
         )
 
 
-def _head(row: tuple[Any, ...]) -> Head:
-    entity, version, digest, head, *_ = row
-    return make(Head, (entity, version, digest, head, make(Index, row[4:10]), row[10], row[11]))
+def _row_to_head(row: tuple[Any, ...]) -> Head:
+    # The columns are in the order of the fields of Head and HeadIndex.
+    return make(Head, (*row[:4], make(HeadIndex, row[4:10]), *row[10:12]))

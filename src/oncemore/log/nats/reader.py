@@ -1,10 +1,11 @@
-"""Reading a log in NATS: where entities stand, heads, the entries of one and of all.
+"""Reading a log in NATS: positions of entities, heads, the entries of one entity and of all.
 
-Heads and what decides anything are asked of the stream's leader. Pages of entries come from any replica, and
-one that lags behind has less; so every page that ends is compared with what the leader knows.
+Heads, and everything that a decision rests on, are requested from the stream's leader. Pages of entries come
+from any replica, and one that lags behind has fewer; so the end of the pages is compared with the leader.
 
-Forgetting goes on while somebody reads: what is left of an entry is written before its message is purged. So
-messages are read first and what is left of others after them: each entry is met in one of the two.
+Bodies may be pruned while a reader is at work. Pruning stores the rest of an entry before it purges the
+message, so a reader reads the messages first and the pruned entries after them: it finds every entry in one
+of the two.
 """
 
 from __future__ import annotations
@@ -18,277 +19,302 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore._values import Value
 from oncemore.errors import StoreError
-from oncemore.log.nats import messages as frames
-from oncemore.log.nats.connection import Unanswered
-from oncemore.log.nats.messages import HUSK, STONE
+from oncemore.log.nats import messages
+from oncemore.log.nats.messages import HEAD_ONLY, TOMBSTONE
+from oncemore.log.nats.replies import NoServerReply
 from oncemore.log.record import NOWHERE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Mapping
 
-    from oncemore.log.nats.connection import Line, Message
-    from oncemore.log.nats.messages import Frame, Old, Subjects
-    from oncemore.log.nats.queries import Projection
-    from oncemore.log.store import Entry, Head
+    from oncemore.log.nats.connection import NatsConnection
+    from oncemore.log.nats.messages import LogMessage, LogSubjects, OutgoingMessage, PrunedEntry
+    from oncemore.log.nats.queries import HeadProjection
+    from oncemore.log.nats.replies import StreamMessage
+    from oncemore.log.store import Batch, Entry, Head
 
-PATIENCE_S = 30.0  # how long somebody asks a server that does not answer
-BEHIND_S = 0.02
-KNOWN = 50_000  # entities whose last sequence is remembered
+GIVE_UP_S = 30.0  # how long a question is repeated when no server answers
+BEHIND_PAUSE_S = 0.02
+MAX_POSITIONS = 50_000  # entities whose position is remembered
 
 
-class At(Value):
-    """Where an entity stands: its version, the sequence of its last message, the hash of its last entry."""
+class EntityPosition(Value):
+    """An entity's version, the sequence of its last message and the hash of its last entry."""
 
     version: int = 0
     seq: int = 0
     hash: bytes = NOWHERE
 
 
-class Chain(Value):
-    """What there is of an entity.
+class EntityChain(Value):
+    """All that the stream has of an entity.
 
-    last     the sequence of its last message
-    stone    that of its last stone, which everything before it is under
-    frames   its entries that are still whole, by version
-    olds     what is left of the others, by version
-    olds_at  the sequence of the last message that says so
+    last_seq    the sequence of its last message
+    entries     its entries that still have their bodies, by version
+    pruned      the pruned entries, by version
+    pruned_seq  the sequence of the last message with pruned entries
     """
 
-    last: int
-    stone: int
-    frames: dict[int, Frame]
-    olds: dict[int, Old]
-    olds_at: int
+    last_seq: int
+    entries: dict[int, LogMessage]
+    pruned: dict[int, PrunedEntry]
+    pruned_seq: int
 
-    def entries(self, entity: str) -> list[Entry]:
-        """Return its entries in their order."""
-        found = {number: frame.entry for number, frame in self.frames.items() if frame.entry is not None}
-        found |= {number: frames.without_body(entity, old) for number, old in self.olds.items()}
+    def list_entries(self, entity: str) -> list[Entry]:
+        """Return the entries in order."""
+        found = {number: entry for number, message in self.entries.items() if (entry := message.entry)}
+        found |= {number: messages.restore_pruned_entry(entity, old) for number, old in self.pruned.items()}
         return [found[number] for number in sorted(found)]
 
 
-class Log:
-    """A log, as it is read; used in the line's loop only."""
+class NatsLog:
+    """A log and a cache of its entities' positions; for use in the connection's loop only."""
 
-    def __init__(self, line: Line, where: Subjects) -> None:
-        self.line, self.where = line, where
-        self._known: OrderedDict[str, At] = OrderedDict()
-        self.acked = 0  # the last sequence that this process was told of
-        self.clock = (0.0, 0.0)  # by our own clock, when the server said what time it is; and what it said
+    def __init__(self, connection: NatsConnection, subjects: LogSubjects) -> None:
+        self.connection, self.subjects = connection, subjects
+        self._positions: OrderedDict[str, EntityPosition] = OrderedDict()
+        self.clock = (0.0, 0.0)  # our monotonic time when the server last reported its time, and that time
 
-    # Where entities stand.
+    # Positions
 
-    def known(self, entity: str, version: int) -> At | None:
-        """Return where an entity at a version stands, as remembered; None: the leader must be asked."""
-        known = self._known.get(entity)
-        if known is None:
-            return At() if version == 0 else None
-        return known if known.version == version else None
+    def known_position(self, entity: str, version: int) -> EntityPosition | None:
+        """Return the remembered position of an entity at a version; None: the leader must be asked."""
+        position = self._positions.get(entity)
+        if position is None:
+            # A writer that expects no entity may guess that there is none: the server checks it.
+            return EntityPosition() if version == 0 else None
+        return position if position.version == version else None
 
-    async def stands(self, entity: str, version: int) -> At:
-        """Return where an entity stands: as remembered if that fits, else as the leader says."""
-        return self.known(entity, version) or self.note(entity, await self.last(entity))
+    async def find_position(self, entity: str, version: int) -> EntityPosition:
+        """Return the remembered position if it has the version; else the one that the leader reports."""
+        return self.known_position(entity, version) or await self.load_position(entity)
 
-    async def last(self, entity: str) -> Message | None:
-        """Return the last message of an entity."""
-        return await self.line.last(self.where.stream, self.where.entity(entity))
+    async def load_position(self, entity: str) -> EntityPosition:
+        """Return and remember the position that the leader reports."""
+        return self.remember_message(entity, await self.load_last_message(entity))
 
-    def note(self, entity: str, message: Message | None) -> At:
-        """Remember where an entity stands by its last message."""
+    async def load_last_message(self, entity: str) -> StreamMessage | None:
+        """Return the last message of an entity, from the leader."""
+        return await self.connection.last_message(self.subjects.stream, self.subjects.entity_subject(entity))
+
+    def remember_message(self, entity: str, message: StreamMessage | None) -> EntityPosition:
+        """Remember and return the position of an entity, given its last message."""
         if message is None:
-            self._known.pop(entity, None)
-            return At()
-        kind, head, _ = frames.told(message)
+            self._positions.pop(entity, None)
+            return EntityPosition()
+        kind, head, _ = messages.parse_headers(message)
+        # Subjects are digests of names: two names with one digest must not share a chain.
         if head.entity != entity:
             raise StoreError(f"{head.entity!r} and {entity!r} have one subject, {message.subject}")
-        found = At(0, message.seq) if kind == STONE else At(head.version, message.seq, head.hash)
-        self.remember(entity, found)
-        return found
+        position = (
+            EntityPosition(0, message.seq)
+            if kind == TOMBSTONE
+            else EntityPosition(head.version, message.seq, head.hash)
+        )
+        self.remember_position(entity, position)
+        return position
 
-    def remember(self, entity: str, at: At) -> None:
-        """Remember where an entity stands; it is a guess that a write puts to the proof."""
-        self._known[entity] = at
-        self._known.move_to_end(entity)
-        if len(self._known) > KNOWN:
-            self._known.popitem(last=False)
+    def remember_position(self, entity: str, position: EntityPosition) -> None:
+        """Remember a position; it may be outdated, which the server detects at the next write."""
+        self._positions[entity] = position
+        self._positions.move_to_end(entity)
+        if len(self._positions) > MAX_POSITIONS:
+            self._positions.popitem(last=False)
 
-    def forget(self) -> None:
-        """Know nothing any more."""
-        self._known.clear()
+    def clear_cache(self) -> None:
+        """Forget all remembered positions."""
+        self._positions.clear()
 
-    # One entity.
+    def build_messages(
+        self, batch: Batch, positions: Mapping[str, EntityPosition], append_id: str
+    ) -> list[OutgoingMessage]:
+        """Return the messages of a batch, for this log's subjects and the server's largest payload."""
+        return messages.build_batch_messages(
+            batch, positions, append_id, self.subjects, self.connection.max_payload
+        )
 
-    async def head(self, entity: str) -> Head | None:
-        """Return the head of an entity."""
-        message = await self.last(entity)
-        if self.note(entity, message).version == 0 or message is None:
+    # One entity
+
+    async def load_head(self, entity: str) -> Head | None:
+        """Return the head of an entity, with the body of its last entry."""
+        last = await self.load_last_message(entity)
+        if self.remember_message(entity, last).version == 0 or last is None:
             return None
-        frame = frames.read(message)
-        if frame.kind == HUSK:
-            last = await self.line.at(self.where.stream, frame.head.seq)
-            if last is None:
-                return frame.head
-            return frame.head._replace(body=(await self.whole(frames.read(last))).head.body)
-        return (await self.whole(frame)).head
+        message = messages.parse_message(last)
+        if message.kind == HEAD_ONLY:
+            # The body is in the entry that the head belongs to, unless it was pruned.
+            entry = await self.connection.message_at(self.subjects.stream, message.head.seq)
+            if entry is None:
+                return message.head
+            whole = await self.load_with_body(messages.parse_message(entry))
+            return message.head._replace(body=whole.head.body)
+        return (await self.load_with_body(message)).head
 
-    async def whole(self, frame: Frame) -> Frame:
-        """Return a frame with its body, if that is elsewhere."""
-        if not frame.parts:
-            return frame
-        subject = self.where.parts + frames.token(frame.head.entity)
+    async def load_with_body(self, message: LogMessage) -> LogMessage:
+        """Return a message with its body, which is loaded if it is stored in parts."""
+        if not message.part_count:
+            return message
+        subject = self.subjects.parts + messages.entity_token(message.head.entity)
         body: list[bytes] = []
-        seq = frame.first
-        while len(body) < frame.parts:
-            page = await self.line.page(self.where.stream, subject, seq)
-            page = [part for part in page if part.seq < frame.at][: frame.parts - len(body)]
+        seq = message.first_part
+        while len(body) < message.part_count:
+            page = await self.connection.read_page(self.subjects.stream, subject, seq)
+            # Parts of later entries are on the same subject.
+            page = [part for part in page if part.seq < message.seq][: message.part_count - len(body)]
             if not page or [part.seq for part in page] != list(range(seq, seq + len(page))):
-                raise Unanswered(
-                    "a part of a body is not there: it is being forgotten, or a server is behind"
-                )
+                raise NoServerReply("a part of a body is missing: it is being pruned, or a server is behind")
             body += [part.data for part in page]
             seq += len(page)
-        return frames.with_body(frame, b"".join(body))
+        return messages.with_body(message, b"".join(body))
 
-    async def chain(self, entity: str) -> Chain | None:
-        """Return what there is of an entity; None if there is nothing."""
-        last = await self.last(entity)
+    async def load_chain(self, entity: str) -> EntityChain | None:
+        """Return all that the stream has of an entity; None if it has nothing."""
+        last = await self.load_last_message(entity)
         if last is None:
             return None
-        self.note(entity, last)
-        found: dict[int, Frame] = {}
-        stone = seq = 0
+        self.remember_message(entity, last)
+        entries: dict[int, LogMessage] = {}
+        tombstone_seq = seq = 0
         while seq < last.seq:
-            page = await self.line.page(self.where.stream, last.subject, seq + 1)
+            page = await self.connection.read_page(self.subjects.stream, last.subject, seq + 1)
             if not page:
-                raise Unanswered("a server is behind")
-            for message in page:
-                seq = message.seq
-                frame = frames.read(message)
-                if frame.kind == STONE:
-                    found.clear()
-                    stone = seq
-                elif frame.entry is not None:
-                    found[frame.entry.version] = await self.whole(frame)
-        at, olds = await self.olds(entity)
-        kept = {old.version: old for old in olds if old.seq > stone}
-        return Chain(seq, stone, found, kept, at)
+                raise NoServerReply("a server is behind")
+            for stored in page:
+                seq = stored.seq
+                message = messages.parse_message(stored)
+                if message.kind == TOMBSTONE:
+                    # Entries before it belong to an earlier entity of the same name.
+                    entries.clear()
+                    tombstone_seq = seq
+                elif message.entry is not None:
+                    entries[message.entry.version] = await self.load_with_body(message)
+        pruned_seq, pruned = await self.load_pruned_entries(entity)
+        return EntityChain(
+            seq, entries, {old.version: old for old in pruned if old.seq > tombstone_seq}, pruned_seq
+        )
 
-    async def olds(self, entity: str) -> tuple[int, list[Old]]:
-        """Return what is left of an entity's purged entries, and the sequence of the last that says so."""
-        subject = self.where.olds + frames.token(entity)
-        last = await self.line.last(self.where.stream, subject)
-        found: list[Old] = []
+    async def load_pruned_entries(self, entity: str) -> tuple[int, list[PrunedEntry]]:
+        """Return an entity's pruned entries, and the sequence of the last message that stores them."""
+        subject = self.subjects.pruned + messages.entity_token(entity)
+        last = await self.connection.last_message(self.subjects.stream, subject)
+        pruned: list[PrunedEntry] = []
         seq = 0
         while last is not None and seq < last.seq:
-            page = await self.line.page(self.where.stream, subject, seq + 1)
+            page = await self.connection.read_page(self.subjects.stream, subject, seq + 1)
             if not page:
-                raise Unanswered("a server is behind")
+                raise NoServerReply("a server is behind")
             for message in page:
-                found += frames.read_olds(message)[1]
+                pruned += messages.decode_pruned_entries(message)[1]
             seq = page[-1].seq
-        return seq, found
+        return seq, pruned
 
-    # All of them.
+    # The stream
 
-    async def info(self) -> dict[str, Any]:
-        """Return the state of the stream, as its leader tells it."""
-        said = await self.line.api(f"STREAM.INFO.{self.where.stream}")
-        if "error" in said:
-            raise Unanswered(str(said["error"].get("description")))
-        self.clock = (time.monotonic(), seconds(said["ts"]))
-        state: dict[str, Any] = said["state"]
+    async def stream_info(self) -> dict[str, Any]:
+        """Return the state of the stream, from its leader."""
+        reply = await self.connection.call_api(f"STREAM.INFO.{self.subjects.stream}")
+        if "error" in reply:
+            raise NoServerReply(str(reply["error"].get("description")))
+        self.clock = (time.monotonic(), parse_time(reply["ts"]))
+        state: dict[str, Any] = reply["state"]
         return state
 
-    async def patiently(self, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """Ask until there is an answer, for a while; what is asked so may be asked again."""
-        ends = 0.0
+    async def ask_with_retries(self, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Repeat a question until a server answers, for a while; the question must be repeatable."""
+        deadline = 0.0
         while True:
             try:
                 return await ask()
-            except Unanswered as error:
+            except NoServerReply as error:
                 now = time.monotonic()
-                ends = ends or now + PATIENCE_S
-                if now > ends:
-                    shown = self.line.where.shown
-                    raise StoreError(f"{shown} does not answer since {PATIENCE_S:g} s ({error})") from None
+                deadline = deadline or now + GIVE_UP_S
+                if now > deadline:
+                    shown = self.connection.address.shown
+                    raise StoreError(
+                        f"{shown} does not answer: no reply for {GIVE_UP_S:g} s ({error})"
+                    ) from None
             await asyncio.sleep(0.05)
 
 
-class Reader:
-    """Somebody who goes through the whole log, page by page."""
+class LogPageReader:
+    """Reads the whole log page by page."""
 
-    def __init__(self, log: Log, projection: Projection, after: int) -> None:
+    def __init__(self, log: NatsLog, projection: HeadProjection, after: int) -> None:
         self._log, self._projection = log, projection
-        self._seq = self._olds_at = after  # what is left of an entry was written after it
-        self._end = -1
-        self._bare: list[tuple[int, int, Entry]] = []
-        self._stones: dict[str, tuple[int, float]] = {}
+        # A pruned entry is stored after the entry itself, so `after` is early enough for both.
+        self._seq = self._pruned_seq = after
+        self._last_seq = -1
+        self._pruned: list[tuple[int, int, Entry]] = []  # a heap by the entries' sequences
+        self._tombstones: dict[str, tuple[int, float]] = {}
 
-    async def begin(self) -> None:
-        """Find out how far the log goes now, and what was dropped."""
-        info = await self._log.info()
+    async def start_reading(self) -> None:
+        """Find out the last sequence of the log, and the dropped entities."""
+        info = await self._log.stream_info()
         await self._projection.catch_up(info["last_seq"])
-        self._stones = self._projection.stones()
-        self._end = info["last_seq"]
+        self._tombstones = self._projection.list_tombstones()
+        self._last_seq = info["last_seq"]
 
-    async def page(self) -> list[Entry] | None:
-        """Return some more entries; None: there are no more. It changes nothing if it fails."""
-        if self._seq >= self._end:
+    async def next_page(self) -> list[Entry] | None:
+        """Return some more entries; None at the end. After an error the same call may be repeated."""
+        if self._seq >= self._last_seq:
             return None
-        line, where = self._log.line, self._log.where
-        page = await line.page(where.stream, f"{where.entities}*", self._seq + 1)
+        connection, subjects = self._log.connection, self._log.subjects
+        page = await connection.read_page(subjects.stream, f"{subjects.entities}*", self._seq + 1)
         if not page:
-            more = await line.next(where.stream, f"{where.entities}*", self._seq + 1)
-            if more is not None and more.seq <= self._end:
-                await asyncio.sleep(BEHIND_S)
-                raise Unanswered("a server is behind")
-        upto = page[-1].seq if page and page[-1].seq < self._end else self._end
-        found, lacking = await self._read([message for message in page if message.seq <= upto])
-        await self._left()
-        if lacking - {seq for seq, _, _ in self._bare}:
-            raise Unanswered("a part of a body is not there")
-        while self._bare and self._bare[0][0] <= upto:
-            seq, _, entry = heappop(self._bare)
-            found[seq] = entry
+            more = await connection.next_message(subjects.stream, f"{subjects.entities}*", self._seq + 1)
+            if more is not None and more.seq <= self._last_seq:
+                await asyncio.sleep(BEHIND_PAUSE_S)
+                raise NoServerReply("a server is behind")
+        # Entries that were appended since `start_reading` are left to the next reader.
+        upto = page[-1].seq if page and page[-1].seq < self._last_seq else self._last_seq
+        entries, incomplete = await self._parse_page([message for message in page if message.seq <= upto])
+        await self._read_pruned()
+        # An entry without its parts must have been pruned; otherwise a replica lags behind.
+        if incomplete - {seq for seq, _, _ in self._pruned}:
+            raise NoServerReply("a part of a body is missing")
+        while self._pruned and self._pruned[0][0] <= upto:
+            seq, _, entry = heappop(self._pruned)
+            entries[seq] = entry
         self._seq = upto
-        return [found[seq] for seq in sorted(found)]
+        return [entries[seq] for seq in sorted(entries)]
 
-    async def _read(self, page: list[Message]) -> tuple[dict[int, Entry], set[int]]:
-        """Return the entries of messages, and the sequences of those whose bodies are being forgotten."""
-        found: dict[int, Entry] = {}
-        lacking: set[int] = set()
-        for message in page:
-            frame = frames.read(message)
-            if frame.entry is None or message.seq < self._stones.get(message.subject, (0, 0.0))[0]:
+    async def _parse_page(self, page: list[StreamMessage]) -> tuple[dict[int, Entry], set[int]]:
+        """Return the entries of messages, and the sequences of those whose bodies are being pruned."""
+        entries: dict[int, Entry] = {}
+        incomplete: set[int] = set()
+        for stored in page:
+            message = messages.parse_message(stored)
+            if message.entry is None or stored.seq < self._tombstones.get(stored.subject, (0, 0.0))[0]:
                 continue
             try:
-                frame = await self._log.whole(frame)
-            except Unanswered:
-                lacking.add(message.seq)
-            assert frame.entry is not None
-            found[message.seq] = frame.entry
-        return found, lacking
+                message = await self._log.load_with_body(message)
+            except NoServerReply:
+                incomplete.add(stored.seq)
+            assert message.entry is not None
+            entries[stored.seq] = message.entry
+        return entries, incomplete
 
-    async def _left(self) -> None:
-        """Read what was left of entries since the last look, which was before their messages went."""
-        line, where = self._log.line, self._log.where
-        subject = f"{where.olds}*"
-        newest = await line.last(where.stream, subject)
-        while newest is not None and self._olds_at < newest.seq:
-            page = await line.page(where.stream, subject, self._olds_at + 1)
+    async def _read_pruned(self) -> None:
+        """Read the entries that were pruned since the last call."""
+        connection, subjects = self._log.connection, self._log.subjects
+        subject = f"{subjects.pruned}*"
+        newest = await connection.last_message(subjects.stream, subject)
+        while newest is not None and self._pruned_seq < newest.seq:
+            page = await connection.read_page(subjects.stream, subject, self._pruned_seq + 1)
             if not page:
-                raise Unanswered("a server is behind")
+                raise NoServerReply("a server is behind")
             for message in page:
-                self._olds_at = message.seq
-                dropped = self._stones.get(where.entities + message.subject.rpartition(".")[2], (0, 0.0))[0]
-                entity, olds = frames.read_olds(message)
-                for old in olds:
-                    if old.seq > max(self._seq, dropped):
-                        bare = frames.without_body(entity, old)
-                        heappush(self._bare, (old.seq, message.seq, bare))
+                self._pruned_seq = message.seq
+                token = message.subject.rpartition(".")[2]
+                tombstone_seq = self._tombstones.get(subjects.entities + token, (0, 0.0))[0]
+                entity, pruned = messages.decode_pruned_entries(message)
+                for old in pruned:
+                    if old.seq > max(self._seq, tombstone_seq):
+                        entry = messages.restore_pruned_entry(entity, old)
+                        heappush(self._pruned, (old.seq, message.seq, entry))
 
 
-def seconds(text: str) -> float:
-    """Read the time in an answer of the server."""
-    whole, _, rest = text.rstrip("Z").partition(".")
-    return datetime.fromisoformat(f"{whole}+00:00").timestamp() + float(f"0.{rest or 0}")
+def parse_time(text: str) -> float:
+    """Parse a timestamp of the server, which has up to nine digits after the point."""
+    seconds, _, fraction = text.rstrip("Z").partition(".")
+    return datetime.fromisoformat(f"{seconds}+00:00").timestamp() + float(f"0.{fraction or 0}")

@@ -1,22 +1,15 @@
-"""A store in NATS JetStream: the log is a stream, an entity a subject, a head the last message of it.
+"""A store in NATS JetStream: the log is a stream, an entity a subject, and its head the last message there.
 
-**Safety** rests on one thing: a message is stored only if its subject's last message has the sequence that
-it expects, which the server checks. Several entities are one atomic batch. Nothing is decided by what was
-read, by a window of duplicates, by an acknowledgement of a consumer or by a clock.
+Safety rests on one check of the server: a message is stored only if its subject's last message has the
+expected sequence. Several entities are one atomic batch. No decision relies on a value that was read earlier,
+on the server's duplicate window, on a consumer's acknowledgement or on a clock.
 
-    nats_frames   what a message holds                  nats_append   appending, lost answers
-    nats_wire     the connection and its requests       nats_log      reading
-    nats_server   what a server must be                 nats_list     lists of heads
-    nats_address  where it is                           nats_forget   prune, drop, mend, tidy
-    nats_adopt    taking over another log's entries     nats_crowd    batches with guards, together
-    nats_late     guards that are looked at afterwards
+Durability is the server's, and its default is weak: it acknowledges up to two minutes before it syncs. Set
+`sync_interval: always`. Only the monitoring port shows that setting, so name it in the address
+(`?monitor=http://host:8222`): then a server that does not sync is refused; without it `describe_store` says
+that durability is unverified.
 
-**Durability** is what the server gives, and by default it gives little: it acknowledges before it syncs, up
-to two minutes before. Set `sync_interval: always`. No client can see that setting; only the monitoring port
-tells, so name it (`?monitor=http://host:8222`): a server that does not sync is refused then, and without it
-`facts()` says that nobody has checked.
-
-Not here: rows of the user's own in our transaction (`joins`), and proof that a worker is gone other than its
+Not supported: rows of the user in our transaction (`joins`), and proof of a worker's death other than its
 lease. See `docs/guarantees.md`.
 """
 
@@ -32,310 +25,339 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from oncemore.errors import StoreError, UsageError
-from oncemore.log.group_commit import Op, asleep, release
+from oncemore.log.group_commit import PendingBatch, wait_in_task, wake_waiters
 from oncemore.log.nats import import_entries, messages
-from oncemore.log.nats import prune as nats_forget
-from oncemore.log.nats.address import address
-from oncemore.log.nats.append import Appender
-from oncemore.log.nats.connection import Line, Unanswered
-from oncemore.log.nats.prune import Forgetter
-from oncemore.log.nats.queries import Projection
-from oncemore.log.nats.reader import Log, Reader
-from oncemore.log.nats.server_check import Server, prepare
-from oncemore.log.store import Room, Weight, check_batch
+from oncemore.log.nats.address import parse_address
+from oncemore.log.nats.append import NatsAppender
+from oncemore.log.nats.connection import NatsConnection
+from oncemore.log.nats.prune import MAX_GROUP, NatsPruner
+from oncemore.log.nats.queries import HeadProjection
+from oncemore.log.nats.reader import LogPageReader, NatsLog
+from oncemore.log.nats.replies import NoServerReply
+from oncemore.log.nats.server_check import NatsServerInfo, prepare_stream
+from oncemore.log.read_only import ReadOnlyMixin
+from oncemore.log.store import EntitySizes, StorageSpace, check_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
     from pathlib import Path
+    from typing import NoReturn
 
-    from oncemore.log.nats.append import Try
-    from oncemore.log.nats.connection import Answer
-    from oncemore.log.nats.reader import Chain
-    from oncemore.log.store import Batch, Checked, Conflict, Entry, Facts, Head, Query, Stored
+    from oncemore.log.nats.append import AppendAttempt
+    from oncemore.log.nats.reader import EntityChain
+    from oncemore.log.nats.replies import PublishReply
+    from oncemore.log.store import Batch, Conflict, CopyCheck, Entry, Head, HeadQuery, Stored, StoreFacts
 
-LOOK_S = 0.03  # how often `changed` looks
-CLOCK_S = 10.0  # how long the server's time is reckoned with our own clock before it is asked again
+POLL_S = 0.03  # how often `wait_for_change` looks
+CLOCK_S = 10.0  # how long the server's time is extrapolated with our own clock
 
 
-class Present:
-    """A worker that is here. Nothing but its lease tells others."""
+class NatsWorkerLock:
+    """The lock of a worker; it holds nothing, since only the lease tells other processes."""
 
     def close(self) -> None:
-        """Leave."""
+        """Do nothing."""
 
 
 class NatsStore:
     """A store in a JetStream server or cluster."""
 
-    joins = False
-    sees_deaths = False
-    looks_late = True
-    #: Whether a stream is made where there is none; who does not make one does not write either.
-    makes = True
+    supports_joined_writes = False
+    detects_dead_workers = False
+    checks_guards_late = True
+    #: Whether a missing stream is created.
+    creates_stream = True
 
     def __init__(self, url: str) -> None:
-        self._where = address(url)
-        if not self.makes:
-            self._where = self._where._replace(unsafe_ok=True)
-        self._closed = False
-        self._fresh()
+        self._address = parse_address(url)
+        if not self.creates_stream:
+            # A reader loses nothing by weak durability, and an operator wants to see such a store.
+            self._address = self._address._replace(unsafe_ok=True)
+        self._is_closed = False
+        self._reset_state()
         try:
-            self._server: Server = self._line.do(partial(prepare, self._line, self._log.where, self.makes))
-        except Unanswered as error:
-            self._line.close()
-            raise StoreError(f"{self._where.shown}: {error}") from None
+            self._server: NatsServerInfo = self._connection.run_in_loop(
+                partial(prepare_stream, self._connection, self._log.subjects, self.creates_stream)
+            )
+        # A store that cannot be used must not leave its thread behind.
+        except NoServerReply as error:
+            self._connection.close()
+            raise StoreError(f"{self._address.shown}: {error}") from None
         except BaseException:
-            self._line.close()
+            self._connection.close()
             raise
         _open_stores.add(self)
 
-    def _fresh(self) -> None:
-        self._line = Line(self._where)
-        self._log = Log(self._line, messages.subjects(self._where.namespace))
-        self._projection = Projection(self._line, self._log.where.stream, f"{self._log.where.entities}*")
-        self._appender = Appender(self._log)
-        self._forgetter = Forgetter(self._log, self._projection)
-        self._reckoned = (0.0, 0.0)  # the time that was told last, and our own clock then
-        self._reckoning = allocate_lock()
+    def _reset_state(self) -> None:
+        self._connection = NatsConnection(self._address)
+        self._log = NatsLog(self._connection, messages.log_subjects(self._address.namespace))
+        subjects = self._log.subjects
+        self._projection = HeadProjection(self._connection, subjects.stream, f"{subjects.entities}*")
+        self._appender = NatsAppender(self._log)
+        self._pruner = NatsPruner(self._log, self._projection)
+        self._last_now = (0.0, 0.0)  # the time that `now` returned last, and our own clock then
+        self._clock_lock = allocate_lock()
 
-    def forked(self) -> None:
-        """In a forked child: leave what was inherited alone, and make everything anew."""
-        _left_alone.append((self._line, self._projection))
-        self._fresh()
+    def reset_after_fork(self) -> None:
+        """In a forked child: connect again, and neither use nor close the parent's connection."""
+        _inherited.append((self._connection, self._projection))
+        self._reset_state()
 
-    # Appending.
+    # Appending
 
-    def append(self, batch: Batch) -> Op:
-        """Ask for a batch to be stored."""
+    def append(self, batch: Batch) -> PendingBatch:
+        """Return a ticket for a batch, which is sent when the ticket is waited for."""
         check_batch(batch)
-        if batch.also is not None:
+        if batch.joined_write is not None:
             raise UsageError("NATS has no tables; on_commit() needs SQLite or PostgreSQL")
-        messages.check(batch)
+        messages.check_batch_size(batch)
         self._check_open()
-        return Op(self, batch)
+        return PendingBatch(self, batch)
 
-    def wait(self, op: Op) -> None:
-        """Send it, and block until it is stored or refused."""
-        op.gate = allocate_lock()
-        op.gate.acquire()
-        self._begin(op)
-        op.gate.acquire()
+    def wait_blocking(self, op: PendingBatch) -> None:
+        """Send the batch, and block until it is stored or refused."""
+        op.wake_lock = allocate_lock()
+        op.wake_lock.acquire()
+        self._begin_append(op)
+        op.wake_lock.acquire()
 
-    async def wait_in_loop(self, op: Op) -> None:
-        """Send it, and wait in a task."""
-        await asleep(op, self._begin)
+    async def wait_async(self, op: PendingBatch) -> None:
+        """Send the batch, and wait in a task until it is stored or refused."""
+        await wait_in_task(op, self._begin_append)
 
-    def _begin(self, op: Op) -> None:
-        self._line.begin(partial(self._serve, op))
+    def _begin_append(self, op: PendingBatch) -> None:
+        self._connection.schedule_in_loop(partial(self._send_batch, op))
 
-    def _serve(self, op: Op) -> Coroutine[Any, Any, None] | None:
-        """Send it at once if all is known that must be; else in a task."""
+    def _send_batch(self, op: PendingBatch) -> Coroutine[Any, Any, None] | None:
+        """Send the batch at once if all positions are known; else return a coroutine that does it."""
         try:
-            if self._appender.at_once(op.batch, partial(self._heard, op)) is not None:
+            if self._appender.append_now(op.batch, partial(self._on_append_reply, op)) is not None:
                 return None
-        except Exception as error:  # noqa: BLE001 - told to who asked
+        except Exception as error:  # noqa: BLE001 - raised to the caller that waits
             op.error = error
-            release([op])
+            wake_waiters([op])
             return None
-        return self._slowly(op, self._appender.append(op.batch))
+        return self._append_in_task(op, self._appender.append_batch(op.batch))
 
-    def _heard(self, op: Op, one: Try, answer: Answer) -> None:
-        """Tell who waits; or find out, if the answer does not say that it is stored."""
-        if answer.seq and one.late:
-            self._appender.look(one, answer.seq, partial(self._looked, op, one, answer))
-        elif answer.seq:
-            op.answer = self._appender.stored(op.batch, answer.seq)
-            release([op])
+    def _on_append_reply(self, op: PendingBatch, attempt: AppendAttempt, reply: PublishReply) -> None:
+        """Wake the caller, or find the outcome first if the reply does not say "stored"."""
+        if reply.seq and attempt.late_guards:
+            # The caller must not learn "stored" before the guards are known to be unchanged.
+            self._appender.check_guards(attempt, reply.seq, partial(self._on_guard_check, op, attempt, reply))
         else:
-            self._line.go_on(self._slowly(op, self._appender.finish(one, answer)))
+            self._on_guard_check(op, attempt, reply, bool(reply.seq))
 
-    def _looked(self, op: Op, one: Try, answer: Answer, held: bool | None) -> None:
-        """Tell who waits, if what it relied on was as it had been seen; else find out."""
-        if held:
-            op.answer = self._appender.stored(op.batch, answer.seq)
-            release([op])
+    def _on_guard_check(
+        self, op: PendingBatch, attempt: AppendAttempt, reply: PublishReply, is_settled: bool | None
+    ) -> None:
+        """Wake the caller of a batch that is stored with unchanged guards; else find the outcome."""
+        if is_settled:
+            op.answer = self._appender.remember_stored(op.batch, reply.seq)
+            wake_waiters([op])
         else:
-            self._line.go_on(self._slowly(op, self._appender.finish(one, answer)))
+            resolving = self._appender.resolve_append(attempt, reply)
+            self._connection.create_task(self._append_in_task(op, resolving))
 
-    async def _slowly(self, op: Op, appending: Coroutine[Any, Any, Stored | Conflict]) -> None:
+    async def _append_in_task(
+        self, op: PendingBatch, appending: Coroutine[Any, Any, Stored | Conflict]
+    ) -> None:
         try:
             op.answer = await appending
         except asyncio.CancelledError:
-            op.error = StoreError(f"{self._where.shown}: interrupted; what was stored must be read again")
-        except Exception as error:  # noqa: BLE001 - told to who asked
+            op.error = StoreError(
+                f"{self._address.shown}: interrupted; whether it is stored is not known: read it again"
+            )
+        except Exception as error:  # noqa: BLE001 - raised to the caller that waits
             op.error = error
         finally:
-            release([op])
+            wake_waiters([op])
 
-    # Reading.
+    # Reading
 
-    def _ask(self, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    def _run_in_loop(self, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         self._check_open()
-        return self._line.do(partial(self._log.patiently, ask))
+        return self._connection.run_in_loop(partial(self._log.ask_with_retries, ask))
 
-    def head(self, entity: str) -> Head | None:
-        """Return the current state of an entity, as the leader of the stream says."""
-        found: Head | None = self._ask(partial(self._log.head, entity))
-        return found
+    def load_head(self, entity: str) -> Head | None:
+        """Return the current state of an entity, from the stream's leader."""
+        head: Head | None = self._run_in_loop(partial(self._log.load_head, entity))
+        return head
 
-    def heads(self, query: Query) -> Iterator[Head]:
-        """Return the heads that a query asks for, as far as the leader has come."""
+    def list_heads(self, query: HeadQuery) -> Iterator[Head]:
+        """Return the heads that match a query, up to the leader's last message."""
 
         async def ask() -> list[Head]:
-            last = (await self._log.info())["last_seq"]
-            return await self._projection.heads(query, last, self._log.head)
+            last_seq = (await self._log.stream_info())["last_seq"]
+            return await self._projection.list_heads(query, last_seq, self._log.load_head)
 
-        found: list[Head] = self._ask(ask)
-        return iter(found)
+        heads: list[Head] = self._run_in_loop(ask)
+        return iter(heads)
 
-    def entries(self, entity: str | None = None, after: int = 0) -> Iterator[Entry]:
-        """Return entries in their order."""
+    def read_entries(self, entity: str | None = None, after: int = 0) -> Iterator[Entry]:
+        """Return entries in order: of one entity after a version, or of all after a sequence."""
         if entity is not None:
-            chain: Chain | None = self._ask(partial(self._log.chain, entity))
-            found = [] if chain is None else chain.entries(entity)
-            return (entry for entry in found if entry.version > after)
+            chain: EntityChain | None = self._run_in_loop(partial(self._log.load_chain, entity))
+            entries = [] if chain is None else chain.list_entries(entity)
+            return (entry for entry in entries if entry.version > after)
         self._check_open()
-        return self._whole(after)
+        return self._read_all_entries(after)
 
-    def _whole(self, after: int) -> Iterator[Entry]:
-        reader = Reader(self._log, self._projection, after)
-        self._ask(reader.begin)
-        while (page := self._ask(reader.page)) is not None:
+    def _read_all_entries(self, after: int) -> Iterator[Entry]:
+        reader = LogPageReader(self._log, self._projection, after)
+        self._run_in_loop(reader.start_reading)
+        while (page := self._run_in_loop(reader.next_page)) is not None:
             yield from page
 
     def now(self) -> float:
-        """Return the server's time, reckoned with our own clock between two looks.
+        """Return the server's time, extrapolated with our own clock between two requests.
 
-        It never goes back and never stands still: who asks next may be answered by a server whose clock is
-        behind.
+        It always moves forward, although the next answer may come from a server whose clock is behind.
         """
-        asked, then = self._log.clock
-        if not asked or time.monotonic() - asked > CLOCK_S:
-            self._ask(self._log.info)
-            asked, then = self._log.clock
-        with self._reckoning:
-            mine = time.monotonic()
-            told, when = self._reckoned
-            now = max(then + mine - asked, told + mine - when if told else 0.0)
-            self._reckoned = (now, mine)
+        asked_at, server_time = self._log.clock
+        if not asked_at or time.monotonic() - asked_at > CLOCK_S:
+            self._run_in_loop(self._log.stream_info)
+            asked_at, server_time = self._log.clock
+        # Several threads may ask at once; each must see a later time than the one before.
+        with self._clock_lock:
+            ticks = time.monotonic()
+            last_now, last_ticks = self._last_now
+            now = max(server_time + ticks - asked_at, last_now + ticks - last_ticks if last_now else 0.0)
+            self._last_now = (now, ticks)
             return now
 
-    def changed(self, after: int, timeout: float) -> int:
-        """Wait until the log has grown; it is looked for."""
-        ends = time.monotonic() + timeout
+    def wait_for_change(self, after: int, timeout: float) -> int:
+        """Poll until the log has grown beyond `after`, or until the timeout; return its last sequence."""
+        deadline = time.monotonic() + timeout
         while True:
-            last: int = self._ask(self._log.info)["last_seq"]
-            left = ends - time.monotonic()
-            if last > after or left <= 0:
-                return last
-            time.sleep(min(LOOK_S, left))
+            last_seq: int = self._run_in_loop(self._log.stream_info)["last_seq"]
+            left = deadline - time.monotonic()
+            if last_seq > after or left <= 0:
+                return last_seq
+            time.sleep(min(POLL_S, left))
 
-    # Forgetting and mending.
+    # Pruning, repair and import
 
-    def prune(self, before: Mapping[str, int]) -> None:
-        """Forget bodies; digests stay. Of up to 300 entities, all or none."""
+    def prune_bodies(self, before: Mapping[str, int]) -> None:
+        """Remove bodies and keep their digests; in groups of 300 entities, each all or none."""
         names = list(before)
-        for first in range(0, len(names), nats_forget.MOST):
-            group = {name: before[name] for name in names[first : first + nats_forget.MOST]}
-            self._ask(partial(self._forgetter.prune, group))
+        for start in range(0, len(names), MAX_GROUP):
+            group = {name: before[name] for name in names[start : start + MAX_GROUP]}
+            self._run_in_loop(partial(self._pruner.prune_bodies, group))
 
-    def drop(self, at: Mapping[str, int]) -> int:
-        """Remove entities that are at these versions, one after the other."""
-        done = 0
+    def drop_entities(self, at: Mapping[str, int]) -> int:
+        """Remove entities that have the given versions, one after the other; return how many."""
+        dropped = 0
         for entity, version in at.items():
-            done += self._ask(partial(self._forgetter.drop, entity, version, secrets.token_hex(16)))
-        return done
+            # One id for all repetitions of the request, so that a repeated one recognises its tombstone.
+            append_id = secrets.token_hex(16)
+            dropped += self._run_in_loop(partial(self._pruner.drop_entity, entity, version, append_id))
+        return dropped
 
-    def mend(self, heads: Sequence[Head], upto: int) -> int:
-        """Put heads in the place of what is there; up to 300 at once, all or none."""
-        groups = [heads[at : at + nats_forget.MOST] for at in range(0, len(heads), nats_forget.MOST)]
-        return sum(self._ask(partial(self._forgetter.mend, group, upto)) for group in groups)
+    def replace_heads(self, heads: Sequence[Head], upto: int) -> int:
+        """Replace heads; in groups of 300, each all or none; return how many."""
+        groups = [heads[start : start + MAX_GROUP] for start in range(0, len(heads), MAX_GROUP)]
+        return sum(self._run_in_loop(partial(self._pruner.replace_heads, group, upto)) for group in groups)
 
-    def adopt(self, entries: Sequence[Entry], heads: Sequence[Head]) -> None:
-        """Take over entries of another log, as one atomic batch of at most 1,000 messages."""
+    def import_entries(self, entries: Sequence[Entry], heads: Sequence[Head]) -> None:
+        """Import entries of another log, as one atomic batch of at most 1,000 messages."""
         self._check_open()
-        self._line.do(partial(import_entries.adopt, self._log, entries, heads))
+        self._connection.run_in_loop(partial(import_entries.import_entries, self._log, entries, heads))
 
-    # The rest.
+    # Workers, facts, maintenance
 
-    def enter(self, worker: str) -> Present:
-        """Say that a worker is here, which nobody hears: its lease tells."""
-        return Present()
+    def register_worker(self, worker: str) -> NatsWorkerLock:
+        """Return a lock that holds nothing: other processes see the lease only."""
+        return NatsWorkerLock()
 
-    def gone(self, worker: str) -> bool:
-        """Return False: a connection that ended is no proof."""
+    def is_worker_gone(self, worker: str) -> bool:
+        """Return False: a closed connection does not prove that a worker is dead."""
         return False
 
-    def facts(self) -> Facts:
-        """Say which server writes, and what survives what."""
-        return self._server.facts(self._where.shown)
+    def describe_store(self) -> StoreFacts:
+        """Return the server's version and the durability that it gives."""
+        return self._server.describe_server(self._address.shown)
 
-    def house(self) -> NatsHouse:
-        """Return what keeps house here."""
-        return NatsHouse(self)
+    def open_maintenance(self) -> NatsMaintenance:
+        """Return the maintenance interface of this store."""
+        return NatsMaintenance(self)
 
-    def info(self) -> dict[str, Any]:
-        """Return the state of the stream, as its leader tells it."""
-        state: dict[str, Any] = self._ask(self._log.info)
+    def stream_info(self) -> dict[str, Any]:
+        """Return the state of the stream, from its leader."""
+        state: dict[str, Any] = self._run_in_loop(self._log.stream_info)
         return state
 
-    def tidy(self) -> None:
-        """Purge what nobody needs any more."""
-        self._ask(partial(self._forgetter.tidy, self.now()))
+    def purge_leftovers(self) -> None:
+        """Purge the messages of guards, the leftovers of dropped entities, and old tombstones."""
+        self._run_in_loop(partial(self._pruner.purge_leftovers, self.now()))
 
     def close(self) -> None:
-        """Let go of everything, once what was begun is done; what was acknowledged stays."""
-        if not self._closed:
-            self._closed = True
+        """Close the connection after the appends in progress; acknowledged entries stay."""
+        if not self._is_closed:
+            self._is_closed = True
             _open_stores.discard(self)
-            self._line.close()
+            self._connection.close()
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise StoreError(f"{self._where.shown}: the store is closed")
+        if self._is_closed:
+            raise StoreError(f"{self._address.shown}: the store is closed")
 
 
-class NatsHouse:
-    """The house of a store in NATS, most of which is the server's own affair."""
+class ReadOnlyNatsStore(ReadOnlyMixin, NatsStore):
+    """A store in NATS that is opened for reading: it creates no stream and writes nothing."""
+
+    creates_stream = False
+
+    @property
+    def display_name(self) -> str:
+        """The address without its secrets."""
+        return self._address.shown
+
+    def purge_leftovers(self) -> NoReturn:
+        """Raise `StoreError`: purging writes."""
+        self._raise_read_only()
+
+
+class NatsMaintenance:
+    """The maintenance interface of a store in NATS; most of it is up to the server."""
 
     def __init__(self, store: NatsStore) -> None:
         self._store = store
 
-    def held(self) -> str:
-        """Return nothing: a restored stream cannot be told from the one it was made of."""
+    def copy_notice(self) -> str:
+        """Return "": a restored stream cannot be distinguished from the original."""
         return ""
 
-    def acknowledge(self) -> None:
-        """Do nothing: nothing is held."""
+    def acknowledge_copy(self) -> None:
+        """Do nothing: a copy is never held."""
 
-    def weights(self) -> dict[str, Weight]:
-        """Count everything, by reading all of it."""
-        found: dict[str, Weight] = {}
+    def count_entities(self) -> dict[str, EntitySizes]:
+        """Count entities, entries and bytes by kind, by reading the whole log."""
+        sizes: dict[str, EntitySizes] = {}
         entities: set[str] = set()
-        for entry in self._store.entries():
+        for entry in self._store.read_entries():
             kind = entry.entity.partition("/")[0]
-            so_far = found.get(kind, Weight())
-            size = len(entry.header) + len(entry.body or b"")
-            new = entry.entity not in entities
+            size = sizes.get(kind, EntitySizes())
+            is_new = entry.entity not in entities
             entities.add(entry.entity)
-            found[kind] = Weight(so_far.entities + new, so_far.entries + 1, so_far.bytes + size)
-        return found
+            entry_bytes = len(entry.header) + len(entry.body or b"")
+            sizes[kind] = EntitySizes(size.entities + is_new, size.entries + 1, size.bytes + entry_bytes)
+        return sizes
 
-    def room(self) -> Room:
-        """Return the size of the stream; what the server's disk has left it does not say."""
-        return Room(int(self._store.info()["bytes"]))
+    def measure_space(self) -> StorageSpace:
+        """Return the size of the stream; the server does not report the free space of its disk."""
+        return StorageSpace(int(self._store.stream_info()["bytes"]))
 
-    def spare(self) -> int:
-        """Return 0: only the server knows."""
+    def free_bytes(self) -> int:
+        """Return 0: the server does not report it."""
         return 0
 
-    def tidy(self) -> str:
-        """Purge what nobody needs any more."""
-        self._store.tidy()
+    def checkpoint_wal(self) -> str:
+        """Purge leftovers; there is no write-ahead file."""
+        self._store.purge_leftovers()
         return ""
 
-    def backup(self, to: Path, check: Checked, progress: Callable[[int, int], object]) -> None:
-        """Refuse, and say what does it."""
+    def write_backup(self, to: Path, check: CopyCheck, progress: Callable[[int, int], object]) -> None:
+        """Raise `UsageError` with the commands that back up a stream."""
         raise UsageError(
             "a store in NATS is backed up by the server's own tools: nats stream backup; or copied into "
             "another store: oncemore copy"
@@ -343,13 +365,12 @@ class NatsHouse:
 
 
 _open_stores: weakref.WeakSet[NatsStore] = weakref.WeakSet()
-_left_alone: list[object] = []
+_inherited: list[object] = []  # keeps the parent's connections of a forked child from being finalised
 
 
-def _after_fork() -> None:
-    """In the child: what was inherited is neither used nor closed, and everything is made anew."""
+def _reset_stores_after_fork() -> None:
     for store in list(_open_stores):
-        store.forked()
+        store.reset_after_fork()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_reset_stores_after_fork)

@@ -1,10 +1,10 @@
-"""The line to a PostgreSQL server: its address, its connections, and what its errors mean.
+"""Connections to a PostgreSQL server: its address, a pool for reading, and the meaning of its errors.
 
-A password is in the parameters that the driver gets and nowhere else: an address is shown without it, and
-what the driver says about an address that it cannot read is not repeated, because it may quote it.
+A password is in the parameters for the driver and nowhere else: an address is shown without it, and the
+driver's message about an unreadable address is not repeated, because it may quote the password.
 
-Connections are in autocommit: each of our statements is a transaction of its own. A server that vanished
-without a word is noticed by keepalives within half a minute.
+Connections are in autocommit: each statement is a transaction of its own. Keepalives detect a server that
+disappeared without closing the connection, within half a minute.
 """
 
 from __future__ import annotations
@@ -39,32 +39,36 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 __all__ = [
-    "Address",
     "Dumper",
     "Format",
-    "Readers",
-    "address",
-    "called",
+    "PostgresAddress",
+    "ReadConnectionPool",
+    "build_store_error",
+    "check_server",
     "check_text",
-    "connect",
-    "fault",
-    "hang_up",
-    "lost",
+    "close_connection",
+    "execute_prepared",
+    "is_connection_lost",
+    "open_connection",
+    "parse_address",
     "psycopg",
+    "read_server_settings",
 ]
 
+OLDEST_SERVER = 14
 READERS = 8
-#: How many connections a store has at most: those who read, one that appends, one that notifies, one that
-#: listens, and one for what is done now and then (opening, mending).
-MOST_CONNECTIONS = READERS + 4
-LONGEST_NAME = 2000  # bytes; an index row of PostgreSQL holds 2,704
+#: Limit of connections of a store: the readers, one that appends, one that notifies, one that listens, and
+#: one for rare operations (opening, maintenance).
+MAX_CONNECTIONS = READERS + 4
+#: Limit of bytes of a name: an index row of PostgreSQL holds 2,704.
+MAX_NAME_BYTES = 2000
 
-#: Where the tables are, unless an address names another schema.
+#: Schema of the tables, unless an address names another one.
 SCHEMA = "oncemore"
-#: Options of an address that the driver does not know: the schema, and a role that is trusted to own it.
-OURS = ("schema", "owner")
+#: Options of an address that are not the driver's: the schema, and a role that is trusted to own it.
+OWN_OPTIONS = ("schema", "owner")
 
-#: What a connection is opened with where the address does not say otherwise.
+#: Connection parameters, unless the address sets them.
 DEFAULTS: Mapping[str, Any] = {
     "connect_timeout": 10,
     "application_name": "oncemore",
@@ -75,25 +79,25 @@ DEFAULTS: Mapping[str, Any] = {
     "tcp_user_timeout": 25_000,
 }
 
-#: By sqlstate or its class: what happened, and what to do.
+#: Cause and remedy, by sqlstate or its class.
 ADVICE: Mapping[str, str] = {
     "25": "the server takes no writes here; is it a standby, or set to read only?",
-    "28": "the server does not let this user in; check user and password",
-    "3D": "there is no such database; make it first",
+    "28": "the server refused the login; check user and password",
+    "3D": "the database does not exist; create it first",
     "42501": "this role may not do that; see `oncemore.log.postgres.store` for the rights it needs",
-    "42": "the tables or functions of this schema are not whole",
-    "53100": "the server's disk is full; make room and go on",
+    "42": "tables or functions of this schema are missing or were changed",
+    "53100": "the server's disk is full; free some space and try again",
     "53300": "the server has no connection left; raise max_connections, or use fewer processes",
-    "53": "the server is short of something",
-    "54": "a value is larger than PostgreSQL can keep",
+    "53": "the server lacks resources",
+    "54": "a value is larger than PostgreSQL can store",
     "55P03": "another append has held the log for 30 s; is a server process stopped?",
     "57": "the server ended the connection or the statement",
     "": "there is no connection to the server",
 }
 
 
-class Address(Value):
-    """Where a store is: what the driver connects with, what may be shown, the schema, its trusted owner."""
+class PostgresAddress(Value):
+    """The address of a store: driver parameters, address without password, schema, and its trusted owner."""
 
     params: Mapping[str, Any]
     shown: str
@@ -101,175 +105,210 @@ class Address(Value):
     owner: str
 
     def __repr__(self) -> str:
-        return f"Address({self.shown})"  # the parameters have the password in them
+        return f"Address({self.shown})"  # without the parameters: they contain the password
 
 
-def address(url: str) -> Address:
-    """Read a URL; refuse one that cannot be read, without repeating it."""
+def parse_address(url: str) -> PostgresAddress:
+    """Parse a URL; the error for an invalid one does not quote it."""
     if not url.startswith(("postgresql://", "postgres://")):
         raise UsageError("the address of a store in PostgreSQL begins with postgresql://")
-    server, ours = _without_ours(url)
+    server, own_options = _split_options(url)
     try:
         params = conninfo_to_dict(server)
     except psycopg.Error:
         raise UsageError(
             "this address of a PostgreSQL server cannot be read; it looks like "
             "postgresql://user@host:5432/database, with %-escapes for special characters"
-        ) from None  # what the driver says quotes it, and there may be a password in it
+        ) from None  # the driver's message quotes the address, and with it a password
     shown = {name: quote(str(params.get(name, "")), safe="/,") for name in ("user", "host", "port", "dbname")}
     user, port = shown["user"] and f"{shown['user']}@", shown["port"] and f":{shown['port']}"
-    place = f"postgresql://{user}{shown['host']}{port}/{shown['dbname']}"
-    return Address({**DEFAULTS, **params}, place, ours.get("schema", SCHEMA), ours.get("owner", ""))
+    address = f"postgresql://{user}{shown['host']}{port}/{shown['dbname']}"
+    return PostgresAddress(
+        params={**DEFAULTS, **params},
+        shown=address,
+        schema=own_options.get("schema", SCHEMA),
+        owner=own_options.get("owner", ""),
+    )
 
 
-def _without_ours(url: str) -> tuple[str, dict[str, str]]:
-    """Return an address as the driver knows it, and the options that only we know."""
+def _split_options(url: str) -> tuple[str, dict[str, str]]:
+    """Return an address without our options, and our options."""
     server, _, query = url.partition("?")
-    ours: dict[str, str] = {}
-    rest = []
+    own_options: dict[str, str] = {}
+    driver_options = []
     for option in filter(None, query.split("&")):
         name, _, value = option.partition("=")
-        if name not in OURS:
-            rest.append(option)
-        elif name in ours:
+        if name not in OWN_OPTIONS:
+            driver_options.append(option)
+        elif name in own_options:
             raise UsageError(f"this address of a PostgreSQL server names more than one {name}")
         else:
-            ours[name] = unquote(value)
-    return f"{server}?{'&'.join(rest)}" if rest else server, ours
+            own_options[name] = unquote(value)
+    return f"{server}?{'&'.join(driver_options)}" if driver_options else server, own_options
 
 
-def connect(where: Address) -> Connection:
-    """Open a connection in autocommit, whose statements see what was committed when they begin.
+def open_connection(where: PostgresAddress) -> Connection:
+    """Open a connection in autocommit, in read committed isolation.
 
-    Functions and operators are those of the server itself, whatever search_path the role has.
+    The search_path is fixed, so that functions and operators are the server's own under every role.
     """
     connection: Connection = psycopg.connect(**where.params, autocommit=True)
     try:
+        # A role or database may have other defaults for both settings.
         connection.execute(
             "set default_transaction_isolation = 'read committed'; set search_path = pg_catalog, pg_temp"
         )
     except BaseException:
-        hang_up(connection)
+        close_connection(connection)
         raise
     return connection
 
 
-def hang_up(connection: Connection | None) -> None:
-    """Close a connection, whatever state it is in."""
+def read_server_settings(connection: Connection) -> dict[str, str]:
+    """Return the settings of the server that decide whether it can hold a store."""
+    names = (
+        *("server_version", "server_version_num", "server_encoding", "fsync", "full_page_writes"),
+        *("data_sync_retry", "synchronous_standby_names"),
+    )
+    row = connection.execute(f"select {','.join(f'current_setting({name!r})' for name in names)}".encode())
+    return dict(zip(names, row.fetchone() or (), strict=True))
+
+
+def check_server(where: PostgresAddress, settings: dict[str, str]) -> None:
+    """Refuse a server that is too old, or a database that is not in UTF8."""
+    if int(settings["server_version_num"]) < OLDEST_SERVER * 10_000:
+        raise StoreError(
+            f"{where.shown} is PostgreSQL {settings['server_version']}; {OLDEST_SERVER} or newer is needed"
+        )
+    if settings["server_encoding"] != "UTF8":
+        raise StoreError(
+            f"{where.shown} stores text as {settings['server_encoding']}; create a database in UTF8"
+        )
+
+
+def close_connection(connection: Connection | None) -> None:
+    """Close a connection in any state."""
     if connection is not None:
         with suppress(psycopg.Error):
             connection.close()
 
 
-def lost(error: psycopg.Error) -> bool:
-    """Whether nobody knows how the statement ended: the server did not say, or its words were its last.
+def is_connection_lost(error: psycopg.Error) -> bool:
+    """Whether the outcome of the statement is unknown: the server did not reply, or ended the session.
 
     A server that shuts down or ends a session may do so after the commit.
     """
     return error.sqlstate is None or error.sqlstate.startswith(("08", "57P"))
 
 
-def fault(where: Address, error: psycopg.Error, then: str = "") -> StoreError:
-    """Say what went wrong at which server, and whose move it is."""
+def build_store_error(where: PostgresAddress, error: psycopg.Error, outcome: str = "") -> StoreError:
+    """Return an error with the server, the cause, the remedy, and the outcome of the statement."""
     state = error.sqlstate or ""
     advice = ADVICE.get(state) or ADVICE.get(state[:2]) or "PostgreSQL refused"
-    said = error.diag.message_primary or str(error).strip().partition("\n")[0] or type(error).__name__
+    message = error.diag.message_primary or str(error).strip().partition("\n")[0] or type(error).__name__
     password = where.params.get("password")
-    said = said.replace(str(password), "…") if password else said
-    return StoreError(f"{where.shown}: {advice}{then} ({state + ': ' if state else ''}{said})")
+    message = message.replace(str(password), "…") if password else message
+    return StoreError(f"{where.shown}: {advice}{outcome} ({state + ': ' if state else ''}{message})")
 
 
 def check_text(*texts: str) -> None:
-    """Refuse what PostgreSQL cannot keep as text, before it is sent together with others' batches."""
+    """Refuse strings that PostgreSQL cannot store, before they make a whole group of batches fail."""
     for text in texts:
         try:
             size = len(text.encode())
         except UnicodeEncodeError:
-            raise UsageError(f"{text!r} is not text: it has half a character in it") from None
+            raise UsageError(f"{text!r} is not valid text: it has half of a surrogate pair") from None
         if "\0" in text:
-            raise UsageError(f"{text!r} has a NUL character in it, which PostgreSQL cannot keep")
-        if size > LONGEST_NAME:
-            raise UsageError(f"{text[:40]!r}… is {size} bytes long; PostgreSQL indexes up to {LONGEST_NAME}")
+            raise UsageError(f"{text!r} has a NUL character, and PostgreSQL cannot store it")
+        if size > MAX_NAME_BYTES:
+            raise UsageError(
+                f"{text[:40]!r}… is {size} bytes long; PostgreSQL indexes up to {MAX_NAME_BYTES}"
+            )
 
 
-def called(connection: Connection, name: bytes, values: Sequence[bytes | None]) -> PGresult:
-    """Send a prepared statement and read its answer; a cursor would cost more than all the rest of it."""
+def execute_prepared(connection: Connection, name: bytes, values: Sequence[bytes | None]) -> PGresult:
+    """Run a prepared statement and return its result; a cursor would cost more than the statement."""
     connection.pgconn.send_query_prepared(name, values, [1] * len(values), Format.BINARY)
     results: list[PGresult] = connection.wait(generators.execute(connection.pgconn))
-    for one in results:  # a session that the server ends may say so after its answer
-        if one.status != ExecStatus.TUPLES_OK:
-            raise error_from_result(one)
+    for result in results:  # the server may report the end of the session after the result
+        if result.status != ExecStatus.TUPLES_OK:
+            raise error_from_result(result)
     return results[0]
 
 
-def _prepared(
+def _execute_preparing(
     connection: Connection, name: bytes, statement: bytes, values: Sequence[bytes | None]
 ) -> PGresult:
     try:
-        return called(connection, name, values)
-    except psycopg.errors.InvalidSqlStatementName:  # not prepared on this line, or let go by the driver
+        return execute_prepared(connection, name, values)
+    except psycopg.errors.InvalidSqlStatementName:
+        # Not prepared on this connection yet, or deallocated by the driver after a rollback.
         connection.execute(statement)
-        return called(connection, name, values)
+        return execute_prepared(connection, name, values)
 
 
-class Readers:
-    """A few connections that threads share for reading; each is used by one at a time."""
+class ReadConnectionPool:
+    """A pool of connections for reading, with at most `READERS` in use at a time."""
 
-    def __init__(self, where: Address) -> None:
+    def __init__(self, where: PostgresAddress) -> None:
         self._where = where
         self._idle: deque[Connection] = deque()
-        self._room = threading.Semaphore(READERS)
-        self._over = False
+        self._slots = threading.Semaphore(READERS)
+        self._is_shut_down = False
 
-    def read(self, sql: str, values: tuple[Any, ...] = ()) -> Rows:
-        """Return all rows."""
-        return self._do(lambda line: line.execute(sql.encode(), values, prepare=True, binary=True).fetchall())
+    def read_rows(self, sql: str, values: tuple[Any, ...] = ()) -> Rows:
+        """Return all rows of a statement."""
+        return self._read_with_retry(
+            lambda connection: connection.execute(sql.encode(), values, prepare=True, binary=True).fetchall()
+        )
 
-    def result(self, name: bytes, statement: bytes, values: list[bytes | None]) -> PGresult:
-        """Return what a statement of ours answers, in binary; it is prepared where it is not yet.
+    def read_result(self, name: bytes, statement: bytes, values: list[bytes | None]) -> PGresult:
+        """Return the binary result of a prepared statement; prepare it if that connection has not.
 
-        For what is read all the time: a cursor costs more than the whole question.
+        For reads that every step makes: a cursor costs more than the statement.
         """
-        return self._do(lambda line: _prepared(line, name, statement, values))
+        return self._read_with_retry(
+            lambda connection: _execute_preparing(connection, name, statement, values)
+        )
 
-    def _do(self, ask: Callable[[Connection], T]) -> T:
-        """Ask on a connection; one that was lost is replaced once, since reading changes nothing."""
-        with self._room:
+    def _read_with_retry(self, read: Callable[[Connection], T]) -> T:
+        """Read on a connection; after a lost one try a second time, because reading changes nothing."""
+        with self._slots:
             try:
-                return self._try(ask)
+                return self._try_read(read)
             except psycopg.Error as error:
-                if not lost(error):
-                    raise fault(self._where, error) from error
-            self.close()  # what one lost, the others most likely lost too
+                if not is_connection_lost(error):
+                    raise build_store_error(self._where, error) from error
+            self.close_idle()  # the server most likely dropped the other connections too
             try:
-                return self._try(ask)
+                return self._try_read(read)
             except psycopg.Error as error:
-                raise fault(self._where, error) from error
+                raise build_store_error(self._where, error) from error
 
-    def _try(self, ask: Callable[[Connection], T]) -> T:
-        connection = self._pick()
+    def _try_read(self, read: Callable[[Connection], T]) -> T:
+        connection = self._pick_connection()
         try:
-            answer = ask(connection)
+            result = read(connection)
         except BaseException:
-            hang_up(connection)
+            close_connection(connection)
             raise
         self._idle.append(connection)
-        if self._over:  # the store was closed meanwhile, and nobody would close this one
-            self.close()
-        return answer
+        if self._is_shut_down:  # the store was closed meanwhile, so this connection must be closed too
+            self.close_idle()
+        return result
 
-    def _pick(self) -> Connection:
+    def _pick_connection(self) -> Connection:
         with suppress(IndexError):
             return self._idle.pop()
-        return connect(self._where)
+        return open_connection(self._where)
 
-    def end(self) -> None:
-        """Close those that nobody uses, and from now on every one that comes back."""
-        self._over = True
-        self.close()
+    def shut_down(self) -> None:
+        """Close idle connections now, and the ones in use when they come back."""
+        self._is_shut_down = True
+        self.close_idle()
 
-    def close(self) -> None:
-        """Close those that nobody uses."""
+    def close_idle(self) -> None:
+        """Close idle connections."""
         with suppress(IndexError):
             while True:
-                hang_up(self._idle.pop())
+                close_connection(self._idle.pop())

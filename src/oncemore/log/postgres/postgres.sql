@@ -1,5 +1,5 @@
--- The tables and functions of one log in PostgreSQL; `log/postgres/store.py` says how they are used.
--- {schema} and {tag} (19 bits of the schema's name, for the names of locks) are filled in when it is made.
+-- The tables and functions of one log in PostgreSQL; see `log/postgres/store.py` for their use.
+-- {schema} and {tag} (19 bits of the hash of the schema's name, for the keys of locks) are filled in when it is run.
 
 create table {schema}.meta(name text primary key, value text not null);
 
@@ -17,10 +17,10 @@ create table {schema}.log(
     primary key (entity, version));
 create sequence {schema}.seq;
 
--- Entities that were ever a guard: who writes one of them appends alone.
+-- Entities that were ever a guard: an append that writes one of them takes the log exclusively.
 create table {schema}.guarded(entity text collate "C" primary key);
 
--- Emptied by the server's recovery from a crash, which may have forgotten numbers that somebody saw.
+-- Emptied by the server's recovery from a crash: it may have lost sequence numbers that a reader has seen.
 create unlogged table {schema}.alive(one int not null);
 insert into {schema}.alive values (1);
 
@@ -28,7 +28,7 @@ create table {schema}.worker(
     name text collate "C" primary key, token text not null, entered timestamptz not null,
     left_at timestamptz);
 
--- Whether an append must have the log for itself.
+-- Whether an append must take the log exclusively.
 create function {schema}.needs_all(entities text[], guards text[]) returns bool
 language sql volatile as $$
     select exists (select from {schema}.guarded where entity = any(entities))
@@ -36,15 +36,15 @@ language sql volatile as $$
         or not exists (select from {schema}.alive);
 $$;
 
--- Take the log for one append: shared, or alone if it writes or brings a guard. The queue for an advisory
--- lock is fair, so that a stream of sharers cannot keep out who must be alone, as shared row locks could.
+-- Take the log for one append: shared, or exclusively if it writes or adds a guard. The queue for an advisory
+-- lock is fair, so that a stream of shared locks cannot starve an exclusive one, as shared row locks could.
 -- Then publish the number below which this append will draw none: see last_seq().
 create function {schema}.take_log(entities text[], guards text[]) returns void
 language plpgsql volatile as $$
 begin
     if not needs_all(entities, guards) then
         perform pg_advisory_xact_lock_shared({tag}, 1);
-        if needs_all(entities, guards) then  -- since we looked; giving the lock back means starting again
+        if needs_all(entities, guards) then  -- since the check; the lock is only released by a retry
             raise exception 'a guard appeared' using errcode = '40001';
         end if;
     else
@@ -58,10 +58,10 @@ begin
     perform pg_advisory_xact_lock_shared(({tag}::bigint << 44) | (last_value + is_called::int)) from seq;
 end$$;
 
--- Compare and set the batches 1..members, each for itself; one row each. The writes are parallel arrays in
--- the order of their batch (m), as are the guards (gm); x and gx are the versions that must stand.
--- A plan made while a table was small would scan it when it is large: hence no sequential scans; and as
--- their price is then sky-high where there is no other way (alive), no compiling of such "dear" plans.
+-- Compare and set the batches 1..members, each by itself; one row each. The writes are parallel arrays in
+-- the order of their batch (m), as are the guards (gm); x and gx are the expected versions.
+-- A plan made while a table was small would scan it when it is large: hence no sequential scans. They then
+-- seem very expensive where there is no other plan (alive), and would be compiled: hence no jit.
 create function {schema}.append(
     members int, m int[], e text[], x bigint[], h bytea[], hd bytea[], b bytea[], st bytea[],
     k text[], s text[], d float8[], sp text[], w text[], ds text[],
@@ -84,7 +84,7 @@ begin
         perform set_config('synchronous_commit', 'on', true);
     end if;
     perform take_log(e, ge);
-    if n > members then  -- batches of several writes: lock in one order, or two appends wait for each other
+    if n > members then  -- batches of several writes: lock in one order, or two appends deadlock
         perform from head where entity = any(e) order by entity for update;
     end if;
     for a in 1..members loop
@@ -114,7 +114,7 @@ begin
                     due = d[o], step = sp[o], worker = w[o], dataset = ds[o], seq = at
                     where entity = e[o] and version = x[o];
             end if;
-            if not found then  -- somebody made it while we looked
+            if not found then  -- another append created it meanwhile
                 if o > i then raise exception 'half a batch' using errcode = '40001'; end if;
                 missed := e[o];
                 exit;
@@ -136,9 +136,9 @@ begin
     end loop;
 end$$;
 
--- The last seq that can be followed from: nothing becomes visible at or below it later. Numbers are drawn
--- before they are committed, so this is below the lowest that an append at work may hold. The order of the
--- questions is the proof: what was drawn before the first is held at the second, or visible at the third.
+-- The last seq that a reader may continue from: nothing becomes visible at or below it later. Numbers are drawn
+-- before they are committed, so it is below the lowest number of a running append. The order of the queries is
+-- the proof: a number drawn before the first query is held at the second, or visible at the third.
 create function {schema}.last_seq() returns bigint
 language plpgsql volatile security definer set search_path = {schema}, pg_temp set jit = off as $$
 declare
@@ -157,7 +157,7 @@ language sql volatile security definer set search_path = {schema}, pg_temp as $$
         where entity = of and version < before and body is not null;
 $$;
 
--- A worker enters (here) or leaves, by the token that it entered with. What is a week old says nothing any more.
+-- Register a worker (here) or unregister it, by the token of its registration. Rows older than a week are deleted.
 create function {schema}.presence(who text, with_token text, here bool) returns void
 language plpgsql volatile security definer set search_path = {schema}, pg_temp as $$
 begin

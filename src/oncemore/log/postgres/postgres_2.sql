@@ -1,15 +1,15 @@
--- Format 2: an append costs the server half as much as in format 1, and finds the same.
--- {schema} and {tag} are filled in when it is run, as in `postgres.sql`; what is replaced keeps its grants.
+-- Format 2: an append costs the server half as much as in format 1, with the same results.
+-- {schema} and {tag} are filled in when it is run, as in `postgres.sql`; replaced functions keep their grants.
 
--- What these two did, `append` does itself, in one query that the server plans once for each session: it
--- plans those of a function in SQL anew at each call, and passes arrays from function to function as copies.
+-- `append` now does the work of these two, in one query that the server plans once for each session: it plans
+-- the queries of a function in SQL at each call, and copies arrays from function to function.
 drop function {schema}.take_log(text[], text[]);
 drop function {schema}.needs_all(text[], text[]);
 
--- Compare and set the batches 1..members, each for itself; one row each. The writes are parallel arrays in
--- the order of their batch (m), as are the guards (gm); x and gx are the versions that must stand.
--- A plan made while a table was small would scan it when it is large: hence no sequential scans; and as
--- their price is then sky-high where there is no other way (alive), no compiling of such "dear" plans.
+-- Compare and set the batches 1..members, each by itself; one row each. The writes are parallel arrays in
+-- the order of their batch (m), as are the guards (gm); x and gx are the expected versions.
+-- A plan made while a table was small would scan it when it is large: hence no sequential scans. They then
+-- seem very expensive where there is no other plan (alive), and would be compiled: hence no jit.
 create or replace function {schema}.append(
     members int, m int[], e text[], x bigint[], h bytea[], hd bytea[], b bytea[], st bytea[],
     k text[], s text[], d float8[], sp text[], w text[], ds text[],
@@ -31,11 +31,11 @@ begin
     elsif current_setting('synchronous_commit') not in ('on', 'remote_apply') then
         perform set_config('synchronous_commit', 'on', true);
     end if;
-    -- Take the log: shared, and alone if this writes or brings a guard. The queue for an advisory lock is fair,
-    -- so that a stream of sharers cannot keep out who must be alone, as shared row locks could. Publish the
-    -- number below which this append will draw none: see last_seq(). Who finds that it must be alone ends the
-    -- block by an error, which gives back what was taken in it, and queues again. To ask for a lock in an `if`
-    -- needs no query, as `perform` does.
+    -- Take the log: shared, or exclusively if this writes or adds a guard. The queue for an advisory lock is
+    -- fair, so that a stream of shared locks cannot starve an exclusive one, as shared row locks could. Publish
+    -- the number below which this append will draw none: see last_seq(). An append that finds that it needs the
+    -- log exclusively ends the block by an error, to release its locks, and queues again. A lock in the
+    -- condition of an `if` needs no query, unlike `perform`.
     begin
         if pg_advisory_xact_lock_shared({tag}, 1) is null then end if;
         select pg_advisory_xact_lock_shared(({tag}::bigint << 44) | (last_value + is_called::int))::text is null
@@ -56,7 +56,7 @@ begin
         end if;
         perform pg_advisory_xact_lock_shared(({tag}::bigint << 44) | (last_value + is_called::int)) from seq;
     end if;
-    if n > members then  -- batches of several writes: lock in one order, or two appends wait for each other
+    if n > members then  -- batches of several writes: lock in one order, or two appends deadlock
         perform from head where entity = any(e) order by entity for update;
     end if;
     for a in 1..members loop
@@ -86,7 +86,7 @@ begin
                     due = d[o], step = sp[o], worker = w[o], dataset = ds[o], seq = at
                     where entity = e[o] and version = x[o];
             end if;
-            if not found then  -- somebody made it while we looked
+            if not found then  -- another append created it meanwhile
                 if o > i then raise exception 'half a batch' using errcode = '40001'; end if;
                 missed := e[o];
                 exit;

@@ -1,13 +1,13 @@
--- Format 3: what most appends are has a short way; `append` stays for all else, and says why.
+-- Format 3: a fast path for most appends; `append` remains for the rest, and returns conflicts.
 -- {schema} and {tag} are filled in when it is run, as in `postgres.sql`.
 
--- Both compare and set what they are given as `append` does, and take the log in the same order: shared, then
--- the number below which none will be drawn, then numbers. What is not stored (its entity or its guard is not
--- as expected, or it must have the log for itself) is only not stored: whoever asks why calls `append`.
--- Each write with its entry is one statement, which costs less than two. `jit` and `lock_timeout` are set by
+-- Both functions compare and set as `append` does, and take the log in the same order: shared, then
+-- the number below which none will be drawn, then numbers. A batch that cannot be stored (its entity or guard
+-- is not as expected, or it needs the log exclusively) is skipped: the caller then calls `append` for it.
+-- Each write with its entry is one statement: that costs less than two. `jit` and `lock_timeout` are set by
 -- the session: a setting costs a function as much as a small query each time it is called.
 
--- One batch of one write, with one guard (ge at gx) or none (null). The number it got; null: not stored.
+-- One batch of one write, with one guard (ge at gx) or none (null). Returns its number; null: not stored.
 create function {schema}.put_one(
     e text, x bigint, h bytea, hd bytea, b bytea, st bytea, k text, s text, d float8, sp text, w text, ds text,
     ge text, gx bigint, sync bool)
@@ -47,9 +47,9 @@ begin
     return case when found then at end;
 end$$;
 
--- Batches of one write each, of which some (g) have the same guard. The numbers they got, in their order;
--- 0: not stored. They come in the order of entities, so that two calls do not wait for each other: what is new
--- is made before what is there is changed, and each in that order.
+-- Batches of one write each; some of them (g) have the same guard. Returns their numbers, in order; 0: not
+-- stored. They come in the order of entities, so that two calls do not deadlock: new heads are inserted before
+-- existing ones are updated, and each in that order.
 create function {schema}.put_many(
     e text[], x bigint[], h bytea[], hd bytea[], b bytea[], st bytea[], k text[], s text[], d float8[],
     sp text[], w text[], ds text[], g bool[], ge text, gx bigint, sync bool)
@@ -97,7 +97,7 @@ end$$;
 revoke all on function {schema}.put_one from public;
 revoke all on function {schema}.put_many from public;
 
--- Whoever may append may do so this way too.
+-- Roles that may call `append` may call these too.
 do $$
 declare
     who text;

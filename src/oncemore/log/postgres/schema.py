@@ -1,12 +1,12 @@
-"""The format of a schema in PostgreSQL: how it is made, and how one of an earlier format becomes a later one.
+"""The format of a schema in PostgreSQL: its creation and migration.
 
-Format 1 is `postgres.sql`; each later one is a file of its own that is run on top, so that a schema which was
-made yesterday and brought up to date is the same as one that is made today. All of it happens in one
-transaction, under a lock that is the schema's own: of several processes that come at once, one does it and
-the others wait, then find it done. A process that dies in the middle leaves what was there before.
+Format 1 is `postgres.sql`; each later format is a file that is run on top of it, so that a migrated schema is
+the same as a new one. All of it happens in one transaction, under a lock of the schema: of several processes
+that start at the same time, one migrates, and the rest wait and find it done. A process that dies in the
+middle leaves the former format.
 
-Processes of an earlier version that have the store open go on meanwhile: a later format keeps the functions
-that they call. One that opens it afterwards is refused, because it cannot know what it would be writing to.
+Processes of an earlier version that have the store open continue: a later format keeps the functions that
+they call. One that opens it afterwards is refused, because it does not know the new format.
 """
 
 from __future__ import annotations
@@ -20,68 +20,71 @@ from oncemore.log.postgres.connection import psycopg
 from oncemore.log.postgres.owner_check import check_objects, check_owners
 
 if TYPE_CHECKING:
-    from oncemore.log.postgres.connection import Address, Connection
+    from oncemore.log.postgres.connection import Connection, PostgresAddress
 
-#: What brings a schema to a format from the one before it.
+#: The file that migrates a schema to a format from the previous one.
 SOURCES = {1: "postgres.sql", 2: "postgres_2.sql", 3: "postgres_3.sql"}
 FORMAT = max(SOURCES)
 
 
-def tag_of(schema: str) -> int:
-    """Return 19 bits of a schema's name, for the names of its locks."""
+def lock_tag(schema: str) -> int:
+    """Return 19 bits of the hash of a schema's name, for the keys of its advisory locks."""
     return int.from_bytes(sha256(schema.encode()).digest()[:4], "big") >> 13
 
 
-def found(connection: Connection, schema: str) -> int | None:
-    """Return the format of a schema, or None when it is not there yet."""
+def schema_format(connection: Connection, schema: str) -> int | None:
+    """Return the format of a schema, or None if it does not exist yet."""
     # Not to_regclass: it may answer from a cache that is older than the lock we hold.
-    known = "select from pg_tables where schemaname = %s and tablename = 'meta'"
-    if connection.execute(known, (schema,)).fetchone() is None:
+    table_exists = "select from pg_tables where schemaname = %s and tablename = 'meta'"
+    if connection.execute(table_exists, (schema,)).fetchone() is None:
         return None
     sql = f"select value from {schema}.meta where name = 'format'"  # noqa: S608 - a checked name
     row = connection.execute(sql.encode()).fetchone()
     return None if row is None else int(row[0])
 
 
-def check(where: Address, schema: str, has: int | None) -> None:
-    """Refuse a format that is newer than what we know."""
-    if has is not None and has > FORMAT:
+def check_format(where: PostgresAddress, schema: str, stored_format: int | None) -> None:
+    """Refuse a format of a newer oncemore."""
+    if stored_format is not None and stored_format > FORMAT:
         raise StoreError(
-            f"{where.shown}: schema {schema} has format {has}, which a newer oncemore "
+            f"{where.shown}: schema {schema} has format {stored_format}, which a newer oncemore "
             f"wrote; this one reads up to {FORMAT}: install the newer one"
         )
 
 
-def bring_up(connection: Connection, where: Address, schema: str) -> None:
-    """Make the schema, or bring it to our format; refuse one that others could change."""
+def upgrade_schema(connection: Connection, where: PostgresAddress, schema: str) -> None:
+    """Create or migrate the schema; refuse one with untrusted owners or foreign objects."""
     check_owners(connection, where, schema)
     check_objects(connection, where, schema)
-    has = found(connection, schema)
-    check(where, schema, has)
-    if has == FORMAT:
+    stored_format = schema_format(connection, schema)
+    check_format(where, schema, stored_format)
+    if stored_format == FORMAT:
         return
     try:
         with connection.transaction():
-            connection.execute("select pg_advisory_xact_lock(%s, 0)", (tag_of(schema),))
-            _run(connection, where, schema)
+            connection.execute("select pg_advisory_xact_lock(%s, 0)", (lock_tag(schema),))
+            _run_migrations(connection, where, schema)
     except psycopg.errors.InsufficientPrivilege as error:
-        if has is None:
+        if stored_format is None:
             raise
         raise StoreError(
-            f"{where.shown}: schema {schema} has format {has}, and this oncemore needs {FORMAT}; open the "
-            "store once as the role that owns the schema, which brings it up to date"
+            f"{where.shown}: schema {schema} has format {stored_format}, and this oncemore needs "
+            f"{FORMAT}; open the store once as the role that owns the schema, and it is migrated"
         ) from error
 
 
-def _run(connection: Connection, where: Address, schema: str) -> None:
-    """Run what is missing, holding the lock: somebody else may have run it since we looked."""
-    has = found(connection, schema)
-    check(where, schema, has)
-    if has is None:
+def _run_migrations(connection: Connection, where: PostgresAddress, schema: str) -> None:
+    """Run the missing migrations, holding the lock."""
+    # Read again under the lock: another process may have migrated the schema meanwhile.
+    stored_format = schema_format(connection, schema)
+    check_format(where, schema, stored_format)
+    if stored_format is None:
         connection.execute(f"create schema if not exists {schema}".encode())
-        check_owners(connection, where, schema)  # another role may have made it just now
-    for format_ in range((has or 0) + 1, FORMAT + 1):
+        check_owners(connection, where, schema)  # another role may have created it just now
+    for format_ in range((stored_format or 0) + 1, FORMAT + 1):
         source = resources.files("oncemore.log.postgres").joinpath(SOURCES[format_]).read_text("utf-8")
-        connection.execute(source.format(schema=schema, tag=tag_of(schema)).encode(), prepare=False)
-    noted = f"insert into {schema}.meta values ('format', %s) on conflict (name) do update set value = %s"  # noqa: S608
-    connection.execute(noted.encode(), (str(FORMAT), str(FORMAT)))
+        connection.execute(source.format(schema=schema, tag=lock_tag(schema)).encode(), prepare=False)
+    write_format = (
+        f"insert into {schema}.meta values ('format', %s) on conflict (name) do update set value = %s"  # noqa: S608
+    )
+    connection.execute(write_format.encode(), (str(FORMAT), str(FORMAT)))

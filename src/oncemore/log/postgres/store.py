@@ -1,25 +1,25 @@
 """The shared store: a schema in a PostgreSQL server, written through psycopg.
 
 Writes go through one connection per process, in group commits (`log.group_commit`): each is one call of the
-server, in which every batch stands alone. `postgres_put` has the call that most groups are, `postgres_write`
-the one for all others, and how a lost answer is found again; `postgres_wire` says how the server is reached.
-Reads share a few connections.
+server, and every batch in it is stored or refused by itself. `log.postgres.fast_append` has the call for most
+groups, `log.postgres.writer` the one for the rest and the resolution of lost replies;
+`log.postgres.connection` opens the connections. Reads share a small pool.
 
-**Order.** Numbers are drawn when an entry is written and become visible when it is committed, and other
-processes' commits may overtake. One lock for all appends would set this right and make commits wait for each
-other (8 processes, a commit of 3 ms: 179 steps/s instead of 1,191). Instead each append publishes the number
-it begins at, and `entries` and `changed` stop below the lowest that is still at work: whoever follows the
-log by seq meets every entry once. An entry may so be in its head a moment before it is in the log; to begin
-following, take a number from `changed` or from an entry, not from a head.
+**Order.** Sequence numbers are drawn when an entry is written and become visible at the commit, and commits
+of other processes may overtake. One lock for all appends would prevent that and serialise commits (8
+processes, a commit of 3 ms: 179 steps/s instead of 1,191). Instead each append publishes its first number,
+and `read_entries` and `wait_for_change` stop below the lowest number of a running append: a reader that
+follows the log by `seq` sees every entry once. So an entry may be in its head a moment before it is in the
+log; to start following, take a number from `wait_for_change` or from an entry, not from a head.
 
-**Guards** hold until the commit: an append that writes an entity which was ever a guard has the log for
-itself, all others share it. So moving a switch waits for the appends at work, and they for it; nothing else.
+**Guards** hold until the commit: an append that writes an entity that was ever a guard takes the log
+exclusively, all other appends share it. So a change of a switch waits for running appends, and they for it.
 
-**Durability.** A server with `fsync`, `full_page_writes` off or `data_sync_retry` on answers "stored" for
-what a power cut takes away, so it is refused, unless one opens it with `unsafe_ok=True`; `facts()` then says
-so. Batches that ask for `sync` have `synchronous_commit` at `on` or more, whatever the session has.
+**Durability.** A server with `fsync` or `full_page_writes` off, or `data_sync_retry` on, acknowledges commits
+that a power cut can lose, so it is refused, unless the store is opened with `unsafe_ok=True`;
+`describe_store()` then says so. Batches with `sync` run with `synchronous_commit` at `on` or more.
 
-**Rights.** Whoever opens the store first makes the schema and owns it. A program needs no more than
+**Rights.** The role that opens the store first creates the schema and owns it. A program needs no more than
 
     grant usage on schema oncemore to app;
     grant select on all tables in schema oncemore to app;
@@ -27,7 +27,7 @@ so. Batches that ask for `sync` have `synchronous_commit` at `on` or more, whate
 
 and can then append and prune, but neither change nor delete. It names the owner in its address,
 postgresql://app@host/database?owner=ROLE, unless that is a superuser or a role that it is a member of: a
-schema that any other role owns is refused (`postgres_owner`).
+schema of any other owner is refused (`log.postgres.owner_check`).
 """
 
 from __future__ import annotations
@@ -41,192 +41,207 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from oncemore.errors import StoreError, UsageError
-from oncemore.log.group_commit import Combiner
-from oncemore.log.postgres import owner_check, queries, schema
+from oncemore.log.group_commit import GroupCommit
+from oncemore.log.postgres import maintenance, owner_check, queries, schema
 from oncemore.log.postgres.clock import ServerClock
-from oncemore.log.postgres.connection import Readers, address, check_text, connect, fault, hang_up, psycopg
-from oncemore.log.postgres.notify import Bell
-from oncemore.log.postgres.writer import Writer, head_of, read_head
+from oncemore.log.postgres.connection import (
+    ReadConnectionPool,
+    build_store_error,
+    check_server,
+    check_text,
+    close_connection,
+    open_connection,
+    parse_address,
+    psycopg,
+    read_server_settings,
+)
+from oncemore.log.postgres.notify import ChangeNotifier
+from oncemore.log.postgres.writer import PostgresWriter, read_head, row_to_head, split_groups
 from oncemore.log.record import NOWHERE
-from oncemore.log.store import Entry, Facts, Room, Stored, Weight, check_batch
-from oncemore.policy.canonical_json import fingerprint
+from oncemore.log.store import Entry, Stored, StoreFacts, check_batch
+from oncemore.policy.canonical_json import hash_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
-    from oncemore.log.group_commit import Op
+    from oncemore.log.group_commit import PendingBatch
     from oncemore.log.postgres.connection import Connection, Rows
-    from oncemore.log.store import Batch, Checked, Head, Query
+    from oncemore.log.store import Batch, Head, HeadQuery
 
 T = TypeVar("T")
-OLDEST_SERVER = 14
+#: Entries that are read at a time.
 PAGE = 500
-LOOK_S = 0.02  # how often `changed` looks while an append at work holds it back
-MOST_BYTES = 16_000_000  # of one statement, as long as it has more than one batch
+#: Interval at which `wait_for_change` polls while a running append holds it back.
+POLL_S = 0.02
 
 _ENTRY = "l.seq, l.entity, l.version, p.hash, l.hash, l.header, l.body, l.digest"
 
 
-class Presence:
-    """A worker of this process; see `log.store`."""
+class PostgresWorkerLock:
+    """The registration of a worker of this process."""
 
     def __init__(self, store: PostgresStore, worker: str) -> None:
         self._store = store
         self._worker, self._token, self._process = worker, secrets.token_hex(8), os.getpid()
-        store.tell("select {schema}.presence(%s, %s, true)", (worker, self._token))
+        store.query_rows("select {schema}.presence(%s, %s, true)", (worker, self._token))
 
     def close(self) -> None:
-        """Say goodbye, once; if somebody has entered by the same name since, that one stays.
+        """Unregister the worker, once; a later registration of the same name remains.
 
-        A forked child says nothing for its parent. Who cannot reach the server is found by its lease.
+        A forked child does not unregister its parent. If the server cannot be reached, the lease of the
+        worker expires.
         """
+        # Another process id: a forked child has inherited this object.
         if self._process == os.getpid():
             self._process = 0
             with suppress(StoreError):
-                self._store.tell("select {schema}.presence(%s, %s, false)", (self._worker, self._token))
+                self._store.query_rows("select {schema}.presence(%s, %s, false)", (self._worker, self._token))
 
 
 class PostgresStore:
     """A store in a server that processes on many machines share."""
 
-    joins = True
-    sees_deaths = False
-    looks_late = False
+    supports_joined_writes = True
+    detects_dead_workers = False
+    checks_guards_late = False
 
     def __init__(self, url: str, schema: str | None = None, *, unsafe_ok: bool = False) -> None:
-        self._where = address(url)
+        self._where = parse_address(url)
         self._schema = schema = self._where.schema if schema is None else schema
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema) or schema.startswith("pg_"):
             raise UsageError(f"{schema!r} is not a schema's name: lower-case letters, digits and _, up to 63")
         self._closed = False
-        columns = ", c.".join(queries.HEAD)
-        head = (
+        columns = ", c.".join(queries.HEAD_COLUMNS)
+        select_head = (
             f"prepare oncemore_head(text) as select c.{columns}, l.body from {schema}.head c "  # noqa: S608
             f"join {schema}.log l on l.entity = c.entity and l.version = c.version where c.entity = $1"
         )
-        self._head = b"oncemore_head", head.encode()
-        self._here: weakref.WeakSet[Presence] = weakref.WeakSet()
-        self._fresh()
-        self._version, self._weak, self._alone = self._prepare()
-        if self._weak and not unsafe_ok:
+        self._select_head = b"oncemore_head", select_head.encode()
+        self._worker_locks: weakref.WeakSet[PostgresWorkerLock] = weakref.WeakSet()
+        self._reset_state()
+        self._version, self._weaknesses, self._lacks_standby = self._prepare_server()
+        if self._weaknesses and not unsafe_ok:
             raise StoreError(
-                f"{self._where.shown} runs with {', '.join(self._weak)}: a power cut could take away what it "
-                "says is stored. Set it right, or open the store with unsafe_ok=True"
+                f"{self._where.shown} runs with {', '.join(self._weaknesses)}: a power cut could lose "
+                "acknowledged commits. Correct the settings, or open the store with unsafe_ok=True"
             )
         _open_stores.add(self)
 
-    def _fresh(self) -> None:
-        """Have no connection, no queue and no turn yet: at first, and in a forked child."""
-        self._writer = Writer(self._where, self._schema)
-        self._readers = Readers(self._where)
-        self._combiner = Combiner(self._transact)
-        self._clock = ServerClock(self._asked_time)
-        self._bell = Bell(self._where, self._schema)
+    def _reset_state(self) -> None:
+        """Start without connections and queue: at the opening, and in a forked child."""
+        self._writer = PostgresWriter(self._where, self._schema)
+        self._readers = ReadConnectionPool(self._where)
+        self._combiner = GroupCommit(self._store_batches)
+        self._clock = ServerClock(self._ask_server_time)
+        self._notifier = ChangeNotifier(self._where, self._schema)
 
-    def forked(self) -> None:
-        """In a forked child: leave what was inherited alone, and make everything anew."""
-        _left_alone.append((self._writer, self._readers, self._combiner, self._bell))
-        self._fresh()
+    def reset_after_fork(self) -> None:
+        """In a forked child: keep the inherited objects unused and unclosed, and start again."""
+        _inherited.append((self._writer, self._readers, self._combiner, self._notifier))
+        self._reset_state()
 
-    def append(self, batch: Batch) -> Op:
-        """Ask for a batch to be stored."""
+    def append(self, batch: Batch) -> PendingBatch:
+        """Submit a batch; waiting for the ticket commits it."""
+        # Before the batch joins a group: an invalid name would make the whole statement fail.
         check_batch(batch)
         check_text(*batch.guards)
         for write in batch.writes:
-            by = write.by
-            check_text(write.entity, by.kind, by.state, by.step, by.worker, by.dataset)
-        return self._combiner.submit(batch)
+            index = write.by
+            check_text(write.entity, index.kind, index.state, index.step, index.worker, index.dataset)
+        return self._combiner.submit_batch(batch)
 
-    def _transact(self, ops: list[Op]) -> None:
-        """Store what queued batches ask for; in the order of entities, so that processes rarely collide."""
+    def _store_batches(self, ops: list[PendingBatch]) -> None:
+        """Store the queued batches, ordered by entity, so that processes rarely collide."""
         self._check_open()
-        self._combiner.tell()
-        for group in _groups(sorted(ops, key=_first_entity)):
-            answers = self._writer.store([op.batch for op in group])
+        # Before the round trip: the callers of the last commit work while this one is on its way.
+        self._combiner.wake_committed()
+        for group in split_groups(ops):
+            answers = self._writer.store_batches([op.batch for op in group])
             for op, answer in zip(group, answers, strict=True):
                 if isinstance(answer, Exception):
                     op.error = answer
                 else:
                     op.answer = answer
             if any(isinstance(answer, Stored) for answer in answers):
-                self._bell.ring()
+                self._notifier.announce_append()
 
-    def tell(self, sql: str, values: tuple[Any, ...] = ()) -> Rows:
-        """Return the rows of a statement that may be repeated: one that reads, or one of ours."""
+    def query_rows(self, sql: str, values: tuple[Any, ...] = ()) -> Rows:
+        """Return the rows of a statement that is safe to repeat."""
         self._check_open()
-        return self._readers.read(sql.format(schema=self._schema), values)
+        return self._readers.read_rows(sql.format(schema=self._schema), values)
 
-    def head(self, entity: str) -> Head | None:
-        """Return the current state of an entity."""
+    def load_head(self, entity: str) -> Head | None:
+        """Return the head of an entity with the body of its last entry."""
         check_text(entity)
         self._check_open()
-        result = self._readers.result(*self._head, [entity.encode()])
+        result = self._readers.read_result(*self._select_head, [entity.encode()])
         return read_head(result, 0) if result.ntuples else None
 
-    def heads(self, query: Query) -> Iterator[Head]:
-        """Return the heads that a query asks for."""
-        return (head_of(row) for row in queries.rows(query, self.tell))
+    def list_heads(self, query: HeadQuery) -> Iterator[Head]:
+        """Return the heads that match a query."""
+        return (row_to_head(row) for row in queries.read_head_rows(query, self.query_rows))
 
-    def entries(self, entity: str | None = None, after: int = 0) -> Iterator[Entry]:
-        """Return entries in their order; of all, up to the first that is not yet sure to be the next."""
+    def read_entries(self, entity: str | None = None, after: int = 0) -> Iterator[Entry]:
+        """Return entries in order; of all entities only below the lowest number of a running append."""
         if entity is None:
-            return self._pages("l.seq > %s and l.seq <= %s", (self._last_seq(),), "seq", after)
+            return self._read_pages("l.seq > %s and l.seq <= %s", (self._last_seq(),), "seq", after)
         check_text(entity)
-        return self._pages("l.version > %s and l.entity = %s", (entity,), "version", after)
+        return self._read_pages("l.version > %s and l.entity = %s", (entity,), "version", after)
 
-    def _pages(self, where: str, values: tuple[Any, ...], by: str, after: int) -> Iterator[Entry]:
+    def _read_pages(self, where: str, values: tuple[Any, ...], by: str, after: int) -> Iterator[Entry]:
         sql = (
             f"select {_ENTRY} from {{schema}}.log l left join {{schema}}.log p "  # noqa: S608
             f"on p.entity = l.entity and p.version = l.version - 1 where {where} order by l.{by} limit {PAGE}"
         )
-        while rows := self.tell(sql, (after, *values)):
+        # The previous hash is joined, because the log stores only the own hash of each entry.
+        while rows := self.query_rows(sql, (after, *values)):
             for row in rows:
-                entry = _entry(row)
+                entry = _row_to_entry(row)
                 yield entry
             after = getattr(entry, by)
 
     def now(self) -> float:
-        """Return the server's time, which all processes share; see `postgres_clock`."""
+        """Return the server's time (`log.postgres.clock`)."""
         self._check_open()
         return self._clock.now()
 
-    def _asked_time(self) -> float:
-        ((now,),) = self.tell("select extract(epoch from clock_timestamp())::float8")
+    def _ask_server_time(self) -> float:
+        ((now,),) = self.query_rows("select extract(epoch from clock_timestamp())::float8")
         return float(now)
 
-    def changed(self, after: int, timeout: float) -> int:
-        """Wait until the log has grown; other processes' writes are heard of, or seen by looking."""
-        ends = time.monotonic() + timeout
+    def wait_for_change(self, after: int, timeout: float) -> int:
+        """Wait until the log has grown, by notifications and by polling."""
+        ends_at = time.monotonic() + timeout
         while True:
-            heard = self._bell.heard
-            ((top,),) = self.tell("select coalesce(max(seq), 0) from {schema}.log")
-            left = ends - time.monotonic()
-            if top > after or left <= 0:
+            # Before the log is read: a notification after this moment ends the wait below.
+            notice_count = self._notifier.notice_count
+            ((last_visible,),) = self.query_rows("select coalesce(max(seq), 0) from {schema}.log")
+            left = ends_at - time.monotonic()
+            if last_visible > after or left <= 0:
                 last = self._last_seq()
                 if last > after or left <= 0:
                     return last
-                time.sleep(min(LOOK_S, left))  # something is at work below it, and will be done soon
+                time.sleep(min(POLL_S, left))  # a running append below it will end soon
             else:
-                self._bell.wait(heard, left)
+                self._notifier.wait_for_notice(notice_count, left)
 
     def _last_seq(self) -> int:
-        ((last,),) = self.tell("select {schema}.last_seq()")
+        ((last,),) = self.query_rows("select {schema}.last_seq()")
         return int(last)
 
-    def prune(self, before: Mapping[str, int]) -> None:
-        """Forget bodies; digests stay. The server's own files keep them until it vacuums the table."""
+    def prune_bodies(self, before: Mapping[str, int]) -> None:
+        """Delete bodies; keep digests. The files of the server keep the bytes until it vacuums the table."""
         check_text(*before)
-        self.tell(
+        self.query_rows(
             "select {schema}.prune(t.entity, t.before) "
             "from unnest(%s::text[], %s::bigint[]) t(entity, before)",
             (list(before), list(before.values())),
         )
 
-    def drop(self, at: Mapping[str, int]) -> int:
-        """Remove entities that are at these versions; only who owns the schema may."""
+    def drop_entities(self, at: Mapping[str, int]) -> int:
+        """Delete entities that have these versions; only the owner of the schema may."""
         check_text(*at)
-        rows = self.tell(
+        rows = self.query_rows(
             "with gone as (delete from {schema}.head h using unnest(%s::text[], %s::bigint[]) "
             "t(entity, version) where h.entity = t.entity and h.version = t.version returning h.entity), "
             "entries as (delete from {schema}.log l using gone g where l.entity = g.entity) "
@@ -235,212 +250,138 @@ class PostgresStore:
         )
         return int(rows[0][0])
 
-    def mend(self, heads: Sequence[Head], upto: int) -> int:
-        """Put heads in the place of what is there; only the owner of the schema may."""
-        return self._as_owner(lambda line: queries.mend(line, self._schema, heads, upto))
+    def replace_heads(self, heads: Sequence[Head], upto: int) -> int:
+        """Replace heads by ones that were rebuilt from the log; only the owner of the schema may."""
+        return self._run_as_owner(
+            lambda connection: maintenance.replace_heads(connection, self._schema, heads, upto)
+        )
 
-    def _as_owner(self, do: Callable[[Connection], T]) -> T:
-        """Do something rare in one transaction, on a connection of its own."""
+    def _run_as_owner(self, do: Callable[[Connection], T]) -> T:
+        """Run a rare operation in one transaction, on a connection of its own."""
         self._check_open()
         connection: Connection | None = None
         try:
-            connection = connect(self._where)
+            connection = open_connection(self._where)
             with connection.transaction():
                 return do(connection)
         except psycopg.Error as error:
-            raise fault(self._where, error) from error
+            raise build_store_error(self._where, error) from error
         finally:
-            hang_up(connection)
+            close_connection(connection)
 
-    def adopt(self, entries: Sequence[Entry], heads: Sequence[Head]) -> None:
-        """Take over entries of another log; only the owner of the schema may."""
-        self._as_owner(lambda line: queries.adopt(line, self._schema, entries, heads))
+    def import_entries(self, entries: Sequence[Entry], heads: Sequence[Head]) -> None:
+        """Append entries of another log; only the owner of the schema may."""
+        self._run_as_owner(
+            lambda connection: maintenance.import_entries(connection, self._schema, entries, heads)
+        )
 
-    def enter(self, worker: str) -> Presence:
-        """Note that a worker of this name is here until it leaves."""
+    def register_worker(self, worker: str) -> PostgresWorkerLock:
+        """Register a worker in a table of the store until its lock is closed."""
         check_text(worker)
-        presence = Presence(self, worker)
-        self._here.add(presence)
-        return presence
+        worker_lock = PostgresWorkerLock(self, worker)
+        self._worker_locks.add(worker_lock)
+        return worker_lock
 
-    def gone(self, worker: str) -> bool:
-        """Whether a worker has left by its own word.
+    def is_worker_gone(self, worker: str) -> bool:
+        """Whether a worker has unregistered itself.
 
-        Nothing else is proof here: that a session ended, and with it any lock it held, may be the network's
-        doing while the worker goes on. Whoever was killed is found by its lease.
+        Nothing else is proof: the network may have ended its session, and with it every lock, while the
+        worker continues. A killed worker is found by its lease.
         """
         check_text(worker)
-        rows = self.tell("select left_at is not null from {schema}.worker where name = %s", (worker,))
+        rows = self.query_rows("select left_at is not null from {schema}.worker where name = %s", (worker,))
         return bool(rows and rows[0][0])
 
-    def facts(self) -> Facts:
-        """Say which server writes, and what survives what; the address without its password."""
-        sure = (
+    def describe_store(self) -> StoreFacts:
+        """Return the version and the durability of the server, and the address without its password."""
+        safe = (
             "an acknowledged entry survives the death of the process; with sync, the server's crash and "
             "power loss too, if its disk honours flushes"
         )
-        weak = f"power loss can take away what was acknowledged: {', '.join(self._weak)}"
-        alone = "no synchronous standby: failing over to a replica can lose what was acknowledged last"
-        return Facts(
+        weak = f"power loss can take away acknowledged entries: {', '.join(self._weaknesses)}"
+        no_standby = "no synchronous standby: a failover to a replica can lose the last acknowledged entries"
+        return StoreFacts(
             f"{self._where.shown}?schema={self._schema}",
             f"PostgreSQL {self._version} (psycopg {psycopg.__version__})",
-            weak if self._weak else sure,
-            (*((weak,) if self._weak else ()), *((alone,) if self._alone else ())),
+            weak if self._weaknesses else safe,
+            (*((weak,) if self._weaknesses else ()), *((no_standby,) if self._lacks_standby else ())),
         )
 
     def sort_objects(self) -> tuple[list[str], list[str]]:
-        """Return foreign objects that touch our tables, and the tables of others in the schema."""
+        """Return foreign objects that affect our tables, and the other tables in the schema."""
         sql, values = owner_check.find_objects(self._schema)
-        return owner_check.sort_objects(self.tell(sql, values))
+        return owner_check.sort_objects(self.query_rows(sql, values))
 
-    def house(self) -> PostgresHouse:
-        """Return what keeps house here."""
-        return PostgresHouse(self, self._schema)
+    def open_maintenance(self) -> maintenance.PostgresMaintenance:
+        """Return the maintenance operations of this store."""
+        return maintenance.PostgresMaintenance(self, self._schema)
 
     def close(self) -> None:
-        """Let go of everything; what was acknowledged stays."""
+        """Release all resources; acknowledged batches remain stored."""
         if not self._closed:
-            for presence in list(self._here):
-                presence.close()
-            self._combiner.stop(self._let_go)
+            for worker_lock in list(self._worker_locks):
+                worker_lock.close()
+            self._combiner.stop_commits(self._close_connections)
 
-    def _let_go(self) -> None:
+    def _close_connections(self) -> None:
         self._closed = True
-        self._bell.close()
+        self._notifier.close()
         self._writer.close()
-        self._readers.end()
+        self._readers.shut_down()
         _open_stores.discard(self)
 
     def _check_open(self) -> None:
         if self._closed:
             raise StoreError(f"{self._where.shown}: the store is closed")
 
-    def _prepare(self) -> tuple[str, tuple[str, ...], bool]:
-        """Check the server and make or check the schema; return version, weaknesses, lack of a standby."""
+    def _prepare_server(self) -> tuple[str, tuple[str, ...], bool]:
+        """Check the server, create or migrate the schema; return version, weaknesses, lack of a standby."""
         connection: Connection | None = None
         try:
-            connection = connect(self._where)
-            told = _settings(connection)
-            self._check_server(told)
+            connection = open_connection(self._where)
+            settings = read_server_settings(connection)
+            check_server(self._where, settings)
             self._set_up(connection)
         except psycopg.Error as error:
-            raise fault(self._where, error) from error
+            raise build_store_error(self._where, error) from error
         finally:
-            hang_up(connection)
+            close_connection(connection)
         weak = tuple(
             f"{name}={bad}"
             for name, bad in (("fsync", "off"), ("full_page_writes", "off"), ("data_sync_retry", "on"))
-            if told[name] == bad
+            if settings[name] == bad
         )
-        return told["server_version"].split(" ")[0], weak, not told["synchronous_standby_names"]
-
-    def _check_server(self, told: dict[str, str]) -> None:
-        if int(told["server_version_num"]) < OLDEST_SERVER * 10_000:
-            raise StoreError(
-                f"{self._where.shown} is PostgreSQL {told['server_version']}; {OLDEST_SERVER} is needed"
-            )
-        if told["server_encoding"] != "UTF8":
-            raise StoreError(
-                f"{self._where.shown} keeps text as {told['server_encoding']}; make a database in UTF8"
-            )
+        return settings["server_version"].split(" ")[0], weak, not settings["synchronous_standby_names"]
 
     def _set_up(self, connection: Connection) -> None:
-        """Make the schema, or bring it to our format."""
-        schema.bring_up(connection, self._where, self._schema)
+        """Create or migrate the schema."""
+        schema.upgrade_schema(connection, self._where, self._schema)
 
 
-class PostgresHouse:
-    """The house of a store in a server, most of which is the server's own affair."""
-
-    def __init__(self, store: PostgresStore, schema: str) -> None:
-        self._store, self._schema = store, schema
-
-    def held(self) -> str:
-        """Return nothing: a restored database cannot be told from the one it was made of."""
-        return ""
-
-    def acknowledge(self) -> None:
-        """Do nothing: nothing is held."""
-
-    def weights(self) -> dict[str, Weight]:
-        """Count everything."""
-        rows = self._store.tell(
-            "select split_part(entity, '/', 1), sum(n)::bigint, sum(m)::bigint, sum(size)::bigint from ("
-            "select entity, 1 n, 0 m, octet_length(head) size from {schema}.head union all "
-            "select entity, 0, 1, octet_length(header) + coalesce(octet_length(body), 0) from {schema}.log"
-            ") every group by 1 order by 1"
-        )
-        return {kind: Weight(*counted) for kind, *counted in rows}
-
-    def room(self) -> Room:
-        """Return the size of tables and indexes; what the server's disk has left it does not say."""
-        ((size,),) = self._store.tell(
-            "select pg_total_relation_size('{schema}.head') + pg_total_relation_size('{schema}.log')"
-        )
-        return Room(int(size))
-
-    def spare(self) -> int:
-        """Return 0: only the server knows."""
-        return 0
-
-    def tidy(self) -> str:
-        """Do nothing: the server does."""
-        return ""
-
-    def backup(self, to: Path, check: Checked, progress: Callable[[int, int], object]) -> None:
-        """Refuse, and say what does it."""
-        raise UsageError(
-            "a store in PostgreSQL is backed up by the server's own tools: "
-            f"pg_dump --schema={self._schema} "
-            "for a copy, pg_basebackup with archived WAL to go back to any moment"
-        )
-
-
-def _settings(connection: Connection) -> dict[str, str]:
-    names = (
-        *("server_version", "server_version_num", "server_encoding", "fsync", "full_page_writes"),
-        *("data_sync_retry", "synchronous_standby_names"),
+def _row_to_entry(row: tuple[Any, ...]) -> Entry:
+    seq, entity, version, prev, own_hash, header, body, stored_digest = row
+    return Entry(
+        seq=seq,
+        entity=entity,
+        version=version,
+        prev=prev or NOWHERE,
+        hash=own_hash,
+        header=header,
+        body=body,
+        # The digest is stored only once the body is pruned.
+        body_digest=hash_bytes(body) if body is not None else stored_digest,
     )
-    row = connection.execute(f"select {','.join(f'current_setting({name!r})' for name in names)}".encode())
-    return dict(zip(names, row.fetchone() or (), strict=True))
-
-
-def _first_entity(op: Op) -> str:
-    return op.batch.writes[0].entity if op.batch.writes else ""
-
-
-def _groups(ops: list[Op]) -> Iterator[list[Op]]:
-    """Cut what waits into statements of a bounded size; what is larger, or not alone, has one for itself."""
-    group: list[Op] = []
-    room = MOST_BYTES
-    for op in ops:
-        size = sum(len(write.body) + len(write.header) + len(write.head) for write in op.batch.writes)
-        if op.batch.also is not None:
-            yield [op]
-            continue
-        if group and size > room:
-            yield group
-            group, room = [], MOST_BYTES
-        group.append(op)
-        room -= size
-    if group:
-        yield group
-
-
-def _entry(row: tuple[Any, ...]) -> Entry:
-    seq, entity, version, prev, digest, header, body, kept = row
-    body_digest = fingerprint(body) if body is not None else kept
-    return Entry(seq, entity, version, prev or NOWHERE, digest, header, body, body_digest)
 
 
 _open_stores: weakref.WeakSet[PostgresStore] = weakref.WeakSet()
-_left_alone: list[object] = []
+#: Objects of the parent process, referenced so that the garbage collector does not close them in the child.
+_inherited: list[object] = []
 
 
-def _after_fork() -> None:
-    """In the child: what was inherited is neither used nor closed, and everything is made anew."""
+def _reset_stores_after_fork() -> None:
+    """In the child: use and close nothing that was inherited, and start again."""
     for store in list(_open_stores):
-        store.forked()
+        store.reset_after_fork()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_reset_stores_after_fork)

@@ -1,16 +1,16 @@
-"""Writing to PostgreSQL: a group of batches as one call, and what to do when its answer is lost.
+"""Writing to PostgreSQL: a group of batches as one call, and the resolution of a lost reply.
 
-One call of the server carries a group of batches: one round trip, one commit, one answer per batch. Most
-groups are batches of one write, of which some have the same guard, and go by a short way (`postgres_put`):
-what it did not store, and all other groups, go by the server's `append`, which can say why. Arrays are packed
-here in the server's binary form; the driver's own way costs up to three times the processor time of the call.
+One call of the server carries a group of batches: one round trip, one commit, one reply per batch. Most
+groups take the fast path (`log.postgres.fast_append`); batches that it did not store, and all other groups,
+go through the server function `append`, because that returns conflicts. Arrays are packed here in the
+server's binary format; the driver's own way costs up to three times the processor time of the call.
 
-**The answer is lost** when the connection ends before it came: the statement may have been stored, may
-still be on its way, or may never have arrived. Reading the head would be guessing, because a commit that
-is on its way does not show yet. So the same compare-and-set is sent again, on a new connection. It waits
-for the first one where that holds the row, or wins and lets it bounce; versions never go back, so what
-is refused now is refused for good. A batch that is refused is then compared with what stands at its
-versions: the hash covers a nonce that its writer drew, so an equal hash means that it was stored.
+**A lost reply.** If the connection ends before the reply, the statement may have been stored, may still be
+running, or may never have arrived. Reading the head would be a guess, because a running commit is not visible
+yet. So the same compare-and-set is sent again, on a new connection. It waits for the first one if that holds
+the row, or wins and makes it fail; versions never go back, so a refusal now is final. A refused batch is then
+compared with the entries at its versions: the hash covers a random nonce of the writer, so an equal hash
+proves that the batch was stored.
 """
 
 from __future__ import annotations
@@ -24,264 +24,320 @@ from oncemore._values import make
 from oncemore.log.postgres import fast_append
 from oncemore.log.postgres.arrays import (
     KINDS,
-    Blobs,
-    Floats,
-    Ints,
-    Longs,
+    ByteaArray,
+    Float8Array,
+    Int4Array,
+    Int8Array,
     PackedDumper,
-    Texts,
-    length,
-    long,
-    longs_of,
-    pack,
-    real,
+    TextArray,
+    pack_array,
+    pack_float8,
+    pack_int4,
+    pack_int8,
+    unpack_int8_array,
 )
 from oncemore.log.postgres.connection import (
-    called,
-    connect,
-    fault,
-    hang_up,
-    lost,
+    build_store_error,
+    close_connection,
+    execute_prepared,
+    is_connection_lost,
+    open_connection,
     psycopg,
 )
-from oncemore.log.postgres.joined import join
-from oncemore.log.store import AlsoFailed, Conflict, Head, Index, Stored
+from oncemore.log.postgres.joined import run_joined_write
+from oncemore.log.store import Conflict, Head, HeadIndex, JoinedWriteFailed, Stored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from psycopg.pq.abc import PGresult
 
     from oncemore.errors import StoreError
-    from oncemore.log.postgres.connection import Address, Connection
-    from oncemore.log.store import Batch, Write
+    from oncemore.log.group_commit import PendingBatch
+    from oncemore.log.postgres.connection import Connection, PostgresAddress
+    from oncemore.log.store import Batch, EntryWrite
 
     Answer = Stored | Conflict
 
-#: How long to go on asking what became of a batch whose answer was lost, in seconds.
+#: Time limit for the resolution of a lost reply, in seconds.
 RESOLVE_S = 30.0
-#: How often a lone batch that others got in the way of is sent before that counts as a fault.
-TRIES = 20
-#: The statement that is prepared on each line, and the types that it takes, all of them binary.
+#: Limit of bytes of one statement with more than one batch.
+MAX_STATEMENT_BYTES = 16_000_000
+#: Limit of tries of a batch that fails because of concurrent transactions.
+MAX_TRIES = 20
+#: Name and parameter types of the statement that is prepared on the connection; all values are binary.
 APPEND = b"oncemore_append"
 TYPES = (
     *("int", "int[]", "text[]", "bigint[]", "bytea[]", "bytea[]", "bytea[]", "bytea[]"),
     *("text[]", "text[]", "float8[]", "text[]", "text[]", "text[]", "int[]", "text[]", "bigint[]", "bool"),
 )
-#: Others were in the way, or one batch of the group cannot be stored: each is sent for itself.
-SINGLY = ("22", "23", "40", "54")
+#: Classes of errors after which each batch of a group is sent by itself: a concurrent transaction was in the
+#: way, or one batch cannot be stored.
+SEND_SINGLY = ("22", "23", "40", "54")
 
 
-def arguments(batches: Sequence[Batch]) -> list[bytes]:
-    """Return what `append` is called with: its arrays are parallel, a row for each write or guard."""
-    writes = [(at, write) for at, batch in enumerate(batches, 1) for write in batch.writes]
-    guards = [(at, *guard) for at, batch in enumerate(batches, 1) for guard in batch.guards.items()]
-    plain = [write for _, write in writes]
+def append_arguments(batches: Sequence[Batch]) -> list[bytes]:
+    """Return the arguments of `append`: parallel arrays with an element for each write or guard."""
+    numbered = list(enumerate(batches, 1))
+    write_numbers = [number for number, batch in numbered for _ in batch.writes]
+    writes = [write for batch in batches for write in batch.writes]
+    guards = [(number, *guard) for number, batch in numbered for guard in batch.guards.items()]
     return [
-        length(len(batches)),
-        pack(Ints, [length(at) for at, _ in writes]),
-        pack(Texts, [write.entity.encode() for write in plain]),
-        pack(Longs, [long(write.expect) for write in plain]),
-        pack(Blobs, [write.hash for write in plain]),
-        pack(Blobs, [write.header for write in plain]),
-        pack(Blobs, [write.body for write in plain]),
-        pack(Blobs, [write.head for write in plain]),
-        pack(Texts, [write.by.kind.encode() for write in plain]),
-        pack(Texts, [write.by.state.encode() for write in plain]),
-        pack(Floats, [None if write.by.due is None else real(write.by.due) for write in plain]),
-        pack(Texts, [write.by.step.encode() for write in plain]),
-        pack(Texts, [write.by.worker.encode() for write in plain]),
-        pack(Texts, [write.by.dataset.encode() for write in plain]),
-        pack(Ints, [length(at) for at, _, _ in guards]),
-        pack(Texts, [entity.encode() for _, entity, _ in guards]),
-        pack(Longs, [long(version) for _, _, version in guards]),
+        pack_int4(len(batches)),
+        pack_array(Int4Array, [pack_int4(number) for number in write_numbers]),
+        pack_array(TextArray, [write.entity.encode() for write in writes]),
+        pack_array(Int8Array, [pack_int8(write.expect) for write in writes]),
+        pack_array(ByteaArray, [write.hash for write in writes]),
+        pack_array(ByteaArray, [write.header for write in writes]),
+        pack_array(ByteaArray, [write.body for write in writes]),
+        pack_array(ByteaArray, [write.head for write in writes]),
+        pack_array(TextArray, [write.by.kind.encode() for write in writes]),
+        pack_array(TextArray, [write.by.state.encode() for write in writes]),
+        pack_array(
+            Float8Array, [None if write.by.due is None else pack_float8(write.by.due) for write in writes]
+        ),
+        pack_array(TextArray, [write.by.step.encode() for write in writes]),
+        pack_array(TextArray, [write.by.worker.encode() for write in writes]),
+        pack_array(TextArray, [write.by.dataset.encode() for write in writes]),
+        pack_array(Int4Array, [pack_int4(number) for number, _, _ in guards]),
+        pack_array(TextArray, [entity.encode() for _, entity, _ in guards]),
+        pack_array(Int8Array, [pack_int8(version) for _, _, version in guards]),
         b"\1" if any(batch.sync for batch in batches) else b"\0",
     ]
 
 
-def _int(value: bytes) -> int:
+def _decode_int(value: bytes) -> int:
     return int.from_bytes(value, "big", signed=True)
 
 
-def _due(value: bytes | None) -> float | None:
+def _decode_due(value: bytes | None) -> float | None:
     return None if value is None else float(struct.unpack(">d", value)[0])
 
 
-def _same(value: bytes | None) -> bytes | None:
+def _keep_bytes(value: bytes | None) -> bytes | None:
     return value
 
 
-#: How the columns of a head are read from the server's binary form, from its entity to its body.
-READ: tuple[Callable[[Any], Any], ...] = (
-    *(bytes.decode, _int, _same, _same, bytes.decode, bytes.decode, _due),
-    *(bytes.decode, bytes.decode, bytes.decode, _int, _same),
+#: Decoders of the columns of a head, from the entity to the body.
+DECODERS: tuple[Callable[[Any], Any], ...] = (
+    *(bytes.decode, _decode_int, _keep_bytes, _keep_bytes, bytes.decode, bytes.decode, _decode_due),
+    *(bytes.decode, bytes.decode, bytes.decode, _decode_int, _keep_bytes),
 )
 
 
-def head_of(row: Sequence[Any]) -> Head:
-    """Make a head of its columns; the body may be left out."""
-    entity, version, digest, head, kind, state, due, step, worker, dataset, seq, *body = row
-    return Head(entity, version, digest, head, Index(kind, state, due, step, worker, dataset), seq, *body)
+def row_to_head(row: Sequence[Any]) -> Head:
+    """Return the head in a row of its columns; the body may be left out."""
+    entity, version, own_hash, head, *index, seq = row[:11]
+    return Head(entity, version, own_hash, head, HeadIndex(*index), seq, *row[11:])
 
 
 def read_head(result: PGresult, row: int, first: int = 0) -> Head:
-    """Read a head with its body, whose columns begin at one of a result's."""
-    found = [result.get_value(row, column) for column in range(first, first + len(READ))]
-    return head_of([read(it) for read, it in zip(READ, found, strict=True)])
+    """Return the head and body in a row of a binary result, from the column `first` on."""
+    values = [result.get_value(row, column) for column in range(first, first + len(DECODERS))]
+    return row_to_head([decode(value) for decode, value in zip(DECODERS, values, strict=True)])
 
 
-def _answer(result: PGresult, row: int) -> Answer:
-    """Read what became of a batch: the entity that was in the way and its head, or the numbers it got."""
+def _read_answer(result: PGresult, row: int) -> Answer:
+    """Return the reply for one batch: the conflict with its head, or the sequence numbers."""
     value = result.get_value
-    missed = value(row, 0)
-    if missed is None:
+    conflicting = value(row, 0)
+    if conflicting is None:
         seqs = value(row, 1)
         assert seqs is not None
-        return Stored(longs_of(seqs))
+        return Stored(unpack_int8_array(seqs))
     if value(row, 2) is None:
-        return Conflict(missed.decode(), None)
-    return Conflict(missed.decode(), read_head(result, row, 2))
+        return Conflict(conflicting.decode(), None)
+    return Conflict(conflicting.decode(), read_head(result, row, 2))
 
 
-class Writer:
-    """The one connection of a process that appends; whoever has the combiner's turn uses it."""
+class PostgresWriter:
+    """The connection of a process that appends; only the thread with the turn of the group commit uses it."""
 
-    def __init__(self, where: Address, schema: str) -> None:
+    def __init__(self, where: PostgresAddress, schema: str) -> None:
         self._where = where
         self._connection: Connection | None = None
-        holes = ",".join(f"${at}" for at in range(1, len(TYPES) + 1))
+        parameters = ",".join(f"${number}" for number in range(1, len(TYPES) + 1))
         append = (
             f"prepare {APPEND.decode()}({','.join(TYPES)}) as "  # noqa: S608 - a checked name
-            f"select * from {schema}.append({holes})"
+            f"select * from {schema}.append({parameters})"
         )
-        self._prepare = (append.encode(), *fast_append.prepared(schema))
-        self._standing = (
+        self._prepare = (append.encode(), *fast_append.prepare_statements(schema))
+        self._select_entries = (
             f"select entity, hash, seq from {schema}.log "  # noqa: S608 - a checked name
             "where (entity, version) in (select * from unnest(%b::text[], %b::bigint[]))"
         ).encode()
 
-    def store(self, batches: Sequence[Batch]) -> list[Answer | StoreError | AlsoFailed]:
-        """Store batches; return what became of each. One that cannot be stored hurts nobody else."""
+    def store_batches(self, batches: Sequence[Batch]) -> list[Answer | StoreError | JoinedWriteFailed]:
+        """Store batches; return the reply or the error of each. An invalid batch does not affect the rest."""
         try:
-            return self._resolve(list(batches), time.monotonic() + RESOLVE_S, sent=False, short=True)
+            return self._send_until_answered(
+                list(batches), time.monotonic() + RESOLVE_S, was_sent=False, fast=True
+            )
         except BaseException:
             self.close()
             raise
 
-    def _resolve(
-        self, batches: list[Batch], ends: float, *, sent: bool, short: bool
-    ) -> list[Answer | StoreError | AlsoFailed]:
-        """Send until there is an answer, by the short way if that is asked for and there is one.
+    def _send_until_answered(
+        self, batches: list[Batch], ends_at: float, *, was_sent: bool, fast: bool
+    ) -> list[Answer | StoreError | JoinedWriteFailed]:
+        """Send batches until there is a reply, on the fast path if `fast` and the batches allow it.
 
-        sent  whether they were sent before, with an unknown end
+        was_sent  whether they were sent before with an unknown outcome
         """
         tries = 0
-        way = fast_append.way(batches) if short else None
+        statement = fast_append.choose_statement(batches) if fast else None
         while True:
             tries += 1
             try:
-                if way is not None:
-                    numbers = fast_append.numbers(self._exec(self._line(), *way))
-                    return self._rest(batches, numbers, ends, sent=sent)
-                answers = self._ask(self._line(), batches)
-                return [*(self._recognise(batches, answers) if sent else answers)]
-            except AlsoFailed as error:
+                if statement is not None:
+                    numbers = fast_append.read_sequence_numbers(
+                        self._execute_statement(self._writer_connection(), *statement)
+                    )
+                    return self._append_remaining(batches, numbers, ends_at, was_sent=was_sent)
+                answers = self._append_batches(self._writer_connection(), batches)
+                return [*(self._recognise_stored(batches, answers) if was_sent else answers)]
+            except JoinedWriteFailed as error:
                 return [error]
             except psycopg.Error as error:
-                sent = sent or (lost(error) and self._connection is not None)
+                # Without a connection nothing was sent, so the outcome is known.
+                was_sent = was_sent or (is_connection_lost(error) and self._connection is not None)
                 self.close()
-                move = _move(error, many=len(batches) > 1, tries=tries, sent=sent and time.monotonic() < ends)
-                if move == "fail":
-                    return [fault(self._where, error, _known(sent=sent))] * len(batches)
-            if move == "singly":
-                return [self._resolve([batch], ends, sent=sent, short=False)[0] for batch in batches]
-            _pause(tries)
+                action = _next_action(
+                    error,
+                    is_group=len(batches) > 1,
+                    tries=tries,
+                    is_unresolved=was_sent and time.monotonic() < ends_at,
+                )
+                if action == "fail":
+                    outcome = _describe_outcome(was_sent=was_sent)
+                    return [build_store_error(self._where, error, outcome)] * len(batches)
+            if action == "singly":
+                return [
+                    self._send_until_answered([batch], ends_at, was_sent=was_sent, fast=False)[0]
+                    for batch in batches
+                ]
+            _wait_before_retry(tries)
 
-    def _rest(
-        self, batches: list[Batch], numbers: tuple[int, ...], ends: float, *, sent: bool
-    ) -> list[Answer | StoreError | AlsoFailed]:
-        """Return what became of batches by their numbers; those that have none are sent by `append`."""
-        left = [batch for batch, number in zip(batches, numbers, strict=True) if not number]
-        others = iter(self._resolve(left, ends, sent=sent, short=False) if left else ())
-        return [make(Stored, ((number,),)) if number else next(others) for number in numbers]
+    def _append_remaining(
+        self, batches: list[Batch], numbers: tuple[int, ...], ends_at: float, *, was_sent: bool
+    ) -> list[Answer | StoreError | JoinedWriteFailed]:
+        """Return the replies of batches by their sequence numbers; send those without one by `append`."""
+        remaining = [batch for batch, number in zip(batches, numbers, strict=True) if not number]
+        answers = iter(
+            self._send_until_answered(remaining, ends_at, was_sent=was_sent, fast=False) if remaining else ()
+        )
+        return [make(Stored, ((number,),)) if number else next(answers) for number in numbers]
 
-    def _line(self) -> Connection:
+    def _writer_connection(self) -> Connection:
         if self._connection is None:
-            connection = connect(self._where)
+            connection = open_connection(self._where)
             for kind in KINDS:
                 connection.adapters.register_dumper(kind, PackedDumper)
             try:
-                connection.execute("set jit = off")  # for the short way, as `append` has it for itself
+                connection.execute("set jit = off")  # for the fast path; `append` sets it itself
                 connection.execute("set lock_timeout = '30s'")
                 for statement in self._prepare:
                     connection.execute(statement)
             except BaseException:
-                hang_up(connection)
+                close_connection(connection)
                 raise
             self._connection = connection
         return self._connection
 
-    def _ask(self, connection: Connection, batches: list[Batch]) -> list[Answer]:
-        also = batches[0].also
-        if also is None:
-            return self._call(connection, batches)
+    def _append_batches(self, connection: Connection, batches: list[Batch]) -> list[Answer]:
+        joined_write = batches[0].joined_write
+        if joined_write is None:
+            return self._call_append(connection, batches)
         with connection.transaction():
-            answers = self._call(connection, batches)  # one: what brings something along comes alone
+            answers = self._call_append(connection, batches)  # one batch: a joined write is sent alone
             if isinstance(answers[0], Stored):
-                join(connection, also)
+                run_joined_write(connection, joined_write)
         return answers
 
-    def _call(self, connection: Connection, batches: list[Batch]) -> list[Answer]:
-        result = self._exec(connection, APPEND, arguments(batches))
-        return [_answer(result, row) for row in range(result.ntuples)]
+    def _call_append(self, connection: Connection, batches: list[Batch]) -> list[Answer]:
+        result = self._execute_statement(connection, APPEND, append_arguments(batches))
+        return [_read_answer(result, row) for row in range(result.ntuples)]
 
-    def _exec(self, connection: Connection, name: bytes, values: Sequence[bytes | None]) -> PGresult:
-        return called(connection, name, values)
+    def _execute_statement(
+        self, connection: Connection, name: bytes, values: Sequence[bytes | None]
+    ) -> PGresult:
+        return execute_prepared(connection, name, values)
 
-    def _recognise(self, batches: list[Batch], answers: Iterable[Answer]) -> list[Answer]:
-        """Turn refusals of what an earlier sending stored into the answer that was lost."""
+    def _recognise_stored(self, batches: list[Batch], answers: Iterable[Answer]) -> list[Answer]:
+        """Replace conflicts of batches that an earlier try stored by the reply that was lost."""
         return [
             (isinstance(answer, Conflict) and self._stored_before(batch.writes)) or answer
             for batch, answer in zip(batches, answers, strict=True)
         ]
 
-    def _stored_before(self, writes: tuple[Write, ...]) -> Stored | None:
+    def _stored_before(self, writes: tuple[EntryWrite, ...]) -> Stored | None:
         keys = (
-            pack(Texts, [write.entity.encode() for write in writes]),
-            pack(Longs, [long(write.expect + 1) for write in writes]),
+            pack_array(TextArray, [write.entity.encode() for write in writes]),
+            pack_array(Int8Array, [pack_int8(write.expect + 1) for write in writes]),
         )
-        rows = self._line().execute(self._standing, keys, binary=True).fetchall()
-        standing = {entity: (digest, seq) for entity, digest, seq in rows}
-        found = [standing.get(write.entity, (b"", 0)) for write in writes]
-        if not writes or any(write.hash != digest for write, (digest, _) in zip(writes, found, strict=True)):
+        # On the same connection, after the refusal: no running commit can add these versions later.
+        rows = self._writer_connection().execute(self._select_entries, keys, binary=True).fetchall()
+        stored = {entity: (own_hash, seq) for entity, own_hash, seq in rows}
+        entries = [stored.get(write.entity, (b"", 0)) for write in writes]
+        if not writes or [write.hash for write in writes] != [own_hash for own_hash, _ in entries]:
             return None
-        return Stored(tuple(seq for _, seq in found))
+        return Stored(tuple(seq for _, seq in entries))
 
     def close(self) -> None:
-        """Hang up; the next batch opens a new line."""
+        """Close the connection; the next batch opens a new one."""
         connection, self._connection = self._connection, None
-        hang_up(connection)
+        close_connection(connection)
 
 
-#: Errors after which the same may be sent again at once: others were in the way, or the driver has let go of
-#: our prepared statement, as it does after every rollback.
-AGAIN = ("40", "26000")
+#: Errors after which the same call is repeated: a concurrent transaction was in the way, or the driver has
+#: deallocated our prepared statement, as it does after every rollback.
+REPEAT = ("40", "26000")
 
 
-def _move(error: psycopg.Error, *, many: bool, tries: int, sent: bool) -> Literal["again", "singly", "fail"]:
-    """Say what follows an error; `sent` that something is on its way and there is time to ask after it."""
+def _next_action(
+    error: psycopg.Error, *, is_group: bool, tries: int, is_unresolved: bool
+) -> Literal["again", "singly", "fail"]:
+    """Return the next action after an error.
+
+    is_unresolved  whether a try with an unknown outcome can still be resolved within the time limit
+    """
     state = error.sqlstate or ""
-    if many and state.startswith(SINGLY):
+    if is_group and state.startswith(SEND_SINGLY):
         return "singly"
-    if (sent and lost(error)) or (state.startswith(AGAIN) and tries < TRIES):
+    if (is_unresolved and is_connection_lost(error)) or (state.startswith(REPEAT) and tries < MAX_TRIES):
         return "again"
     return "fail"
 
 
-def _pause(tries: int) -> None:
-    """Wait before asking again: longer each time, up to a second, and not in step with others."""
+def _wait_before_retry(tries: int) -> None:
+    """Sleep before the next try: longer each time, up to a second, with jitter."""
     time.sleep(min(1.0, 0.01 * 2 ** min(tries, 10)) * random.uniform(0.5, 1.0))  # noqa: S311
 
 
-def _known(*, sent: bool) -> str:
-    return "; whether it is stored is not known" if sent else "; nothing was stored"
+def _describe_outcome(*, was_sent: bool) -> str:
+    return "; whether it is stored is not known" if was_sent else "; nothing was stored"
+
+
+def _first_entity(op: PendingBatch) -> str:
+    return op.batch.writes[0].entity if op.batch.writes else ""
+
+
+def split_groups(ops: list[PendingBatch]) -> Iterator[list[PendingBatch]]:
+    """Split pending batches into statements of bounded size, ordered by entity.
+
+    A joined write gets a statement of its own. The order makes collisions with other processes rare.
+    """
+    group: list[PendingBatch] = []
+    space = MAX_STATEMENT_BYTES
+    for op in sorted(ops, key=_first_entity):
+        size = sum(len(write.body) + len(write.header) + len(write.head) for write in op.batch.writes)
+        if op.batch.joined_write is not None:
+            yield [op]
+            continue
+        if group and size > space:
+            yield group
+            group, space = [], MAX_STATEMENT_BYTES
+        group.append(op)
+        space -= size
+    if group:
+        yield group

@@ -1,9 +1,9 @@
-"""RESERVE: room that is kept for the end of what was begun.
+"""A file beside the store that reserves disk space for the end of running attempts.
 
-A disk that is full when work begins is harmless: nothing has happened. One that is full when work ends is
-not: the effect is there and cannot be written down. So a file beside the store keeps a megabyte taken. When
-the disk is full it is given up, and what was under way is written into its room; new work does not begin
-before the reserve could be made again.
+A disk that is full when an attempt starts does no harm: nothing has happened. One that is full when an
+attempt ends does: the effect exists and cannot be recorded. So the reserve file occupies a megabyte. When
+the disk is full it is deleted, and the results of running attempts are written into the freed space; new
+attempts are refused until the reserve could be allocated again.
 """
 
 from __future__ import annotations
@@ -12,60 +12,65 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from oncemore.log.sqlite.files import open_private
+from oncemore.log.sqlite.files import RESERVE_BYTES, open_private
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from oncemore.log.store import Batch
 
-BYTES = 1024 * 1024
-#: States that begin something: a batch that leads to one of them waits until there is room for its end.
-BEGINS = ("RUNNING", "SENDING")
-#: Kinds of entities whose ends the reserve is for.
-ENDS = ("run", "event")
+#: States in which an attempt runs: a batch that leads to one of them needs space for a later batch.
+RUNNING_STATES = ("RUNNING", "SENDING")
+#: Kinds of entities whose final batches may use the reserve.
+RESERVED_KINDS = ("run", "event")
 
 
-class Reserve:
-    """A file that takes room, to give it up in need."""
+class DiskReserve:
+    """The reserve file of a store."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.given = False
+        self.is_released = False
 
-    def make(self) -> bool:
-        """Take the room, unless it is taken; return whether it is."""
+    def allocate_file(self) -> bool:
+        """Allocate the file, unless it is allocated; return whether it is."""
         try:
             file = open_private(self._path)
         except OSError:
             return False
         try:
-            if os.fstat(file).st_size < BYTES:
-                os.posix_fallocate(file, 0, BYTES)
+            if os.fstat(file).st_size < RESERVE_BYTES:
+                # Not truncate(): a sparse file would reserve nothing.
+                os.posix_fallocate(file, 0, RESERVE_BYTES)
         except OSError:
             self._path.unlink(missing_ok=True)
             return False
         finally:
             os.close(file)
-        self.given = False
+        self.is_released = False
         return True
 
-    def give(self) -> bool:
-        """Give the room up; return whether there was any."""
-        self.given = True
+    def release_file(self) -> bool:
+        """Delete the file to free its space; return whether it existed."""
+        self.is_released = True
         with suppress(OSError):
             self._path.unlink()
             return True
         return False
 
 
-def begins(batch: Batch) -> bool:
-    """Whether a batch begins something that will have to be ended."""
-    return any(write.by.state in BEGINS or not write.expect for write in batch.writes)
+def begins_attempt(batch: Batch) -> bool:
+    """Whether a batch creates an entity or starts an attempt, and does not end another one.
+
+    Such a batch can be refused without loss while the reserve is used up.
+    """
+    starts = any(write.by.state in RUNNING_STATES or not write.expect for write in batch.writes)
+    return starts and not ends_attempt(batch)
 
 
-def ends(batch: Batch) -> bool:
-    """Whether a batch ends an attempt: what has happened must be written down."""
+def ends_attempt(batch: Batch) -> bool:
+    """Whether a batch ends an attempt: its effect has happened, so it must be recorded."""
     return any(
-        write.expect and write.by.kind in ENDS and write.by.state not in BEGINS for write in batch.writes
+        write.expect and write.by.kind in RESERVED_KINDS and write.by.state not in RUNNING_STATES
+        for write in batch.writes
     )

@@ -1,9 +1,9 @@
-"""The files that a store creates: each has one name, and none of them is reached through a link.
+"""The files of a SQLite store: their names, links and permissions, and the errors about them.
 
-Locks, the write-ahead file and the reserve of a SQLite store are found by the name of its database. A file
-with two hard links would have two sets of them, and two processes would do the same work. A symbolic link in
-the last component would let another user choose which file we write to. Links in parent folders are
-resolved, because all names that go through them lead to the same folder.
+Locks, the write-ahead log and the reserve of a store are found by the name of its database. A file with two
+hard links would have two sets of them, and two processes would do the same work. A symbolic link in the last
+component would let another user choose the file that the store writes. Links in parent folders are resolved,
+because all names that go through them lead to the same folder.
 """
 
 from __future__ import annotations
@@ -12,21 +12,41 @@ import errno
 import os
 import stat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from oncemore.errors import StoreError
 
+if TYPE_CHECKING:
+    import apsw
+
+#: Size of the reserve file (`log.sqlite.disk_reserve`).
+RESERVE_BYTES = 1024 * 1024
+#: Free space that new work needs: the reserve, and as much again to write.
+MIN_FREE_BYTES = 2 * RESERVE_BYTES
+#: With less free space than this, an I/O error is reported as a full disk.
+SCARCE_BYTES = 64 * 1024
+
+_ADVICE = {
+    "BusyError": "another program holds the file",
+    "ReadOnlyError": "the file or its folder cannot be written",
+    "CantOpenError": "the file cannot be opened",
+    "NotADBError": "this is not a store of oncemore",
+    "CorruptError": "the file is damaged; restore a backup",
+    "IOError": "the disk failed; read the state again to learn what was stored",
+}
+
 
 def resolve_path(path: str | os.PathLike[str]) -> Path:
-    """Return the absolute path of a file whose parent folders are resolved; refuse a symbolic link."""
+    """Return the absolute path of a file with its parent folders resolved; refuse a symbolic link."""
     absolute = Path(path).absolute()
-    found = absolute.parent.resolve() / absolute.name
-    if found.is_symlink():
-        raise StoreError(f"{found} is a symbolic link to {found.resolve()}; name the target itself")
-    return found
+    resolved = absolute.parent.resolve() / absolute.name
+    if resolved.is_symlink():
+        raise StoreError(f"{resolved} is a symbolic link to {resolved.resolve()}; name the target itself")
+    return resolved
 
 
 def file_identity(path: str) -> tuple[int, int] | None:
-    """Return device and inode of the file at a path, or None when no file can be seen there."""
+    """Return the device and inode of a file, or None if it does not exist or cannot be read."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -35,17 +55,17 @@ def file_identity(path: str) -> tuple[int, int] | None:
 
 
 def file_changed(path: Path) -> StoreError:
-    """Return the error of a process whose database is no longer the file at its path."""
+    """Return the error for a database that was replaced or deleted while this process had it open."""
     replaced = file_identity(str(path)) is not None
     return StoreError(
         f"{path} was {'replaced by another file' if replaced else 'deleted or moved'} while this process "
-        "had it open: what is written now could not be found again, so nothing is acknowledged. Stop all "
+        "had it open: entries written now would be lost, so nothing is acknowledged. Stop all "
         "processes that use it, put the file back, and start them again"
     )
 
 
 def companions_alone(path: Path, companions: list[str]) -> StoreError:
-    """Return the error of a start that finds companions of a database without the database."""
+    """Return the error for companion files whose database is missing."""
     return StoreError(
         f"{path} is missing, but {', '.join(companions)} of it are here: the database was deleted or moved. "
         f"Put it back, or remove the companions (oncemore doctor --store {path} --remove-companions) and "
@@ -60,47 +80,76 @@ def check_links(path: Path) -> None:
     except FileNotFoundError:
         return
     if stat.S_ISLNK(status.st_mode):
-        raise _symbolic(path)
+        raise _symlink_error(path)
     if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):
-        raise _hard(path, status.st_nlink)
+        raise _hard_link_error(path, status.st_nlink)
 
 
 def open_private(path: Path, flags: int = 0, mode: int = 0o600) -> int:
-    """Open a file, follow no link, and create it for its owner alone unless `mode` says otherwise."""
+    """Open a file without following links; create it for its owner alone unless `mode` says otherwise."""
     try:
         file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, mode)
     except OSError as error:
         if error.errno == errno.ELOOP and path.is_symlink():
-            raise _symbolic(path) from None
+            raise _symlink_error(path) from None
         raise
+    # Of the opened file, not of the path: the path could be replaced in between.
     links = os.fstat(file).st_nlink
     if links > 1:
         os.close(file)
-        raise _hard(path, links)
+        raise _hard_link_error(path, links)
     return file
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder for its owner alone; refuse one in which another user could change something.
+    """Create a folder for its owner alone; refuse one that another user owns or can write to.
 
-    A folder whose name can be guessed, in the temporary directory, may have been made by another user.
+    A predictable name in the temporary directory may have been created by another user.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.lstat()
     if stat.S_ISLNK(status.st_mode):
-        raise _symbolic(folder)
+        raise _symlink_error(folder)
     if status.st_uid not in (os.geteuid(), folder.parent.stat().st_uid):
         raise StoreError(f"{folder} belongs to another user (uid {status.st_uid}); remove it, or set TMPDIR")
     if status.st_mode & 0o022:
         raise StoreError(f"{folder} can be written to by other users; chmod 700 {folder}")
 
 
-def _symbolic(path: Path) -> StoreError:
-    return StoreError(f"{path} is a symbolic link; remove it, and a file of its own takes its place")
+def _symlink_error(path: Path) -> StoreError:
+    return StoreError(f"{path} is a symbolic link; remove it, and the store creates a file in its place")
 
 
-def _hard(path: Path, links: int) -> StoreError:
+def _hard_link_error(path: Path, links: int) -> StoreError:
     return StoreError(
         f"{path} has {links} hard links: under a second name the same work would run twice; remove the other "
         f"name (find it with: find FOLDER -samefile {path})"
     )
+
+
+def disk_space_left(path: Path) -> int | None:
+    """Return the free bytes of the disk of a file, or None if they cannot be read."""
+    try:
+        status = os.statvfs(path.parent)
+    except OSError:
+        return None
+    return status.f_bavail * status.f_frsize
+
+
+def disk_full_error(path: Path) -> str:
+    """Return the message for a full disk."""
+    return (
+        f"the disk of {path.parent} is full: {disk_space_left(path) or 0:,} bytes are left, and "
+        f"{MIN_FREE_BYTES:,} or more are needed; nothing was stored, free some space and call again"
+    )
+
+
+def build_store_error(error: apsw.Error, path: Path) -> str:
+    """Return a message with the error of SQLite and, if it is known, the remedy."""
+    name, free = type(error).__name__, disk_space_left(path)
+    # SQLite reports some writes on a full disk as I/O errors.
+    if name in ("IOError", "CantOpenError") and free is not None and free < SCARCE_BYTES:
+        name = "FullError"
+    if name == "FullError":
+        return f"{disk_full_error(path)} ({type(error).__name__}: {error})"
+    return f"{_ADVICE.get(name, 'SQLite refused')} ({name}: {error})"

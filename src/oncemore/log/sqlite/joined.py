@@ -1,7 +1,8 @@
-"""What others write in a transaction of ours: their own tables in our file, and nothing else.
+"""The joined write of a batch in SQLite: the user's function writes its own tables in our transaction.
 
-The engine itself refuses what would reach further (`sqlite3_set_authorizer`): our tables, the transaction,
-other files, settings. Time is bounded: a statement is interrupted and the next one refused when it is up.
+SQLite itself refuses statements that would reach further (`sqlite3_set_authorizer`): our tables, the
+transaction, other files, settings. The time is bounded: at the limit the running statement is interrupted
+and further ones are refused.
 """
 
 from __future__ import annotations
@@ -12,13 +13,19 @@ from typing import TYPE_CHECKING, Any
 import apsw
 
 from oncemore.errors import UsageError
-from oncemore.log.store import ALSO_S, AlsoFailed, over, too_long
+from oncemore.log.store import (
+    JOINED_WRITE_LIMIT_S,
+    JoinedWriteFailed,
+    joined_write_timeout,
+    transaction_over_error,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-OURS = frozenset({"head", "log", "meta", "head_due"})
-EVERY = 1000  # steps of the engine between two looks at the clock
+OWN_NAMES = frozenset({"head", "log", "meta", "head_due"})
+#: Instructions of the engine between two checks of the time limit.
+PROGRESS_STEPS = 1000
 _WRITES = frozenset({apsw.SQLITE_INSERT, apsw.SQLITE_UPDATE, apsw.SQLITE_DELETE})
 _REFUSED = frozenset(
     {
@@ -34,70 +41,75 @@ _TABLES = frozenset(
 )  # fmt: skip
 
 
-class SqliteJoined:
-    """The transaction, as far as others may write in it."""
+class SqliteTransaction:
+    """The transaction, as the user's function may use it."""
 
     dialect = "sqlite"
 
-    def __init__(self, cursor: apsw.Cursor, ends: float) -> None:
+    def __init__(self, cursor: apsw.Cursor, ends_at: float) -> None:
         self._cursor: apsw.Cursor | None = cursor
-        self._ends = ends
+        self._ends_at = ends_at
 
     def execute(self, sql: str, values: Sequence[object] | Mapping[str, object] = ()) -> list[Any]:
         """Run a statement and return its rows."""
         if self._cursor is None:
-            raise over()
-        if time.monotonic() > self._ends:
-            raise too_long()
+            raise transaction_over_error()
+        if time.monotonic() > self._ends_at:
+            raise joined_write_timeout()
         try:
             return self._cursor.execute(sql, values).fetchall()
         except apsw.InterruptError:
-            raise too_long() from None
+            raise joined_write_timeout() from None
         except apsw.AuthError:
             raise UsageError(
-                "on_commit() may write its own tables; those of the store, its transaction, other files and "
-                "PRAGMA are out of its reach"
+                "on_commit() may write its own tables; the tables of the store, its transaction, other "
+                "files and PRAGMA are out of its reach"
             ) from None
 
-    def over(self) -> None:
-        """Do nothing any more."""
+    def end_access(self) -> None:
+        """Refuse further statements."""
         self._cursor = None
 
 
-def join(cursor: apsw.Cursor, also: Callable[[Any], object]) -> None:
-    """Let others write in the transaction that is under way; raise `AlsoFailed` when they could not.
+def run_joined_write(cursor: apsw.Cursor, write: Callable[[Any], object]) -> None:
+    """Call the user's function in the open transaction; raise `JoinedWriteFailed` if it fails.
 
-    What they had written by then is gone.
+    Its writes are rolled back then, and the rest of the transaction is kept.
     """
-    connection, ends = cursor.connection, time.monotonic() + ALSO_S
-    joined = SqliteJoined(connection.cursor(), ends)
-    cursor.execute("SAVEPOINT also")
-    connection.authorizer = _allowed
-    connection.set_progress_handler(lambda: time.monotonic() > ends, EVERY)
-    fault: BaseException | None = None
+    connection, ends_at = cursor.connection, time.monotonic() + JOINED_WRITE_LIMIT_S
+    transaction = SqliteTransaction(connection.cursor(), ends_at)
+    cursor.execute("SAVEPOINT joined_write")
+    # The authorizer sees every statement of the function, also those inside triggers.
+    connection.authorizer = _authorize_statement
+    # A returned True interrupts the running statement.
+    connection.set_progress_handler(lambda: time.monotonic() > ends_at, PROGRESS_STEPS)
+    failure: BaseException | None = None
     try:
-        also(joined)
-        if time.monotonic() > ends:
-            raise too_long()
-    except BaseException as error:  # noqa: BLE001 - first the transaction is put in order
-        fault = error
+        write(transaction)
+        if time.monotonic() > ends_at:
+            raise joined_write_timeout()
+    except BaseException as error:  # noqa: BLE001 - raised again below, after the rollback
+        failure = error
     finally:
-        joined.over()
+        transaction.end_access()
         connection.authorizer = None
         connection.set_progress_handler(None)
-    if fault is not None:
-        cursor.execute("ROLLBACK TO also")
-    cursor.execute("RELEASE also")
-    if isinstance(fault, Exception):
-        raise AlsoFailed(str(fault)) from fault
-    if fault is not None:
-        raise fault
+    if failure is not None:
+        cursor.execute("ROLLBACK TO joined_write")
+    cursor.execute("RELEASE joined_write")
+    if isinstance(failure, Exception):
+        raise JoinedWriteFailed(str(failure)) from failure
+    if failure is not None:
+        raise failure
 
 
-def _allowed(what: int, one: str | None, two: str | None, database: str | None, trigger: str | None) -> int:
-    """Say whether a statement may be prepared: `one` and `two` are names that depend on what it does."""
-    if what in _REFUSED or (what in _WRITES and one in OURS):
+def _authorize_statement(
+    action: int, first: str | None, second: str | None, database: str | None, trigger: str | None
+) -> int:
+    """Decide whether SQLite may prepare a statement; `first` and `second` are names of tables or indexes."""
+    if action in _REFUSED or (action in _WRITES and first in OWN_NAMES):
         return apsw.SQLITE_DENY
-    if what in _TABLES and not OURS.isdisjoint({one, two}):
+    # Depending on the action, the table is the first name or the second.
+    if action in _TABLES and not OWN_NAMES.isdisjoint({first, second}):
         return apsw.SQLITE_DENY
     return apsw.SQLITE_OK

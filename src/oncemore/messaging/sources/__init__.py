@@ -1,1 +1,1 @@
-"""Queues that an inbox reads from."""
+"""The queues and the HTTP endpoint that an inbox receives messages from; may import `messaging`, `http`."""

@@ -1,18 +1,15 @@
-"""Messages over HTTP: an ASGI application that calls a step, or hands it in, once for each message.
+"""An ASGI application that accepts messages by POST and calls or submits a step once for each.
 
-    200   it is done, now or before; the body has the value
-    202   it is handed in (mode "submit")
-    400   it has no id, or its end is missing
-    401   it has no bearer token or no signature, where one is demanded
-    405   it is no POST
-    409   somebody else is at it (with Retry-After), or it waits for a person
-    410   it was done so long ago that its record was pruned
-    413   it is too large
-    422   it cannot be read, its id belongs to another content, or it has failed for good
-    503   it is due later, or the store cannot be used; the same message may come again (with Retry-After)
-
-Whoever sends a message that cannot be read is told so, and it is not kept: it is still with its sender. One
-that has failed for good is a dead letter, as it is from a queue.
+200   done, now or before; the body has the value
+202   submitted for a worker (mode "submit")
+400   the message has no id, or the body is incomplete
+401   the required bearer token or signature is missing or wrong
+405   not a POST request
+409   another worker is running it (with Retry-After), or it is in quarantine
+410   done so long ago that its run was pruned
+413   the message is too large
+422   the message cannot be read, its id belongs to another content, or its work has failed permanently
+503   due later, or the store cannot be used; the sender may send it again (with Retry-After)
 """
 
 from __future__ import annotations
@@ -23,16 +20,31 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from oncemore import clock as clocks
-from oncemore._redact import name_of
+from oncemore._redact import error_class_name
 from oncemore.errors import UsageError
 from oncemore.http import problems
-from oncemore.http.key_scope import FIELD, read
-from oncemore.http.problems import Problem, answer_of
-from oncemore.http.stored_response import CutOff, TooLarge, Wire, check_byte_limit, detached, drained, whole
-from oncemore.messaging.driver import Courier, Sinks, awaiting
-from oncemore.messaging.inbox_flow import ANSWERS, CameTo, Letter, away_s, keep, prepare_letter, topic_of
-from oncemore.messaging.inbox_message import Called, id_in
-from oncemore.messaging.inbox_step import Taker
+from oncemore.http.key_scope import KEY_HEADER, parse_key
+from oncemore.http.problems import ProblemType, problem_response
+from oncemore.http.stored_response import (
+    ClientConnection,
+    RequestTooLarge,
+    RequestTruncated,
+    check_byte_limit,
+    read_body,
+    run_detached,
+    wait_for_tasks,
+)
+from oncemore.messaging.driver import DeliveryDriver, SinkTable, run_delivery_async
+from oncemore.messaging.inbox_flow import (
+    InboxMessage,
+    MessageOutcome,
+    dead_letter_topic,
+    redelivery_delay_s,
+    sanitize_message,
+    store_dead_letter,
+)
+from oncemore.messaging.inbox_message import StepCall, find_message_id
+from oncemore.messaging.inbox_step import MessageStep
 from oncemore.messaging.senders import CHALLENGE, NOT_AUTHENTICATED, NotAuthenticated, SenderCheck
 
 if TYPE_CHECKING:
@@ -41,40 +53,40 @@ if TYPE_CHECKING:
     from oncemore.http.stored_response import Receive, Scope, Send
     from oncemore.steps.engine import Engine
 
-MOST_BYTES = 1024 * 1024
-LONGEST_MESSAGE_ID = 1000
-DRAIN_S = 10.0
-_FIELD = FIELD.lower()
+DEFAULT_MAX_BYTES = 1024 * 1024
+MAX_MESSAGE_ID_LENGTH = 1000
+DRAIN_TIMEOUT_S = 10.0
+_KEY_FIELD = KEY_HEADER.lower()
 
-NO_ID = Problem(
+NO_ID = ProblemType(
     400,
     "message-id-missing",
     "The message has no id",
-    'Send Idempotency-Key: "…", or ce-id with ce-source; the same one each time that this message is sent.',
+    'Send Idempotency-Key: "…", or ce-id with ce-source; the same value in every attempt of this message.',
 )
-NO_POST = Problem(405, "not-a-post", "Messages are sent with POST", "")
-UNREADABLE = Problem(422, "unreadable", "The message cannot be read", "")
-FAILED = Problem(
+NO_POST = ProblemType(405, "not-a-post", "Messages are sent with POST", "")
+UNREADABLE = ProblemType(422, "unreadable", "The message cannot be read", "")
+FAILED = ProblemType(
     422,
     "failed",
-    "It has failed for good",
-    "It was tried, and is not tried again before somebody says so: ask whoever runs this service.",
+    "The work has failed permanently",
+    "It is not tried again until an operator of this service decides so. Contact the operator.",
 )
-UNKNOWN_SENDER = Problem(
+UNKNOWN_SENDER = ProblemType(
     400, "unknown-sender", "The sender cannot be determined", "Nothing was done. Correct the request."
 )
-NO_CHECK = Problem(
+NO_CHECK = ProblemType(
     503, "no-check", "The sender cannot be checked", "Nothing was done. Send the same message again later."
 )
 NO_CHECK_S = 5.0
-HANDED_IN = frozenset(("later", "busy"))
+SUBMITTED_OUTCOMES = frozenset(("deferred", "busy"))
 
-#: What a message is answered that came to no value, and whether it may come again.
-_PROBLEMS: dict[str, tuple[Problem, bool]] = {
+#: The problem for each outcome without a value, and whether the sender should try again.
+_PROBLEMS: dict[str, tuple[ProblemType, bool]] = {
     "expired": (problems.EXPIRED, False),
-    "later": (problems.NOT_YET, True),
+    "deferred": (problems.NOT_YET, True),
     "busy": (problems.IN_PROGRESS, True),
-    "trouble": (problems.NO_RECORD, True),
+    "store_error": (problems.NO_RECORD, True),
     "held": (problems.HELD, False),
     "failed": (FAILED, False),
     "unreadable": (UNREADABLE, False),
@@ -83,11 +95,11 @@ _PROBLEMS: dict[str, tuple[Problem, bool]] = {
 
 
 class UnknownSender(Exception):
-    """The user's function cannot say who sent a request."""
+    """The function `source=` failed to name the sender of a request."""
 
 
-class Endpoint:
-    """An ASGI application: POST a message, and a step is called with it."""
+class InboxEndpoint:
+    """An ASGI application that calls a step with each message that is posted to it."""
 
     def __init__(
         self,
@@ -95,10 +107,10 @@ class Endpoint:
         *,
         mode: str,
         engine: Engine | None,
-        same: Callable[[Any], Any] | str | None,
+        key: Callable[[Any], Any] | str | None,
         arguments: Callable[[Any], Mapping[str, Any]] | None,
         source: str | Callable[[Scope], str],
-        most: int,
+        max_request: int,
         signing_key: Any = None,
         bearer_token: Any = None,
     ) -> None:
@@ -106,137 +118,149 @@ class Endpoint:
             raise UsageError(f"mode is {mode!r}; the choices are run, submit")
         if not callable(source) and not isinstance(source, str):
             raise UsageError(f"source is {source!r}; it takes a name, or a function of the scope")
-        self._taker, self._mode = Taker.of(step, engine, same, arguments), mode
-        self._needs_id, self._source = same is None, source
-        self._most = check_byte_limit("max_request", most)
+        self._step, self._mode = MessageStep.create_from(step, engine, key, arguments), mode
+        self._needs_id, self._source = key is None, source
+        self._max_request = check_byte_limit("max_request", max_request)
         self._senders = SenderCheck(signing_key, bearer_token)
-        self._under_way: set[Any] = set()
+        self._active_tasks: set[Any] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection, as ASGI has it."""
+        """Serve one ASGI connection."""
         if scope["type"] == "lifespan":
-            await self._live(receive, send)
+            await self._handle_lifespan(receive, send)
             return
         if scope["type"] != "http":
-            raise UsageError(f"an inbox takes HTTP, not {scope['type']}")
-        wire = Wire(send)
+            raise UsageError(f"an inbox serves HTTP, not {scope['type']}")
+        wire = ClientConnection(send)
         if scope["method"] != "POST":
-            status, fields, body = answer_of(NO_POST)
-            await wire.answer(status, [*fields, (b"allow", b"POST")], body)
+            status, fields, body = problem_response(NO_POST)
+            await wire.send_response(status, [*fields, (b"allow", b"POST")], body)
             return
         try:
             self._senders.check_token(scope)
-            letter = self._letter(scope, await whole(receive, self._most))
+            message = self._make_message(scope, await read_body(receive, self._max_request))
         except NotAuthenticated as refusal:
-            status, fields, body = answer_of(NOT_AUTHENTICATED, str(refusal))
-            await wire.answer(status, [*fields, CHALLENGE], body)
-        except TooLarge:
-            await wire.answer(*answer_of(problems.TOO_LARGE))
-        except CutOff:
-            return  # there is nobody to answer, and nothing was begun
-        except UnknownSender as fault:
-            self._taker.engine.grumble(f"an inbox over HTTP refused a message: {fault}")
-            await wire.answer(*answer_of(UNKNOWN_SENDER))
-        except UsageError as fault:  # the key or the token is no longer where it was
-            self._taker.engine.grumble(f"an inbox over HTTP can check no sender: {fault}")
-            await wire.answer(*answer_of(NO_CHECK, retry_after_s=NO_CHECK_S))
-        except ValueError as fault:
-            await wire.answer(*answer_of(problems.MALFORMED, f"{str(fault).capitalize()}."))
+            status, fields, body = problem_response(NOT_AUTHENTICATED, str(refusal))
+            await wire.send_response(status, [*fields, CHALLENGE], body)
+        except RequestTooLarge:
+            await wire.send_response(*problem_response(problems.TOO_LARGE))
+        except RequestTruncated:
+            # The client has disconnected: it cannot be answered, and nothing was begun.
+            return
+        except UnknownSender as error:
+            self._step.engine.log_warning(f"an HTTP inbox refused a message: {error}")
+            await wire.send_response(*problem_response(UNKNOWN_SENDER))
+        except UsageError as error:  # the variable or file of a secret was removed while the program runs
+            self._step.engine.log_warning(f"an HTTP inbox cannot authenticate senders: {error}")
+            await wire.send_response(*problem_response(NO_CHECK, retry_after_s=NO_CHECK_S))
+        except ValueError as error:
+            await wire.send_response(*problem_response(problems.MALFORMED, f"{str(error).capitalize()}."))
         else:
-            if letter is None:
-                await wire.answer(*answer_of(NO_ID))
+            if message is None:
+                await wire.send_response(*problem_response(NO_ID))
             else:
-                await wire.answer(*await detached(lambda: self._answer(letter), self._under_way))
+                # Detached: the work continues if the client disconnects and the server cancels this task.
+                await wire.send_response(
+                    *await run_detached(lambda: self._handle_message(message), self._active_tasks)
+                )
 
-    def _letter(self, scope: Scope, body: bytes) -> Letter | None:
-        """Return a request as a letter; None if it has no id and needs one."""
+    def _make_message(self, scope: Scope, body: bytes) -> InboxMessage | None:
+        """Return the message of a request, or None if it has no id and needs one."""
         pairs = [(name.decode("latin-1").lower(), value) for name, value in scope["headers"]]
         headers = {name: value.decode("latin-1") for name, value in pairs}
-        own = self._senders.check_signature(scope, body, clocks.current.wall())
-        if not self._senders.signs:
-            own = read([value for name, value in pairs if name == _FIELD]) or id_in(headers)
-        if len(own) > LONGEST_MESSAGE_ID:
-            raise ValueError(f"the id of the message has more than {LONGEST_MESSAGE_ID} characters")
-        if not own and not self._needs_id:
-            own = f"sha256:{sha256(body).hexdigest()}"
-        return prepare_letter(Letter(own, self._sender(scope), body, headers)) if own else None
+        message_id = self._senders.check_signature(scope, body, clocks.current.wall())
+        # The id of a signed message is the signed one only, see `senders`.
+        if not self._senders.requires_signature:
+            key_fields = [value for name, value in pairs if name == _KEY_FIELD]
+            message_id = parse_key(key_fields) or find_message_id(headers)
+        if len(message_id) > MAX_MESSAGE_ID_LENGTH:
+            raise ValueError(f"the id of the message has more than {MAX_MESSAGE_ID_LENGTH} characters")
+        # If the key comes from the content, the id only names the message in dead letters and logs.
+        if not message_id and not self._needs_id:
+            message_id = f"sha256:{sha256(body).hexdigest()}"
+        if not message_id:
+            return None
+        return sanitize_message(InboxMessage(message_id, self._find_sender(scope), body, headers))
 
-    def _sender(self, scope: Scope) -> str:
-        """Return whose ids these are; refuse a request of which the user's function cannot say it."""
+    def _find_sender(self, scope: Scope) -> str:
+        """Return the sender's name; raise `UnknownSender` if the user's function fails."""
         if isinstance(self._source, str):
             return self._source
         try:
             sender = self._source(scope)
-        except Exception as fault:
-            raise UnknownSender(f"source= failed with {name_of(fault)}") from fault
+        except Exception as error:
+            raise UnknownSender(f"source= failed with {error_class_name(error)}") from error
         if not isinstance(sender, str):
-            raise UnknownSender(f"source= gave a {type(sender).__name__}, and not a text")
+            raise UnknownSender(f"source= returned a {type(sender).__name__}; it must return a string")
         return sender
 
-    async def _answer(self, letter: Letter) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-        came_to = await self._performed(letter)
-        if ANSWERS[came_to.what].kept and came_to.what == "failed" and self._mode == "run":
-            await self._kept(letter, came_to)
-        if came_to.what in ("done", "seen"):
-            return _value(came_to)
-        if self._mode == "submit" and came_to.what in HANDED_IN:
-            return _json(202, {"run": came_to.run, "state": "accepted"})
-        problem, again = _PROBLEMS[came_to.what]
-        away = away_s(came_to, self._taker.engine.now()) if again else None
-        detail = str(came_to.error.get("message", "")) if came_to.what == "unreadable" else ""
-        run = {"run": came_to.run} if came_to.run and came_to.what != "conflict" else {}
-        return answer_of(problem, detail, away, **run)
+    async def _handle_message(self, message: InboxMessage) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        result = await self._call_step(message)
+        # An unreadable message is not stored: its sender still has it, and gets the error.
+        if result.outcome == "failed" and self._mode == "run":
+            await self._store_dead_letter(message, result)
+        if result.outcome in ("done", "duplicate"):
+            return _value_response(result)
+        if self._mode == "submit" and result.outcome in SUBMITTED_OUTCOMES:
+            return _json_response(202, {"run": result.run, "state": "accepted"})
+        problem, may_retry = _PROBLEMS[result.outcome]
+        retry_after_s = redelivery_delay_s(result, self._step.engine.now()) if may_retry else None
+        detail = str(result.error.get("message", "")) if result.outcome == "unreadable" else ""
+        # A conflicting message does not learn the run of the message that has its id.
+        run = {"run": result.run} if result.run and result.outcome != "conflict" else {}
+        return problem_response(problem, detail, retry_after_s, **run)
 
-    async def _performed(self, letter: Letter) -> CameTo:
-        called = self._taker.read(letter)
-        if isinstance(called, CameTo):
-            return called
+    async def _call_step(self, message: InboxMessage) -> MessageOutcome:
+        call = self._step.read_message(message)
+        if isinstance(call, MessageOutcome):
+            return call
         if self._mode == "submit":
-            return await _threaded(self._taker.hand_in, called)
-        if self._taker.awaits:
-            return await self._taker.call_awaited(called)
-        return await _threaded(self._taker.call, called)
+            return await _run_in_thread(self._step.submit_call, call)
+        if self._step.is_async:
+            return await self._step.call_step_async(call)
+        return await _run_in_thread(self._step.call_step, call)
 
-    async def _kept(self, letter: Letter, came_to: CameTo) -> None:
-        """Keep a message that has failed for good."""
-        engine, name = self._taker.engine, self._taker.name
-        courier = Courier(engine, Sinks({topic_of(name): _nobody}), MOST_BYTES, None, None)
-        await awaiting(courier, keep(letter, name, came_to))
+    async def _store_dead_letter(self, message: InboxMessage, result: MessageOutcome) -> None:
+        """Store a permanently failed message as a dead letter."""
+        engine, name = self._step.engine, self._step.name
+        sinks = SinkTable({dead_letter_topic(name): _ignore_message})
+        driver = DeliveryDriver(engine, sinks, DEFAULT_MAX_BYTES, None, None)
+        await run_delivery_async(driver, store_dead_letter(message, name, result))
 
-    async def _live(self, receive: Receive, send: Send) -> None:
-        """Start and end with the server; what is under way then may come to its end."""
+    async def _handle_lifespan(self, receive: Receive, send: Send) -> None:
+        """Handle the ASGI lifespan; at shutdown wait for the messages in progress."""
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
                 await send({"type": "lifespan.startup.complete"})
             else:
-                await drained(self._under_way, DRAIN_S)
+                await wait_for_tasks(self._active_tasks, DRAIN_TIMEOUT_S)
                 await send({"type": "lifespan.shutdown.complete"})
                 return
 
 
-async def _nobody(_message: object) -> None:  # pragma: no cover - it only has to be async
-    """Send nothing: letters are kept here, not sent."""
+async def _ignore_message(_message: object) -> None:  # pragma: no cover - it only has to be async
+    """Do nothing: the endpoint only stores dead letters, it does not send them."""
 
 
-async def _threaded(work: Callable[[Called], CameTo], called: Called) -> CameTo:
-    trio = clocks.in_trio()
+async def _run_in_thread(work: Callable[[StepCall], MessageOutcome], call: StepCall) -> MessageOutcome:
+    trio = clocks.find_trio()
     if trio is not None:
-        return await trio.to_thread.run_sync(work, called)  # type: ignore[no-any-return]
+        return await trio.to_thread.run_sync(work, call)  # type: ignore[no-any-return]
     import asyncio
 
-    return await asyncio.to_thread(work, called)
+    return await asyncio.to_thread(work, call)
 
 
-def _value(came_to: CameTo) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-    """Return the answer with a value; one that JSON cannot hold is left out."""
-    told: dict[str, Any] = {"state": "done"}
+def _value_response(result: MessageOutcome) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    """Return the response with a value; without it if JSON cannot encode the value."""
+    content: dict[str, Any] = {"state": "done"}
     try:
-        return _json(200, {**told, "value": came_to.value})
+        return _json_response(200, {**content, "value": result.value})
     except TypeError:
-        return _json(200, told)
+        return _json_response(200, content)
 
 
-def _json(status: int, told: dict[str, Any]) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-    body = msgspec.json.encode(told)
+def _json_response(status: int, content: dict[str, Any]) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    body = msgspec.json.encode(content)
     return status, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))], body

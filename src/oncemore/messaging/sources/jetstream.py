@@ -1,12 +1,8 @@
-"""JetStream as a queue: a durable pull consumer with explicit answers.
+"""A durable JetStream pull consumer with explicit acknowledgements, as a source of messages.
 
-An answer is asked back for (a "double ack"): when `ack` returns, the server has it. A server that dies
-before, or a connection that is cut, leaves the letter unanswered; it comes again after `ack_wait` and is
-found in the log. What the letter's id is, the first that is there:
-
-    Nats-Msg-Id                what its sender calls it
-    Oncemore-Id, ce-id         the same, in other words
-    stream, sequence, time     its place; the time, because a stream that is made anew begins at 1 again
+Every answer is confirmed by the server ("double ack"). If the server or the connection fails before, the
+message is delivered again after `ack_wait`, and the inbox finds its run in the log. The id of a message is
+its `Nats-Msg-Id`, else `Oncemore-Id` or `ce-id`, else stream, sequence and time.
 """
 
 from __future__ import annotations
@@ -15,25 +11,25 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from oncemore.errors import MissingExtra, UsageError
-from oncemore.log.nats.servers import quiet, servers_of
-from oncemore.messaging.inbox_flow import Letter
-from oncemore.messaging.inbox_message import id_in
-from oncemore.messaging.inbox_service import Delivery
+from oncemore.log.nats.servers import ignore_error, parse_servers
+from oncemore.messaging.inbox_flow import InboxMessage
+from oncemore.messaging.inbox_message import find_message_id
+from oncemore.messaging.sources.source import ReceivedMessage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-#: How long one look waits for letters, and one answer of the server for anything.
-LOOK_S, ANSWER_S = 1.0, 5.0
-#: How long a letter may be under way without a word, unless told; the most of them that are out at once.
+#: How long one fetch waits for messages, and how long any reply of the server may take.
+POLL_S, REPLY_TIMEOUT_S = 1.0, 5.0
+#: The default time without a heartbeat after which the server delivers a message again.
 ACK_WAIT_S = 30.0
 _NO_SUCH_STREAM, _NO_SUCH_CONSUMER = 10059, 10014
 
 
-class JetStream:
-    """The letters of a consumer, which is made if it is not there; so is the stream, if `subjects` are given.
+class JetStreamSource:
+    """Receives from a consumer; creates a missing consumer, and with `subjects` a missing stream.
 
-    max_out  the most letters that the server gives out unanswered, to all inboxes of the consumer together
+    max_ack_pending  the limit of unacknowledged messages of all inboxes of the consumer together
     """
 
     def __init__(
@@ -45,46 +41,49 @@ class JetStream:
         subjects: Sequence[str] = (),
         filter_subject: str | None = None,
         ack_wait_s: float = ACK_WAIT_S,
-        max_out: int = 256,
+        max_ack_pending: int = 256,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._servers = servers_of(url)
+        self._servers = parse_servers(url)
         for name, value in (("stream", stream), ("durable", durable)):
-            if not isinstance(value, str) or not value or any(sign in value for sign in " .*>/\\\t\r\n"):
+            if not isinstance(value, str) or not value or any(char in value for char in " .*>/\\\t\r\n"):
                 raise UsageError(f"{name} is {value!r}; it takes a name without spaces and . * > / \\")
         if isinstance(ack_wait_s, bool) or not 0.1 <= ack_wait_s <= 86_400:
             raise UsageError(f"ack_wait is {ack_wait_s!r}; it takes 0.1 to 86400 s")
-        self.name, self.beat_s = f"nats:{stream}", ack_wait_s / 3
+        self.name, self.heartbeat_s = f"nats:{stream}", ack_wait_s / 3
         self._stream, self._durable = stream, durable
         self._subjects, self._filter = list(subjects), filter_subject
-        self._ack_wait_s, self._max_out, self._options = ack_wait_s, max_out, dict(options or {})
+        self._ack_wait_s, self._max_ack_pending, self._options = (
+            ack_wait_s,
+            max_ack_pending,
+            dict(options or {}),
+        )
         self._client: Any = None
         self._pull: Any = None
 
     async def open(self) -> None:
-        """Connect, and find the consumer or make it."""
+        """Connect, and find or create the stream and the consumer."""
         try:
             import nats
             from nats.js.errors import NotFoundError
-        except ImportError as missing:
-            raise MissingExtra(
-                "an inbox on JetStream needs nats-py: pip install 'oncemore[nats]'"
-            ) from missing
-        await self.close()  # what an earlier try has left
-        told = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.25, "error_cb": quiet}
-        # With any number of attempts allowed the first connection has them, too: it would never give up.
-        made = nats.connect(self._servers, **{**told, **self._options})
-        self._client = await asyncio.wait_for(made, ANSWER_S)
-        streams = self._client.jetstream(timeout=ANSWER_S)
+        except ImportError as error:
+            raise MissingExtra("an inbox on JetStream needs nats-py: pip install 'oncemore[nats]'") from error
+        # An earlier attempt may have connected and then failed.
+        await self.close()
+        defaults = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.25, "error_cb": ignore_error}
+        # With unlimited reconnects the first connection would be retried for ever, too.
+        connecting = nats.connect(self._servers, **{**defaults, **self._options})
+        self._client = await asyncio.wait_for(connecting, REPLY_TIMEOUT_S)
+        streams = self._client.jetstream(timeout=REPLY_TIMEOUT_S)
         try:
             await streams.stream_info(self._stream)
         except NotFoundError as error:
             if error.err_code not in (None, _NO_SUCH_STREAM) or not self._subjects:
                 raise UsageError(
-                    f"there is no stream {self._stream!r}; make it, or give subjects= to have it made"
+                    f"there is no stream {self._stream!r}; create it, or pass subjects= to have it created"
                 ) from None
             await self._make_stream(streams)
-        self.beat_s = await self._consumer(streams, NotFoundError) / 3
+        self.heartbeat_s = await self._ensure_consumer(streams, NotFoundError) / 3
         self._pull = await streams.pull_subscribe_bind(durable=self._durable, stream=self._stream)
 
     async def _make_stream(self, streams: Any) -> None:
@@ -94,69 +93,72 @@ class JetStream:
             StreamConfig(name=self._stream, subjects=self._subjects, retention=RetentionPolicy.WORK_QUEUE)
         )
 
-    async def _consumer(self, streams: Any, missing: type[Exception]) -> float:
-        """Find the consumer or make it; return its `ack_wait`."""
+    async def _ensure_consumer(self, streams: Any, missing: type[Exception]) -> float:
+        """Find or create the consumer; return its `ack_wait`."""
         from nats.js.api import AckPolicy, ConsumerConfig
 
         try:
-            found = await streams.consumer_info(self._stream, self._durable)
+            info = await streams.consumer_info(self._stream, self._durable)
         except missing:
-            found = await streams.add_consumer(
+            info = await streams.add_consumer(
                 self._stream,
                 ConsumerConfig(
                     durable_name=self._durable,
                     ack_policy=AckPolicy.EXPLICIT,
                     ack_wait=self._ack_wait_s,
-                    max_deliver=-1,  # how often is ours to say: the step's policy does
-                    max_ack_pending=self._max_out,
+                    # Unlimited: the step's policy decides on the number of attempts.
+                    max_deliver=-1,
+                    max_ack_pending=self._max_ack_pending,
                     filter_subject=self._filter,
                 ),
             )
-        if found.config.ack_policy != AckPolicy.EXPLICIT:
+        if info.config.ack_policy != AckPolicy.EXPLICIT:
             raise UsageError(
-                f"consumer {self._durable!r} has ack policy {found.config.ack_policy}; it must be explicit"
+                f"consumer {self._durable!r} has ack policy {info.config.ack_policy}; it must be explicit"
             )
-        return float(found.config.ack_wait or ACK_WAIT_S)
+        return float(info.config.ack_wait or ACK_WAIT_S)
 
-    async def receive(self, limit: int) -> list[Delivery]:
-        """Return letters that are due."""
-        from nats.errors import TimeoutError as NoneYet
+    async def receive(self, limit: int) -> list[ReceivedMessage]:
+        """Return messages, or none if there are none within `POLL_S`."""
+        from nats.errors import TimeoutError as FetchTimeout
 
         try:
-            messages = await self._pull.fetch(limit, timeout=LOOK_S)
-        except NoneYet:
+            messages = await self._pull.fetch(limit, timeout=POLL_S)
+        except FetchTimeout:
             return []
-        return [Delivery(self._letter(message), message) for message in messages]
+        return [ReceivedMessage(self._make_message(message), message) for message in messages]
 
-    def _letter(self, message: Any) -> Letter:
+    def _make_message(self, message: Any) -> InboxMessage:
         headers = {str(name).lower(): str(value) for name, value in (message.headers or {}).items()}
-        told = message.metadata
-        place = f"{told.stream} {told.sequence.stream} {told.timestamp.isoformat()}"
-        own = headers.get("nats-msg-id") or id_in(headers) or place
-        return Letter(own, self.name, message.data, headers, told.num_delivered)
+        metadata = message.metadata
+        # With the time, because a stream that was deleted and created again starts at sequence 1.
+        position = f"{metadata.stream} {metadata.sequence.stream} {metadata.timestamp.isoformat()}"
+        message_id = headers.get("nats-msg-id") or find_message_id(headers) or position
+        return InboxMessage(message_id, self.name, message.data, headers, metadata.num_delivered)
 
-    async def ack(self, delivery: Delivery) -> None:
-        """Have it taken off the queue."""
-        await self._answered(delivery, b"+ACK")
+    async def ack(self, delivery: ReceivedMessage) -> None:
+        """Acknowledge a message; return when the server has confirmed it."""
+        await self._send_answer(delivery, b"+ACK")
 
-    async def nak(self, delivery: Delivery, delay_s: float) -> None:
-        """Have it come again; at once, if there is no delay."""
+    async def nak(self, delivery: ReceivedMessage, delay_s: float) -> None:
+        """Have a message delivered again after a delay."""
         delay = b' {"delay": %d}' % int(delay_s * 1e9) if delay_s > 0 else b""
-        await self._answered(delivery, b"-NAK" + delay)
+        await self._send_answer(delivery, b"-NAK" + delay)
 
-    async def term(self, delivery: Delivery, why: str) -> None:
-        """Have it taken off the queue; why, stands in the server's advisory."""
-        await self._answered(delivery, b"+TERM " + why.encode("ascii", "replace")[:100])
+    async def terminate(self, delivery: ReceivedMessage, reason: str) -> None:
+        """Remove a message that was not processed; the server publishes the reason as an advisory."""
+        await self._send_answer(delivery, b"+TERM " + reason.encode("ascii", "replace")[:100])
 
-    async def _answered(self, delivery: Delivery, word: bytes) -> None:
-        await self._client.request(delivery.token.reply, word, timeout=ANSWER_S)
+    async def _send_answer(self, delivery: ReceivedMessage, word: bytes) -> None:
+        # A request, not a publish: its reply is the server's confirmation.
+        await self._client.request(delivery.token.reply, word, timeout=REPLY_TIMEOUT_S)
 
-    async def beat(self, delivery: Delivery) -> None:
-        """Begin its `ack_wait` anew."""
+    async def extend_lease(self, delivery: ReceivedMessage) -> None:
+        """Restart the `ack_wait` of a message."""
         await self._client.publish(delivery.token.reply, b"+WPI")
 
     async def close(self) -> None:
-        """Leave the server; what was fetched and not begun comes again after `ack_wait`."""
+        """Disconnect; messages that were fetched and not begun are delivered again after `ack_wait`."""
         client, self._client, self._pull = self._client, None, None
         if client is not None:
             await client.close()

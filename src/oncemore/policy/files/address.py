@@ -1,13 +1,13 @@
-"""Names and addresses: which file is meant.
+"""Names and addresses of policies.
 
-    kfm-rules                     a packaged profile, or a file of the policy root
-    nova-cat/acquisition          one policy of it
-    nova-cat/acquisition@eso      … as it is for a provider
+    kfm-rules                     a packaged profile, or a file in the policy root
+    nova-cat/acquisition          one policy of a profile
+    nova-cat/acquisition@eso      the same policy for a provider
     policies/mine.yaml            a file; /policy and @provider may follow here too
 
-A file of the policy root is known by the name that it gives itself, else by that of the file. No two files
-may have the same name. It may not be one of the packaged ones, but for those of the published layout
-(`p2-batch-reporting`): there the user's own file is meant.
+A file in the policy root has the name given in it, else the name of the file. No two files may have the
+same name. A packaged name is refused, except those of the published layout (`p2-batch-reporting`): for
+these, the user's own file takes precedence.
 """
 
 from __future__ import annotations
@@ -18,128 +18,138 @@ from pathlib import Path
 
 from oncemore._values import Value
 from oncemore.errors import PolicyError
-from oncemore.policy.files.disk import Stamp, read, stamp
-from oncemore.policy.files.packaged import LAYOUT, PACKAGED, path_of
-from oncemore.policy.files.yaml_reader import Fields, Scalar, parse
+from oncemore.policy.files.file_reader import (
+    LAYOUT,
+    PACKAGED_FILES,
+    FileStamp,
+    packaged_path,
+    read_file,
+    stamp_file,
+)
+from oncemore.policy.files.yaml_reader import MappingNode, ScalarNode, parse_yaml
 from oncemore.settings import policy_root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
-MOST_FILES: Final = 500
+MAX_FILES: Final = 500
 
+# A file path may contain "/" and "@", so it is recognised by its suffix first.
 _ADDRESS: Final = re.compile(
     r"(?P<file>.*\.ya?ml|[^/@]+)(?:/(?P<policy>[^/@]+))?(?:@(?P<provider>[^/@]+))?", re.DOTALL
 )
-_FILE: Final = re.compile(r"\.ya?ml$")
+_YAML_SUFFIX: Final = re.compile(r"\.ya?ml$")
 
-_known: dict[Stamp, str] = {}
+_name_cache: dict[FileStamp, str] = {}
 
 
-class Address(Value):
-    """Where a policy is: in which file, under which name, for which provider."""
+class PolicyAddress(Value):
+    """A parsed address: path of the file, name of the policy, and provider."""
 
     path: str
     policy: str = "default"
     provider: str | None = None
 
 
-def address_of(given: str | os.PathLike[str]) -> Address:
-    """Return where the policy is that an address or a path means."""
-    if not isinstance(given, str):
-        return Address(path_text(given))
-    found = _ADDRESS.fullmatch(given)
-    if found is None:
-        raise not_known(given)
-    file = found["file"]
-    path = file if _FILE.search(file) else find(file)
-    return Address(path, found["policy"] or "default", found["provider"])
+def parse_address(address: str | os.PathLike[str]) -> PolicyAddress:
+    """Return the file, policy and provider for an address or a path."""
+    if not isinstance(address, str):
+        return PolicyAddress(path_text(address))
+    match = _ADDRESS.fullmatch(address)
+    if match is None:
+        raise unknown_policy_error(address)
+    file = match["file"]
+    path = file if _YAML_SUFFIX.search(file) else find_profile_file(file)
+    return PolicyAddress(path, match["policy"] or "default", match["provider"])
 
 
 def path_text(path: str | os.PathLike[str]) -> str:
-    """Return a path as text; bytes are nobody's policy."""
+    """Return a path as text; raise `PolicyError` for a path in bytes."""
     text = os.fspath(path)
     if not isinstance(text, str):
         raise PolicyError(f"the path of a policy file is {text!r}; it must be a text")
     return text
 
 
-def find(name: str) -> str:
-    """Return the file of a profile, or say which names are known."""
-    own = root_files().get(name, [])
-    if name in PACKAGED and not (own and name in LAYOUT):
-        if own:
+def find_profile_file(name: str) -> str:
+    """Return the path of a profile; raise `PolicyError` with the known names if there is none."""
+    own_files = list_root_files().get(name, [])
+    if name in PACKAGED_FILES and not (own_files and name in LAYOUT):
+        if own_files:
             raise PolicyError(
-                f"{own[0]} is called {name}, like a packaged profile; give it a name of its own"
+                f"{own_files[0]} is called {name}, like a packaged profile; give it another name"
             )
-        return path_of(name)
-    if len(own) > 1:
-        raise PolicyError(f"two files are called {name}: {own[0]} and {own[1]}")
-    if not own:
-        raise not_known(name)
-    return own[0]
+        return packaged_path(name)
+    if len(own_files) > 1:
+        raise PolicyError(f"two files are called {name}: {own_files[0]} and {own_files[1]}")
+    if not own_files:
+        raise unknown_policy_error(name)
+    return own_files[0]
 
 
-def extended(given: str, path: str) -> str:
-    """Return the file that `extends` means in the file at `path`."""
-    if not _FILE.search(given):
-        target = find(given)
-        # A user's own p2-batch-reporting that extends p2-batch-reporting means the packaged one.
-        own = given in LAYOUT and os.path.realpath(target) == os.path.realpath(path)
-        return path_of(given) if own else target
-    if Path(given).is_absolute():
-        raise PolicyError(f"{given!r} is a path of one machine; write it relative to this file")
-    return os.path.join(os.path.dirname(path), given)  # noqa: PTH118, PTH120 - kept as the user wrote it
+def resolve_extends(reference: str, path: str) -> str:
+    """Return the file for an `extends` in the file at `path`."""
+    if not _YAML_SUFFIX.search(reference):
+        target = find_profile_file(reference)
+        # A user's own p2-batch-reporting that extends p2-batch-reporting extends the packaged one.
+        is_itself = reference in LAYOUT and os.path.realpath(target) == os.path.realpath(path)
+        return packaged_path(reference) if is_itself else target
+    if Path(reference).is_absolute():
+        raise PolicyError(f"{reference!r} is a path of one machine; write it relative to this file")
+    return os.path.join(os.path.dirname(path), reference)  # noqa: PTH118, PTH120 - messages show the path as the user wrote it
 
 
-def not_known(name: str) -> PolicyError:
-    """Return the error for a name that means nothing, with those that do."""
-    known = ", ".join(sorted({*PACKAGED, *root_files()}))
+def unknown_policy_error(name: str) -> PolicyError:
+    """Return the error for an unknown name, with the known names."""
+    known = ", ".join(sorted({*PACKAGED_FILES, *list_root_files()}))
     hint = "; the path of a file ends in .yaml" if "/" in name else ""
     return PolicyError(f"policy {name[:200]!r} is not known; known are {known}{hint}")
 
 
-def root_files() -> dict[str, list[str]]:
-    """Return the files of the policy root by the names they have."""
+def list_root_files() -> dict[str, list[str]]:
+    """Return the files of the policy root by profile name."""
     root = policy_root()
     if root is None:
         return {}
     folder = Path(root)
     if not folder.is_dir():
         raise PolicyError(f"ONCEMORE_POLICY_ROOT is {root!r}, which is not a folder")
-    places = (folder, folder / "retry-loop" / "policies")
-    files = sorted(str(path) for place in places for path in place.glob("*.yaml"))
-    if len(files) > MOST_FILES:
-        raise PolicyError(f"{root} holds more than {MOST_FILES} policy files")
-    found: dict[str, list[str]] = {}
+    folders = (folder, folder / "retry-loop" / "policies")
+    files = sorted(str(path) for directory in folders for path in directory.glob("*.yaml"))
+    # Each file is parsed for its name; a wrong root, such as a home folder, must not take minutes.
+    if len(files) > MAX_FILES:
+        raise PolicyError(f"{root} holds more than {MAX_FILES} policy files")
+    files_by_name: dict[str, list[str]] = {}
     for path in files:
-        found.setdefault(_name_in(path), []).append(path)
-    return found
+        files_by_name.setdefault(_cached_profile_name(path), []).append(path)
+    return files_by_name
 
 
-def name_of(tree: Fields, path: str) -> str:
-    """Return what a file is called: by itself, or like the file."""
+def profile_name(tree: MappingNode, path: str) -> str:
+    """Return a profile's name: the one in the file, else the name of the file."""
     entry = tree.entries.get("profile") or tree.entries.get("name")
-    given = entry.node.value if entry is not None and isinstance(entry.node, Scalar) else None
-    return given if isinstance(given, str) and given else Path(path).stem
+    name = entry.node.value if entry is not None and isinstance(entry.node, ScalarNode) else None
+    return name if isinstance(name, str) and name else Path(path).stem
 
 
-def _name_in(path: str) -> str:
-    """Return the name in a file, remembered; one that cannot be read has the name of its file."""
-    seen = stamp(path)
-    if seen is None:
+def _cached_profile_name(path: str) -> str:
+    """Return the name in a file; an unreadable file has the name of its file."""
+    stamp = stamp_file(path)
+    if stamp is None:
         return Path(path).stem
-    if seen not in _known:
-        if len(_known) >= MOST_FILES:
-            _known.clear()
+    if stamp not in _name_cache:
+        # A changed file has a new stamp; without a limit the old ones would pile up.
+        if len(_name_cache) >= MAX_FILES:
+            _name_cache.clear()
         try:
-            _known[seen] = name_of(parse(read(path)[0], path), path)
+            _name_cache[stamp] = profile_name(parse_yaml(read_file(path)[0], path), path)
+        # A broken file must not hide the names of all other files; its faults are reported when it is loaded.
         except PolicyError:
-            _known[seen] = Path(path).stem
-    return _known[seen]
+            _name_cache[stamp] = Path(path).stem
+    return _name_cache[stamp]
 
 
-def forget_names() -> None:
-    """Let go of what was remembered of files."""
-    _known.clear()
+def clear_name_cache() -> None:
+    """Forget the cached names of files."""
+    _name_cache.clear()

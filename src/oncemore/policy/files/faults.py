@@ -1,7 +1,7 @@
-"""What is wrong with a policy file, and where: file, line, column, field, what is allowed.
+"""Faults of a policy file: file, line, column, field and the allowed values.
 
-Faults are collected, so that a person who corrects a file sees all of them at once; there is a limit
-to how many are kept and to how much of a wrong value is shown.
+Faults are collected, so that the author of a file sees all of them at once. Their number and the
+length of a shown value are limited.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Final
 
-MOST_FAULTS: Final = 20
-MOST_SHOWN: Final = 60
+MAX_FAULTS: Final = 20
+MAX_SHOWN_CHARS: Final = 60
+_YAML_WORDS: Final = ((None, "null"), (True, "true"), (False, "false"))
 
 
-class Mark(Value):
-    """A place in a file, counted from 1 as editors do; line 0 is the file as a whole."""
+class FilePosition(Value):
+    """A position in a file, counted from 1 like in editors; line 0 stands for the whole file."""
 
     file: str
     line: int = 0
@@ -29,10 +30,10 @@ class Mark(Value):
         return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
 
 
-class Fault(Value):
-    """One thing that is wrong: where, in which field (if it is one), and what is allowed instead."""
+class FileFault(Value):
+    """One fault: its position, its field (if any), and a text with the allowed values."""
 
-    mark: Mark
+    mark: FilePosition
     field: str
     text: str
 
@@ -41,9 +42,9 @@ class Fault(Value):
 
 
 class PolicyFileError(PolicyError):
-    """A policy file cannot be used; `faults` holds everything that was found in it."""
+    """A policy file cannot be used; `faults` lists all faults."""
 
-    def __init__(self, faults: tuple[Fault, ...], more: int = 0) -> None:
+    def __init__(self, faults: tuple[FileFault, ...], more: int = 0) -> None:
         self.faults = faults
         self.more = more
         lines = [str(fault) for fault in faults]
@@ -51,51 +52,49 @@ class PolicyFileError(PolicyError):
             lines.append(f"and {more} more")
         super().__init__("\n".join(lines))
 
+    # Without this, pickle would call `__init__` with the message instead of the faults.
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.faults, self.more)
 
 
-class Faults:
-    """The faults found so far; each is kept once, and no more than `MOST_FAULTS` of them."""
+class FaultList:
+    """Collects faults: each one once, and at most `MAX_FAULTS`."""
 
     def __init__(self) -> None:
-        self._found: dict[Fault, None] = {}
-        self._more = 0
+        self._faults: dict[FileFault, None] = {}
+        self._overflow = 0
 
-    def add(self, mark: Mark, field: str, text: str) -> None:
-        """Keep one more fault, or count it when there are too many."""
-        fault = Fault(mark, field, text)
-        if fault in self._found:
+    def add_fault(self, mark: FilePosition, field: str, text: str) -> None:
+        """Add a fault; beyond the limit it is only counted."""
+        fault = FileFault(mark, field, text)
+        if fault in self._faults:
             return
-        if len(self._found) < MOST_FAULTS:
-            self._found[fault] = None
+        if len(self._faults) < MAX_FAULTS:
+            self._faults[fault] = None
         else:
-            self._more += 1
+            self._overflow += 1
 
-    def check(self) -> None:
-        """Raise what was found, in the order of the places; nothing found is nothing raised."""
-        if self._found:
-            raise PolicyFileError(tuple(sorted(self._found)), self._more)
-
-
-def refuse(mark: Mark, text: str, field: str = "") -> PolicyFileError:
-    """Return the error for a file that cannot even be read to its end."""
-    return PolicyFileError((Fault(mark, field, text),))
+    def raise_if_any(self) -> None:
+        """Raise `PolicyFileError` with all faults in the order of their positions, if there are any."""
+        if self._faults:
+            raise PolicyFileError(tuple(sorted(self._faults)), self._overflow)
 
 
-def shown(value: object) -> str:
-    """Return a value as a message shows it: on one line, escaped, and short."""
-    text = {None: "null", True: "true", False: "false"}.get(value) if _plain(value) else repr(value)  # type: ignore[call-overload]
-    assert text is not None
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+def policy_file_error(mark: FilePosition, text: str, field: str = "") -> PolicyFileError:
+    """Return the error for a file with a fault that ends the reading."""
+    return PolicyFileError((FileFault(mark, field, text),))
 
 
-def _plain(value: object) -> bool:
-    return value is None or isinstance(value, bool)
+def format_value(value: object) -> str:
+    """Return a value for a message: on one line, escaped and shortened."""
+    # As YAML writes them; compared by identity, because 1 == True.
+    text = next((word for known, word in _YAML_WORDS if value is known), repr(value))
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…"
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that a misspelt one most likely means, or None."""
-    from difflib import get_close_matches  # only a mistake pays for it
+def find_closest_word(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word closest to a misspelt one, or None."""
+    # Imported here: only a file with a fault needs it.
+    from difflib import get_close_matches
 
-    return next(iter(get_close_matches(word[:MOST_SHOWN], list(known), 1, 0.6)), None)
+    return next(iter(get_close_matches(word[:MAX_SHOWN_CHARS], list(known), 1, 0.6)), None)

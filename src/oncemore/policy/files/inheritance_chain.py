@@ -1,8 +1,8 @@
-"""A file with all that it extends, down to one that extends nothing.
+"""Reads a file with all files that it extends.
 
-The way is bounded and has no circles; each file on it is read and verified like the first. What is
-wrong on the way is a fault of the file that leads there, what is wrong in another file is told by that
-one.
+The chain has a limited length and no circles; every file in it is read and verified like the first. An
+`extends` that cannot be followed is a fault of the file that contains it; all other faults belong to
+the file in which they are.
 """
 
 from __future__ import annotations
@@ -14,105 +14,121 @@ from pathlib import Path
 
 from oncemore._values import Value
 from oncemore.errors import PolicyError
-from oncemore.policy.files.address import extended, name_of
-from oncemore.policy.files.disk import Stamp, read
-from oncemore.policy.files.faults import Faults, Mark, shown
-from oncemore.policy.files.fields import NAME
-from oncemore.policy.files.inheritance import inherit, settled
-from oncemore.policy.files.packaged import LAYOUT, PACKAGED, is_packaged, verify
-from oncemore.policy.files.sections import FIELDS
-from oncemore.policy.files.validation import canonical, check_effect
-from oncemore.policy.files.yaml_reader import Fields, Scalar, parse
+from oncemore.policy.files.address import profile_name, resolve_extends
+from oncemore.policy.files.faults import FaultList, FilePosition, format_value
+from oncemore.policy.files.fields import NAME_PATTERN
+from oncemore.policy.files.file_reader import (
+    LAYOUT,
+    PACKAGED_FILES,
+    FileStamp,
+    is_packaged,
+    read_file,
+    verify_packaged,
+)
+from oncemore.policy.files.inheritance import inherit_fields, move_provider_cooldowns
+from oncemore.policy.files.sections import FILE_FIELDS
+from oncemore.policy.files.validation import check_effect, normalize_names
+from oncemore.policy.files.yaml_reader import MappingNode, ScalarNode, parse_yaml
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
-MOST_PARENTS: Final = 5
+MAX_PARENTS: Final = 5
 
 
-class Draft(Value):
-    """What holds in a file, before anything is made of it.
+class FileDraft(Value):
+    """The merged fields of a file, before policies are built from them.
 
-    compliant  whether no file on the way says that it does not follow the KFM rules
-    stamps     of all files that it comes from
+    is_compliant  whether no file in the chain says that it does not follow the KFM rules
+    stamps        the stamps of all files in the chain
     """
 
     name: str
-    tree: Fields
+    tree: MappingNode
     lineage: tuple[str, ...]
-    compliant: bool
+    is_compliant: bool
     digest: str
-    stamps: tuple[Stamp, ...]
+    stamps: tuple[FileStamp, ...]
 
 
-def draft_of(path: str, faults: Faults, above: tuple[str, ...] = ()) -> Draft:
-    """Read a file and those that it extends; `above` are the files that extend it."""
-    data, seen = read(path)
+def draft_file(path: str, faults: FaultList, extending_files: tuple[str, ...] = ()) -> FileDraft:
+    """Return the draft of a file; `extending_files` are the files that lead to it through `extends`."""
+    data, stamp = read_file(path)
     if is_packaged(path):
-        verify(path, data)
-    raw = parse(data, path)
-    own = settled(canonical(raw, FIELDS, faults), faults)
-    name = name_of(raw, path)
+        verify_packaged(path, data)
+    raw = parse_yaml(data, path)
+    own = move_provider_cooldowns(normalize_names(raw, FILE_FIELDS, faults), faults)
+    name = profile_name(raw, path)
     _check_name(name, own, path, faults)
-    alone = Draft(name, own, (), not _says(own, "kfm_compliant", False), sha256(data).hexdigest(), (seen,))
-    parent = _parent(own, path, (*above, os.path.realpath(path)), faults)
+    draft = FileDraft(
+        name, own, (), not _has_flag(own, "kfm_compliant", False), sha256(data).hexdigest(), (stamp,)
+    )
+    parent = _draft_parent(own, path, (*extending_files, os.path.realpath(path)), faults)
+    # Packaged profiles hold fields of their source documents even where these have no effect.
     if not is_packaged(path):
         lineage = () if parent is None else (parent.name, *parent.lineage)
-        check_effect(own, FIELDS, lineage, faults)
+        check_effect(own, FILE_FIELDS, lineage, faults)
     if parent is None:
-        return alone
-    return alone._replace(
-        tree=inherit(parent.tree, own, faults),
+        return draft
+    return draft._replace(
+        tree=inherit_fields(parent.tree, own, faults),
         lineage=(parent.name, *parent.lineage),
-        compliant=alone.compliant and parent.compliant,
-        stamps=(seen, *parent.stamps),
+        is_compliant=draft.is_compliant and parent.is_compliant,
+        stamps=(stamp, *parent.stamps),
     )
 
 
-def _check_name(name: str, own: Fields, path: str, faults: Faults) -> None:
-    """Refuse a name that is not the file's own, and a file name that cannot be one."""
+def _check_name(name: str, own: MappingNode, path: str, faults: FaultList) -> None:
+    """Add a fault for a packaged name, and for a file name that cannot serve as a profile name."""
     entry = own.entries.get("profile")
-    if name in PACKAGED and name not in LAYOUT and not is_packaged(path):
-        mark = Mark(path) if entry is None else entry.mark
-        faults.add(mark, "profile", f"is {name}, like a packaged profile; give it a name of its own")
-    if entry is None and not re.fullmatch(NAME, name):
-        text = f"is missing, and the file's own name, {shown(name)}, cannot stand for it"
-        faults.add(Mark(path), "profile", text)
+    if name in PACKAGED_FILES and name not in LAYOUT and not is_packaged(path):
+        mark = FilePosition(path) if entry is None else entry.mark
+        faults.add_fault(mark, "profile", f"is {name}, like a packaged profile; give it another name")
+    if entry is None and not re.fullmatch(NAME_PATTERN, name):
+        text = f"is missing, and the file's own name, {format_value(name)}, is not a valid name"
+        faults.add_fault(FilePosition(path), "profile", text)
 
 
-def _parent(own: Fields, path: str, above: tuple[str, ...], faults: Faults) -> Draft | None:
-    """Return the file that this one extends, if it does and the way there is good."""
+def _draft_parent(
+    own: MappingNode, path: str, extending_files: tuple[str, ...], faults: FaultList
+) -> FileDraft | None:
+    """Return the draft of the extended file; None if there is none or it cannot be followed."""
     entry = own.entries.get("extends")
-    if entry is None or not isinstance(entry.node, Scalar) or not isinstance(entry.node.value, str):
-        return None  # a value of the wrong kind is found with all the others
+    if entry is None or not isinstance(entry.node, ScalarNode) or not isinstance(entry.node.value, str):
+        # A value of the wrong type is reported with all other wrong values.
+        return None
     try:
-        target = extended(entry.node.value, path)
+        target = resolve_extends(entry.node.value, path)
     except PolicyError as error:
-        faults.add(entry.node.mark, "extends", f"leads nowhere: {error}")
+        faults.add_fault(entry.node.mark, "extends", f"cannot be followed: {error}")
         return None
-    problem = _no_way(os.path.realpath(target), above)
+    # Real paths, so that links cannot hide a circle.
+    problem = _chain_problem(os.path.realpath(target), extending_files)
     if problem:
-        faults.add(entry.node.mark, "extends", problem)
+        faults.add_fault(entry.node.mark, "extends", problem)
         return None
-    of_the_parent = Faults()
-    draft = draft_of(target, of_the_parent, above)
-    of_the_parent.check()
+    parent_faults = FaultList()
+    draft = draft_file(target, parent_faults, extending_files)
+    # Raised at once: the fields of a file cannot be judged on top of a broken parent.
+    parent_faults.raise_if_any()
     return draft
 
 
-def _no_way(target: str, above: tuple[str, ...]) -> str:
-    if target in above:
-        circle = " → ".join(Path(file).name for file in (*above[above.index(target) :], target))
+def _chain_problem(target: str, extending_files: tuple[str, ...]) -> str:
+    if target in extending_files:
+        circle = " → ".join(
+            Path(file).name for file in (*extending_files[extending_files.index(target) :], target)
+        )
         return f"leads in a circle: {circle}"
-    return f"leads over more than {MOST_PARENTS} files" if len(above) > MOST_PARENTS else ""
+    return f"leads over more than {MAX_PARENTS} files" if len(extending_files) > MAX_PARENTS else ""
 
 
-def _says(tree: Fields, name: str, value: bool) -> bool:
+def _has_flag(tree: MappingNode, name: str, value: bool) -> bool:
     entry = tree.entries.get(name)
-    return entry is not None and isinstance(entry.node, Scalar) and entry.node.value is value
+    return entry is not None and isinstance(entry.node, ScalarNode) and entry.node.value is value
 
 
-def is_governed(draft: Draft) -> bool:
-    """Whether a file, or one that it extends, says that the stricter rules hold."""
-    return _says(draft.tree, "governed", True)
+def is_governed(draft: FileDraft) -> bool:
+    """Return whether a file, or one that it extends, is governed."""
+    return _has_flag(draft.tree, "governed", True)

@@ -1,12 +1,12 @@
-"""A loaded policy file: the policies in it, what it says about itself, and where it comes from."""
+"""The loaded policy file: its policies, its other sections, and its origin."""
 
 from __future__ import annotations
 
 from types import MappingProxyType
 
-from oncemore._values import Record
+from oncemore._values import FrozenRecord
 from oncemore.errors import PolicyError
-from oncemore.limits.cooldown_rules import Rest
+from oncemore.limits.cooldown_rules import CooldownSchedule
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
 
 VERIFIED: Final = "packaged, digest verified"
 UNSIGNED: Final = "unsigned"
-#: What a policy file calls a `cooldown`.
-Cooldown = Rest
+#: The type of a `cooldown` in a policy file.
+Cooldown = CooldownSchedule
 
 
-class Profile(Record):
-    """What a policy file says, checked; a frozen value.
+class Profile(FrozenRecord):
+    """A checked policy file, as a frozen value.
 
-    name        what it is called: by the file, or like the file
-    version     its version, which every decision records
-    governed    whether the stricter rules of governed pipelines hold
-    metadata    description, owner, reviewer, review_by, care_notes, priority, kfm_compliant, as given
-    policies    its policies by name; the one that the profile's own name means is `default`
-    providers   for each provider that has its own: all policies by name
-    cooldowns   the cooldown of everybody (under ""), and of each provider
-    descriptions  what single policies are for, by their names
-    sections    what other parts of the house act on, as plain values under the names of the table
-    spellings   how the file spelt a field where not by its own name: dotted name to dotted name
-    extends     the profiles that it stands on, nearest first
-    source      the file it was read from
-    digest      the SHA-256 of that file's bytes
-    signature   why it is trusted: VERIFIED or UNSIGNED
-    warnings    what is allowed here but unwise; said once, when it is loaded
+    name        the name in the file, else the name of the file
+    version     the version, recorded with every decision
+    governed    whether the stricter rules of governed pipelines apply
+    metadata    description, owner, reviewer, review_by, care_notes, priority, kfm_compliant, if given
+    policies    policies by name; the profile's own name stands for `default`
+    providers   all policies by name, for each provider with policies of its own
+    cooldowns   the common cooldown (under ""), and one for each provider that has its own
+    descriptions  descriptions of single policies by name
+    sections    settings for other parts of the package, as plain values under their field names
+    spellings   alternative spellings used in the file: dotted field name to dotted spelling
+    extends     the profiles that it extends, nearest first
+    source      path of the file
+    digest      SHA-256 of the file's bytes
+    signature   VERIFIED or UNSIGNED
+    warnings    texts for settings that are allowed but unwise; issued once, on loading
     """
 
     __slots__ = (
@@ -62,57 +62,62 @@ class Profile(Record):
     warnings: tuple[str, ...]
 
     def __init__(self, **fields: object) -> None:
-        self.fill(*(frozen(fields[name]) for name in self.__slots__))
+        self.set_fields(**{name: freeze_value(fields[name]) for name in self.__slots__})
 
     def policy(self, name: str = "default", provider: str | None = None) -> Policy:
-        """Return one of its policies, as it is for a provider; one that is not listed has no special one."""
-        own = self.policies if provider is None else self.providers.get(provider, self.policies)
-        if name not in own:
+        """Return a policy by name, with a provider's changes.
+
+        A provider that the file does not list gets the common policy.
+        """
+        policies = self.policies if provider is None else self.providers.get(provider, self.policies)
+        if name not in policies:
             wanted = self.name if name == "default" else f"{self.name}/{name}"
-            known = ", ".join(f"{self.name}/{known}" for known in sorted(own))
-            raise PolicyError(f"policy {wanted!r} is not known; {self.source} has {known}")
-        return own[name]
+            other = ", ".join(f"{self.name}/{other}" for other in sorted(policies))
+            raise PolicyError(f"policy {wanted!r} is not known; {self.source} has {other}")
+        return policies[name]
 
     def cooldown(self, provider: str | None = None) -> Cooldown | None:
-        """Return how long a provider is left alone after failures, if the file says so."""
+        """Return the cooldown after a provider's failures; None if the file has none."""
         return self.cooldowns.get(provider or "", self.cooldowns.get(""))
 
     def plain(self) -> dict[str, Any]:
-        """Return everything as plain values, fit for JSON."""
-        shown = {name: thawed(value) for name, value in self.fields().items()}
-        shown["policies"] = _plainly(self.policies)
-        shown["providers"] = {name: _plainly(own) for name, own in self.providers.items()}
-        shown["cooldowns"] = {name: own._asdict() for name, own in self.cooldowns.items()}
-        return shown
+        """Return everything as plain values for JSON."""
+        fields = {name: thaw_value(value) for name, value in self.field_values().items()}
+        fields["policies"] = _policies_to_dict(self.policies)
+        fields["providers"] = {name: _policies_to_dict(value) for name, value in self.providers.items()}
+        fields["cooldowns"] = {name: value._asdict() for name, value in self.cooldowns.items()}
+        return fields
 
+    # The mappings cannot be hashed; the digest of the file identifies their content.
     def __hash__(self) -> int:
         return hash((self.name, self.source, self.digest))
 
+    # Read-only views cannot be pickled, so a pickled profile holds plain dicts.
     def __reduce__(self) -> tuple[object, ...]:
-        return _again, ({name: thawed(value) for name, value in self.fields().items()},)
+        return _rebuild_profile, ({name: thaw_value(value) for name, value in self.field_values().items()},)
 
 
-def _again(fields: dict[str, object]) -> Profile:
+def _rebuild_profile(fields: dict[str, object]) -> Profile:
     return Profile(**fields)
 
 
-def _plainly(policies: Mapping[str, Policy]) -> dict[str, Any]:
-    return {name: thawed(policy.plain()) for name, policy in policies.items()}
+def _policies_to_dict(policies: Mapping[str, Policy]) -> dict[str, Any]:
+    return {name: thaw_value(policy.to_dict()) for name, policy in policies.items()}
 
 
-def frozen(value: object) -> object:
-    """Return a value that nobody can change: mappings as read-only views, lists as tuples."""
+def freeze_value(value: object) -> object:
+    """Return an immutable copy: mappings as read-only views, lists as tuples."""
     if isinstance(value, (dict, MappingProxyType)):
-        return MappingProxyType({name: frozen(inner) for name, inner in value.items()})
+        return MappingProxyType({name: freeze_value(inner) for name, inner in value.items()})
     if type(value) in (list, tuple):
-        return tuple(frozen(inner) for inner in value)  # type: ignore[attr-defined]
+        return tuple(freeze_value(inner) for inner in value)  # type: ignore[attr-defined]
     return value
 
 
-def thawed(value: object) -> Any:
+def thaw_value(value: object) -> Any:
     """Return a copy made of plain dicts and lists."""
     if isinstance(value, (dict, MappingProxyType)):
-        return {name: thawed(inner) for name, inner in value.items()}
+        return {name: thaw_value(inner) for name, inner in value.items()}
     if type(value) in (list, tuple):
-        return [thawed(inner) for inner in value]  # type: ignore[attr-defined]
+        return [thaw_value(inner) for inner in value]  # type: ignore[attr-defined]
     return value

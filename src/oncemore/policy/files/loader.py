@@ -1,25 +1,36 @@
-"""LOAD: names and paths to profiles and policies.
+"""Loads profiles and policies by name or path.
 
     load("policies/mine.yaml")          a file
     profile("kfm-rules")                a packaged profile, or a file of the policy root by its name
-    policy("nova-cat/acquisition@eso")  one policy of it, as it is for a provider
+    policy("nova-cat/acquisition@eso")  one policy of a profile, for a provider
 
-Loaded profiles are remembered until one of the files they came from changes. Warnings are given when a
-file is really read, at the line of the caller.
+Loaded profiles are cached until one of their files changes. Warnings are issued only when a file is
+actually read, with the caller's line.
 """
 
 from __future__ import annotations
 
 from oncemore._values import Value
 from oncemore.errors import PolicyError, warn_policy
-from oncemore.limits.breaker_rules import Rules
-from oncemore.policy.files.address import address_of, find, forget_names, path_text, root_files
-from oncemore.policy.files.build import Built, build
-from oncemore.policy.files.disk import Stamp, stamp
-from oncemore.policy.files.faults import Faults
-from oncemore.policy.files.inheritance_chain import Draft, draft_of, is_governed
+from oncemore.limits.breaker_rules import BreakerRules
+from oncemore.policy.files.address import (
+    clear_name_cache,
+    find_profile_file,
+    list_root_files,
+    parse_address,
+    path_text,
+)
+from oncemore.policy.files.build import BuiltProfile, build_profile
+from oncemore.policy.files.faults import FaultList
+from oncemore.policy.files.file_reader import (
+    PACKAGED_FILES,
+    FileStamp,
+    is_packaged,
+    packaged_path,
+    stamp_file,
+)
+from oncemore.policy.files.inheritance_chain import FileDraft, draft_file, is_governed
 from oncemore.policy.files.loaded import UNSIGNED, VERIFIED, Profile
-from oncemore.policy.files.packaged import PACKAGED, is_packaged, path_of
 from oncemore.policy.policy import STANDARD, StepSettings
 from oncemore.settings import BEATS, LEASE_S
 
@@ -32,13 +43,13 @@ if TYPE_CHECKING:
     from oncemore.policy.files.loaded import Cooldown
     from oncemore.policy.policy import Policy
 
-MOST_REMEMBERED: Final = 128
+MAX_CACHED_PROFILES: Final = 128
 
-_remembered: dict[str, tuple[tuple[Stamp, ...], Profile]] = {}
+_profile_cache: dict[str, tuple[tuple[FileStamp, ...], Profile]] = {}
 
 
-class Listed(Value):
-    """One line of a listing; `fault` says why a file cannot be used."""
+class PolicyListing(Value):
+    """One row of a listing; `fault` is the reason if the file cannot be used."""
 
     name: str
     version: str
@@ -49,162 +60,171 @@ class Listed(Value):
 
 
 def load(path: str | os.PathLike[str]) -> Profile:
-    """Return the profile in a policy file, or raise a PolicyError that says everything wrong with it."""
-    made, fresh = _load(path_text(path))
-    if fresh:
-        warn_policy(*made.warnings)
-    return made
+    """Return the profile in a policy file; raise `PolicyFileError` with all its faults."""
+    loaded, is_new = _load_cached(path_text(path))
+    if is_new:
+        warn_policy(*loaded.warnings)
+    return loaded
 
 
 def profile(name: str) -> Profile:
-    """Return a profile by its name: a packaged one, or a file of the policy root."""
-    return load(find(name))
+    """Return a profile by name: a packaged one, or a file of the policy root."""
+    return load(find_profile_file(name))
 
 
 def policy(name: str | os.PathLike[str], provider: str | None = None) -> Policy:
     """Return a policy by its address `profile[/policy][@provider]`; a path stands for a profile."""
-    at = address_of(name)
-    return load(at.path).policy(at.policy, at.provider if provider is None else provider)
+    address = parse_address(name)
+    return load(address.path).policy(address.policy, address.provider if provider is None else provider)
 
 
-def quiet_policy(name: str | os.PathLike[str]) -> Policy:
-    """Return a policy like `policy`, for a caller who gives a policy's own warnings himself."""
-    at = address_of(name)
-    made, fresh = _load(at.path)
-    if fresh:
-        own = {text for each in _policies(made) for text in each.warnings()}
-        warn_policy(*(text for text in made.warnings if text not in own))
-    return made.policy(at.policy, at.provider)
+def load_policy_no_warnings(name: str | os.PathLike[str]) -> Policy:
+    """Return a policy like `policy`, for a caller that issues the policy's own warnings itself."""
+    address = parse_address(name)
+    loaded, is_new = _load_cached(address.path)
+    if is_new:
+        # The caller issues the warnings of its own policy; the rest of the file's warnings are issued here.
+        policy_warnings = {text for part in _list_policies(loaded) for text in part.warnings()}
+        warn_policy(*(text for text in loaded.warnings if text not in policy_warnings))
+    return loaded.policy(address.policy, address.provider)
 
 
 def step_settings(name: str | os.PathLike[str]) -> StepSettings:
-    """Return what a policy's profile says about the steps that name this policy."""
+    """Return the settings in a policy's profile for the steps that use the policy."""
+    # The standard profile is known without reading its file, so a first step costs no YAML import.
     if name == STANDARD.name:
         return StepSettings()
-    made, _ = _load(address_of(name).path)
-    sections, usual = made.sections, StepSettings()
-    follows = sections.get("on_non_retryable", ("halt",))
+    loaded, _ = _load_cached(parse_address(name).path)
+    sections, defaults = loaded.sections, StepSettings()
+    on_non_retryable = sections.get("on_non_retryable", ("halt",))
     escalation = sections.get("escalation", {})
     return StepSettings(
         after_failure=sections.get("after_failure", "raise"),
-        quarantines="quarantine" in follows,
-        halts_pipeline="halt" in follows and sections.get("halt_scope") == "pipeline",
-        breaker=breaker_rules(name),
+        quarantines="quarantine" in on_non_retryable,
+        halts_pipeline="halt" in on_non_retryable and sections.get("halt_scope") == "pipeline",
+        breaker=load_breaker_rules(name),
         escalation=(
-            escalation.get("permanent", usual.escalation[0]),
-            escalation.get("exhausted", usual.escalation[1]),
+            escalation.get("permanent", defaults.escalation[0]),
+            escalation.get("exhausted", defaults.escalation[1]),
         ),
         on_version_change=sections.get("idempotency", {}).get("on_config_change"),
-        priority=made.metadata.get("priority", usual.priority),
+        priority=loaded.metadata.get("priority", defaults.priority),
         repeats_once=sections.get("effects") != "require_idempotent_or_outbox",
-        lease=_lease(sections.get("lease", {})),
+        lease=_read_lease(sections.get("lease", {})),
     )
 
 
-def _lease(told: Mapping[str, float]) -> tuple[float, float] | None:
-    """Return how long a lease lasts and how often it is renewed; None if a file leaves both to the engine."""
-    if not told:
+def _read_lease(fields: Mapping[str, float]) -> tuple[float, float] | None:
+    """Return lease time and renewal interval; None if the file leaves both to the engine."""
+    if not fields:
         return None
-    ttl_s = told.get("ttl_s", LEASE_S)
-    return ttl_s, told.get("renew_every_s", ttl_s / BEATS)
+    # A file may give only one of the two; the other follows from the defaults of the engine.
+    ttl_s = fields.get("ttl_s", LEASE_S)
+    return ttl_s, fields.get("renew_every_s", ttl_s / BEATS)
 
 
-def breaker_rules(name: str | os.PathLike[str]) -> Rules | None:
-    """Return when a policy's profile cuts off calls to a provider; None if it does not."""
-    told = section_of(name, "circuit_breaker")
-    if told is None:
+def load_breaker_rules(name: str | os.PathLike[str]) -> BreakerRules | None:
+    """Return the circuit breaker rules of a policy's profile; None if it has none."""
+    section = load_section(name, "circuit_breaker")
+    if section is None:
         return None
-    given = {field: told[row] for row, field in _BREAKER.items() if row in told}
-    return Rules(**given)
+    rules = {field: section[row] for row, field in _BREAKER_FIELDS.items() if row in section}
+    return BreakerRules(**rules)
 
 
-def section_of(name: str | os.PathLike[str], section: str) -> Mapping[str, Any] | None:
-    """Return what a policy's profile says in one of its sections; None if it says nothing."""
+def load_section(name: str | os.PathLike[str], section: str) -> Mapping[str, Any] | None:
+    """Return one section of a policy's profile; None if it is missing."""
     if name == STANDARD.name:
         return None
-    found: Mapping[str, Any] | None = sections_of(name).get(section)
-    return found
+    values: Mapping[str, Any] | None = sections_of(name).get(section)
+    return values
 
 
 def sections_of(name: str | os.PathLike[str]) -> Mapping[str, Any]:
-    """Return what a policy's profile says besides its policies."""
-    made, _ = _load(address_of(name).path)
-    return made.sections
+    """Return all sections of a policy's profile, without its policies."""
+    loaded, _ = _load_cached(parse_address(name).path)
+    return loaded.sections
 
 
-_BREAKER: Final = {
+#: Fields of `circuit_breaker` in a file, and of `BreakerRules`.
+_BREAKER_FIELDS: Final = {
     "max_failures": "failures",
     "cooldown_sec": "cooldown_s",
     "count": "counts",
     "failure_rate": "rate",
     "window_sec": "window_s",
-    "min_calls": "least",
+    "min_calls": "minimum_calls",
 }
 
 
-def cooldowns(name: str | os.PathLike[str]) -> Mapping[str, Cooldown]:
-    """Return how long a policy's profile leaves things alone: everybody (under ""), and each provider."""
+def load_cooldowns(name: str | os.PathLike[str]) -> Mapping[str, Cooldown]:
+    """Return the cooldowns of a policy's profile: the common one (under ""), and one per provider."""
     if name == STANDARD.name:
         return {}
-    made, _ = _load(address_of(name).path)
-    return made.cooldowns
+    loaded, _ = _load_cached(parse_address(name).path)
+    return loaded.cooldowns
 
 
 def names() -> list[str]:
     """Return the names of all profiles: the packaged ones, and those of the policy root."""
-    return sorted({*PACKAGED, *root_files()})
+    return sorted({*PACKAGED_FILES, *list_root_files()})
 
 
-def listing() -> list[Listed]:
-    """Return what there is, by name; a file that cannot be used is listed with the reason."""
-    ours = [(name, path_of(name)) for name in PACKAGED]
-    own = [(name, path) for name, paths in root_files().items() for path in paths]
-    return sorted(_listed(name, path) for name, path in ours + own)
+def listing() -> list[PolicyListing]:
+    """Return all profiles by name; an unusable file is listed with the reason."""
+    packaged = [(name, packaged_path(name)) for name in PACKAGED_FILES]
+    in_root = [(name, path) for name, paths in list_root_files().items() for path in paths]
+    return sorted(_make_listing(name, path) for name, path in packaged + in_root)
 
 
 def forget() -> None:
-    """Let go of everything that was loaded; the next use reads the files again."""
-    _remembered.clear()
-    forget_names()
+    """Clear the cache of loaded profiles; the next use reads the files again."""
+    _profile_cache.clear()
+    clear_name_cache()
 
 
-def _listed(name: str, path: str) -> Listed:
+def _make_listing(name: str, path: str) -> PolicyListing:
     try:
-        made, _ = _load(path)
+        loaded, _ = _load_cached(path)
     except PolicyError as error:
-        return Listed(name, "", False, path, UNSIGNED, str(error))
-    return Listed(name, made.version, made.governed, path, made.signature)
+        return PolicyListing(name, "", False, path, UNSIGNED, str(error))
+    return PolicyListing(name, loaded.version, loaded.governed, path, loaded.signature)
 
 
-def _load(path: str) -> tuple[Profile, bool]:
-    """Return a profile, and whether it was read just now."""
-    known = _remembered.get(path)
-    if known is not None and all(stamp(seen.path) == seen for seen in known[0]):
-        return known[1], False
-    faults = Faults()
-    draft = draft_of(path, faults)
-    if is_governed(draft) and not draft.compliant:
+def _load_cached(path: str) -> tuple[Profile, bool]:
+    """Return a profile, and whether it was read by this call."""
+    # All files of the chain are compared, not only the first: a changed parent changes the profile.
+    cached = _profile_cache.get(path)
+    if cached is not None and all(stamp_file(stamp.path) == stamp for stamp in cached[0]):
+        return cached[1], False
+    # Faults are collected over all stages, so that a user sees all of them at once.
+    faults = FaultList()
+    draft = draft_file(path, faults)
+    if is_governed(draft) and not draft.is_compliant:
         mark = draft.tree.entries["governed"].mark
-        faults.add(mark, "governed", "cannot be true in a profile that does not follow the KFM rules (X-41)")
-    built = build(draft.tree, draft.name, faults)
-    faults.check()
-    made = _profile(draft, built, path)
-    if len(_remembered) >= MOST_REMEMBERED:
-        _remembered.clear()
-    _remembered[path] = draft.stamps, made
-    return made, True
+        faults.add_fault(
+            mark, "governed", "cannot be true in a profile that does not follow the KFM rules (X-41)"
+        )
+    built = build_profile(draft.tree, draft.name, faults)
+    faults.raise_if_any()
+    loaded = _make_profile(draft, built, path)
+    if len(_profile_cache) >= MAX_CACHED_PROFILES:
+        _profile_cache.clear()
+    _profile_cache[path] = draft.stamps, loaded
+    return loaded, True
 
 
-_SAID_ELSEWHERE: Final = ("profile", "version", "governed", "extends")
+#: Fields of the envelope that have an attribute of their own in `Profile`.
+_NOT_METADATA: Final = ("profile", "version", "governed", "extends")
 
 
-def _profile(draft: Draft, built: Built, path: str) -> Profile:
+def _make_profile(draft: FileDraft, built: BuiltProfile, path: str) -> Profile:
     envelope = built.envelope
     return Profile(
         name=draft.name,
         version=envelope["version"],
         governed=envelope.get("governed", False),
-        metadata={name: value for name, value in envelope.items() if name not in _SAID_ELSEWHERE},
+        metadata={name: value for name, value in envelope.items() if name not in _NOT_METADATA},
         policies=built.policies,
         providers=built.providers,
         cooldowns=built.cooldowns,
@@ -215,19 +235,25 @@ def _profile(draft: Draft, built: Built, path: str) -> Profile:
         source=path,
         digest=draft.digest,
         signature=VERIFIED if is_packaged(path) else UNSIGNED,
-        warnings=tuple(_warnings(built, path)),
+        warnings=tuple(_collect_warnings(built, path)),
     )
 
 
-def _warnings(built: Built, path: str) -> Iterable[str]:
-    """Return what must be said of a file, each thing once."""
-    found = dict.fromkeys(built.notes)
+def _collect_warnings(built: BuiltProfile, path: str) -> Iterable[str]:
+    """Return the warnings about a file, each one once."""
+    warnings = dict.fromkeys(built.notes)
     if built.envelope.get("governed") and not is_packaged(path):
-        found[f"{path}: a governed policy file that nobody has signed"] = None
-    for each in (built.policies, *built.providers.values()):
-        found |= dict.fromkeys(text for one in each.values() for text in one.warnings())
-    return found
+        warnings[f"{path}: this governed policy file is not signed"] = None
+    for policies in (built.policies, *built.providers.values()):
+        warnings |= dict.fromkeys(
+            text for each_policy in policies.values() for text in each_policy.warnings()
+        )
+    return warnings
 
 
-def _policies(made: Profile) -> list[Policy]:
-    return [one for each in (made.policies, *made.providers.values()) for one in each.values()]
+def _list_policies(loaded: Profile) -> list[Policy]:
+    return [
+        each_policy
+        for policies in (loaded.policies, *loaded.providers.values())
+        for each_policy in policies.values()
+    ]

@@ -1,14 +1,20 @@
-"""The sections of a policy file that steps, workers and the fronts of profiles act on.
+"""The sections of a policy file that steps, workers and the facades of profiles use.
 
-They are part of the one table (`fields`). Every field here has an effect, or states what always holds and
-takes no other value, or is refused in a user's own file (`Row.inert`); `tests/govern/test_effects.py` shows
-which, field by field.
+Every field here has an effect, or states a fact and takes no other value, or is refused in a user's own
+file (`FieldSpec.inert`). `tests/policy/files/test_effects.py` shows it for each field.
 """
 
 from __future__ import annotations
 
 from oncemore.limits.breaker_rules import COUNTS
-from oncemore.policy.files.fields import COOLDOWN, ENVELOPE, LONGEST_TEXT, NAME, POLICIES, Row
+from oncemore.policy.files.fields import (
+    COOLDOWN_FIELDS,
+    ENVELOPE_FIELDS,
+    MAX_TEXT_LENGTH,
+    NAME_PATTERN,
+    POLICY_FIELDS,
+    FieldSpec,
+)
 from oncemore.policy.model import STATES
 from oncemore.settings import LONGEST_LEASE_S, SHORTEST_LEASE_S
 
@@ -16,126 +22,347 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
-_COUNT: Final = 1_000_000
-#: Why fields have no effect in a user's own file.
-_NO_LEDGER: Final = "this version exports no ledger files; the log holds every entry"
-_NO_TELEMETRY: Final = "this version writes no telemetry records"
-_NO_MATRIX: Final = "this version has no autonomy matrix to keep a carbon budget"
-_OF_NOVA_CAT: Final = (
-    "it states how the front of nova-cat works, which reads only the packaged profile for it"
-)
-_OF_LIT: Final = "it states how the front of lit works, which reads only the packaged profile for it"
-_OF_EXOARMUR: Final = "it states how the front of exoarmur works, which reads only the packaged profile"
+_MAX_COUNT: Final = 1_000_000
+#: Reasons why fields have no effect in a user's own file.
+_NO_LEDGER: Final = "this version does not export ledger files; the log holds every entry"
+_NO_TELEMETRY: Final = "this version does not write telemetry records"
+_NO_MATRIX: Final = "this version has no autonomy matrix for a carbon budget"
+_OF_NOVA_CAT: Final = "it describes the facade of nova-cat, which reads it only from the packaged profile"
+_OF_LIT: Final = "it describes the facade of lit, which reads it only from the packaged profile"
+_OF_EXOARMUR: Final = "it describes the facade of exoarmur, which reads it only from the packaged profile"
 
-SECTIONS: Final = (
-    Row("states", "texts", "the states of a run, which are always these", choices=STATES, whole=True),
-    Row("classes", "texts", "what a failure can mean, which is always this; only RETRYABLE is tried again",
-        choices=("RETRYABLE", "TERMINAL", "QUARANTINE"), whole=True),
-    Row("on_non_retryable", "texts", "what follows an error that is not tried again; halt unless given",
-        choices=("halt", "quarantine", "ledger"), inert=_NO_LEDGER, inert_choices=("ledger",)),
-    Row("halt_scope", "text", "what such an error halts: the steps of its pipeline (`step(pipeline=…)`), or "
-        "its own run", choices=("pipeline", "run")),
-    Row("after_failure", "text", "what a new call of failed work does: raise the failure, or begin a new run",
-        choices=("raise", "new_run")),
-    Row("circuit_breaker", "section", "when calls to a provider are cut off", rows=(
-        Row("max_failures", "count", "consecutive failures that open it", low=1, high=_COUNT),
-        Row("cooldown_sec", "number", "how long it stays open", ("cooldown_s",), above=True),
-        Row("half_open_probes", "count", "calls let through to see whether it may close: one, for all who "
-            "share it", low=1, high=1),
-        Row("count", "text", "what a failure is counted by: operations, each once, or all failed attempts",
-            choices=COUNTS),
-        Row("failure_rate", "number", "instead of max_failures: the part of calls whose failure opens it",
-            above=True, high=1.0),
-        Row("window_sec", "number", "the time over which that part is taken", ("window_s",), above=True),
-        Row("min_calls", "count", "how many calls there must be in it", low=1, high=_COUNT),
-    )),
-    Row("rate_limit", "section", "how many calls in a time: of each provider, or of the step", rows=(
-        Row("calls", "count", "how many", low=1, high=_COUNT),
-        Row("period_s", "number", "in how much time; 1 second unless given", ("period_sec",), above=True),
-        Row("burst", "count", "how many at once after a rest; 1 unless given", low=1, high=_COUNT),
-    )),
-    Row("retry_budget", "section", "what retries may cost together", rows=(
-        Row("capacity", "number", "tokens at the start and at most", above=True, high=1e6),
-        Row("per_success", "number", "tokens that a success earns back", high=1e6),
-        Row("at_empty", "text", "what a retry does for which no token is left",
-            choices=("fail", "wait", "park")),
-        Row("shared", "flag", "whether all who share a store have it together, not each process its own"),
-        Row("name", "text", "whose budget it is then; the policy's own name unless given", pattern=NAME),
-    )),
-    Row("cooldown", "section", "how long a provider is left alone: capped, growing, without jitter", rows=(
-        *COOLDOWN,
-        Row("provider_overrides", "map", "what differs for single providers, as in providers.*.cooldown",
-            rows=COOLDOWN),
-    )),
-    Row("lease", "section", "a process's right to its runs; an engine whose `lease_s` is set keeps its own",
+SECTION_FIELDS: Final = (
+    # Statements of the KFM documents, and the end of a run.
+    FieldSpec("states", "texts", "the states of a run; always these", choices=STATES, whole=True),
+    FieldSpec(
+        "classes",
+        "texts",
+        "the verdicts on a failure; always these; only RETRYABLE is retried",
+        choices=("RETRYABLE", "TERMINAL", "QUARANTINE"),
+        whole=True,
+    ),
+    FieldSpec(
+        "on_non_retryable",
+        "texts",
+        "actions after an error that is not retried; default: halt",
+        choices=("halt", "quarantine", "ledger"),
+        inert=_NO_LEDGER,
+        inert_choices=("ledger",),
+    ),
+    FieldSpec(
+        "halt_scope",
+        "text",
+        "scope of halt: the steps of the pipeline (`step(pipeline=…)`), or the run",
+        choices=("pipeline", "run"),
+    ),
+    FieldSpec(
+        "after_failure",
+        "text",
+        "effect of a new call after a failure: raise the stored failure, or start a new run",
+        choices=("raise", "new_run"),
+    ),
+    # Limits: breaker, rate limit, retry budget and cooldown.
+    FieldSpec(
+        "circuit_breaker",
+        "section",
+        "when calls to a provider are refused",
         rows=(
-            Row("ttl_s", "number", "how long a run stays with a process after its last sign of life; 60 s "
-                "unless given", low=SHORTEST_LEASE_S, high=LONGEST_LEASE_S),
-            Row("renew_every_s", "number", "how often that sign is given; a third of ttl_s unless given",
-                above=True, high=LONGEST_LEASE_S),
-        )),
-    Row("escalation", "section", "the policies that escalation records name (GOV-10)", rows=(
-        Row("permanent", "text", "after a permanent failure; autonomy-matrix unless given", pattern=NAME),
-        Row("exhausted", "text", "when attempts or time run out; deadline-aware unless given", pattern=NAME),
-    )),
-    Row("idempotency", "section", "what makes two calls the same work", rows=(
-        Row("key_from", "texts", "what a node's key is made of, which is always this",
-            choices=("node_id", "inputs", "target_partition"), whole=True),
-        Row("on_config_change", "text", "what a finished run with another version or config means; "
-            "`on_version_change=` of a step overrides it", ("on_version_change",),
-            choices=("fail", "new", "reuse")),
-        Row("in_event_payloads", "text", "whether events carry the key, which they never do",
-            choices=("never",)),
-        Row("poll_bucket", "text", "the time within which polls are the same work",
-            pattern=r"[1-9][0-9]{0,3}(?:s|min|h|d)", profile="nova-cat"),
-        Row("step_keys", "texts", "steps that have a key of their own", pattern=NAME, inert=_OF_NOVA_CAT),
-        Row("hash", "text", "the hash of a key", choices=("sha256",)),
-        Row("canonical", "text", "the form that is hashed", choices=("json",)),
-        Row("legacy_string_form", "no", "keys of the printed form are made only where a call asks for them"),
-        Row("store", "text", "where results are kept", choices=("sqlite", "jetstream-kv", "memory"),
-            inert=_OF_EXOARMUR),
-    )),
-    Row("effects", "text", "which effects are tried again: all as they declare it, or all but `once`, "
-        "whatever its `not_applied` says", choices=("require_idempotent_or_outbox", "declared")),
-    Row("telemetry_fields", "texts", "the fields of a telemetry record", pattern=NAME, inert=_NO_TELEMETRY),
-    Row("ledgers", "texts", "the files of the ledgers", pattern=NAME, inert=_NO_LEDGER),
-    Row("carbon_budget", "section", "how much carbon a period may cost", inert=_NO_MATRIX, rows=(
-        Row("period", "text", "the period", choices=("day", "week", "month", "year")),
-        Row("cap_kgCO2e", "number", "what it may cost", above=True, high=1e9),
-        Row("slow_at", "number", "the part of the cap from which work is slowed", high=1.0),
-    )),
-    Row("concurrency", "section", "how much may run at once, by workflow", profile="nova-cat", rows=(
-        Row("DiscoverSpectraProducts", "count", "providers that are asked at once", low=1, high=1000),
-        Row("ReferenceReconciliation", "count", "references that are reconciled at once", low=1, high=1000),
-        Row("AcquireAndValidateSpectra", "text", "what is acquired at once, which is always this",
-            choices=("one data_product_id",)),
-    )),
-    Row("checks", "texts", "checks before an attempt, and how the run ends when one holds",
-        inert=_OF_NOVA_CAT),
-    Row("correlation_id", "text", "where correlation ids come from, which is always this",
-        choices=("create_if_absent",)),
-    Row("audit", "texts", "the audit events that are written, which are always these",
+            FieldSpec(
+                "max_failures", "count", "consecutive failures that open the breaker", low=1, high=_MAX_COUNT
+            ),
+            FieldSpec(
+                "cooldown_sec", "number", "time that the breaker stays open", ("cooldown_s",), above=True
+            ),
+            # Exactly one probe: the shared breaker record has room for one holder.
+            FieldSpec(
+                "half_open_probes",
+                "count",
+                "probe calls in the half-open state: one for all that share the breaker",
+                low=1,
+                high=1,
+            ),
+            FieldSpec(
+                "count",
+                "text",
+                "unit of counting: operations, each once, or all failed attempts",
+                choices=COUNTS,
+            ),
+            FieldSpec(
+                "failure_rate",
+                "number",
+                "instead of max_failures: the share of failed calls that opens the breaker",
+                above=True,
+                high=1.0,
+            ),
+            FieldSpec("window_sec", "number", "time window of failure_rate", ("window_s",), above=True),
+            FieldSpec(
+                "min_calls",
+                "count",
+                "smallest number of calls in the window for failure_rate",
+                low=1,
+                high=_MAX_COUNT,
+            ),
+        ),
+    ),
+    FieldSpec(
+        "rate_limit",
+        "section",
+        "calls per period, for each provider or for the step",
+        rows=(
+            FieldSpec("calls", "count", "number of calls", low=1, high=_MAX_COUNT),
+            FieldSpec(
+                "period_s", "number", "length of the period; default: 1 second", ("period_sec",), above=True
+            ),
+            FieldSpec(
+                "burst", "count", "calls at once after an idle time; default: 1", low=1, high=_MAX_COUNT
+            ),
+        ),
+    ),
+    FieldSpec(
+        "retry_budget",
+        "section",
+        "tokens shared by all retries",
+        rows=(
+            FieldSpec(
+                "capacity", "number", "number of tokens at the start, and the maximum", above=True, high=1e6
+            ),
+            FieldSpec("per_success", "number", "tokens added by a success", high=1e6),
+            FieldSpec(
+                "at_empty",
+                "text",
+                "action of a retry without a token",
+                choices=("fail", "wait", "park"),
+            ),
+            FieldSpec("shared", "flag", "whether all processes on one store share the budget"),
+            FieldSpec(
+                "name",
+                "text",
+                "name of the shared budget; default: the policy's name",
+                pattern=NAME_PATTERN,
+            ),
+        ),
+    ),
+    FieldSpec(
+        "cooldown",
+        "section",
+        "pause after a provider's failures: growing, capped, without jitter",
+        rows=(
+            *COOLDOWN_FIELDS,
+            FieldSpec(
+                "provider_overrides",
+                "map",
+                "changes for single providers, as in providers.*.cooldown",
+                rows=COOLDOWN_FIELDS,
+            ),
+        ),
+    ),
+    # Engine and steps.
+    FieldSpec(
+        "lease",
+        "section",
+        "the lease of a process on its runs; an engine with `lease_s` uses its own",
+        rows=(
+            FieldSpec(
+                "ttl_s",
+                "number",
+                "lease time after the last heartbeat; default: 60 s",
+                low=SHORTEST_LEASE_S,
+                high=LONGEST_LEASE_S,
+            ),
+            FieldSpec(
+                "renew_every_s",
+                "number",
+                "interval of the heartbeat; default: a third of ttl_s",
+                above=True,
+                high=LONGEST_LEASE_S,
+            ),
+        ),
+    ),
+    FieldSpec(
+        "escalation",
+        "section",
+        "the policies named in escalation records (GOV-10)",
+        rows=(
+            FieldSpec(
+                "permanent",
+                "text",
+                "after a permanent failure; default: autonomy-matrix",
+                pattern=NAME_PATTERN,
+            ),
+            FieldSpec(
+                "exhausted",
+                "text",
+                "when attempts or time run out; default: deadline-aware",
+                pattern=NAME_PATTERN,
+            ),
+        ),
+    ),
+    FieldSpec(
+        "idempotency",
+        "section",
+        "rules for the key of a call",
+        rows=(
+            FieldSpec(
+                "key_from",
+                "texts",
+                "parts of a node's key; always these",
+                choices=("node_id", "inputs", "target_partition"),
+                whole=True,
+            ),
+            FieldSpec(
+                "on_config_change",
+                "text",
+                "action for a finished run with another version or config; "
+                "`on_version_change=` of a step overrides it",
+                ("on_version_change",),
+                choices=("fail", "new", "reuse"),
+            ),
+            FieldSpec(
+                "in_event_payloads",
+                "text",
+                "whether events contain the key; always never",
+                choices=("never",),
+            ),
+            FieldSpec(
+                "poll_bucket",
+                "text",
+                "time span within which polls count as the same work",
+                pattern=r"[1-9][0-9]{0,3}(?:s|min|h|d)",
+                profile="nova-cat",
+            ),
+            FieldSpec(
+                "step_keys",
+                "texts",
+                "steps with a key of their own",
+                pattern=NAME_PATTERN,
+                inert=_OF_NOVA_CAT,
+            ),
+            FieldSpec("hash", "text", "the hash of a key", choices=("sha256",)),
+            FieldSpec("canonical", "text", "the hashed form", choices=("json",)),
+            FieldSpec(
+                "legacy_string_form",
+                "no",
+                "keys of the printed form are computed only if a call asks for them",
+            ),
+            FieldSpec(
+                "store",
+                "text",
+                "store of the results",
+                choices=("sqlite", "jetstream-kv", "memory"),
+                inert=_OF_EXOARMUR,
+            ),
+        ),
+    ),
+    FieldSpec(
+        "effects",
+        "text",
+        "the retried effects: all as declared, or all but `once`, even if it has `not_applied`",
+        choices=("require_idempotent_or_outbox", "declared"),
+    ),
+    # Fields of parts that this version does not have.
+    FieldSpec(
+        "telemetry_fields",
+        "texts",
+        "the fields of a telemetry record",
+        pattern=NAME_PATTERN,
+        inert=_NO_TELEMETRY,
+    ),
+    FieldSpec("ledgers", "texts", "the files of the ledgers", pattern=NAME_PATTERN, inert=_NO_LEDGER),
+    FieldSpec(
+        "carbon_budget",
+        "section",
+        "carbon budget per period",
+        inert=_NO_MATRIX,
+        rows=(
+            FieldSpec("period", "text", "the period", choices=("day", "week", "month", "year")),
+            FieldSpec("cap_kgCO2e", "number", "the budget", above=True, high=1e9),
+            FieldSpec("slow_at", "number", "share of the cap from which work is slowed", high=1.0),
+        ),
+    ),
+    # Fields of nova-cat.
+    FieldSpec(
+        "concurrency",
+        "section",
+        "concurrency limits by workflow",
+        profile="nova-cat",
+        rows=(
+            FieldSpec("DiscoverSpectraProducts", "count", "providers queried at once", low=1, high=1000),
+            FieldSpec("ReferenceReconciliation", "count", "references reconciled at once", low=1, high=1000),
+            FieldSpec(
+                "AcquireAndValidateSpectra",
+                "text",
+                "products acquired at once; always this",
+                choices=("one data_product_id",),
+            ),
+        ),
+    ),
+    FieldSpec(
+        "checks",
+        "texts",
+        "checks before an attempt, and the end of the run if one applies",
+        inert=_OF_NOVA_CAT,
+    ),
+    FieldSpec(
+        "correlation_id",
+        "text",
+        "source of correlation ids; always this",
+        choices=("create_if_absent",),
+    ),
+    # Statements of exoarmur.
+    FieldSpec(
+        "audit",
+        "texts",
+        "the written audit events; always these",
         choices=("retry_attempt", "retry_exhausted", "idempotency", "retry_succeeded", "retry_refused"),
-        whole=True),
-    Row("control_state_unknown", "text", "what happens when the kill switch cannot be read, which is always "
-        "this", choices=("deny",)),
-    Row("actions_never_auto_retried", "texts", "actions that are sent once", pattern=NAME, inert=_OF_LIT),
-    Row("transport", "section", "the HTTP client", inert=_OF_LIT, rows=(
-        Row("retry_on", "texts", "what is tried again, in the client's words"),
-        Row("never", "texts", "what never is, in the client's words"),
-        Row("retry_after_cap_s", "number", "how long a Retry-After is waited for"),
-        Row("errors", "section", "what the client raises", rows=(
-            Row("http", "text", "for an answer"),
-            Row("other", "text", "for everything else"),
-        )),
-    )),
-    Row("persistence", "section", "the database", inert=_OF_LIT, rows=(
-        Row("retry_on", "text", "what is tried again, in the database's words"),
-        Row("busy_timeout_s", "number", "how long the driver itself waits for a lock"),
-    )),
-)  # fmt: skip
+        whole=True,
+    ),
+    FieldSpec(
+        "control_state_unknown",
+        "text",
+        "behaviour if the kill switch cannot be read; always this",
+        choices=("deny",),
+    ),
+    # Fields of lit.
+    FieldSpec(
+        "actions_never_auto_retried",
+        "texts",
+        "actions that are sent once",
+        pattern=NAME_PATTERN,
+        inert=_OF_LIT,
+    ),
+    FieldSpec(
+        "transport",
+        "section",
+        "the HTTP client",
+        inert=_OF_LIT,
+        rows=(
+            FieldSpec("retry_on", "texts", "retried errors, in the client's words"),
+            FieldSpec("never", "texts", "errors that are never retried, in the client's words"),
+            FieldSpec("retry_after_cap_s", "number", "longest Retry-After that is waited for"),
+            FieldSpec(
+                "errors",
+                "section",
+                "exceptions of the client",
+                rows=(
+                    FieldSpec("http", "text", "for an answer"),
+                    FieldSpec("other", "text", "for every other error"),
+                ),
+            ),
+        ),
+    ),
+    FieldSpec(
+        "persistence",
+        "section",
+        "the database",
+        inert=_OF_LIT,
+        rows=(
+            FieldSpec("retry_on", "text", "retried errors, in the database's words"),
+            FieldSpec("busy_timeout_s", "number", "time that the driver itself waits for a lock"),
+        ),
+    ),
+)
 
 #: Every field of a policy file.
-FIELDS: Final = (*ENVELOPE, *POLICIES, *SECTIONS)
+FILE_FIELDS: Final = (*ENVELOPE_FIELDS, *POLICY_FIELDS, *SECTION_FIELDS)
 
-__all__ = ["FIELDS", "LONGEST_TEXT", "SECTIONS"]
+__all__ = ["FILE_FIELDS", "MAX_TEXT_LENGTH", "SECTION_FIELDS"]

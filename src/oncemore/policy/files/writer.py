@@ -1,11 +1,11 @@
-"""A policy as a policy file: what is loaded from it decides exactly like the policy it was made from.
+"""Writes a policy as a policy file that loads to a policy with the same decisions.
 
-(The cap of a schedule is the policy's own cap by then, so that it is not written twice.)
+The schedule's own cap is not written: it has already become the policy's cap.
 """
 
 from __future__ import annotations
 
-from oncemore.policy.policy import PER_RUN
+from oncemore.policy.policy_checks import PER_RUN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 
 def as_file(policy: Policy) -> str:
-    """Return the text of a policy file that holds this policy."""
-    lines = [f"version: {_quoted(policy.version)}"]
+    """Return the text of a policy file with this policy."""
+    lines = [f"version: {_quote_text(policy.version)}"]
     if policy.governed:
         lines.append("governed: true")
-    lines += _group("retry_policy", _retry(policy))
+    lines += _format_group("retry_policy", _retry_fields(policy))
     if policy.classes is not None or policy.unmatched != "fail":
-        lines += _group("classify", _classify(policy))
+        lines += _format_group("classify", _classify_fields(policy))
     if policy.tuning is not None:
-        lines += _group("telemetry_tuning", _tuning(policy))
+        lines += _format_group("telemetry_tuning", _tuning_fields(policy))
     if policy.bounds:
-        lines += _group("bounds", dict(policy.bounds))
+        lines += _format_group("bounds", dict(policy.bounds))
     return "\n".join(lines) + "\n"
 
 
-def _retry(policy: Policy) -> dict[str, Any]:
+def _retry_fields(policy: Policy) -> dict[str, Any]:
     schedule, jitter = policy.schedule, policy.jitter
     fields: dict[str, Any] = {"name": policy.name, "max_attempts": policy.max_attempts}
     if schedule.shape == "fixed":
@@ -43,46 +43,53 @@ def _retry(policy: Policy) -> dict[str, Any]:
         fields["jitter_span_s"] = jitter.amount
     if jitter.spread == "proportional":
         fields["jitter_factor"] = jitter.amount
+    # A seed implies additive jitter in a file without a jitter; here the jitter is always written.
     if policy.jitter_seed != PER_RUN:
         fields["jitter_seed"] = policy.jitter_seed
-    fields |= {"timeout_s": policy.timeout_s, "within_s": policy.within_s, "retry_cost": policy.retry_cost}
+    fields |= {
+        "timeout_s": policy.timeout_s,
+        "total_timeout_s": policy.total_timeout_s,
+        "retry_cost": policy.retry_cost,
+    }
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _classify(policy: Policy) -> dict[str, Any]:
+def _classify_fields(policy: Policy) -> dict[str, Any]:
     lists = {} if policy.classes is None else policy.classes._asdict()
     return {**lists, "unmatched": policy.unmatched}
 
 
-def _tuning(policy: Policy) -> dict[str, Any]:
-    knobs = policy.tuning
-    assert knobs is not None
+def _tuning_fields(policy: Policy) -> dict[str, Any]:
+    tuning = policy.tuning
+    assert tuning is not None
     return {
-        "carbon_intensity_threshold_g_per_kWh": {"low": knobs.carbon_low, "high": knobs.carbon_high},
-        "energy_price_usd_per_kWh": {"peak": knobs.price_peak},
-        "deadline_bias": {"enabled": knobs.deadline_bias, "min_deadline_buffer_s": knobs.min_buffer_s},
-        "max_stretch": knobs.max_stretch,
+        "carbon_intensity_threshold_g_per_kWh": {"low": tuning.carbon_low, "high": tuning.carbon_high},
+        "energy_price_usd_per_kWh": {"peak": tuning.price_peak},
+        "deadline_bias": {"enabled": tuning.deadline_bias, "min_deadline_buffer_s": tuning.min_buffer_s},
+        "max_stretch": tuning.max_stretch,
     }
 
 
-def _group(name: str, fields: dict[str, Any]) -> list[str]:
-    return [f"{name}:", *(f"  {field}: {_flow(value)}" for field, value in fields.items())]
+def _format_group(name: str, fields: dict[str, Any]) -> list[str]:
+    return [f"{name}:", *(f"  {field}: {_format_flow(value)}" for field, value in fields.items())]
 
 
-def _flow(value: Any) -> str:
-    """Return a value on one line; JSON is YAML."""
+def _format_flow(value: Any) -> str:
+    """Return a value on one line, in YAML's flow style."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{name}: {_flow(inner)}" for name, inner in value.items()) + "}"
+        return "{" + ", ".join(f"{name}: {_format_flow(inner)}" for name, inner in value.items()) + "}"
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_flow(item) for item in value) + "]"
+        return "[" + ", ".join(_format_flow(item) for item in value) + "]"
     if isinstance(value, str):
-        return _quoted(value)
+        return _quote_text(value)
     if isinstance(value, bool):
         return "true" if value else "false"
+    # A whole number without ".0", as the packaged profiles write it.
     return f"{int(value)}" if value == int(value) and abs(value) < 1e15 else repr(float(value))
 
 
-def _quoted(text: str) -> str:
-    from json import dumps  # dear to import, and only needed here
+def _quote_text(text: str) -> str:
+    # Imported here, because `json` is expensive to import. A JSON string is also a YAML string.
+    from json import dumps
 
     return dumps(text, ensure_ascii=False)

@@ -1,14 +1,13 @@
-"""YAML 1.2 as a tree of values that know their place; what a policy has no use for is refused.
+"""Parses YAML 1.2 into a tree of values with positions, and refuses features that a policy does not need.
 
-The theory. ruamel.yaml scans and parses; its stream of events is walked here, and nothing is ever
-constructed by it. So no tag can run anything, no alias can multiply anything, and every value keeps
-the line and column it stands on. Depth, number of nodes and length are bounded while events come in,
-before the next one is asked for.
+ruamel.yaml only scans and parses; this module walks over its events and constructs the values itself. So
+no tag can run code, no alias can multiply data, and every value has its line and column. Depth, number of
+nodes and length are limited during the walk, before the next event is requested.
 
-Plain scalars are read by the core schema of YAML 1.2, narrowed: `true` and `false` are the only
-booleans, numbers have no leading zeros, no underscores and no other base, and what looks like a date
-is marked, because readers disagree about it. Characters that hide something from a reviewer (control
-characters, direction overrides) are refused wherever they stand.
+Plain scalars follow a narrowed core schema of YAML 1.2: `true` and `false` are the only booleans, numbers
+have no leading zeros, no underscores and no other base, and texts that look like a date are marked,
+because YAML parsers disagree about them. Characters that hide something from a reviewer (control
+characters, direction overrides) are refused everywhere.
 """
 
 from __future__ import annotations
@@ -16,63 +15,63 @@ from __future__ import annotations
 import re
 
 from oncemore._values import Value
-from oncemore.policy.files.faults import Faults, Mark, PolicyFileError, refuse
+from oncemore.policy.files.faults import FaultList, FilePosition, PolicyFileError, policy_file_error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any, Final
 
-    Node = "Scalar | Items | Fields"
 
-DEEPEST: Final = 20
-MOST_NODES: Final = 1500
-MOST_LINES: Final = 2000
-LONGEST_NUMBER: Final = 40
+MAX_DEPTH: Final = 20
+MAX_NODES: Final = 1500
+MAX_LINES: Final = 2000
+MAX_NUMBER_LENGTH: Final = 40
 
 
-class Scalar(Value):
-    """A single value; `dated` says that it is unquoted and looks like a date."""
+class ScalarNode(Value):
+    """A single value; `looks_like_date` marks an unquoted text in the form of a date."""
 
     value: bool | int | float | str | None
-    mark: Mark
-    dated: bool = False
+    mark: FilePosition
+    looks_like_date: bool = False
 
 
-class Items(Value):
+class ListNode(Value):
     """A list."""
 
-    items: tuple[Scalar | Items | Fields, ...]
-    mark: Mark
+    items: tuple[ScalarNode | ListNode | MappingNode, ...]
+    mark: FilePosition
 
 
-class Entry(Value):
-    """A key with its value: the dotted path as it was written, the place of the key.
+class MappingEntry(Value):
+    """A key with its value, its dotted path as written, and its position.
 
-    `shift` is what must be added to the written number: 1 where retries are counted instead of calls.
+    `shift` is added to the written number: 1 if the file counts retries instead of calls.
     """
 
-    written: str
-    mark: Mark
-    node: Scalar | Items | Fields
+    written_path: str
+    mark: FilePosition
+    node: ScalarNode | ListNode | MappingNode
     shift: int = 0
 
 
-class Fields(Value):
+class MappingNode(Value):
     """A mapping."""
 
-    entries: dict[str, Entry]
-    mark: Mark
+    entries: dict[str, MappingEntry]
+    mark: FilePosition
 
 
-_HIDDEN: Final = re.compile(
+_HIDDEN_CHARACTERS: Final = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\uffff]|\r(?!\n)"
 )
 _INDENTING_TAB: Final = re.compile(r"(?m)^ *\t")
 _INTEGER: Final = re.compile(r"[-+]?(?:0|[1-9][0-9]*)")
 _FLOAT: Final = re.compile(r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _DATE: Final = re.compile(r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(?:[Tt ].*)?")
-_WORDS: Final = {
+# YAML 1.1 words such as `yes`, `no`, `on` and `off` are missing: they are texts in YAML 1.2.
+_WORD_VALUES: Final = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
@@ -82,160 +81,179 @@ _WORDS: Final = {
 }
 
 
-def parse(data: bytes, file: str) -> Fields:
-    """Return the one mapping that a policy file holds, or refuse the file with every reason found."""
-    text = _text(data, file)
-    faults = Faults()
+def parse_yaml(data: bytes, file: str) -> MappingNode:
+    """Return the mapping in a policy file; raise `PolicyFileError` with all faults."""
+    text = _decode_text(data, file)
+    faults = FaultList()
     try:
-        tree = _Walk(_events(text), file, faults).document()
+        tree = _YamlWalk(_parse_events(text), file, faults).read_document()
     except PolicyFileError:
         raise
-    except Exception as error:  # a reader of strangers' files must not fail in its own way
-        raise refuse(_place(error, file), f"is not YAML: {_problem(error)}") from error
-    faults.check()
+    # ruamel.yaml raises more than its own errors on hostile input; users get one kind of error.
+    except Exception as error:
+        raise policy_file_error(_error_position(error, file), f"is not YAML: {_error_text(error)}") from error
+    faults.raise_if_any()
     return tree
 
 
-def _text(data: bytes, file: str) -> str:
-    """Decode and look at the characters; what could take long to scan is refused before it is."""
+def _decode_text(data: bytes, file: str) -> str:
+    """Return the text of a file; refuse input that would take long to scan before scanning it."""
     try:
         text = data.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise refuse(Mark(file, line, 1), "is not UTF-8") from None
-    if found := _HIDDEN.search(text):
-        raise refuse(_at(text, found.start(), file), f"holds the character U+{ord(found[0]):04X}")
-    if found := _INDENTING_TAB.search(text):
-        raise refuse(_at(text, found.end() - 1, file), "is indented with a tab; use spaces")
-    if text.count("\n") >= MOST_LINES:
-        raise refuse(Mark(file, MOST_LINES + 1, 1), f"has more than {MOST_LINES} lines")
+        raise policy_file_error(FilePosition(file, line, 1), "is not UTF-8") from None
+    if match := _HIDDEN_CHARACTERS.search(text):
+        raise policy_file_error(
+            _position_at(text, match.start(), file), f"holds the character U+{ord(match[0]):04X}"
+        )
+    if match := _INDENTING_TAB.search(text):
+        raise policy_file_error(
+            _position_at(text, match.end() - 1, file), "is indented with a tab; use spaces"
+        )
+    if text.count("\n") >= MAX_LINES:
+        raise policy_file_error(FilePosition(file, MAX_LINES + 1, 1), f"has more than {MAX_LINES} lines")
+    # Deeply nested brackets take long to scan, so they are counted first. Brackets in texts and comments
+    # count too, hence the threefold limit.
     depth = 0
-    for found in re.finditer(r"[][{}]", text):
-        depth = depth + 1 if found[0] in "[{" else max(0, depth - 1)
-        if depth > 3 * DEEPEST:
-            raise refuse(_at(text, found.start(), file), f"is nested more than {DEEPEST} deep")
+    for match in re.finditer(r"[][{}]", text):
+        depth = depth + 1 if match[0] in "[{" else max(0, depth - 1)
+        if depth > 3 * MAX_DEPTH:
+            raise policy_file_error(
+                _position_at(text, match.start(), file), f"is nested more than {MAX_DEPTH} deep"
+            )
     return text
 
 
-def _events(text: str) -> Iterator[Any]:
-    from ruamel.yaml import YAML  # here, because only policy files need it
+def _parse_events(text: str) -> Iterator[Any]:
+    # Imported here: only policy files need it.
+    from ruamel.yaml import YAML
 
     return YAML(typ="safe", pure=True).parse(text)  # type: ignore[no-any-return]
 
 
-class _Walk:
-    """One walk over the events of a file."""
+class _YamlWalk:
+    """A walk over the events of one file."""
 
-    def __init__(self, events: Iterator[Any], file: str, faults: Faults) -> None:
+    def __init__(self, events: Iterator[Any], file: str, faults: FaultList) -> None:
         self._events = events
         self._file = file
         self._faults = faults
-        self._nodes = 0
+        self._node_count = 0
 
-    def document(self) -> Fields:
+    def read_document(self) -> MappingNode:
         """Return the only document of the stream, which must be a mapping."""
-        self._next("StreamStartEvent")
+        self._expect_event("StreamStartEvent")
         event = next(self._events)
         if type(event).__name__ == "StreamEndEvent":
-            raise refuse(Mark(self._file), "is empty")
+            raise policy_file_error(FilePosition(self._file), "is empty")
         if event.version not in (None, (1, 2)) or event.tags:
-            raise refuse(self._mark(event), "has a directive; a policy file is plain YAML 1.2")
-        tree = self._node(next(self._events), 1)
-        self._next("DocumentEndEvent")
-        after = next(self._events)
-        if type(after).__name__ != "StreamEndEvent":
-            raise refuse(self._mark(after), "holds several documents; a policy file holds one")
-        if not isinstance(tree, Fields):
-            raise refuse(tree.mark, "holds no fields; a policy file begins with version: …")
+            raise policy_file_error(
+                self._event_position(event), "has a directive; a policy file is plain YAML 1.2"
+            )
+        tree = self._read_node(next(self._events), 1)
+        self._expect_event("DocumentEndEvent")
+        next_event = next(self._events)
+        if type(next_event).__name__ != "StreamEndEvent":
+            raise policy_file_error(
+                self._event_position(next_event), "holds several documents; a policy file holds one"
+            )
+        if not isinstance(tree, MappingNode):
+            raise policy_file_error(tree.mark, "has no fields; a policy file begins with version: …")
         return tree
 
-    def _next(self, kind: str) -> None:
+    def _expect_event(self, kind: str) -> None:
         event = next(self._events)
         assert type(event).__name__ == kind
 
-    def _mark(self, event: Any) -> Mark:
-        return Mark(self._file, event.start_mark.line + 1, event.start_mark.column + 1)
+    def _event_position(self, event: Any) -> FilePosition:
+        return FilePosition(self._file, event.start_mark.line + 1, event.start_mark.column + 1)
 
-    def _node(self, event: Any, depth: int) -> Scalar | Items | Fields:
-        mark = self._mark(event)
-        self._nodes += 1
-        if self._nodes > MOST_NODES:
-            raise refuse(mark, f"holds more than {MOST_NODES} values")
-        if depth > DEEPEST:
-            raise refuse(mark, f"is nested more than {DEEPEST} deep")
-        self._check_plainness(event, mark)
+    def _read_node(self, event: Any, depth: int) -> ScalarNode | ListNode | MappingNode:
+        mark = self._event_position(event)
+        # Counted during the walk: the rest of an oversized file is not parsed any more.
+        self._node_count += 1
+        if self._node_count > MAX_NODES:
+            raise policy_file_error(mark, f"holds more than {MAX_NODES} values")
+        if depth > MAX_DEPTH:
+            raise policy_file_error(mark, f"is nested more than {MAX_DEPTH} deep")
+        self._check_plain_yaml(event, mark)
         match type(event).__name__:
             case "ScalarEvent":
-                return _scalar(event, mark)
+                return _read_scalar(event, mark)
             case "SequenceStartEvent":
-                return Items(tuple(self._items(depth)), mark)
+                return ListNode(tuple(self._read_items(depth)), mark)
             case "MappingStartEvent":
-                return Fields(self._fields(depth), mark)
-            case _:  # an alias: already a fault
-                return Scalar(None, mark)
+                return MappingNode(self._read_fields(depth), mark)
+            case _:
+                # An alias; `_check_plain_yaml` has added the fault.
+                return ScalarNode(None, mark)
 
-    def _check_plainness(self, event: Any, mark: Mark) -> None:
-        """Note what a reader of the file would have to resolve in his head."""
+    def _check_plain_yaml(self, event: Any, mark: FilePosition) -> None:
+        """Add faults for aliases, anchors and tags, which a reviewer would have to resolve."""
         if type(event).__name__ == "AliasEvent":
-            self._faults.add(mark, "", f"*{event.anchor}: aliases are not allowed; write the value out")
+            self._faults.add_fault(mark, "", f"*{event.anchor}: aliases are not allowed; write the value out")
         elif event.anchor is not None:
-            self._faults.add(mark, "", f"&{event.anchor}: anchors are not allowed; write the value out")
+            self._faults.add_fault(mark, "", f"&{event.anchor}: anchors are not allowed; write the value out")
         if getattr(event, "tag", None) is not None:
-            self._faults.add(mark, "", f"{event.tag}: tags are not allowed")
+            self._faults.add_fault(mark, "", f"{event.tag}: tags are not allowed")
 
-    def _items(self, depth: int) -> Iterator[Scalar | Items | Fields]:
+    def _read_items(self, depth: int) -> Iterator[ScalarNode | ListNode | MappingNode]:
         while type(event := next(self._events)).__name__ != "SequenceEndEvent":
-            yield self._node(event, depth + 1)
+            yield self._read_node(event, depth + 1)
 
-    def _fields(self, depth: int) -> dict[str, Entry]:
-        entries: dict[str, Entry] = {}
+    def _read_fields(self, depth: int) -> dict[str, MappingEntry]:
+        entries: dict[str, MappingEntry] = {}
         while type(event := next(self._events)).__name__ != "MappingEndEvent":
-            mark = self._mark(event)
-            key = self._key(event, mark, depth)
-            node = self._node(next(self._events), depth + 1)
+            mark = self._event_position(event)
+            key = self._read_key(event, mark, depth)
+            node = self._read_node(next(self._events), depth + 1)
             if key == "<<":
-                self._faults.add(mark, key, "merges are not allowed; use extends, or write the values out")
+                self._faults.add_fault(
+                    mark, key, "merges are not allowed; use extends, or write the values out"
+                )
             elif key in entries:
                 before = entries[key].mark.line
-                self._faults.add(mark, key, f"is given twice, in line {before} and in line {mark.line}")
+                self._faults.add_fault(mark, key, f"is given twice, in line {before} and in line {mark.line}")
             else:
-                entries[key] = Entry(key, mark, node)
+                entries[key] = MappingEntry(key, mark, node)
         return entries
 
-    def _key(self, event: Any, mark: Mark, depth: int) -> str:
+    def _read_key(self, event: Any, mark: FilePosition, depth: int) -> str:
         if type(event).__name__ != "ScalarEvent":
-            self._check_plainness(event, mark)
-            raise refuse(mark, "has a key that is not a name")
-        self._node(event, depth)
+            self._check_plain_yaml(event, mark)
+            raise policy_file_error(mark, "has a key that is not a name")
+        self._read_node(event, depth)
         return str(event.value)
 
 
-def _scalar(event: Any, mark: Mark) -> Scalar:
-    """Read a scalar: quoted ones and blocks are texts, plain ones what the core schema says."""
+def _read_scalar(event: Any, mark: FilePosition) -> ScalarNode:
+    """Return a scalar: quoted and block scalars are texts, plain ones follow the core schema."""
     text = event.value
     if event.style:
-        return Scalar(text, mark)
-    if text in _WORDS:
-        return Scalar(_WORDS[text], mark)
-    if len(text) <= LONGEST_NUMBER:
+        return ScalarNode(text, mark)
+    if text in _WORD_VALUES:
+        return ScalarNode(_WORD_VALUES[text], mark)
+    # Longer digits are a text: `int` takes quadratic time, and no field needs such a number.
+    if len(text) <= MAX_NUMBER_LENGTH:
         if _INTEGER.fullmatch(text):
-            return Scalar(int(text), mark)
+            return ScalarNode(int(text), mark)
         if _FLOAT.fullmatch(text):
-            return Scalar(float(text), mark)
-    return Scalar(text, mark, _DATE.fullmatch(text) is not None)
+            return ScalarNode(float(text), mark)
+    return ScalarNode(text, mark, _DATE.fullmatch(text) is not None)
 
 
-def _at(text: str, offset: int, file: str) -> Mark:
-    return Mark(file, text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset))
+def _position_at(text: str, offset: int, file: str) -> FilePosition:
+    return FilePosition(file, text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset))
 
 
-def _place(error: Exception, file: str) -> Mark:
-    """Return where ruamel.yaml stumbled, if it says so."""
+def _error_position(error: Exception, file: str) -> FilePosition:
+    """Return the position in an error of ruamel.yaml, if it has one."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    return Mark(file) if mark is None else Mark(file, mark.line + 1, mark.column + 1)
+    return FilePosition(file) if mark is None else FilePosition(file, mark.line + 1, mark.column + 1)
 
 
-def _problem(error: Exception) -> str:
-    """Return what ruamel.yaml says of it, on one line; a failure of its own is its name."""
-    said = getattr(error, "problem", None) or getattr(error, "context", None)
-    return str(said).replace("\n", " ")[:200] if said else type(error).__name__
+def _error_text(error: Exception) -> str:
+    """Return the message of ruamel.yaml on one line; the type's name for any other error."""
+    message = getattr(error, "problem", None) or getattr(error, "context", None)
+    return str(message).replace("\n", " ")[:200] if message else type(error).__name__

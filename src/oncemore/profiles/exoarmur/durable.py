@@ -1,363 +1,266 @@
-"""Results by idempotency key in the log: they outlive the process, and all processes share them.
+"""Results by idempotency key in the log: they survive the process, and all processes of the log share them.
 
-A key is an entity of the log like every step's, and an operation goes the way of a step (`steps.flow`):
-claim and INTENT before each attempt, under a lease and a fence; COMMIT with the result after it. So two
-operations with one key are done once, in whatever processes they are; an attempt whose process died is closed
-and gone on from; and a delay binds whoever takes over.
+A key is a run of the log, and an operation on it is a step (`steps.flow`): claim and INTENT before each
+attempt, under a lease and a fence; COMMIT with the result after it. So two operations with one key run once
+across all processes; an attempt whose process died is closed, and the next caller continues; a recorded
+delay applies to that caller too.
 
-What this adds to the way of a step, by listening to its operations as they pass (`Witnessed`):
+`RecordedOperation` observes the operations of the step's script as they pass:
 
-    Load    a recorded result is a hit; a key of another tenant is refused
-    Save    COMMIT: the record goes into its body, and the operation is told that it came good
-            DECISION: the operation is told of the failed attempt, and of what was decided
-    End     the errors of the exoarmur interface, instead of those of a step
+    LoadHead        a recorded result ends the call as a hit; a key of another tenant is refused
+    AppendChange    COMMIT gets the record as its body, and the audit event of the success follows;
+                    DECISION is followed by the audit event of the failed attempt
+    EndCall         the errors of the exoarmur interface replace those of a step
 
-Two more scripts write to a key: `recorded` a result that somebody has already, `cleared` that a result no
-longer counts. A cleared run stays COMPLETE, as it was; only its `cfg_hash` says that no call fits it any
-more, so that the next one begins a new run.
+
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from oncemore import clock as clocks
-from oncemore._ids import uuid7
-from oncemore.audit.neutral import neutral
-from oncemore.errors import Failed, InProgress, RetriesExhausted, UsageError
-from oncemore.log.record import Change, Run
-from oncemore.log.tagged_json import Tagger, untag
-from oncemore.policy.canonical_json import digest
+from oncemore._ids import new_uuid7
+from oncemore.audit.error_record import error_to_record
+from oncemore.errors import RetriesExhausted, StepFailed
 from oncemore.profiles.exoarmur.operation import RetryError
 from oncemore.profiles.exoarmur.record import (
-    NOBODY,
-    About,
-    Settled,
-    Shared,
-    encoded,
-    kept_of,
-    read_record,
-    record_of,
+    NO_OWNER,
+    KeyOwner,
+    RecordedResult,
+    SharedFailure,
+    encode_record,
+    encode_result,
+    make_record,
 )
-from oncemore.retries.loop import ENDS, Report, annotate, log, mark
-from oncemore.steps import flow
-from oncemore.steps.call_in_progress import Job, Kit
+from oncemore.profiles.exoarmur.stored_records import (
+    CONFIG_HASH,
+    EFFECT,
+    hash_inputs,
+    key_entity,
+    make_call,
+    read_record,
+    tenant_differs,
+    yield_end,
+)
+from oncemore.retries.loop import ENDS, RetryReport, add_error_note, attach_decision, log_report
+from oncemore.steps import flow, transitions
 from oncemore.steps.context import CONTEXT
-from oncemore.steps.driver import awaiting
-from oncemore.steps.keys import cfg_hash
-from oncemore.steps.ops import Begin, Call, End, Holder, Load, Now, Plan, Read, Save, Terms, Work
+from oncemore.steps.driver import run_call_async
+from oncemore.steps.ops import (
+    AppendChange,
+    AttemptTerms,
+    CallIdentity,
+    EndCall,
+    LoadHead,
+    ReadClock,
+    ReserveWorker,
+    RunAttempt,
+    StepPlan,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from oncemore.log.record import RecordChange, RunRecord
     from oncemore.policy.decide import Decision
-    from oncemore.profiles.exoarmur.operation import Doing
+    from oncemore.profiles.exoarmur.operation import PreparedOperation
     from oncemore.profiles.exoarmur.record import IdempotencyRecord
     from oncemore.steps.engine import Engine
-    from oncemore.steps.lease import Identity
-    from oncemore.steps.ops import Script, Seen
+    from oncemore.steps.lease import WorkerIdentity
+    from oncemore.steps.ops import LoadedHead, Script
 
-EFFECT: Final = "idempotent"
-CFG = cfg_hash("1", None)
-CLEARED = "cleared"
-LONGEST_NAME = 200
-_PLAIN = Tagger()
-
-
-#: Categories that a switch does not stop: what switches and approvals are kept and read by.
+MAX_NAME_LENGTH = 200
+#: Categories that a switch does not stop, because switches and approvals are read and written with them.
 CONTROL_PLANE = ("RETRY_NATS_", "RETRY_KV_", "RETRY_APPROVAL_")
 
 
-def entity_of(key: str) -> str:
-    """Return the entity that a key is in the log."""
-    try:
-        key.encode()
-    except UnicodeEncodeError:
-        raise UsageError("an idempotency key holds half a surrogate pair, which no store can keep") from None
-    if "\0" in key:
-        raise UsageError("an idempotency key holds a zero byte, which not every store can keep")
-    return f"run/{key}"
-
-
-async def find(engine: Engine, key: str) -> IdempotencyRecord | None:
-    """Return the record of a key, or None."""
-    entity = entity_of(key)
-    return await _done(engine, _found(key, entity))  # type: ignore[no-any-return]
-
-
-async def record(engine: Engine, made: IdempotencyRecord) -> None:
-    """Record a result that somebody has; another one than is there already is refused."""
-    await _done(engine, recorded(made, entity_of(made.key)))
-
-
-async def clear(engine: Engine, key: str) -> IdempotencyRecord | None:
-    """Let a recorded result no longer count; return it, or None if there was none."""
-    return await _done(engine, cleared(key, entity_of(key)))  # type: ignore[no-any-return]
-
-
-async def _done(engine: Engine, script: Script) -> Any:
-    return await awaiting(_job(engine, "idempotency record", _nobody, _nobody), _whole(script))
-
-
-def _whole(script: Script) -> Script:
-    """Return a script that ends as a driver wants it from one that returns its end."""
-    yield (yield from script)
-
-
-def _job(engine: Engine, name: str, work: Callable[[], Any], terms: Callable[[Any, float], Terms]) -> Job:
-    return Job(engine, terms, Kit(name, work, _tagged, untag, awaits=True))
-
-
-def _tagged(value: Any) -> Any:
-    return _PLAIN.tag(value, "the value")
-
-
-def _nobody(*told: Any) -> Any:
-    raise AssertionError("a script that only reads and writes begins no attempt")  # pragma: no cover
-
-
-# Records in the log ---------------------------------------------------------------------------------
-
-
-def _record_in(key: str, seen: Seen) -> Script:
-    """Return the record that an entity holds, or None; one of other work is refused."""
-    run = seen.run
-    if run is None or run.state != "COMPLETE" or run.cfg_hash == CLEARED:
-        return None
-    if run.pruned:
-        return record_of(key, None, "it was pruned", None, NOBODY)
-    at_hand = seen.body if seen.version == run.committed else None
-    found = read_record(key, at_hand or (yield Read(seen.entity, run.committed)))
-    if found is None:
-        raise UsageError(f"key {key} belongs to work of another kind; give this one a key of its own")
-    return found
-
-
-def _found(key: str, entity: str) -> Script:
-    seen = yield Load(entity)
-    return End((yield from _record_in(key, seen)), None)
-
-
-def recorded(made: IdempotencyRecord, entity: str) -> Script:
-    """Write a result down as the key's: for a new run, or for the one that is open."""
-    while True:
-        seen = yield Load(entity)
-        now = yield Now()
-        before = yield from _record_in(made.key, seen)
-        if before is not None:
-            return End(None, None if before.text == made.text else other_result(made.key))
-        run: Run | None = seen.run
-        marks: tuple[Any, ...] = ("COMMIT", "COMPLETE")
-        if run is None or run.state in ("COMPLETE", "HARD_FAIL"):
-            run, marks = _new_run(made, run, now), ("PENDING", *marks)
-        after = run._replace(
-            state="COMPLETE", reason="recorded", worker="", held_for="", committed=seen.version + 1
-        )
-        if (yield Save(seen, Change(marks, seen.run, after, kept_of(made)))) is not None:
-            return End(None, None)
-
-
-def other_result(key: str) -> UsageError:
-    """Return the error for a result that differs from the recorded one."""
-    return UsageError(f"key {key} has another result already; clear it first if that one is wrong")
-
-
-def _new_run(made: IdempotencyRecord, last: Run | None, now: float) -> Run:
-    run_id = uuid7(now)
-    last = last or Run()
-    return Run()._replace(
-        step=made.about.operation or "idempotency record", effect=EFFECT, run_id=run_id, runs=last.runs + 1,
-        fence=last.fence, attempt=last.attempt, created=now, input_hash=_inputs(made.key), cfg_hash=CFG,
-        correlation_id=run_id,
-    )  # fmt: skip
-
-
-def _inputs(key: str) -> str:
-    """Return the digest of what this interface knows of the inputs: the key stands for all of them."""
-    return digest({"idempotency_key": key})
-
-
-def cleared(key: str, entity: str) -> Script:
-    """Write down that a result no longer counts; the entry says who said so."""
-    while True:
-        seen = yield Load(entity)
-        now = yield Now()
-        run = seen.run
-        running = run is not None and run.state == "RUNNING"
-        if running and (yield Holder(run.worker, entity, run.fence)) > now:
-            return End(None, in_progress(key))
-        before = yield from _record_in(key, seen)
-        if before is None:
-            return End(None, None)
-        told = {"what": "clear", "reason": "clear_idempotency", "actor": CONTEXT.get().actor}
-        after = run._replace(reason=CLEARED, cfg_hash=CLEARED)
-        if (yield Save(seen, Change(("DECISION",), run, after, {"decision": told}))) is not None:
-            return End(before, None)
-
-
-def in_progress(key: str) -> InProgress:
-    """Return the error for a record that is not there yet."""
-    return InProgress(f"the work of key {key} is being done now; it has no record to clear yet")
-
-
-# Operations -----------------------------------------------------------------------------------------
-
-
-async def perform(engine: Engine, key: str, about: About, doing: Doing, if_running: str) -> Settled | Shared:
-    """Return the record of a key, doing the work if there is none and nobody else does it."""
-    entity, plan = entity_of(key), _plan(engine, doing, if_running)
+async def run_operation(
+    engine: Engine, key: str, owner: KeyOwner, prepared: PreparedOperation, if_running: str
+) -> RecordedResult | SharedFailure:
+    """Return the record of a key, or do the work and record its result."""
+    entity, plan = key_entity(key), _make_plan(engine, prepared, if_running)
     outer = ENDS.get()
-    left = 0.0 if outer is None else engine.now() + max(0.0, outer - clocks.current.monotonic())
-    call = Call(entity, _inputs(key), CFG, 0.0, left, about.ids.cleaned().tenant_id or "")
-    way = Witnessed(plan, call, key, about, doing)
-    job = _job(engine, plan.name, doing.attempt, lambda me, now: _terms(me, now, key, about, doing))
+    # The deadline around the call is in this machine's monotonic time; the flow needs the store's time.
+    deadline = 0.0 if outer is None else engine.now() + max(0.0, outer - clocks.current.monotonic())
+    call = CallIdentity(
+        entity, hash_inputs(key), CONFIG_HASH, 0.0, deadline, owner.ids.clean_ids().tenant_id or ""
+    )
+    operation = RecordedOperation(plan, call, key, owner, prepared)
+    call_in_progress = make_call(
+        engine,
+        plan.name,
+        prepared.run_attempt,
+        lambda worker, now: _make_terms(worker, now, key, owner, prepared),
+    )
     try:
-        return await awaiting(job, _whole(way.script()))  # type: ignore[no-any-return]
+        return await run_call_async(call_in_progress, yield_end(operation.run_script()))  # type: ignore[no-any-return]
     except BaseException as error:
-        if not isinstance(error, Exception) and way.number:
-            doing.operation.ended(way.number, clocks.current.wall(), error)
+        # Cancellation and interrupts pass the flow without a DECISION: their event is published here.
+        if not isinstance(error, Exception) and operation.attempt_number:
+            prepared.operation.record_end(operation.attempt_number, clocks.current.wall(), error)
         raise
 
 
-def _plan(engine: Engine, doing: Doing, if_running: str) -> Plan:
-    policy, most = doing.plan.policy, clocks.current.most_attempts
-    if most is not None and most < policy.max_attempts:
-        policy = policy.but(max_attempts=most)
-    return Plan(
-        doing.plan.name[:LONGEST_NAME],
+def _make_plan(engine: Engine, prepared: PreparedOperation, if_running: str) -> StepPlan:
+    policy, max_attempts = prepared.plan.policy, clocks.current.max_attempts
+    # `oncemore.testing` may limit the attempts of all policies.
+    if max_attempts is not None and max_attempts < policy.max_attempts:
+        policy = policy.replace(max_attempts=max_attempts)
+    return StepPlan(
+        prepared.plan.name[:MAX_NAME_LENGTH],
         EFFECT,
         policy,
-        doing.plan.classify,
-        encode=encoded,
+        prepared.plan.classify,
+        encode=encode_result,
         decode=lambda plain: plain,
-        describe=neutral,
+        describe=error_to_record,
         if_running=if_running,
+        # The document's policies wait between attempts within the call; only longer waits are deferred.
         inline_wait_s=max(policy.max_delay_s, engine.inline_wait_s),
         after_failure="new_run",
-        on_version_change="new",  # of a cleared run: no call fits it
-        covers=doing.plan.covers,
-        approval=doing.approval,
-        gated=not doing.operation.category.startswith(CONTROL_PLANE),
+        on_version_change="new",  # a cleared run has another cfg_hash, so the next call is a new run
+        covers=prepared.plan.covers,
+        approval=prepared.needs_approval,
+        gated=not prepared.operation.category.startswith(CONTROL_PLANE),
     )
 
 
-def _terms(me: Identity | None, now: float, key: str, about: About, doing: Doing) -> Terms:
-    ids = about.ids.cleaned()
-    run_id = doing.run_id or uuid7(now)
-    told = {"category": about.category, "operation": about.operation, "ids": [*ids], "run_id": run_id}
-    return Terms(
-        "" if me is None else me.name, run_id, told, _inputs(key), doing.plan.seed or "", ids.tenant_id or "",
-        ids.correlation_id or CONTEXT.get().correlation_id or run_id,
-    )  # fmt: skip
+def _make_terms(
+    worker: WorkerIdentity | None, now: float, key: str, owner: KeyOwner, prepared: PreparedOperation
+) -> AttemptTerms:
+    ids = owner.ids.clean_ids()
+    run_id = prepared.run_id or new_uuid7(now)
+    arguments = {"category": owner.category, "operation": owner.operation, "ids": [*ids], "run_id": run_id}
+    return AttemptTerms(
+        worker="" if worker is None else worker.name,
+        run_id=run_id,
+        arguments=arguments,
+        input_hash=hash_inputs(key),
+        seed=prepared.plan.seed or "",
+        tenant=ids.tenant_id or "",
+        correlation_id=ids.correlation_id or CONTEXT.get().correlation_id or run_id,
+    )
 
 
-class Witnessed:
-    """The way of an operation through the log, and what its witness is told on it.
+class RecordedOperation:
+    """An operation as a step of the log, which publishes its audit events as entries are written.
 
-    number  the attempt of the run that this call made last; 0 before its first
+    attempt_number  the attempt of the run that this call made last; 0 before its first
     """
 
-    def __init__(self, plan: Plan, call: Call, key: str, about: About, doing: Doing) -> None:
-        self._plan, self._call, self._key, self._about = plan, call, key, about
-        self._it = doing.operation
-        self._now = self._waited = 0.0
-        self.number = 0
+    def __init__(
+        self, plan: StepPlan, call: CallIdentity, key: str, owner: KeyOwner, prepared: PreparedOperation
+    ) -> None:
+        self._plan, self._call, self._key, self._owner = plan, call, key, owner
+        self._operation = prepared.operation
+        self._now = self._waited_s = 0.0
+        self.attempt_number = 0
 
-    def script(self) -> Script:
-        """Ask for what the way of a step asks for, and hear the answers."""
-        way = flow.run_step(self._plan, self._call)
-        op = next(way)
-        while type(op) is not End:
-            op = self._with_record(op) if type(op) is Save and "COMMIT" in op.change.marks else op
-            answer = yield op
-            end = (yield from self._looked(answer)) if type(op) is Load else self._heard(op, answer)
+    def run_script(self) -> Script:
+        """Run the script of the step, observing each of its operations and their replies."""
+        script = flow.run_step(self._plan, self._call)
+        op = next(script)
+        while type(op) is not EndCall:
+            # The flow encodes the result alone; a later hit also needs the owner and the metadata.
+            op = self._add_record(op) if type(op) is AppendChange and "COMMIT" in op.change.marks else op
+            reply = yield op
+            end = (yield from self._on_load(reply)) if type(op) is LoadHead else self._on_reply(op, reply)
             if end is not None:
                 return end
-            op = way.send(answer)
-        return self._ended(op)
+            op = script.send(reply)
+        return self._on_end(op)
 
-    def _with_record(self, op: Save) -> Save:
-        """Return a COMMIT that has the whole record in its body."""
-        text, why = op.change.body["result"]
-        self._made = record_of(self._key, text, why, None, self._about)
-        body = {"duration_s": op.change.body["duration_s"], **kept_of(self._made)}
+    def _add_record(self, op: AppendChange) -> AppendChange:
+        """Return a COMMIT with the whole record as its body."""
+        text, unavailable_reason = op.change.body["result"]
+        self._record = make_record(self._key, text, unavailable_reason, None, self._owner)
+        body = {"duration_s": op.change.body["duration_s"], **encode_record(self._record)}
         return op._replace(change=op.change._replace(body=body))
 
-    def _looked(self, seen: Seen) -> Script:
-        """Return the end of a call whose key has a record, or is somebody else's."""
-        self._seen, found = seen, (yield from _record_in(self._key, seen))
-        owner = _owner(seen.run, found)
-        if owner is not None and owner != (self._about.ids.cleaned().tenant_id or ""):
-            return End(None, other_tenant(self._key))
-        return None if found is None else End(Settled("hit", found), None)
+    def _on_load(self, head: LoadedHead) -> Script:
+        """Return the end of a call whose key has a record or another tenant; None for any other key."""
+        self._head, record = head, (yield from read_record(self._key, head))
+        owner = _key_owner(head.record, record)
+        if owner is not None and owner != (self._owner.ids.clean_ids().tenant_id or ""):
+            return EndCall(None, tenant_differs(self._key))
+        return None if record is None else EndCall(RecordedResult("hit", record), None)
 
-    def _heard(self, op: Any, answer: Any) -> End | None:
-        """Take in what happened; return the end of the call, if it was that."""
-        if type(op) is Now:
-            self._now = answer
-        elif type(op) is Work:
-            self._done, self.number = answer, op.seen.run.tried
-        elif type(op) is Begin:
-            self._plan = self._plan.replaced(policy=op.policy, policy_name=op.policy_name)
-            self._about = self._about._replace(policy=op.policy_name)
-            self._it.use_policy(op.policy_name)
-        elif type(op) is Save and answer is not None:
-            return self._saved(op.seen.run, op.change)
+    def _on_reply(self, op: Any, reply: Any) -> EndCall | None:
+        """Take in the reply to an operation; return the end of the call if the reply ends it."""
+        if type(op) is ReadClock:
+            self._now = reply
+        elif type(op) is RunAttempt:
+            self._outcome, self.attempt_number = reply, op.seen.record.attempt_count
+        elif type(op) is ReserveWorker:
+            # A run keeps the policy of its first attempt, and so do the events about it.
+            self._plan = self._plan.copy_with(policy=op.policy, policy_name=op.policy_name)
+            self._owner = self._owner._replace(policy=op.policy_name)
+            self._operation.use_policy(op.policy_name)
+        elif type(op) is AppendChange and reply is not None:
+            return self._on_append(op.seen.record, op.change)
         return None
 
-    def _saved(self, run: Run, change: Change) -> End | None:
-        """Tell the witness what is now written down for good."""
+    def _on_append(self, run: RunRecord, change: RecordChange) -> EndCall | None:
+        """Publish the event of an entry that is now durable; return the end of the call after a COMMIT."""
+        # Events follow the append: an event without its entry would report work that was never recorded.
         if "COMMIT" in change.marks:
-            self._it.ended(self.number, clocks.current.wall(), None)
-            return End(Settled("record", self._made, self._done.value), None)
-        if "DECISION" in change.marks and isinstance(self._done.error, Exception):
-            return self._failed(run, self._done.error)
+            self._operation.record_end(self.attempt_number, clocks.current.wall(), None)
+            return EndCall(RecordedResult("record", self._record, self._outcome.value), None)
+        if "DECISION" in change.marks and isinstance(self._outcome.error, Exception):
+            return self._on_failure(run, self._outcome.error)
         return None
 
-    def _failed(self, run: Run, error: Exception) -> End | None:
-        """Tell of a failed attempt as a call without a log does; return the end, if it was that."""
-        decision = _by_wall(flow.decided(self._plan, run, error, self._now))
-        most = decision.policy.max_attempts
-        report = Report(self._plan.name, run.tried, most, error, None, decision, self._waited)
-        self._waited += decision.delay_s
-        loud = run.tried > 1 or decision.situation.verdict == "RETRYABLE"
-        if loud:
-            log(report)
-        self._it.failed(report)
+    def _on_failure(self, run: RunRecord, error: Exception) -> EndCall | None:
+        """Publish the event of a failed attempt, as a call without a log does.
+
+        Returns the end of the call if the attempt was its last.
+        """
+        decision = _to_wall_time(transitions.decide_failure(self._plan, run, error, self._now))
+        report = RetryReport(
+            name=self._plan.name,
+            number=run.attempt_count,
+            attempts=decision.policy.max_attempts,
+            error=error,
+            value=None,
+            decision=decision,
+            waited_s=self._waited_s,
+        )
+        self._waited_s += decision.delay_s
+        # A single failed attempt that is not tried again needs no log line: the caller gets its error.
+        is_logged = run.attempt_count > 1 or decision.situation.verdict == "RETRYABLE"
+        if is_logged:
+            log_report(report)
+        self._operation.record_failure(report)
         if decision.action == "retry":
             return None
-        if loud:
-            annotate(error, report)
-        mark(error, decision)
-        return End(None, self._it.error_of(error))
+        if is_logged:
+            add_error_note(error, report)
+        attach_decision(error, decision)
+        return EndCall(None, self._operation.make_final_error(error))
 
-    def _ended(self, op: End) -> End:
-        """Return the end of a call that no attempt of its own has ended."""
-        if not isinstance(op.error, Failed):
+    def _on_end(self, op: EndCall) -> EndCall:
+        """Return the end of a call that ended without an attempt of its own."""
+        if not isinstance(op.error, StepFailed):
             return op
         if not isinstance(op.error, RetriesExhausted):
-            return End(Shared(op.error), None)
-        shared = RetryError(self._about.category, self._seen.run.tried, self._about.operation)
+            return EndCall(SharedFailure(op.error), None)
+        # The run failed in another process: its error is known from the log only.
+        shared = RetryError(self._owner.category, self._head.record.attempt_count, self._owner.operation)
         shared.__cause__ = op.error
-        return End(Shared(shared), None)
+        return EndCall(SharedFailure(shared), None)
 
 
-def _owner(run: Run | None, found: IdempotencyRecord | None) -> str | None:
-    """Return whose a key is: what is recorded directly, or over and not recorded, is everybody's."""
-    if found is not None:
-        return None if found.about == NOBODY else found.about.ids.tenant_id or ""
+def _key_owner(run: RunRecord | None, record: IdempotencyRecord | None) -> str | None:
+    """Return the tenant of a key; None if every tenant may use it, because it has no owner or no open run."""
+    if record is not None:
+        return None if record.owner == NO_OWNER else record.owner.ids.tenant_id or ""
     return None if run is None or run.state in ("COMPLETE", "HARD_FAIL") else run.tenant
 
 
-def _by_wall(decision: Decision) -> Decision:
-    """Return a decision in the time of this machine, which events are told in, not in the store's."""
-    at, wall, then = decision.situation, clocks.current.wall(), decision.not_before
-    ahead = wall - at.now
+def _to_wall_time(decision: Decision) -> Decision:
+    """Return a decision in the time of this machine, as audit events have it, instead of the store's."""
+    situation, wall, not_before = decision.situation, clocks.current.wall(), decision.not_before
+    offset_s = wall - situation.now
     return decision._replace(
-        situation=at._replace(now=wall), not_before=None if then is None else then + ahead
+        situation=situation._replace(now=wall),
+        not_before=None if not_before is None else not_before + offset_s,
     )
-
-
-def other_tenant(key: str) -> UsageError:
-    """Return the error for a key that is not this caller's to use."""
-    return UsageError(f"key {key} belongs to another tenant; put the tenant into the key")

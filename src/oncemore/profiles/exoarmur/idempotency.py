@@ -1,19 +1,17 @@
-"""Results by idempotency key: the work is done once, and its result is returned from then on.
+"""`IdempotencyManager`: work runs once per idempotency key, and later calls return its result.
 
-    claim     a key belongs to one caller from before the work until its result is recorded; others wait
-              for that result, or are told that it is in progress
-    record    only successes; a failure leaves nothing, and those who waited for it share it
-    data      results are kept as JSON text (`exoarmur_record`)
+A key belongs to one caller from before the work until its result is recorded; callers that come in between
+wait for that result, or get `InProgress`. Only successes are recorded: a failure leaves no record, and the
+callers that waited share it. Results are kept as JSON text (`exoarmur.record`).
 
-Records are kept in one of two places, and what is promised is the same for both, but for how long it holds:
+Records live in one of two places, with the same guarantees for different times:
 
-    in a log      (`exoarmur_durable`) they outlive the process, and all processes that use it share them
-    in memory     they end with the process; for tests and for single processes (`durable` is False)
+    a log     (`exoarmur.durable`) records survive the process, and all processes of the log share them
+    memory    records end with the process; for tests and single processes (`is_durable` is False)
 
-Within a process, callers of one key meet here first: a claim is made under a lock, so that two can never
-both believe that they are first; the others wait without asking the store, across threads and event loops,
-asyncio's or trio's, and share the failure itself where there is one. Who is first then goes to the log, and
-meets other processes there.
+Callers within one process meet in this module first. A claim is made under a lock, so two callers can never
+both be first; the waiting callers do not ask the store, and share the original failure, across threads and
+event loops of asyncio and trio. The first caller then goes to the log, where it meets other processes.
 """
 
 from __future__ import annotations
@@ -27,63 +25,64 @@ from typing import TYPE_CHECKING, Any
 from oncemore import clock as clocks
 from oncemore import config, open_engine
 from oncemore.audit.events import IdempotencyCleared
-from oncemore.audit.recorder import Recorder
+from oncemore.audit.recorder import AuditRecorder
 from oncemore.errors import Error, InProgress, UsageError
 from oncemore.policy.canonical_json import exoarmur_key
-from oncemore.profiles.exoarmur import durable as log
+from oncemore.profiles.exoarmur import durable, stored_records
 from oncemore.profiles.exoarmur.record import (
-    NOBODY,
+    NO_OWNER,
     RECORDED_NONE,
     IdempotencyRecord,
-    Settled,
-    Shared,
-    checked,
-    encoded,
-    record_of,
+    RecordedResult,
+    SharedFailure,
+    check_key,
+    encode_result,
+    make_record,
 )
 from oncemore.steps.engine import Engine
-from oncemore.steps.entered_engine import innermost
+from oncemore.steps.entered_engine import current_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from os import PathLike
     from typing import Literal
 
-    from oncemore.audit.events import Event
-    from oncemore.profiles.exoarmur.operation import Doing
-    from oncemore.profiles.exoarmur.record import About
+    from oncemore.audit.events import AuditEvent
+    from oncemore.profiles.exoarmur.operation import PreparedOperation
+    from oncemore.profiles.exoarmur.record import KeyOwner
 
     IfRunning = Literal["wait", "raise"]
 
-MOST_RECORDS = 100_000
+MAX_RECORDS = 100_000
 
 
-class _Claim:
-    """A key that somebody works on; `bells` wake those who wait."""
+class _KeyClaim:
+    """A key whose work is running in this process; `callbacks` wake the callers that wait."""
 
-    __slots__ = ("about", "bells", "failure", "over", "record")
+    __slots__ = ("callbacks", "failure", "is_over", "owner", "record")
 
-    def __init__(self, about: About) -> None:
-        self.about = about
-        self.bells: list[Callable[[], object]] = []
+    def __init__(self, owner: KeyOwner) -> None:
+        self.owner = owner
+        self.callbacks: list[Callable[[], object]] = []
         self.failure: Exception | None = None
-        self.over = False
+        self.is_over = False
         self.record: IdempotencyRecord | None = None
 
 
-#: The keys that the code around this line is doing the work of.
-_doing: ContextVar[frozenset[str]] = ContextVar("oncemore.doing", default=frozenset())
+#: The keys whose work the current task is doing, to refuse work that waits for itself.
+_current_keys: ContextVar[frozenset[str]] = ContextVar("oncemore.doing", default=frozenset())
 
 
 class IdempotencyManager:
-    """Results by key.
+    """Results by idempotency key.
 
-    store            an engine (`oncemore.open(...)`), the address of its store, or what returns an engine
-                     for each call. Unless given: the engine of the `with engine:` around a call, else the
-                     settings' if they name a store, else the memory of this process
-    require_tenant   refuse keys without a tenant, so that tenants cannot share one by leaving it out
-    most             how many records memory keeps; when full, new keys are refused rather than old ones lost
-    on_event         told when a record is cleared; a `RetryManager` sets it
+    store            an engine (`oncemore.open(...)`), the address of its store, or a function that returns an
+                     engine for each call. Unless given: the engine of the `with engine:` around a call, else
+                     that of the settings if they name a store, else the memory of this process
+    require_tenant   refuse keys without a tenant, so that two tenants cannot share a key by omission
+    max_records      the most records in memory; when it is full, new keys are refused and old records stay
+
+    `on_event` is called when a record is cleared; a `RetryManager` sets it.
     """
 
     def __init__(
@@ -91,20 +90,21 @@ class IdempotencyManager:
         store: Engine | str | PathLike[str] | Callable[[], Engine] | None = None,
         *,
         require_tenant: bool = False,
-        most: int = MOST_RECORDS,
+        max_records: int = MAX_RECORDS,
     ) -> None:
-        self.on_event: Callable[[Event], object] | None = None
-        self._engine = _engine_of(store)
+        self.on_event: Callable[[AuditEvent], object] | None = None
+        self._get_engine = _make_engine_getter(store)
         self._require_tenant = require_tenant
-        self._most = most
+        self._max_records = max_records
         self._lock = Lock()
         self._records: dict[str, IdempotencyRecord] = {}
-        self._claims: dict[tuple[int, str], _Claim] = {}
+        # By engine and key: the same key in two stores is two pieces of work.
+        self._claims: dict[tuple[int, str], _KeyClaim] = {}
 
     @property
-    def durable(self) -> bool:
-        """Whether records outlive the process, by where a call here and now would keep them."""
-        engine = self._engine()
+    def is_durable(self) -> bool:
+        """Whether records of a call made now would survive the process."""
+        engine = self._get_engine()
         return engine is not None and engine.url != config.MEMORY
 
     def compute_idempotency_key(
@@ -116,9 +116,9 @@ class IdempotencyManager:
         *,
         legacy: bool = False,
     ) -> str:
-        """Return the key of an operation: the same for the same parameters, in any order.
+        """Return the key of an operation; the order of the parameters does not matter.
 
-        Put into `additional_params` whatever makes it another operation: for a write, the value written.
+        Put everything that distinguishes operations into `additional_params`: for a write, the value written.
         `legacy` gives the form that the document prints, for keys that were stored with it.
         """
         self._check_tenant(tenant_id)
@@ -137,149 +137,168 @@ class IdempotencyManager:
 
     async def describe(self, key: str) -> IdempotencyRecord | None:
         """Return the record of a key with its metadata, or None; its `result` may be None."""
-        engine = self._engine()
+        engine = self._get_engine()
         if engine is None:
-            return self._records.get(checked(key))
-        return await log.find(engine, checked(key))
+            return self._records.get(check_key(key))
+        return await stored_records.find_record(engine, check_key(key))
 
     async def record_result(self, key: str, result: Any, metadata: Mapping[str, Any] | None = None) -> None:
-        """Record a result as the one of this key; another one is refused until it is cleared."""
-        text, why = encoded(result)
+        """Record a result for this key; another result is refused until the record is cleared."""
+        text, problem = encode_result(result)
         if text is None:
-            raise UsageError(f"the result cannot be kept: {why}")
-        record, engine = record_of(checked(key), text, "", metadata, NOBODY), self._engine()
+            raise UsageError(f"the result cannot be kept: {problem}")
+        record, engine = make_record(check_key(key), text, "", metadata, NO_OWNER), self._get_engine()
         if engine is not None:
-            await log.record(engine, record)
+            await stored_records.append_record(engine, record)
             return
         with self._lock:
             before = self._records.get(key)
             if before is None:
-                self._make_room()
+                self._check_capacity()
                 self._records[key] = record
             elif before.text != text:
-                raise log.other_result(key)
+                raise stored_records.result_differs(key)
 
     async def clear_idempotency(self, key: str) -> bool:
-        """Throw a record away, so that the next call does the work again; say whether there was one."""
-        engine = self._engine()
+        """Delete the record of a key, so that the next call does the work; return whether it existed."""
+        engine = self._get_engine()
         with self._lock:
-            if (id(engine), checked(key)) in self._claims:
-                raise log.in_progress(key)
+            # Running work would record its result after the clearing, which would then have no effect.
+            if (id(engine), check_key(key)) in self._claims:
+                raise stored_records.clear_refused(key)
             record = self._records.pop(key, None) if engine is None else None
         if engine is not None:
-            record = await log.clear(engine, key)
+            record = await stored_records.clear_record(engine, key)
         if record is not None and self.on_event is not None:
-            about = record.about
-            recorder = Recorder(self.on_event, about.category, about.operation, about.ids, about.policy)
-            recorder.tell(IdempotencyCleared, clocks.current.wall(), key)
+            owner = record.owner
+            recorder = AuditRecorder(self.on_event, owner.category, owner.operation, owner.ids, owner.policy)
+            recorder.emit_event(IdempotencyCleared, clocks.current.wall(), idempotency_key=key)
         return record is not None
 
-    async def once(
-        self, key: str, about: About, doing: Doing, if_running: IfRunning = "wait"
-    ) -> Settled | Shared:
+    async def run_once(
+        self, key: str, owner: KeyOwner, prepared: PreparedOperation, if_running: IfRunning = "wait"
+    ) -> RecordedResult | SharedFailure:
         """Return the record of a key, doing the work if there is none.
 
-        Raises what the work raises, InProgress if that is wished for, UsageError for a key that is not
-        this caller's to use.
+        Raises the exception of the work; `InProgress` if `if_running` is "raise" and another caller does the
+        work; `UsageError` for a key of another tenant.
         """
-        self._check_tenant(about.ids.tenant_id)
-        if checked(key) in _doing.get():
-            raise UsageError(f"the work of key {key} calls itself with the same key; it would wait for ever")
-        engine = self._engine()
+        self._check_tenant(owner.ids.tenant_id)
+        if check_key(key) in _current_keys.get():
+            raise UsageError(f"the work of key {key} calls itself with the same key and would wait forever")
+        engine = self._get_engine()
         while True:
-            record, claim, first = self._claim(engine, key, about)
+            record, claim, is_first = self._claim_key(engine, key, owner)
             if record is not None:
-                return Settled("hit", record)
+                return RecordedResult("hit", record)
             assert claim is not None
-            if first:
-                return await self._first(engine, key, claim, doing, if_running)
+            if is_first:
+                return await self._run_first(engine, key, claim, prepared, if_running)
             if if_running == "raise":
-                raise InProgress(f"the work of key {key} is being done by somebody else now; ask again later")
-            await _over(claim, self._lock)
+                raise InProgress(f"another caller is doing the work of key {key} now; call again later")
+            await _wait_for_claim(claim, self._lock)
             if claim.record is not None:
-                return Settled("hit", claim.record)
+                return RecordedResult("hit", claim.record)
             if claim.failure is not None:
-                return Shared(claim.failure)
+                return SharedFailure(claim.failure)
+            # The first caller was cancelled: it left neither, so one of the waiting callers becomes first.
 
-    async def _first(
-        self, engine: Engine | None, key: str, claim: _Claim, doing: Doing, if_running: IfRunning
-    ) -> Settled | Shared:
-        """Do the work as the first caller of this process; those who wait get what came of it."""
-        token = _doing.set(_doing.get() | {key})
+    async def _run_first(
+        self,
+        engine: Engine | None,
+        key: str,
+        claim: _KeyClaim,
+        prepared: PreparedOperation,
+        if_running: IfRunning,
+    ) -> RecordedResult | SharedFailure:
+        """Do the work as the first caller of this process, and pass its end to the callers that wait."""
+        # The work itself sees the key, in this task and in tasks that it starts.
+        token = _current_keys.set(_current_keys.get() | {key})
         try:
-            settled = await self._settled(engine, key, claim.about, doing, if_running)
-            if isinstance(settled, Settled):
+            settled = await self._run_operation(engine, key, claim.owner, prepared, if_running)
+            if isinstance(settled, RecordedResult):
                 claim.record = settled.record
             else:
                 claim.failure = settled.failure
             return settled
+        # Cancellation is not an Exception and leaves no failure: a waiting caller does the work then.
         except Exception as error:
             claim.failure = error
             raise
         finally:
-            _doing.reset(token)
-            self._release(engine, key, claim)
+            _current_keys.reset(token)
+            self._release_claim(engine, key, claim)
 
-    async def _settled(
-        self, engine: Engine | None, key: str, about: About, doing: Doing, if_running: IfRunning
-    ) -> Settled | Shared:
+    async def _run_operation(
+        self,
+        engine: Engine | None,
+        key: str,
+        owner: KeyOwner,
+        prepared: PreparedOperation,
+        if_running: IfRunning,
+    ) -> RecordedResult | SharedFailure:
         if engine is not None:
-            return await log.perform(engine, key, about, doing, if_running)
-        if doing.approval:
-            raise UsageError(f"the work of key {key} needs an approval, which is kept in a log: give a store")
-        value = await doing.alone()
-        return Settled("record", record_of(key, *encoded(value), None, about), value)
+            return await durable.run_operation(engine, key, owner, prepared, if_running)
+        if prepared.needs_approval:
+            raise UsageError(
+                f"the work of key {key} needs an approval, which is kept in a log: give "
+                "IdempotencyManager a store"
+            )
+        value = await prepared.run_in_memory()
+        return RecordedResult("record", make_record(key, *encode_result(value), None, owner), value)
 
-    def _claim(
-        self, engine: Engine | None, key: str, about: About
-    ) -> tuple[IdempotencyRecord | None, _Claim | None, bool]:
-        """Find the record, join the claim or make one, in one step; the last says that it was made.
+    def _claim_key(
+        self, engine: Engine | None, key: str, owner: KeyOwner
+    ) -> tuple[IdempotencyRecord | None, _KeyClaim | None, bool]:
+        """Return the record, the claim, and whether this call made the claim, in one step under the lock.
 
-        A record in a log is found by who goes there: the first.
+        With an engine there is no record here: the first caller looks for it in the log.
         """
         with self._lock:
             record = self._records.get(key) if engine is None else None
             claim = self._claims.get((id(engine), key))
-            held = record or claim
-            if held is None:
+            owned = record or claim
+            if owned is None:
                 if engine is None:
-                    self._make_room()
-                made = self._claims[id(engine), key] = _Claim(about)
-                return None, made, True
-            owner = held.about
-            if owner != NOBODY and (owner.ids.tenant_id or "") != (about.ids.tenant_id or ""):
-                raise log.other_tenant(key)
+                    self._check_capacity()
+                claim = self._claims[id(engine), key] = _KeyClaim(owner)
+                return None, claim, True
+            # Tenants are kept apart: a key that another tenant used first is refused.
+            first_owner = owned.owner
+            if first_owner != NO_OWNER and (first_owner.ids.tenant_id or "") != (owner.ids.tenant_id or ""):
+                raise stored_records.tenant_differs(key)
             return record, claim, False
 
-    def _release(self, engine: Engine | None, key: str, claim: _Claim) -> None:
-        """End a claim, with its record if there is one, and wake those who waited."""
+    def _release_claim(self, engine: Engine | None, key: str, claim: _KeyClaim) -> None:
+        """End a claim, keep its record if there is one, and wake the callers that wait."""
         with self._lock:
             if claim.record is not None and engine is None:
                 self._records.setdefault(key, claim.record)
             del self._claims[id(engine), key]
-            claim.over = True
-            bells = claim.bells
-        for ring in bells:
-            with suppress(RuntimeError):  # the loop that waited is gone, and with it who waited
-                ring()
+            claim.is_over = True
+            callbacks = claim.callbacks
+        for wake in callbacks:
+            with suppress(RuntimeError):  # the event loop of the waiting caller is closed
+                wake()
 
-    def _make_room(self) -> None:
-        if len(self._records) + len(self._claims) >= self._most:
+    def _check_capacity(self) -> None:
+        if len(self._records) + len(self._claims) >= self._max_records:
             raise Error(
-                f"{self._most} idempotency records are kept, which is the most; clear some. Forgetting one "
-                "by itself would let its work be done twice"
+                f"all {self._max_records} idempotency records in memory are in use; clear some, or give a "
+                "store. A record is never dropped by itself, because its work could then be done twice"
             )
 
     def _check_tenant(self, tenant_id: str | None) -> None:
         if self._require_tenant and not tenant_id:
-            raise UsageError("tenant_id is missing, and require_tenant makes it obligatory")
+            raise UsageError("tenant_id is missing, and require_tenant is set; give the tenant of the call")
 
 
-def _engine_of(store: Any) -> Callable[[], Engine | None]:
-    """Return what says for each call which engine keeps its record; None is the memory of this process."""
+def _make_engine_getter(store: Any) -> Callable[[], Engine | None]:
+    """Return a function that gives the engine of each call; None stands for the memory of this process."""
     if store is None:
-        named = config.names_a_store()
-        return lambda: innermost() or (open_engine.chosen() if named else None)
+        # The settings count as they are when the manager is made, the engine around a call as it is then.
+        named = config.is_store_configured()
+        return lambda: current_engine() or (open_engine.find_engine() if named else None)
     if isinstance(store, Engine):
         return lambda: store
     if callable(store):
@@ -288,26 +307,28 @@ def _engine_of(store: Any) -> Callable[[], Engine | None]:
     return lambda: engine
 
 
-async def _over(claim: _Claim, lock: Lock) -> None:
-    """Wait until a claim is over, in whichever event loop this is."""
-    trio = clocks.in_trio()
+async def _wait_for_claim(claim: _KeyClaim, lock: Lock) -> None:
+    """Wait until a claim is over, on asyncio or trio."""
+    trio = clocks.find_trio()
     done: Any
     if trio is not None:
         done, wait = trio.Event(), None
         token = trio.lowlevel.current_trio_token()
 
-        def ring() -> None:
+        def wake() -> None:
             token.run_sync_soon(done.set)
 
     else:
+        # A running event loop has imported asyncio already; trio programs need not import it.
         loop = sys.modules["asyncio"].get_running_loop()
         done = wait = loop.create_future()
 
-        def ring() -> None:
+        def wake() -> None:
             loop.call_soon_threadsafe(lambda: done.done() or done.set_result(None))
 
+    # A claim that ended before the callback was added would never wake this caller.
     with lock:
-        if claim.over:
+        if claim.is_over:
             return
-        claim.bells.append(ring)
+        claim.callbacks.append(wake)
     await (done.wait() if wait is None else wait)

@@ -1,8 +1,8 @@
-"""A recorded result, as data: what is kept of it, and what is said when it could not be kept.
+"""A recorded result as data: its JSON form, and the error for a result that could not be kept.
 
-Results are kept as JSON text: reading one runs no code, and nobody can change a record through the
-object that he was given. A result that JSON would change (a tuple, a date, an object) is not guessed at:
-the key is recorded as done, and whoever asks is told that the result is not available.
+Results are kept as JSON text: reading one runs no code, and a caller cannot change a record through the
+object that it received. A result that JSON would change (a tuple, a date, an object) is not converted: the
+key is recorded as done, and every caller gets `ResultUnavailable`.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from oncemore import clock as clocks
-from oncemore._redact import clean, masked
+from oncemore._redact import clean_text, mask_text
 from oncemore._values import Value
-from oncemore.audit.recorder import Ids
+from oncemore.audit.recorder import OperationIds
 from oncemore.errors import ResultUnavailable, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Literal
 
-MOST_CHARACTERS = 1_000_000
-LONGEST_KEY = 500
-LONGEST_NAME = 200
+MAX_CHARACTERS = 1_000_000
+MAX_KEY_LENGTH = 500
+MAX_NAME_LENGTH = 200
 
 
 class RecordedNone(Enum):
@@ -36,123 +36,132 @@ class RecordedNone(Enum):
         return "RECORDED_NONE"
 
 
-#: What `check_idempotency` returns for a recorded None, because None means that there is no record (X-3).
+#: `check_idempotency` returns this for a recorded None, because None means that there is no record (X-3).
 RECORDED_NONE = RecordedNone.RECORDED_NONE
 
 
-class About(Value):
-    """What a key's work is: for events, and to keep tenants apart."""
+class KeyOwner(Value):
+    """The operation, the ids and the policy of a key's work; for events, and to keep tenants apart."""
 
     category: str = ""
     operation: str = ""
-    ids: Ids = Ids()
+    ids: OperationIds = OperationIds()
     policy: str | None = None
 
 
-#: What is known of a result that was recorded directly: it belongs to everybody.
-NOBODY = About()
+#: The owner of a result that was recorded directly: every tenant may use it.
+NO_OWNER = KeyOwner()
 
 
 class IdempotencyRecord(Value):
-    """A recorded result with all that is known of it; `text` is None where it could not be kept."""
+    """A recorded result with its metadata; `text` is None if the result could not be kept."""
 
     key: str
     text: str | None
-    why: str
+    unavailable_reason: str
     metadata_text: str
-    about: About
+    owner: KeyOwner
     recorded_at: float
 
     @property
     def result(self) -> Any:
-        """The result, made anew from its text; raises ResultUnavailable where there is none."""
+        """The result, decoded for each caller; raises ResultUnavailable if it could not be kept."""
         if self.text is None:
             raise ResultUnavailable(
-                f"the work of key {self.key} was done, but its result is lost: {self.why}"
+                f"the work of key {self.key} was done, but its result is not available: "
+                f"{self.unavailable_reason}"
             )
         return json.loads(self.text)
 
     @property
     def metadata(self) -> Any:
-        """What was recorded beside it."""
+        """The metadata that was recorded with the result."""
         return json.loads(self.metadata_text)
 
 
-class Settled(Value):
-    """A key has its record: it was there (hit), or was made here, of the `value` that the work returned."""
+class RecordedResult(Value):
+    """The record of a key: found ("hit"), or made by this call ("record").
+
+    value  the value that the work returned, if this call did it
+    """
 
     action: Literal["hit", "record"]
     record: IdempotencyRecord
     value: Any = None
 
 
-class Shared(Value):
-    """The one who was waited for failed, and this is his failure."""
+class SharedFailure(Value):
+    """The failure of the call that did the work, for a call that waited for it."""
 
     failure: Exception
 
 
-def record_of(
-    key: str, text: str | None, why: str, metadata: Mapping[str, Any] | None, about: About
+def make_record(
+    key: str, text: str | None, unavailable_reason: str, metadata: Mapping[str, Any] | None, owner: KeyOwner
 ) -> IdempotencyRecord:
-    """Return a record that was made now; its metadata must be plain data."""
-    kept, fault = encoded({} if metadata is None else dict(metadata))
-    if kept is None:
-        raise UsageError(f"metadata cannot be kept: {fault}")
-    return IdempotencyRecord(key, text, why, kept, about, clocks.current.wall())
+    """Return a record with the current time; refuse metadata that is not plain data."""
+    # Metadata is kept by the same rules as a result.
+    metadata_text, problem = encode_result({} if metadata is None else dict(metadata))
+    if metadata_text is None:
+        raise UsageError(f"metadata cannot be kept: {problem}")
+    return IdempotencyRecord(key, text, unavailable_reason, metadata_text, owner, clocks.current.wall())
 
 
-def kept_of(record: IdempotencyRecord) -> dict[str, Any]:
-    """Return what the log keeps of a record: its result, and beside it all else."""
-    about = record.about
-    told = {
-        "category": clean(about.category, LONGEST_NAME),
-        "operation": masked(about.operation, LONGEST_NAME),
-        "ids": [*about.ids.cleaned()],
+def encode_record(record: IdempotencyRecord) -> dict[str, Any]:
+    """Return the body of the log entry for a record."""
+    owner = record.owner
+    fields = {
+        "category": clean_text(owner.category, MAX_NAME_LENGTH),
+        "operation": mask_text(owner.operation, MAX_NAME_LENGTH),
+        "ids": [*owner.ids.clean_ids()],
         "metadata": record.metadata_text,
         "at": record.recorded_at,
-        "policy": about.policy,
+        "policy": owner.policy,
     }
     if record.text is None:
-        return {"result_unavailable": clean(record.why), "record": told}
-    return {"result": record.text, "record": told}
+        return {"result_unavailable": clean_text(record.unavailable_reason), "record": fields}
+    return {"result": record.text, "record": fields}
 
 
-def read_record(key: str, body: Mapping[str, Any]) -> IdempotencyRecord | None:
-    """Return the record that the log kept, or None where it keeps something else."""
-    told = body.get("record")
-    if told is None:
+def decode_record(key: str, body: Mapping[str, Any]) -> IdempotencyRecord | None:
+    """Return the record of a body; None if the body belongs to other work."""
+    fields = body.get("record")
+    if fields is None:
         return None
-    about = About(told["category"], told["operation"], Ids(*told["ids"]), told.get("policy"))
-    text, why = body.get("result"), body.get("result_unavailable", "")
-    return IdempotencyRecord(key, text, why, told["metadata"], about, told["at"])
+    # Records of older versions have no policy.
+    owner = KeyOwner(
+        fields["category"], fields["operation"], OperationIds(*fields["ids"]), fields.get("policy")
+    )
+    text, unavailable_reason = body.get("result"), body.get("result_unavailable", "")
+    return IdempotencyRecord(key, text, unavailable_reason, fields["metadata"], owner, fields["at"])
 
 
-def checked(key: str) -> str:
-    """Return a key that can be one, or say what is allowed."""
-    if not isinstance(key, str) or not 1 <= len(key) <= LONGEST_KEY:
-        raise UsageError(f"an idempotency key is a text of 1 to {LONGEST_KEY} characters, not {key!r:.80}")
+def check_key(key: str) -> str:
+    """Return a valid idempotency key; raise `UsageError` for any other value."""
+    if not isinstance(key, str) or not 1 <= len(key) <= MAX_KEY_LENGTH:
+        raise UsageError(f"an idempotency key is a text of 1 to {MAX_KEY_LENGTH} characters, not {key!r:.80}")
     return key
 
 
-def encoded(value: object) -> tuple[str | None, str]:
-    """Return the JSON text of a value, or None and why there is none.
+def encode_result(value: object) -> tuple[str | None, str]:
+    """Return the JSON text of a value and an empty text, or None and the problem.
 
-    There is one if reading it gives an equal value of the same types.
+    A value has a JSON text if reading it gives an equal value of the same types.
     """
     try:
-        fault = _misfit(value, "the result")
-        text = "" if fault else json.dumps(value, allow_nan=False)
+        problem = _find_misfit(value, "the result")
+        text = "" if problem else json.dumps(value, allow_nan=False)
     except (RecursionError, ValueError) as error:
         return None, f"the result has no JSON form: {error}"
-    if not fault and len(text) > MOST_CHARACTERS:
-        fault = f"the result takes {len(text):,} characters, and {MOST_CHARACTERS:,} is the most"
-    return (None, fault) if fault else (text, "")
+    if not problem and len(text) > MAX_CHARACTERS:
+        problem = f"the result takes {len(text):,} characters, and {MAX_CHARACTERS:,} is the most"
+    return (None, problem) if problem else (text, "")
 
 
-def _misfit(value: Any, path: str) -> str:
-    """Say which part of a value JSON would change or cannot hold; nothing if it holds all."""
+def _find_misfit(value: Any, path: str) -> str:
+    """Return the first part of a value that JSON would change or cannot hold; empty if there is none."""
     kind = type(value)
+    # Exact types: JSON would turn an IntEnum or a subclass of str into its plain value.
     if value is None or kind in (bool, int, str):
         return ""
     if kind is float:
@@ -161,10 +170,10 @@ def _misfit(value: Any, path: str) -> str:
     if kind is list:
         parts = [(inner, f"{path}[{at}]") for at, inner in enumerate(value)]
     elif kind is dict:
-        odd = [name for name in value if type(name) is not str]
-        if odd:
-            return f"{path} has the key {odd[0]!r}, which is no string"
+        not_text = [name for name in value if type(name) is not str]
+        if not_text:
+            return f"{path} has the key {not_text[0]!r}, which is not a string"
         parts = [(inner, f"{path}.{name}") for name, inner in value.items()]
     else:
         return f"{path} is of type {kind.__name__}, which JSON would change; return plain data"
-    return next((fault for inner, where in parts if (fault := _misfit(inner, where))), "")
+    return next((problem for inner, inner_path in parts if (problem := _find_misfit(inner, inner_path))), "")

@@ -1,1 +1,1 @@
-"""The KFM loop."""
+"""The retry loop of the KFM document (`loop.py`), on durable steps."""

@@ -1,4 +1,4 @@
-"""The loop of the KFM document: a node of a pipeline, tried until it is done or has failed for good.
+"""The loop of the KFM document: runs a node of a pipeline until it is done or has failed for good.
 
     from oncemore.profiles.kfm.loop import retry_loop
 
@@ -12,14 +12,14 @@
 
     retry_loop(Report(), {"month": "2026-10"}, {"partition": "date=2026-10"})   # "OK" or "HARD_FAIL"
 
-It is a front for the one mechanism: a durable step under the numbers of `kfm-loop.yaml`. Where the document
-cannot work as printed it is corrected:
+A node is a durable step under the numbers of `kfm-loop.yaml`. Where the document cannot work as printed, it
+is corrected:
 
-* every exception is classified, not only the two declared ones (X-5): none leaves a run in RUNNING
-* attempts go on counting from the log, and their budget belongs to the run (X-7); work that failed for good
-  runs again only by `rerun=`, with a reason
-* a delay is kept in the log (X-8): whoever takes over after a crash waits for the rest of it
-* the node is a part of the key, and a changed configuration is not silently answered from before (X-20)
+* every exception is classified, not only the two declared ones (X-5), so that none leaves a run in RUNNING
+* the log counts attempts, and their budget belongs to the run (X-7); work that failed for good runs again
+  only with `rerun=` and a reason
+* a delay is kept in the log (X-8): the worker that takes over after a crash waits for the rest of it
+* the node is a part of the key, and a finished run with another configuration is not returned silently (X-20)
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from oncemore import clock as clocks
 from oncemore.errors import (
+    Deferred,
     Error,
-    Failed,
-    Parked,
     PermanentError,
     ResultUnavailable,
+    StepFailed,
     TransientError,
     UsageError,
 )
-from oncemore.open_engine import chosen
+from oncemore.open_engine import find_engine
 from oncemore.policy import files
 from oncemore.steps.nodes import PROFILE as PROFILE
-from oncemore.steps.nodes import NodeStep, awaits, policy_of
+from oncemore.steps.nodes import NodeStep, is_async_node, policy_of
 from oncemore.steps.run import Run
 
 if TYPE_CHECKING:
@@ -54,36 +54,37 @@ if TYPE_CHECKING:
     Status = Literal["OK", "HARD_FAIL"]
     Named = Policy | str | PathLike[str]
 
-__all__ = ["Node", "PermanentError", "TransientError", "last_run", "retry_loop"]
+__all__ = ["LoopNode", "PermanentError", "TransientError", "last_run", "retry_loop"]
 
-#: What a configuration may not hold, because it would have no effect there: these are fields of a policy
-#: file, where they are reviewed. Spellings that may be a node's own (`rate`, `interval`) are not among them.
+#: Names that `cfg` may not hold, because they would have no effect there: they are fields of a policy file,
+#: which is reviewed. Names that a node may use itself (`rate`, `interval`) are allowed.
 POLICY_FIELDS = (
     "retry_policy", "telemetry_tuning", "max_attempts", "max_retries", "retry_attempts", "base_delay_s",
     "base_delay_sec", "max_delay_s", "max_delay_sec", "delays_s", "backoff_s", "base_backoff_s",
     "retry_backoff_seconds", "backoff_multiplier", "jitter", "jitter_seed", "jitter_span_s", "jitter_factor",
-    "jitter_enabled", "timeout_s", "within_s", "retry_cost", "on_non_retryable", "halt_scope",
+    "jitter_enabled", "timeout_s", "total_timeout_s", "retry_cost", "on_non_retryable", "halt_scope",
     "circuit_breaker", "retry_budget", "rate_limit", "lease", "escalation",
 )  # fmt: skip
 
 
-class Node(Protocol):
-    """What a node provides, beside a `node_id` or a `name`; it may have an `effect` ("pure" unless it has
-    one), a `policy` (`kfm-loop`) and a `pipeline` (the module of its class).
+class LoopNode(Protocol):
+    """A node of a pipeline; beside these methods it has a `node_id` or a `name`.
+
+    It may have an `effect` ("pure" by default), a `policy` (`kfm-loop`) and a `pipeline` (its module).
     """
 
     def preflight_checkpoint(self, run: Attempt, key: str) -> Any:
-        """Return where `compute` shall begin; `run.resume()` is the last checkpoint, None means that one."""
+        """Return the checkpoint for `compute`; None means the last one, which `run.resume()` returns."""
 
     def compute(self, inputs: Any, cfg: Any, checkpoint: Any) -> Any:
-        """Do the work and return its result as plain data; both may be async.
+        """Do the work and return its result as plain data; both methods may be async.
 
         `inputs` and `cfg` are read-only (ART-5): writing to them raises TypeError.
         """
 
 
 def retry_loop(
-    node: Node,
+    node: LoopNode,
     inputs: Any,
     cfg: Mapping[str, Any] | None = None,
     *,
@@ -91,77 +92,80 @@ def retry_loop(
     rerun: str | None = None,
     on_config_change: str | None = None,
 ) -> Any:
-    """Run a node to its end and return "OK" or "HARD_FAIL"; to be awaited if `compute` is async.
+    """Run a node to its end and return "OK" or "HARD_FAIL"; returns a coroutine if `compute` is async.
 
-    cfg               what the result depends on besides its inputs; its `partition` is a part of the key
-    policy            instead of the node's own `policy`, or else of `kfm-loop`
-    rerun             why work that failed for good is run once more, with a new budget
-    on_config_change  "new", "reuse" or "fail" when a finished run had another cfg; else the policy file's, or
-                      that of `kfm-loop`
+    cfg               the configuration of the result; its `partition` is a part of the key
+    policy            replaces the node's own `policy`, or `kfm-loop`
+    rerun             the reason to run failed work once more, with a new budget
+    on_config_change  "new", "reuse" or "fail" if a finished run had another cfg; by default as in the
+                      policy file
 
-    Raises what is no end of the work: `Parked` when it is due later than the policy's longest delay,
-    `ConfigChanged`, `OutcomeUnknown`, `Quarantined` when a person has to look first, `StoreError`.
+    Raises errors that are not an end of the work: `Deferred` if it is due later than the policy's longest
+    delay, `ConfigChanged`, `OutcomeUnknown`, `Quarantined` if an operator has to decide first, `StoreError`.
     """
-    made = _step(node, cfg, policy, on_config_change)
-    again, noted = partial(made, inputs, cfg), partial(made.note_redelivery, inputs, cfg)
-    first = again if rerun is None else partial(made.rerun, inputs, cfg, reason=rerun)
-    longest_s = _policy(policy or policy_of(node)).max_delay_s
-    script = _loop(noted, first, again, longest_s)
-    return _awaiting(script) if awaits(node) else _blocking(script)
+    step = _make_step(node, cfg, policy, on_config_change)
+    repeat_call, note_redelivery = partial(step, inputs, cfg), partial(step.note_redelivery, inputs, cfg)
+    first_call = repeat_call if rerun is None else partial(step.rerun, inputs, cfg, reason=rerun)
+    max_wait_s = _resolve_policy(policy or policy_of(node)).max_delay_s
+    script = _loop_script(note_redelivery, first_call, repeat_call, max_wait_s)
+    return _run_async(script) if is_async_node(node) else _run_blocking(script)
 
 
-def last_run(node: Node, inputs: Any, cfg: Mapping[str, Any] | None = None) -> Run | None:
+def last_run(node: LoopNode, inputs: Any, cfg: Mapping[str, Any] | None = None) -> Run | None:
     """Return the last run of a node with these inputs: its state, attempts, proofs and log; or None."""
-    return _step(node, cfg, None, None).last(inputs, cfg)
+    return _make_step(node, cfg, None, None).last_run(inputs, cfg)
 
-
-# The loop: one script, two drivers ------------------------------------------------------------------
 
 if TYPE_CHECKING:
     Script = Generator[Callable[[], Any] | float, Error | None, Status]
 
 
-def _loop(
-    noted: Callable[[], Any], first: Callable[[], Any], again: Callable[[], Any], longest_s: float
+def _loop_script(
+    note_redelivery: Callable[[], Any],
+    first_call: Callable[[], Any],
+    next_call: Callable[[], Any],
+    max_wait_s: float,
 ) -> Script:
-    """Yield what to call and how long to wait; be sent the error of a call, or None.
+    """Yield a call to make or the seconds to wait; receive the error of a call, or None.
 
-    A message that is delivered again is noted in the log first.
+    A redelivered message is noted in the log first.
     """
-    yield noted
-    call = first
+    yield note_redelivery
+    call = first_call
     while True:
         error = yield call
-        if not isinstance(error, Parked):
-            return _end(error)
-        wait = error.until - chosen().now()
-        if wait > longest_s:
+        if not isinstance(error, Deferred):
+            return _end_status(error)
+        # A wait longer than the policy's own delays is not part of the loop: the caller gets the error.
+        wait = error.until - find_engine().now()
+        if wait > max_wait_s:
             raise error
         yield max(0.0, wait)
-        call = again
+        call = next_call
 
 
-def _end(error: Error | None) -> Status:
-    """Return how a run ended; an error that is no end of a run is raised."""
+def _end_status(error: Error | None) -> Status:
+    """Return the end of a run; raise an error that is not an end."""
     if error is None:
         return "OK"
     run = error.run
-    if not isinstance(run, Run) or run.status not in _ENDS:
+    # A stored failure and a lost result both carry the run that says how the work ended.
+    if not isinstance(run, Run) or run.status not in _STATUS_BY_STATE:
         raise error
-    return _ENDS[run.status]
+    return _STATUS_BY_STATE[run.status]
 
 
-_ENDS: dict[str, Status] = {"COMPLETE": "OK", "HARD_FAIL": "HARD_FAIL"}
-#: Ways in which a call tells of its run; every other error says that there was none, or no end of it.
-_TOLD = (Failed, Parked, ResultUnavailable)
+_STATUS_BY_STATE: dict[str, Status] = {"COMPLETE": "OK", "HARD_FAIL": "HARD_FAIL"}
+#: Errors that carry a run; every other error means that there was no run, or that it has not ended.
+_RUN_ERRORS = (StepFailed, Deferred, ResultUnavailable)
 
 
-def _blocking(script: Script) -> Status:
+def _run_blocking(script: Script) -> Status:
     op = next(script)
     try:
         while True:
             if callable(op):
-                op = script.send(_called(op))
+                op = script.send(_call_once(op))
             else:
                 clocks.current.sleep(op)
                 op = next(script)
@@ -169,20 +173,20 @@ def _blocking(script: Script) -> Status:
         return end.value  # type: ignore[no-any-return]
 
 
-def _called(call: Callable[[], Any]) -> Error | None:
+def _call_once(call: Callable[[], Any]) -> Error | None:
     try:
         call()
-    except _TOLD as error:
+    except _RUN_ERRORS as error:
         return error
     return None
 
 
-async def _awaiting(script: Script) -> Status:
+async def _run_async(script: Script) -> Status:
     op = next(script)
     try:
         while True:
             if callable(op):
-                op = script.send(await _called_awaited(op))
+                op = script.send(await _call_once_async(op))
             else:
                 await clocks.current.pause(op)
                 op = next(script)
@@ -190,29 +194,27 @@ async def _awaiting(script: Script) -> Status:
         return end.value  # type: ignore[no-any-return]
 
 
-async def _called_awaited(call: Callable[[], Any]) -> Error | None:
+async def _call_once_async(call: Callable[[], Any]) -> Error | None:
     try:
         await call()
-    except _TOLD as error:
+    except _RUN_ERRORS as error:
         return error
     return None
 
 
-# The step that a node is ----------------------------------------------------------------------------
-
-
-def _step(node: Node, cfg: Any, policy: Named | None, on_config_change: str | None) -> NodeStep:
-    """Return the durable step that a node is, if the configuration holds nothing that has no effect."""
+def _make_step(node: LoopNode, cfg: Any, policy: Named | None, on_config_change: str | None) -> NodeStep:
+    """Return the durable step of a node; refuse a configuration with fields that have no effect."""
     _check_cfg(cfg)
     return NodeStep(node, policy=policy, on_config_change=on_config_change)
 
 
 def _check_cfg(cfg: Any) -> None:
-    """Refuse a configuration that holds something that has no effect there."""
+    """Refuse a configuration that is not a mapping or holds fields without effect."""
     if cfg is None:
         return
     if not isinstance(cfg, Mapping):
         raise UsageError(f"cfg is {cfg!r:.80}; it takes a mapping")
+    # Silently ignored limits would look as if they were obeyed.
     for name in POLICY_FIELDS:
         if name in cfg:
             raise UsageError(
@@ -226,6 +228,6 @@ def _check_cfg(cfg: Any) -> None:
             )
 
 
-def _policy(policy: Named) -> Policy:
-    named: Any = policy
-    return files.policy(named) if isinstance(named, str) or hasattr(named, "__fspath__") else named
+def _resolve_policy(policy: Named) -> Policy:
+    source: Any = policy
+    return files.policy(source) if isinstance(source, str) or hasattr(source, "__fspath__") else source

@@ -1,9 +1,8 @@
-"""How many operations used up their attempts: logged one by one, counted together.
+"""Logs operations that used up their attempts, and alerts when too many do.
 
-One that is exhausted is an incident of one request. Many of them within some minutes mean an outage of
-Core or a database under pressure, which is what the alert is for (G-20: above 5 % over 15 minutes). An
-operation that Core itself puts off with a long `Retry-After` is deferred: it has attempts left, and is not
-an exhaustion.
+One exhausted operation is an incident of one request. Many within some minutes mean an outage of Core or a
+database under pressure, which is the purpose of the alert (G-20: above 5 % over 15 minutes). An operation
+that Core defers with a long `Retry-After` has attempts left, so it is not exhausted.
 """
 
 from __future__ import annotations
@@ -19,23 +18,23 @@ from oncemore.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncemore.profiles.lit.request_context import Ids
+    from oncemore.profiles.lit.request_context import RequestIds
 
 log = logging.getLogger("oncemore.lit")
 
-MOST_KEPT = 100_000
-MEANS = "likely upstream outage or database pressure"
+MAX_KEPT = 100_000
+ALERT_MEANING = "likely upstream outage or database pressure"
 
 
-class Exhaustion:
-    """Counts operations and those that were exhausted, and says when there are too many of them.
+class ExhaustionAlert:
+    """Counts operations and exhausted ones, and alerts when the share of exhausted ones is too high.
 
-    window_s   how far back it looks (15 minutes)
-    threshold  the share of exhausted operations above which it alerts (0.05)
-    least      how many operations there must be before a share says anything
-    on_alert   called with this counter once when an alert begins
+    window_s            the length of the window (15 minutes)
+    threshold           the share of exhausted operations above which it alerts (0.05)
+    minimum_operations  the fewest operations for which a share is meaningful
+    on_alert            called with this object once when an alert begins
 
-    `total`, `total_exhausted` and `total_deferred` count since it was made, whatever the window.
+    `total`, `total_exhausted` and `total_deferred` count since the start, regardless of the window.
     """
 
     def __init__(
@@ -43,103 +42,110 @@ class Exhaustion:
         *,
         window_s: float = 900.0,
         threshold: float = 0.05,
-        least: int = 5,
-        on_alert: Callable[[Exhaustion], object] | None = None,
+        minimum_operations: int = 5,
+        on_alert: Callable[[ExhaustionAlert], object] | None = None,
     ) -> None:
         if not 0 < window_s < float("inf"):
             raise UsageError(f"window_s is {window_s!r}; it must be more than 0, and finite")
         if not 0 <= threshold < 1:
             raise UsageError(f"threshold is {threshold!r}; it must be a share from 0, and below 1")
-        if least < 1:
-            raise UsageError(f"least is {least!r}; it must be 1 or more")
-        self.window_s, self.threshold, self.least = window_s, threshold, least
+        if minimum_operations < 1:
+            raise UsageError(f"minimum_operations is {minimum_operations!r}; it must be 1 or more")
+        self.window_s, self.threshold, self.minimum_operations = window_s, threshold, minimum_operations
         self.total = self.total_exhausted = self.total_deferred = self.alerts = 0
         self._on_alert = on_alert
         self._ends: deque[tuple[float, bool]] = deque()
-        self._exhausted = 0  # of those in _ends, so that counting one costs the same however many there are
+        self._exhausted = 0  # the exhausted ones in _ends, kept so that counting takes constant time
         self._lock = Lock()
-        self._alerting = False
+        self._was_alerting = False
 
     def count(self, *, exhausted: bool, deferred: bool = False) -> None:
-        """Count an operation that is over: good, exhausted, deferred, or failed in another way."""
+        """Count an operation that has ended: a success, exhausted, deferred, or failed in another way."""
         with self._lock:
             self.total += 1
             self.total_exhausted += exhausted
             self.total_deferred += deferred
             self._ends.append((clocks.current.monotonic(), exhausted))
             self._exhausted += exhausted
-            before, self._alerting = self._alerting, self._too_many()
-            begins = self._alerting and not before
-            self.alerts += begins
-        if begins:
-            log.error("exhaustion rate %s: ALERT %s", str(self), MEANS, extra=self._fields())
-            self._call()
+            was_alerting, self._was_alerting = self._was_alerting, self._is_alerting_now()
+            starts = self._was_alerting and not was_alerting
+            self.alerts += starts
+        # Outside the lock: a slow hook or log handler must not block other operations.
+        if starts:
+            log.error("exhaustion rate %s: ALERT %s", str(self), ALERT_MEANING, extra=self._log_fields())
+            self._call_on_alert()
 
     @property
     def operations(self) -> int:
-        """Operations within the window."""
+        """The number of operations within the window."""
         with self._lock:
-            return len(self._recent())
+            return len(self._recent_ends())
 
     @property
     def exhausted(self) -> int:
-        """Exhausted ones within the window."""
+        """The number of exhausted operations within the window."""
         with self._lock:
-            self._recent()
+            self._recent_ends()
             return self._exhausted
 
     @property
     def rate(self) -> float:
-        """The share of exhausted operations within the window; 0 without any."""
+        """The share of exhausted operations within the window; 0 without operations."""
         with self._lock:
-            return self._share()
+            return self._exhausted_share()
 
     @property
-    def alerting(self) -> bool:
-        """Whether there are too many now."""
+    def is_alerting(self) -> bool:
+        """Whether the share is above the threshold now."""
         with self._lock:
-            return self._too_many()
+            return self._is_alerting_now()
 
     def __str__(self) -> str:
         return f"{self.exhausted} of {self.operations} operations"
 
-    def _recent(self) -> deque[tuple[float, bool]]:
+    def _recent_ends(self) -> deque[tuple[float, bool]]:
         oldest = clocks.current.monotonic() - self.window_s
-        while self._ends and (self._ends[0][0] < oldest or len(self._ends) > MOST_KEPT):
+        # Operations older than the window leave from the front; the limit bounds the memory.
+        while self._ends and (self._ends[0][0] < oldest or len(self._ends) > MAX_KEPT):
             self._exhausted -= self._ends.popleft()[1]
         return self._ends
 
-    def _share(self) -> float:
-        recent = self._recent()
+    def _exhausted_share(self) -> float:
+        recent = self._recent_ends()
         return self._exhausted / len(recent) if recent else 0.0
 
-    def _too_many(self) -> bool:
-        return self._share() > self.threshold and len(self._ends) >= self.least
+    def _is_alerting_now(self) -> bool:
+        return self._exhausted_share() > self.threshold and len(self._ends) >= self.minimum_operations
 
-    def _fields(self) -> dict[str, Any]:
+    def _log_fields(self) -> dict[str, Any]:
         return {"oncemore_exhaustion_rate": self.rate, "oncemore_exhausted": self.exhausted}
 
-    def _call(self) -> None:
+    def _call_on_alert(self) -> None:
         if self._on_alert is not None:
+            # The hook is the caller's code: its error must not fail the operation that was counted.
             try:
                 self._on_alert(self)
             except Exception:
-                log.exception("on_alert failed; the operation that was counted is not concerned")
+                log.exception("on_alert failed; the counted operation is not affected")
 
 
-#: The counter of this process, where none is given.
-exhaustion = Exhaustion()
+#: The counter of this process, used unless another one is given.
+exhaustion = ExhaustionAlert()
 
 
-def given_up(what: str, attempts: int, ids: Ids, error: str, fields: dict[str, Any]) -> None:
-    """Log that an operation used up what it may try, with all that is needed to find it again."""
+def log_exhausted(event: str, attempts: int, ids: RequestIds, error: str, fields: dict[str, Any]) -> None:
+    """Log the failed end of an operation, with everything that identifies it."""
+    subject = f"{event} after {attempts} attempt{'' if attempts == 1 else 's'}"
     log.error(
-        "%s after %d attempt%s; request=%s session=%s; %s",
-        what, attempts, "" if attempts == 1 else "s", ids.request_id, ids.session_id or "-", error,
-        extra={"oncemore_attempts": attempts, "oncemore_error": error, **told(ids), **fields},
-    )  # fmt: skip
+        "%s; request=%s session=%s; %s",
+        subject,
+        ids.request_id,
+        ids.session_id or "-",
+        error,
+        extra={"oncemore_attempts": attempts, "oncemore_error": error, **id_fields(ids), **fields},
+    )
 
 
-def told(ids: Ids) -> dict[str, Any]:
+def id_fields(ids: RequestIds) -> dict[str, Any]:
     """Return the two ids as fields of a log record."""
     return {"oncemore_request_id": ids.request_id, "oncemore_session_id": ids.session_id}

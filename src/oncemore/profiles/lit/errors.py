@@ -1,37 +1,37 @@
-"""What `CoreClient` raises, and what one attempt of it raises before that.
+"""The errors of `CoreClient`, and the internal ones of a single attempt.
 
-    CoreClientError             the call did not come good: no answer, or one that cannot be read
-    ├── CoreClientHTTPError     Core answered, and the answer is a refusal or a fault
+    CoreClientError             a call failed: no response, or one that cannot be read
+    ├── CoreClientHTTPError     Core responded with a status that is not a success
     └── ActionOutcomeUnknown    a session action may have been applied, and is not sent again
 
-They are raised when all that may be tried has been tried, so that they are final for every retry around
-them: attempts do not multiply. Inside an attempt two others travel, which say what was answered and are
-classified like any error of urllib.
+A caller gets them after the last permitted attempt, so every retry around them treats them as final: attempts
+do not multiply. `CoreAnswer` and `UnreadableCoreAnswer` exist within an attempt only; they carry the response
+and are classified like the errors of urllib.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from oncemore.classifiers.classify import register
-from oncemore.classifiers.http_status import failed_status
-from oncemore.errors import Failed, OutcomeUnknown
+from oncemore.classifiers.classify import register_table
+from oncemore.classifiers.http_status import classify_failed_status
+from oncemore.errors import OutcomeUnknown, StepFailed
 
 if TYPE_CHECKING:
-    from oncemore.classifiers.classify import Look
+    from oncemore.classifiers.classify import Classification
     from oncemore.policy.model import Failure
 
 
-class CoreClientError(Failed):
-    """A call of Core did not come good; the last failure is the cause."""
+class CoreClientError(StepFailed):
+    """A call of Core failed; the last failure is the cause."""
 
 
 class CoreClientHTTPError(CoreClientError):
-    """Core answered with a status that is no success; a 5xx only after all attempts.
+    """Core responded with a status that is not a success; a 5xx only after all attempts.
 
-    status_code  the number
-    detail       what Core said about it
-    retry_after  how many seconds Core wants to be left alone, counted from its answer; None if it did not say
+    status_code  the status
+    detail       Core's explanation
+    retry_after  the seconds, from the response on, in which Core wants no request; None if it named none
     """
 
     def __init__(self, status_code: int, detail: str, retry_after: float | None = None) -> None:
@@ -43,14 +43,15 @@ class CoreClientHTTPError(CoreClientError):
     def __repr__(self) -> str:
         return f"CoreClientHTTPError({self.status_code}, {self.detail!r})"
 
+    # The default would pickle the message alone, and lose status and detail.
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.status_code, self.detail, self.retry_after)
 
 
 class ActionOutcomeUnknown(CoreClientError, OutcomeUnknown):
-    """A session action was sent and its answer was lost: it may have been applied.
+    """A session action was sent and its response was lost: the action may have been applied.
 
-    `lost` is what `Session.reconcile` and `Session.resolve` take.
+    `lost` is the argument for `CoreSession.reconcile` and `CoreSession.resolve`.
     """
 
     def __init__(self, message: str, lost: Any = None) -> None:
@@ -62,7 +63,7 @@ class ActionOutcomeUnknown(CoreClientError, OutcomeUnknown):
 
 
 class CoreAnswer(Exception):
-    """Inside an attempt: Core answered with a status that is no success."""
+    """Within an attempt: Core responded with a status that is not a success."""
 
     def __init__(self, status: int, detail: str, retry_after: float | None) -> None:
         super().__init__(f"{status}: {detail}")
@@ -71,18 +72,22 @@ class CoreAnswer(Exception):
         self.retry_after = retry_after
 
 
-class BadAnswer(Exception):
-    """Inside an attempt: Core answered with success, and with something that cannot be read."""
+class UnreadableCoreAnswer(Exception):
+    """Within an attempt: Core responded with a success that cannot be read."""
 
 
-def _answer(error: BaseException, look: Look, _rule: str) -> Failure:
-    """Read an answer by its status; whatever 5xx asks for a rest is heard."""
+def _classify_answer(error: BaseException, classification: Classification, _rule: str) -> Failure:
+    """Classify a response by its status; `Retry-After` is obeyed on every 5xx."""
     assert isinstance(error, CoreAnswer)
-    failure = failed_status(error.status, None, look.now)
+    failure = classify_failed_status(error.status, None, classification.now)
     if error.retry_after is None:
         return failure
-    slow = error.status in (429, 503, 529)
-    return failure._replace(retry_after=error.retry_after, kind="throttled" if slow else failure.kind)
+    # Only these statuses mean overload; a Retry-After on another 5xx sets the delay, not the kind.
+    is_throttled = error.status in (429, 503, 529)
+    return failure._replace(retry_after=error.retry_after, kind="throttled" if is_throttled else failure.kind)
 
 
-register("oncemore", {"CoreAnswer": _answer, "BadAnswer": ("permanent", "maybe", "INVALID_JSON")})
+register_table(
+    "oncemore",
+    {"CoreAnswer": _classify_answer, "UnreadableCoreAnswer": ("permanent", "maybe", "INVALID_JSON")},
+)

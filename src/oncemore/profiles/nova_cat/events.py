@@ -1,7 +1,7 @@
-"""The events that `nova-cat` publishes: their topics, and what stands in them.
+"""The events of `nova-cat`: their topics and the JSON Schemas of their payloads.
 
-Every one carries `correlation_id`, and none has a field for an idempotency key (MSG-7, IDEM-15): whoever gets
-an event twice tells it by the event's own id. The schemas are JSON Schema; `payload` makes what fits them.
+Every payload has `correlation_id`, and none has a field for an idempotency key (MSG-7, IDEM-15): a consumer
+recognises a repeated event by the event's own id.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _UUID: Final = {"type": "string", "format": "uuid"}
 _DIGEST: Final = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
 _NUMBER: Final = {"type": "number"}
 
-_FIELDS: Final[dict[str, dict[str, Any]]] = {
+_PAYLOAD_FIELDS: Final[dict[str, dict[str, Any]]] = {
     DISCOVERED: {
         "nova_id": _UUID, "data_product_id": _UUID, "provider": _TEXT, "locator": _TEXT, "provenance": _TEXT,
         "sha256": {"anyOf": [_DIGEST, {"type": "null"}]},
@@ -42,12 +42,13 @@ SCHEMAS: Final[dict[str, dict[str, Any]]] = {
         "required": ["schema_version", "correlation_id", *fields],
         "additionalProperties": False,
     }
-    for topic, fields in _FIELDS.items()
+    for topic, fields in _PAYLOAD_FIELDS.items()
 }
 
 
-def emit(topic: str, **fields: Any) -> None:
-    """Publish an event of the step around it, with what ties it to all records of that work."""
-    assert fields.keys() == _FIELDS[topic].keys()
+def emit_event(topic: str, **fields: Any) -> None:
+    """Publish an event of the current step, with its correlation id."""
+    # A missing field would only be noticed by the consumer that validates the payload.
+    assert fields.keys() == _PAYLOAD_FIELDS[topic].keys()
     attempt = current()
     attempt.emit(topic, {"schema_version": "1", "correlation_id": attempt.correlation_id, **fields})

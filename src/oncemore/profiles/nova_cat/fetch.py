@@ -1,4 +1,4 @@
-"""How `nova-cat` gets the bytes behind a locator."""
+"""Downloads the bytes behind a locator."""
 
 from __future__ import annotations
 
@@ -9,36 +9,38 @@ from urllib.request import Request, urlopen
 
 from oncemore.profiles.nova_cat import names
 from oncemore.profiles.nova_cat.input import TerminalError
-from oncemore.retries.deadlines import remaining
+from oncemore.retries.deadlines import time_remaining
 
-#: The largest file that is fetched, how much is read at a time, and how long a provider may say nothing.
-MOST_BYTES, CHUNK, SILENCE_S = 256 * 2**20, 2**16, 60.0
+#: The largest file to fetch, the size of one read, and the longest silence of a provider.
+MAX_BYTES, CHUNK, READ_TIMEOUT_S = 256 * 2**20, 2**16, 60.0
 HEADERS = {"User-Agent": "oncemore nova-cat", "Accept": "application/fits, */*"}
 
 
-def download(locator: str, silence_s: float = SILENCE_S) -> bytes:
-    """Return the bytes behind an http or https address; within the time that the attempt has.
+def download(locator: str, silence_s: float = READ_TIMEOUT_S) -> bytes:
+    """Return the bytes behind an http or https address, within the time that is left for the attempt.
 
-    silence_s  how long the other side may say nothing
+    silence_s  how long the provider may send nothing
+    Raises `TerminalError` for more than `MAX_BYTES` bytes and `IncompleteRead` for a body that was cut.
     """
-    left = remaining()
-    wait = silence_s if left is None else max(0.001, min(left, silence_s))
+    remaining_s = time_remaining()
+    timeout_s = silence_s if remaining_s is None else max(0.001, min(remaining_s, silence_s))
     try:
-        with urlopen(Request(locator, headers=HEADERS), timeout=wait) as answer:  # noqa: S310 - http(s) only
-            return _read(answer)
+        with urlopen(Request(locator, headers=HEADERS), timeout=timeout_s) as response:  # noqa: S310 - http(s) only
+            return _read_body(response)
     except HTTPError as error:
-        error.close()  # it holds the connection, and is kept for as long as anybody tells of it
+        error.close()  # the error outlives the call in logs and records, and would keep the connection open
         raise
 
 
-def _read(answer: Any) -> bytes:
-    """Return the body of an answer, if all of it has come and it is not too much."""
+def _read_body(response: Any) -> bytes:
+    """Return the whole body of a response; refuse one that is cut or too large."""
     parts, size = [], 0
-    while part := answer.read(CHUNK):
+    while part := response.read(CHUNK):
         parts.append(part)
         size += len(part)
-        if size > MOST_BYTES:
-            raise TerminalError(names.INVALID_FIELD, f"there are more than {MOST_BYTES} bytes at locator")
-    if answer.length:  # how much of what was announced has not come
-        raise IncompleteRead(b"", answer.length)
+        if size > MAX_BYTES:
+            raise TerminalError(names.INVALID_FIELD, f"locator has more than {MAX_BYTES} bytes")
+    # `length` counts the announced bytes that have not arrived; `read` in parts does not check it.
+    if response.length:
+        raise IncompleteRead(b"", response.length)
     return b"".join(parts)

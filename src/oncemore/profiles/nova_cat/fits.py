@@ -1,19 +1,18 @@
-"""Whether bytes are a spectrum that science can use: integrity, format, domain (COOL-12).
+"""Checks whether bytes are a usable spectrum: integrity, format, domain (COOL-12).
 
-The questions are asked in this order, and the first that says no ends it with its own reason:
+The first check that fails decides the reason:
 
-    are they the bytes that were announced?    CHECKSUM_MISMATCH
-    can they be read as FITS, to the end?      FITS_UNREADABLE
-    do they agree with their own checksums?    FITS_CHECKSUM_MISMATCH
-    is it a layout that we know?               UNKNOWN_FITS_PROFILE
-    do wavelengths rise?                       WAVELENGTH_NOT_RISING
-    … and lie where spectra of novae are?      WAVELENGTH_OUT_OF_RANGE
-    is every flux a number?                    FLUX_NOT_FINITE
-    … and could it have been measured?         FLUX_OUT_OF_RANGE
+    the SHA-256 is the announced one             CHECKSUM_MISMATCH
+    astropy reads the file as FITS to its end    FITS_UNREADABLE
+    the file's own checksums fit                 FITS_CHECKSUM_MISMATCH
+    the layout is known                          UNKNOWN_FITS_PROFILE
+    wavelengths rise                             WAVELENGTH_NOT_RISING
+    wavelengths are in the range of spectra      WAVELENGTH_OUT_OF_RANGE
+    every flux is a finite number                FLUX_NOT_FINITE
+    the largest flux is plausible                FLUX_OUT_OF_RANGE
 
-Two layouts are known: a spectrum as an image of one row with its scale in the header (`image-1d`), and one as
-a table with a column of wavelengths and one of fluxes (`table`). astropy reads both; it is imported when the
-first file is looked at.
+Two layouts are known: a spectrum as a one-row image with its scale in the header (`image-1d`), and a table
+with a column of wavelengths and one of fluxes (`table`). astropy is imported with the first file.
 """
 
 from __future__ import annotations
@@ -32,23 +31,27 @@ from oncemore.profiles.nova_cat.input import QuarantineError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-#: Where wavelengths of spectra may lie, in nanometres: from the far ultraviolet to the far infrared.
-SHORTEST_NM, LONGEST_NM = 50.0, 100_000.0
-#: The largest flux that anybody could have meant, in whatever unit.
-LARGEST_FLUX = 1e12
-#: How many of a unit make a nanometre; what a header calls it, in lower case.
-UNITS = {
+#: The range of wavelengths, in nanometres: from the far ultraviolet to the far infrared.
+MIN_WAVELENGTH_NM, MAX_WAVELENGTH_NM = 50.0, 100_000.0
+#: The largest plausible flux, in any unit.
+MAX_FLUX = 1e12
+#: Nanometres per unit, by the name of the unit in a header, in lower case.
+NANOMETRES_BY_UNIT = {
     "": 0.1, "angstrom": 0.1, "angstroms": 0.1, "a": 0.1, "nm": 1.0, "nanometer": 1.0, "nanometers": 1.0,
     "um": 1e3, "micron": 1e3, "microns": 1e3, "m": 1e9, "meter": 1e9,
 }  # fmt: skip
 AXES = ("WAVE", "AWAV", "LINEAR", "WAVELENGTH", "LAMBDA")
-WAVES, FLUXES = ("WAVE", "WAVELENGTH", "LAMBDA", "WL"), ("FLUX", "FLUX_REDUCED", "F_LAMBDA", "SPEC")
+WAVELENGTH_COLUMNS, FLUX_COLUMNS = (
+    ("WAVE", "WAVELENGTH", "LAMBDA", "WL"),
+    ("FLUX", "FLUX_REDUCED", "F_LAMBDA", "SPEC"),
+)
 
-_ALONE = Lock()
+#: `warnings.catch_warnings` changes the filters of the whole process, so only one thread may be inside.
+_WARNINGS_LOCK = Lock()
 
 
-class Spectrum(Value):
-    """What a file that passed is: its layout, and how far it reaches."""
+class SpectrumFile(Value):
+    """A file that passed the checks: its layout, its range of wavelengths, its digest and size."""
 
     profile: str
     points: int
@@ -58,30 +61,31 @@ class Spectrum(Value):
     size: int
 
 
-def validate(data: bytes, expected: str | None = None) -> Spectrum:
-    """Return what a file is; raise `QuarantineError` with the reason of the first question it fails.
+def validate(data: bytes, expected: str | None = None) -> SpectrumFile:
+    """Return the description of a file; raise `QuarantineError` with the reason of the first failed check.
 
-    expected  the SHA-256 that was announced for it, if one was
+    expected  the SHA-256 that was announced for the file, if one was
     """
-    found = sha256(data).hexdigest()
-    if expected is not None and found != expected.lower():
+    digest = sha256(data).hexdigest()
+    if expected is not None and digest != expected.lower():
         raise QuarantineError(
             names.CHECKSUM_MISMATCH,
-            f"the bytes have SHA-256 {found[:12]}…, and {expected[:12]}… was announced",
+            f"the bytes have SHA-256 {digest[:12]}…, and {expected[:12]}… was announced",
         )
-    fits, numpy = readers()
-    with _ALONE, warnings.catch_warnings():  # whose filters are the whole process's
-        warnings.simplefilter("ignore")  # what astropy warns of is asked about below, and refused
-        with _opened(fits, data) as file:
-            _whole(file, data)
-            _agrees(file)
-            profile, waves, flux = _spectrum(file, numpy)
-    first, last = _domain(numpy, waves, flux)
-    return Spectrum(profile, len(waves), first, last, found, len(data))
+    fits, numpy = import_readers()
+    with _WARNINGS_LOCK, warnings.catch_warnings():
+        # astropy only warns about a cut file or a wrong checksum; the checks below refuse both.
+        warnings.simplefilter("ignore")
+        with _open_fits(fits, data) as file:
+            _check_complete(file, data)
+            _check_checksums(file)
+            profile, waves, flux = _read_spectrum(file, numpy)
+    first, last = _check_domain(numpy, waves, flux)
+    return SpectrumFile(profile, len(waves), first, last, digest, len(data))
 
 
-def readers() -> tuple[Any, Any]:
-    """Return what reads FITS, and what computes; say which extra brings them if they are not there."""
+def import_readers() -> tuple[Any, Any]:
+    """Return the modules astropy.io.fits and numpy; raise `MissingExtra` if they are not installed."""
     try:
         import numpy
         from astropy.io import fits  # type: ignore[import-untyped]
@@ -90,75 +94,76 @@ def readers() -> tuple[Any, Any]:
     return fits, numpy
 
 
-# Integrity and format -------------------------------------------------------------------------------
-
-
-def _opened(fits: Any, data: bytes) -> Any:
+def _open_fits(fits: Any, data: bytes) -> Any:
     try:
         return fits.open(io.BytesIO(data), memmap=False, lazy_load_hdus=False)
-    except Exception as fault:
-        raise _unreadable(fault) from fault
+    except Exception as error:
+        raise _unreadable_error(error) from error
 
 
-def _unreadable(fault: object) -> QuarantineError:
-    return QuarantineError(names.FITS_UNREADABLE, f"it cannot be read as FITS: {str(fault).splitlines()[0]}")
+def _unreadable_error(error: object) -> QuarantineError:
+    return QuarantineError(names.FITS_UNREADABLE, f"it cannot be read as FITS: {str(error).splitlines()[0]}")
 
 
-def _whole(file: Any, data: bytes) -> None:
-    """Refuse a file that ends before its headers say that it does, or whose data cannot be read."""
+def _check_complete(file: Any, data: bytes) -> None:
+    """Refuse a file that is shorter than its headers say, or whose data cannot be read."""
     try:
         for hdu in file:
-            told = hdu.fileinfo()
-            ends = told["datLoc"] + told["datSpan"]
+            info = hdu.fileinfo()
+            ends = info["datLoc"] + info["datSpan"]
             if ends > len(data):
-                raise _unreadable(f"it ends after {len(data)} bytes, and should have {ends}")
-            _ = hdu.data
+                raise _unreadable_error(f"it ends after {len(data)} bytes, and should have {ends}")
+            _ = hdu.data  # astropy decodes the data on first access only
     except QuarantineError:
         raise
-    except Exception as fault:
-        raise _unreadable(fault) from fault
+    except Exception as error:
+        raise _unreadable_error(error) from error
 
 
-def _agrees(file: Any) -> None:
-    """Refuse a file whose own checksums (CHECKSUM, DATASUM) do not fit; one without them has none to fit."""
+def _check_checksums(file: Any) -> None:
+    """Refuse a file whose own checksums (CHECKSUM, DATASUM) do not fit; a file without them passes."""
     for number, hdu in enumerate(file):
+        # astropy returns 0 for a wrong checksum, 1 for a right one and 2 for none.
         if 0 in (hdu.verify_checksum(), hdu.verify_datasum()):
             raise QuarantineError(
                 names.FITS_CHECKSUM_MISMATCH, f"HDU {number} ({hdu.name}) does not fit its own checksum"
             )
 
 
-def _spectrum(file: Any, numpy: Any) -> tuple[str, Any, Any]:
-    """Return layout, wavelengths in nanometres and fluxes; refuse a layout that nobody knows."""
-    for profile, reads in PROFILES.items():
+def _read_spectrum(file: Any, numpy: Any) -> tuple[str, Any, Any]:
+    """Return the layout, the wavelengths in nanometres and the fluxes; refuse an unknown layout."""
+    for profile, read_layout in PROFILES.items():
         for hdu in file:
-            found = reads(hdu, numpy)
-            if found is not None:
-                return profile, *found
+            spectrum = read_layout(hdu, numpy)
+            if spectrum is not None:
+                return profile, *spectrum
     kinds = ", ".join(type(hdu).__name__ for hdu in file)
     raise QuarantineError(
-        names.UNKNOWN_FITS_PROFILE, f"none of the known layouts ({', '.join(PROFILES)}) is in it: {kinds}"
+        names.UNKNOWN_FITS_PROFILE, f"the file has none of the known layouts ({', '.join(PROFILES)}): {kinds}"
     )
 
 
-def _image(hdu: Any, numpy: Any) -> tuple[Any, Any] | None:
+def _read_image(hdu: Any, numpy: Any) -> tuple[Any, Any] | None:
     header = hdu.header
     step = header.get("CDELT1", header.get("CD1_1"))
     if hdu.data is None or getattr(hdu.data, "ndim", 0) != 1 or "CRVAL1" not in header or step is None:
         return None
-    axis, scale = str(header.get("CTYPE1", "LINEAR")).strip().upper(), _scale(header.get("CUNIT1"))
+    axis, scale = str(header.get("CTYPE1", "LINEAR")).strip().upper(), _unit_scale(header.get("CUNIT1"))
     if axis.partition("-")[0] not in AXES or scale is None or hdu.data.dtype.names is not None:
         return None
     pixels = numpy.arange(1, len(hdu.data) + 1, dtype=float) - float(header.get("CRPIX1", 1.0))
     return (float(header["CRVAL1"]) + pixels * float(step)) * scale, numpy.asarray(hdu.data, dtype=float)
 
 
-def _table(hdu: Any, numpy: Any) -> tuple[Any, Any] | None:
+def _read_table(hdu: Any, numpy: Any) -> tuple[Any, Any] | None:
     columns = {name.upper(): name for name in getattr(getattr(hdu, "columns", None), "names", ())}
-    wave, flux = (next((columns[one] for one in known if one in columns), None) for known in (WAVES, FLUXES))
+    wave, flux = (
+        next((columns[column] for column in known if column in columns), None)
+        for known in (WAVELENGTH_COLUMNS, FLUX_COLUMNS)
+    )
     if wave is None or flux is None:
         return None
-    scale = _scale(hdu.columns[wave].unit)
+    scale = _unit_scale(hdu.columns[wave].unit)
     if scale is None:
         return None
     # An archive may keep a whole spectrum in one row of vectors.
@@ -166,34 +171,42 @@ def _table(hdu: Any, numpy: Any) -> tuple[Any, Any] | None:
     return (waves * scale, fluxes) if len(waves) == len(fluxes) else None
 
 
-def _scale(unit: Any) -> float | None:
-    return UNITS.get(str(unit or "").strip().lower())
+def _unit_scale(unit: Any) -> float | None:
+    return NANOMETRES_BY_UNIT.get(str(unit or "").strip().lower())
 
 
-PROFILES: dict[str, Callable[[Any, Any], tuple[Any, Any] | None]] = {"image-1d": _image, "table": _table}
+PROFILES: dict[str, Callable[[Any, Any], tuple[Any, Any] | None]] = {
+    "image-1d": _read_image,
+    "table": _read_table,
+}
 
 
-# Domain ---------------------------------------------------------------------------------------------
-
-
-def _domain(numpy: Any, waves: Any, flux: Any) -> tuple[float, float]:
-    """Return the ends of a spectrum that makes sense; else say in which way it does not."""
-    for wrong, reason, text in _sense(numpy, waves, flux):
-        if wrong:
+def _check_domain(numpy: Any, waves: Any, flux: Any) -> tuple[float, float]:
+    """Return the first and last wavelength of a plausible spectrum; refuse any other."""
+    for failed, reason, text in _domain_checks(numpy, waves, flux):
+        if failed:
             raise QuarantineError(reason, text)
     return round(float(waves[0]), 6), round(float(waves[-1]), 6)
 
 
-def _sense(numpy: Any, waves: Any, flux: Any) -> Iterator[tuple[bool, str, str]]:
-    few = len(waves) < 2 or not bool(numpy.all(numpy.isfinite(waves)))
-    yield few, names.WAVELENGTH_NOT_RISING, "it has fewer than two wavelengths, or some that are no numbers"
-    falls = bool(numpy.any(numpy.diff(waves) <= 0))
-    yield falls, names.WAVELENGTH_NOT_RISING, f"wavelengths do not rise ({waves[0]:g} to {waves[-1]:g} nm)"
-    out = waves[0] < SHORTEST_NM or waves[-1] > LONGEST_NM
-    text = f"wavelengths of {waves[0]:g} to {waves[-1]:g} nm; {SHORTEST_NM:g} to {LONGEST_NM:g} are plausible"
-    yield bool(out), names.WAVELENGTH_OUT_OF_RANGE, text
-    wrong = int(numpy.count_nonzero(~numpy.isfinite(flux)))
-    yield wrong > 0, names.FLUX_NOT_FINITE, f"{wrong} of {len(flux)} fluxes are no numbers"
+def _domain_checks(numpy: Any, waves: Any, flux: Any) -> Iterator[tuple[bool, str, str]]:
+    # The order matters: later checks index and compare values that earlier ones have secured.
+    too_few = len(waves) < 2 or not bool(numpy.all(numpy.isfinite(waves)))
+    yield too_few, names.WAVELENGTH_NOT_RISING, "it has fewer than two wavelengths, or some are not finite"
+    is_falling = bool(numpy.any(numpy.diff(waves) <= 0))
+    yield (
+        is_falling,
+        names.WAVELENGTH_NOT_RISING,
+        f"wavelengths do not rise ({waves[0]:g} to {waves[-1]:g} nm)",
+    )
+    is_outside = waves[0] < MIN_WAVELENGTH_NM or waves[-1] > MAX_WAVELENGTH_NM
+    text = (
+        f"wavelengths of {waves[0]:g} to {waves[-1]:g} nm; {MIN_WAVELENGTH_NM:g} to "
+        f"{MAX_WAVELENGTH_NM:g} are plausible"
+    )
+    yield bool(is_outside), names.WAVELENGTH_OUT_OF_RANGE, text
+    not_finite = int(numpy.count_nonzero(~numpy.isfinite(flux)))
+    yield not_finite > 0, names.FLUX_NOT_FINITE, f"{not_finite} of {len(flux)} fluxes are not finite numbers"
     large = float(numpy.max(numpy.abs(flux)))
-    nothing = large == 0.0 or large > LARGEST_FLUX
-    yield nothing, names.FLUX_OUT_OF_RANGE, f"the largest flux is {large:g}; nobody can have measured that"
+    is_implausible = large == 0.0 or large > MAX_FLUX
+    yield is_implausible, names.FLUX_OUT_OF_RANGE, f"the largest flux is {large:g}, which is not plausible"

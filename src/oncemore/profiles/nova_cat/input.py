@@ -1,7 +1,7 @@
-"""What comes into a `nova-cat` workflow, checked before anybody is asked; and what its errors are called.
+"""Checks of the input of a `nova-cat` workflow, before a provider is asked; and the profile's errors.
 
-A malformed input is TERMINAL (CLASS-6): it will not get better, and there is nothing for a person to review.
-What a provider says that makes no sense is QUARANTINE (CLASS-7): a person looks at it first.
+Malformed input is TERMINAL (CLASS-6): it does not get better, and there is nothing for an operator to review.
+A provider's record that makes no sense is QUARANTINE (CLASS-7): an operator reviews it first.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from oncemore.classifiers.classify import register
+from oncemore.classifiers.classify import register_table
 from oncemore.errors import NeedsReview, PermanentError, TransientError, UsageError
 from oncemore.policy.model import Failure
 from oncemore.profiles.nova_cat import names
 
 if TYPE_CHECKING:
-    from oncemore.classifiers.classify import Look
+    from oncemore.classifiers.classify import Classification
 
 SCHEMA_VERSIONS = ("1",)
 SCHEMES = ("http://", "https://")
-LONGEST = 2000
+MAX_TEXT_LENGTH = 2000
 
 
 class RetryableError(TransientError):
-    """It may pass: it is tried again."""
+    """The failure may pass: the step is tried again."""
 
 
 class TerminalError(PermanentError):
-    """It will not pass, and there is nothing to review; `code` is one of `names.TERMINAL_REASONS`."""
+    """The failure does not pass and needs no review; `code` is one of `names.TERMINAL_REASONS`."""
 
     def __init__(self, code: str, message: str = "") -> None:
         if code not in names.TERMINAL_REASONS:
@@ -41,7 +41,7 @@ class TerminalError(PermanentError):
 
 
 class QuarantineError(NeedsReview):
-    """A person has to look first; `code` is one of `nova_cat_names.QUARANTINE_REASONS`."""
+    """An operator has to review the failure first; `code` is one of `names.QUARANTINE_REASONS`."""
 
     def __init__(self, code: str, message: str = "") -> None:
         if code not in names.QUARANTINE_REASONS:
@@ -49,35 +49,34 @@ class QuarantineError(NeedsReview):
         super().__init__(code, message)
 
 
-def _terminal(error: BaseException, _look: Look, rule: str) -> Failure:
+def _classify_terminal(error: BaseException, _look: Classification, rule: str) -> Failure:
     return Failure("permanent", "maybe", None, str(getattr(error, "code", "")), rule)
 
 
-register("oncemore", {"TerminalError": _terminal})
-
-
-# What a workflow is told ----------------------------------------------------------------------------
+# The reason of the profile, not the name of the class, is the code of the failure.
+register_table("oncemore", {"TerminalError": _classify_terminal})
 
 
 def is_uuid(text: object) -> bool:
-    """Whether a text is a UUID in its usual form."""
+    """Return whether a value is a UUID in its usual text form."""
     try:
+        # `UUID` also accepts braces, URNs and missing hyphens, which would give one product two keys.
         return isinstance(text, str) and str(UUID(text)) == text.lower()
     except ValueError:
         return False
 
 
-def check_mapping(given: object) -> None:
-    """Refuse what is not an input at all; that is a mistake of the caller's code, not an outcome."""
-    if not isinstance(given, Mapping):
+def check_mapping(request: object) -> None:
+    """Refuse an input that is not a mapping: a mistake in the caller's code, not an outcome."""
+    if not isinstance(request, Mapping):
         raise UsageError(
-            f"given is {given!r:.80}; it takes a mapping with schema_version and the other fields"
+            f"request is {request!r:.80}; it takes a mapping with schema_version and the other fields"
         )
 
 
-def check_version(given: Mapping[str, Any]) -> None:
-    """Refuse an input of a schema that nobody here knows."""
-    version = given.get("schema_version")
+def check_version(request: Mapping[str, Any]) -> None:
+    """Refuse an input with an unknown schema version."""
+    version = request.get("schema_version")
     if version not in SCHEMA_VERSIONS:
         raise TerminalError(
             names.UNSUPPORTED_SCHEMA_VERSION,
@@ -85,28 +84,30 @@ def check_version(given: Mapping[str, Any]) -> None:
         )
 
 
-def check_uuids(given: Mapping[str, Any], *fields: str) -> None:
-    """Refuse an input whose ids are none."""
+def check_uuids(request: Mapping[str, Any], *fields: str) -> None:
+    """Refuse an input in which one of the fields is not a UUID."""
     for field in fields:
-        if not is_uuid(given.get(field)):
-            raise TerminalError(names.INVALID_UUID, f"{field} is {given.get(field)!r:.60}; it takes a UUID")
+        if not is_uuid(request.get(field)):
+            raise TerminalError(names.INVALID_UUID, f"{field} is {request.get(field)!r:.60}; it takes a UUID")
 
 
-def check_text(given: Mapping[str, Any], *fields: str) -> None:
-    """Refuse an input that lacks a field, or has too much in it."""
+def check_text(request: Mapping[str, Any], *fields: str) -> None:
+    """Refuse an input in which one of the fields is missing or too long."""
     for field in fields:
-        value = given.get(field)
-        if not isinstance(value, str) or not 1 <= len(value) <= LONGEST:
+        value = request.get(field)
+        if not isinstance(value, str) or not 1 <= len(value) <= MAX_TEXT_LENGTH:
             raise TerminalError(
-                names.INVALID_FIELD, f"{field} is {value!r:.60}; it takes a text of 1 to {LONGEST} characters"
+                names.INVALID_FIELD,
+                f"{field} is {value!r:.60}; it takes a text of 1 to {MAX_TEXT_LENGTH} characters",
             )
 
 
 def check_product(product: Mapping[str, Any]) -> None:
-    """Refuse a data product that cannot be acquired as it is told; nobody is asked before this."""
+    """Refuse a data product that cannot be acquired; called before the provider is asked."""
     check_version(product)
     check_uuids(product, "data_product_id", "nova_id")
     check_text(product, "provider", "locator", "provenance")
+    # urllib would also open file: and ftp: addresses.
     if not product["locator"].lower().startswith(SCHEMES):
         raise TerminalError(
             names.INVALID_FIELD, f"locator is {product['locator']!r:.80}; it takes an http or https address"
@@ -121,12 +122,12 @@ def _is_digest(text: object) -> bool:
 
 
 def check_record(provider: str, record: Any) -> dict[str, Any]:
-    """Return what a provider says of one of its products; a record that makes no sense waits for a person."""
+    """Return a provider's record of a product with its known fields; quarantine a malformed one."""
     if not isinstance(record, dict):
-        raise QuarantineError(names.MALFORMED_PROVIDER_RECORD, f"{provider}: {record!r:.80} is no record")
+        raise QuarantineError(names.MALFORMED_PROVIDER_RECORD, f"{provider}: {record!r:.80} is not a record")
     for field in ("native_id", "locator", "provenance"):
         value = record.get(field)
-        if not isinstance(value, str) or not 1 <= len(value) <= LONGEST:
+        if not isinstance(value, str) or not 1 <= len(value) <= MAX_TEXT_LENGTH:
             raise QuarantineError(
                 names.MALFORMED_PROVIDER_RECORD, f"{provider}: a record has {field} {value!r:.60}"
             )
@@ -135,4 +136,5 @@ def check_record(provider: str, record: Any) -> dict[str, Any]:
         raise QuarantineError(
             names.MALFORMED_PROVIDER_RECORD, f"{provider}: {record['native_id']} has sha256 {digest!r:.60}"
         )
+    # Unknown fields are dropped: they would make records of one product differ.
     return {field: record.get(field) for field in ("native_id", "locator", "provenance", "sha256")}

@@ -1,4 +1,4 @@
-"""What `nova-cat` writes to the log: lines whose fields stand beside them, the correlation id among them."""
+"""Log lines of `nova-cat`, whose fields, the correlation id among them, are attributes of the record."""
 
 from __future__ import annotations
 
@@ -14,34 +14,43 @@ from oncemore.steps.context import CONTEXT
 log = logging.getLogger("oncemore.nova_cat")
 
 
-class told:  # noqa: N801 - used as a word: with told(…)
-    """Have what fails inside told in the log, with the number of the try."""
+class log_failures:  # noqa: N801 - a context manager, named as a function: with log_failures(…)
+    """Log the start of an attempt, and its failure with the number of the attempt."""
 
     def __init__(self, workflow: str, **fields: Any) -> None:
         self._fields = {"workflow": workflow, **fields}
 
     def __enter__(self) -> None:
-        note("try", attempt=current().number, **self._fields)
+        log_note("try", attempt=current().number, **self._fields)
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        # Cancellation and interrupts are not failures of the attempt.
         if isinstance(error, Exception):
             code = classify(error, 0.0).code
-            note(f"failed: {error}", logging.WARNING, attempt=current().number, reason=code, **self._fields)
+            log_note(
+                f"failed: {error}", logging.WARNING, attempt=current().number, reason=code, **self._fields
+            )
 
 
-def note(text: str, level: int = logging.INFO, **fields: Any) -> None:
-    """Write a line to the log; its fields stand beside it, the correlation id among them."""
+def log_note(text: str, level: int = logging.INFO, **fields: Any) -> None:
+    """Write a log line with these fields and the current correlation id."""
+    # The fields are set twice: one by one for formatters, and as a group for `JsonLogFormatter`.
     fields["correlation_id"] = CONTEXT.get().correlation_id
     log.log(
         level, "%s: %s", fields.get("workflow", names.PROFILE), text, extra={"nova_cat": fields, **fields}
     )
 
 
-class JsonLines(logging.Formatter):
-    """Writes each log line as one JSON object: time, level, message, and all fields that stand beside it."""
+class JsonLogFormatter(logging.Formatter):
+    """Formats each log line as one JSON object: time, level, message, and the fields of the line."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
-        own = getattr(record, "nova_cat", {})
-        told = {"at": record.created, "level": record.levelname, "message": record.getMessage(), **own}
-        return json.dumps(told, default=str)
+        event_fields = getattr(record, "nova_cat", {})
+        fields = {
+            "at": record.created,
+            "level": record.levelname,
+            "message": record.getMessage(),
+            **event_fields,
+        }
+        return json.dumps(fields, default=str)

@@ -1,7 +1,7 @@
-"""The words of `nova-cat`: workflows, classes, outcomes, reasons, and what errors are called.
+"""The names of `nova-cat`: workflows, error classes, outcomes, reasons, and exception names.
 
-One place for all who have to agree on them: the workflows themselves (`profiles.nova_cat`), the state machine
-that is made of them, the command line, and whoever reads the records. Nothing is imported here.
+The workflows, the generated state machine, the command line and the readers of records all use these. The
+module imports nothing.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ RECONCILE: Final = "ReferenceReconciliation"
 ACQUIRE: Final = "AcquireAndValidateSpectra"
 WORKFLOWS: Final = (DISCOVER, RECONCILE, ACQUIRE)
 
-#: The steps inside them that have a key of their own (IDEM-14).
+#: The steps inside the workflows that have a key of their own (IDEM-14).
 IDENTITY: Final = "identity_assignment"
 ACQUIRE_ARTIFACT: Final = "AcquireArtifact"
 VALIDATION: Final = "validation_result"
 LINKING: Final = "linking"
 STEP_KEYS: Final = (IDENTITY, ACQUIRE_ARTIFACT, VALIDATION, LINKING)
 
-# Classes of errors (CLASS-5), and what an error of each is called where only names travel ------------
+# Classes of errors (CLASS-5), and the exception name of each -----------------------------------------
 
 RETRYABLE: Final = "RETRYABLE"
 TERMINAL: Final = "TERMINAL"
 QUARANTINE: Final = "QUARANTINE"
 CLASSES: Final = (RETRYABLE, TERMINAL, QUARANTINE)
 
-#: The names under which a task of a state machine fails, by class: names of the classes in `nova_cat`.
+#: The error names of a failed state machine task, by class; the exceptions in `nova_cat` have the same names.
 RETRYABLE_ERROR: Final = "RetryableError"
 TERMINAL_ERROR: Final = "TerminalError"
 QUARANTINE_ERROR: Final = "QuarantineError"
@@ -62,7 +62,7 @@ CLASS_OF: Final = {
     QUARANTINED: QUARANTINE,
 }
 
-# Why it is TERMINAL (CLASS-6): the input itself is wrong ---------------------------------------------
+# Reasons of TERMINAL (CLASS-6): the input itself is wrong --------------------------------------------
 
 UNSUPPORTED_SCHEMA_VERSION: Final = "UNSUPPORTED_SCHEMA_VERSION"
 INVALID_UUID: Final = "INVALID_UUID"
@@ -70,7 +70,7 @@ INVALID_FIELD: Final = "INVALID_FIELD"
 NOT_A_CLASSICAL_NOVA: Final = "NOT_A_CLASSICAL_NOVA"
 TERMINAL_REASONS: Final = (UNSUPPORTED_SCHEMA_VERSION, INVALID_UUID, INVALID_FIELD, NOT_A_CLASSICAL_NOVA)
 
-# Why it waits for a person (CLASS-7, COOL-12): integrity, format, domain, and what providers say ------
+# Reasons of QUARANTINE (CLASS-7, COOL-12): integrity, format, domain, and records of providers --------
 
 CHECKSUM_MISMATCH: Final = "CHECKSUM_MISMATCH"
 FITS_CHECKSUM_MISMATCH: Final = "FITS_CHECKSUM_MISMATCH"

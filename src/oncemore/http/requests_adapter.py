@@ -1,0 +1,145 @@
+"""A retrying adapter for requests; requests itself is imported only if the adapter is used."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from oncemore import clock as clocks
+from oncemore.errors import MissingExtra
+from oncemore.http.clients import DEFAULT_PORTS, MIN_TIMEOUT_S, check_inner, is_rewindable
+from oncemore.http.key_scope import KEY_HEADER
+from oncemore.http.request_retry import (
+    ClientOptions,
+    FailedResponse,
+    RequestInfo,
+    RequestRetry,
+    is_short_response,
+)
+from oncemore.retries.driver import run_blocking
+from oncemore.retries.loop import ENDS, make_script
+from oncemore.retries.options import warn_unwise_policy
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Unpack
+
+    import requests.adapters
+
+    from oncemore.http.request_retry import ClientKeywords
+    from oncemore.retries.loop import RetryReport
+
+    _AdapterBase = requests.adapters.BaseAdapter
+else:
+    _AdapterBase = object
+
+
+class Adapter(_AdapterBase):
+    """A retrying adapter for `requests.Session.mount`, with the options of `Transport`.
+
+    inner  the adapter that sends, by default `requests.adapters.HTTPAdapter()`
+
+    The rest of `total_timeout` at the time of the response also limits each read of its body.
+    """
+
+    def __init__(self, inner: Any = None, **options: Unpack[ClientKeywords]) -> None:
+        if inner is None:
+            try:
+                from requests.adapters import HTTPAdapter
+            except ImportError as error:
+                raise MissingExtra("oncemore.http.Adapter() is for requests: pip install requests") from error
+            inner = HTTPAdapter()
+        self._inner = check_inner(inner, "send", "Adapter")
+        self._options = ClientOptions("Adapter", options, "plain")
+        warn_unwise_policy(self._options.plan)
+
+    def send(
+        self,
+        request: Any,
+        stream: bool = False,
+        timeout: Any = None,
+        verify: Any = True,
+        cert: Any = None,
+        proxies: Any = None,
+    ) -> Any:
+        """Send a request; return the response, or raise the error of the inner adapter."""
+        exchange, hook = RequestRetry(self._options, _read_request(request)), self._options.on_retry
+        inner, default_timeout = self._inner, self._options.timeout
+        # Imported here: the caller's session has loaded requests by now.
+        from requests.utils import rewind_body
+
+        def send_once() -> Any:
+            # A copy: the caller's request stays as it is.
+            attempt = request.copy()
+            attempt.headers.update(exchange.start_attempt())
+            if exchange.attempts_sent > 1 and hasattr(attempt.body, "read"):
+                rewind_body(attempt)
+            limits = _cap_timeouts(timeout, default_timeout, ENDS.get())
+            response = inner.send(attempt, stream, limits, verify, cert, proxies)
+            return exchange.check_response(response, response.status_code, response.headers)
+
+        def discard_response(report: RetryReport) -> None:
+            if type(report.error) is FailedResponse:
+                response = report.error.response
+                # A short body is read, so that the connection can be reused.
+                with suppress(Exception):
+                    is_short_response(response.headers) and response.content
+                response.close()
+            if hook is not None:
+                hook(report)
+
+        plan = exchange.build_plan(discard_response, self._options.on_give_up)
+        try:
+            return exchange.annotate_response(run_blocking(plan, make_script(plan), send_once, (), {}))
+        except Exception as error:  # noqa: BLE001 - raised again, unless it carries a response
+            return exchange.response_or_raise(error)
+        finally:
+            exchange.finish_request()
+
+    def close(self) -> None:
+        """Close the inner adapter."""
+        self._inner.close()
+
+
+def _read_request(request: Any) -> RequestInfo:
+    """Return the properties of a prepared request of requests."""
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(request.url)
+    port = parts.port if parts.port not in (None, DEFAULT_PORTS.get(parts.scheme)) else None
+    host = parts.hostname or ""
+    host = host if port is None else f"{host}:{port}"
+    body = request.body
+    is_repeatable = body is None or isinstance(body, bytes | str)
+    if not is_repeatable and hasattr(body, "read"):
+        # `rewind_body` of requests needs the position from which the body was first sent.
+        is_repeatable = isinstance(getattr(request, "_body_position", None), int) and is_rewindable(body)
+    return RequestInfo(
+        request=request,
+        method=request.method.upper(),
+        host=host,
+        url=request.url,
+        has_key=KEY_HEADER in request.headers,
+        is_body_repeatable=is_repeatable,
+    )
+
+
+def _cap_timeouts(timeout: Any, default: float, deadline: float | None) -> Any:
+    """Return the timeouts of a request: its own or the default, and none beyond the deadline."""
+    from urllib3.util import Timeout
+
+    if isinstance(timeout, Timeout):
+        connect, read, total = timeout.connect_timeout, timeout.read_timeout, timeout.total
+    else:
+        connect, read = timeout if isinstance(timeout, tuple) else (timeout, timeout)
+        total = None
+    if deadline is not None:
+        # `total` limits connecting and reading together.
+        left = max(deadline - clocks.current.monotonic(), MIN_TIMEOUT_S)
+        total = left if not isinstance(total, int | float) else min(total, left)
+    return Timeout(
+        total=total, connect=_timeout_or_default(connect, default), read=_timeout_or_default(read, default)
+    )
+
+
+def _timeout_or_default(limit: Any, default: float) -> Any:
+    return limit if isinstance(limit, int | float) else default

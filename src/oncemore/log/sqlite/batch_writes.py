@@ -1,0 +1,180 @@
+"""The compare-and-set of batches in SQLite: the statements, and the functions that run them.
+
+A write is two statements that both change a row or both change nothing, because the second depends on the
+result of the first. So a lone write compares by writing. A batch with several writes or guards compares all
+of them before it writes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import apsw
+
+from oncemore._values import make
+from oncemore.log.sqlite.joined import run_joined_write
+from oncemore.log.sqlite.rows import HEAD_LIST, SELECT_HEAD, fetch_rows, row_to_head
+from oncemore.log.store import Conflict, JoinedWriteFailed, Stored
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from oncemore.log.store import Batch, EntryWrite
+
+    Answer = Stored | Conflict | JoinedWriteFailed
+
+# For a new entity the head is inserted first, and `changes()` tells the log whether that succeeded. For an
+# existing entity the log comes first, because its `before` is the seq of the head that the update replaces.
+_FIRST = f"""
+INSERT INTO head({HEAD_LIST}) VALUES (?,1,?,?,?,?,?,?,?,?,(SELECT coalesce(max(seq), 0) + 1 FROM log))
+    ON CONFLICT DO NOTHING;
+INSERT INTO log SELECT NULL, ?, 1, 0, ?, ?, ?, NULL WHERE changes()
+"""  # noqa: S608
+_NEXT = """
+INSERT INTO log SELECT NULL, entity, version + 1, seq, ?, ?, ?, NULL FROM head WHERE entity=? AND version=?;
+UPDATE head SET version=version+1, hash=?, head=?, kind=?, state=?, due=?, step=?, worker=?, dataset=?,
+    seq=last_insert_rowid() WHERE entity=? AND version=?
+"""
+# The same under a guard, given as entity and version (or NULL). A statement that queries the table that it
+# writes makes SQLite build a temporary table, the most expensive part by far. So the statement on the log
+# checks the guard; where the head was inserted first, a guard that fails makes the entity of the log row
+# NULL, and the NOT NULL constraint rejects it.
+_GUARD = "(SELECT version FROM head WHERE entity=?) IS ?"
+_FIRST_GUARDED = f"""
+INSERT INTO head({HEAD_LIST}) VALUES (?,1,?,?,?,?,?,?,?,?,(SELECT coalesce(max(seq), 0) + 1 FROM log))
+    ON CONFLICT DO NOTHING;
+INSERT INTO log SELECT NULL, CASE WHEN {_GUARD} THEN ? END, 1, 0, ?, ?, ?, NULL WHERE changes()
+"""  # noqa: S608
+_NEXT_GUARDED = f"""
+INSERT INTO log SELECT NULL, entity, version + 1, seq, ?, ?, ?, NULL FROM head
+    WHERE entity=? AND version=? AND {_GUARD};
+UPDATE head SET version=version+1, hash=?, head=?, kind=?, state=?, due=?, step=?, worker=?, dataset=?,
+    seq=last_insert_rowid() WHERE entity=? AND version=? AND changes()
+"""  # noqa: S608
+
+
+class _WriteStatements(NamedTuple):
+    """The statements of one write: the first entry of an entity, a later one, and both under a guard."""
+
+    first: str
+    then: str
+    first_guarded: str
+    then_guarded: str
+
+
+_IN_TRANSACTION = _WriteStatements(_FIRST, _NEXT, _FIRST_GUARDED, _NEXT_GUARDED)
+#: The same as whole transactions, so that a lone write is one call of the engine.
+_ALONE = _WriteStatements(*(f"BEGIN IMMEDIATE;{sql};COMMIT" for sql in _IN_TRANSACTION))
+
+
+def is_single_write(batch: Batch) -> bool:
+    """Whether a batch is one write with at most one guard and no joined write."""
+    writes, guards, _, joined_write, _ = batch
+    return len(writes) == 1 and len(guards) < 2 and joined_write is None
+
+
+def store_single_write(cursor: apsw.Cursor, batch: Batch) -> Answer:
+    """Store a batch that `is_single_write`, in a transaction of its own."""
+    (write,), guards, *_ = batch
+    seq = (_write_guarded_entry if guards else _write_entry)(cursor, write, guards, _ALONE)
+    return make(Stored, ((seq,),)) if seq else _single_write_conflict(cursor, batch)
+
+
+def apply_batches(cursor: apsw.Cursor, batches: list[Batch]) -> list[Answer]:
+    """Store batches one by one in the open transaction; each is stored or refused by itself."""
+    return [
+        _store_batch(cursor, batch) if batch.joined_write is None else _store_with_joined_write(cursor, batch)
+        for batch in batches
+    ]
+
+
+def _store_with_joined_write(cursor: apsw.Cursor, batch: Batch) -> Answer:
+    """Store a batch together with its joined write, or neither."""
+    assert batch.joined_write is not None
+    # A savepoint, because other batches share the transaction and must not be rolled back with this one.
+    cursor.execute("SAVEPOINT batch")
+    answer: Answer = _store_batch(cursor, batch)
+    if isinstance(answer, Stored):
+        try:
+            run_joined_write(cursor, batch.joined_write)
+        except JoinedWriteFailed as error:
+            cursor.execute("ROLLBACK TO batch")
+            answer = error
+    cursor.execute("RELEASE batch")
+    return answer
+
+
+def _store_batch(cursor: apsw.Cursor, batch: Batch) -> Stored | Conflict:
+    """Store a batch, or return the conflict that prevents it."""
+    writes, guards = batch.writes, batch.guards
+    if len(writes) == 1 and len(guards) < 2:
+        write = _write_guarded_entry if guards else _write_entry
+        seq = write(cursor, writes[0], guards, _IN_TRANSACTION)
+        return make(Stored, ((seq,),)) if seq else _single_write_conflict(cursor, batch)
+    conflict = _find_conflict(cursor, batch)
+    if conflict is not None:
+        return conflict
+    seqs = tuple([_write_entry(cursor, write, guards, _IN_TRANSACTION) for write in writes])
+    assert 0 not in seqs, "a head moved inside the transaction that compared it"
+    return make(Stored, (seqs,))
+
+
+def _single_write_conflict(cursor: apsw.Cursor, batch: Batch) -> Conflict:
+    """Return the conflict of a lone write that changed no row."""
+    conflict = _find_conflict(cursor, batch) if batch.guards else None
+    return conflict or _build_conflict(cursor, batch.writes[0].entity)
+
+
+def _find_conflict(cursor: apsw.Cursor, batch: Batch) -> Conflict | None:
+    """Return a conflict if an entity or guard of a batch does not have the expected version."""
+    expected = {**batch.guards, **{write.entity: write.expect for write in batch.writes}}
+    for entity, version in expected.items():
+        rows = fetch_rows(cursor, "SELECT version FROM head WHERE entity=?", (entity,))
+        if (rows[0][0] if rows else 0) != version:
+            return _build_conflict(cursor, entity)
+    return None
+
+
+def _build_conflict(cursor: apsw.Cursor, entity: str) -> Conflict:
+    rows = fetch_rows(cursor, SELECT_HEAD, (entity,))
+    return Conflict(entity, row_to_head(rows[0]) if rows else None)
+
+
+def _write_guarded_entry(
+    cursor: apsw.Cursor, write: EntryWrite, guards: Mapping[str, int], sql: _WriteStatements
+) -> int:
+    """Do the same as `_write_entry`, but only if the one guard has its expected version."""
+    entity, expect, header, body, own_hash, head, index = write
+    ((guard_entity, guard_version),) = guards.items()
+    guard = (guard_entity, guard_version or None)
+    if expect:
+        entry = (own_hash, header, body, entity, expect, *guard)
+        cursor.execute(sql.then_guarded, (*entry, own_hash, head, *index, entity, expect))
+    else:
+        try:
+            cursor.execute(
+                sql.first_guarded, (entity, own_hash, head, *index, *guard, entity, own_hash, header, body)
+            )
+        except apsw.ConstraintError:  # the guard has moved; undo the head that was inserted first
+            undo = ("ROLLBACK", ()) if sql is _ALONE else ("DELETE FROM head WHERE entity=?", (entity,))
+            cursor.execute(*undo)
+            return 0
+    connection = cursor.connection
+    return connection.last_insert_rowid() if connection.changes() else 0
+
+
+def _write_entry(
+    cursor: apsw.Cursor, write: EntryWrite, guards: Mapping[str, int], sql: _WriteStatements
+) -> int:
+    """Update the head if it has the expected version, and log the entry; return its seq, or 0.
+
+    `guards` is not used: the caller has compared them, or there are none.
+    """
+    entity, expect, header, body, own_hash, head, index = write
+    if expect:
+        entry = (own_hash, header, body, entity, expect)
+        cursor.execute(sql.then, (*entry, own_hash, head, *index, entity, expect))
+    else:
+        cursor.execute(sql.first, (entity, own_hash, head, *index, entity, own_hash, header, body))
+    connection = cursor.connection
+    return connection.last_insert_rowid() if connection.changes() else 0

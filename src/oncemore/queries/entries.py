@@ -1,0 +1,78 @@
+"""Read entries of a log: their bodies, the runs that they add up to, and their position by time.
+
+Bodies may be encrypted with a key that the settings name (`codec`). Without the key a body reads as
+`{"sealed": reason}`; everything outside of the body is readable.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from oncemore.log.encryption import BodyCipher
+    from oncemore.log.entry_codec import EntryHeader
+    from oncemore.log.record import RunRecord
+    from oncemore.log.store import Entry, Store
+
+
+def read_body(entry: Entry) -> dict[str, Any]:
+    """Return the body of an entry; empty if it was pruned, `{"sealed": reason}` if its key is missing."""
+    from oncemore.errors import UsageError
+    from oncemore.log.entry_codec import read_body
+
+    try:
+        return read_body(entry, load_cipher())
+    except UsageError as error:
+        return {"sealed": str(error)}
+
+
+@cache
+def load_cipher() -> BodyCipher | None:
+    """Return the cipher of the settings; None if they name none."""
+    from oncemore.config import NAMES, load_settings
+
+    # Only `codec` is needed; the other settings of the file are not read and cannot fail here.
+    settings = load_settings(given=NAMES.keys() - {"codec"})
+    if not settings.codec:
+        return None
+    from oncemore.open_engine import engine_from_settings
+
+    return engine_from_settings(settings).cipher
+
+
+def fold_runs(
+    store: Store, entity: str, max_entries: int | None = None
+) -> Iterator[tuple[Entry, EntryHeader, RunRecord, dict[str, Any]]]:
+    """Yield the entries of a key with their headers, the run after each, and their bodies."""
+    from itertools import islice
+
+    from oncemore.steps.run import fold_entries
+
+    entries = list(islice(store.read_entries(entity), max_entries))
+    # The state follows from headers alone. Bodies are left out of the fold, because some may be encrypted.
+    bare = (entry._replace(body=None) for entry in entries)
+    for entry, (header, run, _) in zip(entries, fold_entries(bare), strict=True):
+        yield entry, header, run, read_body(entry)
+
+
+def find_seq(store: Store, at: float) -> int:
+    """Return the last seq before a time, by binary search: seqs and times grow together.
+
+    Entries that processes write at once may be out of order by a moment, so the search goes back a second.
+    """
+    from oncemore.log.entry_codec import decode_header
+
+    low, high = 0, store.wait_for_change(0, 0.0)
+    while low < high:
+        middle = (low + high) // 2
+        entry = next(iter(store.read_entries(after=middle)), None)
+        if entry is None or decode_header(entry.header).at >= at - 1.0:
+            high = middle
+        else:
+            # The store may skip numbers; continue behind the entry that was really read.
+            low = max(middle + 1, entry.seq)
+    return low

@@ -1,0 +1,311 @@
+"""Build the changes that a call makes to its run. Pure: nothing here reads or writes.
+
+Every function takes the head that was read and returns the `RecordChange` that the flow appends to it, or a
+value that such a change is made of. The order of the changes is in `steps.flow`.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from oncemore._values import make
+from oncemore.control.model import ApprovalRequest
+from oncemore.log.attempt_transitions import begin_attempt, end_attempt
+from oncemore.log.record import RecordChange, RunRecord
+from oncemore.policy.canonical_json import run_seed
+from oncemore.policy.closing import POISON, close_run, closing_proof
+from oncemore.policy.decide import Situation, decide_retry
+from oncemore.policy.policy import ESCALATION, policy_id
+from oncemore.policy.proof import build_recorded_proof
+from oncemore.policy.verdict import MISMATCH_CODE, decide_verdict
+from oncemore.steps import refusals
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from oncemore.policy.closing import ClosingDecision
+    from oncemore.policy.decide import Decision
+    from oncemore.steps.ops import (
+        AttemptTerms,
+        CallIdentity,
+        LoadedHead,
+        Permission,
+        ReconcileAnswer,
+        StepPlan,
+    )
+
+#: States in which a run has ended: the next call of its key begins a new run, or returns the stored outcome.
+FINAL_STATES = ("COMPLETE", "HARD_FAIL")
+#: Why a run is held whose artifact no longer has the bytes that were recorded.
+CHECKSUM_MISMATCH = "checksum_mismatch"
+#: How much later than its latest start an attempt may begin, in seconds: timers end a little late.
+START_TOLERANCE_S = 1.0
+#: A shorter failure, such as a refused connection, does not show how long the work takes.
+SHORTEST_MEASURED_S = 1.0
+NO_REMARKS: Mapping[str, Any] = MappingProxyType({})
+
+_COMMIT_MARKS: tuple[Any, ...] = ("COMMIT", "COMPLETE")
+_FAILURE_MARKS: tuple[Any, ...] = ("HARD_FAIL", "ESCALATION")
+_NO_RUN = RunRecord()
+#: The fields behind `provider` have their defaults in a new run.
+_DEFAULT_TAIL = _NO_RUN[RunRecord._fields.index("provider") + 1 :]
+
+
+# Opening and claiming a run -------------------------------------------------------------------------
+
+
+def new_run(
+    plan: StepPlan, call: CallIdentity, terms: AttemptTerms, last: RunRecord | None, now: float
+) -> RunRecord:
+    """Return a new run of a key in PENDING; fence and attempt numbers continue from the key's last run.
+
+    A key keeps the step name that its first run had, also after the step was renamed: artifacts and markers
+    in other databases are found by that name.
+    """
+    last = last or _NO_RUN
+    # All fields by position: `make` costs a third of a call with keywords, and every new run passes here.
+    # The rows follow the order of the fields in `RunRecord`.
+    return make(
+        RunRecord,
+        (
+            "PENDING", last.step or plan.name, plan.effect, terms.run_id,
+            last.run_number + 1, last.fence, last.attempt, 0, plan.policy.max_attempts, "",
+            now, 0.0, 0.0, call.deadline,  # created_at, started_at, not_before, deadline
+            "", "", 0, 0, 0,  # held_for, reason, commit_version, failure_version, checkpoint_version
+            terms.input_hash, call.cfg_hash, terms.seed, terms.tenant, terms.correlation_id,
+            plan.policy_name, terms.dataset, terms.priority, terms.retain_s, 0.0, terms.provider,
+            *_DEFAULT_TAIL,
+        ),
+    )  # fmt: skip
+
+
+def opening_body(terms: AttemptTerms) -> dict[str, Any]:
+    """Return the body of a run's first entry: all that another process needs to continue the run."""
+    body: dict[str, Any] = {"arguments": terms.arguments}
+    if terms.actor:
+        body["actor"] = terms.actor
+    if terms.withheld:
+        body["withheld"] = terms.withheld
+    return body
+
+
+def open_run(
+    plan: StepPlan, call: CallIdentity, terms: AttemptTerms, record: RunRecord | None, now: float
+) -> tuple[RunRecord, tuple[Any, ...], dict[str, Any]]:
+    """Return the run that a change continues, with the marks and body that open it if it is new."""
+    if record is None or record.state in FINAL_STATES:
+        return new_run(plan, call, terms, record, now), ("PENDING",), opening_body(terms)
+    return record, (), {}
+
+
+def build_claim(
+    plan: StepPlan,
+    call: CallIdentity,
+    terms: AttemptTerms,
+    record: RunRecord | None,
+    now: float,
+    permission: Permission,
+    step_plan: StepPlan,
+) -> RecordChange:
+    """Return RUNNING and INTENT as one entry; PENDING comes first where a new run begins.
+
+    step_plan  the plan as the step defines it now; it differs from `plan` where the run keeps an earlier
+               policy, and the entry then names both
+    """
+    run, opening, body = open_run(plan, call, terms, record, now)
+    if plan is not step_plan:
+        body = {**body, "policy": {"used": plan.policy_name, "current": step_plan.policy_name}}
+    if permission.approval is not None:
+        body = {**body, "approval": permission.approval._asdict()}
+    after = begin_attempt(run, plan.effect, terms.worker, now)
+    return make(RecordChange, ((*opening, "RUNNING", "INTENT"), record, after, body))
+
+
+def build_deferral(
+    plan: StepPlan,
+    call: CallIdentity,
+    terms: AttemptTerms,
+    head: LoadedHead,
+    now: float,
+    *,
+    mark: Any,
+    reason: str,
+    until: float,
+    body: dict[str, Any],
+) -> RecordChange:
+    """Return a run that waits until a time without an attempt, so that none is counted."""
+    run, opening, opened = open_run(plan, call, terms, head.record, now)
+    until = min(until, run.deadline) if run.deadline else until
+    after = run._replace(not_before=until, reason=reason)
+    return RecordChange((*opening, mark), head.record, after, {**opened, **body})
+
+
+def build_approval_request(plan: StepPlan, call: CallIdentity, run: RunRecord) -> ApprovalRequest:
+    """Return what an approval of the run's next attempt must cover.
+
+    Version and config are those of the code that would run, which may be newer than the code that began the
+    run: an approval of the older code does not cover it.
+    """
+    return ApprovalRequest(
+        run_entity=call.entity,
+        step=run.step,
+        effect=plan.effect,
+        input_hash=run.input_hash,
+        cfg_hash=call.code_hash or call.cfg_hash,
+        policy=plan.policy.digest,
+        attempt=run.attempt + 1,
+    )
+
+
+def attempt_limit(plan: StepPlan, run: RunRecord, now: float) -> tuple[float | None, bool]:
+    """Return how long the attempt may take, and whether that is the rest of the whole run's time."""
+    limit, left = plan.policy.timeout_s, run.deadline - now if run.deadline else None
+    if left is None or (limit is not None and limit <= left):
+        return limit, False
+    return left, True
+
+
+def is_too_late(run: RunRecord, now: float) -> bool:
+    """Return whether an attempt that begins now is expected to end after the run's deadline (TIME-5)."""
+    tolerance = min(START_TOLERANCE_S, 0.1 * run.expected_duration_s)
+    return bool(run.deadline) and now >= run.deadline - run.expected_duration_s + tolerance
+
+
+# Ending an attempt ----------------------------------------------------------------------------------
+
+
+def build_commit(head: LoadedHead, body: dict[str, Any]) -> RecordChange:
+    """Return COMMIT and COMPLETE as one entry; its body holds the result."""
+    run = head.record
+    after = end_attempt(run, "COMPLETE", "", commit_version=head.version + 1)
+    return make(RecordChange, (_COMMIT_MARKS, run, after, body))
+
+
+def decide_failure(plan: StepPlan, run: RunRecord, error: Exception, now: float) -> Decision:
+    """Return the decision about a failed attempt; equal inputs give equal decisions in every process."""
+    failure = plan.classify(error, now)
+    if plan.effect == "once":
+        failure = failure._replace(sent="no" if plan.not_applied(error) else "maybe")
+    quarantines = plan.quarantines and plan.covers is None
+    verdict = decide_verdict(failure, plan.policy, plan.effect, quarantines=quarantines)
+    if plan.effect == "once" and not plan.repeats_once and verdict == "RETRYABLE":
+        # IDEM-3: only idempotent effects and those behind an outbox are tried again.
+        verdict = "QUARANTINE" if quarantines else "TERMINAL"
+    if plan.covers is not None and verdict not in ("UNKNOWN", "QUARANTINE"):
+        verdict = "RETRYABLE" if plan.covers(error, failure) else "TERMINAL"
+    policy = plan.policy
+    # An operator can grant a run more attempts than its policy has.
+    if run.max_attempts != policy.max_attempts:
+        policy = policy.copy_with(max_attempts=run.max_attempts)
+    deadline, started_at = run.deadline or None, run.created_at
+    # A submitted run that was due later has its total timeout from that time on, not from its creation.
+    if deadline is not None and policy.total_timeout_s is not None:
+        started_at = max(started_at, deadline - policy.total_timeout_s)
+    situation = Situation(
+        attempt=run.attempt_count,
+        failure=failure,
+        verdict=verdict,
+        now=now,
+        seed=run.seed or run_seed(run.run_id),
+        started_at=started_at,
+        deadline=deadline,
+        expected_s=expected_duration(run, now) or None,
+    )
+    return decide_retry(policy, situation)
+
+
+def expected_duration(run: RunRecord, now: float) -> float:
+    """Return how long the next attempt is expected to take after one that just failed; 0 if unknown."""
+    duration = round(now - run.started_at, 6)
+    if duration < SHORTEST_MEASURED_S:
+        return run.expected_duration_s
+    return max(run.expected_duration_s, duration)
+
+
+def build_failure(
+    plan: StepPlan, head: LoadedHead, error: dict[str, Any], decision: Decision, now: float
+) -> RecordChange:
+    """Return the run after the decision about its failed attempt, with the proof of that decision."""
+    run = head.record
+    proof = build_recorded_proof(decision, policy_id(plan.policy))
+    body = {"error": error, "proof": proof, "duration_s": round(now - run.started_at, 6)}
+    changes: dict[str, Any] = {"expected_duration_s": decision.situation.expected_s or 0.0}
+    if decision.action in ("retry", "defer"):
+        reason = decision.situation.hold_reason if decision.reason == "held" else decision.reason
+        after = end_attempt(run, "SOFT_FAIL", reason, not_before=decision.not_before or 0.0, **changes)
+        return RecordChange(("SOFT_FAIL", "DECISION"), run, after, body)
+    if decision.action == "quarantine":
+        is_mismatch = decision.situation.failure.code == MISMATCH_CODE
+        held_for = CHECKSUM_MISMATCH if is_mismatch else decision.reason
+        after = end_attempt(run, "SOFT_FAIL", decision.reason, **changes)._replace(held_for=held_for)
+    else:
+        changes["failure_version"] = head.version + 1
+        after = end_attempt(run, "HARD_FAIL", decision.reason, **changes)
+    permanent = decision.situation.verdict != "RETRYABLE"
+    body = add_escalation(body, run, now, plan, permanent=permanent)
+    return RecordChange((after.state, "DECISION", "ESCALATION"), run, after, body)
+
+
+def build_closing(
+    plan: StepPlan,
+    head: LoadedHead,
+    decision: ClosingDecision,
+    error: dict[str, Any],
+    remarks: Mapping[str, Any] = NO_REMARKS,
+    *,
+    permanent: bool = False,
+    **changes: Any,
+) -> RecordChange:
+    """Return the run after a decision that no failed attempt asked for: a lost worker, a cancellation."""
+    run, now = head.record, decision.closing.now
+    body = {"error": error, **remarks, "proof": closing_proof(decision)}
+    if decision.action == "stop":
+        after = end_attempt(run, "HARD_FAIL", decision.reason, failure_version=head.version + 1, **changes)
+        body = add_escalation(body, run, now, plan, permanent=permanent)
+        return RecordChange(_FAILURE_MARKS, run, after, body)
+    if decision.action == "retry":
+        after = end_attempt(run, "SOFT_FAIL", decision.reason, not_before=now, **changes)
+        return RecordChange(("SOFT_FAIL",), run, after, body)
+    after = end_attempt(run, "SOFT_FAIL", decision.reason)._replace(held_for=decision.held_for)
+    if decision.held_for == POISON:
+        return RecordChange(("SOFT_FAIL", "ESCALATION"), run, after, add_escalation(body, run, now, plan))
+    return RecordChange(("SOFT_FAIL",), run, after, body)
+
+
+def build_reconciled(
+    plan: StepPlan,
+    head: LoadedHead,
+    answer: ReconcileAnswer,
+    reason: str,
+    now: float,
+    error: dict[str, Any] | None = None,
+) -> RecordChange:
+    """Return the run after `reconcile` or an operator has said what became of a `once` attempt."""
+    run, error = head.record, error or refusals.LOST["lease_expired"]
+    if answer.found == "applied":
+        after = end_attempt(run, "COMPLETE", "reconciled", commit_version=head.version + 1)
+        try:
+            body = {"result": plan.encode(answer.value)}
+        except Exception as fault:  # noqa: BLE001 - the effect is applied even if its value cannot be stored
+            body = {"result_unavailable": str(refusals.result_not_encodable(plan, head, fault, None))}
+        return RecordChange(_COMMIT_MARKS, run, after, {**body, **answer.decided})
+    remarks = answer.decided if answer.found == "not_applied" else NO_REMARKS
+    return build_closing(plan, head, close_run(run, reason, now, answer.found), error, remarks)
+
+
+def add_escalation(
+    body: dict[str, Any], run: RunRecord, now: float, plan: StepPlan | None = None, *, permanent: bool = False
+) -> dict[str, Any]:
+    """Return the body with an escalation record: the time and attempts left, and the policy (TIME-6).
+
+    A policy file can name one escalation policy for permanent errors and one for exhaustion (GOV-10).
+    """
+    for_permanent, for_exhaustion = ESCALATION if plan is None else plan.escalation
+    record = {
+        "policy": for_permanent if permanent else for_exhaustion,
+        "deadline": run.deadline or None,
+        "left_s": round(run.deadline - now, 6) if run.deadline else None,
+        "attempts": run.attempt_count,
+    }
+    return {**body, "escalation": record}

@@ -1,0 +1,89 @@
+"""The table of clients that retry by themselves is true for the installed versions."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import anthropic
+import botocore.retries.standard
+import botocore.session
+import google.api_core.retry
+import neo4j._conf
+import openai
+import pytest
+import redis
+import urllib3
+from azure.core.pipeline.policies import RetryPolicy
+from pystac_client.stac_api_io import StacApiIO
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from oncemore.classifiers.classify import _tables
+from oncemore.classifiers.client_retries import RETRYING_CLIENTS
+from tests.classifiers.clients import caught
+from tests.servers import faults
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/how-to/choose-what-to-retry.md"
+
+#: How often each tries by itself, as its own code says it, and what our sentence must therefore hold.
+SAYS = {
+    "anthropic": (anthropic.DEFAULT_MAX_RETRIES, "2 retries"),
+    "openai": (openai.DEFAULT_MAX_RETRIES, "2 retries"),
+    "azure": (RetryPolicy().total_retries, "10 retries"),
+    "botocore": (botocore.retries.standard.DEFAULT_MAX_ATTEMPTS, "3 attempts"),
+    "google": (google.api_core.retry.Retry().timeout / 60, "2 minutes"),
+    "neo4j": (neo4j._conf.SessionConfig.max_transaction_retry_time, "30 s"),
+    "pystac_client": (inspect.signature(StacApiIO).parameters["max_retries"].default, "5 retries"),
+    "redis": (redis.Redis().get_retry().get_retries(), "10 retries"),
+    "urllib3": (urllib3.Retry.DEFAULT.total, "3 retries"),
+}
+
+
+def test_every_client_with_a_table_of_errors_that_retries_is_listed_once() -> None:
+    modules = [client.module for client in RETRYING_CLIENTS]
+    assert modules == sorted(set(modules))
+    assert set(modules) <= set(_tables)
+    assert set(SAYS) == set(modules) - {"grpc"}
+
+
+@pytest.mark.parametrize("module", SAYS)
+def test_the_numbers_are_those_of_the_installed_client(module: str) -> None:
+    number, words = SAYS[module]
+    assert f"{number:g} " in f"{words} "
+    assert words in next(client.does for client in RETRYING_CLIENTS if client.module == module)
+
+
+def test_botocore_uses_its_standard_mode_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_RETRY_MODE", raising=False)
+    assert botocore.session.Session().get_config_variable("retry_mode") == "standard"
+
+
+def test_the_page_has_the_same_table() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    for client in RETRYING_CLIENTS:
+        assert f"| {client.client} | {client.does} | `{client.off}` |\n" in text
+
+
+def hangs_up(conn: object, server: faults.Server) -> None:
+    server.requests.append(conn.recv(1000))  # type: ignore[attr-defined]
+
+
+def test_redis_repeats_a_write_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis.retry, "sleep", lambda _seconds: None)
+    with faults.serve(hangs_up) as server:
+        caught(redis.Redis(faults.HOST, server.port, protocol=2).incr, "count")
+    assert len(server.requests) == 11
+    with faults.serve(hangs_up) as server:
+        once = redis.Redis(faults.HOST, server.port, protocol=2, retry=Retry(NoBackoff(), 0))
+        caught(once.incr, "count")
+    assert len(server.requests) == 1
+
+
+def test_urllib3_repeats_a_get_by_default() -> None:
+    with faults.serve(faults.closes) as server, urllib3.PoolManager() as pool:
+        caught(pool.request, "GET", server.url)
+    assert len(server.requests) == 4
+    with faults.serve(faults.closes) as server, urllib3.PoolManager(retries=False) as pool:
+        caught(pool.request, "GET", server.url)
+    assert len(server.requests) == 1

@@ -1,0 +1,54 @@
+"""`oncemore demo nova-cat`: every line of the story is true, and a story that goes wrong says so."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from oncemore import cli
+from oncemore.demo.nova_cat import story
+
+
+@pytest.mark.req("SCEN-8")
+def test_the_story_comes_out_as_the_document_has_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert cli.run_command(["demo", "nova-cat", "--plain"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    for part in (
+        "provider A 429 429 429 429 RETRYABLE_FAILURE total 1, next",
+        "(no request) SKIPPED_BACKOFF",
+        "SKIPPED_BACKOFF a second process",
+        "provider A 200 SUCCESS ACQUIRED/VALID sha256:",
+        "(no request) SKIPPED_DUPLICATE",
+        "provider B stall cut 200 SUCCESS",
+        "provider B 200 QUARANTINE CHECKSUM_MISMATCH",
+        "QUARANTINE FITS_UNREADABLE",
+        "(no request) TERMINAL_FAILURE INVALID_UUID",
+        "(no request) SKIPPED_QUARANTINED",
+        "providers: A {THROTTLED: 4}",
+        "3 events published, each with its correlation id and none with a key",
+        "All of it as it should be.",
+    ):
+        assert part in told, part
+
+
+def test_a_story_that_goes_wrong_ends_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(story: story.NovaCatDemo, folder: object) -> None:
+        story.acquire_and_print({"data_product_id": "x", "provider": "A"}, "SUCCESS")
+
+    monkeypatch.setattr(story, "play_story", short)
+    out = io.StringIO()
+    assert story.main(out, plain=True) == 1
+    assert "1 things were not as they should be." in out.getvalue()
+
+
+def test_without_astropy_the_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "astropy.io", None)
+    assert cli.run_command(["demo", "nova-cat"]) == 2
+    assert "pip install 'oncemore[fits]'" in " ".join(capsys.readouterr().err.split())
