@@ -78,7 +78,7 @@ from _syncs import Syncs, opened
 import oncemore
 from oncemore.log.store import HeadQuery
 from oncemore.maintenance.replay import LogReplay
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 from oncemore.testing import instant_waits
 
 if TYPE_CHECKING:

@@ -79,8 +79,9 @@ if TYPE_CHECKING:
     from oncemore.retries.timeouts import abandoned_calls
     from oncemore.steps.attempt import Attempt, current
     from oncemore.steps.context import context
-    from oncemore.steps.decorator import Step, applied, not_applied, step, unknown
+    from oncemore.steps.decorator import Step, step
     from oncemore.steps.engine import Engine
+    from oncemore.steps.reconcile import applied, not_applied, unknown
     from oncemore.steps.run import Run
     from oncemore.steps.secret import Secret
     from oncemore.workers.job_run import JobRun
@@ -110,8 +111,9 @@ _HOMES = {
     "oncemore.retries.timeouts": "abandoned_calls",
     "oncemore.steps.attempt": "Attempt current",
     "oncemore.steps.context": "context",
-    "oncemore.steps.decorator": "Step applied not_applied step unknown",
+    "oncemore.steps.decorator": "Step step",
     "oncemore.steps.engine": "Engine",
+    "oncemore.steps.reconcile": "applied not_applied unknown",
     "oncemore.steps.run": "Run",
     "oncemore.steps.secret": "Secret",
     "oncemore.workers.job_run": "JobRun",

@@ -221,3 +221,10 @@ def mask_context(value: object, depth_left: int = MAX_DEPTH) -> object:
     if depth_left and isinstance(value, (list, tuple)):
         return [mask_context(inner, depth_left - 1) for inner in value[:MAX_WIDTH]]
     return f"<{clean_text(type(value).__name__, 100)}>"
+
+
+def log_warning(text: str) -> None:
+    """Log a warning about something that must not stop a call, on one line whatever the text holds."""
+    import logging
+
+    logging.getLogger("oncemore").warning("oncemore: %s", clean_text(text, 2000))

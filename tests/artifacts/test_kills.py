@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 from tests.artifacts import victim
 from tests.artifacts.conftest import LONG_AGO, age, objects_of
 

@@ -286,7 +286,7 @@ def test_somebody_who_begins_in_the_last_moment_is_found_too(
         def late(source: Engine, *told: Any) -> None:
             looks.append(1)
             if len(looks) == 2:
-                source.current_identity()
+                source.leases.current_identity()
             idle(source, *told)
 
         monkeypatch.setattr(copy, "_check_idle", late)

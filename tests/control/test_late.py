@@ -51,7 +51,7 @@ def store() -> Late:
 @pytest.fixture
 def engine(store: Late) -> Iterator[Engine]:
     with Engine(lambda: store, "memory:late") as made:
-        made.current_identity()
+        made.leases.current_identity()
         yield made
 
 

@@ -28,7 +28,7 @@ from oncemore.demo.exoarmur.cast import NONSENSE, make_plan
 from oncemore.demo.exoarmur.hosts import end_servers
 from oncemore.demo.pipeline.tally import EffectCount, read_json_lines
 from oncemore.profiles.exoarmur import RetryCategory
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 from oncemore.testing import nats
 from tests.demo.test_demo import is_gone
 

@@ -8,7 +8,7 @@ from oncemore.log.entry_codec import encode_head
 from oncemore.log.sqlite.store import SqliteStore
 from oncemore.log.store import Batch, EntryWrite, Stored
 from oncemore.maintenance.rebuild import index_head
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 from tests.golden.test_golden import read
 
 LOG = Path(__file__).parent / "log-2.jsonl"

@@ -13,7 +13,7 @@ from oncemore.log.entry_codec import decode_body, decode_head, decode_header, en
 from oncemore.log.record import FORMAT, NOWHERE
 from oncemore.log.store import Entry
 from oncemore.policy.canonical_json import hash_bytes
-from oncemore.steps.run import KINDS, export_records, fold_entries, verify_chain
+from oncemore.steps.history import KINDS, export_records, fold_entries, verify_chain
 from tests.golden.make import made
 
 HERE = Path(__file__).parent

@@ -16,7 +16,7 @@ import pytest
 
 import oncemore
 import oncemore.http
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 from tests.http.shop import HOST, Book, Shop, serving, who
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import oncemore
 from oncemore.audit import AuditFile, AuditStream, event_schema
 from oncemore.policy.policy import Policy
 from oncemore.profiles.exoarmur import IdempotencyManager, RetryError, RetryManager, RetryPolicy
-from oncemore.steps.run import fold_entries
+from oncemore.steps.history import fold_entries
 from tests.cli.test_cli_policy import Ran
 
 if TYPE_CHECKING:

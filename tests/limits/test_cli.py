@@ -108,7 +108,7 @@ def test_a_probe_under_way_is_told(said: Any, tmp_path: Path, clock: FakeClock) 
 
 def test_nothing_that_failed_is_said_so(said: Any, tmp_path: Path) -> None:
     with oncemore.open(tmp_path / "log.db") as engine:
-        engine.current_identity()
+        engine.leases.current_identity()
     assert said("breakers", "list") == "No breakers match.\n"
     assert "it has none: nothing has failed yet" in said("breakers", "show", "x", code=2)
     assert "there is no resource 'x' in this store; it has none" in said("resources", "show", "x", code=2)

@@ -15,7 +15,7 @@ import pytest
 import oncemore
 from oncemore.log.entry_codec import decode_body, decode_head, decode_header
 from oncemore.log.record import BreakerRecord, QuotaRecord, apply_header
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 from tests.limits.longer import lasting
 from tests.limits.server import Provider, provider
 

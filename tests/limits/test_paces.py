@@ -113,12 +113,12 @@ def test_two_engines_share_the_permits_of_one_store(tmp_path: Path, clock: FakeC
         )
         found = known(one)
         assert found is not None
-        assert found.active_calls == {other.current_identity().name: 2}
+        assert found.active_calls == {other.leases.current_identity().name: 2}
         other.close()  # and its permits end with it
         assert one.concurrency_limits.begin_call("api")
         found = known(one)
         assert found is not None
-        assert found.active_calls == {one.current_identity().name: 1}
+        assert found.active_calls == {one.leases.current_identity().name: 1}
 
 
 def test_calls_that_had_begun_before_count_as_permits(engine: oncemore.Engine, clock: FakeClock) -> None:

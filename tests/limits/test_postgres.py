@@ -17,7 +17,7 @@ from oncemore.limits.concurrency import load_quota
 from oncemore.log.postgres.store import PostgresStore
 from oncemore.policy.backoff import Schedule
 from oncemore.policy.policy import Policy
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 from tests.limits.test_budgets import test_all_who_share_a_store_have_one_budget
 from tests.limits.test_paces import (
     test_calls_that_had_begun_before_count_as_permits,
@@ -140,7 +140,7 @@ def test_two_engines_share_the_permits_of_one_store(
         )
         other.close()  # and its permits end with it
         assert engine.concurrency_limits.begin_call("api")
-        assert load_quota(engine, "api").active_calls == {engine.current_identity().name: 2}
+        assert load_quota(engine, "api").active_calls == {engine.leases.current_identity().name: 2}
 
 
 def all_at_once(engines: list[oncemore.Engine], call: Callable[[int], None]) -> None:

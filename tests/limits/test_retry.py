@@ -602,7 +602,7 @@ def test_a_probe_that_could_not_be_taken_is_not_held(
     with breaker:
         assert breaker.circuit.probe_number == 2
     assert breaker.state == "CLOSED"
-    assert not [at for at in engine.current_identity()._under_way if at[0] == "breaker/stac"]
+    assert not [at for at in engine.leases.current_identity()._under_way if at[0] == "breaker/stac"]
 
 
 @pytest.mark.req("BREAK-5")

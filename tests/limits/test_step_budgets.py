@@ -20,7 +20,7 @@ from oncemore.maintenance.replay import LogReplay
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.policy import Policy
 from oncemore.retries.loop import EMPTY
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 from oncemore.testing import FakeClock
 
 if TYPE_CHECKING:

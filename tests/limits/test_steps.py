@@ -14,7 +14,7 @@ from oncemore.limits import shared_breaker
 from oncemore.log.entry_codec import decode_body, decode_head, decode_header
 from oncemore.log.record import BreakerRecord
 from oncemore.policy.policy import Policy
-from oncemore.steps.run import export_records, verify_chain
+from oncemore.steps.history import export_records, verify_chain
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from oncemore.artifacts.backends import MemoryBackend
 from oncemore.log.store import HeadQuery
 from oncemore.maintenance import erase
 from oncemore.outbox import OutboxRelay
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 from tests.maintenance.crashing import CrashingStore, crash_everywhere, engine_on
 
 if TYPE_CHECKING:

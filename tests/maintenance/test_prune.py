@@ -19,7 +19,7 @@ from oncemore.maintenance.retention_rules import find_keep_reason
 from oncemore.outbox import OutboxRelay
 from oncemore.steps.entered_engine import current_engine
 from oncemore.steps.lease import WorkerIdentity
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 from oncemore.testing import FakeClock
 from tests.maintenance.crashing import CrashingStore, crash_everywhere, engine_on
 
@@ -546,8 +546,8 @@ def test_a_task_closes_its_retired_worker(clock: FakeClock) -> None:
 
     engine = engine_on(MemoryStore())
     with MaintenanceTask(engine, "prune", "r", "b"):
-        me = engine.current_identity()
-        engine.retire_worker(me)
+        me = engine.leases.current_identity()
+        engine.leases.retire_worker(me)
     assert engine.store.is_worker_gone(me.name)
 
 

@@ -124,25 +124,25 @@ def test_a_size_warning_is_given_once_and_again_after_the_size_fell(
     make_monitored_engine: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine, house, heard = make_monitored_engine
-    engine.renew_leases()
+    engine.leases.renew_leases()
     assert heard == []
     house.sizes = StorageSpace(101 * MB, 0, 10**12)
     for _ in range(5):
-        engine.renew_leases()
+        engine.leases.renew_leases()
     assert [(what, one.what, one.bytes, one.limit) for what, one in heard] == [
         ("store_size", "the store", 101 * MB, 100 * MB)
     ]
     assert count_warnings(caplog) == 1
     assert "the store is 101 MiB, the limit is 100 MiB; prune finished runs" in caplog.text
     house.sizes = StorageSpace(95 * MB, 0, 10**12)
-    engine.renew_leases()
+    engine.leases.renew_leases()
     house.sizes = StorageSpace(101 * MB, 0, 10**12)
-    engine.renew_leases()
+    engine.leases.renew_leases()
     assert len(heard) == 1, "to and fro around the limit is no news"
     house.sizes = StorageSpace(80 * MB, 0, 10**12)
-    engine.renew_leases()
+    engine.leases.renew_leases()
     house.sizes = StorageSpace(120 * MB, 0, 10**12)
-    engine.renew_leases()
+    engine.leases.renew_leases()
     assert len(heard) == 2
 
 
@@ -152,7 +152,7 @@ def test_a_low_disk_warning_is_given_once(
     engine, house, heard = make_monitored_engine
     for left in (200, 49, 20, 52, 10, 200, 5):
         house.sizes = StorageSpace(0, 0, left * MB)
-        engine.renew_leases()
+        engine.leases.renew_leases()
     assert [one.bytes // MB for _, one in heard] == [49, 5]
     assert "the free space of the disk is 49 MiB" in caplog.text
 
@@ -160,7 +160,7 @@ def test_a_low_disk_warning_is_given_once(
 def test_a_wal_that_can_be_emptied_causes_no_warning(make_monitored_engine: Any) -> None:
     engine, house, heard = make_monitored_engine
     house.sizes = StorageSpace(0, 11 * MB, None)
-    engine.renew_leases()
+    engine.leases.renew_leases()
     assert heard == []
     assert house.sizes.wal == 0
 
@@ -169,12 +169,12 @@ def test_a_wal_that_cannot_shrink_is_reported_once_with_the_reason(make_monitore
     engine, house, heard = make_monitored_engine
     house.sizes, house.reason = StorageSpace(0, 11 * MB, None), "somebody reads"
     for _ in range(3):
-        engine.renew_leases()
+        engine.leases.renew_leases()
     assert [(one.what, one.advice) for _, one in heard] == [("its write-ahead file", "somebody reads")]
     house.sizes = StorageSpace(0, 1, None)
-    engine.renew_leases()
+    engine.leases.renew_leases()
     house.sizes = StorageSpace(0, 12 * MB, None)
-    engine.renew_leases()
+    engine.leases.renew_leases()
     assert len(heard) == 2
 
 
@@ -183,7 +183,7 @@ def test_a_limit_of_zero_disables_the_warning(caplog: pytest.LogCaptureFixture) 
     engine = oncemore.Engine(lambda: store, "memory:", warn=SizeLimits(0, 0, 0))
     store.at.sizes = StorageSpace(10**15, 10**15, 0)
     assert engine.store is store
-    engine.renew_leases()
+    engine.leases.renew_leases()
     assert count_warnings(caplog) == 0
 
 
@@ -198,15 +198,15 @@ def test_an_unreachable_store_causes_no_size_warning(caplog: pytest.LogCaptureFi
 
     broken.check_sizes(engine, Broken())
     assert count_warnings(caplog) == 0
-    engine.renew_leases()
+    engine.leases.renew_leases()
 
 
 def test_a_listener_gets_an_event_that_can_be_serialized(tmp_path: Path) -> None:
     heard: list[Any] = []
     with oncemore.open(tmp_path / "log.db", on_event=heard.append, warn_file_mb=0.001) as engine:
         pay("a")
-        engine.renew_leases()
-        engine.renew_leases()
+        engine.leases.renew_leases()
+        engine.leases.renew_leases()
     (event,) = heard
     assert (event.event_type, event.retry_category, event.operation) == ("store_size", "STORE", "the store")
     assert event.size_bytes > event.limit_bytes
@@ -242,13 +242,13 @@ def test_the_wal_grows_during_a_long_read_and_shrinks_afterwards(
         for n in range(1, 40):
             grow(n)
         assert engine.measure_sizes().wal > 3 * MB
-        engine.renew_leases()
-        engine.renew_leases()
+        engine.leases.renew_leases()
+        engine.leases.renew_leases()
         assert [event.operation for event in heard] == ["its write-ahead file"]
         assert "a reader holds a snapshot" in heard[0].advice
         reader.execute("ROLLBACK")
         reader.close()
-        engine.renew_leases()
+        engine.leases.renew_leases()
         assert engine.measure_sizes().wal == 0
         assert len(heard) == 1
 

@@ -428,7 +428,7 @@ def test_if_running_raise_names_the_worker(
         await begun.wait()
         with pytest.raises(InProgress) as caught:
             await other.execute_with_retry("KV_PUT", "w", slow, idempotency_key="k", if_running="raise")
-        assert caught.value.worker == engine.current_identity().name
+        assert caught.value.worker == engine.leases.current_identity().name
         with pytest.raises(InProgress, match="it has no record to clear yet"):
             await other.idempotency_manager.clear_idempotency("k")
         with pytest.raises(UsageError, match="belongs to another tenant"):

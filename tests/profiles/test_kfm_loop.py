@@ -21,7 +21,7 @@ import oncemore
 from oncemore.open_engine import find_engine
 from oncemore.policy import files
 from oncemore.profiles.kfm.loop import PermanentError, TransientError, last_run, retry_loop
-from oncemore.steps.run import export_records
+from oncemore.steps.history import export_records
 from tests.test_docs import run_page
 
 if TYPE_CHECKING:

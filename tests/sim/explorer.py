@@ -24,28 +24,9 @@ from oncemore.log.record import NOWHERE, RunRecord
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.policy import Policy
 from oncemore.steps import flow
-from oncemore.steps.ops import (
-    AppendChange,
-    AskPermission,
-    AskReconcile,
-    AttemptOutcome,
-    AttemptTerms,
-    CallIdentity,
-    EndCall,
-    LoadedHead,
-    LoadHead,
-    NotifyListeners,
-    Permission,
-    ReadBody,
-    ReadClock,
-    ReadLease,
-    ReconcileAnswer,
-    ReserveWorker,
-    RunAttempt,
-    SleepSeconds,
-    StepPlan,
-    WatchEntity,
-)
+from oncemore.steps.call import PreparedCall
+from oncemore.steps.ops import AppendChange, AskPermission, AskReconcile, AttemptOutcome, AttemptTerms, EndCall, LoadedHead, LoadHead, NotifyListeners, Permission, ReadBody, ReadClock, ReadLease, ReconcileAnswer, ReserveWorker, RunAttempt, SleepSeconds, WatchEntity
+from oncemore.steps.plan import StepPlan
 from tests.sim.judge import FINAL, Book, Judge, Violation
 from tests.sim.simulator import KINDS, Cut, Fails
 

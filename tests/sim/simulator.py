@@ -41,26 +41,9 @@ from oncemore.policy.policy import Policy
 from oncemore.steps import call_in_progress, engine, existing_run, flow, lease, operator_flow
 from oncemore.steps.call_in_progress import CallInProgress, StepFunctions
 from oncemore.steps.engine import Engine
-from oncemore.steps.ops import (
-    AppendChange,
-    AskPermission,
-    AskReconcile,
-    AttemptOutcome,
-    AttemptTerms,
-    CallIdentity,
-    EndCall,
-    LoadHead,
-    NotifyListeners,
-    ReadBody,
-    ReadClock,
-    ReadLease,
-    ReconcileAnswer,
-    ReserveWorker,
-    RunAttempt,
-    SleepSeconds,
-    StepPlan,
-    WatchEntity,
-)
+from oncemore.steps.call import PreparedCall
+from oncemore.steps.ops import AppendChange, AskPermission, AskReconcile, AttemptOutcome, AttemptTerms, EndCall, LoadHead, NotifyListeners, ReadBody, ReadClock, ReadLease, ReconcileAnswer, ReserveWorker, RunAttempt, SleepSeconds, WatchEntity
+from oncemore.steps.plan import StepPlan
 from tests.sim.judge import FINAL, Book, Judge, Violation
 
 if TYPE_CHECKING:
@@ -288,7 +271,7 @@ class Process:
         self.number = number
         self.link = Link(sim, skew)
         self.engine = Engine(lambda: self.link, "memory:", lease_s=LEASE_S)  # type: ignore[arg-type, return-value]
-        self.engine._heartbeat = _NoHeart()  # type: ignore[assignment]
+        self.engine.leases.heartbeat = _NoHeart()  # type: ignore[assignment]
         self.lanes: list[Lane] = []
         self.beat_at = sim.now + LEASE_S / 3
         self.asleep_until = 0.0
@@ -425,7 +408,7 @@ class Sim:
         if late and not self.calm:
             self._covered("run", "heartbeat", "late")
         process.link.lane, process.link.op = None, None
-        process.engine.renew_leases()
+        process.engine.leases.renew_leases()
         process.beat_at = self.now + (LEASE_S / 3 if not late else LEASE_S * 2 * self.chance())
 
     def _advance(self, process: Process, lane: Lane) -> None:
@@ -500,7 +483,7 @@ class Sim:
             if self.chance() < 0.6:
                 self.queue.append((lane.kind, lane.call.entity))  # its message comes again
         if seen:
-            for me in process.engine._identities.values():
+            for me in process.engine.leases.workers.values():
                 me._presence.close()
         process.lanes = []
         self.processes[at] = None

@@ -13,7 +13,7 @@ from oncemore.log.entry_codec import EntryHeader, decode_body, decode_header, en
 from oncemore.log.record import FORMAT, NOWHERE, RecordChange, RunRecord, hash_entry
 from oncemore.log.store import Entry
 from oncemore.policy.canonical_json import hash_bytes
-from oncemore.steps.run import RECORDS, export_records, fold_entries, verify_chain
+from oncemore.steps.history import RECORDS, export_records, fold_entries, verify_chain
 from oncemore.testing import instant_waits
 
 

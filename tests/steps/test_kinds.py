@@ -13,7 +13,7 @@ from oncemore.steps.decorator import Step
 
 if TYPE_CHECKING:
     from oncemore.steps.call_in_progress import CallInProgress
-    from oncemore.steps.ops import StepPlan
+    from oncemore.steps.plan import StepPlan
     from oncemore.steps.prepare import PreparedCall
     from oncemore.testing import FakeClock
 

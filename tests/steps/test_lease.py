@@ -15,7 +15,7 @@ from oncemore.log.memory import CompletedTicket, MemoryStore
 from oncemore.log.record import WorkerRecord
 from oncemore.log.store import Batch, Conflict
 from oncemore.steps.lease import RESERVED, HeartbeatThread, WorkerIdentity
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 
 
 class Time:
@@ -211,23 +211,23 @@ def test_one_that_has_written_nothing_has_nothing_to_give_back(store: MemoryStor
 
 def test_the_lease_of_a_policy_has_a_worker_of_its_own_which_is_renewed_and_replaced() -> None:
     with oncemore.open("memory:") as engine:
-        usual = engine.current_identity()
-        assert engine.identity_for((60.0, 20.0), engine.now()) is usual
-        own = engine.identity_for((7.0, 5.0), engine.now())
+        usual = engine.leases.current_identity()
+        assert engine.leases.identity_for((60.0, 20.0), engine.now()) is usual
+        own = engine.leases.identity_for((7.0, 5.0), engine.now())
         assert own is not usual
         assert own.lease_until - engine.now() < 8
-        assert engine.identity_for((7.0, 5.0), engine.now()) is own
+        assert engine.leases.identity_for((7.0, 5.0), engine.now()) is own
         version = engine.store.load_head(own.entity).version  # type: ignore[union-attr]
-        assert engine.identity_for((7.0, 5.0), engine.now() + 6) is own
+        assert engine.leases.identity_for((7.0, 5.0), engine.now() + 6) is own
         assert engine.store.load_head(own.entity).version == version + 1  # type: ignore[union-attr]
-        engine.retire_worker(own)
-        assert engine.identity_for((7.0, 5.0), engine.now()) is not own
+        engine.leases.retire_worker(own)
+        assert engine.leases.identity_for((7.0, 5.0), engine.now()) is not own
     assert own.has_attempt("run/none", 1) is False
 
 
 def test_an_engine_whose_lease_was_set_keeps_it_for_all_runs() -> None:
     with oncemore.open("memory:", lease_s=5) as engine:
-        assert engine.identity_for((7.0, 2.0), engine.now()) is engine.current_identity()
+        assert engine.leases.identity_for((7.0, 2.0), engine.now()) is engine.leases.current_identity()
 
 
 def test_a_lease_that_is_kept_alive_survives_a_failure_and_ends_with_its_worker(

@@ -269,7 +269,7 @@ def test_a_ctrl_c_while_a_thread_starts_comes_when_it_has_started(
             step.bind(engine).map([1, 2], max_concurrency=2)
         assert started[0].ident is not None
         assert step.bind(engine)(3) == 3
-        assert engine._heartbeat is not None
+        assert engine.leases.heartbeat is not None
 
 
 def test_so_does_one_while_a_helper_starts(interrupt_as_it_starts: Any) -> None:
@@ -504,7 +504,7 @@ def test_a_worker_is_not_given_up_while_another_call_is_about_to_begin_under_it(
     one.identity.add_attempt(one.current_attempt)
     one.abandon_call(StoreError("the outcome could not be written"))
     assert not store.is_worker_gone(second.worker)
-    assert step._engine.lease_until(second.worker, "run/x", 1) == 0.0
+    assert step._engine.leases.lease_until(second.worker, "run/x", 1) == 0.0
     assert one.reserve_worker(begin).worker != second.worker
     two.release_worker()
     assert store.is_worker_gone(second.worker)

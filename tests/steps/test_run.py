@@ -13,7 +13,7 @@ import oncemore
 from oncemore.log.entry_codec import decode_head
 from oncemore.log.store import HeadQuery
 from oncemore.policy.model import STATES, TRANSITIONS
-from oncemore.steps.run import KINDS, verify_chain
+from oncemore.steps.history import KINDS, verify_chain
 from oncemore.testing import FakeClock
 from tests.steps.colours import (
     POLICY,
@@ -251,7 +251,7 @@ def test_a_lease_is_kept_by_renewals_that_are_entries_and_others_are_refused(
     def work(x: int) -> str:
         for _ in range(7):  # 140 s and a bit
             clock.advance(20)
-            engine.renew_leases()
+            engine.leases.renew_leases()
             with pytest.raises(oncemore.InProgress) as caught:
                 _elsewhere(made("plain", Turns("never"), if_running="raise").bind(second))
             refused.append(caught.value.until - second.now())

@@ -54,12 +54,12 @@ def test_what_an_engine_is_made_with_is_checked() -> None:
 def test_a_worker_is_made_once_and_its_lease_renewed_when_it_is_old() -> None:
     with oncemore.open("memory:") as engine, FakeClock() as clock:
         work(1)
-        me = engine.current_identity()
-        assert engine.current_identity() is me
+        me = engine.leases.current_identity()
+        assert engine.leases.current_identity() is me
         before = me.lease_until
         clock.advance(45)
         work(2)
-        assert engine.current_identity() is me
+        assert engine.leases.current_identity() is me
         assert me.lease_until == pytest.approx(before + 45, abs=1)
 
 
@@ -75,7 +75,7 @@ def test_of_many_threads_that_come_first_one_makes_the_worker_and_opens_the_stor
 
     def come() -> None:
         line.wait()
-        found.append(engine.current_identity())
+        found.append(engine.leases.current_identity())
 
     threads = [threading.Thread(target=come) for _ in range(8)]
     for thread in threads:
@@ -90,34 +90,34 @@ def test_who_holds_an_attempt_is_known() -> None:
     store = MemoryStore()
     mine = oncemore.Engine(lambda: store, "memory:")
     other = oncemore.Engine(lambda: store, "memory:")
-    me = mine.current_identity()
+    me = mine.leases.current_identity()
     me.add_attempt(("run/a", 1))
-    assert mine.lease_until(me.name, "run/a", 1) == pytest.approx(mine.now() + 60, abs=1)
-    assert mine.lease_until(me.name, "run/a", 2) == 0.0  # ours, and not under way: nobody's
-    assert other.lease_until(me.name, "run/a", 1) == me.lease_until
-    assert other.lease_until("nobody", "run/a", 1) == 0.0
+    assert mine.leases.lease_until(me.name, "run/a", 1) == pytest.approx(mine.now() + 60, abs=1)
+    assert mine.leases.lease_until(me.name, "run/a", 2) == 0.0  # ours, and not under way: nobody's
+    assert other.leases.lease_until(me.name, "run/a", 1) == me.lease_until
+    assert other.leases.lease_until("nobody", "run/a", 1) == 0.0
     store.register_worker("silent")
-    assert other.lease_until("silent", "run/a", 1) == 0.0  # here, and never had a lease
+    assert other.leases.lease_until("silent", "run/a", 1) == 0.0  # here, and never had a lease
     me.end_lease()
     store.register_worker(me.name)
-    assert other.lease_until(me.name, "run/a", 1) == 0.0  # here, and gave its lease back
+    assert other.leases.lease_until(me.name, "run/a", 1) == 0.0  # here, and gave its lease back
 
 
 def test_a_retired_worker_takes_no_more_runs_and_ends_with_its_last() -> None:
     engine = oncemore.open("memory:")
-    first = engine.current_identity()
+    first = engine.leases.current_identity()
     first.add_attempt(("run/a", 1))
-    engine.retire_worker(first)
-    second = engine.current_identity()
+    engine.leases.retire_worker(first)
+    second = engine.leases.current_identity()
     assert second is not first
-    engine.retire_worker(first)
-    assert engine.current_identity() is second
-    engine.close_retired_worker(first)
+    engine.leases.retire_worker(first)
+    assert engine.leases.current_identity() is second
+    engine.leases.close_retired_worker(first)
     assert not engine.store.is_worker_gone(first.name)
-    engine.renew_leases()  # keeps both alive
+    engine.leases.renew_leases()  # keeps both alive
     first.remove_attempt(("run/a", 1))
-    engine.close_retired_worker(first)
-    engine.close_retired_worker(first)
+    engine.leases.close_retired_worker(first)
+    engine.leases.close_retired_worker(first)
     assert engine.store.is_worker_gone(first.name)
     assert not engine.store.is_worker_gone(second.name)
     engine.close()
@@ -125,21 +125,21 @@ def test_a_retired_worker_takes_no_more_runs_and_ends_with_its_last() -> None:
 
 def test_a_heartbeat_that_fails_is_logged_and_comes_again(caplog: pytest.LogCaptureFixture) -> None:
     engine = oncemore.open("memory:")
-    me = engine.current_identity()
+    me = engine.leases.current_identity()
     engine.store._closed = True  # type: ignore[attr-defined]
-    engine.renew_leases()
+    engine.leases.renew_leases()
     assert f"the lease of worker {me.name} was not renewed" in caplog.text
     engine.store._closed = False  # type: ignore[attr-defined]
     version = engine.store.load_head(me.entity).version  # type: ignore[union-attr]
-    engine.renew_leases()
+    engine.leases.renew_leases()
     assert engine.store.load_head(me.entity).version == version + 1  # type: ignore[union-attr]
     engine.close()
 
 
 def test_a_heartbeat_does_not_keep_an_engine_alive() -> None:
     engine = oncemore.open("memory:")
-    engine.current_identity()
-    heart = engine._heartbeat
+    engine.leases.current_identity()
+    heart = engine.leases.heartbeat
     assert heart is not None
     heart._beat()
     known = weakref.ref(engine)
@@ -153,12 +153,12 @@ def test_a_heartbeat_does_not_keep_an_engine_alive() -> None:
 def test_a_forked_child_begins_anew(tmp_path: Path) -> None:
     with oncemore.open(tmp_path / "log.db") as engine:
         assert work(1) == 1
-        mine = engine.current_identity().name
+        mine = engine.leases.current_identity().name
         pid = os.fork()
         if pid == 0:
             told = "failed"
             try:
-                told = f"{work(1)} {work(2)} {engine.current_identity().name}"
+                told = f"{work(1)} {work(2)} {engine.leases.current_identity().name}"
             finally:
                 (tmp_path / "child").write_text(told)
                 os._exit(0)
@@ -170,13 +170,13 @@ def test_a_forked_child_begins_anew(tmp_path: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:  # the same without a fork
             patch.setattr(runtime, "_engines", {engine})
             runtime._reset_engines_after_fork()
-            assert engine.current_identity().name not in (mine, theirs)
+            assert engine.leases.current_identity().name not in (mine, theirs)
 
 
 def test_the_end_of_a_program_closes_its_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = oncemore.open(tmp_path / "log.db")
     assert work.bind(engine)(1) == 1
-    mine, store = f"worker/{engine.current_identity().name}", engine.store
+    mine, store = f"worker/{engine.leases.current_identity().name}", engine.store
     assert store.load_head(mine) is not None
     monkeypatch.setattr(runtime, "_engines", {engine})
     runtime._close_engines_at_exit()
@@ -197,7 +197,7 @@ def test_a_block_may_end_in_another_context_than_it_began_in() -> None:
 
 def test_closing_while_the_store_is_gone_is_no_error() -> None:
     engine = oncemore.open("memory:")
-    engine.current_identity()
+    engine.leases.current_identity()
     engine.store._closed = True  # type: ignore[attr-defined]
     engine.close()
     engine.close()
@@ -218,10 +218,10 @@ class Meanwhile:
 
 def test_who_comes_second_takes_what_the_first_has_opened() -> None:
     other = oncemore.open("memory:")
-    theirs, me = other.store, other.current_identity()
+    theirs, me = other.store, other.leases.current_identity()
     engine = oncemore.open("memory:")
     engine._lock = Meanwhile(lambda: setattr(engine, "_store", theirs))  # type: ignore[assignment]
     assert engine.store is theirs
     engine._lock = Meanwhile(lambda: setattr(engine, "_identity", me))  # type: ignore[assignment]
-    assert engine.current_identity() is me
+    assert engine.leases.current_identity() is me
     other.close()

@@ -18,7 +18,7 @@ import oncemore
 from oncemore.errors import StoreError
 from oncemore.log.entry_codec import decode_body, decode_head, decode_header
 from oncemore.log.result_codec import result_value
-from oncemore.steps.run import KINDS, fold_entries, verify_chain
+from oncemore.steps.history import KINDS, fold_entries, verify_chain
 
 
 class Report(NamedTuple):

@@ -38,7 +38,7 @@ def _forked(child: Callable[[], object]) -> None:
 
 
 def _name(engine: Engine) -> str:
-    return engine.current_identity().name
+    return engine.leases.current_identity().name
 
 
 def idle(place: dict[str, str]) -> None:

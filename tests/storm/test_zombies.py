@@ -11,7 +11,7 @@ import pytest
 
 import oncemore
 from oncemore.log.entry_codec import decode_header
-from oncemore.steps.run import fold_entries as told_by
+from oncemore.steps.history import fold_entries as told_by
 from tests.storm import storm
 from tests.storm.crew import until
 from tests.storm.points import Point

@@ -14,7 +14,7 @@ import pytest
 import oncemore
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.policy import Policy
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -276,7 +276,7 @@ def _cancelled_before_its_commit(
     def append(batch: Any) -> Any:
         if b'"COMMIT"' in batch.writes[0].header:
             run = step.bind(engine).last_run(1).state
-            held = engine.lease_until(run.worker, batch.writes[0].entity, run.fence)
+            held = engine.leases.lease_until(run.worker, batch.writes[0].entity, run.fence)
             told.append(held > engine.now())
         if told == [True] and b'"COMMIT"' in batch.writes[0].header:
             other = threading.Thread(target=lambda: step.bind(engine).cancel(1, reason="too late"))

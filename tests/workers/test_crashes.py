@@ -11,7 +11,7 @@ import pytest
 import oncemore
 from oncemore.log.memory import MemoryStore
 from oncemore.steps.engine import Engine
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 
 
 class Crash(BaseException):

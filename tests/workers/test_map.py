@@ -24,7 +24,7 @@ from oncemore.log.record import JobRecord
 from oncemore.log.store import HeadQuery
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.policy import Policy
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 from oncemore.workers import map as course
 from oncemore.workers.job_run import ProviderSummary
 from oncemore.workers.progress import ProgressBar

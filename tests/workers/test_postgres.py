@@ -14,7 +14,7 @@ from oncemore.log.store import HeadQuery
 from oncemore.steps.driver import _BLOCKING, _IMMEDIATE
 from oncemore.steps.engine import Engine
 from oncemore.steps.ops import RunAttempt
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 from oncemore.workers import worker as workers
 from oncemore.workers.service import Worked
 from tests.servers import postgres
@@ -91,8 +91,8 @@ def test_what_a_silent_worker_had_is_taken_over_when_its_lease_is_over_and_not_b
         op = next(script)
         while type(op) is not RunAttempt:
             op = script.send((_IMMEDIATE.get(type(op)) or _BLOCKING[type(op)])(job, op))
-        assert silent._heartbeat is not None
-        silent._heartbeat.stop_heartbeat()
+        assert silent.leases.heartbeat is not None
+        silent.leases.heartbeat.stop_heartbeat()
         clock.advance(silent.lease_s - 10.0)
         assert oncemore.Worker(other, [one]).run_until_idle() == Worked()
         clock.advance(20.0)

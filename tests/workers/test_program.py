@@ -18,7 +18,7 @@ import pytest
 
 import oncemore
 from oncemore.cli import run_command as program
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 from oncemore.workers.service import find_steps
 
 if TYPE_CHECKING:

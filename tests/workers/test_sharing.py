@@ -73,7 +73,7 @@ def test_the_share_of_one_that_is_alive_and_takes_nothing_is_done_by_the_others(
     monkeypatch.setattr(fairness, "UNCLAIMED_S", 0.05)
     store = Shared()
     with Engine(lambda: store, "memory:one") as one, Engine(lambda: store, "memory:two") as two:
-        two.current_identity()  # it is there, and has a share of what is due
+        two.leases.current_identity()  # it is there, and has a share of what is due
         for n in range(300):
             work.bind(one).submit(n)
         began = time.monotonic()

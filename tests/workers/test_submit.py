@@ -10,7 +10,7 @@ import pytest
 
 import oncemore
 from oncemore.log.entry_codec import decode_body
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 
 if TYPE_CHECKING:
     from oncemore.testing import FakeClock

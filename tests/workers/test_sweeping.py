@@ -114,7 +114,7 @@ def test_one_without_a_name_yet_comes_last(fleet: Fleet) -> None:
 def test_everybody_finds_a_share_of_their_own_in_the_same_order(fleet: Fleet) -> None:
     engines = [oncemore.Engine(lambda: fleet.store, "memory:", lease_s=LEASE_S) for _ in range(5)]
     for engine in engines:
-        engine.current_identity()
+        engine.leases.current_identity()
     sweeps = [WorkerSweep(engine, lambda head: True, random.Random(1)) for engine in engines]
     for sweep in sweeps:
         sweep.sweep_workers(contended=False)

@@ -20,7 +20,7 @@ from oncemore.log.record import WorkerRecord as Lease
 from oncemore.log.store import Batch, HeadQuery
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.policy import Policy
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 from oncemore.workers import worker as workers
 from oncemore.workers.service import Worked
 from oncemore.workers.takeover import append_state
@@ -536,7 +536,7 @@ def test_one_who_moved_meanwhile_is_not_marked(tmp_path: Path, clock: FakeClock)
         clock.advance(100.0)
         worker = alone(engine, one)
         (head,) = engine.store.list_heads(HeadQuery("worker"))
-        sleeper.renew_leases()
+        sleeper.leases.renew_leases()
         lease = decode_head(head.head, Lease)
         append_state(engine, head, lease, lease._replace(state="GONE"), "LEASE")
         assert _states(engine) == ["ALIVE"]

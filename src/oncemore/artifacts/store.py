@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from oncemore import clock as clocks
+from oncemore._redact import log_warning
 from oncemore.artifacts.artifact import CURRENT_READER, ArtifactLabel, format_date, reference_to_artifact
 from oncemore.artifacts.backends import CHUNK_BYTES, altered_object_error, compute_digest
 from oncemore.artifacts.gc import DAY_S, collect_garbage, find_garbage
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
     from oncemore.artifacts.backends import ArtifactBackend, StoredObject
     from oncemore.artifacts.gc import GarbageReport
     from oncemore.log.record import RunRecord
-    from oncemore.steps.attempt import Attempt
-    from oncemore.steps.call_in_progress import CallInProgress
+    from oncemore.steps.attempt import RunningAttempt
+    from oncemore.steps.call import PreparedCall
     from oncemore.steps.engine import Engine
 
     Content = bytes | bytearray | memoryview | str | os.PathLike[str] | BinaryIO
@@ -223,7 +224,7 @@ class ChildArtifactWriter:
         """The artifact store of this process."""
         return ArtifactStore(None if self._backend is None else lambda: self._backend)  # type: ignore[arg-type,return-value]
 
-    def put_artifact(self, attempt: Attempt, content: Content, label: ArtifactLabel) -> Artifact:
+    def put_artifact(self, attempt: RunningAttempt, content: Content, label: ArtifactLabel) -> Artifact:
         """Store content; the parent process checks it against the log."""
         digest, size = self.artifact_store.write_content(content, lambda: None)
         head = attempt.seen
@@ -231,7 +232,7 @@ class ChildArtifactWriter:
             make_reference(head.entity, head.record, label, digest, size, clocks.current.wall())
         )
 
-    def leave_evidence(self, attempt: Attempt, content: Content, label: ArtifactLabel) -> Artifact:
+    def leave_evidence(self, attempt: RunningAttempt, content: Content, label: ArtifactLabel) -> Artifact:
         """Refuse: a failed child process reports its error to the parent, but no artifacts."""
         raise UsageError(f"{attempt.step}: current().leave() does not go with isolate='process'")
 
@@ -239,12 +240,12 @@ class ChildArtifactWriter:
         """Return None: the child process has no log."""
 
 
-def make_child_writer(job: CallInProgress) -> ChildArtifactWriter:
-    """Return the artifact writer for the child process of a job's attempt."""
-    artifact_store = job.engine.artifact_store
+def make_child_writer(call: PreparedCall) -> ChildArtifactWriter:
+    """Return the artifact writer for the child process of an attempt."""
+    artifact_store = call.engine.artifact_store
     # The child process cannot reach a backend in the memory of this one.
     is_usable = artifact_store.is_configured and artifact_store.backend.is_shared
-    return ChildArtifactWriter(artifact_store.backend if is_usable else None, job.artifact_name)
+    return ChildArtifactWriter(artifact_store.backend if is_usable else None, call.plan.artifact)
 
 
 # References -----------------------------------------------------------------------------------------
@@ -359,7 +360,7 @@ class Artifacts:
                 data if cipher is None else cipher.encrypt_body(data, SPILLED, 0)
             )
         except Exception as error:  # noqa: BLE001 - the step is done, and its COMMIT must not fail
-            self._engine.log_warning(f"a large result of {run.step} stays in the log: {error}")
+            log_warning(f"a large result of {run.step} stays in the log: {error}")
             return None
         now = self._engine.now()
         label = ArtifactLabel(RESULT_NAME, "application/json")

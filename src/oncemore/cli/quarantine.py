@@ -241,14 +241,14 @@ def settle(
 ) -> None:
     """Record the outcome of a run with an unknown outcome."""
     from oncemore.queries.step_commands import parse_json_value
-    from oncemore.steps import decorator
+    from oncemore.steps import reconcile
 
     # `--applied null` is a value too: the step returned nothing.
     if (applied is None) != not_applied:
         raise click.UsageError(
             "Give either --applied with the value, or --not-applied.", click.get_current_context()
         )
-    answer = decorator.not_applied() if applied is None else decorator.applied(parse_json_value(applied))
+    answer = reconcile.not_applied() if applied is None else reconcile.applied(parse_json_value(applied))
     _record_decision("settle", item, store, in_json, answer=answer, **options)
 
 

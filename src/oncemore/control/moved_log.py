@@ -28,24 +28,24 @@ MAX_TRIES = 20
 ASK_IF_MOVED = AskPermission((), "", begins=False)
 
 
-def refuse_if_moved(subject: str, script: Script) -> Script:
-    """Run the script of a decision about `subject`, unless the log has moved or moves during it."""
-    permit: Permission = yield ASK_IF_MOVED
-    op = next(script) if not permit.stop else None
-    while type(op) is not EndCall and not permit.stop:
-        guarded = op._replace(guards={**op.guards, **permit.guards}) if type(op) is AppendChange else op
-        answer = yield guarded
-        if type(op) is AppendChange and answer is None:
-            before, permit = permit, (yield ASK_IF_MOVED)
-            # The conflict came from a switch and not from the item, so the same write is tried again, or
-            # refused if the log has moved.
-            if permit.guards != before.guards:
-                continue
-        op = script.send(answer)
-    if permit.stop:
-        script.close()
-        op = EndCall(None, _moved_error(subject, permit))
-    yield op
+def refuse_if_moved(subject: str) -> Script:
+    """Return the end of a decision about `subject` in a log that has moved; None in any other log."""
+    permission: Permission = yield ASK_IF_MOVED
+    return EndCall(None, _moved_error(subject, permission)) if permission.stop else None
+
+
+def append_decision(subject: str, op: AppendChange) -> Script:
+    """Append the change of a decision; return the new head, None on a conflict, or the end in a moved log."""
+    permission: Permission = yield ASK_IF_MOVED
+    while not permission.stop:
+        saved = yield op._replace(guards={**op.guards, **permission.guards})
+        if saved is not None:
+            return saved
+        before, permission = permission, (yield ASK_IF_MOVED)
+        # If a switch has changed, the conflict says nothing about the decision: the write is tried again.
+        if permission.guards == before.guards:
+            return None
+    return EndCall(None, _moved_error(subject, permission))
 
 
 def append_if_not_moved(engine: Engine, subject: str, writes: Sequence[EntryWrite]) -> Stored | Conflict:
@@ -77,4 +77,4 @@ def _moved_error(subject: str, permit: Permission) -> Exception:
     )
 
 
-__all__ = ["append_if_not_moved", "check_not_moved", "refuse_if_moved"]
+__all__ = ["append_decision", "append_if_not_moved", "check_not_moved", "refuse_if_moved"]

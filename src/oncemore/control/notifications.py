@@ -13,6 +13,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from oncemore._redact import log_warning
 from oncemore._values import Value
 from oncemore.errors import StoreError, UsageError
 from oncemore.log.entry_codec import decode_head
@@ -216,7 +217,7 @@ class _NotifierThread:
     """A thread that delivers due notifications when it is woken."""
 
     def __init__(self, relay: RelayCore, engine: Engine) -> None:
-        self._relay, self._log_warning = relay, engine.log_warning
+        self._relay, self._log_warning = relay, log_warning
         self._wake_event, self._closing, self._stop = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run_relay, name="oncemore-notices", daemon=True)
         # A thread cannot start while the interpreter shuts down; the next process delivers then.

@@ -18,7 +18,8 @@ from oncemore.steps.ops import LoadHead
 if TYPE_CHECKING:
     from oncemore.log.record import RunRecord
     from oncemore.policy.model import Failure
-    from oncemore.steps.ops import Script, StepPlan
+    from oncemore.steps.ops import Script
+    from oncemore.steps.plan import StepPlan
 
 
 def halt(plan: StepPlan, run: RunRecord, failure: Failure, now: float) -> Script:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore._values import Value
 from oncemore.artifacts.store import ArtifactMissing
-from oncemore.control.moved_log import refuse_if_moved
 from oncemore.control.notifications import DEAD_LETTER, load_notification_status
 from oncemore.control.review import (
     OperatorDecision,
@@ -38,11 +37,12 @@ from oncemore.log.store import HeadQuery
 from oncemore.policy.canonical_json import normalize_name
 from oncemore.policy.closing import OUTCOME_UNKNOWN
 from oncemore.policy.policy import STANDARD
-from oncemore.steps import operator_flow, transitions
-from oncemore.steps import run as history
-from oncemore.steps.call_in_progress import CallInProgress, StepFunctions
-from oncemore.steps.driver import run_call
-from oncemore.steps.ops import CallIdentity, ReconcileAnswer, StepPlan
+from oncemore.steps import history, operator_flow, transitions
+from oncemore.steps.call import PreparedCall
+from oncemore.steps.ops import ReconcileAnswer
+from oncemore.steps.perform import run_decision
+from oncemore.steps.plan import StepPlan
+from oncemore.steps.run import Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from oncemore.log.encryption import BodyCipher
     from oncemore.log.store import Entry, Head
     from oncemore.steps.engine import Engine
-    from oncemore.steps.run import AttemptView
+    from oncemore.steps.history import AttemptView
 
 #: The maximum number of listed items per kind; the oldest run ids and references come first.
 MAX_LISTED = 100_000
@@ -215,9 +215,9 @@ class Quarantine:
         if answer.found == "applied":
             # Raises for a value that cannot be encoded, before the decision is written.
             encode_result(answer.value)
-        script = operator_flow.settle_run(plan, CallIdentity(entity, "", run.cfg_hash), settled, head)
+        call = PreparedCall(entity, plan, cfg_hash=run.cfg_hash)
         try:
-            run_call(self._make_call(run.step), refuse_if_moved(run.step, script))
+            run_decision(self._engine, operator_flow.settle_run(plan, call, settled, head))
         except UsageError:
             # settle_run found the run in another state than the check above: it has changed since.
             raise stale_decision(entity, "it was changed in this very moment") from None
@@ -247,9 +247,7 @@ class Quarantine:
             also = (*also, *release_resources_of_run(self._engine, entity, decision.decision_body))
         if kind is ArtifactRecord and decision.action == "release":
             self._check_artifact_intact(entity)
-        run_call(
-            self._make_call(entity), refuse_if_moved(entity, record_decision(entity, kind, decision, also))
-        )
+        run_decision(self._engine, record_decision(entity, kind, decision, also))
         # The event may be a notification, and the thread of the notifier delivers those.
         if kind is EventRecord and decision.action == "release" and self._engine.notifier is not None:
             self._engine.notifier.wake_thread(self._engine)
@@ -289,12 +287,6 @@ class Quarantine:
                 else str(ArtifactMissing(f"{artifact.digest} is missing"))
             )
             raise UsageError(f"{artifact.name} of {artifact.step} cannot be released: {reason}")
-
-    def _make_call(self, name: str) -> CallInProgress:
-        # The driver needs functions of a step; a decision calls none of them.
-        return CallInProgress(
-            self._engine, _refuse_work, StepFunctions(name, _refuse_work, _refuse_work, _refuse_work)
-        )
 
     def _resolve_target(
         self, item: str | QuarantineItem, decision: OperatorDecision
@@ -415,7 +407,7 @@ def _build_case(engine: Engine, item: QuarantineItem) -> QuarantineCase:
     for _, state, _ in history.fold_entries(entries, engine.cipher):  # noqa: B007 - the last one is wanted
         pass
     # Only runs have attempts with records of their own.
-    run = history.Run(engine, item.entity) if item.kind == "run" else None
+    run: Run[Any] | None = Run(engine, item.entity) if item.kind == "run" else None
     return QuarantineCase(
         item=item,
         rule=item.error.get("rule", ""),
@@ -461,10 +453,10 @@ def _read_body(entry: Entry, cipher: BodyCipher | None) -> dict[str, Any]:
 def _make_settle_plan(run: RunRecord) -> StepPlan:
     """Return a plan to settle a run without importing its step."""
     return StepPlan(
-        run.step,
-        run.effect,
-        STANDARD,
-        _refuse_work,
+        name=run.step,
+        effect=run.effect,
+        policy=STANDARD,
+        classify=_refuse_work,
         encode=encode_result,
         decode=_refuse_work,
         describe=lambda error, failure: {},

@@ -18,12 +18,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncemore.control.model import APPROVAL_NEEDED
+from oncemore.control.moved_log import append_decision, refuse_if_moved
 from oncemore.errors import StaleDecision, UsageError
 from oncemore.log.attempt_transitions import end_attempt
 from oncemore.log.record import ArtifactRecord, EventRecord, RecordChange, RunRecord
 from oncemore.messaging.delivery import change_state
 from oncemore.policy.closing import OUTCOME_UNKNOWN, close_run, closing_proof
-from oncemore.steps.ops import AppendChange, EndCall, LoadHead, ReadClock
+from oncemore.steps.ops import NOW, AppendChange, EndCall, LoadHead
 from oncemore.steps.transitions import add_escalation
 
 if TYPE_CHECKING:
@@ -66,17 +67,20 @@ def record_decision(
 
     also  changes of other entities, written in the same batch
     """
+    moved = yield from refuse_if_moved(entity)
+    if moved is not None:
+        return moved
     head = yield LoadHead(entity, kind)
-    now = yield ReadClock()
+    now = yield NOW
     change = _find_staleness(head, decision) or _DECISION_RULES[kind, decision.action](head, decision, now)
     if isinstance(change, Exception):
-        yield EndCall(None, change)
-    else:
-        saved = yield AppendChange(head, change, also=also)
-        # None means a conflict: another writer has changed the item after it was read.
-        yield EndCall(
-            saved, stale_decision(entity, "it was changed in this very moment") if saved is None else None
-        )
+        return EndCall(None, change)
+    saved = yield from append_decision(entity, AppendChange(head, change, also=also))
+    if type(saved) is EndCall:
+        return saved
+    # None means a conflict: another writer has changed the item after it was read.
+    stale = stale_decision(entity, "it was changed in this very moment") if saved is None else None
+    return EndCall(saved, stale)
 
 
 def is_held(state: Any) -> bool:

@@ -265,7 +265,7 @@ class Approvals:
 
     def list_waiting(self) -> tuple[PendingApproval, ...]:
         """Return the runs that wait for an approval, longest waiting first."""
-        from oncemore.steps.run import find_opening
+        from oncemore.steps.history import find_opening
 
         engine, waiting = self._engine, []
         for head in engine.store.list_heads(HeadQuery("run", HELD, limit=MAX_LISTED)):

@@ -179,13 +179,13 @@ class ReplayCheck(NamedTuple):
     faults: tuple[str, ...]
 
 
-def play_scenario(scenario: LoopScenario) -> oncemore.Run:
+def play_scenario(scenario: LoopScenario) -> oncemore.Run[Any]:
     """Make a scenario's run, and return it."""
     node = scenario.node
     if isinstance(node, FileNode):
         node.step("2026-10")
         node.step.rerun("2026-10", reason="the message came twice")
-        run = node.step.last_run("2026-10")
+        run: oncemore.Run[Any] | None = node.step.last_run("2026-10")
     else:
         ends = None if scenario.total_timeout_s is None else find_engine().now() + scenario.total_timeout_s
         with oncemore.context(deadline=ends):
@@ -200,7 +200,7 @@ def list_transitions(wal: list[dict[str, Any]]) -> list[str]:
     return [f"{line['state']}({line['attempt']})" for line in wal if line["kind"] == "TRANSITION"]
 
 
-def replay_run(engine: oncemore.Engine, scenario: LoopScenario, run: oncemore.Run) -> ReplayCheck:
+def replay_run(engine: oncemore.Engine, scenario: LoopScenario, run: oncemore.Run[Any]) -> ReplayCheck:
     """Read a run again from its log alone, and say where it differs."""
     before = scenario.node.computed
     again, wal = replays.replay_run(engine.store, f"run/{run.key}", current=True), run.records()
@@ -218,7 +218,7 @@ def replay_run(engine: oncemore.Engine, scenario: LoopScenario, run: oncemore.Ru
     return ReplayCheck(len(list_transitions(wal)), again.decisions, len(kept), tuple(faults))
 
 
-def scenario_lines(scenario: LoopScenario, run: oncemore.Run, width: int) -> list[Line]:
+def scenario_lines(scenario: LoopScenario, run: oncemore.Run[Any], width: int) -> list[Line]:
     """Return a scenario with its entries."""
     row = "  {:>4} {:<11} {:<10} {:>7}  {}".format
     ended = run.status + (f" ({run.reason})" if run.reason else "")

@@ -44,7 +44,7 @@ from oncemore.policy.canonical_json import normalize_name
 from oncemore.policy.model import EFFECTS
 from oncemore.policy.policy import Policy
 from oncemore.retries.options import as_seconds
-from oncemore.steps.decorator import Step, complete_options
+from oncemore.steps.decorator import Step
 from oncemore.steps.ops import ReconcileAnswer
 from oncemore.steps.options import StepOptions
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from oncemore.policy.model import Effect
     from oncemore.retries.options import Seconds
     from oncemore.steps.engine import Engine
-    from oncemore.steps.ops import StepPlan
+    from oncemore.steps.plan import StepPlan
 
 DAY_S = 86_400.0
 DEFAULT_MAX_BYTES = 1024 * 1024
@@ -186,11 +186,12 @@ class IdempotencyMiddleware:
             schedule=Schedule("fixed", delays=(problems.RETRY_AFTER_S,)),
             jitter=Jitter("none"),
         )
-        settings = complete_options(
-            effect=effect, name=name, key="key", ignore="exchange", tenant=_tenant_of_request, policy=policy,
-            if_running="raise", retain_for=as_seconds("expires_after", expires_after), **once_options,
-        )  # fmt: skip
-        options = StepOptions(self._run_application, settings)
+        settings: dict[str, Any] = {
+            "effect": effect, "name": name, "key": "key", "ignore": "exchange", "tenant": _tenant_of_request,
+            "policy": policy, "if_running": "raise",
+            "retain_for": as_seconds("expires_after", expires_after), **once_options,
+        }  # fmt: skip
+        options = StepOptions(self._run_application, **settings)
         # A response that was not stored is not a result: a repeat of the request runs again.
         options.after_failure = "new_run"
         self._step = _RequestStep(options, engine)

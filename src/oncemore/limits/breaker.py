@@ -12,13 +12,14 @@ from __future__ import annotations
 from _thread import allocate_lock
 
 from oncemore import clock as clocks
+from oncemore._driver import OperationTable, run_script, run_script_async
 from oncemore.errors import CircuitOpen, UsageError
 from oncemore.limits import breaker_rules as core
 from oncemore.limits.breaker_rules import PROBE, BreakerRefusal, BreakerRules, ProbeHolder, check_rules
 from oncemore.log.record import BreakerRecord
 from oncemore.policy.canonical_json import normalize_name
 from oncemore.policy.decide import decide_retry
-from oncemore.retries.loop import format_utc
+from oncemore.retries.loop import AppendRecord, format_utc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -235,32 +236,18 @@ def circuit_open_error(name: str, refusal: BreakerRefusal) -> CircuitOpen:
 
 def run_limit_script(script: Script[R]) -> R:
     """Run a script to its end, blocking on each write; return its result."""
-    try:
-        op = next(script)
-        while True:
-            try:
-                reply = op.send().wait()
-            except Exception as error:  # noqa: BLE001 - the script falls back to memory without the store
-                op = script.throw(error)
-            else:
-                op = script.send(reply)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
+    return run_script(script, LIMIT_OPERATIONS)
 
 
 async def run_limit_script_async(script: Script[R]) -> R:
     """Run a script to its end, awaiting each write; return its result."""
-    try:
-        op = next(script)
-        while True:
-            try:
-                reply = await op.send()
-            except Exception as error:  # noqa: BLE001
-                op = script.throw(error)
-            else:
-                op = script.send(reply)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
+    return await run_script_async(script, LIMIT_OPERATIONS)
+
+
+#: The scripts of limits only write; without the store they go on in memory.
+LIMIT_OPERATIONS = OperationTable(
+    {AppendRecord: lambda _, op: op.send().wait()}, {AppendRecord: lambda _, op: op.send()}
+)
 
 
 def log_state_change(before: BreakerRecord, after: BreakerRecord) -> None:

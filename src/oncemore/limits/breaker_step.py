@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
     from oncemore.log.record import BreakerRecord, RecordChange
     from oncemore.policy.decide import Decision
-    from oncemore.steps.ops import CallIdentity, LoadedHead, Script, StepBreaker, StepPlan
+    from oncemore.steps.call import PreparedCall
+    from oncemore.steps.ops import LoadedHead, Script
+    from oncemore.steps.plan import StepBreaker, StepPlan
 
 NOW = ReadClock()
 
@@ -77,11 +79,11 @@ class BreakerFailure(NamedTuple):
 
 
 def _breaker_of(plan: StepPlan) -> StepBreaker:
-    assert plan.barrier is not None
-    return plan.barrier
+    assert plan.breaker is not None
+    return plan.breaker
 
 
-def ask_breaker(plan: StepPlan, call: CallIdentity, now: float) -> Script:
+def ask_breaker(plan: StepPlan, call: PreparedCall, now: float) -> Script:
     """Return a `BreakerPass` or a `BreakerRefusal`; wait inline while a probe is running."""
     breaker, ends = _breaker_of(plan), now + plan.inline_wait_s
     ends = min(ends, call.give_up) if call.give_up else ends
@@ -123,23 +125,23 @@ def refusal_body(plan: StepPlan, refusal: BreakerRefusal) -> dict[str, Any]:
 
 def success_writes(plan: StepPlan, head: LoadedHead, now: float) -> Script:
     """Return the breaker changes to write with the COMMIT of the run; none while no call has failed."""
-    if plan.barrier is None:
+    if plan.breaker is None:
         return ()
-    breaker_head = yield LoadBreaker(plan.barrier.entity)
+    breaker_head = yield LoadBreaker(plan.breaker.entity)
     # The usual case: without recorded failures a success costs no write.
-    if plan.barrier.rules.rate is None and core.is_clean(breaker_head.record):
+    if plan.breaker.rules.rate is None and core.is_clean(breaker_head.record):
         return ()
-    circuit: BreakerRecord = breaker_head.record or new_breaker_record(plan.barrier.entity)
-    after = core.after_success(plan.barrier.rules, circuit, now, _probe_number(circuit, head))
+    circuit: BreakerRecord = breaker_head.record or new_breaker_record(plan.breaker.entity)
+    after = core.after_success(plan.breaker.rules, circuit, now, _probe_number(circuit, head))
     return _breaker_write(breaker_head, circuit, after)
 
 
 def release_writes(plan: StepPlan, head: LoadedHead, now: float) -> Script:
     """Return the breaker changes to write with an interrupted attempt: it gives its probe back."""
-    if plan.barrier is None:
+    if plan.breaker is None:
         return ()
-    breaker_head, circuit, _ = yield from _load_breaker(plan.barrier, now)
-    after = core.after_probe_release(plan.barrier.rules, circuit, now, _probe_number(circuit, head))
+    breaker_head, circuit, _ = yield from _load_breaker(plan.breaker, now)
+    after = core.after_probe_release(plan.breaker.rules, circuit, now, _probe_number(circuit, head))
     return _breaker_write(breaker_head, circuit, after)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from oncemore._redact import log_warning
 from oncemore.errors import StoreError
 from oncemore.limits.concurrency import PREFIX, update_quota
 from oncemore.log.head_access import load_head
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from oncemore.policy.decide import Decision
     from oncemore.policy.policy import Policy
     from oncemore.steps.engine import Engine
-    from oncemore.steps.ops import LoadedHead, Script, StepBudget, StepPlan
+    from oncemore.steps.ops import LoadedHead, Script
+    from oncemore.steps.plan import StepBudget, StepPlan
 
 #: Reasons of decisions that lead to a retry, and therefore cost tokens.
 PAYS = ("retry", "retry_after_beyond_cap")
@@ -59,7 +61,7 @@ class BudgetPayment(NamedTuple):
 def pay_for_retry(plan: StepPlan, entity: str, decision: Decision) -> Script:
     """Take the tokens of a retry from the budget; return the payment with the decision."""
     policy, situation = decision.policy, decision.situation
-    budget, cost = plan.purse, policy.retry_cost
+    budget, cost = plan.budget, policy.retry_cost
     assert budget is not None
     if decision.reason not in PAYS:
         return BudgetPayment(decision)
@@ -80,7 +82,7 @@ def pay_for_retry(plan: StepPlan, entity: str, decision: Decision) -> Script:
 
 def pay_debt(plan: StepPlan, head: LoadedHead, now: float) -> Script:
     """Take the debt of a run from the budget before its next attempt, or return when to ask again."""
-    run, policy, budget = head.record, plan.policy, plan.purse
+    run, policy, budget = head.record, plan.policy, plan.budget
     assert budget is not None
     draw = yield DrawBudget(budget, run.budget_debt)
     if draw.tokens >= run.budget_debt:
@@ -97,8 +99,8 @@ def pay_debt(plan: StepPlan, head: LoadedHead, now: float) -> Script:
 
 def budget_body(plan: StepPlan, last: dict[str, Any]) -> dict[str, Any]:
     """Return the entry body of a run that pays or waits for a token, with its last error."""
-    assert plan.purse is not None
-    name = plan.purse.entity.removeprefix(PREFIX) or plan.name
+    assert plan.budget is not None
+    name = plan.budget.entity.removeprefix(PREFIX) or plan.name
     return {"budget": name, "last_error": last.get("error") or last.get("last_error") or {}}
 
 
@@ -161,7 +163,7 @@ def draw_budget(engine: Engine, op: DrawBudget) -> BudgetDraw:
     A budget in memory gives the tokens away at once, if it has enough. A budget in the store is only read;
     the unsaved earnings of this process are added and used up.
     """
-    entity, budget = op.purse.entity, op.purse.budget
+    entity, budget = op.budget.entity, op.budget.budget
     if not entity:
         return BudgetDraw(budget.draw_tokens(op.cost))
     head = load_head(engine.store, entity, engine.cipher, QuotaRecord)
@@ -175,10 +177,10 @@ def draw_budget(engine: Engine, op: DrawBudget) -> BudgetDraw:
 
 def refund_budget(engine: Engine, op: RefundBudget) -> None:
     """Refund tokens whose withdrawal was not written."""
-    if not op.purse.entity:
-        op.purse.budget.return_tokens(op.cost)
+    if not op.budget.entity:
+        op.budget.budget.return_tokens(op.cost)
     elif op.drawn.earned:
-        engine.unsaved_earnings.add_earnings(op.purse.entity, op.drawn.earned)
+        engine.unsaved_earnings.add_earnings(op.budget.entity, op.drawn.earned)
 
 
 def earn_budget(engine: Engine, step_budget: StepBudget) -> Generator[Any, Any, None]:
@@ -203,7 +205,7 @@ def earn_budget(engine: Engine, step_budget: StepBudget) -> Generator[Any, Any, 
         yield from update_quota(engine, entity.removeprefix(PREFIX), turn)
     except StoreError as error:
         # Only earnings are lost: later there are fewer retries, not more.
-        engine.log_warning(
+        log_warning(
             f"budget {entity.removeprefix(PREFIX)}: earned tokens were not written to the store: {error}"
         )
     return None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+from oncemore._redact import log_warning
 from oncemore.errors import StoreError
 from oncemore.limits.breaker import run_limit_script
 from oncemore.limits.concurrency_rules import ConcurrencyState
@@ -99,7 +100,7 @@ class ConcurrencyLimits:
     def _take_permit(self, provider: str) -> bool:
         """Take a permit, if one is free; a quiet period raises the limit by one first."""
         engine = self._engine
-        worker, own_calls = engine.current_identity().name, self._under_way.get(provider, 0)
+        worker, own_calls = engine.leases.current_identity().name, self._under_way.get(provider, 0)
 
         def turn(quota: QuotaRecord, now: float) -> tuple[QuotaRecord, bool]:
             state = ConcurrencyState(
@@ -124,7 +125,9 @@ class ConcurrencyLimits:
     def _is_worker_alive(self, worker: str) -> bool:
         engine = self._engine
         head = engine.store.load_head(f"worker/{worker}")
-        return head is not None and engine.is_worker_alive(worker, decode_head(head.head, WorkerRecord))
+        return head is not None and engine.leases.is_worker_alive(
+            worker, decode_head(head.head, WorkerRecord)
+        )
 
     def end_call(self, provider: str) -> None:
         """Record the end of a call and return its permit, if it has one."""
@@ -136,7 +139,7 @@ class ConcurrencyLimits:
             try:
                 if not load_quota(engine, provider).active_calls:
                     return
-                worker = engine.current_identity().name
+                worker = engine.leases.current_identity().name
             except StoreError:
                 # The permit ends with this process at the latest.
                 return
@@ -156,9 +159,7 @@ class ConcurrencyLimits:
         try:
             run_limit_script(update_quota(self._engine, provider, turn))
         except StoreError as error:
-            self._engine.log_warning(
-                f"the concurrency limit of {provider} could not be written to the store: {error}"
-            )
+            log_warning(f"the concurrency limit of {provider} could not be written to the store: {error}")
 
     def record_throttling(self, provider: str, began: float, most: int = 0) -> None:
         """Halve the limit of a provider that has throttled an attempt, for all workers.

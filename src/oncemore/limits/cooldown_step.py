@@ -1,9 +1,9 @@
-"""The cooldown of a resource in a durable call: a generator around the script of the call.
+"""The cooldown of a resource in a durable call.
 
-Before an execution, the claim of the first attempt reads the resource's record; a guard on its version makes
-the store refuse the claim if the record changes meanwhile. At the end of an execution, the entry of the run
-carries the new record: both are stored, or neither. If the worker dies before, the next worker counts the
-execution; after it, the attempt number in the record prevents a second count.
+Before an execution, the script reads the resource's record; a guard on its version makes the store refuse the
+claim if the record changes meanwhile. At the end of an execution, the entry of the run carries the new
+record: both are stored, or neither. If the worker dies before, the next worker counts the execution; after
+it, the attempt number in the record prevents a second count.
 
 An execution ends with a result, a permanent failure, a quarantine, or a `Retry-After` longer than the policy
 waits; then the run stays open and the resource cools down until that time. A submitted run that may not
@@ -30,14 +30,14 @@ from oncemore.log.attempt_transitions import end_attempt
 from oncemore.log.record import ArtifactRecord, RecordChange, RunRecord
 from oncemore.policy.closing import close_run, closing_proof
 from oncemore.steps import refusals
-from oncemore.steps.admission import NOW
-from oncemore.steps.ops import AppendChange, EndCall, LoadHead, RunAttempt, SleepSeconds
+from oncemore.steps.ops import CONFLICT, NOW, AppendChange, EndCall, LoadHead
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from oncemore.limits.cooldown_rules import CooldownSchedule
-    from oncemore.steps.ops import CallIdentity, LoadedHead, Script
+    from oncemore.steps.ops import Given, LoadedHead, Script
+    from oncemore.steps.plan import StepPlan
 
 MARK: tuple[Any, ...] = ("RESOURCE",)
 DECIDED: tuple[Any, ...] = ("RESOURCE", "DECISION")
@@ -50,8 +50,9 @@ FINAL = ("not_retryable", "result_unavailable")
 class CooldownCall(NamedTuple):
     """The resource that a call requests, and its cooldown.
 
-    rest         the schedule of the cooldown
-    fingerprint  returns the fingerprint of the neutral record of an error
+    rest          the schedule of the cooldown
+    fingerprint   returns the fingerprint of the neutral record of an error
+    has_executed  whether the call has made an attempt: its own cooldown does not end it any more
     """
 
     resource: str
@@ -59,6 +60,7 @@ class CooldownCall(NamedTuple):
     provider: str
     rest: CooldownSchedule
     fingerprint: Callable[[dict[str, Any]], str]
+    has_executed: bool = False
 
     @property
     def entity(self) -> str:
@@ -71,59 +73,42 @@ def resource_entity(resource: str) -> str:
     return f"resource/{resource}"
 
 
-def with_cooldown(cooling: CooldownCall, call: CallIdentity, script: Script) -> Script:
-    """Run the script of a call; check the cooldown before an execution and update it at its end."""
-    has_run = False
-    op = next(script)
-    while type(op) is not EndCall:
-        has_run = has_run or type(op) is RunAttempt
-        # A call does not wait for a cooldown, it is skipped: a cooldown may last a day.
-        if type(op) is SleepSeconds and not has_run:
-            end = yield from _end_without_execution(cooling, op)
-            if end is not op:
-                script.close()
-                yield end
-                return
-        if type(op) is AppendChange and op.seen.entity == call.entity:
-            op = yield from _adjust_write(cooling, op)
-            if type(op) is EndCall:
-                script.close()
-                yield op
-                return
-        # None stands for a lost compare-and-set: the script loads the head again.
-        reply = None if op is None else (yield op)
-        if reply is not None and _asks_for_cooldown(op):
-            # The provider asks for a longer wait than the policy allows inline: the call ends here.
-            script.close()
-            yield EndCall(None, _end_with_cooldown(cooling, op))
-            return
-        op = script.send(reply)
-    yield op if has_run else (yield from _end_without_execution(cooling, op))
+def mark_executed(plan: StepPlan) -> StepPlan:
+    """Return the plan of a call that has made an attempt."""
+    if plan.cooldown is None or plan.cooldown.has_executed:
+        return plan
+    return plan.copy_with(cooldown=plan.cooldown._replace(has_executed=True))
 
 
-def _asks_for_cooldown(op: Any) -> bool:
-    """Whether a write ends an execution with a `Retry-After` beyond the policy's limit."""
-    return type(op) is AppendChange and bool(op.also) and getattr(op.change.after, "reason", "") == BEYOND
+def append_to_run(
+    plan: StepPlan,
+    head: LoadedHead,
+    change: RecordChange,
+    *,
+    events: tuple[Given, ...] = (),
+    also: tuple[Any, ...] = (),
+    guards: Mapping[str, int] = {},
+) -> Script:
+    """Append a change of a run, with the record of its resource if the change ends an execution."""
+    if plan.cooldown is not None:
+        also = (*also, *(yield from resource_writes(plan.cooldown, head, change, events)))
+    return (yield AppendChange(head, change, True, events, None, also, guards))
 
 
-def _adjust_write(cooling: CooldownCall, op: AppendChange) -> Script:
-    """Return a write of the run with the resource's guard or record; None or an `EndCall` instead of it.
-
-    None means that the write was refused; the script then loads the run again.
-    """
-    change = op.change
-    if "INTENT" in change.marks:
-        return (yield from _guard_claim(cooling, op)) if _begins_execution(change) else op
-    if _ends_execution(change):
-        head = yield LoadHead(cooling.entity, ResourceRecord)
-        now = yield NOW
-        if not _is_counted(head.record, op):
-            after = after_execution(
-                head.record, cooling.resource, _execution_outcome(cooling, op, now), cooling.rest
-            )
-            body = {"error": change.body["error"]} if "error" in change.body else {}
-            return op._replace(also=(*op.also, (head, RecordChange(MARK, head.record, after, body))))
-    return op
+def resource_writes(
+    cooling: CooldownCall, run_head: LoadedHead, change: RecordChange, events: tuple[Given, ...]
+) -> Script:
+    """Return the change of the resource's record at the end of an execution; empty at any other change."""
+    if "INTENT" in change.marks or not _ends_execution(change):
+        return ()
+    head = yield LoadHead(cooling.entity, ResourceRecord)
+    now = yield NOW
+    if _is_counted(head.record, run_head.entity, change):
+        return ()
+    outcome = _execution_outcome(cooling, run_head.entity, change, events, now)
+    after = after_execution(head.record, cooling.resource, outcome, cooling.rest)
+    body = {"error": change.body["error"]} if "error" in change.body else {}
+    return ((head, RecordChange(MARK, head.record, after, body)),)
 
 
 def _begins_execution(change: RecordChange) -> bool:
@@ -144,29 +129,39 @@ def _ends_execution(change: RecordChange) -> bool:
     return after.state in ("COMPLETE", "HARD_FAIL") or bool(after.held_for) or after.reason == BEYOND
 
 
-def _is_counted(resource: ResourceRecord | None, op: AppendChange) -> bool:
-    run = op.change.after
+def _is_counted(resource: ResourceRecord | None, run_entity: str, change: RecordChange) -> bool:
+    """Whether the resource has counted the execution already: the write before was stored after all."""
+    run = change.after
     assert type(run) is RunRecord
-    return resource is not None and (resource.run_entity, resource.attempt) == (op.seen.entity, run.attempt)
+    return resource is not None and (resource.run_entity, resource.attempt) == (run_entity, run.attempt)
 
 
 # Before an execution --------------------------------------------------------------------------------
 
 
-def _guard_claim(cooling: CooldownCall, op: AppendChange) -> Script:
-    """Return the claim guarded by the resource's version, or the end of a call that is skipped."""
+def guard_claim(
+    cooling: CooldownCall, run_head: LoadedHead, claim: RecordChange, guards: Mapping[str, int]
+) -> Script:
+    """Return the guards of a claim with the version of the resource, and the end of a call that is skipped.
+
+    The end is CONFLICT if the run has changed meanwhile: the script loads it again.
+    """
+    # Later attempts of an execution are not checked: they belong to the same request.
+    if not _begins_execution(claim):
+        return guards, None
     head = yield LoadHead(cooling.entity, ResourceRecord)
     now = yield NOW
     reason = skip_reason(head.record, now)
     if not reason:
         # Another run may end an execution of the same resource before this claim is stored.
-        return op._replace(guards={**op.guards, cooling.entity: head.version})
+        return {**guards, cooling.entity: head.version}, None
     refusal = _build_refusal(cooling, head.record, reason)
-    is_waiting = op.seen.record is not None and op.seen.record.state in ("PENDING", "SOFT_FAIL")
-    if is_waiting and (yield AppendChange(op.seen, _defer_waiting_run(op.seen, refusal, now))) is None:
-        # Another worker has changed the run: the script loads it again.
-        return None
-    return EndCall(None, refusal)
+    is_waiting = run_head.record is not None and run_head.record.state in ("PENDING", "SOFT_FAIL")
+    if is_waiting:
+        saved = yield AppendChange(run_head, _defer_waiting_run(run_head, refusal, now))
+        if saved is None:
+            return guards, CONFLICT
+    return guards, EndCall(None, refusal)
 
 
 def _build_refusal(cooling: CooldownCall, resource: ResourceRecord, reason: str) -> CoolingDown:
@@ -174,15 +169,13 @@ def _build_refusal(cooling: CooldownCall, resource: ResourceRecord, reason: str)
     return refusals.resource_cooling_down(cooling.step, cooling.resource, reason, until)
 
 
-def _end_with_cooldown(cooling: CooldownCall, op: AppendChange) -> Deferred:
-    """Return the error of a call whose provider has asked for a long wait."""
-    # `_adjust_write` appends the change of the resource last.
-    _, resource_change = op.also[-1]
-    run, resource = op.change.after, resource_change.after
-    assert type(run) is RunRecord
-    assert type(resource) is ResourceRecord
-    until = max(run.not_before, resource.next_eligible_attempt_at)
-    return refusals.resource_deferred(cooling.step, cooling.resource, until)
+def end_deferred(cooling: CooldownCall, run_head: LoadedHead) -> Script:
+    """Return the end of a call whose provider asks for a longer wait than the policy allows."""
+    head = yield LoadHead(cooling.entity, ResourceRecord)
+    until = run_head.record.not_before
+    if head.record is not None:
+        until = max(until, head.record.next_eligible_attempt_at)
+    return EndCall(None, refusals.resource_deferred(cooling.step, cooling.resource, until))
 
 
 def _defer_waiting_run(head: LoadedHead, refusal: CoolingDown, now: float) -> RecordChange:
@@ -198,23 +191,34 @@ def _defer_waiting_run(head: LoadedHead, refusal: CoolingDown, now: float) -> Re
     return RecordChange(("HARD_FAIL",), run, after, {"error": error, "proof": proof})
 
 
-def _end_without_execution(cooling: CooldownCall, op: EndCall | SleepSeconds) -> Script:
-    """Return the end of a call without an attempt, with the cooldown as the error if that is the cause."""
-    if type(op) is SleepSeconds or isinstance(op.error, Deferred | Quarantined):  # type: ignore[union-attr]
-        head = yield LoadHead(cooling.entity, ResourceRecord)
-        now = yield NOW
-        reason = skip_reason(head.record, now)
-        if reason:
-            return EndCall(None, _build_refusal(cooling, head.record, reason))
-    return op
+def end_instead_of_waiting(cooling: CooldownCall | None) -> Script:
+    """Return the end of a call that would wait for a resource that is cooling down; None if it may wait.
+
+    A call does not wait for a cooldown, it is skipped: a cooldown may last a day.
+    """
+    if cooling is None or cooling.has_executed:
+        return None
+    head = yield LoadHead(cooling.entity, ResourceRecord)
+    now = yield NOW
+    reason = skip_reason(head.record, now)
+    return EndCall(None, _build_refusal(cooling, head.record, reason)) if reason else None
+
+
+def explain_end(cooling: CooldownCall, end: EndCall) -> Script:
+    """Return the end of a call without an attempt, with the cooldown as its error if that is the cause."""
+    if isinstance(end.error, Deferred | Quarantined):
+        return (yield from end_instead_of_waiting(cooling)) or end
+    return end
 
 
 # After an execution ---------------------------------------------------------------------------------
 
 
-def _execution_outcome(cooling: CooldownCall, op: AppendChange, now: float) -> ResourceOutcome:
+def _execution_outcome(
+    cooling: CooldownCall, run_entity: str, change: RecordChange, events: tuple[Given, ...], now: float
+) -> ResourceOutcome:
     """Return the outcome of an execution, from the entry that ends it."""
-    run, body = op.change.after, op.change.body
+    run, body = change.after, change.body
     assert type(run) is RunRecord
     error = body.get("error") or {}
     retry_after = body.get("proof", {}).get("failure", {}).get("retry_after")
@@ -223,13 +227,13 @@ def _execution_outcome(cooling: CooldownCall, op: AppendChange, now: float) -> R
         now=now,
         provider=cooling.provider,
         step=cooling.step,
-        run=op.seen.entity,
+        run=run_entity,
         attempt=run.attempt,
         retry_after=retry_after or 0.0,
         error_class=error.get("code", ""),
         error_fingerprint=cooling.fingerprint(error) if error else "",
-        content=_content_fingerprint(op) if run.state == "COMPLETE" else "",
-        kept=any(type(record) is ArtifactRecord for record, _ in op.events),
+        content=_content_fingerprint(body) if run.state == "COMPLETE" else "",
+        kept=any(type(record) is ArtifactRecord for record, _ in events),
     )
 
 
@@ -241,9 +245,8 @@ def _outcome_word(run: RunRecord) -> str:
     return "TERMINAL_FAILURE" if run.reason in FINAL else "RETRYABLE_FAILURE"
 
 
-def _content_fingerprint(op: AppendChange) -> str:
+def _content_fingerprint(body: dict[str, Any]) -> str:
     """Return the fingerprint of the fetched content: its first artifact, or the result itself."""
-    body = op.change.body
     # Artifacts and large results have a digest already; only a result in the entry is hashed here.
     if body.get("artifacts"):
         return f"sha256:{body['artifacts'][0]['$artifact']['digest']}"
@@ -255,18 +258,15 @@ def _content_fingerprint(op: AppendChange) -> str:
 # Release by an operator -----------------------------------------------------------------------------
 
 
-def with_cooldown_release(cooling: CooldownCall, call: CallIdentity, script: Script) -> Script:
-    """Run the script of an operator's retry; release the resource in the same write."""
-    op = next(script)
-    while type(op) is not EndCall:
-        if type(op) is AppendChange and op.seen.entity == call.entity:
-            head = yield LoadHead(cooling.entity, ResourceRecord)
-            now = yield NOW
-            # Otherwise the run would be claimed and skipped at once.
-            also = build_release(head, now, op.change.body)
-            op = op._replace(also=(*op.also, *also))
-        op = script.send((yield op))
-    yield op
+def release_writes(plan: StepPlan, decision_body: dict[str, Any]) -> Script:
+    """Return the change that releases the resource of a run that an operator runs again.
+
+    Otherwise the run would be claimed and skipped at once.
+    """
+    if plan.cooldown is None:
+        return ()
+    head = yield LoadHead(plan.cooldown.entity, ResourceRecord)
+    return build_release(head, (yield NOW), decision_body)
 
 
 def build_release(

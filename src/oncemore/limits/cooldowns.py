@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore._values import Value
 from oncemore.control import review
-from oncemore.control.moved_log import append_if_not_moved, refuse_if_moved
+from oncemore.control.moved_log import append_decision, append_if_not_moved, refuse_if_moved
 from oncemore.errors import StaleDecision, UsageError
 from oncemore.limits.cooldown_rules import ResourceRecord, import_record, is_held, resource_name, skip_reason
 from oncemore.limits.cooldown_step import DECIDED, build_release, resource_entity
@@ -22,10 +22,9 @@ from oncemore.log.store import Conflict, HeadQuery
 from oncemore.maintenance.tasks import resolve_actor
 from oncemore.policy.canonical_json import normalize_name
 from oncemore.policy.closing import close_run, closing_proof
-from oncemore.steps import run as history
-from oncemore.steps.call_in_progress import CallInProgress, StepFunctions
-from oncemore.steps.driver import run_call
-from oncemore.steps.ops import AppendChange, EndCall, LoadHead, ReadClock
+from oncemore.steps import history
+from oncemore.steps.ops import NOW, AppendChange, EndCall, LoadHead
+from oncemore.steps.perform import run_decision
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -137,16 +136,8 @@ class Cooldowns:
         """
         decision = review.make_decision("release", resolve_actor(by), reason)
         head = self._load_existing(resource)
-        # The driver of calls runs the script; no step function belongs to it.
-        call_in_progress = CallInProgress(
-            self._engine,
-            _unknown_resource,
-            StepFunctions(resource, _unknown_resource, _unknown_resource, _unknown_resource),
-        )
-        saved: ResourceRecord = run_call(
-            call_in_progress,
-            refuse_if_moved(resource, _release_resource(head.entity, decision.decision_body)),
-        ).record
+        script = _release_resource(head.entity, resource, decision.decision_body)
+        saved: ResourceRecord = run_decision(self._engine, script).record
         return saved
 
     def import_record(
@@ -191,18 +182,20 @@ def _sort_key(resource: ResourceRecord) -> tuple[bool, float, str]:
     return is_held(resource), resource.next_eligible_attempt_at, resource.resource
 
 
-def _release_resource(entity: str, decision_body: dict[str, Any]) -> Script:
+def _release_resource(entity: str, resource: str, decision_body: dict[str, Any]) -> Script:
     """Release a resource and end its quarantined run, in one write."""
+    moved = yield from refuse_if_moved(resource)
+    if moved is not None:
+        return moved
     head = yield LoadHead(entity, ResourceRecord)
-    now = yield ReadClock()
+    now = yield NOW
     changes = build_release(head, now, decision_body)
-    if changes:
-        yield from _build_release_change(head, changes[0], decision_body, now)
-    else:
-        yield EndCall(None, _not_cooling_down(head.record))
+    if not changes:
+        return EndCall(None, _not_cooling_down(head.record))
+    return (yield from _append_release(head, changes[0], decision_body, now))
 
 
-def _build_release_change(
+def _append_release(
     head: LoadedHead, change: tuple[LoadedHead, RecordChange], decision_body: dict[str, Any], now: float
 ) -> Script:
     run = (yield LoadHead(head.record.run_entity)) if head.record.run_entity else None
@@ -213,12 +206,14 @@ def _build_release_change(
         body = {**decision_body, "error": (run.body or {}).get("error", {}), "proof": proof}
         also = ((run, RecordChange(("HARD_FAIL", "DECISION"), run.record, after, body)),)
     # The operator decided about the record as it was: a change since then needs a new decision.
-    saved = yield AppendChange(*change, also=also)
+    saved = yield from append_decision(head.record.resource, AppendChange(*change, also=also))
+    if type(saved) is EndCall:
+        return saved
     stale = StaleDecision(
         f"{head.record.resource} was not released: it changed at the same time; check it with "
         "oncemore cooldowns and decide again"
     )
-    yield EndCall(saved, stale if saved is None else None)
+    return EndCall(saved, stale if saved is None else None)
 
 
 def _not_cooling_down(resource: ResourceRecord) -> UsageError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 
 from oncemore import clock as clocks
+from oncemore._redact import log_warning
 from oncemore.classifiers.classify import classify, ensure_plugins_loaded
 from oncemore.errors import StoreError, UsageError
 from oncemore.limits.breaker import (
@@ -279,7 +280,7 @@ class Budget(Plain):
         try:
             return (yield from update_quota(engine, self.name, turn))
         except StoreError as error:
-            engine.log_warning(
+            log_warning(
                 f"budget {self.name}: the store cannot be reached ({error}); this process counts its tokens "
                 "in memory"
             )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
+from oncemore._redact import log_warning
 from oncemore.errors import StoreError, UsageError
 from oncemore.limits import breaker_rules as core
 from oncemore.limits.breaker import LocalBreakerState, log_state_change
@@ -106,7 +107,7 @@ def notify_listeners(engine: Engine, head: LoadedHead, change: RecordChange) -> 
     event = EVENTS.get((before.state, after.state))
     # A released probe leads from HALF_OPEN to OPEN too; only a failed one is an escalation.
     if event is not None and not (event == "circuit_probe_failed" and "ESCALATION" not in change.marks):
-        engine.notify_listener(event, head._replace(record=after, body=change.body))
+        engine.listener.notify(event, head._replace(record=after, body=change.body))
 
 
 #: Name of the notification, by the state before and after.
@@ -138,7 +139,7 @@ class StoredBreakerState:
         """Return the worker of this process as the holder of a probe."""
         if self._cut_off:
             return self._alone.probe_holder(lease_s)
-        return ProbeHolder(self._find().current_identity().name, self._entity, 0, lease_s)
+        return ProbeHolder(self._find().leases.current_identity().name, self._entity, 0, lease_s)
 
     def release_probe(self, turn: int) -> None:
         """Remove a probe from the attempts of this process's worker."""
@@ -163,7 +164,7 @@ class StoredBreakerState:
             # One warning per outage, not one per call.
             if not self._cut_off:
                 self._cut_off = True
-                self._find().log_warning(
+                log_warning(
                     f"breaker {self._name}: the store cannot be reached ({error}); until it can, this "
                     "process counts failures in memory"
                 )
@@ -204,7 +205,7 @@ class StoredBreakerState:
         if after.state != "HALF_OPEN" or after.probe_number == before.probe_number:
             return 0
         # Before the write: a thread that reads the entry at once must not take the probe for lost.
-        identity = self._mine[after.probe_number] = engine.current_identity()
+        identity = self._mine[after.probe_number] = engine.leases.current_identity()
         identity.add_attempt((self._entity, after.probe_number))
         return after.probe_number
 
@@ -214,7 +215,7 @@ def is_probe_held(engine: Engine, circuit: BreakerRecord, now: float) -> bool:
     if circuit.state != "HALF_OPEN":
         return True
     return (
-        engine.lease_until(
+        engine.leases.lease_until(
             circuit.probe_worker, circuit.probe_entity, circuit.probe_fence or circuit.probe_number
         )
         > now

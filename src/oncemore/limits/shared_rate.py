@@ -10,6 +10,7 @@ from __future__ import annotations
 from _thread import allocate_lock
 
 from oncemore import clock as clocks
+from oncemore._redact import log_warning
 from oncemore.errors import StoreError
 from oncemore.limits import rate_rules
 
@@ -44,18 +45,18 @@ class RateLimiter:
         self._size = 1
         self._lock = allocate_lock()
 
-    def take_slot(self, *, has_moment: bool = False) -> Generator[Any, Any, float]:
+    def take_slot(self, *, has_slot: bool = False) -> Generator[Any, Any, float]:
         """Take a slot, unless the call has one; return the seconds until it may start, 0 or less for now."""
         if self._find is None:
             return self._take_local_slot()
         engine = self._find()
-        if has_moment:
+        if has_slot:
             return self._keep_distance(engine.now())
         try:
             while (wait := self._time_to_slot(engine.now())) is None:
                 yield from self._fetch_slots(engine)
         except StoreError as error:
-            engine.log_warning(
+            log_warning(
                 f"rate {self.name}: the store cannot be reached ({error}); this process counts its calls in "
                 "memory"
             )

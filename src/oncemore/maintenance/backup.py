@@ -135,7 +135,7 @@ def acknowledge_copy(engine: Engine, reason: str, by: str | None) -> None:
         # The reason why it was held is recorded, because the store forgets it with the next line.
         task.append_note({"restore": {"held": notice}})
         maintenance.acknowledge_copy()
-        engine.copy_notice = ""
+        engine.copy_check.notice = ""
         task.mark_done(0, {})
 
 

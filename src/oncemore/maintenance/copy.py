@@ -24,7 +24,7 @@ from oncemore.log.store import Head, HeadQuery
 from oncemore.maintenance.rebuild import index_head
 from oncemore.maintenance.tasks import check_text, resolve_actor
 from oncemore.policy.canonical_json import hash_bytes
-from oncemore.steps.run import KINDS, verify_chain
+from oncemore.steps.history import KINDS, verify_chain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -181,7 +181,7 @@ def _check_idle(source: Engine, on_busy: Callable[[], None] = lambda: None) -> N
     alive = []
     for head in source.store.list_heads(HeadQuery("worker", due_by=FAR_FUTURE, limit=HEAD_PAGE_SIZE)):
         worker = decode_head(head.head, WorkerRecord)
-        if source.is_worker_alive(head.entity.removeprefix("worker/"), worker):
+        if source.leases.is_worker_alive(head.entity.removeprefix("worker/"), worker):
             alive.append(f"process {worker.pid} on {worker.host}")
     if alive:
         on_busy()

@@ -20,8 +20,11 @@ from oncemore.steps.transitions import new_run
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from oncemore.steps.call import PreparedCall
+    from oncemore.steps.decorator import Step
     from oncemore.steps.engine import Engine
-    from oncemore.steps.ops import AttemptTerms, CallIdentity, LoadedHead, StepPlan
+    from oncemore.steps.ops import AttemptTerms, LoadedHead
+    from oncemore.steps.plan import StepPlan
 
 IMPORT_MARKS: tuple[Any, ...] = ("PENDING", "DECISION", "COMPLETE")
 
@@ -34,10 +37,47 @@ class ImportedKey(NamedTuple):
     """
 
     plan: StepPlan
-    call: CallIdentity
+    call: PreparedCall
     terms: AttemptTerms
     head: LoadedHead
     body: dict[str, Any]
+
+
+def build_import(
+    step: Step[..., Any],
+    call: PreparedCall,
+    value: Any,
+    reason: str,
+    by: str,
+    named: dict[str, Any] | None = None,
+) -> ImportedKey:
+    """Return the key of a prepared call, to be marked as done with a value.
+
+    named  the arguments that are known, if not all are
+    """
+    terms = call.make_terms(call, "", call.engine.now())
+    # Where `key=` names the arguments, the others may be unknown.
+    if named is not None and not step._options.keys.keys_all_arguments:  # noqa: SLF001
+        arguments = {name: plain for name, plain in terms.arguments.items() if name in named}
+        terms, call.input_hash = terms._replace(input_hash="", arguments=arguments), ""
+    decision = {"action": "import", "reason": reason, "actor": by}
+    body = {"arguments": terms.arguments, "result": encode_value(call.plan, value), "decision": decision}
+    return ImportedKey(call.plan, call, terms, call.head, body)
+
+
+def build_named_import(
+    step: Step[..., Any], named: dict[str, Any], value: Any, reason: str, by: str
+) -> ImportedKey:
+    """Return a key by the names of its arguments, to be marked as done with a value.
+
+    named  where `key=` names some of the arguments, those are enough
+    """
+    options, bound_count = step._options, len(step._bound)  # noqa: SLF001
+    filled = options.arguments.fill_missing(
+        named, bound_count, has_dataset_function=callable(options.dataset)
+    )
+    call = step._prepare_call((), filled)  # noqa: SLF001
+    return build_import(step, call, value, reason, by, named if filled != named else None)
 
 
 def encode_value(plan: StepPlan, value: Any) -> Any:
@@ -86,7 +126,7 @@ def preview_marks(group: Sequence[ImportedKey], earlier: set[str]) -> list[str]:
     return results
 
 
-def _describe_existing(call: CallIdentity, run: RunRecord | None) -> str:
+def _describe_existing(call: PreparedCall, run: RunRecord | None) -> str:
     """Return the result for a key that has a run; an empty text if it has none."""
     if run is None:
         return ""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from oncemore._redact import log_warning
 from oncemore._values import Value
 from oncemore.errors import StoreError, UsageError
 from oncemore.log.entry_codec import decode_head, decode_header, read_body
@@ -355,5 +356,5 @@ def _drop_workers(engine: Engine, task: MaintenanceTask, counter: PruneCounter) 
                 counter.workers += engine.store.drop_entities(dead)
             except StoreError as error:
                 # On PostgreSQL only the owner of the schema may delete rows. The prune itself succeeded.
-                engine.log_warning(f"the records of dead processes could not be removed: {error}")
+                log_warning(f"the records of dead processes could not be removed: {error}")
                 return

@@ -15,7 +15,7 @@ from oncemore.log.entry_codec import decode_head, encode_head
 from oncemore.log.head_index import build_index
 from oncemore.log.record import WorkerRecord
 from oncemore.log.store import Head, HeadIndex, HeadQuery
-from oncemore.steps.run import KINDS, verify_chain
+from oncemore.steps.history import KINDS, verify_chain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -24,7 +24,7 @@ from oncemore.policy.model import Failure
 from oncemore.policy.policy import Policy
 from oncemore.policy.proof import build_recorded_proof
 from oncemore.policy.tuning import Signals, Tuning
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

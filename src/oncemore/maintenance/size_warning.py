@@ -67,7 +67,7 @@ class SizeMonitor:
                 "oncemore: %s: %s is %d MiB, the limit is %d MiB; %s",
                 *(engine.url, warning.what, warning.bytes // MB, warning.limit // MB, warning.advice),
             )
-            engine.notify_listener("store_size", warning)
+            engine.listener.notify("store_size", warning)
 
     def _find_exceeded(self, maintenance: MaintenanceStore) -> list[SizeExceeded]:
         space, limits = maintenance.measure_space(), self._limits

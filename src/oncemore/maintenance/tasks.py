@@ -64,7 +64,7 @@ class MaintenanceTask:
 
     def __init__(self, engine: Engine, what: str, reason: str, by: str) -> None:
         self._engine, self._version, self._hash = engine, 0, NOWHERE
-        self._identity = engine.current_identity()
+        self._identity = engine.leases.current_identity()
         now = engine.now()
         self.entity = f"maintenance/{new_uuid7(now)}"
         self._state = MaintenanceRecord(
@@ -98,7 +98,7 @@ class MaintenanceTask:
         self._identity.remove_attempt((self.entity, 0))
         # A retired worker is kept alive until its last run or task is over.
         if self._identity.retired:
-            self._engine.close_retired_worker(self._identity)
+            self._engine.leases.close_retired_worker(self._identity)
 
     def append_note(self, body: dict[str, Any]) -> None:
         """Record a part of the work before it is done, so that a crash cannot hide it."""
@@ -140,7 +140,9 @@ def find_abandoned_tasks(engine: Engine, what: str) -> list[tuple[str, Maintenan
     """Return the tasks of a kind that are OPEN although the lease of their worker has ended."""
     now = engine.now()
     tasks = list_tasks(engine, what, "OPEN")
-    return [(entity, task) for entity, task in tasks if engine.lease_until(task.worker, entity, 0) <= now]
+    return [
+        (entity, task) for entity, task in tasks if engine.leases.lease_until(task.worker, entity, 0) <= now
+    ]
 
 
 def close_abandoned_tasks(engine: Engine, abandoned: list[tuple[str, MaintenanceRecord]]) -> None:

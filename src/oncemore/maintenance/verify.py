@@ -9,7 +9,7 @@ from oncemore.errors import StoreError, UsageError
 from oncemore.log.entry_codec import decode_header, read_body
 from oncemore.log.record import EventRecord
 from oncemore.maintenance.rebuild import rebuild_heads
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

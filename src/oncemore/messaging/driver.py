@@ -1,4 +1,4 @@
-"""The blocking and the async driver of the delivery scripts.
+"""Performs the operations of delivery scripts, blocking or awaiting.
 
 An interrupt during a send (Ctrl-C, cancellation) is raised after the outcome is stored. A write without an
 answer from the store is not repeated: the pass ends with the error and the worker is retired, because its
@@ -11,6 +11,8 @@ from fnmatch import fnmatchcase
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
+from oncemore._driver import OperationTable, run_script, run_script_async
+from oncemore._redact import log_warning
 from oncemore.control.model import SWITCHES_ENTITY
 from oncemore.errors import PermanentError, UsageError
 from oncemore.log.encryption import decrypt_bytes
@@ -22,8 +24,8 @@ from oncemore.messaging.delivery import CheckStop, CountRuns, ListPendingEvents,
 from oncemore.messaging.message import make_message
 from oncemore.retries.deadlines import run_with_timeout
 from oncemore.retries.loop import CallFunction
+from oncemore.steps.append import run_in_thread
 from oncemore.steps.attempt import OURS
-from oncemore.steps.call_in_progress import run_in_thread
 from oncemore.steps.ops import (
     AppendChange,
     AskPermission,
@@ -36,7 +38,7 @@ from oncemore.steps.ops import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Mapping
     from typing import Protocol
 
     from oncemore.log.record import RunRecord
@@ -153,20 +155,20 @@ class DeliveryDriver:
 
     def read_lease(self, op: ReadLease) -> float:
         """Return the end of the lease on an attempt."""
-        return self.engine.lease_until(op.worker, op.entity, op.fence)
+        return self.engine.leases.lease_until(op.worker, op.entity, op.fence)
 
     def reserve_worker(self, op: ReserveWorker) -> str:
         """Return the name of this process's worker, which has a valid lease."""
         # In a restored copy of a store nothing may be sent: the original may be running, too.
-        self.engine.check_original()
-        self._identity = self.engine.current_identity()
+        self.engine.copy_check.check_original()
+        self._identity = self.engine.leases.current_identity()
         self.engine.policies.record_policy(self.engine, op.policy_name, op.policy)
         return self._identity.name
 
     def log_dead_event(self, op: NotifyListeners) -> None:
         """Log that an event is dead: no event is dropped silently (MSG-8)."""
         event = op.seen.record
-        self.engine.log_warning(
+        log_warning(
             f"event {event.event_id} ({event.topic}) is dead after {event.attempt_count} attempts, "
             f"{event.reason}; it stays in the store: OutboxRelay.dead_letters() lists it, "
             "OutboxRelay.redeliver() has it sent again"
@@ -236,7 +238,7 @@ class DeliveryDriver:
     def abandon_attempt(self) -> None:
         """Retire the worker of an attempt whose outcome could not be stored, so that its lease ends."""
         if self._current_attempt is not None and self._identity is not None:
-            self.engine.retire_worker(self._identity)
+            self.engine.leases.retire_worker(self._identity)
             self._leave_attempt()
 
     def _leave_attempt(self) -> None:
@@ -245,38 +247,28 @@ class DeliveryDriver:
             attempt, self._current_attempt = self._current_attempt, None
             self._identity.remove_attempt(attempt)
             if self._identity.retired:
-                self.engine.close_retired_worker(self._identity)
+                self.engine.leases.close_retired_worker(self._identity)
 
 
 def _make_loaded_head(head: Head) -> LoadedHead:
     return LoadedHead(head.entity, head.version, head.hash, decode_head(head.head, EventRecord))
 
 
-_IMMEDIATE: dict[type, Callable[[DeliveryDriver, Any], Any]] = {
-    ListPendingEvents: DeliveryDriver.list_pending_events,
-    CountRuns: DeliveryDriver.count_runs,
-    CheckStop: DeliveryDriver.check_stop,
-    LoadHead: DeliveryDriver.load_head,
-    ReadEventBody: DeliveryDriver.read_event_body,
-    ReadClock: DeliveryDriver.read_clock,
-    ReadLease: DeliveryDriver.read_lease,
-    ReserveWorker: DeliveryDriver.reserve_worker,
-    NotifyListeners: DeliveryDriver.log_dead_event,
-}
-
-
-# Blocking -------------------------------------------------------------------------------------------
-
-
 def run_delivery(driver: DeliveryDriver, script: Script) -> Any:
     """Run a script to its end in this thread; return its value."""
     try:
-        op = next(script)
-        while True:
-            perform = _IMMEDIATE.get(type(op)) or _BLOCKING[type(op)]
-            op = script.send(perform(driver, op))
-    except StopIteration as end:
-        return end.value
+        return run_script(script, DELIVERY_OPERATIONS, driver)
+    except BaseException:
+        driver.abandon_attempt()
+        raise
+
+
+async def run_delivery_async(
+    driver: DeliveryDriver, script: Script, operations: OperationTable | None = None
+) -> Any:
+    """Run a script to its end in this task, on asyncio or trio; return its value."""
+    try:
+        return await run_script_async(script, operations or DELIVERY_OPERATIONS, driver)
     except BaseException:
         driver.abandon_attempt()
         raise
@@ -287,6 +279,17 @@ def _append_change(driver: DeliveryDriver, op: AppendChange) -> LoadedHead | Non
         batch, after = driver.encode_change(op)
         result = driver.engine.store.append(batch).wait()
         # If another process has written the same notification first, build the batch again without it.
+        if not was_notified_already(op, batch, result):
+            return driver.apply_append_result(after, result)
+
+
+async def _append_change_async(driver: DeliveryDriver, op: AppendChange) -> LoadedHead | None:
+    if driver.interrupt is not None:
+        # A cancelled task must not await: block the event loop for this one write.
+        return _append_change(driver, op)
+    while True:
+        batch, after = driver.encode_change(op)
+        result = await driver.engine.store.append(batch)
         if not was_notified_already(op, batch, result):
             return driver.apply_append_result(after, result)
 
@@ -303,41 +306,6 @@ def _send_event(driver: DeliveryDriver, op: SendEvent) -> BaseException | None:
     except BaseException as error:  # noqa: BLE001 - returned as a value, on which the script decides
         return driver.handle_send_error(error)
     return None
-
-
-_BLOCKING: dict[type, Callable[[DeliveryDriver, Any], Any]] = {
-    AppendChange: _append_change,
-    SendEvent: _send_event,
-    AskPermission: DeliveryDriver.ask_permission,
-}
-
-
-# Awaiting -------------------------------------------------------------------------------------------
-
-
-async def run_delivery_async(driver: DeliveryDriver, script: Script) -> Any:
-    """Run a script to its end in this task, on asyncio or trio; return its value."""
-    try:
-        op = next(script)
-        while True:
-            perform = _IMMEDIATE.get(type(op))
-            op = script.send(perform(driver, op) if perform else await _AWAITING[type(op)](driver, op))
-    except StopIteration as end:
-        return end.value
-    except BaseException:
-        driver.abandon_attempt()
-        raise
-
-
-async def _append_change_async(driver: DeliveryDriver, op: AppendChange) -> LoadedHead | None:
-    if driver.interrupt is not None:
-        # A cancelled task must not await: block the event loop for this one write.
-        return _append_change(driver, op)
-    while True:
-        batch, after = driver.encode_change(op)
-        result = await driver.engine.store.append(batch)
-        if not was_notified_already(op, batch, result):
-            return driver.apply_append_result(after, result)
 
 
 async def _send_event_async(driver: DeliveryDriver, op: SendEvent) -> BaseException | None:
@@ -357,8 +325,24 @@ async def _ask_permission_async(driver: DeliveryDriver, op: AskPermission) -> Pe
     return await run_in_thread(driver.ask_permission, op)  # type: ignore[no-any-return]
 
 
-_AWAITING: dict[type, Callable[[DeliveryDriver, Any], Coroutine[Any, Any, Any]]] = {
-    AppendChange: _append_change_async,
-    SendEvent: _send_event_async,
-    AskPermission: _ask_permission_async,
-}
+DELIVERY_OPERATIONS = OperationTable(
+    {
+        ListPendingEvents: DeliveryDriver.list_pending_events,
+        CountRuns: DeliveryDriver.count_runs,
+        CheckStop: DeliveryDriver.check_stop,
+        LoadHead: DeliveryDriver.load_head,
+        ReadEventBody: DeliveryDriver.read_event_body,
+        ReadClock: DeliveryDriver.read_clock,
+        ReadLease: DeliveryDriver.read_lease,
+        ReserveWorker: DeliveryDriver.reserve_worker,
+        NotifyListeners: DeliveryDriver.log_dead_event,
+        AskPermission: DeliveryDriver.ask_permission,
+        AppendChange: _append_change,
+        SendEvent: _send_event,
+    },
+    {
+        AppendChange: _append_change_async,
+        SendEvent: _send_event_async,
+        AskPermission: _ask_permission_async,
+    },
+)

@@ -19,7 +19,7 @@ import msgspec
 from oncemore._redact import error_class_name, masked_message
 from oncemore._values import Value
 from oncemore.errors import PermanentError
-from oncemore.steps.options import hints_of
+from oncemore.steps.signature import hints_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

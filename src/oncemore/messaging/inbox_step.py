@@ -30,9 +30,8 @@ from oncemore.messaging.inbox_flow import MessageOutcome
 from oncemore.messaging.inbox_message import MessageReader, StepCall
 from oncemore.open_engine import find_engine
 from oncemore.steps import operator_flow
-from oncemore.steps.context import CONTEXT, context
-from oncemore.steps.decorator import Step
-from oncemore.steps.driver import run_call
+from oncemore.steps.context import context
+from oncemore.steps.decorator import Step, make_rerun
 from oncemore.steps.entered_engine import use_engine
 from oncemore.steps.keys import input_hash, step_key
 from oncemore.steps.run import Run
@@ -42,9 +41,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from oncemore.messaging.inbox_flow import InboxMessage
+    from oncemore.steps.call import PreparedCall
     from oncemore.steps.engine import Engine
-    from oncemore.steps.ops import CallIdentity, Script, StepPlan
-    from oncemore.steps.prepare import PreparedCall
+    from oncemore.steps.step import DecisionScript
 
 #: The outcome of a message by the error of its call; the first matching class counts.
 _ERROR_OUTCOMES: tuple[tuple[type[Error], str], ...] = (
@@ -121,7 +120,7 @@ class MessageStep(Step[Any, Any]):
                 return prepared
             try:
                 value = self._call_sync(
-                    (), dict(message_call.arguments), _make_reopen_script(prepared, rerun_reason), prepared
+                    (), dict(message_call.arguments), _make_rerun(prepared, rerun_reason), prepared
                 )
             except Error as error:
                 return _make_error_outcome(error)
@@ -135,7 +134,7 @@ class MessageStep(Step[Any, Any]):
                 return prepared
             try:
                 value = await self._call_async(
-                    (), dict(message_call.arguments), _make_reopen_script(prepared, rerun_reason), prepared
+                    (), dict(message_call.arguments), _make_rerun(prepared, rerun_reason), prepared
                 )
             except Error as error:
                 return _make_error_outcome(error)
@@ -153,26 +152,22 @@ class MessageStep(Step[Any, Any]):
                     f"{', '.join(prepared.withheld)}"
                 )
             try:
-                call_in_progress = self._start_call(prepared)
-                run_call(call_in_progress, operator_flow.submit_run(prepared.plan, prepared.call, 0.0))
-                run = self._load_run(prepared.engine, prepared.call.entity)
+                script = operator_flow.submit_run(prepared.plan, prepared, 0.0)
+                return _make_submitted_outcome(self._run_script_sync(prepared, script))
             except Error as error:
-                self._attach_run(error, prepared)
                 return _make_error_outcome(error)
-            return _make_submitted_outcome(run)
 
     def _prepare_message_call(self, message_call: StepCall) -> PreparedCall | MessageOutcome:
         """Return the prepared call, or an outcome if the content is refused or the store fails."""
         try:
             prepared = self._prepare_call((), dict(message_call.arguments))
             # A redelivery is not a new request: a failed run stays failed until an operator reruns it.
-            plan = prepared.plan.copy_with(inline_wait_s=0.0, if_running="raise", after_failure="raise")
-            prepared = prepared._replace(plan=plan)
-            return (
-                prepared
-                if message_call.key_material is None
-                else self._set_message_key(prepared, message_call.key_material)
+            prepared.plan = prepared.plan.copy_with(
+                inline_wait_s=0.0, if_running="raise", after_failure="raise"
             )
+            if message_call.key_material is not None:
+                self._set_message_key(prepared, message_call.key_material)
+            return prepared
         except StoreError as error:
             return _make_error_outcome(error)
         except KeyboardInterrupt:
@@ -180,16 +175,16 @@ class MessageStep(Step[Any, Any]):
         except BaseException as error:  # noqa: BLE001 - the step's own functions, such as key=, fail on these arguments
             return _refuse_content(error)
 
-    def _set_message_key(self, prepared: PreparedCall, key_material: Any) -> PreparedCall:
-        """Return a call with the message's key, also if its run began under an earlier name of the step."""
-        names = (self._options._keyed_as, *self._options.other_names)  # noqa: SLF001
+    def _set_message_key(self, prepared: PreparedCall, key_material: Any) -> None:
+        """Give a call the message's key, also if its run began under an earlier name of the step."""
+        names = (self._options.keys.keyed_as, *self._options.keys.other_names)
         # "letter" is part of stored keys and must not change.
         keys = [step_key(name, {"letter": key_material}, tenant=prepared.tenant) for name in names]
         engine = prepared.engine
         heads = [load_head(engine.store, f"run/{key}", engine.cipher) for key in keys]
         head = next((head for head in heads if head.record is not None), heads[0])
-        call = prepared.call._replace(entity=head.entity, input_hash=input_hash(prepared.inputs))
-        return prepared._replace(call=call, seen=head)
+        prepared.entity, prepared.head = head.entity, head
+        prepared.input_hash = input_hash(prepared.inputs)
 
 
 def _correlation_context(message_call: StepCall) -> AbstractContextManager[object]:
@@ -197,25 +192,21 @@ def _correlation_context(message_call: StepCall) -> AbstractContextManager[objec
     return context(correlation_id=correlation_id) if correlation_id else nullcontext()
 
 
-def _make_reopen_script(
-    prepared: PreparedCall, rerun_reason: str
-) -> Callable[[StepPlan, CallIdentity], Script] | None:
-    """Return the script that reopens a permanently failed run, or None."""
-    if not rerun_reason or prepared.seen.record is None or prepared.seen.record.state != "HARD_FAIL":
-        return None
-    actor = CONTEXT.get().actor
-    return lambda plan, call: operator_flow.reopen_run(plan, call, rerun_reason, actor)
+def _make_rerun(prepared: PreparedCall, rerun_reason: str) -> DecisionScript | None:
+    """Return the maker of the script that reopens a permanently failed run, or None."""
+    run = prepared.head.record
+    return make_rerun(rerun_reason) if rerun_reason and run is not None and run.state == "HARD_FAIL" else None
 
 
 def _make_value_outcome(prepared: PreparedCall, value: Any) -> MessageOutcome:
     # The head from before the call: was the run complete already?
-    run = prepared.seen.record
+    run = prepared.head.record
     if run is not None and run.state == "COMPLETE":
         return MessageOutcome("duplicate", run=run.run_id, value=value)
     return MessageOutcome("done", value=value)
 
 
-def _make_submitted_outcome(run: Run) -> MessageOutcome:
+def _make_submitted_outcome(run: Run[Any]) -> MessageOutcome:
     """Return the outcome of submitted work from the state of its run."""
     if run.status == "COMPLETE":
         return MessageOutcome("duplicate", run=run.run_id, value=run.value)

@@ -10,13 +10,14 @@ import asyncio
 import contextvars
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from oncemore._redact import log_warning
 from oncemore._values import Value
 from oncemore.audit.error_record import error_to_record
 from oncemore.errors import Error
 from oncemore.messaging.dead_letters import make_dead_letter_sink
-from oncemore.messaging.driver import DeliveryDriver, SinkTable, run_delivery_async
+from oncemore.messaging.driver import DELIVERY_OPERATIONS, DeliveryDriver, SinkTable, run_delivery_async
 from oncemore.messaging.inbox_flow import (
     OUTCOME_COUNTERS,
     AnswerQueue,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from oncemore.messaging.inbox_message import StepCall
     from oncemore.messaging.inbox_step import MessageStep
     from oncemore.messaging.sources.source import MessageSource, ReceivedMessage
-    from oncemore.steps.ops import Script
 
 #: A message whose step call raises unexpectedly becomes a dead letter after this many deliveries.
 MAX_DELIVERIES = 20
@@ -127,22 +127,20 @@ class MessageHandler:
         script = take_message(delivery.message, self._step.name)
         sinks = SinkTable({dead_letter_topic(self._step.name): make_dead_letter_sink(self._step)})
         driver = DeliveryDriver(self._step.engine, sinks, DEFAULT_MAX_BYTES, None, None)
-        op, answer = next(script), AnswerQueue("nak")
-        while True:
-            reply: Any = None
-            if type(op) is CallStep:
-                reply = await self._call_step(op.message)
-            elif type(op) is AnswerQueue:
-                # A heartbeat after the answer would override it: SQS would hide the message for longer.
-                await cancel_task(heartbeat)
-                await self._answer_queue(delivery, op)
-                answer = op
-            else:
-                reply = await run_delivery_async(driver, _single_operation(op))
-            try:
-                op = script.send(reply)
-            except StopIteration as end:
-                return end.value, answer
+        answer = AnswerQueue("nak")
+
+        async def answer_queue(context: object, op: AnswerQueue) -> None:
+            nonlocal answer
+            # A heartbeat after the answer would override it: SQS would hide the message for longer.
+            await cancel_task(heartbeat)
+            await self._answer_queue(delivery, op)
+            answer = op
+
+        operations = DELIVERY_OPERATIONS.replace_operations(
+            {}, {CallStep: lambda _, op: self._call_step(op.message), AnswerQueue: answer_queue}
+        )
+        outcome = await run_delivery_async(driver, script, operations)
+        return outcome, answer
 
     async def _call_step(self, message: InboxMessage) -> MessageOutcome:
         call = self._step.read_message(message)
@@ -203,11 +201,7 @@ class MessageHandler:
         """Log a problem of the inbox."""
         # Only our own errors are shown in full: the text of another one may contain a secret.
         shown = error if isinstance(error, Error) else type(error).__name__
-        self._step.engine.log_warning(f"an inbox {text}: {shown}")
-
-
-def _single_operation(op: Any) -> Script:
-    return (yield op)
+        log_warning(f"an inbox {text}: {shown}")
 
 
 async def cancel_task(task: asyncio.Task[None]) -> None:

@@ -11,6 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from oncemore import clock as clocks
+from oncemore._redact import log_warning
 from oncemore._values import Value
 from oncemore.errors import UsageError
 from oncemore.log.entry_codec import decode_head, read_body
@@ -121,9 +122,7 @@ class RelayCore:
         if thread is not None:
             thread.join(GRACE_S)
             if thread.is_alive():
-                self._engine.log_warning(
-                    f"a relay was stopped, and its sink did not return within {GRACE_S:g} s"
-                )
+                log_warning(f"a relay was stopped, and its sink did not return within {GRACE_S:g} s")
 
     def __enter__(self) -> Self:
         return self.start()
@@ -186,7 +185,7 @@ class RelayCore:
             await clocks.current.pause(self._poll_s)
 
     def _log_failure(self, error: Exception) -> None:
-        self._engine.log_warning(f"a relay could not send events: {type(error).__name__}; it tries again")
+        log_warning(f"a relay could not send events: {type(error).__name__}; it tries again")
 
 
 def _check_range(name: str, value: object, low: float, high: float) -> None:

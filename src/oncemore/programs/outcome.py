@@ -40,8 +40,10 @@ if TYPE_CHECKING:
     from oncemore.programs.command import ExecOptions
     from oncemore.programs.signals import SignalListener
     from oncemore.programs.step import Remarks
+    from oncemore.steps.call import PreparedCall
     from oncemore.steps.engine import Engine
-    from oncemore.steps.ops import CallIdentity, Script, StepPlan
+    from oncemore.steps.ops import Script
+    from oncemore.steps.plan import StepPlan
     from oncemore.steps.run import Run
 
 EXIT_RUNNING, EXIT_DEFERRED, EXIT_HELD, EXIT_REFUSED, EXIT_LOST = 119, 120, 121, 122, 123
@@ -134,7 +136,7 @@ def run_program_step(
     return _add_run_facts(step, run, outcome._replace(done_at=_done_at(run, engine)))
 
 
-def _done_at(run: Run | None, engine: Engine) -> float | None:
+def _done_at(run: Run[Any] | None, engine: Engine) -> float | None:
     """Return the time of a run's COMMIT; None if it has none."""
     if run is None or not run.state.commit_version:
         return None
@@ -143,7 +145,7 @@ def _done_at(run: Run | None, engine: Engine) -> float | None:
     return None if entry is None else decode_header(entry.header).at
 
 
-def _make_decision_script(decision: ExecDecision) -> Callable[[StepPlan, CallIdentity], Script]:
+def _make_decision_script(decision: ExecDecision) -> Callable[[StepPlan, PreparedCall], Script]:
     """Return the script that writes an operator's decision before the step runs."""
     actor = CONTEXT.get().actor
     if decision.action == "rerun":
@@ -249,12 +251,12 @@ def _format_hint(error: Error, program: dict[str, Any] | None) -> str:
     return ""
 
 
-def _last_program(run: Run | None) -> dict[str, Any] | None:
+def _last_program(run: Run[Any] | None) -> dict[str, Any] | None:
     """Return the description of the last failed attempt's program."""
     return (_last_error(run) or {}).get("program")
 
 
-def _last_error(run: Run | None) -> dict[str, Any] | None:
+def _last_error(run: Run[Any] | None) -> dict[str, Any] | None:
     attempts = () if run is None else run.attempts
     return attempts[-1].error if attempts else None
 
@@ -263,7 +265,7 @@ def _mark_passed(step: ProgramStep, program: dict[str, Any]) -> dict[str, Any]:
     return {**program, "passed": step.shown_attempt != 0 and step.shown_attempt == program.get("attempt")}
 
 
-def _add_run_facts(step: ProgramStep, run: Run | None, outcome: ExecOutcome) -> ExecOutcome:
+def _add_run_facts(step: ProgramStep, run: Run[Any] | None, outcome: ExecOutcome) -> ExecOutcome:
     """Add the key, state and attempts of the run to an outcome."""
     if run is None:
         try:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore import clock
 from oncemore.artifacts.artifact import make_label
-from oncemore.control.moved_log import refuse_if_moved
 from oncemore.errors import Error, LeaseLost, PolicyViolation
 from oncemore.programs.failures import (
     ProgramFailed,
@@ -35,11 +34,12 @@ from oncemore.programs.process import (
 from oncemore.programs.signals import SignalReceived
 from oncemore.programs.store_secret import load_store_secret
 from oncemore.retries.deadlines import timeout_error
-from oncemore.steps import existing_run, flow
-from oncemore.steps.decorator import Step, complete_options
-from oncemore.steps.driver import run_call
+from oncemore.steps import flow, transitions
+from oncemore.steps.attempt_storage import AttemptStorage
+from oncemore.steps.decorator import Step
 from oncemore.steps.ops import AppendChange, LoadedHead, RunAttempt, SleepSeconds, WatchEntity
 from oncemore.steps.options import StepOptions
+from oncemore.steps.perform import CALL_OPERATIONS, run_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
     from oncemore.programs.process import ProgramExit
     from oncemore.programs.signals import SignalListener
     from oncemore.retries.loop import CallFunction
-    from oncemore.steps.attempt import Attempt
-    from oncemore.steps.call_in_progress import CallInProgress
+    from oncemore.steps.attempt import RunningAttempt
+    from oncemore.steps.call import PreparedCall
     from oncemore.steps.engine import Engine
-    from oncemore.steps.ops import AttemptTerms, CallIdentity, Script, StepPlan
-    from oncemore.steps.prepare import PreparedCall
+    from oncemore.steps.ops import AttemptTerms, Script
+    from oncemore.steps.plan import StepPlan
     from oncemore.steps.run import Run
 
     class Remarks(Protocol):
@@ -83,49 +83,53 @@ class ProgramStep(Step[Any, Any]):
     ) -> None:
         # Without --key, the HMAC of the command line is a part of the key.
         keyed = {"key": "key"} if options.key is not None else {}
-        step_options = complete_options(
-            effect=options.rules.effect, name=options.name, policy=options.policy, bucket=options.bucket,
-            if_running="raise" if options.if_running == "fail" else "wait", **keyed,
-        )  # fmt: skip
-        super().__init__(StepOptions(_program_signature, step_options), engine)
+        step_options: dict[str, Any] = {
+            "effect": options.rules.effect, "name": options.name, "policy": options.policy,
+            "bucket": options.bucket,
+            "if_running": "raise" if options.if_running == "fail" else "wait", **keyed,
+        }  # fmt: skip
+        super().__init__(StepOptions(_program_signature, **step_options), engine)
         self._exec_options, self._signals, self._remarks = options, signals, remarks
         self._path = ""
         self._shown: dict[str, Any] = {}
         #: The attempt whose output this call has passed on; 0 if it has made none.
         self.shown_attempt = 0
-        self.run_key = self._entity = ""
+        self.run_key = ""
+        self._call: PreparedCall | None = None
+        self._watched_version = 0
+        self._operations = CALL_OPERATIONS.replace_operations(
+            {
+                SleepSeconds: self._wait_for_attempt,
+                WatchEntity: self._wait_for_other_process,
+                RunAttempt: self._run_attempt,
+                AppendChange: self._append_and_announce,
+            }
+        )
 
-    def last_run(self) -> Run | None:
+    def last_run(self) -> Run[Any] | None:
         """Return the key's last run as it is now; None if the key is not known yet."""
-        assert self._engine is not None
-        return self._load_run(self._engine, self._entity) if self._entity else None
+        return None if self._call is None else self._load_run(self._call)
 
-    def run_to_end(self, decision: Callable[[StepPlan, CallIdentity], Script] | None = None) -> Any:
+    def run_to_end(self, decision: Callable[[StepPlan, PreparedCall], Script] | None = None) -> Any:
         """Run the program until it is done or has failed; return its description, or raise as steps do.
 
         decision  the script of an operator's decision, which is written first
         """
-        prepared = self._prepare_call(self._key_arguments(), {})
-        self.run_key, self._entity = prepared.call.entity.removeprefix("run/"), prepared.call.entity
+        call = self._prepare_call(self._key_arguments(), {})
+        self.run_key, self._call = call.key, call
         # A finished program needs no command on the PATH any more: its stored result is returned as it is.
-        if (
-            decision is None
-            and (end := existing_run.end_if_complete(prepared.plan, prepared.call, prepared.seen)) is not None
-        ):
+        if decision is None and (end := transitions.end_if_complete(call.plan, call, call.head)) is not None:
             return end.value
-        if decision is not None or _may_start(prepared):
+        if decision is not None or _may_start(call):
             self._find_command()
             self._warn_of_effect()
-        call_in_progress = self._start_call(prepared)
         try:
             with self._signals.defer_signals():
                 if decision is not None:
-                    script = decision(prepared.plan, prepared.call)
-                    run_call(call_in_progress, refuse_if_moved(self.name, script))
-                script = self._announce_waits(call_in_progress, flow.run_step(prepared.plan, prepared.call))
-                return run_call(call_in_progress, script)
+                    run_call(call, decision(call.plan, call))
+                return run_call(call, flow.run_step(call.plan, call), self._operations)
         except Error as error:
-            self._attach_run(error, prepared)
+            self._attach_run(error, call)
             raise
         finally:
             self._remarks.end_wait()
@@ -151,49 +155,45 @@ class ProgramStep(Step[Any, Any]):
         self._shown = options.describe_command(digests)
         return options.key or "", options.compute_hmac(secret, digests)
 
-    def _make_terms(self, prepared: PreparedCall, worker: str, now: float) -> AttemptTerms:
+    def _make_terms(self, call: PreparedCall, worker: str, now: float) -> AttemptTerms:
         """Return the terms of the run, with the command line as the log may show it."""
-        terms = super()._make_terms(prepared, worker, now)
+        terms = super()._make_terms(call, worker, now)
         return terms._replace(arguments={**terms.arguments, **self._shown})
 
-    def _announce_waits(self, call_in_progress: CallInProgress, script: Script) -> Script:
-        """Run a script, announcing waits; a signal ends a wait, but never a write."""
-        answer: Any = None
-        waited_for = 0
-        while True:
-            try:
-                op = script.send(answer)
-            except StopIteration:
-                return
-            if type(op) is SleepSeconds:
-                yield from self._wait_for_attempt(op.seconds)
-                answer = None
-                continue
-            if type(op) is WatchEntity:
-                # The script watches again after every wake-up: the remark is made once per version.
-                if waited_for != op.version:
-                    waited_for = op.version
-                    self._remarks.say("another process runs this key; waiting for it")
-                self._signals.stop_deferring()
-            elif type(op) is RunAttempt and self._signals.number:
-                # The signal came between the claim and the start: the attempt is closed before it begins.
-                call_in_progress.interrupt = SignalReceived(self._signals.number)
-            answer = yield op
-            if type(op) is WatchEntity:
-                self._signals.resume_deferring()
-            # Only an append that succeeded returns a head: a conflict has not changed the run.
-            if type(op) is AppendChange and type(answer) is LoadedHead:
-                self._announce_failure(answer.record, answer.body or {})
-
-    def _wait_for_attempt(self, seconds: float) -> Script:
+    def _wait_for_attempt(self, call: PreparedCall, op: SleepSeconds) -> None:
         """Wait for the next attempt in short pieces, so that a countdown shows; a signal ends the wait."""
-        ends = clock.current.monotonic() + seconds
+        sleep = CALL_OPERATIONS.blocking[SleepSeconds]
+        ends = clock.current.monotonic() + op.seconds
         self._signals.stop_deferring()
         while (remaining_s := ends - clock.current.monotonic()) > 0:
             self._remarks.show_wait(remaining_s)
-            yield SleepSeconds(min(remaining_s, COUNTDOWN_S))
+            sleep(call, SleepSeconds(min(remaining_s, COUNTDOWN_S)))
         self._remarks.end_wait()
         self._signals.resume_deferring()
+
+    def _wait_for_other_process(self, call: PreparedCall, op: WatchEntity) -> None:
+        """Wait for the process that runs the key; a signal ends the wait, but never a write."""
+        # The script watches again after every wake-up: the remark is made once per version.
+        if self._watched_version != op.version:
+            self._watched_version = op.version
+            self._remarks.say("another process runs this key; waiting for it")
+        self._signals.stop_deferring()
+        CALL_OPERATIONS.blocking[WatchEntity](call, op)
+        self._signals.resume_deferring()
+
+    def _run_attempt(self, call: PreparedCall, op: RunAttempt) -> Any:
+        """Run an attempt, unless a signal came between the claim and the start: then it does not begin."""
+        if self._signals.number:
+            call.interrupt = SignalReceived(self._signals.number)
+        return CALL_OPERATIONS.blocking[RunAttempt](call, op)
+
+    def _append_and_announce(self, call: PreparedCall, op: AppendChange) -> Any:
+        """Append a change, and announce a failed attempt."""
+        answer = CALL_OPERATIONS.blocking[AppendChange](call, op)
+        # Only an append that succeeded returns a head: a conflict has not changed the run.
+        if type(answer) is LoadedHead:
+            self._announce_failure(answer.record, answer.body or {})
+        return answer
 
     def _announce_failure(self, state: Any, body: dict[str, Any]) -> None:
         """Announce a failed attempt that will be followed by another."""
@@ -209,13 +209,9 @@ class ProgramStep(Step[Any, Any]):
             describe=partial(describe_error, self._exec_options.secrets),
             after_failure=self._exec_options.after_failure,
             inline_wait_s=self._exec_options.max_wait_s,
+            # Called in place of the step's function.
+            isolate=self._run_program,
         )
-
-    def _start_call(self, prepared: PreparedCall) -> CallInProgress:
-        call_in_progress = super()._start_call(prepared)
-        # The engine calls this in place of the step's function.
-        call_in_progress.isolate = self._run_program
-        return call_in_progress
 
     def _find_command(self) -> str:
         """Return the path of the command; search for it once."""
@@ -226,7 +222,7 @@ class ProgramStep(Step[Any, Any]):
         return self._path
 
     def _run_program(
-        self, call_in_progress: CallInProgress, attempt: Attempt, invoke: CallFunction
+        self, call: PreparedCall, attempt: RunningAttempt, invoke: CallFunction
     ) -> dict[str, Any]:
         """Run the program once; the guardian enforces the limits, in place of the engine's timeout."""
         options, started_at = self._exec_options, time.monotonic()
@@ -250,13 +246,11 @@ class ProgramStep(Step[Any, Any]):
             attempt.begun, self.shown_attempt = True, attempt.number
 
         try:
-            with lock_program(
-                _lock_folder(call_in_progress.engine), attempt.key, self._signals.raise_pending
-            ) as lock_fd:
+            with lock_program(_lock_folder(call.engine), attempt.key, self._signals.raise_pending) as lock_fd:
                 limit_s = None if invoke.ends is None else invoke.ends - clock.current.monotonic()
                 program_exit = run_program(start, limit_s, lock_fd, self._signals, spools, mark_begun)
             return self._finish_program(
-                call_in_progress,
+                call,
                 attempt,
                 invoke,
                 program_exit,
@@ -269,8 +263,8 @@ class ProgramStep(Step[Any, Any]):
 
     def _finish_program(
         self,
-        call_in_progress: CallInProgress,
-        attempt: Attempt,
+        call: PreparedCall,
+        attempt: RunningAttempt,
         invoke: CallFunction,
         program_exit: ProgramExit,
         spools: Any,
@@ -287,7 +281,7 @@ class ProgramStep(Step[Any, Any]):
             "notes": list(program_exit.notes),
         }  # fmt: skip
         for name, spool in zip(STREAM_NAMES, spools, strict=True):
-            program[name] = self._store_output(call_in_progress, attempt, name, spool, succeeded)
+            program[name] = self._store_output(call, attempt, name, spool, succeeded)
         if succeeded:
             return program
         if program_exit.ended_by == "signal":
@@ -300,8 +294,8 @@ class ProgramStep(Step[Any, Any]):
 
     def _store_output(
         self,
-        call_in_progress: CallInProgress,
-        attempt: Attempt,
+        call: PreparedCall,
+        attempt: RunningAttempt,
         name: str,
         spool: OutputSpool,
         succeeded: bool,
@@ -321,7 +315,8 @@ class ProgramStep(Step[Any, Any]):
         label = make_label(f"attempt-{attempt.number}/{name}")
         try:
             # Artifacts belong to a COMMIT; the output of a failed attempt is stored as its evidence.
-            store = call_in_progress.put_artifact if succeeded else call_in_progress.store_evidence
+            storage = AttemptStorage(call)
+            store = storage.put_artifact if succeeded else storage.store_evidence
             artifact = store(attempt, spool, label)
         except LeaseLost:
             raise
@@ -338,13 +333,13 @@ def _program_signature(
     raise AssertionError(f"{command} {inputs} {key} {command_hmac}: the guardian runs it")  # pragma: no cover
 
 
-def _may_start(prepared: PreparedCall) -> bool:
+def _may_start(call: PreparedCall) -> bool:
     """Return whether this call may start the program, by the state of the key's last run."""
-    state = prepared.seen.record
+    state = call.head.record
     return state is None or (state.state not in ("COMPLETE", "HARD_FAIL") and not state.held_for)
 
 
-def _attempt_environment(attempt: Attempt) -> dict[str, str]:
+def _attempt_environment(attempt: RunningAttempt) -> dict[str, str]:
     """Return the variables that identify the attempt to the program."""
     return {
         "ONCEMORE_KEY": attempt.key,

@@ -50,7 +50,7 @@ def fold_runs(
     """Yield the entries of a key with their headers, the run after each, and their bodies."""
     from itertools import islice
 
-    from oncemore.steps.run import fold_entries
+    from oncemore.steps.history import fold_entries
 
     entries = list(islice(store.read_entries(entity), max_entries))
     # The state follows from headers alone. Bodies are left out of the fold, because some may be encrypted.

@@ -20,7 +20,7 @@ import msgspec
 
 from oncemore._values import Value
 from oncemore.errors import Error, UsageError
-from oncemore.maintenance.import_keys import mark_keys_done
+from oncemore.maintenance.import_keys import build_named_import, mark_keys_done
 from oncemore.maintenance.tasks import (
     MaintenanceTask,
     check_text,
@@ -28,7 +28,7 @@ from oncemore.maintenance.tasks import (
     find_abandoned_tasks,
     resolve_actor,
 )
-from oncemore.steps.options import hints_of
+from oncemore.steps.signature import hints_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _read_keys(
                     )
                 arguments[name] = convert_argument(where, column, cell, hints.get(name), is_json)
         try:
-            yield number, step.build_import(arguments, value, reason, actor)
+            yield number, build_named_import(step, arguments, value, reason, actor)
         except Error as error:
             raise UsageError(f"{where}: {error}") from error
 

@@ -21,7 +21,7 @@ from oncemore.log.entry_codec import EntryHeader, decode_header, encode_head
 from oncemore.log.head_index import build_index
 from oncemore.log.store import Entry, Head
 from oncemore.policy.canonical_json import hash_bytes
-from oncemore.steps.run import RECORDS, export_records, verify_chain
+from oncemore.steps.history import RECORDS, export_records, verify_chain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

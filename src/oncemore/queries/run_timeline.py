@@ -216,7 +216,7 @@ def _split_wait(wait: TimeSpan, next_attempt_at: float | None, now: float = 0.0)
 
 def _lease_spans(store: Store, spans: list[TimeSpan], now: float) -> Iterator[TimeSpan]:
     """Yield the leases of the workers that had an attempt."""
-    from oncemore.steps.run import fold_entries
+    from oncemore.steps.history import fold_entries
 
     for worker in dict.fromkeys(span.worker for span in spans if span.worker):
         heartbeats = [

@@ -11,7 +11,7 @@ from oncemore.errors import UsageError
 from oncemore.maintenance.tasks import resolve_actor
 from oncemore.queries.import_keys import convert_argument
 from oncemore.steps.context import context
-from oncemore.steps.options import hints_of
+from oncemore.steps.signature import hints_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def order_by_arguments(
     pairs: Iterable[tuple[str, str]],
     json_text: str | None,
     **options: Any,
-) -> Run:
+) -> Run[Any]:
     """Call a method of a step with arguments from the command line; return the run afterwards.
 
     verb     the method: submit, cancel or rerun
@@ -104,7 +104,7 @@ def order_by_arguments(
         return _call_step_method(step.bind(engine), verb, arguments, options)
 
 
-def order_by_run(engine: Engine, verb: str, address: str, run: str, **options: Any) -> Run:
+def order_by_run(engine: Engine, verb: str, address: str, run: str, **options: Any) -> Run[Any]:
     """Call a method of a step for a recorded run, with its arguments, tenant and correlation id."""
     from oncemore.log.tagged_json import untag_value
     from oncemore.queries.run_timeline import load_timeline
@@ -128,7 +128,7 @@ def order_by_run(engine: Engine, verb: str, address: str, run: str, **options: A
         return _call_step_method(step, verb, arguments, options)
 
 
-def _call_step_method(step: Any, verb: str, arguments: dict[str, Any], options: dict[str, Any]) -> Run:
+def _call_step_method(step: Any, verb: str, arguments: dict[str, Any], options: dict[str, Any]) -> Run[Any]:
     result = getattr(step, verb)(**arguments, **options)
     if hasattr(type(result), "__await__") and inspect.iscoroutine(result):
         result = asyncio.run(_await_result(result))

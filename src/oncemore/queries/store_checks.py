@@ -207,7 +207,7 @@ def _check_schema(store: Store) -> Iterator[DoctorCheck]:
 
 def _check_chain(store: Store) -> DoctorCheck:
     """Verify the entities with the newest entries, each from its first entry on."""
-    from oncemore.steps.run import verify_chain
+    from oncemore.steps.history import verify_chain
 
     last = store.wait_for_change(0, 0.0)
     newest = store.read_entries(after=max(0, last - CHAIN_ENTRIES))

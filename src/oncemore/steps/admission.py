@@ -11,36 +11,28 @@ from typing import TYPE_CHECKING, Any
 from oncemore._values import make
 from oncemore.artifacts.artifact import tag_artifact
 from oncemore.control.model import APPROVAL_NEEDED, find_objection
-from oncemore.limits import breaker_step
+from oncemore.limits import breaker_step, cooldown_step
 from oncemore.limits.breaker import CIRCUIT_OPEN
 from oncemore.log.attempt_transitions import end_attempt
 from oncemore.log.record import RecordChange
 from oncemore.policy.closing import close_run, closing_proof
 from oncemore.steps import refusals, transitions
 from oncemore.steps.ops import (
-    AppendChange,
+    CONFLICT,
+    NOW,
     CheckArtifact,
     EndCall,
     PrepareSubmission,
-    ReadClock,
     SleepSeconds,
     TakeRateSlot,
 )
-from oncemore.steps.outcome import CONFLICT
 from oncemore.steps.transitions import CHECKSUM_MISMATCH, FINAL_STATES
 
 if TYPE_CHECKING:
-    from oncemore.log.record import RunRecord
-    from oncemore.steps.ops import (
-        AttemptTerms,
-        CallIdentity,
-        LoadedHead,
-        Permission,
-        Script,
-        StepPlan,
-    )
+    from oncemore.steps.call import PreparedCall
+    from oncemore.steps.ops import AttemptTerms, LoadedHead, Permission, Script
+    from oncemore.steps.plan import StepPlan
 
-NOW = ReadClock()
 #: Why a run is COMPLETE that computed nothing: its artifact exists already.
 ARTIFACT_EXISTS = "artifact_exists"
 #: Why a run waits for its rate limit, and for how long after its slot it may still use that slot.
@@ -50,7 +42,7 @@ SHORT_WAIT_S = 0.05
 
 
 def complete_from_artifact(
-    plan: StepPlan, call: CallIdentity, terms: AttemptTerms, head: LoadedHead, now: float
+    plan: StepPlan, call: PreparedCall, terms: AttemptTerms, head: LoadedHead, now: float
 ) -> Script:
     """Complete the run if its artifact exists; return whether the run was changed.
 
@@ -63,7 +55,8 @@ def complete_from_artifact(
     if check.state == "valid":
         after = end_attempt(run, "COMPLETE", ARTIFACT_EXISTS, commit_version=head.version + 1)
         result = {"result": plan.encode(check.artifact), "artifacts": [tag_artifact(check.artifact)]}
-        yield AppendChange(head, RecordChange((*opening, "COMPLETE"), head.record, after, {**body, **result}))
+        change = RecordChange((*opening, "COMPLETE"), head.record, after, {**body, **result})
+        yield from cooldown_step.append_to_run(plan, head, change)
         return True
     after = end_attempt(run, run.state, CHECKSUM_MISMATCH)._replace(held_for=CHECKSUM_MISMATCH)
     body = {
@@ -74,29 +67,15 @@ def complete_from_artifact(
     }
     body = transitions.add_escalation(body, run, now, plan, permanent=True)
     marks = (*(opening or (run.state,)), "ESCALATION")
-    yield AppendChange(head, RecordChange(marks, head.record, after, body))
+    yield from cooldown_step.append_to_run(plan, head, RecordChange(marks, head.record, after, body))
     return True
 
 
 # Operators: switches and approvals ------------------------------------------------------------------
 
 
-def step_names(plan: StepPlan, run: RunRecord | None) -> tuple[str, ...]:
-    """Return the names that switches may stop the run by: the step's, and the one that the run began with."""
-    return (plan.name,) if run is None or run.step == plan.name else (plan.name, run.step)
-
-
-def approval_entity(plan: StepPlan, head: LoadedHead) -> str:
-    """Return the entity whose approval the attempt needs; empty if it needs none.
-
-    A run that is held for an approval needs it even if the step no longer requires one.
-    """
-    is_held = head.record is not None and head.record.held_for == APPROVAL_NEEDED
-    return head.entity if plan.approval or is_held else ""
-
-
 def check_permission(
-    plan: StepPlan, call: CallIdentity, head: LoadedHead, permission: Permission, now: float
+    plan: StepPlan, call: PreparedCall, head: LoadedHead, permission: Permission, now: float
 ) -> Script:
     """Return the end of a call whose attempt may not begin, None if it may, or CONFLICT.
 
@@ -124,7 +103,8 @@ def check_permission(
         }
         after = end_attempt(run, run.state, APPROVAL_NEEDED)._replace(held_for=APPROVAL_NEEDED)
         change = RecordChange((run.state, "ESCALATION"), record, after, body)
-        if (yield AppendChange(head, change, guards=permission.guards)) is None:
+        saved = yield from cooldown_step.append_to_run(plan, head, change, guards=permission.guards)
+        if saved is None:
             return CONFLICT
         run = after
     return EndCall(None, refusals.approval_missing(plan, call, run, objection))
@@ -134,7 +114,7 @@ def check_permission(
 
 
 def pass_breaker(
-    plan: StepPlan, call: CallIdentity, terms: AttemptTerms, head: LoadedHead, now: float
+    plan: StepPlan, call: PreparedCall, terms: AttemptTerms, head: LoadedHead, now: float
 ) -> Script:
     """Return the `BreakerPass` for the claim; None after deferring the run behind an open breaker."""
     answer = yield from breaker_step.ask_breaker(plan, call, now)
@@ -144,34 +124,39 @@ def pass_breaker(
         plan, call, terms, head, now, mark="BREAKER", reason=CIRCUIT_OPEN, until=answer.until,
         body=breaker_step.refusal_body(plan, answer),
     )  # fmt: skip
-    yield AppendChange(head, change)
+    yield from cooldown_step.append_to_run(plan, head, change)
     return None
 
 
 def wait_for_rate(
-    plan: StepPlan, call: CallIdentity, terms: AttemptTerms, head: LoadedHead, now: float
+    plan: StepPlan, call: PreparedCall, terms: AttemptTerms, head: LoadedHead, now: float
 ) -> Script:
-    """Wait for the attempt's slot in the rate limit and return the time then; None after deferring the run.
+    """Wait for the attempt's slot in the rate limit; return the time then, or None after deferring the run.
+
+    The second result is the end of a call whose resource is cooling down: it does not wait.
 
     A run that was deferred to its slot uses that slot if it comes in time, and takes no second one.
     """
-    assert plan.beat is not None
-    run, rate_limit = head.record, plan.beat.pulse
+    assert plan.rate is not None
+    run, rate_limit = head.record, plan.rate.limit
     valid_s = max(SLOT_VALID_S, rate_limit.interval_s)
     has_slot = run is not None and run.reason == RATE_LIMITED and now - run.not_before <= valid_s
-    while (wait := (yield TakeRateSlot(plan.beat, has_slot))) <= max(plan.inline_wait_s, SHORT_WAIT_S):
+    while (wait := (yield TakeRateSlot(plan.rate, has_slot))) <= max(plan.inline_wait_s, SHORT_WAIT_S):
         if wait <= 0 and has_slot:
-            return now
+            return now, None
         if wait > 0:
             if call.give_up and now + wait > call.give_up:
                 break
+            end = yield from cooldown_step.end_instead_of_waiting(plan.cooldown)
+            if end is not None:
+                return now, end
             yield SleepSeconds(wait)
             now = yield NOW
         # The slot is taken. The loop asks once more for the distance to attempts that started before.
         has_slot = True
     change = transitions.build_deferral(
         plan, call, terms, head, now, mark="QUOTA", reason=RATE_LIMITED, until=now + wait,
-        body={"rate": f"{rate_limit.per} in {rate_limit.period_s:g} s", "of": plan.beat.name},
+        body={"rate": f"{rate_limit.per} in {rate_limit.period_s:g} s", "of": plan.rate.name},
     )  # fmt: skip
-    yield AppendChange(head, change)
-    return None
+    yield from cooldown_step.append_to_run(plan, head, change)
+    return None, None

@@ -1,4 +1,8 @@
-"""The attempt that user code runs in: `oncemore.current()`."""
+"""The attempt that user code runs in: `oncemore.current()`.
+
+`Attempt` is the interface for user code. `RunningAttempt` adds what the engine needs: the state and the
+outputs of the attempt. `steps.attempt_storage` stores its checkpoints and artifacts.
+"""
 
 from __future__ import annotations
 
@@ -9,52 +13,55 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.json import encode
 
-from oncemore.artifacts.artifact import make_label, reference_to_artifact, tag_artifact
+from oncemore._values import make
+from oncemore.artifacts.artifact import CURRENT_READER, make_label, reference_to_artifact, tag_artifact
 from oncemore.errors import LeaseLost, PolicyViolation, UsageError
 from oncemore.log.record import ArtifactRecord, EventRecord
+from oncemore.log.tagged_json import TaggedEncoder
 from oncemore.policy.canonical_json import make_event_id, run_seed
 from oncemore.retries.deadlines import time_remaining
+from oncemore.retries.loop import ENDS
+from oncemore.steps.context import CONTEXT, CallContext, earlier_deadline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncemore.artifacts.artifact import Artifact
+    from oncemore.artifacts.store import ArtifactStore
     from oncemore.log.store import StoreTransaction
+    from oncemore.steps.attempt_storage import AttemptBackend
     from oncemore.steps.ops import Given, LoadedHead
     from oncemore.steps.transactions import AppliedMark
 
 MOST_EVENTS = 1000
 MOST_ARTIFACTS = 1000
-#: How topics begin that are ours, and no step's.
+#: Prefix of the topics of this package; no step may use it.
 OURS = "oncemore."
+_ENCODER = TaggedEncoder()
+
+
+def tag_value(value: Any) -> Any:
+    """Return a value in its tagged form, as the log stores it; raise if it cannot be stored."""
+    return _ENCODER.tag_value(value, "the value")
 
 
 class Attempt:
-    """One attempt of a durable step, as the work inside sees it."""
+    """One attempt of a durable step, for the code inside the step."""
 
-    # What most attempts never touch is the class's until they do: one is made for every call.
+    seen: LoadedHead
+    parent: RunningAttempt | None
+    artifacts: dict[str, tuple[ArtifactRecord, bool]]
+    fork_count: int
+    _backend: AttemptBackend
+    _read_only: bool
+    # Defaults of the class: one object is made per attempt, and most attempts leave these as they are.
     over = False
-    begun = True  # until something that is done before the work itself says otherwise
-    evidence: tuple[ArtifactRecord, ...] = ()
     events: tuple[tuple[EventRecord, Any], ...] = ()
+    evidence: tuple[ArtifactRecord, ...] = ()
     mark: AppliedMark | None = None
     also: Callable[[StoreTransaction], object] | None = None
     _rng: random.Random | None = None
     _seeded: random.Random | None = None
-
-    def __init__(
-        self,
-        seen: LoadedHead,
-        now: Callable[[], float],
-        tagged: Callable[[Any], Any],
-        keep: Callable[[Attempt, Any], Any] | None = None,
-        kept: Callable[[LoadedHead], Any] | None = None,
-        parent: Attempt | None = None,
-        files: Any = None,
-    ) -> None:
-        self.seen, self.parent, self.life = seen, parent, _lives[0]
-        self.kept: dict[str, tuple[ArtifactRecord, bool]] = {}
-        self._now, self._tagged, self._keep, self._kept, self._files = now, tagged, keep, kept, files
 
     @property
     def number(self) -> int:
@@ -93,16 +100,16 @@ class Attempt:
 
     @property
     def seeded(self) -> random.Random:
-        """Chance that may reach the output: the same in every attempt and every run of this work (X-74)."""
+        """Random numbers that may affect the result: equal in every attempt of the key (X-74)."""
         if self._seeded is None:
             self._seeded = random.Random(f"{self.seen.record.seed}:{self.key}")  # noqa: S311
         return self._seeded
 
     @property
     def rng(self) -> random.Random:
-        """Chance that differs from attempt to attempt, and can be repeated: seeded by run and number.
+        """Random numbers that differ by attempt and can be repeated: seeded by run and attempt number.
 
-        What is drawn here must not reach the output; `seeded` is for that.
+        They must not affect the result; use `seeded` for that.
         """
         if self._rng is None:
             run = self.seen.record
@@ -110,7 +117,7 @@ class Attempt:
         return self._rng
 
     def remaining(self) -> float | None:
-        """Return the seconds left to this attempt, or None when nothing limits it."""
+        """Return the seconds left for this attempt, or None if it has no limit."""
         return time_remaining()
 
     def emit(self, topic: str, payload: Any = None) -> str:
@@ -118,9 +125,7 @@ class Attempt:
 
         The id is the same in every attempt, so that a consumer can drop a duplicate.
         """
-        self._check_active("emit")
-        if self._keep is None:
-            raise UsageError(f"{self.step}: a reconcile function looks, it gives no events away")
+        self._check_writable("emit", "emits no events")
         if not isinstance(topic, str) or not 1 <= len(topic) <= 200:
             raise UsageError(f"topic is {topic!r}; it takes a text of 1 to 200 characters")
         if topic.startswith(OURS):
@@ -129,22 +134,20 @@ class Attempt:
             raise UsageError(
                 f"{self.step} emits more than {MOST_EVENTS} events; publish one that sums them up"
             )
-        run, ordinal, plain = self.seen.record, len(self.events), self._tagged(payload)
+        run, ordinal, plain = self.seen.record, len(self.events), tag_value(payload)
         self._check_no_outer_key(topic, plain)
-        event_id = make_event_id(self.seen.entity, run.run_number, ordinal)
-        letter = EventRecord(
-            "PENDING",
-            topic,
-            event_id,
-            self.seen.entity,
-            ordinal,
-            self._now(),
-            0.0,
-            run.tenant,
-            run.correlation_id,
+        event = EventRecord(
+            state="PENDING",
+            topic=topic,
+            event_id=make_event_id(self.seen.entity, run.run_number, ordinal),
+            run_entity=self.seen.entity,
+            ordinal=ordinal,
+            created_at=self._backend.now(),
+            tenant=run.tenant,
+            correlation_id=run.correlation_id,
         )
-        self.events = (*self.events, (letter, plain))
-        return event_id
+        self.events = (*self.events, (event, plain))
+        return event.event_id
 
     def put(
         self,
@@ -158,107 +161,80 @@ class Attempt:
     ) -> Any:
         """Store content as an artifact; it is listed if and only if this attempt commits.
 
-        content    bytes, the path of a file, or a binary file, which is read to its end in bounded memory
-        name       what it is called among the artifacts of this work; the step's `artifact=` unless given
-        date, site, h3   what it is about: a day (or month, or year), a place, an H3 cell
+        content        bytes, the path of a file, or a binary file, which is read in bounded memory
+        name           its name among the artifacts of this key; the step's `artifact=` unless given
+        date, site, h3   its labels: a day (or month, or year), a place, an H3 cell
 
-        Return the `Artifact`; in an async step the answer has to be awaited. Other content under a name that
-        this work has used before is a `PolicyViolation` (ARTIFACT_IMMUTABLE), which no policy retries.
+        Return the `Artifact`; in an async step, await the result. Other content under a name that this key
+        has used before is a `PolicyViolation` (ARTIFACT_IMMUTABLE), which no policy retries.
         """
-        self._check_active("put anything away")
-        if self._files is None:
-            raise UsageError(f"{self.step}: a reconcile function looks, it puts nothing away")
-        told = make_label(
-            self._files.artifact_name or "artifact" if name is None else name, media_type, date, site, h3
-        )
-        if len(self.kept) >= MOST_ARTIFACTS:
-            raise UsageError(f"{self.step} puts away more than {MOST_ARTIFACTS} artifacts; pack them up")
-        return self._files.put_artifact(self, content, told)
+        self._check_writable("store artifacts", "stores no artifacts")
+        default = self._backend.artifact_name or "artifact"
+        label = make_label(default if name is None else name, media_type, date, site, h3)
+        if len(self.artifacts) >= MOST_ARTIFACTS:
+            raise UsageError(f"{self.step} stores more than {MOST_ARTIFACTS} artifacts; pack them up")
+        return self._backend.put_artifact(self._as_running(), content, label)
 
     def leave(self, content: Any, *, name: str, media_type: str | None = None) -> Any:
-        """Leave content for people to look at: it is kept if and only if this attempt fails.
+        """Store content as evidence for operators; it is listed if and only if this attempt fails.
 
-        What comes into quarantine has its evidence with it then, among the artifacts of this work, under
-        `attempt-N-` and its name. In an async step the answer has to be awaited.
+        Quarantine shows it among the artifacts of the key, under `attempt-N-` and its name. In an async step,
+        await the result.
         """
-        self._check_active("leave anything")
-        if self._files is None:
-            raise UsageError(f"{self.step}: a reconcile function looks, it leaves nothing")
-        told = make_label(f"attempt-{self.number}-{name}", media_type, None, None, None)
-        if any(left.name.casefold() == told.name.casefold() for left in self.evidence):
+        self._check_writable("leave evidence", "leaves no evidence")
+        label = make_label(f"attempt-{self.number}-{name}", media_type, None, None, None)
+        if any(left.name.casefold() == label.name.casefold() for left in self.evidence):
             raise UsageError(f"{self.step}: attempt {self.number} has left {name!r} already")
-        return self._files.leave_evidence(self, content, told)
-
-    def attach_artifact(self, kept: ArtifactRecord) -> Artifact:
-        """Add a stored artifact to the attempt; refuse a name that has other content already."""
-        held, new = self.kept.get(kept.name.casefold(), (None, True))
-        if held is None:
-            held = self._files.find_recorded_artifact(kept)
-            new = held is None
-        if held is not None and held.name != kept.name:
-            raise UsageError(f"{self.step}: artifacts {held.name!r} and {kept.name!r} differ in case only")
-        if held is not None and held.digest != kept.digest:
-            raise PolicyViolation(
-                "ARTIFACT_IMMUTABLE",
-                f"{self.step}: {kept.name!r} is {held.digest[:12]}… already, {kept.digest[:12]}… is other "
-                "content; what is there stays; give it another name, or the step another version",
-            )
-        kept = held or kept
-        self.kept[kept.name.casefold()] = kept, new
-        return reference_to_artifact(kept)
-
-    def adopt_outputs(self, given: tuple[Given, ...]) -> None:
-        """Add the events and artifacts that the attempt produced in its child process."""
-        for each, payload in given:
-            if type(each) is ArtifactRecord:
-                self.attach_artifact(each)
-            else:
-                assert type(each) is EventRecord
-                self.events = (*self.events, (each, payload))
-
-    def collect_outputs(self) -> tuple[Given, ...]:
-        """Return the events and the new artifact references that are stored with the result."""
-        return (*self.events, *((kept, None) for kept, new in self.kept.values() if new))
-
-    def list_artifacts(self) -> tuple[Any, ...]:
-        """Return everything that was put away, in its tagged form."""
-        return tuple(tag_artifact(reference_to_artifact(kept)) for kept, _ in self.kept.values())
+        return self._backend.leave_evidence(self._as_running(), content, label)
 
     def transaction(self, connection: Any) -> Any:
-        """Write in one's own database, in one transaction with the mark that it was done.
+        """Write to your own database, in one transaction with the marker that the work is done.
 
-        connection  one of sqlite3, apsw, psycopg, SQLAlchemy (a session too) or Django, outside of any
-                    transaction. The step begins one, and commits it when the function has returned.
+        connection  of sqlite3, apsw, psycopg, SQLAlchemy (also a session) or Django, outside of a
+                    transaction. The step begins the transaction, and commits it after the function has
+                    returned.
 
-        Return the connection. If an earlier attempt's transaction was committed, the function ends here: its
-        result is the result. In an async step the answer has to be awaited.
+        Return the connection; in an async step, await it. If the transaction of an earlier attempt was
+        committed, the function ends here, and the stored result is the result.
         """
         self._check_transactional("transaction", "on_commit", self.also)
         if self.mark is not None and self.mark.connection is not connection:
             raise UsageError(f"{self.step}: one attempt, one database; two cannot be committed as one")
         if self.mark is not None:
             raise UsageError(f"{self.step}: current().transaction() was called before in this attempt")
-        return self._files.begin_transaction(self, connection)
+        return self._backend.begin_transaction(self._as_running(), connection)
 
     def on_commit(self, write: Callable[[StoreTransaction], object]) -> None:
         """Write to your own tables in the store's database, in the transaction that stores COMMIT.
 
-        write  called with the transaction after the function has returned: `tx.execute(sql, values)`; it may
-               take a second, which all others wait for who write. On SQLite and PostgreSQL.
+        write  called with the transaction after the function has returned: `tx.execute(sql, values)`. It may
+               take one second, because all other writers wait for it. On SQLite and PostgreSQL only.
         """
         self._check_transactional("on_commit", "transaction", self.mark)
         if not callable(write):
             raise UsageError(f"{self.step}: on_commit() takes a function, not {write!r}")
         if self.also is not None:
             raise UsageError(f"{self.step}: current().on_commit() was called before in this attempt")
-        self._files.check_supports_on_commit(self.step)
+        self._backend.check_supports_on_commit(self.step)
         self.also = write
 
-    def _check_transactional(self, what: str, other: str, used: object) -> None:
+    def checkpoint(self, value: Any) -> Any:
+        """Store the progress of the work, for `resume()` of a later attempt. In an async step, await it."""
+        return self._save_checkpoint(tag_value(value))
+
+    def resume(self, default: Any = None) -> Any:
+        """Return the last checkpoint of this run, from any attempt; the default if there is none."""
+        return self._backend.load_checkpoint(self.seen) if self.seen.record.checkpoint_version else default
+
+    def _save_checkpoint(self, plain: Any) -> Any:
+        self._check_writable("checkpoint", "makes no checkpoints")
+        return self._backend.save_checkpoint(self._as_running(), plain)
+
+    def _check_transactional(self, method: str, other: str, used: object) -> None:
         self._check_active("write")
         if self.seen.record.effect != "transactional":
             raise UsageError(
-                f"{self.step} is declared {self.seen.record.effect}; current().{what}() is for "
+                f"{self.step} is declared {self.seen.record.effect}; current().{method}() is for "
                 "effect='transactional'"
             )
         if used is not None:
@@ -266,67 +242,151 @@ class Attempt:
                 f"{self.step}: one attempt, one database; it has used current().{other}() already"
             )
 
-    def checkpoint(self, value: Any) -> Any:
-        """Write down how far the work is; a later attempt gets it back from `resume()`.
-
-        In an async step the answer has to be awaited.
-        """
-        return self.save_checkpoint(self._tagged(value))
-
-    def save_checkpoint(self, plain: Any) -> Any:
-        """Write down a checkpoint that is in its tagged form already."""
-        self._check_active("checkpoint")
-        if self._keep is None:
-            raise UsageError(f"{self.step}: a reconcile function looks, it does not make checkpoints")
-        return self._keep(self, plain)
-
-    def resume(self, default: Any = None) -> Any:
-        """Return the last checkpoint of this run, of any attempt; the default if there is none."""
-        if self._kept is None or not self.seen.record.checkpoint_version:
-            return default
-        return self._kept(self.seen)
-
     def _check_no_outer_key(self, topic: str, plain: Any) -> None:
-        """Refuse an event that holds the key of a step around it: keys stay inside (IDEM-15)."""
+        """Refuse an event that holds the key of this step or an outer one: keys are internal (IDEM-15)."""
         written = encode([topic, plain])
         around: Attempt | None = self
         while around is not None:
             if around.key.encode() in written:
                 raise UsageError(
                     f"{self.step}: event {topic!r} holds the idempotency key of {around.step}, which is "
-                    "internal; whoever gets the event tells it by the event's own id"
+                    "internal; consumers identify an event by its own id"
                 )
             around = around.parent
 
-    def _check_active(self, what: str) -> None:
+    def _check_writable(self, action: str, refusal: str) -> None:
+        self._check_active(action)
+        if self._read_only:
+            raise UsageError(f"{self.step}: a reconcile function only looks, it {refusal}")
+
+    def _check_active(self, action: str) -> None:
         if self.over:
-            raise LeaseLost(f"{self.step}: attempt {self.number} is over, it cannot {what} any more")
-        if self.is_forked:
+            raise LeaseLost(f"{self.step}: attempt {self.number} is over, it cannot {action} any more")
+        if self.fork_count != _fork_count[0]:
             raise LeaseLost(
-                f"{self.step}: attempt {self.number} is the parent's, a forked child cannot {what}"
+                f"{self.step}: attempt {self.number} is the parent's, a forked child cannot {action}"
             )
+
+    def _as_running(self) -> RunningAttempt:
+        assert isinstance(self, RunningAttempt)
+        return self
+
+
+class RunningAttempt(Attempt):
+    """An attempt with its outputs, for the engine.
+
+    over       whether the attempt has ended or lost its lease
+    begun      False if it ended before the function was called
+    events     emitted events with their payloads
+    artifacts  stored artifacts by folded name, and whether each is new in this attempt
+    evidence   artifacts that are recorded if the attempt fails
+    mark       its transaction in the user's own database
+    also       the user's write in the store's own transaction (`on_commit`)
+    """
+
+    begun = True
+
+    def __init__(
+        self,
+        seen: LoadedHead,
+        backend: AttemptBackend,
+        parent: RunningAttempt | None = None,
+        *,
+        read_only: bool = False,
+    ) -> None:
+        self.seen, self.parent, self.fork_count = seen, parent, _fork_count[0]
+        self.artifacts = {}
+        self._backend, self._read_only = backend, read_only
 
     @property
     def is_forked(self) -> bool:
-        """Whether this is a child that was forked inside the work: the attempt is its parent's."""
-        return self.life != _lives[0]
+        """Whether this process was forked inside the function: the attempt belongs to the parent process."""
+        return self.fork_count != _fork_count[0]
+
+    def save_checkpoint(self, plain: Any) -> Any:
+        """Store a checkpoint that is in its tagged form already."""
+        return self._save_checkpoint(plain)
+
+    def attach_artifact(self, record: ArtifactRecord) -> Artifact:
+        """Add a stored artifact to the attempt; refuse a name that has other content already."""
+        held, is_new = self.artifacts.get(record.name.casefold(), (None, True))
+        if held is None:
+            held = self._backend.find_recorded_artifact(record)
+            is_new = held is None
+        if held is not None and held.name != record.name:
+            raise UsageError(f"{self.step}: artifacts {held.name!r} and {record.name!r} differ in case only")
+        if held is not None and held.digest != record.digest:
+            raise PolicyViolation(
+                "ARTIFACT_IMMUTABLE",
+                f"{self.step}: {record.name!r} is {held.digest[:12]}… already, {record.digest[:12]}… is "
+                "other content; what is there stays; give it another name, or the step another version",
+            )
+        record = held or record
+        self.artifacts[record.name.casefold()] = record, is_new
+        return reference_to_artifact(record)
+
+    def adopt_outputs(self, given: tuple[Given, ...]) -> None:
+        """Add the events and artifacts that the attempt produced in its child process."""
+        for record, payload in given:
+            if type(record) is ArtifactRecord:
+                self.attach_artifact(record)
+            else:
+                assert type(record) is EventRecord
+                self.events = (*self.events, (record, payload))
+
+    def collect_outputs(self) -> tuple[Given, ...]:
+        """Return the events and the new artifact references that are stored with the result."""
+        return (*self.events, *((record, None) for record, is_new in self.artifacts.values() if is_new))
+
+    def list_artifacts(self) -> tuple[Any, ...]:
+        """Return all artifacts of the attempt in their tagged form."""
+        return tuple(tag_artifact(reference_to_artifact(record)) for record, _ in self.artifacts.values())
 
 
-def _reset_after_fork() -> None:
-    _lives[0] += 1
+#: How many forks led to this process: an attempt that began before the last one belongs to the parent.
+_fork_count = [0]
 
 
-#: How many forks this process has come from: what was begun before the last of them is the parent's.
-_lives = [0]
-register_at_fork(after_in_child=_reset_after_fork)
+def _count_fork() -> None:
+    _fork_count[0] += 1
 
 
-CURRENT: ContextVar[Attempt | None] = ContextVar("oncemore.current", default=None)
+register_at_fork(after_in_child=_count_fork)
+
+
+CURRENT: ContextVar[RunningAttempt | None] = ContextVar("oncemore.current", default=None)
 
 
 def current() -> Attempt:
-    """Return the attempt around this line; outside of a durable step there is none."""
+    """Return the attempt that this code runs in; raise `UsageError` outside of a durable step."""
     attempt = CURRENT.get()
     if attempt is None:
         raise UsageError("oncemore.current() is for the inside of a function with @oncemore.step")
     return attempt
+
+
+class AttemptContext:
+    """Sets the context variables of user code: attempt, call context, time limit, artifact store."""
+
+    __slots__ = ("_artifact_store", "_attempt", "_ends", "_tokens")
+
+    def __init__(self, attempt: RunningAttempt, artifact_store: ArtifactStore, ends: float | None) -> None:
+        self._attempt, self._ends, self._artifact_store = attempt, ends, artifact_store
+
+    def __enter__(self) -> None:
+        run, context = self._attempt.seen.record, CONTEXT.get()
+        deadline = earlier_deadline(run.deadline, context.deadline) if run.deadline else context.deadline
+        fields = (run.tenant, run.correlation_id, deadline, context.actor, context.trace_id)
+        self._tokens = (
+            CURRENT.set(self._attempt),
+            CONTEXT.set(make(CallContext, fields)),
+            ENDS.set(self._ends),
+            CURRENT_READER.set(self._artifact_store),
+        )
+
+    def __exit__(self, *error: object) -> None:
+        current, context, ends, reader = self._tokens
+        CURRENT_READER.reset(reader)
+        ENDS.reset(ends)
+        CONTEXT.reset(context)
+        CURRENT.reset(current)

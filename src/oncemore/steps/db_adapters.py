@@ -10,13 +10,13 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from oncemore.errors import UsageError
+from oncemore.steps.transactions import DatabaseReply
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Sequence
 
+    from oncemore._driver import Script
     from oncemore.steps.transactions import DatabaseAdapter
-
-    Asking = Generator[Any, Any, Any]
 
 DATABASES = ("sqlite", "postgresql")
 
@@ -34,35 +34,35 @@ class Sqlite3Adapter:
             )
         self._connection = connection
 
-    def execute_sql(self, sql: str, values: Sequence[Any] = ()) -> Asking:
+    def execute_sql(self, sql: str, values: Sequence[Any] = ()) -> Script[Any]:
         """Run a statement."""
-        cursor = yield self._connection.execute(sql, tuple(values))
+        cursor = yield DatabaseReply(self._connection.execute(sql, tuple(values)))
         return cursor.fetchall() if cursor.description else [], cursor.rowcount
 
     def in_transaction(self) -> bool:
         """Whether a transaction is under way."""
         return bool(self._connection.in_transaction)
 
-    def begin(self) -> Asking:
+    def begin(self) -> Script[Any]:
         """Begin a transaction that writes: it cannot fail for that reason in the middle."""
-        yield self._connection.execute("BEGIN IMMEDIATE")
+        yield DatabaseReply(self._connection.execute("BEGIN IMMEDIATE"))
 
-    def commit(self) -> Asking:
+    def commit(self) -> Script[Any]:
         """Commit it."""
-        yield self._connection.execute("COMMIT")
+        yield DatabaseReply(self._connection.execute("COMMIT"))
 
-    def rollback(self) -> Asking:
+    def rollback(self) -> Script[Any]:
         """Undo it, if there is one."""
         if self.in_transaction():
-            yield self._connection.execute("ROLLBACK")
+            yield DatabaseReply(self._connection.execute("ROLLBACK"))
 
 
 class ApswAdapter(Sqlite3Adapter):
     """apsw: the same words, other ways to ask."""
 
-    def execute_sql(self, sql: str, values: Sequence[Any] = ()) -> Asking:
+    def execute_sql(self, sql: str, values: Sequence[Any] = ()) -> Script[Any]:
         """Run a statement."""
-        rows = yield self._connection.execute(sql, tuple(values)).fetchall()
+        rows = yield DatabaseReply(self._connection.execute(sql, tuple(values)).fetchall())
         return rows, self._connection.changes()
 
 
@@ -74,28 +74,28 @@ class PsycopgAdapter:
     def __init__(self, connection: Any, *, awaits: bool) -> None:
         self._connection, self.awaits = connection, awaits
 
-    def execute_sql(self, sql: str, values: Sequence[Any] = ()) -> Asking:
+    def execute_sql(self, sql: str, values: Sequence[Any] = ()) -> Script[Any]:
         """Run a statement."""
-        cursor = yield self._connection.execute(sql.replace("?", "%s"), tuple(values))
-        rows = (yield cursor.fetchall()) if cursor.description else []
+        cursor = yield DatabaseReply(self._connection.execute(sql.replace("?", "%s"), tuple(values)))
+        rows = (yield DatabaseReply(cursor.fetchall())) if cursor.description else []
         return rows, cursor.rowcount
 
     def in_transaction(self) -> bool:
         """Whether a transaction is under way."""
         return str(self._connection.info.transaction_status.name) != "IDLE"
 
-    def begin(self) -> Asking:
+    def begin(self) -> Script[Any]:
         """Begin a transaction, where the driver does not do so by itself."""
         if self._connection.autocommit:
-            yield self._connection.execute("BEGIN")
+            yield DatabaseReply(self._connection.execute("BEGIN"))
 
-    def commit(self) -> Asking:
+    def commit(self) -> Script[Any]:
         """Commit it."""
-        yield self._connection.commit()
+        yield DatabaseReply(self._connection.commit())
 
-    def rollback(self) -> Asking:
+    def rollback(self) -> Script[Any]:
         """Undo it, if there is one."""
-        yield self._connection.rollback()
+        yield DatabaseReply(self._connection.rollback())
 
 
 class SqlAlchemyAdapter:
@@ -108,41 +108,43 @@ class SqlAlchemyAdapter:
         _check_dialect(bind.dialect.name)
         self.sqlite = bind.dialect.name == "sqlite"
 
-    def execute_sql(self, sql: str, values: Sequence[Any] = ()) -> Asking:
+    def execute_sql(self, sql: str, values: Sequence[Any] = ()) -> Script[Any]:
         """Run a statement."""
         text = sys.modules["sqlalchemy"].text
         names = [f"v{at}" for at in range(len(values))]
         for name in names:
             sql = sql.replace("?", f":{name}", 1)
         if hasattr(self._connection, "flush"):
-            yield self._connection.flush()
-        result = yield self._connection.execute(text(sql), dict(zip(names, values, strict=True)))
+            yield DatabaseReply(self._connection.flush())
+        result = yield DatabaseReply(
+            self._connection.execute(text(sql), dict(zip(names, values, strict=True)))
+        )
         return [tuple(row) for row in result.fetchall()] if result.returns_rows else [], result.rowcount
 
     def in_transaction(self) -> bool:
         """Whether a transaction is under way."""
         return bool(self._connection.in_transaction())
 
-    def begin(self) -> Asking:
+    def begin(self) -> Script[Any]:
         """Begin a transaction; one that the driver would not begin is none."""
-        yield self._connection.begin()
+        yield DatabaseReply(self._connection.begin())
         below = self._connection
         if hasattr(below, "flush"):
-            below = yield below.connection()
+            below = yield DatabaseReply(below.connection())
         raw = getattr(below, "sync_connection", below).connection.dbapi_connection
         if raw.isolation_level is None if self.sqlite else raw.autocommit:
-            yield self._connection.rollback()
+            yield DatabaseReply(self._connection.rollback())
             raise UsageError(
                 "current().transaction() needs transactions; this SQLAlchemy connection is in AUTOCOMMIT"
             )
 
-    def commit(self) -> Asking:
+    def commit(self) -> Script[Any]:
         """Commit it."""
-        yield self._connection.commit()
+        yield DatabaseReply(self._connection.commit())
 
-    def rollback(self) -> Asking:
+    def rollback(self) -> Script[Any]:
         """Undo it, if there is one."""
-        yield self._connection.rollback()
+        yield DatabaseReply(self._connection.rollback())
 
 
 class DjangoAdapter:
@@ -156,32 +158,32 @@ class DjangoAdapter:
         self._connection = connection
         self._atomic: Any = None
 
-    def execute_sql(self, sql: str, values: Sequence[Any] = ()) -> Asking:
+    def execute_sql(self, sql: str, values: Sequence[Any] = ()) -> Script[Any]:
         """Run a statement."""
         with self._connection.cursor() as cursor:
-            yield cursor.execute(sql.replace("?", "%s"), tuple(values))
+            yield DatabaseReply(cursor.execute(sql.replace("?", "%s"), tuple(values)))
             return list(cursor.fetchall()) if cursor.description else [], cursor.rowcount
 
     def in_transaction(self) -> bool:
         """Whether a transaction is under way."""
         return bool(self._connection.in_atomic_block)
 
-    def begin(self) -> Asking:
+    def begin(self) -> Script[Any]:
         """Begin a transaction."""
         self._atomic = sys.modules["django.db.transaction"].atomic(using=self._connection.alias, durable=True)
-        yield self._atomic.__enter__()
+        yield DatabaseReply(self._atomic.__enter__())
 
-    def commit(self) -> Asking:
+    def commit(self) -> Script[Any]:
         """Commit it."""
         atomic, self._atomic = self._atomic, None
-        yield atomic.__exit__(None, None, None)
+        yield DatabaseReply(atomic.__exit__(None, None, None))
 
-    def rollback(self) -> Asking:
+    def rollback(self) -> Script[Any]:
         """Undo it, if there is one."""
         atomic, self._atomic = self._atomic, None
         if atomic is not None:
             self._connection.set_rollback(True)
-            yield atomic.__exit__(None, None, None)
+            yield DatabaseReply(atomic.__exit__(None, None, None))
 
 
 def adapt_connection(connection: Any) -> DatabaseAdapter:

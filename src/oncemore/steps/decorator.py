@@ -1,29 +1,24 @@
-"""CALL, durable: `step`, and what it makes of a function."""
+"""`oncemore.step`, and the durable function that it makes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
-from oncemore.control.moved_log import refuse_if_moved
 from oncemore.control.switches import grant_approval
-from oncemore.errors import (
-    UsageError,
-    warn_policy,
-)
-from oncemore.maintenance.import_keys import mark_keys_done
+from oncemore.errors import UsageError, warn_policy
+from oncemore.maintenance.import_keys import build_import, mark_keys_done
 from oncemore.open_engine import default_policy
 from oncemore.retries.options import as_seconds
-from oncemore.steps import operator_flow, transitions
+from oncemore.steps import operator_flow, step_map, transitions
 from oncemore.steps.context import CONTEXT, parse_moment
-from oncemore.steps.ops import CallIdentity, ReconcileAnswer, StepPlan
+from oncemore.steps.ops import ReconcileAnswer
 from oncemore.steps.options import NO_EFFECT, StepOptions
-from oncemore.steps.prepare import compute_deadlines, has_ended
 from oncemore.steps.recorded_policies import plan_of_run
-from oncemore.steps.step_map import MapCaller
+from oncemore.steps.step import OUTCOME_ERRORS, StepCalls, compute_deadlines, has_ended
 from oncemore.workers.worker import KnownStep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from os import PathLike
 
     from oncemore.control.switches import ApprovalState
@@ -34,10 +29,13 @@ if TYPE_CHECKING:
     from oncemore.policy.model import Effect
     from oncemore.policy.policy import Policy
     from oncemore.retries.options import Seconds
+    from oncemore.steps.call import PreparedCall
     from oncemore.steps.context import When
     from oncemore.steps.engine import Engine
-    from oncemore.steps.ops import Script
     from oncemore.steps.run import Run
+    from oncemore.steps.step import DecisionScript
+    from oncemore.steps.step_types import StepDecorator
+    from oncemore.workers.job_run import JobRun
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -45,23 +43,11 @@ R = TypeVar("R")
 S = TypeVar("S")
 
 
-def applied(value: Any = None) -> ReconcileAnswer:
-    """Say that a lost attempt did take effect, and what it returned."""
-    return ReconcileAnswer("applied", value)
+class Step(StepCalls[P, R]):
+    """A durable function: it is called like the function itself, and runs once per key.
 
-
-def not_applied() -> ReconcileAnswer:
-    """Say that a lost attempt did not take effect: it may be tried again."""
-    return ReconcileAnswer("not_applied")
-
-
-def unknown() -> ReconcileAnswer:
-    """Say that nobody can tell: the work stays held."""
-    return ReconcileAnswer("unknown")
-
-
-class Step(MapCaller[P, R]):
-    """A function made durable: called like the function itself, run once per key."""
+    The methods of an async step that return a `Run` or a `JobRun` return an awaitable of it.
+    """
 
     __wrapped__: Callable[P, R]
 
@@ -80,124 +66,8 @@ class Step(MapCaller[P, R]):
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """The names that it had before, the oldest first."""
+        """The names that the step had before, the oldest first."""
         return self._options.aliases
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Return the value: computed now, or stored from before; raise when it failed."""
-        if self._is_async:
-            return self._call_async(args, kwargs)  # type: ignore[return-value]
-        return self._call_sync(args, kwargs)  # type: ignore[no-any-return]
-
-    def run(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Like a call, but return the `Run` instead of raising for an outcome; to be awaited if async."""
-        return self._run_async(args, kwargs) if self._is_async else self._run_sync(args, kwargs)
-
-    def rerun(self, *args: Any, reason: str, **kwargs: Any) -> Any:
-        """Run work that failed for good once more, with a new budget; the reason is recorded."""
-        _check_reason(reason)
-        before = _make_reopen_script(reason)
-        return (
-            self._call_async(args, kwargs, before)
-            if self._is_async
-            else self._call_sync(args, kwargs, before)
-        )
-
-    def settle(self, answer: ReconcileAnswer, /, *args: Any, reason: str, **kwargs: Any) -> Run:
-        """Decide what became of an attempt whose outcome is unknown; the reason is recorded.
-
-        `answer` is `oncemore.applied(value)` or `oncemore.not_applied()`.
-        """
-        _check_reason(reason)
-        if type(answer) is not ReconcileAnswer or answer.found == "unknown":
-            raise UsageError("settle takes oncemore.applied(value) or oncemore.not_applied()")
-        told = answer._replace(decided=_decision_body("settle", reason))
-        prepared = self._prepare_call(args, kwargs)
-        return self._run_script_sync(
-            prepared, refuse_if_moved(self.name, operator_flow.settle_run(prepared.plan, prepared.call, told))
-        )
-
-    def approve(
-        self, *args: Any, reason: str, by: str | None = None, expires: Seconds | None = None, **kwargs: Any
-    ) -> ApprovalState:
-        """Approve a call, before it is made or while it waits for that: these arguments, this version, this
-        policy, and nothing else. Who and why are recorded.
-
-        expires  for how long it holds (a day)
-        """
-        prepared = self._prepare_call(args, kwargs)
-        seen, now = prepared.seen, prepared.engine.now()
-        over = seen.record is None or has_ended(seen)
-        terms = self._make_terms(prepared, "", now)
-        run = (
-            transitions.new_run(prepared.plan, prepared.call, terms, seen.record, now)
-            if over
-            else seen.record
-        )
-        wanted = transitions.build_approval_request(
-            plan_of_run(prepared.engine, prepared.plan, run), prepared.call, run
-        )
-        holds = None if expires is None else as_seconds("expires", expires)
-        return grant_approval(
-            prepared.engine, wanted, seen, run.max_attempts - run.attempt_count, reason, by, holds
-        )
-
-    def submit(self, *args: Any, at: When | None = None, **kwargs: Any) -> Any:
-        """Hand the work in for some worker to do, and return its `Run`; to be awaited if async.
-
-        It is handed in once: where the key has a run, that one is returned, whatever its state. All arguments
-        must be such that the log can keep them.
-
-        at  the earliest time of its first attempt: an aware datetime, POSIX seconds, or a timedelta from now
-        """
-        prepared = self._prepare_call(args, kwargs)
-        if prepared.withheld:
-            raise UsageError(
-                f"{self.name} cannot be submitted to a worker with {', '.join(prepared.withheld)}: the log "
-                "does not store a Secret or an argument of ignore=; let the step read it itself, or give the "
-                "parameter a default"
-            )
-        due, now = 0.0, prepared.engine.now()
-        if at is not None:
-            due = parse_moment("at", at, now)
-            ends = compute_deadlines(
-                self._options.policy.total_timeout_s, CONTEXT.get().deadline, max(due, now)
-            )
-            prepared = prepared._replace(call=prepared.call._replace(deadline=ends[0]))
-            if ends[0] and due >= ends[0]:
-                raise UsageError(f"at is {at!r}, which is not before the deadline of {self.name}")
-        return self._run_script(prepared, operator_flow.submit_run(prepared.plan, prepared.call, due))
-
-    def cancel(self, *args: Any, reason: str, **kwargs: Any) -> Any:
-        """Let no further attempt begin, and return the `Run`; to be awaited if async. The reason is recorded.
-
-        What waits ends as HARD_FAIL, `cancelled`. What runs is not cut off: if it commits, that stands; if it
-        fails, it is not tried again, and its next checkpoint raises `Cancelled`.
-        """
-        _check_reason(reason)
-        prepared = self._prepare_call(args, kwargs)
-        script = operator_flow.cancel_run(prepared.plan, prepared.call, reason, CONTEXT.get().actor)
-        return self._run_script(prepared, refuse_if_moved(self.name, self._with_cooldown(prepared, script)))
-
-    @property
-    def as_known_step(self) -> KnownStep:
-        """What a worker does this step by."""
-        return KnownStep((self.name, *self.aliases), self._is_async, self._resume_run, self._options.pipeline)
-
-    def mark_done(self, *args: Any, value: Any = None, reason: str, **kwargs: Any) -> Run:
-        """Mark work as done that was done elsewhere, with the value that it gave; nothing is run.
-
-        Work that is known here stays as it is: done, it is left alone; anything else is refused.
-        """
-        _check_reason(reason)
-        prepared = self._prepare_call(args, kwargs)
-        (came_to,) = mark_keys_done(
-            prepared.engine, [self._build_import(prepared, value, reason, CONTEXT.get().actor)]
-        )
-        if came_to not in ("marked", "present"):
-            key = prepared.call.entity.removeprefix("run/")[:12]
-            raise UsageError(f"{self.name}: key {key} cannot be marked as done: {came_to}")
-        return self._load_run(prepared.engine, prepared.call.entity)
 
     def bind(self, engine: Engine) -> Step[P, R]:
         """Return the same step on another engine."""
@@ -205,42 +75,174 @@ class Step(MapCaller[P, R]):
 
     def key(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """Return the key that a call would have; nothing is run or written."""
-        return self._prepare_call(args, kwargs).call.entity.removeprefix("run/")
+        return self._prepare_call(args, kwargs).key
 
-    def last_run(self, *args: P.args, **kwargs: P.kwargs) -> Run | None:
-        """Return the key's last run without running anything, or None if there is none."""
-        prepared = self._prepare_call(args, kwargs)
-        run = self._load_run(prepared.engine, prepared.call.entity)
+    def last_run(self, *args: P.args, **kwargs: P.kwargs) -> Run[R] | None:
+        """Return the last run of the key without running anything, or None if there is none."""
+        run = self._load_run(self._prepare_call(args, kwargs))
         return run if run.version else None
+
+    def run(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
+        """Call the step and return its `Run`, which has the value or the error; await it if async."""
+        # Prepared once: the function may change its arguments, and a time bucket may end meanwhile.
+        call = self._prepare_call(args, kwargs)
+        return self._run_async(call) if self._is_async else self._run_sync(call)  # type: ignore[return-value]
+
+    def _run_sync(self, call: PreparedCall) -> Run[Any]:
+        try:
+            self._call_sync(call.args, call.kwargs, None, call)
+        except OUTCOME_ERRORS as error:
+            return self._run_or_error(error)
+        return self._load_run(call)
+
+    async def _run_async(self, call: PreparedCall) -> Run[Any]:
+        try:
+            await self._call_async(call.args, call.kwargs, None, call)
+        except OUTCOME_ERRORS as error:
+            return self._run_or_error(error)
+        return self._load_run(call)
+
+    def submit(self, *args: Any, at: When | None = None, **kwargs: Any) -> Run[R]:
+        """Submit the work for a worker and return its `Run`; await it if async.
+
+        Work is submitted once: if the key has a run, that one is returned, whatever its state. The log must
+        be able to store all arguments.
+
+        at  the earliest time of the first attempt: an aware datetime, POSIX seconds, or a timedelta from now
+        """
+        call = self._prepare_call(args, kwargs)
+        if call.withheld:
+            raise UsageError(
+                f"{self.name} cannot be submitted to a worker with {', '.join(call.withheld)}: the log "
+                "does not store a Secret or an argument of ignore=; let the step read it itself, or give the "
+                "parameter a default"
+            )
+        due, now = 0.0, call.engine.now()
+        if at is not None:
+            due = parse_moment("at", at, now)
+            # The total timeout begins when the work is due.
+            total_timeout_s = self._options.policy.total_timeout_s
+            call.deadline, _ = compute_deadlines(total_timeout_s, CONTEXT.get().deadline, max(due, now))
+            if call.deadline and due >= call.deadline:
+                raise UsageError(f"at is {at!r}, which is not before the deadline of {self.name}")
+        return self._run_script(call, operator_flow.submit_run(call.plan, call, due))  # type: ignore[no-any-return]
+
+    def map(
+        self,
+        items: Iterable[Any],
+        *,
+        max_concurrency: int = 5,
+        unpack: Literal["argument", "args", "kwargs"] = "argument",
+        progress: Literal["auto", "off"] = "auto",
+        max_wait: Seconds | None = None,
+        executor: Any = None,
+    ) -> JobRun[R]:
+        """Call the step for each item, several at a time, and return the `JobRun`; await it if async.
+
+        The failure of an item is not raised; the `JobRun` has it. The concurrency limit of a throttling
+        provider is halved, and raised by one after each quiet period.
+
+        max_concurrency  the largest number of concurrent calls
+        unpack           how an item is passed: the step's only "argument", its "args" or its "kwargs"
+        progress         "auto": a line on standard error, if that is a terminal; or "off"
+        max_wait         how long the job waits for an item that is due again later; as long as a call does
+                         (`max_inline_wait_s` of the engine), unless given
+        executor         where attempts are made: an executor of `concurrent.futures`, a Dask `Client`, or the
+                         module `ray`; in threads of this process, or in the event loop, unless given. Other
+                         processes import the step and open the store by its address
+        """
+        limits = step_map.MapLimits(max_concurrency, unpack, progress, max_wait)
+        return step_map.map_items(self, items, limits, executor)  # type: ignore[no-any-return]
+
+    # Decisions of operators -------------------------------------------------------------------------
+
+    def rerun(self, *args: Any, reason: str, **kwargs: Any) -> R:
+        """Run work again that failed permanently, with a new budget of attempts; the reason is recorded."""
+        _check_reason(reason)
+        decision = make_rerun(reason)
+        call = self._call_async if self._is_async else self._call_sync
+        return call(args, kwargs, decision)  # type: ignore[return-value]
+
+    def cancel(self, *args: Any, reason: str, **kwargs: Any) -> Run[R]:
+        """Let no further attempt begin, and return the `Run`; await it if async. The reason is recorded.
+
+        A waiting run ends as HARD_FAIL, `cancelled`. A running attempt is not interrupted: if it commits, the
+        result stands; if it fails, it is not tried again, and its next checkpoint raises `Cancelled`.
+        """
+        _check_reason(reason)
+        call = self._prepare_call(args, kwargs)
+        script = operator_flow.cancel_run(call.plan, call, reason, CONTEXT.get().actor)
+        return self._run_script(call, script)  # type: ignore[no-any-return]
+
+    def settle(self, answer: ReconcileAnswer, /, *args: Any, reason: str, **kwargs: Any) -> Run[R]:
+        """Record the outcome of an attempt whose outcome is unknown; the reason is recorded too.
+
+        `answer` is `oncemore.applied(value)` or `oncemore.not_applied()`.
+        """
+        _check_reason(reason)
+        if type(answer) is not ReconcileAnswer or answer.found == "unknown":
+            raise UsageError("settle takes oncemore.applied(value) or oncemore.not_applied()")
+        decision = {"action": "settle", "reason": reason, "actor": CONTEXT.get().actor}
+        settled = answer._replace(decided={"decision": decision})
+        call = self._prepare_call(args, kwargs)
+        return self._run_script_sync(call, operator_flow.settle_run(call.plan, call, settled))
+
+    def approve(
+        self, *args: Any, reason: str, by: str | None = None, expires: Seconds | None = None, **kwargs: Any
+    ) -> ApprovalState:
+        """Approve a call, before it is made or while it waits for approval. Actor and reason are recorded.
+
+        The approval covers these arguments, this version and this policy, and nothing else.
+
+        expires  how long it is valid (one day)
+        """
+        call = self._prepare_call(args, kwargs)
+        head, now = call.head, call.engine.now()
+        run = head.record
+        if run is None or has_ended(head):
+            run = transitions.new_run(call.plan, call, self._make_terms(call, "", now), run, now)
+        request = transitions.build_approval_request(plan_of_run(call.engine, call.plan, run), call, run)
+        return grant_approval(
+            call.engine,
+            request,
+            head,
+            run.max_attempts - run.attempt_count,
+            reason=reason,
+            by=by,
+            expires=None if expires is None else as_seconds("expires", expires),
+        )
+
+    def mark_done(self, *args: Any, value: Any = None, reason: str, **kwargs: Any) -> Run[R]:
+        """Mark work as done that was done elsewhere, with its value; nothing is run.
+
+        A key that the log knows stays unchanged: a finished one is left alone, any other is refused.
+        """
+        _check_reason(reason)
+        call = self._prepare_call(args, kwargs)
+        (result,) = mark_keys_done(
+            call.engine, [build_import(self, call, value, reason, CONTEXT.get().actor)]
+        )
+        if result not in ("marked", "present"):
+            raise UsageError(f"{self.name}: key {call.key[:12]} cannot be marked as done: {result}")
+        return self._load_run(call)
+
+
+def known_step(step: Step[..., Any]) -> KnownStep:
+    """Return the step as a worker knows it."""
+    options = step._options  # noqa: SLF001 - a part of the same feature
+    resume = step._resume_run  # noqa: SLF001
+    return KnownStep((step.name, *step.aliases), options.colour == "coroutine", resume, options.pipeline)
+
+
+def make_rerun(reason: str) -> DecisionScript:
+    """Return the maker of the script that reopens failed work for an operator."""
+    actor = CONTEXT.get().actor
+    return lambda plan, call: operator_flow.reopen_run(plan, call, reason, actor)
 
 
 def _check_reason(reason: object) -> None:
     if not isinstance(reason, str) or not reason.strip():
         raise UsageError("reason is missing; say why, it is recorded")
-
-
-def _decision_body(what: str, reason: str) -> dict[str, Any]:
-    return {"decision": {"action": what, "reason": reason, "actor": CONTEXT.get().actor}}
-
-
-def _make_reopen_script(reason: str) -> Callable[[StepPlan, CallIdentity], Script]:
-    actor = CONTEXT.get().actor
-    return lambda plan, call: operator_flow.reopen_run(plan, call, reason, actor)
-
-
-#: The defaults of the options of `step`.
-_OPTION_DEFAULTS: dict[str, Any] = {
-    "name": None, "aliases": (), "key": None, "ignore": (), "partition": None, "bucket": None, "tenant": None,
-    "config": None, "version": "1", "on_version_change": None, "timeout": None, "isolate": None,
-    "total_timeout": None, "if_running": "wait", "not_applied": (), "reconcile": None, "provider": None,
-    "breaker": None, "rate": None, "budget": None, "dataset": None, "priority": None, "retain_for": None,
-    "artifact": None, "cooldown": None, "requires_approval": False, "pipeline": None,
-}  # fmt: skip
-
-
-def complete_options(**told: Any) -> dict[str, Any]:
-    """Return all options of a step: those given, and the defaults."""
-    return {**_OPTION_DEFAULTS, **told}
 
 
 def step(
@@ -257,12 +259,12 @@ def step(
     tenant: str | Callable[..., str] | None = None,
     config: Any = None,
     version: str = "1",
-    on_version_change: str | None = None,
+    on_version_change: Literal["new", "reuse", "fail"] | None = None,
     policy: Policy | str | PathLike[str] | None = None,
     timeout: Seconds | None = None,
-    isolate: str | None = None,
+    isolate: Literal["process"] | None = None,
     total_timeout: Seconds | None = None,
-    if_running: str = "wait",
+    if_running: Literal["wait", "raise"] = "wait",
     not_applied: Any = (),
     reconcile: Callable[..., Any] | None = None,
     provider: str | Callable[..., str] | None = None,
@@ -270,77 +272,80 @@ def step(
     rate: RateLimiter | str | None = None,
     budget: TokenBucket | None = None,
     dataset: str | Callable[..., str] | None = None,
-    priority: str | None = None,
+    priority: Literal["P0", "P1", "P2"] | None = None,
     retain_for: Seconds | None = None,
     artifact: str | None = None,
     cooldown: Cooldown | None = None,
     requires_approval: bool = False,
     pipeline: str | None = None,
-) -> Callable[[Callable[P, R]], Step[P, R]]:
-    """Make a function durable: every attempt is on record, its effect is applied once per key.
+) -> StepDecorator:
+    """Make a function durable: every attempt is recorded, and its effect is applied once per key.
 
     effect             what running it does to the world; has no default:
-                         pure           nothing: running it again gives the same
-                         idempotent     something that the other side applies once per `current().key`
-                         transactional  rows in a database: one transaction with the record of the step
+                         pure           nothing: running it again gives the same result
+                         idempotent     a request that the receiver applies once per `current().key`
+                         transactional  rows in a database, in one transaction with the record of the step
                                         (`current().transaction(connection)`, `current().on_commit(write)`)
-                         outbox         only events, given away with `current().emit()`
+                         outbox         events only, published with `current().emit()`
                          once           something that must not happen twice, and cannot be repeated blindly
-    name               what it is known by, together with the key; its module and name unless given
-    aliases            names that it had before, the oldest first: keys are made with that one, so that what
-                       was done under it is not done again, also while an older version still runs
-    key                which arguments (names, or a function of all) make two calls the same work; else all
-    ignore             arguments that take no part in key and record
-    partition          a part of the key that is no argument: a value, or a function of the arguments
-    bucket             a stretch of time in the key ("hour", "day", seconds): one run in unpack
-    tenant             whose work it is; part of the key
-    config, version    what a result depends on besides arguments; when they change, `pure` work runs anew,
-                       any other returns the stored value, unless `on_version_change="new"|"reuse"|"fail"`
-                       or the policy's `on_config_change` says otherwise
+    name               the name of the step in the log; its module and qualified name unless given
+    aliases            names that it had before, the oldest first: the oldest one makes the keys, so that work
+                       done under it is not repeated, also while an older version still runs
+    key                which arguments (names, or a function of all) make two calls the same work; all unless
+                       given
+    ignore             arguments that keys and records leave out
+    partition          a part of the key besides the arguments: a value, or a function of the arguments
+    bucket             a time bucket in the key ("hour", "day", seconds): one run per bucket
+    tenant             the tenant of the work; part of the key
+    config, version    what a result depends on besides its arguments; when they change, `pure` work runs
+                       again, any other returns the stored value, unless
+                       `on_version_change="new"|"reuse"|"fail"` or the policy's `on_config_change` says
+                       otherwise
     policy             a `Policy`, its name or the path of a policy file
     timeout            limit of one attempt
-    isolate            "process": plain work runs in a process of its own, which is killed at its limit
-    total_timeout      limit of the whole run with its waits, and of waiting for somebody else's
-    if_running         "wait" for an attempt that is under way elsewhere, or "raise" `InProgress`
-    not_applied        for `once`: errors (types, a predicate, or "not-sent") after which nothing has happened
-    reconcile          for `once`: called with the step's arguments when an attempt was lost; answers
+    isolate            "process": the function runs in a process of its own, which is killed at its limit
+    total_timeout      limit of the whole run with its waits, and of waiting for another worker
+    if_running         "wait" for an attempt of another worker, or "raise" `InProgress`
+    not_applied        for `once`: errors (types, a predicate, or "not-sent") which show that nothing happened
+    reconcile          for `once`: called with the step's arguments after an attempt was lost; returns
                        `oncemore.applied(value)`, `oncemore.not_applied()` or `oncemore.unknown()`
-    provider           whom it asks something of: a name, or a function of the arguments; `map` slows down
-                       for one that throttles, and a name chooses the policy's values for it; where the
-                       policy has a `circuit_breaker`, every call passes that of its provider
-    breaker            a `Breaker`, or the name of one, that has to let unpack attempt through; it is kept in
-                       the store, and while it is open runs wait for the end of its cooldown (`Deferred`)
-    rate               how many attempts in a time, of all who share the store: "10/s", "100/min", a `Rate`;
-                       for unpack provider, or for the step where it names none
-    budget             a `Budget` that retries take tokens from and successes earn for, in this process, or,
-                       where it is shared, in the store; else that of the policy's `retry_budget`
-    priority           "P0", "P1" or "P2": what workers do first; the policy's, or P1, unless given
+    provider           the service that it calls: a name, or a function of the arguments; `map` slows down for
+                       a throttling provider, a name selects the policy's values for it, and a
+                       `circuit_breaker` of the policy is kept per provider
+    breaker            a `Breaker`, or its name, that must admit each attempt; its state is in the store, and
+                       while it is open runs wait for the end of its cooldown (`Deferred`)
+    rate               the largest rate of attempts over all processes on the store: "10/s", "100/min", a
+                       `Rate`; per provider, or for the step if it names none
+    budget             a `Budget` from which retries take tokens and to which successes add, in this process
+                       or, if it is shared, in the store; the policy's `retry_budget` unless given
+    priority           "P0", "P1" or "P2": the order of work in workers; the policy's, or P1, unless given
     dataset, retain_for   recorded with the run
-    artifact           the name of the one artifact that the step returns (`current().put`): where it is there
-                       and valid nothing is run, and where it was altered the run is quarantined
-    cooldown           a `Cooldown`: what it asks for is left alone for a while after a failure, by everybody;
-                       a call that comes too early raises `CoolingDown` and asks nobody
-    approval           "required": no attempt begins before somebody has approved it (`oncemore approve`)
-    pipeline           the pipeline that the step belongs to; the function's module unless given. A policy
-                       with `halt_scope: pipeline` halts it after an error that is not retryable
+    artifact           the name of the artifact that the step returns (`current().put`): if it exists and is
+                       valid, nothing is run; if it was altered, the run is quarantined
+    cooldown           a `Cooldown`: after a failure, no process requests the resource for a while; a call
+                       that comes too early raises `CoolingDown`
+    requires_approval  no attempt begins before an operator has approved it (`oncemore approve`)
+    pipeline           the pipeline of the step; the function's module unless given. A policy with
+                       `halt_scope: pipeline` halts it after an error that is not retryable
     """
     if effect is None:
         raise UsageError(NO_EFFECT)
     if _bare is not None:
         raise UsageError(f"step() takes keywords only, and got {_bare!r}; write @oncemore.step(effect=…)")
-    given = complete_options(
-        effect=effect, name=name, aliases=aliases, key=key, ignore=ignore, partition=partition,
-        bucket=bucket, tenant=tenant, config=config, version=version,
-        on_version_change=on_version_change, policy=default_policy() if policy is None else policy,
-        timeout=timeout, isolate=isolate, total_timeout=total_timeout, if_running=if_running,
-        not_applied=not_applied, reconcile=reconcile, provider=provider, breaker=breaker, rate=rate,
-        budget=budget, dataset=dataset, priority=priority, retain_for=retain_for, artifact=artifact,
-        cooldown=cooldown, requires_approval=requires_approval, pipeline=pipeline,
-    )  # fmt: skip
+    options: dict[str, Any] = {
+        "effect": effect, "name": name, "aliases": aliases, "key": key, "ignore": ignore,
+        "partition": partition, "bucket": bucket, "tenant": tenant, "config": config, "version": version,
+        "on_version_change": on_version_change, "policy": default_policy() if policy is None else policy,
+        "timeout": timeout, "isolate": isolate, "total_timeout": total_timeout, "if_running": if_running,
+        "not_applied": not_applied, "reconcile": reconcile, "provider": provider, "breaker": breaker,
+        "rate": rate, "budget": budget, "dataset": dataset, "priority": priority, "retain_for": retain_for,
+        "artifact": artifact, "cooldown": cooldown, "requires_approval": requires_approval,
+        "pipeline": pipeline,
+    }  # fmt: skip
 
-    def decorate(work: Callable[P, R]) -> Step[P, R]:
-        options = StepOptions(work, given)
-        warn_policy(*options.policy.warnings())
-        return Step(options)
+    def decorate(function: Callable[P, R]) -> Step[P, R]:
+        checked = StepOptions(function, **options)
+        warn_policy(*checked.policy.warnings())
+        return Step(checked)
 
-    return decorate
+    return decorate  # type: ignore[return-value]

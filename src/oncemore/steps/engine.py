@@ -1,8 +1,8 @@
-"""An engine: a store, this process's leases on it, and the settings that calls share.
+"""An engine: a store, the leases of this process on it, and the settings that calls share.
 
-An engine opens its store at first use and lets go of it in `close()`; used again, it opens again. `with
-engine:` makes it the engine of all steps called inside, and the last such block to end closes it. A forked
-child begins anew: nothing of the parent's leases is its own.
+An engine opens its store at first use and releases it in `close()`; a later use opens it again. `with
+engine:` makes it the engine of all steps called inside; the last such block to end closes it. A forked child
+starts without the leases of its parent.
 """
 
 from __future__ import annotations
@@ -12,27 +12,22 @@ import logging
 import os
 import threading
 import weakref
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from oncemore import clock as clocks
-from oncemore._ids import new_uuid7
+from oncemore._redact import log_warning
 from oncemore.artifacts.store import Artifacts, ArtifactStore
 from oncemore.control.notifications import CLOSE_TIMEOUT_S
 from oncemore.control.permits import PermissionCheck
-from oncemore.errors import RestoredCopy, StoreError, UsageError
+from oncemore.errors import RestoredCopy, UsageError
 from oncemore.limits.budget_step import UnsavedEarnings
 from oncemore.limits.concurrency import ConcurrencyLimits
 from oncemore.limits.shared_breaker import BreakerCache
 from oncemore.log.encryption import BodyCipher
-from oncemore.log.entry_codec import decode_head
 from oncemore.log.interrupt_shield import InterruptShield
-from oncemore.log.record import WorkerRecord
 from oncemore.maintenance.size_warning import DEFAULT_LIMITS, SizeLimits, SizeMonitor
 from oncemore.policy.canonical_json import normalize_name
-from oncemore.retries import deadlines
 from oncemore.settings import (
-    BEATS,
     INLINE_WAIT_S,
     LEASE_S,
     LONGEST_LEASE_S,
@@ -40,7 +35,7 @@ from oncemore.settings import (
     SHORTEST_LEASE_S,
 )
 from oncemore.steps.entered_engine import enter_engine, leave_engine
-from oncemore.steps.lease import HeartbeatThread, WorkerIdentity
+from oncemore.steps.lease import WorkerLeases
 from oncemore.steps.recorded_policies import RecordedPolicies
 
 if TYPE_CHECKING:
@@ -62,31 +57,75 @@ if TYPE_CHECKING:
     from oncemore.maintenance.prune import PruneReport
     from oncemore.maintenance.size_warning import SizeExceeded
     from oncemore.maintenance.verify import VerificationReport
-    from oncemore.retries.loop import CallFunction
-    from oncemore.steps.attempt import Attempt
-    from oncemore.steps.call_in_progress import CallInProgress
-    from oncemore.steps.ops import LoadedHead, StepRate
+    from oncemore.steps.ops import LoadedHead
+    from oncemore.steps.plan import StepRate
     from oncemore.steps.run import Run
     from oncemore.workers.job_run import JobRun
 
-#: Why a store is held that nobody has opened yet.
-NOT_CHECKED = "it was not looked at yet"
+    Listener = Callable[[str, LoadedHead | SizeExceeded], object]
+
+#: The notice of a store that was not opened yet, so that it is not known whether it is a copy.
+NOT_CHECKED = "it was not opened yet"
 log = logging.getLogger("oncemore")
 
 
-class Engine:
-    """Where durable steps run.
+class EventListener:
+    """Calls the user's `on_event` function; its errors are logged and never change the result of a call."""
 
-    url            the store's address
-    lease_s        how long this process keeps its runs after its last sign of life
-    inline_wait_s  the longest wait that a call sits out; a longer one is parked
-    on_event       called with each event that is worth knowing (`config_drift`, `store_size`)
-    place          opens where the bytes of artifacts go; None if there is nowhere
-    notices        who is told of what is held or has failed; None if nobody is
-    codec          what seals the bodies of entries, or several of which the first one writes
-    restored_copy         "hold" a copied or restored store until somebody acknowledges it, or "trust" it
-    warn           at which sizes to say that the store grows large; see `engine.sizes`
-    control        where else people throw switches and approve work; None if they do so in the store only
+    def __init__(self, on_event: Listener | None) -> None:
+        self._on_event = on_event
+
+    def notify(self, what: str, subject: LoadedHead | SizeExceeded) -> None:
+        """Call the function with the name of an event and its subject."""
+        if self._on_event is not None:
+            try:
+                self._on_event(what, subject)
+            except Exception as error:  # noqa: BLE001
+                log_warning(f"on_event failed: {type(error).__name__}")
+
+
+class RestoredCopyCheck:
+    """Refuses effects on a copied or restored store until an operator has acknowledged it.
+
+    notice  why the store counts as a copy; empty if it does not
+    """
+
+    def __init__(self, engine: Engine, mode: str) -> None:
+        if mode not in RESTORED_COPY_CHOICES:
+            raise UsageError(f"restored_copy is {mode!r}; the choices are {', '.join(RESTORED_COPY_CHOICES)}")
+        self._engine, self._holds = weakref.proxy(engine), mode == "hold"
+        self.notice = NOT_CHECKED
+
+    def read_notice(self, store: Store) -> None:
+        """Read the notice of a store."""
+        self.notice = store.open_maintenance().copy_notice() if self._holds else ""
+
+    def check_original(self) -> None:
+        """Raise `RestoredCopy` if the store is a copy that no operator has acknowledged."""
+        # Read again: another process may have acknowledged it meanwhile.
+        if self.notice:
+            self.read_notice(self._engine.store)
+        if self.notice:
+            raise RestoredCopy(
+                f"{self._engine.url} is a copy: {self.notice}. What was done since it was made would be done "
+                "twice; check the runs in doubt (oncemore restore), then acknowledge the copy: oncemore "
+                "restore --acknowledge, or engine.acknowledge(reason=…)"
+            )
+
+
+class Engine:
+    """The engine that durable steps run on. `oncemore.open()` creates one.
+
+    url            the address of the store
+    lease_s        how long this process holds its runs after its last heartbeat
+    inline_wait_s  the longest wait that a call sits out; a call with a longer one is deferred
+    on_event       called with each event of interest (`config_drift`, `store_size`)
+    place          opens the backend of artifacts; None if there is none
+    notices        sends notifications about runs that are held or have failed; None if there are none
+    codec          encrypts the bodies of entries; of several, the first one encrypts and all decrypt
+    restored_copy  "hold" a copied or restored store until an operator acknowledges it, or "trust" it
+    warn           the sizes at which to warn that the store grows large; see `measure_sizes`
+    control        a second source of switches and approvals; None if they are in the store only
     """
 
     def __init__(
@@ -96,7 +135,7 @@ class Engine:
         *,
         lease_s: float = LEASE_S,
         inline_wait_s: float = INLINE_WAIT_S,
-        on_event: Callable[[str, LoadedHead | SizeExceeded], object] | None = None,
+        on_event: Listener | None = None,
         place: Callable[[], ArtifactBackend] | None = None,
         notices: Notifier | None = None,
         codec: Codec | Sequence[Codec] | None = None,
@@ -111,40 +150,33 @@ class Engine:
         if not 0 <= inline_wait_s <= LONGEST_LEASE_S:
             raise UsageError(f"inline_wait_s is {inline_wait_s!r}; it takes 0 to {LONGEST_LEASE_S:g} seconds")
         self.url = url
-        #: What `oncemore.open` makes the same engine of in another process; None if only this one has it.
+        #: The arguments with which `oncemore.open` makes the same engine in another process; None if another
+        #: process cannot.
         self.open_arguments: tuple[str, dict[str, Any]] | None = None
         self.reopen: Callable[[], Engine] | None = None
         self.lease_s = lease_s
         self.inline_wait_s = inline_wait_s
         self._open_store = opens
-        self._on_event = on_event
+        self.listener = EventListener(on_event)
         self.artifact_store = ArtifactStore(place)
         self.notifier = notices
         self.cipher = None if codec is None else BodyCipher(codec)
-        if restored_copy not in RESTORED_COPY_CHOICES:
-            raise UsageError(
-                f"restored_copy is {restored_copy!r}; the choices are {', '.join(RESTORED_COPY_CHOICES)}"
-            )
-        self._restored_copy = restored_copy
-        self._size_monitor = SizeMonitor(warn)
+        self.copy_check = RestoredCopyCheck(self, restored_copy)
+        self.size_monitor = SizeMonitor(warn)
         self.permissions = PermissionCheck(control)
-        self.reset_after_fork()
+        self.leases = WorkerLeases(self, lease_s, _check_after_renewal)
+        self._start_empty()
         _engines.add(self)
 
-    def reset_after_fork(self) -> None:
-        """Have nothing yet: at first, and in a forked child."""
+    def _start_empty(self) -> None:
         self._lock = threading.RLock()
         self._store: Store | None = None
-        self._identity: WorkerIdentity | None = None
-        self._identities: dict[str, WorkerIdentity] = {}
-        self._leased: dict[tuple[float, float], WorkerIdentity] = {}
-        self._heartbeat: HeartbeatThread | None = None
         self._entered = 0
-        self._skip_store_on_close = False
+        self.leases.reset(self._lock)
         self.permissions.drop_cached()
         if self.notifier is not None:
             self.notifier.reset_after_fork()
-        self.copy_notice = NOT_CHECKED
+        self.copy_check.notice = NOT_CHECKED
         self.breakers = BreakerCache()
         self.concurrency_limits = ConcurrencyLimits(self)
         self.rate_limiters: dict[StepRate, RateLimiter] = {}
@@ -156,209 +188,76 @@ class Engine:
 
     @property
     def store(self) -> Store:
-        """The store, opened when it is first needed."""
+        """The store, opened at first use."""
         store = self._store
         if store is None:
             with self._lock:
                 if self._store is None:
                     with InterruptShield():
                         self._store = opened = self._open_store()
-                        self.copy_notice = (
-                            opened.open_maintenance().copy_notice() if self._restored_copy == "hold" else ""
-                        )
+                        self.copy_check.read_notice(opened)
                 store = self._store
         return store
 
     @property
+    def worker(self) -> str:
+        """The name of the worker of this process; empty before its first attempt."""
+        worker = self.leases.current
+        return "" if worker is None else worker.name
+
+    def now(self) -> float:
+        """Return the store's time, in POSIX seconds."""
+        return (self._store or self.store).now() + clocks.current.offset
+
+    # Operators --------------------------------------------------------------------------------------
+
+    @property
     def artifacts(self) -> Artifacts:
-        """What steps on this engine have put away."""
+        """The artifacts of the steps on this engine."""
         return Artifacts(self, self.artifact_store)
 
     @property
     def quarantine(self) -> Quarantine:
-        """What waits for a person, and the decisions about it."""
+        """The runs that wait for an operator, and the decisions about them."""
         from oncemore.control.quarantine import Quarantine
 
         return Quarantine(self)
 
     @property
     def switches(self) -> Switches:
-        """The switches that stop work before it begins."""
+        """The switches that stop attempts before they begin."""
         from oncemore.control.switches import Switches
 
         return Switches(self)
 
     @property
     def approvals(self) -> Approvals:
-        """What waits for somebody's approval, and what was approved."""
+        """The approvals that were given, and the runs that wait for one."""
         from oncemore.control.switches import Approvals
 
         return Approvals(self)
 
     @property
     def cooldowns(self) -> Cooldowns:
-        """What is left alone for a while, or until a person lets it go."""
+        """The resources that are cooling down or held."""
         from oncemore.limits.cooldowns import Cooldowns
 
         return Cooldowns(self)
 
-    def jobs(self, limit: int = 100) -> tuple[JobRun, ...]:
-        """Return the jobs (`step.map`) that the log knows, those under way first."""
+    def jobs(self, limit: int = 100) -> tuple[JobRun[Any], ...]:
+        """Return the jobs (`step.map`) in the log, running ones first."""
         from oncemore.workers.job_run import list_jobs
 
         return list_jobs(self, limit)
 
+    # Maintenance ------------------------------------------------------------------------------------
+
     def describe_store(self) -> StoreFacts:
-        """Return what the store really gives: which engine, and what survives what."""
+        """Return the engine of the store, its address and its durability."""
         return self.store.describe_store()
 
-    def now(self) -> float:
-        """Return the store's time, in POSIX seconds."""
-        return (self._store or self.store).now() + clocks.current.offset
-
-    # Leases -----------------------------------------------------------------------------------------
-
-    def current_identity(self, now: float = 0.0) -> WorkerIdentity:
-        """Return the worker that this process is, with a lease that an attempt may begin under.
-
-        now  the store's time, for who has just asked
-        """
-        me = self._identity
-        if me is not None and me.is_fresh(now or self.now()):
-            return me
-        with self._lock:
-            if self._identity is None:
-                me = WorkerIdentity(self.store, new_uuid7(self.now()), self.lease_s, _store_clock(self.store))
-                with (
-                    InterruptShield()
-                ):  # before it is ours: who is interrupted here must not go on without a heart
-                    self._heartbeat = self._heartbeat or HeartbeatThread(
-                        self.lease_s / BEATS, _weak_heartbeat(self)
-                    )
-                self._identity = self._identities[me.name] = me
-            elif not self._identity.is_fresh(self.now()):
-                self._identity.renew_lease()
-            return self._identity
-
-    def identity_for(self, lease: tuple[float, float], now: float) -> WorkerIdentity:
-        """Return the worker for a policy's lease (length, interval); an engine's own, if set, goes first."""
-        if self.lease_s != LEASE_S or lease == (LEASE_S, LEASE_S / BEATS):
-            return self.current_identity(now)
-        with self._lock:
-            me = self._leased.get(lease)
-            if me is None or me.retired:
-                me = WorkerIdentity(
-                    self.store, new_uuid7(now), lease[0], _store_clock(self.store)
-                ).keep_alive(lease[1])
-                self._leased[lease] = self._identities[me.name] = me
-            elif not me.is_fresh(now):
-                me.renew_lease()
-            return me
-
-    @property
-    def worker(self) -> str:
-        """The name of the worker that this process is; empty before its first attempt."""
-        me = self._identity
-        return "" if me is None else me.name
-
-    def lease_until(self, worker: str, entity: str, fence: int) -> float:
-        """Return until when a worker holds an attempt; 0 when it is gone, or no longer at it."""
-        mine = self._identities.get(worker)
-        if mine is not None:
-            return self.now() + self.lease_s if mine.has_attempt(entity, fence) else 0.0
-        with InterruptShield():
-            head = None if self.store.is_worker_gone(worker) else self.store.load_head(f"worker/{worker}")
-        if head is None:
-            return 0.0
-        state = decode_head(head.head, WorkerRecord)
-        return state.lease_until if state.state == "ALIVE" else 0.0
-
-    def is_worker_alive(self, worker: str, lease: WorkerRecord) -> bool:
-        """Whether a worker may still have runs, as far as can be known."""
-        if worker in self._identities:
-            return True
-        if lease.state != "ALIVE" or lease.lease_until <= self.now():
-            return False
-        with InterruptShield():
-            return not self.store.is_worker_gone(worker)
-
-    def retire_worker(self, me: WorkerIdentity, *, quietly: bool = False) -> None:
-        """Take no more runs under a worker that could not write down what became of one.
-
-        quietly  without waiting for the store, neither now nor when the engine is closed
-        """
-        with self._lock:
-            me.retired, self._skip_store_on_close = True, self._skip_store_on_close or quietly
-            for one in self._identities.values():
-                one.quiet = self._skip_store_on_close
-            if self._identity is me:
-                self._identity = None
-
-    def close_retired_worker(self, me: WorkerIdentity) -> None:
-        """End a retired worker once it has nothing under way any more."""
-        with self._lock:
-            if me.name not in self._identities or not me.finish_if_idle():
-                return
-            del self._identities[me.name]
-        with suppress(StoreError):  # its lease runs out by itself
-            me.end_lease()
-
-    def renew_leases(self) -> None:
-        """Renew the leases of this process."""
-        for me in list(self._identities.values()):
-            try:
-                me.renew_lease()
-            except Exception as error:  # noqa: BLE001 - the next beat tries again; fences keep us safe
-                log.warning("oncemore: the lease of worker %s was not renewed: %s", me.name, error)
-        if self.notifier is not None:
-            self.notifier.wake_thread(self)  # what others left untold, or what has become due
-        if self._store is not None:
-            self._size_monitor.check_sizes(self, self._store)
-
-    # Using it ---------------------------------------------------------------------------------------
-
-    def call_function(self, job: CallInProgress, attempt: Attempt, invoke: CallFunction) -> Any:
-        """Call plain work under its limits."""
-        if job.isolate:
-            if callable(job.isolate):
-                return job.isolate(job, attempt, invoke)  # which keeps its limits itself
-            from oncemore.steps import isolation
-
-            return isolation.run_in_process(job, attempt, invoke)
-        if invoke.limit_s is None:
-            return job.function(*job.args, **job.kwargs)
-        if attempt.seen.record.effect == "transactional":
-            return deadlines.run_to_end(attempt.step, invoke, job.call_function)
-        from oncemore.retries import timeouts
-
-        return timeouts.run_in_helper(attempt.step, invoke, job.call_function)
-
-    def notify_listener(self, what: str, seen: LoadedHead | SizeExceeded) -> None:
-        """Let the listener know; what it raises stays with it."""
-        if self._on_event is not None:
-            try:
-                self._on_event(what, seen)
-            except Exception as error:  # noqa: BLE001 - a listener never changes what a call does
-                self.log_warning(f"on_event failed: {type(error).__name__}")
-
-    # Keeping house ----------------------------------------------------------------------------------
-
-    def check_original(self) -> None:
-        """Refuse effects on a copied or restored store that nobody has acknowledged."""
-        if self.copy_notice:  # or nobody has looked yet, or somebody else has acknowledged it
-            self.copy_notice = (
-                self.store.open_maintenance().copy_notice() if self._restored_copy == "hold" else ""
-            )
-        if self.copy_notice:
-            raise RestoredCopy(
-                f"{self.url} is a copy: {self.copy_notice}. What was done since it was made would be done "
-                "twice; "
-                "look what is in doubt (oncemore restore), then acknowledge it: oncemore restore "
-                "--acknowledge, or engine.acknowledge(reason=…)"
-            )
-
     def acknowledge(self, *, reason: str, by: str | None = None) -> None:
-        """Let a copied or restored store go on: somebody has looked at what may be done twice."""
+        """Accept a copied or restored store, after checking which work may be done twice."""
         from oncemore.maintenance import backup
 
         backup.acknowledge_copy(self, reason, by)
@@ -373,13 +272,13 @@ class Engine:
         dry_run: bool = False,
         forget_keys_after: float | None = None,
     ) -> PruneReport:
-        """Forget arguments, results and errors of runs that are over, and whose time is up.
+        """Delete arguments, results and errors of finished runs after their retention; keep their keys.
 
-        older_than         seconds since a run ended; without it, only runs whose step says `retain_for=`
+        older_than         seconds since the end of a run; without it, only runs whose step has `retain_for=`
         step               only runs of this step
-        dry_run            only say what would be done
-        forget_keys_after  also remove what is left of runs that were pruned this many seconds ago. Such a key
-                           is as if it had never been: **a call of it does the work again**
+        dry_run            only return what would be deleted
+        forget_keys_after  also delete the keys of runs that were pruned this many seconds ago. Such a key is
+                           unknown again: **a call of it does the work again**
         """
         from oncemore.maintenance import prune
 
@@ -388,11 +287,11 @@ class Engine:
             return prune.preview_prune(self, older_than, step, forget_keys_after)
         return prune.prune_runs(self, older_than, step, reason, by, forget_keys_after)
 
-    def erase(self, run: Run | str, *, reason: str, by: str | None = None) -> EraseReport:
-        """Erase everything that the runs of a key hold, in the files too; the key stays, and is not done
-        again.
+    def erase(self, run: Run[Any] | str, *, reason: str, by: str | None = None) -> EraseReport:
+        """Erase all data of a key's runs, also from the files; keep the key, so that the work is not
+        repeated.
 
-        run  a `Run`, its key, or the first digits of that
+        run  a `Run`, its key, or the first digits of the key
         """
         from oncemore.maintenance import erase
 
@@ -406,34 +305,30 @@ class Engine:
         by: str | None = None,
         progress: Callable[[int, int], object] | None = None,
     ) -> BackupReport:
-        """Write a checked copy of the log to a new file while others go on; it is held when it is opened."""
-        from oncemore.maintenance import backup as house
+        """Write a verified copy of the log to a new file while work continues; an opened copy is held."""
+        from oncemore.maintenance.backup import write_backup
 
-        return house.write_backup(self, path, reason, by, progress)
+        return write_backup(self, path, reason, by, progress)
 
     def measure_sizes(self) -> StoreSizes:
-        """Count what the store holds, by kind, and the room that it takes."""
-        from oncemore.maintenance import backup as house
+        """Return the number of entities by kind, and the disk space of the store."""
+        from oncemore.maintenance import backup
 
-        return house.measure_sizes(self)
+        return backup.measure_sizes(self)
 
     def verify(self) -> VerificationReport:
-        """Check every link and head of the log, and say what was pruned and erased, by whom and why."""
+        """Check every hash link and head of the log; list what was pruned and erased, by whom and why."""
         from oncemore.maintenance import verify
 
         return verify.verify_log(self)
 
     def maintenance_tasks(self) -> tuple[MaintenanceRecord, ...]:
-        """Return what housekeeping was done, oldest first: what, when, by whom and why."""
-        from oncemore.maintenance import backup as house
+        """Return the maintenance tasks in the log, oldest first, with their actors and reasons."""
+        from oncemore.maintenance import backup
 
-        return house.list_task_records(self)
+        return backup.list_task_records(self)
 
-    def log_warning(self, text: str) -> None:
-        """Say in the log what is wrong but must not stop a call; on one line, whatever is in the text."""
-        from oncemore._redact import clean_text
-
-        log.warning("oncemore: %s", clean_text(text, 2000))
+    # Use --------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         with self._lock:
@@ -443,30 +338,26 @@ class Engine:
 
     def __exit__(self, *error: object) -> None:
         with self._lock:
-            self._entered = max(0, self._entered - 1)  # a forked child has entered nothing
+            # A forked child leaves blocks that its parent has entered.
+            self._entered = max(0, self._entered - 1)
             last = self._entered == 0
             leave_engine(self, last=last)
         if last:
             self.close()
 
     def close(self) -> None:
-        """Give leases back and let go of the store; what was acknowledged stays."""
+        """Give all leases back and release the store; acknowledged entries stay stored."""
+        quietly = self.leases.closes_quietly
         if self.notifier is not None:
-            self.notifier.close(0.0 if self._skip_store_on_close else CLOSE_TIMEOUT_S)
+            self.notifier.close(0.0 if quietly else CLOSE_TIMEOUT_S)
         with self._lock:
-            heart, self._heartbeat = self._heartbeat, None
-            mine, self._identities, self._leased = self._identities, {}, {}
-            store, self._store, self.copy_notice = self._store, None, NOT_CHECKED
-            quiet, self._skip_store_on_close = self._skip_store_on_close, False
-            self._identity = None
+            quietly = self.leases.closes_quietly
+            store, self._store, self.copy_check.notice = self._store, None, NOT_CHECKED
+            end_leases = self.leases.detach_workers()
             self.breakers = BreakerCache()
         self.permissions.close()
-        if heart is not None:
-            heart.stop_heartbeat()
-        for me in mine.values():
-            with suppress(StoreError):
-                me.end_lease()
-        if store is not None and not quiet:
+        end_leases()
+        if store is not None and not quietly:
             with InterruptShield():
                 store.close()
 
@@ -474,30 +365,22 @@ class Engine:
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
-def _store_clock(store: Store) -> Callable[[], float]:
-    """Return the time of a store itself: to ask its engine, when that is being closed, would open another."""
-    return lambda: store.now() + clocks.current.offset
-
-
-def _weak_heartbeat(engine: Engine) -> Callable[[], None]:
-    """Return the heartbeat of an engine that it does not keep alive."""
-    known = weakref.ref(engine)
-
-    def beat() -> None:
-        alive = known()
-        if alive is not None:
-            alive.renew_leases()
-
-    return beat
+def _check_after_renewal(engine: Engine) -> None:
+    """Send notifications that are due and check the size of the store, after each heartbeat."""
+    if engine.notifier is not None:
+        engine.notifier.wake_thread(engine)
+    store = engine._store  # noqa: SLF001 - a heartbeat must not open a store that was closed
+    if store is not None:
+        engine.size_monitor.check_sizes(engine, store)
 
 
 def _reset_engines_after_fork() -> None:
     for engine in list(_engines):
-        engine.reset_after_fork()
+        engine._start_empty()  # noqa: SLF001
 
 
 def _close_engines_at_exit() -> None:
-    """A program that ends gives its leases back, whether it has closed its engines or not."""
+    """Give leases back at the end of a program that has not closed its engines."""
     for engine in list(_engines):
         engine.close()
 

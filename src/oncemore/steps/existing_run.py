@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncemore.control.model import APPROVAL_NEEDED
-from oncemore.limits import budget_step
+from oncemore.limits import budget_step, cooldown_step
 from oncemore.log.record import RecordChange
 from oncemore.policy.closing import OUTCOME_UNKNOWN, close_run
 from oncemore.retries.loop import EMPTY
 from oncemore.steps import refusals, transitions
+from oncemore.steps.failure import UNKNOWN, close_lost_attempt, end_from_stored_value, read_entry_body
 from oncemore.steps.ops import (
-    AppendChange,
     AskReconcile,
     CheckArtifact,
     EndCall,
@@ -24,26 +24,21 @@ from oncemore.steps.ops import (
     SleepSeconds,
     WatchEntity,
 )
-from oncemore.steps.outcome import (
-    UNKNOWN,
-    close_lost_attempt,
-    end_from_last_entry,
-    end_from_stored_value,
-    read_entry_body,
-)
 
 if TYPE_CHECKING:
     from oncemore.log.record import RunRecord
-    from oncemore.steps.ops import CallIdentity, LoadedHead, Script, StepPlan
+    from oncemore.steps.call import PreparedCall
+    from oncemore.steps.ops import LoadedHead, Script
+    from oncemore.steps.plan import StepPlan
 
 #: The call has waited for the run, its own or that of another caller.
 WAITED = object()
 
 
-def handle_existing_run(plan: StepPlan, call: CallIdentity, head: LoadedHead, now: float) -> Script:
+def handle_existing_run(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: float) -> Script:
     """Return what the call does, by the state of the key's last run."""
     run = head.record
-    conflict = check_same_arguments(plan, call, run)
+    conflict = transitions.check_same_arguments(plan, call, run)
     if conflict is not None:
         return EndCall(None, conflict)
     if run.pruned_at and not _starts_new_run_after_failure(plan, run):
@@ -51,41 +46,7 @@ def handle_existing_run(plan: StepPlan, call: CallIdentity, head: LoadedHead, no
     return (yield from BY_STATE[run.state](plan, call, head, now))
 
 
-def end_if_complete(plan: StepPlan, call: CallIdentity, head: LoadedHead) -> EndCall | None:
-    """Return the end of a call whose result was read with the head; None if more is needed.
-
-    Most repeated calls end here, before a script is made: this is the fast path of a duplicate call.
-    """
-    run = head.record
-    if (
-        run is None
-        or run.state != "COMPLETE"
-        or run.commit_version != head.version
-        or run.cfg_hash != call.cfg_hash
-        or plan.artifact  # its bytes must be verified first
-    ):
-        return None
-    if call.input_hash and run.input_hash != call.input_hash:
-        return None
-    return end_from_last_entry(plan, head)
-
-
-def check_same_arguments(plan: StepPlan, call: CallIdentity, run: RunRecord | None) -> Exception | None:
-    """Return the `KeyConflict` for a call whose key belongs to other arguments; None if there is none."""
-    # An imported key may have no record of its arguments.
-    if run is None or not call.input_hash or run.input_hash in (call.input_hash, ""):
-        return None
-    return refusals.key_conflict(plan, call)
-
-
-def allow_new_run(plan: StepPlan, call: CallIdentity, head: LoadedHead, now: float) -> LoadedHead | EndCall:
-    """Return the head to claim, or the end of a call whose deadline has passed already."""
-    if call.deadline and now >= call.deadline:
-        return EndCall(None, refusals.deadline_exceeded(plan, call))
-    return head
-
-
-def is_outdated(plan: StepPlan, call: CallIdentity, run: RunRecord) -> bool:
+def is_outdated(plan: StepPlan, call: PreparedCall, run: RunRecord) -> bool:
     """Return whether a finished run gives way to a new one because its version or config changed."""
     if run.state not in transitions.FINAL_STATES or run.pruned_at or run.cancelled_at:
         return False
@@ -102,13 +63,13 @@ def _version_change_action(plan: StepPlan) -> str:
     return plan.on_version_change or ("new" if plan.effect == "pure" else "reuse")
 
 
-def _on_complete(plan: StepPlan, call: CallIdentity, head: LoadedHead, now: float) -> Script:
+def _on_complete(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: float) -> Script:
     """Return the stored value, unless the version or the artifact changed since."""
     run = head.record
     if run.cfg_hash != call.cfg_hash:
         action = _version_change_action(plan)
         if action == "new":
-            return allow_new_run(plan, call, head, now)
+            return transitions.allow_new_run(plan, call, head, now)
         if action == "fail":
             return EndCall(None, refusals.config_changed(plan, call))
         yield NotifyListeners("config_drift", head)
@@ -116,13 +77,13 @@ def _on_complete(plan: StepPlan, call: CallIdentity, head: LoadedHead, now: floa
         check = yield CheckArtifact(call.entity, run.cfg_hash, plan.artifact)
         # A pure step computes a missing artifact again; an altered one is held by the new run's own check.
         if check.state != "valid" and plan.effect == "pure" and run.cfg_hash == call.cfg_hash:
-            return allow_new_run(plan, call, head, now)
+            return transitions.allow_new_run(plan, call, head, now)
         if check.state == "altered":
             return EndCall(None, refusals.artifact_altered(plan, head, check.error))
     return (yield from end_from_stored_value(plan, head))
 
 
-def _on_hard_fail(plan: StepPlan, call: CallIdentity, head: LoadedHead, now: float) -> Script:
+def _on_hard_fail(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: float) -> Script:
     """Raise the stored failure again, or begin a new run where the policy or a new version says so.
 
     A `once` step and a cancelled run never begin again by themselves.
@@ -131,12 +92,12 @@ def _on_hard_fail(plan: StepPlan, call: CallIdentity, head: LoadedHead, now: flo
     changed = run.cfg_hash != call.cfg_hash and _version_change_action(plan) == "new"
     may_repeat = plan.effect != "once" and not run.cancelled_at
     if may_repeat and (changed or plan.after_failure == "new_run"):
-        return allow_new_run(plan, call, head, now)
+        return transitions.allow_new_run(plan, call, head, now)
     body = yield from read_entry_body(head, run.failure_version)
     return EndCall(None, refusals.run_failed(plan, head, None, body.get("error")))
 
 
-def _on_running(plan: StepPlan, call: CallIdentity, head: LoadedHead, now: float) -> Script:
+def _on_running(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: float) -> Script:
     """Wait for the worker that holds the run, or close the attempt of a worker that is gone."""
     until = yield ReadLease(head.record.worker, head.entity, head.record.fence)
     if until <= now:
@@ -149,7 +110,7 @@ def _on_running(plan: StepPlan, call: CallIdentity, head: LoadedHead, now: float
     return WAITED
 
 
-def _on_waiting(plan: StepPlan, call: CallIdentity, head: LoadedHead, now: float) -> Script:
+def _on_waiting(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: float) -> Script:
     """Continue a run that waits for an operator, for its time, or for a caller."""
     run = head.record
     # A missing approval is checked again before the claim: it may have been given since.
@@ -158,18 +119,24 @@ def _on_waiting(plan: StepPlan, call: CallIdentity, head: LoadedHead, now: float
     # The cancellation came while an attempt ran, and that attempt failed.
     if run.cancelled_at:
         closing = close_run(run, "cancelled", now)
-        yield AppendChange(head, transitions.build_closing(plan, head, closing, refusals.CANCELLED))
+        change = transitions.build_closing(plan, head, closing, refusals.CANCELLED)
+        yield from cooldown_step.append_to_run(plan, head, change)
         return None
     if transitions.is_too_late(run, now):
         closing, error = close_run(run, "deadline_passed", now), refusals.out_of_time(run, now)
-        yield AppendChange(head, transitions.build_closing(plan, head, closing, error))
+        yield from cooldown_step.append_to_run(
+            plan, head, transitions.build_closing(plan, head, closing, error)
+        )
         return None
-    wait, budget = run.not_before - now, plan.purse if run.budget_debt else None
+    wait, budget = run.not_before - now, plan.budget if run.budget_debt else None
     if wait <= 0:
         return head if budget is None else (yield from _pay_for_retry(plan, head, now))
     parks = budget is not None and budget.budget.at_empty == "park"
     if parks or wait > plan.inline_wait_s or (call.give_up and run.not_before > call.give_up):
         return EndCall(None, refusals.run_deferred(plan, call, run, wait))
+    end = yield from cooldown_step.end_instead_of_waiting(plan.cooldown)
+    if end is not None:
+        return end
     yield SleepSeconds(wait)
     return WAITED
 
@@ -186,17 +153,18 @@ def _pay_for_retry(plan: StepPlan, head: LoadedHead, now: float) -> Script:
     else:
         after = run._replace(budget_debt=payment.budget_debt, not_before=payment.until)
         change = RecordChange(("QUOTA",), run, after, body)
-    if (yield AppendChange(head, change, also=payment.also)) is None:
+    if (yield from cooldown_step.append_to_run(plan, head, change, also=payment.also)) is None:
         yield from budget_step.refund_payment(payment)
 
 
 def _reconcile_held_run(plan: StepPlan, head: LoadedHead, now: float) -> Script:
     """Ask `reconcile` about an unknown outcome again; a run without an answer stays held."""
-    may_ask = plan.asks and head.record.held_for == OUTCOME_UNKNOWN
+    may_ask = plan.has_reconcile and head.record.held_for == OUTCOME_UNKNOWN
     answer = (yield AskReconcile(head)) if may_ask else UNKNOWN
     if answer.found == "unknown":
         return EndCall(None, refusals.run_held(plan, head))
-    yield AppendChange(head, transitions.build_reconciled(plan, head, answer, "reconciled", now))
+    change = transitions.build_reconciled(plan, head, answer, "reconciled", now)
+    yield from cooldown_step.append_to_run(plan, head, change)
     return None
 
 

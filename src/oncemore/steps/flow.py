@@ -1,7 +1,7 @@
 """The script of a durable call, from the key to the value.
 
 `run_step` is a generator: it yields the operations it wants done (`steps.ops`) and is sent their results. A
-driver (`steps.driver`) performs them, blocking or awaiting. Nothing happens between two operations, so a
+driver (`oncemore._driver`) performs them, blocking or awaiting. Nothing happens between two operations, so a
 crash falls before or after one of them:
 
     before the claim is stored      nothing has begun; a stored claim counts as an attempt
@@ -10,7 +10,8 @@ crash falls before or after one of them:
     after the outcome is stored     everything has happened and is recorded
 
 Every write is a compare-and-set on the head that was read. On a conflict nothing is written, and the script
-reads and decides again.
+reads and decides again. The parts that most calls do not need are in other modules: `existing_run` (the key
+has a run already), `admission` (a check refuses), `failure` (the attempt failed or was lost).
 """
 
 from __future__ import annotations
@@ -18,37 +19,38 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncemore._values import make
-from oncemore.steps import transitions
-from oncemore.steps.admission import (
-    NOW,
-    approval_entity,
-    check_permission,
-    complete_from_artifact,
-    pass_breaker,
-    step_names,
-    wait_for_rate,
-)
-from oncemore.steps.existing_run import WAITED, allow_new_run, handle_existing_run
+from oncemore.limits import breaker_step, cooldown_step
+from oncemore.log.store import JoinedWriteFailed
+from oncemore.policy.closing import close_run
+from oncemore.steps import admission, failure, refusals, transitions
+from oncemore.steps.existing_run import WAITED, handle_existing_run
 from oncemore.steps.ops import (
+    CONFLICT,
+    NOW,
     AppendChange,
     AskPermission,
     AttemptOutcome,
+    CommitTransaction,
+    EarnBudget,
     EndCall,
     LoadHead,
     LoadPolicy,
     ReserveWorker,
     RunAttempt,
+    SpillResult,
     VoidClaim,
 )
-from oncemore.steps.outcome import CONFLICT, close_interrupted, record_outcome
 from oncemore.steps.recorded_policies import needs_own_policy
 
 if TYPE_CHECKING:
+    from oncemore.errors import ResultUnavailable
     from oncemore.log.record import RunRecord
-    from oncemore.steps.ops import AttemptTerms, CallIdentity, LoadedHead, Script, StepPlan
+    from oncemore.steps.call import PreparedCall
+    from oncemore.steps.ops import AttemptTerms, LoadedHead, Script
+    from oncemore.steps.plan import StepPlan
 
 
-def run_step(plan: StepPlan, call: CallIdentity, head: LoadedHead | None = None) -> Script:
+def run_step(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None) -> Script:
     """Bring a call to its end: at most one COMMIT per key, and a bounded number of attempts.
 
     head  the head as the caller expects it, to save a read; a wrong guess costs one conflict
@@ -63,8 +65,9 @@ def run_step(plan: StepPlan, call: CallIdentity, head: LoadedHead | None = None)
             plan = yield from _plan_of_run(plan, head.record)
         now = yield NOW
         # A second call of the key: end, wait, or a head that may be claimed.
-        ready: Any = allow_new_run(plan, call, head, now) if head.record is None else None
-        if ready is None:
+        if head.record is None:
+            ready: Any = transitions.allow_new_run(plan, call, head, now)
+        else:
             ready = yield from handle_existing_run(plan, call, head, now)
         head = None
         if ready is WAITED:
@@ -72,40 +75,49 @@ def run_step(plan: StepPlan, call: CallIdentity, head: LoadedHead | None = None)
         if ready is None or ready is WAITED:
             continue
         if type(ready) is EndCall:
-            yield ready
-            return
+            return (yield from _end_without_attempt(plan, ready))
         # Operators: a switch or a missing approval stops the attempt.
-        approved = approval_entity(plan, ready)
-        names = step_names(plan, ready.record)
-        permission = yield make(AskPermission, (names, call.tenant, approved, plan.gated, plan.pipeline))
+        approved = transitions.approval_entity(plan, ready)
+        names = transitions.step_names(plan, ready.record)
+        permission = yield make(
+            AskPermission, (names, call.tenant, approved, plan.obeys_switches, plan.pipeline)
+        )
+        refused: Any = None
         if permission.stop or approved:
-            refused = yield from check_permission(plan, call, ready, permission, now)
-            if refused is CONFLICT or (refused is not None and is_guess):
-                is_guess = False  # the guessed head may hide a finished run, whose value is not refused
-                continue
-            if refused is not None:
-                yield refused
-                return
+            refused = yield from admission.check_permission(plan, call, ready, permission, now)
         # The worker that makes the attempt, and the limits that may defer it.
-        continued = None if ready.record is None else ready
-        terms = yield make(ReserveWorker, (plan.policy_name, plan.policy, plan.policy_source, continued))
-        breaker_pass: Any = None
-        if plan.artifact or plan.barrier is not None or plan.beat is not None:
-            passed = yield from _pass_limits(plan, call, terms, ready, now)
-            if passed is None:
-                step_plan = _with_stored_failure(step_plan)
+        if refused is None:
+            continued = None if ready.record is None else ready
+            terms = yield make(ReserveWorker, (plan.policy_name, plan.policy, plan.policy_source, continued))
+            breaker_pass: Any = None
+            if plan.artifact or plan.breaker is not None or plan.rate is not None:
+                passed = yield from _pass_limits(plan, call, terms, ready, now)
+                if passed is None:
+                    step_plan = _with_stored_failure(step_plan)
+                    continue
+                breaker_pass, now, refused = passed
+        # The claim, which is also the INTENT: counted before the attempt runs, under a new fence.
+        guards = permission.guards
+        if refused is None:
+            claim = transitions.build_claim(
+                plan, call, terms, ready.record, now, approval=permission.approval, step_plan=step_plan
+            )
+            if plan.cooldown is not None:
+                guards, refused = yield from cooldown_step.guard_claim(plan.cooldown, ready, claim, guards)
+        if refused is not None:
+            # A guessed head may hide a finished run, whose value is returned and not refused.
+            if refused is CONFLICT or is_guess:
+                is_guess = False
                 continue
-            breaker_pass, now = passed
-        # The claim and INTENT: counted before the attempt runs, under a new fence.
-        claim = transitions.build_claim(plan, call, terms, ready.record, now, permission, step_plan)
+            return (yield from _end_without_attempt(plan, refused))
         is_late = not approved
         if breaker_pass is None:
-            guards, is_synced = permission.guards, plan.effect != "pure"
-            claimed = yield AppendChange(ready, claim, is_synced, guards=guards, late=is_late)
+            op = AppendChange(ready, claim, plan.effect != "pure", guards=guards, late=is_late)
         else:
-            claimed = yield breaker_pass.build_claim(ready, claim, now, permission.guards, late=is_late)
+            op = breaker_pass.build_claim(ready, claim, now, guards, late=is_late)
+        claimed = yield op
         if type(claimed) is VoidClaim:
-            yield from _release_claim(plan, claimed.seen, now)
+            yield from failure.release_claim(plan, claimed.seen, now)
             continue
         if claimed is None:
             continue
@@ -114,28 +126,8 @@ def run_step(plan: StepPlan, call: CallIdentity, head: LoadedHead | None = None)
         now = yield NOW
         ended = yield from record_outcome(plan, done, now)
         if ended is not None:
-            yield ended
-            return
-        step_plan = _with_stored_failure(step_plan)
-
-
-def _pass_limits(
-    plan: StepPlan, call: CallIdentity, terms: AttemptTerms, head: LoadedHead, now: float
-) -> Script:
-    """Check the artifact, the breaker and the rate limit; return the breaker's pass and the time.
-
-    Return None if the run was completed from its artifact, or deferred.
-    """
-    if plan.artifact and (yield from complete_from_artifact(plan, call, terms, head, now)):
-        return None
-    breaker_pass = None
-    if plan.barrier is not None:
-        breaker_pass = yield from pass_breaker(plan, call, terms, head, now)
-        if breaker_pass is None:
-            return None
-    if plan.beat is not None:
-        now = yield from wait_for_rate(plan, call, terms, head, now)
-    return None if now is None else (breaker_pass, now)
+            return ended
+        step_plan = cooldown_step.mark_executed(_with_stored_failure(step_plan))
 
 
 def _plan_of_run(plan: StepPlan, run: RunRecord) -> Script:
@@ -155,14 +147,134 @@ def _with_stored_failure(plan: StepPlan) -> StepPlan:
     return plan if plan.after_failure == "raise" else plan.copy_with(after_failure="raise")
 
 
-def _release_claim(plan: StepPlan, head: LoadedHead, now: float) -> Script:
-    """Release a claim that may not begin; its number stays used, and it does not count as an attempt.
+def _end_without_attempt(plan: StepPlan, end: EndCall) -> Script:
+    """Return the end of a call, with the cooldown of its resource as the error if that is the cause."""
+    return end if plan.cooldown is None else (yield from cooldown_step.explain_end(plan.cooldown, end))
 
-    Another process can change the run meanwhile, for example cancel it: then the release is tried again on
-    the new head.
+
+def _pass_limits(
+    plan: StepPlan, call: PreparedCall, terms: AttemptTerms, head: LoadedHead, now: float
+) -> Script:
+    """Check the artifact, the breaker and the rate limit.
+
+    Return the breaker's pass, the time, and the end of the call if a limit ends it; or None if the run was
+    completed from its artifact, or deferred.
     """
-    fence = head.record.fence
-    while head.record.state == "RUNNING" and head.record.fence == fence:
-        if (yield from close_interrupted(plan, AttemptOutcome(head, begun=False), now)) is not None:
-            return
-        head = yield LoadHead(head.entity)
+    if plan.artifact and (yield from admission.complete_from_artifact(plan, call, terms, head, now)):
+        return None
+    breaker_pass = end = None
+    if plan.breaker is not None:
+        breaker_pass = yield from admission.pass_breaker(plan, call, terms, head, now)
+        if breaker_pass is None:
+            return None
+    if plan.rate is not None:
+        now, end = yield from admission.wait_for_rate(plan, call, terms, head, now)
+    return None if now is None else (breaker_pass, now, end)
+
+
+# The outcome of an attempt --------------------------------------------------------------------------
+
+
+def record_outcome(plan: StepPlan, done: AttemptOutcome, now: float) -> Script:
+    """Append the outcome of an attempt; return the call's end, or None if the call continues."""
+    while True:
+        ended = yield from (commit_result if done.error is None else failure.record_failure)(plan, done, now)
+        if ended is not CONFLICT:
+            return ended
+        head = yield LoadHead(done.seen.entity)
+        if head.record.state != "RUNNING" or head.record.fence != done.seen.record.fence:
+            break
+        # The attempt still holds the run: its own checkpoint, whose acknowledgement was lost, moved the head.
+        done = done._replace(seen=head)
+    # Another attempt took the run over. A `once` effect may have happened twice, so the caller must know.
+    if done.error is None and plan.effect == "once":
+        return EndCall(None, refusals.lease_lost(plan, done.seen))
+    # For every other effect the recorded outcome is the right one: the caller reads it.
+    if done.error is None or isinstance(done.error, Exception):
+        return None
+    return EndCall(None, done.error)
+
+
+def commit_result(plan: StepPlan, done: AttemptOutcome, now: float) -> Script:
+    """Append the result; return the end of the call, or CONFLICT.
+
+    A value that cannot be encoded fails a `pure` step. Any other effect has happened, so its run is COMPLETE
+    without a value: running it again would do it twice.
+    """
+    # An earlier attempt committed in the user's database and lost its record here: its marker has the body.
+    if done.applied is not None:
+        return (yield from _append_commit(plan, done, *done.applied, now))
+    head = done.seen
+    lost: ResultUnavailable | None = None
+    try:
+        body = {"result": plan.encode(done.value)}
+    except Exception as fault:  # noqa: BLE001 - encoders of user types may raise anything
+        lost = refusals.result_not_encodable(plan, head, fault, done.value)
+        if plan.effect == "pure":
+            return (yield from _fail_without_result(plan, head, lost, now))
+        body = {"result_unavailable": str(lost)}
+    events = done.events
+    if lost is None and plan.is_large(body["result"]):
+        body, events = yield from _spill_large_result(head, body, events)
+    if done.artifacts:
+        body["artifacts"] = done.artifacts
+    if done.mark is not None:
+        # The user's transaction commits first, with our marker in it. A crash after it is settled from there.
+        finished = yield CommitTransaction(head, done.mark, body, events)
+        if finished.error is not None:
+            return (yield from failure.record_failure(plan, done._replace(error=finished.error), now))
+    return (yield from _append_commit(plan, done, body, events, now, lost))
+
+
+def _append_commit(
+    plan: StepPlan,
+    done: AttemptOutcome,
+    body: dict[str, Any],
+    events: Any,
+    now: float,
+    lost: Exception | None = None,
+) -> Script:
+    """Append COMMIT with its events, and the breaker's and the resource's record where there are such."""
+    head = done.seen
+    body["duration_s"] = round(now - head.record.started_at, 6)
+    change = transitions.build_commit(head, body)
+    other: tuple[Any, ...] = ()
+    if plan.breaker is not None:
+        other = yield from breaker_step.success_writes(plan, head, now)
+    if plan.cooldown is not None:
+        other = (*other, *(yield from cooldown_step.resource_writes(plan.cooldown, head, change, events)))
+    saved = yield AppendChange(head, change, True, events, done.also, other)
+    if saved is None:
+        return CONFLICT
+    # The user's `on_commit` write failed and rolled the entry back: that is a failed attempt.
+    if type(saved) is JoinedWriteFailed:
+        return (yield from failure.record_failure(plan, done._replace(error=saved.__cause__), now))
+    if plan.budget is not None:
+        yield EarnBudget(plan.budget)
+    if lost is not None:
+        return EndCall(None, lost)
+    return transitions.end_from_last_entry(plan, saved) or (
+        yield from failure.end_from_stored_value(plan, saved)
+    )
+
+
+def _fail_without_result(plan: StepPlan, head: LoadedHead, lost: ResultUnavailable, now: float) -> Script:
+    """Fail a `pure` step whose value cannot be stored; return the end, or CONFLICT."""
+    closing = close_run(head.record, "result_unavailable", now)
+    change = transitions.build_closing(plan, head, closing, plan.describe(lost, None), permanent=True)
+    breaker_writes = yield from breaker_step.success_writes(plan, head, now)
+    saved = yield from cooldown_step.append_to_run(plan, head, change, also=breaker_writes)
+    return CONFLICT if saved is None else EndCall(None, refusals.run_failed(plan, saved, lost, None))
+
+
+def _spill_large_result(head: LoadedHead, body: dict[str, Any], events: tuple[Any, ...]) -> Script:
+    """Store a large result as an artifact; return body and events with the reference to it.
+
+    If the artifact store fails, the result stays in the body.
+    """
+    answer = yield SpillResult(head, body["result"])
+    if answer is None:
+        return body, events
+    ref, artifact = answer
+    spilled = {"ref": ref, "digest": artifact.digest, "size": artifact.size}
+    return {"spilled": spilled}, (*events, (artifact, None))

@@ -19,8 +19,10 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from oncemore import clock as clocks
 from oncemore.artifacts.store import make_child_writer
 from oncemore.errors import UsageError
+from oncemore.log.tagged_json import untag_value
 from oncemore.retries.deadlines import timeout_error
 from oncemore.steps.engine import Engine
 from oncemore.steps.entered_engine import current_engine, enter_engine
@@ -29,9 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
 
+    from oncemore.artifacts.store import ChildArtifactWriter
     from oncemore.retries.loop import CallFunction
-    from oncemore.steps.attempt import Attempt
-    from oncemore.steps.call_in_progress import CallInProgress
+    from oncemore.steps.attempt import RunningAttempt
+    from oncemore.steps.call import PreparedCall
+    from oncemore.steps.ops import LoadedHead
 
 GRACE_S = 5.0
 MOST_TEXT = 2000
@@ -55,18 +59,18 @@ class UnsentValue:
         return f"<a value that could not leave its process: {self.text}>"
 
 
-def run_in_process(job: CallInProgress, attempt: Attempt, invoke: CallFunction) -> Any:
-    """Run a job's function in a process of its own; kill that at its limit."""
+def run_in_process(call: PreparedCall, attempt: RunningAttempt, invoke: CallFunction) -> Any:
+    """Run the function of a step in a process of its own, and kill that process at its limit."""
     import multiprocessing
 
-    where = address_of(job.step_name, job.function)
+    where = address_of(call.plan.name, call.plan.function)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     told = {"seen": attempt.seen, "ends_in": invoke.limit_s, "resume": attempt.resume()}
-    told["files"] = make_child_writer(job)
+    told["files"] = make_child_writer(call)
     told["engine"] = _surroundings()
     process = context.Process(
-        target=_run_child, args=(theirs, where, job.args, job.kwargs, told), daemon=True
+        target=_run_child, args=(theirs, where, call.args, call.kwargs, told), daemon=True
     )
     process.start()
     theirs.close()
@@ -147,7 +151,7 @@ def check_importable(name: str, work: Any) -> None:
         )
 
 
-def _serve_child(ours: Connection, attempt: Attempt, invoke: CallFunction, process: Any) -> Any:
+def _serve_child(ours: Connection, attempt: RunningAttempt, invoke: CallFunction, process: Any) -> Any:
     """Answer what the child asks for, until it sends its end, dies or takes too long."""
     while True:
         try:
@@ -169,7 +173,7 @@ def _serve_child(ours: Connection, attempt: Attempt, invoke: CallFunction, proce
             ours.send(_save_checkpoint(attempt, value))
 
 
-def _receive_message(ours: Connection, attempt: Attempt, invoke: CallFunction) -> Any:
+def _receive_message(ours: Connection, attempt: RunningAttempt, invoke: CallFunction) -> Any:
     """Return what the child sent; what cannot be read here is said in words."""
     if not ours.poll(attempt.remaining()):
         raise timeout_error(attempt.step, invoke)
@@ -180,7 +184,7 @@ def _receive_message(ours: Connection, attempt: Attempt, invoke: CallFunction) -
         return UnsentValue(f"{type(fault).__name__}: {fault}"[:MOST_TEXT])
 
 
-def _save_checkpoint(attempt: Attempt, plain: Any) -> BaseException | None:
+def _save_checkpoint(attempt: RunningAttempt, plain: Any) -> BaseException | None:
     try:
         attempt.save_checkpoint(plain)
     except Exception as error:  # noqa: BLE001 - the child raises it where the work is
@@ -228,31 +232,11 @@ class _ParentReplies:
 def _call_function(
     answers: _ParentReplies, where: tuple[str, str], args: Any, kwargs: Any, told: dict[str, Any]
 ) -> Any:
-    from oncemore import clock as clocks
     from oncemore.artifacts.artifact import CURRENT_READER
-    from oncemore.log.tagged_json import TaggedEncoder, untag_value
     from oncemore.retries.loop import ENDS
-    from oncemore.steps.attempt import CURRENT, Attempt
+    from oncemore.steps.attempt import CURRENT, RunningAttempt
 
-    plain, kept = TaggedEncoder(), [told["resume"]]
-
-    def keep(attempt: Attempt, value: Any) -> None:
-        _send_message(answers.pipe, "checkpoint", value)
-        refused = answers.arrived.get()
-        if refused is not None:
-            raise refused
-        kept[0] = untag_value(value)
-        attempt.seen = attempt.seen._replace(record=attempt.seen.record._replace(checkpoint_version=1))
-
-    attempt = Attempt(
-        told["seen"],
-        clocks.current.wall,
-        lambda value: plain.tag_value(value, "the value"),
-        keep,
-        lambda seen: kept[0],
-        None,
-        told["files"],
-    )
+    attempt = RunningAttempt(told["seen"], ChildStorage(told["files"], answers, told["resume"]))
     CURRENT_READER.set(told["files"].artifact_store)
     CURRENT.set(attempt)
     _enter(told["engine"])
@@ -260,6 +244,41 @@ def _call_function(
         ENDS.set(clocks.current.monotonic() + told["ends_in"])
     value = _import_function(*where)(*args, **kwargs)
     return value, attempt.collect_outputs()
+
+
+class ChildStorage:
+    """Stores what an attempt in a child process produces: artifacts here, checkpoints through the parent."""
+
+    def __init__(self, writer: ChildArtifactWriter, answers: _ParentReplies, checkpoint: Any) -> None:
+        self._writer, self._answers, self._checkpoint = writer, answers, checkpoint
+        self.artifact_name = writer.artifact_name
+        self.put_artifact, self.leave_evidence = writer.put_artifact, writer.leave_evidence
+        self.find_recorded_artifact = writer.find_recorded_artifact
+
+    def now(self) -> float:
+        """Return the time of this machine; the child process has no store."""
+        return clocks.current.wall()
+
+    def save_checkpoint(self, attempt: RunningAttempt, plain: Any) -> None:
+        """Send a checkpoint to the parent process, which appends it; raise its error here."""
+        _send_message(self._answers.pipe, "checkpoint", plain)
+        refused = self._answers.arrived.get()
+        if refused is not None:
+            raise refused
+        self._checkpoint = untag_value(plain)
+        attempt.seen = attempt.seen._replace(record=attempt.seen.record._replace(checkpoint_version=1))
+
+    def load_checkpoint(self, head: LoadedHead) -> Any:
+        """Return the last checkpoint of the run."""
+        return self._checkpoint
+
+    def begin_transaction(self, attempt: RunningAttempt, connection: Any) -> Any:
+        """Refuse: `isolate` and transactional effects exclude each other (`steps.options`)."""
+        raise AssertionError("a transactional step runs in the process of its caller")  # pragma: no cover
+
+    def check_supports_on_commit(self, step: str) -> None:
+        """Refuse, for the same reason."""
+        raise AssertionError("a transactional step runs in the process of its caller")  # pragma: no cover
 
 
 def _import_function(module: str, name: str) -> Any:

@@ -17,17 +17,18 @@ from oncemore.policy import files
 from oncemore.retries.options import function_colour
 from oncemore.steps import operator_flow
 from oncemore.steps.attempt import current
-from oncemore.steps.decorator import Step, complete_options
+from oncemore.steps.decorator import Step
 from oncemore.steps.keys import cfg_hash
-from oncemore.steps.options import StepOptions, module_of
+from oncemore.steps.options import StepOptions
 from oncemore.steps.read_only_values import make_read_only
+from oncemore.steps.signature import module_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from oncemore.steps.call import PreparedCall
     from oncemore.steps.engine import Engine
     from oncemore.steps.ops import AttemptTerms
-    from oncemore.steps.prepare import PreparedCall
 
 #: The policy of a node that names none.
 PROFILE = "kfm-loop"
@@ -50,17 +51,17 @@ class NodeStep(Step[..., Any]):
     ) -> None:
         self._node, self._policy, self._on_change = node, policy, on_config_change
         work = _make_async_function(node) if is_async_node(node) else _make_function(node)
-        told = complete_options(
-            effect=getattr(node, "effect", "pure"), name=node_id_of(node), partition=_partition_of,
-            ignore="cfg", on_version_change=on_config_change, policy=policy or policy_of(node),
-            pipeline=getattr(node, "pipeline", None) or module_of(node.compute),
-        )  # fmt: skip
-        recipe = StepOptions(work, told)
+        options: dict[str, Any] = {
+            "effect": getattr(node, "effect", "pure"), "name": node_id_of(node), "partition": _partition_of,
+            "ignore": "cfg", "on_version_change": on_config_change, "policy": policy or policy_of(node),
+            "pipeline": getattr(node, "pipeline", None) or module_of(node.compute),
+        }  # fmt: skip
+        checked = StepOptions(work, **options)
         if engine is None:  # the copy for another engine would warn a second time
-            warn_policy(*recipe.policy.warnings())
-        if recipe.on_version_change is None:  # neither the call nor the policy's own file says it
-            recipe.on_version_change = files.profile(PROFILE).sections["idempotency"]["on_config_change"]
-        super().__init__(recipe, engine)
+            warn_policy(*checked.policy.warnings())
+        if checked.on_version_change is None:  # neither the call nor the policy's own file says it
+            checked.on_version_change = files.profile(PROFILE).sections["idempotency"]["on_config_change"]
+        super().__init__(checked, engine)
 
     def bind(self, engine: Engine) -> NodeStep:
         """Return the same step on another engine."""
@@ -71,24 +72,25 @@ class NodeStep(Step[..., Any]):
 
         To be awaited if the node is async.
         """
-        look = self._prepare_call((inputs, cfg), {})
-        return self._run_script(look, operator_flow.note_redelivery(look.call))
+        call = self._prepare_call((inputs, cfg), {})
+        return self._run_script(call, operator_flow.note_redelivery(call))
 
     def _prepare_call(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, guess: bool = False
     ) -> PreparedCall:
-        look = super()._prepare_call(args, kwargs, guess=guess)
-        config = _without_partition(self._cfg_of(look))
-        return look._replace(call=look.call._replace(cfg_hash=cfg_hash(_VERSION, config)), withheld=())
+        call = super()._prepare_call(args, kwargs, guess=guess)
+        config = _without_partition(self._cfg_of(call))
+        # The configuration is not a part of the key; a changed one begins a new run.
+        call.cfg_hash, call.withheld = cfg_hash(_VERSION, config), ()
+        return call
 
-    def _make_terms(self, look: PreparedCall, worker: str, now: float) -> AttemptTerms:
-        counted = {**look.counted, "cfg": self._cfg_of(look)}
-        return (
-            super()._make_terms(look, worker, now)._replace(arguments=self._options.encode_arguments(counted))
-        )
+    def _make_terms(self, call: PreparedCall, worker: str, now: float) -> AttemptTerms:
+        counted = {**call.counted, "cfg": self._cfg_of(call)}
+        terms = super()._make_terms(call, worker, now)
+        return terms._replace(arguments=self._options.keys.encode_arguments(counted))
 
-    def _cfg_of(self, look: PreparedCall) -> Any:
-        return self._options.bind_arguments(look.args, look.kwargs)["cfg"]
+    def _cfg_of(self, call: PreparedCall) -> Any:
+        return self._options.keys.bind_arguments(call.args, call.kwargs)["cfg"]
 
 
 def is_node(found: Any) -> bool:

@@ -1,7 +1,8 @@
 """Scripts beside a call: submit work for a worker, cancel it, run it again, settle an unknown outcome.
 
 Each is a generator like `steps.flow.run_step` and runs on the same drivers. A write is a compare-and-set on
-the head that was read; on a conflict the script reads again and decides again.
+the head that was read; on a conflict the script reads again and decides again. Decisions of operators are
+refused in a log that has been moved to another store.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore._values import make
 from oncemore.control.model import LOG_MOVED
+from oncemore.control.moved_log import append_decision, refuse_if_moved
+from oncemore.limits import cooldown_step
 from oncemore.log.record import RecordChange
 from oncemore.policy.closing import OUTCOME_UNKNOWN, close_run
 from oncemore.steps import refusals, transitions
-from oncemore.steps.admission import ARTIFACT_EXISTS, NOW, step_names
-from oncemore.steps.existing_run import allow_new_run, check_same_arguments, is_outdated
+from oncemore.steps.admission import ARTIFACT_EXISTS
+from oncemore.steps.existing_run import is_outdated
 from oncemore.steps.ops import (
+    NOW,
     AppendChange,
     AskPermission,
     EndCall,
@@ -25,48 +29,59 @@ from oncemore.steps.ops import (
 )
 
 if TYPE_CHECKING:
-    from oncemore.steps.ops import CallIdentity, LoadedHead, ReconcileAnswer, Script, StepPlan
+    from oncemore.steps.call import PreparedCall
+    from oncemore.steps.ops import LoadedHead, ReconcileAnswer, Script
+    from oncemore.steps.plan import StepPlan
 
 
-def reopen_run(plan: StepPlan, call: CallIdentity, reason: str, actor: str) -> Script:
+def reopen_run(plan: StepPlan, call: PreparedCall, reason: str, actor: str) -> Script:
     """Begin a new run of failed work because an operator asked for it; it then runs as usual."""
-    while True:
+    refused = yield from refuse_if_moved(plan.name)
+    while refused is None:
         head = yield LoadHead(call.entity)
         now = yield NOW
         run = head.record
-        refused = check_same_arguments(plan, call, run) or refusals.cannot_reopen(plan, call, run)
-        if refused is not None:
-            yield EndCall(None, refused)
-            return
+        error = transitions.check_same_arguments(plan, call, run) or refusals.cannot_reopen(plan, call, run)
+        if error is not None:
+            return EndCall(None, error)
         terms = yield make(ReserveWorker, (plan.policy_name, plan.policy, plan.policy_source, None))
         decision = {"action": "rerun", "reason": reason, "actor": actor}
         body = {**transitions.opening_body(terms), "decision": decision}
         after = transitions.new_run(plan, call, terms, run, now)._replace(not_before=now)
-        if (yield AppendChange(head, RecordChange(("PENDING",), run, after, body))) is not None:
-            yield EndCall(None, None)
-            return
+        change = RecordChange(("PENDING",), run, after, body)
+        # The resource is released in the same write, or the new run would be skipped at once.
+        also = yield from cooldown_step.release_writes(plan, body)
+        saved = yield from append_decision(plan.name, AppendChange(head, change, also=also))
+        if saved is not None:
+            refused = saved if type(saved) is EndCall else EndCall(None, None)
+    return refused
 
 
 def settle_run(
-    plan: StepPlan, call: CallIdentity, answer: ReconcileAnswer, head: LoadedHead | None = None
+    plan: StepPlan, call: PreparedCall, answer: ReconcileAnswer, head: LoadedHead | None = None
 ) -> Script:
     """Record what an operator found out about an unknown outcome.
 
     Of two operators the second is refused: the run is no longer the one that was looked at.
     """
+    moved = yield from refuse_if_moved(plan.name)
+    if moved is not None:
+        return moved
     head = head or (yield LoadHead(call.entity))
     now = yield NOW
-    refused = check_same_arguments(plan, call, head.record)
-    if refused is None:
+    error = transitions.check_same_arguments(plan, call, head.record)
+    if error is None:
         saved = None
         if head.record is not None and head.record.held_for == OUTCOME_UNKNOWN:
             change = transitions.build_reconciled(plan, head, answer, "decided", now)
-            saved = yield AppendChange(head, change)
-        refused = refusals.nothing_to_settle(plan, call) if saved is None else None
-    yield EndCall(None, refused)
+            saved = yield from append_decision(plan.name, AppendChange(head, change))
+        if type(saved) is EndCall:
+            return saved
+        error = refusals.nothing_to_settle(plan, call) if saved is None else None
+    return EndCall(None, error)
 
 
-def note_redelivery(call: CallIdentity) -> Script:
+def note_redelivery(call: PreparedCall) -> Script:
     """Record that a delivered message found its work done (LEASE-5): COMPLETE, `artifact_exists`.
 
     Once per run, so that a queue that redelivers for ever does not make the log grow for ever. The result
@@ -81,10 +96,10 @@ def note_redelivery(call: CallIdentity) -> Script:
             break
         after = run._replace(reason=ARTIFACT_EXISTS)
         saved = yield AppendChange(head, RecordChange(("COMPLETE",), run, after))
-    yield EndCall(None, None)
+    return EndCall(None, None)
 
 
-def submit_run(plan: StepPlan, call: CallIdentity, due_at: float) -> Script:
+def submit_run(plan: StepPlan, call: PreparedCall, due_at: float) -> Script:
     """Create a run in PENDING for a worker, unless the key has a run already.
 
     An existing run stays as it is, in whatever state: the same work is submitted once. Only a finished run
@@ -96,46 +111,49 @@ def submit_run(plan: StepPlan, call: CallIdentity, due_at: float) -> Script:
         head = yield LoadHead(call.entity)
         now = yield NOW
         run = head.record
-        ready: Any = EndCall(None, check_same_arguments(plan, call, run))
+        ready: Any = EndCall(None, transitions.check_same_arguments(plan, call, run))
         if run is None or (ready.error is None and is_outdated(plan, call, run)):
-            ready = allow_new_run(plan, call, head, now)
+            ready = transitions.allow_new_run(plan, call, head, now)
         if type(ready) is not EndCall:
-            permission = yield AskPermission(step_names(plan, run), call.tenant, begins=False)
+            names = transitions.step_names(plan, run)
+            permission = yield AskPermission(names, call.tenant, begins=False)
             if permission.stop == LOG_MOVED:
                 ready = EndCall(None, refusals.switch_blocked(plan, call, permission))
         if type(ready) is EndCall:
-            yield ready
-            return
+            return ready
         terms = yield make(PrepareSubmission, (plan.policy_name, plan.policy, plan.policy_source))
         after = transitions.new_run(plan, call, terms, run, now)._replace(not_before=due_at or now)
         change = RecordChange(("PENDING",), run, after, transitions.opening_body(terms))
         if (yield AppendChange(head, change, guards=permission.guards)) is not None:
-            yield EndCall(None, None)
-            return
+            return EndCall(None, None)
 
 
-def cancel_run(plan: StepPlan, call: CallIdentity, reason: str, actor: str) -> Script:
+def cancel_run(plan: StepPlan, call: PreparedCall, reason: str, actor: str) -> Script:
     """Let no further attempt of the run begin.
 
     A waiting run ends at once. A running attempt is not interrupted: if it commits, the result stands; if it
     fails, it is not tried again.
     """
     remarks = {"decision": {"action": "cancel", "reason": reason, "actor": actor}}
-    while True:
+    refused = yield from refuse_if_moved(plan.name)
+    while refused is None:
         head = yield LoadHead(call.entity)
         now = yield NOW
         run = head.record
-        refused = check_same_arguments(plan, call, run) or refusals.cannot_cancel(plan, call, run)
-        if refused is not None or run.cancelled_at:
-            yield EndCall(None, refused)
-            return
+        error = transitions.check_same_arguments(plan, call, run) or refusals.cannot_cancel(plan, call, run)
+        if error is not None or run.cancelled_at:
+            return EndCall(None, error)
         if run.state == "RUNNING":
             change = RecordChange(("DECISION",), run, run._replace(cancelled_at=now), remarks)
         else:
-            error = {**refusals.CANCELLED, "message": reason}
+            record = {**refusals.CANCELLED, "message": reason}
             closing = close_run(run, "cancelled", now)
-            change = transitions.build_closing(plan, head, closing, error, remarks, cancelled_at=now)
+            change = transitions.build_closing(plan, head, closing, record, remarks, cancelled_at=now)
             change = change._replace(marks=("HARD_FAIL", "DECISION", "ESCALATION"))
-        if (yield AppendChange(head, change)) is not None:
-            yield EndCall(None, None)
-            return
+        also: tuple[Any, ...] = ()
+        if plan.cooldown is not None:
+            also = yield from cooldown_step.resource_writes(plan.cooldown, head, change, ())
+        saved = yield from append_decision(plan.name, AppendChange(head, change, also=also))
+        if saved is not None:
+            refused = saved if type(saved) is EndCall else EndCall(None, None)
+    return refused

@@ -1,4 +1,4 @@
-"""The operations that a flow yields, and the results that it is sent.
+"""The operations that the script of a call yields, and the results that it is sent.
 
 LoadHead(entity, kind)      read the head of an entity                     → LoadedHead
 ReserveWorker(policy…)      reserve this process's worker for an attempt   → AttemptTerms
@@ -23,202 +23,30 @@ AskReconcile(head)          call the step's `reconcile` function           → R
 SleepSeconds(seconds)       wait                                           → None
 WatchEntity(entity, …)      wait until the entity changes                  → None
 NotifyListeners(what, head) call the listeners of the engine               → None
-EndCall(value, error)       end of the script: return or raise
+
+A script returns an `EndCall`: the value of the call, or its error. `steps.perform` performs the operations.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from oncemore._values import FrozenRecord
 from oncemore.log.record import RunRecord
-from oncemore.policy.policy import ESCALATION, policy_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
     from oncemore.artifacts.artifact import Artifact
     from oncemore.control.model import Approval
-    from oncemore.limits.breaker_rules import BreakerRules
-    from oncemore.limits.budget import TokenBucket
-    from oncemore.limits.rate_rules import RateLimit
     from oncemore.log.record import ArtifactRecord, EventRecord, RecordChange
     from oncemore.log.store import StoreTransaction
-    from oncemore.policy.model import Effect, Failure
     from oncemore.policy.policy import Policy
+    from oncemore.steps.plan import StepBudget, StepRate
     from oncemore.steps.transactions import AppliedMark
 
+    #: A part of a call's script; a whole script returns its `EndCall`.
     Script = Generator[Any, Any, Any]
     Given = tuple[EventRecord | ArtifactRecord, Any]
-
-
-class StepBreaker(NamedTuple):
-    """The breaker of a step's provider: its entity in the log, and the rules that open it."""
-
-    entity: str
-    rules: BreakerRules
-
-
-class StepRate(NamedTuple):
-    """The rate limit of a step's provider: its name and its numbers."""
-
-    name: str
-    pulse: RateLimit
-
-
-class StepBudget(NamedTuple):
-    """The retry budget of a step.
-
-    entity  its place in the log; empty for a budget of this process alone, which holds the tokens itself
-    """
-
-    entity: str
-    budget: TokenBucket
-
-
-class StepPlan(FrozenRecord):
-    """The options of a step, checked and ready for the flow.
-
-    encode             value → its stored form, or raises
-    decode             the stored form → value
-    describe           error and its failure → the stored error record, redacted
-    not_applied        whether an error shows that a `once` effect did not happen
-    asks               whether the step has a `reconcile` function
-    after_failure      "raise", or "new_run": a new call of failed work begins a new run
-    on_version_change  "new", "reuse", "fail", or None: by the effect
-    covers             whether an error may be retried, where the policy's classes do not decide
-    artifact           the name of the artifact that is the step's result; empty if there is none
-    large              whether an encoded result is too large for the log
-    quarantines        whether a failure that is not retried waits for an operator (CLASS-3)
-    escalation         the policies that escalation records name: after a permanent error, and after
-                       attempts or time run out
-    repeats_once       whether a `once` step is retried after an error that shows that nothing happened
-    pipeline           the pipeline of the step; empty if there is none
-    halts              whether a failure that is not retried halts that pipeline (CLASS-3)
-    approval           whether every attempt needs an approval
-    gated              whether switches stop the step; False for the steps that turn switches
-    barrier            the breaker of its provider, if there is one
-    beat               the rate limit of its provider, if there is one
-    purse              its retry budget, if there is one
-    policy_source      the address of the policy's file; empty for a policy made in code
-    """
-
-    __slots__ = (
-        "after_failure", "approval", "artifact", "asks", "barrier", "beat", "classify", "covers", "decode",
-        "describe", "effect", "encode", "escalation", "gated", "halts", "if_running", "inline_wait_s",
-        "large", "name", "not_applied", "on_version_change", "pipeline", "policy", "policy_name",
-        "policy_source", "purse", "quarantines", "repeats_once",
-    )  # fmt: skip
-    after_failure: str
-    approval: bool
-    artifact: str
-    asks: bool
-    barrier: StepBreaker | None
-    beat: StepRate | None
-    classify: Callable[[BaseException, float], Failure]
-    covers: Callable[[Exception, Failure], bool] | None
-    decode: Callable[[Any], Any]
-    describe: Callable[[BaseException, Failure | None], dict[str, Any]]
-    effect: Effect
-    encode: Callable[[Any], Any]
-    escalation: tuple[str, str]
-    gated: bool
-    halts: bool
-    if_running: str
-    inline_wait_s: float
-    large: Callable[[Any], bool]
-    name: str
-    not_applied: Callable[[Exception], bool]
-    on_version_change: str | None
-    pipeline: str
-    policy: Policy
-    policy_name: str
-    policy_source: str
-    purse: StepBudget | None
-    quarantines: bool
-    repeats_once: bool
-
-    def __init__(
-        self,
-        name: str,
-        effect: Effect,
-        policy: Policy,
-        classify: Callable[[BaseException, float], Failure],
-        *,
-        encode: Callable[[Any], Any],
-        decode: Callable[[Any], Any],
-        describe: Callable[[BaseException, Failure | None], dict[str, Any]],
-        not_applied: Callable[[Exception], bool] = lambda error: False,
-        asks: bool = False,
-        if_running: str = "wait",
-        inline_wait_s: float = 60.0,
-        after_failure: str = "raise",
-        on_version_change: str | None = None,
-        covers: Callable[[Exception, Failure], bool] | None = None,
-        artifact: str = "",
-        large: Callable[[Any], bool] = lambda encoded: False,
-        quarantines: bool = False,
-        approval: bool = False,
-        gated: bool = True,
-        barrier: StepBreaker | None = None,
-        beat: StepRate | None = None,
-        purse: StepBudget | None = None,
-        pipeline: str = "",
-        halts: bool = False,
-        policy_source: str = "",
-        repeats_once: bool = True,
-        escalation: tuple[str, str] = ESCALATION,
-    ) -> None:
-        self.set_fields(
-            after_failure=after_failure,
-            approval=approval,
-            artifact=artifact,
-            asks=asks,
-            barrier=barrier,
-            beat=beat,
-            classify=classify,
-            covers=covers,
-            decode=decode,
-            describe=describe,
-            effect=effect,
-            encode=encode,
-            escalation=escalation,
-            gated=gated,
-            halts=halts,
-            if_running=if_running,
-            inline_wait_s=inline_wait_s,
-            large=large,
-            name=name,
-            not_applied=not_applied,
-            on_version_change=on_version_change,
-            pipeline=pipeline,
-            policy=policy,
-            policy_name=policy_name(policy),
-            policy_source=policy_source,
-            purse=purse,
-            quarantines=quarantines,
-            repeats_once=repeats_once,
-        )
-
-
-class CallIdentity(NamedTuple):
-    """One call of a step: the key, and how long it may take.
-
-    input_hash  digest of the arguments; empty if the key covers all of them
-    deadline    when a run that this call begins must have ended; 0 for no deadline
-    give_up     until when this caller waits for another attempt or for a time; 0 for no limit
-    tenant      the tenant whose work it is
-    code_hash   version and config of the code that would make the attempt, where that differs from
-                `cfg_hash`: a worker continues a run with the run's own `cfg_hash`
-    """
-
-    entity: str
-    input_hash: str
-    cfg_hash: str
-    deadline: float = 0.0
-    give_up: float = 0.0
-    tenant: str = ""
-    code_hash: str = ""
 
 
 class AttemptTerms(NamedTuple):
@@ -289,7 +117,7 @@ class LoadPolicy(NamedTuple):
 
 
 class AskPermission(NamedTuple):
-    """Read the switches and approvals that may keep an attempt from beginning.
+    """Read the switches and approvals that may stop an attempt before it begins.
 
     steps   the names of its step
     entity  the entity whose approval it needs; empty if it needs none
@@ -331,14 +159,14 @@ class LoadBreaker(NamedTuple):
 class TakeRateSlot(NamedTuple):
     """Take a slot in a rate limit; a call that has its slot only keeps its distance to earlier ones."""
 
-    beat: StepRate
-    has_moment: bool = False
+    rate: StepRate
+    has_slot: bool = False
 
 
 class DrawBudget(NamedTuple):
     """Read a retry budget, and take the cost if the budget belongs to this process."""
 
-    purse: StepBudget
+    budget: StepBudget
     cost: float
 
 
@@ -356,7 +184,7 @@ class BudgetDraw(NamedTuple):
 class RefundBudget(NamedTuple):
     """Return tokens whose withdrawal was not stored."""
 
-    purse: StepBudget
+    budget: StepBudget
     drawn: BudgetDraw
     cost: float
 
@@ -364,7 +192,7 @@ class RefundBudget(NamedTuple):
 class EarnBudget(NamedTuple):
     """Add to a retry budget what a success earns."""
 
-    purse: StepBudget
+    budget: StepBudget
 
 
 class ReadClock(NamedTuple):
@@ -532,7 +360,12 @@ class NotifyListeners(NamedTuple):
 
 
 class EndCall(NamedTuple):
-    """End the script: return the value or raise the error."""
+    """The end of a script: the value to return or the error to raise."""
 
     value: Any
     error: BaseException | None
+
+
+NOW = ReadClock()
+#: A compare-and-set failed: the run changed after it was read, and nothing was written.
+CONFLICT = object()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from oncemore.log.record import RunRecord
     from oncemore.policy.policy import Policy
     from oncemore.steps.engine import Engine
-    from oncemore.steps.ops import StepPlan
+    from oncemore.steps.plan import StepPlan
 
 PREFIX = "policy/"
 MARKS: tuple[Any, ...] = ("POLICY",)

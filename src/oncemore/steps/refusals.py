@@ -29,7 +29,9 @@ from oncemore.errors import (
 
 if TYPE_CHECKING:
     from oncemore.log.record import RunRecord
-    from oncemore.steps.ops import CallIdentity, LoadedHead, Permission, StepPlan
+    from oncemore.steps.call import PreparedCall
+    from oncemore.steps.ops import LoadedHead, Permission
+    from oncemore.steps.plan import StepPlan
 
 #: What the log says of an attempt that nobody brought to its end, by reason.
 LOST: Final[dict[str, dict[str, Any]]] = {
@@ -74,12 +76,12 @@ def _describe_key(plan: StepPlan, entity: str) -> str:
     return f"{plan.name}: key {entity.removeprefix('run/')[:12]}"
 
 
-def deadline_exceeded(plan: StepPlan, call: CallIdentity) -> Exception:
+def deadline_exceeded(plan: StepPlan, call: PreparedCall) -> Exception:
     """Nothing was tried: there is no time left."""
     return DeadlineExceeded(f"{_describe_key(plan, call.entity)} was not begun: its deadline has passed")
 
 
-def key_conflict(plan: StepPlan, call: CallIdentity) -> Exception:
+def key_conflict(plan: StepPlan, call: PreparedCall) -> Exception:
     """The key is taken."""
     return KeyConflict(
         f"{_describe_key(plan, call.entity)} belongs to a call with other arguments; give this work "
@@ -88,7 +90,7 @@ def key_conflict(plan: StepPlan, call: CallIdentity) -> Exception:
     )
 
 
-def key_expired(plan: StepPlan, call: CallIdentity, run: RunRecord) -> Exception:
+def key_expired(plan: StepPlan, call: PreparedCall, run: RunRecord) -> Exception:
     """It was done once, and its result is no longer kept."""
     how = "erased" if run.reason == "erased" else "pruned"
     return KeyExpired(
@@ -98,7 +100,7 @@ def key_expired(plan: StepPlan, call: CallIdentity, run: RunRecord) -> Exception
     )
 
 
-def config_changed(plan: StepPlan, call: CallIdentity) -> Exception:
+def config_changed(plan: StepPlan, call: PreparedCall) -> Exception:
     """The stored result was made under another version or config."""
     return ConfigChanged(
         f"{_describe_key(plan, call.entity)} has a result of another version or config, and "
@@ -119,7 +121,7 @@ def in_progress(plan: StepPlan, seen: LoadedHead, until: float) -> Exception:
     )
 
 
-def run_deferred(plan: StepPlan, call: CallIdentity, run: RunRecord, wait: float) -> Exception:
+def run_deferred(plan: StepPlan, call: PreparedCall, run: RunRecord, wait: float) -> Exception:
     """It is due later than this caller waits."""
     why = run.reason or "not yet due"
     return Deferred(
@@ -129,7 +131,7 @@ def run_deferred(plan: StepPlan, call: CallIdentity, run: RunRecord, wait: float
     )
 
 
-def switch_blocked(plan: StepPlan, call: CallIdentity, permit: Permission) -> Exception:
+def switch_blocked(plan: StepPlan, call: PreparedCall, permit: Permission) -> Exception:
     """Return the error for an attempt that a switch or an unreadable control state stops."""
     return describe_block(_describe_key(plan, call.entity), permit)
 
@@ -167,7 +169,7 @@ def describe_block(which: str, permit: Permission) -> Exception:
     )
 
 
-def approval_missing(plan: StepPlan, call: CallIdentity, run: RunRecord, why: str) -> Exception:
+def approval_missing(plan: StepPlan, call: PreparedCall, run: RunRecord, why: str) -> Exception:
     """Return the error for an attempt that is not approved."""
     return NotPermitted(
         f"{_describe_key(plan, call.entity)} waits for an approval: {why}; look at it and approve it: "
@@ -298,7 +300,7 @@ _KINDS: Final[dict[str, Any]] = {
 }
 
 
-def cannot_reopen(plan: StepPlan, call: CallIdentity, run: RunRecord | None) -> Exception | None:
+def cannot_reopen(plan: StepPlan, call: PreparedCall, run: RunRecord | None) -> Exception | None:
     """Say why a new run cannot begin, or nothing if it can."""
     which = _describe_key(plan, call.entity)
     if run is None:
@@ -320,7 +322,7 @@ def cannot_reopen(plan: StepPlan, call: CallIdentity, run: RunRecord | None) -> 
     return None
 
 
-def cannot_cancel(plan: StepPlan, call: CallIdentity, run: RunRecord | None) -> Exception | None:
+def cannot_cancel(plan: StepPlan, call: PreparedCall, run: RunRecord | None) -> Exception | None:
     """Say why work cannot be cancelled, or nothing if it can, or is."""
     which = _describe_key(plan, call.entity)
     if run is None:
@@ -336,7 +338,7 @@ def cannot_cancel(plan: StepPlan, call: CallIdentity, run: RunRecord | None) -> 
     return None
 
 
-def nothing_to_settle(plan: StepPlan, call: CallIdentity) -> Exception:
+def nothing_to_settle(plan: StepPlan, call: PreparedCall) -> Exception:
     """There is nothing to settle."""
     return UsageError(
         f"{_describe_key(plan, call.entity)} is not held; only an unknown outcome can be settled"

@@ -1,20 +1,20 @@
 """Transactional effects: the user's rows and our marker in one transaction of the user's database.
 
-A small table there says for each step and key which attempt may write, and whether one has:
+A small table there records for each step and key which attempt may write, and whether one has committed:
 
     oncemore_applied(step, key, fence, applied, result)
 
-    begin    our fence goes into the row and is committed at once; then the work's transaction begins. A row
-             that is applied already ends the attempt there and then: what it keeps is the result.
+    begin    the fence of the attempt is stored in the row and committed at once; then the transaction of the
+             work begins. If the row is applied already, the attempt ends here with the stored result.
     work     the user's statements, on the same connection, in that transaction
-    finish   after the function has returned: `applied` is set where the fence is still ours, and committed
-             together with the user's rows. If no row fits, another attempt took over: all is rolled back.
+    commit   after the function has returned: `applied` is set where the fence is still the attempt's, and
+             committed with the user's rows. If no row matches, another attempt took over: roll back.
 
-A crash anywhere leaves both or neither, and whoever comes next reads which. Our own log follows the mark,
-never the other way round: so the mark also keeps what is to be written there, events and all.
+A crash at any point leaves both the rows and the marker, or neither, and the next attempt reads which. The
+log is written after the marker, so the marker also holds the body and the events of the log's COMMIT.
 
-Everything here is a script like a flow: it yields what a connection answers, and is sent it back, awaited
-where that has to be.
+These are scripts (`oncemore._driver`): each operation is a reply of the user's connection, which an async
+connection has to await.
 """
 
 from __future__ import annotations
@@ -24,16 +24,22 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from oncemore import clock as clocks
+from oncemore._driver import OperationTable, run_script, run_script_async
+from oncemore._values import Value
 from oncemore.errors import LeaseLost, UsageError
+from oncemore.log.head_access import load_head
+from oncemore.log.interrupt_shield import InterruptShield
 from oncemore.log.record import ArtifactRecord, EventRecord
+from oncemore.steps.ops import TransactionOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Sequence
 
+    from oncemore._driver import Script
     from oncemore.steps.attempt import Attempt
-    from oncemore.steps.ops import Given
-
-    Asking = Generator[Any, Any, Any]
+    from oncemore.steps.call import PreparedCall
+    from oncemore.steps.ops import CommitTransaction, Given
 
 TABLE = "oncemore_applied"
 CREATE = (
@@ -48,43 +54,56 @@ LOOK = f"SELECT fence, applied, result FROM {TABLE} WHERE step = ? AND key = ?" 
 MARK = f"UPDATE {TABLE} SET applied = 1, result = ? WHERE step = ? AND key = ? AND fence = ? AND applied = 0"  # noqa: S608
 
 
-class AlreadyApplied(BaseException):
-    """The work is done already, by an attempt whose record was lost.
+class DatabaseReply(Value):
+    """The reply of a connection: a value, or an awaitable from an async connection."""
 
-    It passes through the work's own `except Exception`, like every end that is not a failure.
+    reply: Any
+
+
+async def _await_reply(context: object, op: DatabaseReply) -> Any:
+    return await op.reply if hasattr(type(op.reply), "__await__") else op.reply
+
+
+DATABASE_OPERATIONS = OperationTable({DatabaseReply: lambda _, op: op.reply}, {DatabaseReply: _await_reply})
+
+
+class AlreadyApplied(BaseException):
+    """The work was committed by an earlier attempt whose record was lost.
+
+    Not an `Exception`, so that an `except Exception` in the work does not catch it.
     """
 
 
 class DatabaseAdapter(Protocol):
-    """A connection to the user's database, as far as a mark needs it (`steps.db_adapters`).
+    """A connection to the user's database (`steps.db_adapters`).
 
-    awaits  whether its answers have to be awaited
-    sqlite  whether it is a file of this machine
+    awaits  whether its replies have to be awaited
+    sqlite  whether the database is SQLite
     """
 
     awaits: bool
     sqlite: bool
 
-    def execute_sql(self, sql: str, values: Sequence[Any] = ()) -> Asking:
-        """Run a statement, with `?` for values; the answer is its rows, and how many it changed."""
+    def execute_sql(self, sql: str, values: Sequence[Any] = ()) -> Script[Any]:
+        """Run a statement, with `?` for values; return its rows and the number of changed rows."""
 
     def in_transaction(self) -> bool:
-        """Whether a transaction is under way."""
+        """Return whether a transaction is open."""
 
-    def begin(self) -> Asking:
-        """Begin a transaction, where the driver does not do so by itself."""
+    def begin(self) -> Script[Any]:
+        """Begin a transaction, if the driver does not do so by itself."""
 
-    def commit(self) -> Asking:
-        """Commit it."""
+    def commit(self) -> Script[Any]:
+        """Commit the transaction."""
 
-    def rollback(self) -> Asking:
-        """Undo it, if there is one."""
+    def rollback(self) -> Script[Any]:
+        """Roll the transaction back, if there is one."""
 
 
 class AppliedMark:
-    """The row of one attempt.
+    """The row of one attempt in the table `oncemore_applied`.
 
-    applied   what an earlier attempt left to be written into the log, once it is known
+    applied   body and events of the COMMIT of an earlier attempt, if that one was applied
     finished  whether the user's rows are committed
     """
 
@@ -97,8 +116,8 @@ class AppliedMark:
         self._ours = ours
         self.finished = False
 
-    def begin_attempt(self) -> Asking:
-        """Make this attempt the one that may write, and begin its transaction."""
+    def begin_attempt(self) -> Script[Any]:
+        """Store the fence of this attempt, so that no earlier one can commit, and begin its transaction."""
         if self._line.in_transaction():
             raise UsageError(
                 f"{self._step}: the connection given to current().transaction() is in the middle of a "
@@ -115,22 +134,21 @@ class AppliedMark:
                 f"{self._step}: a later attempt (fence {fence}) has the database; this one has {self._fence}"
             )
         yield from self._line.begin()
-        yield from self._line.execute_sql(
-            LOOK, (self._step, self._key)
-        )  # some drivers begin with a statement
+        # Some drivers begin the transaction with its first statement.
+        yield from self._line.execute_sql(LOOK, (self._step, self._key))
 
-    def _check_not_own_store(self) -> Asking:
-        """Refuse the store's own file: when it is closed, the locks of everybody here who writes are gone."""
+    def _check_not_own_store(self) -> Script[Any]:
+        """Refuse the store's own file: closing it would release the file locks of this process."""
         rows, _ = yield from self._line.execute_sql("PRAGMA database_list")
         yield from self._line.rollback()
         if any(file and realpath(file) == self._ours for _, _, file in rows):
             raise UsageError(
                 f"{self._step}: the connection given to current().transaction() is on the store's own file, "
-                "which nobody else in this process may open; write there with current().on_commit(write)"
+                "which a process may open only once; write there with current().on_commit(write)"
             )
 
-    def _raise_fence(self) -> Asking:
-        """Raise the fence and look; the table is made when it is missed."""
+    def _raise_fence(self) -> Script[Any]:
+        """Store the fence and return the row; create the table if it is missing."""
         try:
             return (yield from self._update_fence())
         except Exception as error:
@@ -139,29 +157,31 @@ class AppliedMark:
         yield from self._create_table()
         return (yield from self._update_fence())
 
-    def _update_fence(self) -> Asking:
+    def _update_fence(self) -> Script[Any]:
         line, which = self._line, (self._step, self._key)
         yield from line.begin()
         try:
             yield from line.execute_sql(RAISE, (*which, self._fence))
             ((row,), _) = yield from line.execute_sql(LOOK, which)
             yield from line.commit()
+        except GeneratorExit:
+            raise  # the coroutine was closed: nothing can be awaited any more
         except BaseException:
             yield from line.rollback()
             raise
         return row
 
-    def _create_table(self) -> Asking:
+    def _create_table(self) -> Script[Any]:
         line = self._line
         yield from line.begin()
         try:
             yield from line.execute_sql(CREATE)
             yield from line.commit()
-        except Exception:  # noqa: BLE001 - somebody else may be making it too; if not, the next one says so
+        except Exception:  # noqa: BLE001 - another process may create it too; if not, the next statement fails
             yield from line.rollback()
 
-    def commit_applied(self, kept: str) -> Asking:
-        """Commit the user's rows together with the mark, or nothing of both; once."""
+    def commit_applied(self, kept: str) -> Script[Any]:
+        """Commit the user's rows together with the marker, or roll both back."""
         if self.finished:
             return
         line, step = self._line, self._step
@@ -176,19 +196,19 @@ class AppliedMark:
                 raise LeaseLost(f"{step}: another attempt took over; its rows count, ours were rolled back")
             yield from line.commit()
         except GeneratorExit:
-            raise  # its coroutine was closed: nothing can be awaited any more
+            raise  # the coroutine was closed: nothing can be awaited any more
         except BaseException:
             yield from self.roll_back()
             raise
         self.finished = True
 
-    def roll_back(self) -> Asking:
-        """Leave nothing behind; a connection that is broken has nothing to undo."""
+    def roll_back(self) -> Script[Any]:
+        """Roll the transaction back, unless it is committed; a broken connection has nothing to roll back."""
         if self.finished:
             return
         try:
             yield from self._line.rollback()
-        except Exception:  # noqa: BLE001 - a server rolls back what nobody commits
+        except Exception:  # noqa: BLE001 - the server rolls back a transaction whose connection is gone
             return
 
 
@@ -197,7 +217,7 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def encode_commit_record(body: dict[str, Any], given: tuple[Given, ...]) -> str:
-    """Return as text what the log is to say of finished work: its body, and what is given away with it."""
+    """Return the body and the events of a COMMIT as text, for the marker."""
     away = [(_NAMES[type(each)], tuple(each), payload) for each, payload in given]
     return msgspec.json.encode({"body": body, "given": away}).decode()
 
@@ -209,29 +229,70 @@ def decode_commit_record(kept: str) -> tuple[dict[str, Any], tuple[Given, ...]]:
     return told["body"], given
 
 
-def run_mark_script(asking: Asking) -> Any:
-    """Bring a script to its end in this thread."""
-    try:
-        answer = next(asking)
-        while True:
-            answer = asking.send(answer)
-    except StopIteration as end:
-        return end.value
+# The operations of a call ---------------------------------------------------------------------------
 
 
-async def run_mark_script_async(asking: Asking) -> Any:
-    """Bring a script to its end in this task."""
+def commit_transaction(call: PreparedCall, op: CommitTransaction) -> TransactionOutcome:
+    """Commit the user's transaction together with our marker, if the attempt still holds its run."""
+    shield = InterruptShield(call.interrupt is not None)
     try:
-        answer = next(asking)
-        while True:
-            try:
-                known = await answer if hasattr(type(answer), "__await__") else answer
-            except GeneratorExit:
-                asking.close()
-                raise
-            except BaseException as error:  # noqa: BLE001 - it is the script's own
-                answer = asking.throw(error)
-            else:
-                answer = asking.send(known)
-    except StopIteration as end:
-        return end.value
+        with shield:
+            run_script(_commit_script(call, op), DATABASE_OPERATIONS)
+    except BaseException as error:
+        # A second Ctrl-C ends the process at once.
+        if shield.twice:
+            raise
+        return _transaction_outcome(call, op.mark, error)
+    return TransactionOutcome(None)
+
+
+async def commit_transaction_async(call: PreparedCall, op: CommitTransaction) -> TransactionOutcome:
+    """Commit the user's transaction; await an async connection."""
+    if not op.mark.is_async:
+        return commit_transaction(call, op)
+    try:
+        await run_script_async(_commit_script(call, op), DATABASE_OPERATIONS)
+    except BaseException as error:  # noqa: BLE001 - as for the function itself
+        call.last_answer = _transaction_outcome(call, op.mark, error)
+        return call.last_answer  # type: ignore[no-any-return]
+    return TransactionOutcome(None)
+
+
+def _commit_script(call: PreparedCall, op: CommitTransaction) -> Script[None]:
+    """Commit the transaction of an attempt, unless another worker took the attempt over.
+
+    The marker refuses a former attempt as well; but in a database with one writer the next attempt could not
+    store its fence while this transaction is open, and would fail for that.
+    """
+    run = load_head(call.store, op.seen.entity, call.engine.cipher).record
+    if run.state != "RUNNING" or run.fence != op.seen.record.fence:
+        yield from op.mark.roll_back()
+        raise LeaseLost(f"{run.step}: attempt {op.seen.record.attempt} was taken over; nothing is committed")
+    yield from op.mark.commit_applied(encode_commit_record(op.body, op.events))
+
+
+def _transaction_outcome(call: PreparedCall, mark: AppliedMark, error: BaseException) -> TransactionOutcome:
+    """Return the outcome of a transaction that raised; an interruption after its commit is raised later."""
+    if not mark.finished:
+        return TransactionOutcome(error)
+    call.interrupt = error
+    return TransactionOutcome(None)
+
+
+def roll_back(mark: AppliedMark) -> None:
+    """Roll the transaction of a failed attempt back."""
+    run_script(mark.roll_back(), DATABASE_OPERATIONS)
+
+
+async def roll_back_async(mark: AppliedMark, error: BaseException) -> None:
+    """Roll the transaction of a failed or cancelled task back; a closed coroutine cannot await it."""
+    if not mark.is_async:
+        roll_back(mark)
+    elif not isinstance(error, GeneratorExit):
+        trio = clocks.find_trio()
+        if trio is None:
+            await run_script_async(mark.roll_back(), DATABASE_OPERATIONS)
+        else:
+            # On trio a cancelled task could not await anything without a shield.
+            with trio.CancelScope(shield=True):
+                await run_script_async(mark.roll_back(), DATABASE_OPERATIONS)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from oncemore._values import make
-from oncemore.control.model import ApprovalRequest
+from oncemore.control.model import APPROVAL_NEEDED, ApprovalRequest
 from oncemore.log.attempt_transitions import begin_attempt, end_attempt
 from oncemore.log.record import RecordChange, RunRecord
 from oncemore.policy.canonical_json import run_seed
@@ -20,20 +20,17 @@ from oncemore.policy.policy import ESCALATION, policy_id
 from oncemore.policy.proof import build_recorded_proof
 from oncemore.policy.verdict import MISMATCH_CODE, decide_verdict
 from oncemore.steps import refusals
+from oncemore.steps.ops import EndCall
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from oncemore.control.model import Approval
     from oncemore.policy.closing import ClosingDecision
     from oncemore.policy.decide import Decision
-    from oncemore.steps.ops import (
-        AttemptTerms,
-        CallIdentity,
-        LoadedHead,
-        Permission,
-        ReconcileAnswer,
-        StepPlan,
-    )
+    from oncemore.steps.call import PreparedCall
+    from oncemore.steps.ops import AttemptTerms, LoadedHead, ReconcileAnswer
+    from oncemore.steps.plan import StepPlan
 
 #: States in which a run has ended: the next call of its key begins a new run, or returns the stored outcome.
 FINAL_STATES = ("COMPLETE", "HARD_FAIL")
@@ -52,11 +49,70 @@ _NO_RUN = RunRecord()
 _DEFAULT_TAIL = _NO_RUN[RunRecord._fields.index("provider") + 1 :]
 
 
+# Before a claim -------------------------------------------------------------------------------------
+
+
+def end_if_complete(plan: StepPlan, call: PreparedCall, head: LoadedHead) -> EndCall | None:
+    """Return the end of a call whose result was read with the head; None if more is needed.
+
+    Most repeated calls end here, before a script is made: this is the fast path of a duplicate call.
+    """
+    run = head.record
+    if (
+        run is None
+        or run.state != "COMPLETE"
+        or run.commit_version != head.version
+        or run.cfg_hash != call.cfg_hash
+        or plan.artifact  # its bytes must be verified first
+    ):
+        return None
+    if call.input_hash and run.input_hash != call.input_hash:
+        return None
+    return end_from_last_entry(plan, head)
+
+
+def end_from_last_entry(plan: StepPlan, head: LoadedHead) -> EndCall | None:
+    """Return the end with the stored value if the head's last entry holds it; None otherwise."""
+    body = head.body
+    if not body or "result" not in body:
+        return None
+    return make(EndCall, (plan.decode(body["result"]), None))
+
+
+def check_same_arguments(plan: StepPlan, call: PreparedCall, run: RunRecord | None) -> Exception | None:
+    """Return the `KeyConflict` for a call whose key belongs to other arguments; None if there is none."""
+    # An imported key may have no record of its arguments.
+    if run is None or not call.input_hash or run.input_hash in (call.input_hash, ""):
+        return None
+    return refusals.key_conflict(plan, call)
+
+
+def allow_new_run(plan: StepPlan, call: PreparedCall, head: LoadedHead, now: float) -> LoadedHead | EndCall:
+    """Return the head to claim, or the end of a call whose deadline has passed already."""
+    if call.deadline and now >= call.deadline:
+        return EndCall(None, refusals.deadline_exceeded(plan, call))
+    return head
+
+
+def step_names(plan: StepPlan, run: RunRecord | None) -> tuple[str, ...]:
+    """Return the names that switches may stop the run by: the step's, and the one that the run began with."""
+    return (plan.name,) if run is None or run.step == plan.name else (plan.name, run.step)
+
+
+def approval_entity(plan: StepPlan, head: LoadedHead) -> str:
+    """Return the entity whose approval the attempt needs; empty if it needs none.
+
+    A run that is held for an approval needs it even if the step no longer requires one.
+    """
+    is_held = head.record is not None and head.record.held_for == APPROVAL_NEEDED
+    return head.entity if plan.requires_approval or is_held else ""
+
+
 # Opening and claiming a run -------------------------------------------------------------------------
 
 
 def new_run(
-    plan: StepPlan, call: CallIdentity, terms: AttemptTerms, last: RunRecord | None, now: float
+    plan: StepPlan, call: PreparedCall, terms: AttemptTerms, last: RunRecord | None, now: float
 ) -> RunRecord:
     """Return a new run of a key in PENDING; fence and attempt numbers continue from the key's last run.
 
@@ -91,7 +147,7 @@ def opening_body(terms: AttemptTerms) -> dict[str, Any]:
 
 
 def open_run(
-    plan: StepPlan, call: CallIdentity, terms: AttemptTerms, record: RunRecord | None, now: float
+    plan: StepPlan, call: PreparedCall, terms: AttemptTerms, record: RunRecord | None, now: float
 ) -> tuple[RunRecord, tuple[Any, ...], dict[str, Any]]:
     """Return the run that a change continues, with the marks and body that open it if it is new."""
     if record is None or record.state in FINAL_STATES:
@@ -101,30 +157,32 @@ def open_run(
 
 def build_claim(
     plan: StepPlan,
-    call: CallIdentity,
+    call: PreparedCall,
     terms: AttemptTerms,
     record: RunRecord | None,
     now: float,
-    permission: Permission,
+    *,
+    approval: Approval | None,
     step_plan: StepPlan,
 ) -> RecordChange:
     """Return RUNNING and INTENT as one entry; PENDING comes first where a new run begins.
 
+    approval   the approval of its key, if there is one
     step_plan  the plan as the step defines it now; it differs from `plan` where the run keeps an earlier
                policy, and the entry then names both
     """
     run, opening, body = open_run(plan, call, terms, record, now)
     if plan is not step_plan:
         body = {**body, "policy": {"used": plan.policy_name, "current": step_plan.policy_name}}
-    if permission.approval is not None:
-        body = {**body, "approval": permission.approval._asdict()}
+    if approval is not None:
+        body = {**body, "approval": approval._asdict()}
     after = begin_attempt(run, plan.effect, terms.worker, now)
     return make(RecordChange, ((*opening, "RUNNING", "INTENT"), record, after, body))
 
 
 def build_deferral(
     plan: StepPlan,
-    call: CallIdentity,
+    call: PreparedCall,
     terms: AttemptTerms,
     head: LoadedHead,
     now: float,
@@ -141,7 +199,7 @@ def build_deferral(
     return RecordChange((*opening, mark), head.record, after, {**opened, **body})
 
 
-def build_approval_request(plan: StepPlan, call: CallIdentity, run: RunRecord) -> ApprovalRequest:
+def build_approval_request(plan: StepPlan, call: PreparedCall, run: RunRecord) -> ApprovalRequest:
     """Return what an approval of the run's next attempt must cover.
 
     Version and config are those of the code that would run, which may be newer than the code that began the

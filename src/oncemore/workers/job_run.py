@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from oncemore._values import Value
 from oncemore.errors import UsageError
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from oncemore.steps.engine import Engine
+
+R = TypeVar("R")
 
 #: The error class of attempts that the provider throttled.
 THROTTLED = "THROTTLED"
@@ -75,7 +77,7 @@ class JobItem(Value):
     error_class: str = ""
 
 
-class JobRun:
+class JobRun(Generic[R]):
     """The result of a job: its record in the log, the runs of its items, and a summary per provider.
 
     state      DONE, STOPPED (by an error or an interrupt), LOST (its process died) or RUNNING
@@ -143,14 +145,14 @@ class JobRun:
         return {word: getattr(self._record, word) for word in ITEM_OUTCOMES}
 
     @property
-    def runs(self) -> tuple[Run | None, ...]:
+    def runs(self) -> tuple[Run[R] | None, ...]:
         """The run of each item in its current state; None for an item without a run."""
         return tuple(
             Run(self._engine, f"run/{item.key}", self._decode) if item.key else None for item in self.items
         )
 
     @property
-    def values(self) -> list[Any]:
+    def values(self) -> list[R]:
         """The results of all items; raises the failure of the first item that has none."""
         # A failed item raises before any stored result is decoded.
         for item, run in zip(self.items, self.runs, strict=True):
@@ -158,7 +160,7 @@ class JobRun:
                 raise self._missing(item, run)
         return [run.value for run in self.runs if run is not None]
 
-    def _missing(self, item: JobItem, run: Run | None) -> Exception:
+    def _missing(self, item: JobItem, run: Run[Any] | None) -> Exception:
         """Return the error for an item without a value: the failure of its run, or a `UsageError`."""
         if run is None or run.status != "HARD_FAIL":
             return UsageError(f"item {item.number} of {self!r} has no value: {item.error or item.outcome}")
@@ -169,13 +171,13 @@ class JobRun:
         return failure  # type: ignore[no-any-return]
 
 
-def list_jobs(engine: Engine, limit: int = 100) -> tuple[JobRun, ...]:
+def list_jobs(engine: Engine, limit: int = 100) -> tuple[JobRun[Any], ...]:
     """Return the jobs of a log, running ones first, then by id."""
     heads = list(engine.store.list_heads(HeadQuery("job", limit=limit)))
     return tuple(_load_job(engine, head.entity) for head in heads)
 
 
-def _load_job(engine: Engine, entity: str) -> JobRun:
+def _load_job(engine: Engine, entity: str) -> JobRun[Any]:
     head = engine.store.load_head(entity)
     assert head is not None
     body = read_body(head, engine.cipher)

@@ -133,7 +133,7 @@ class MapJob:
         context, now = CONTEXT.get(), engine.now()
         job_id = new_uuid7(now)
         self._record = JobRecord(
-            "RUNNING", step, job_id, engine.current_identity().name, now, tenant=context.tenant,
+            "RUNNING", step, job_id, engine.leases.current_identity().name, now, tenant=context.tenant,
             correlation_id=context.correlation_id or job_id, actor=context.actor,
         )  # fmt: skip
         self._version, self._hash = 0, NOWHERE
@@ -149,7 +149,7 @@ class MapJob:
         """Whether the job takes no more items."""
         return self._fault is not None
 
-    def run_job(self) -> JobRun:
+    def run_job(self) -> JobRun[Any]:
         """Run the job, blocking."""
         place = self._caller.place
         with self._record_job() as results:
@@ -159,7 +159,7 @@ class MapJob:
             self._run_threads() if self._max_concurrency > 1 or place is not None else self._run_lane()
         return results[0]
 
-    async def run_job_async(self) -> JobRun:
+    async def run_job_async(self) -> JobRun[Any]:
         """Run the job in tasks, on asyncio or trio."""
         place = self._caller.place
         with self._record_job() as results:
@@ -171,9 +171,9 @@ class MapJob:
     # The record -------------------------------------------------------------------------------------
 
     @contextmanager
-    def _record_job(self) -> Iterator[list[JobRun]]:
+    def _record_job(self) -> Iterator[list[JobRun[Any]]]:
         """Record the start and the end of the job; its items get its correlation id."""
-        results: list[JobRun] = []
+        results: list[JobRun[Any]] = []
         # Not synced: if a crash loses this entry, the runs of the items still have everything.
         self._append_record(self._record, {"max_concurrency": self._max_concurrency}, sync=False)
         token = CONTEXT.set(CONTEXT.get()._replace(correlation_id=self._record.correlation_id))
@@ -192,7 +192,7 @@ class MapJob:
                 self._caller.place.release_resources()
         results.append(self._end_job("DONE"))
 
-    def _end_job(self, state: str) -> JobRun:
+    def _end_job(self, state: str) -> JobRun[Any]:
         items = tuple(self._items[number] for number in sorted(self._items))
         counts: dict[str, Any] = self._count_outcomes()
         self._progress.draw_line(counts, last=True)

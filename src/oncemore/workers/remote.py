@@ -13,6 +13,7 @@ import sys
 import threading
 from contextvars import copy_context
 from importlib import import_module
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -22,6 +23,8 @@ from oncemore.config import SQLITE
 from oncemore.errors import InProgress, StoreError, UsageError
 from oncemore.steps.context import CONTEXT, CallContext
 from oncemore.steps.entered_engine import use_engine
+from oncemore.steps.step import StepCalls
+from oncemore.steps.step_map import run_remote_item
 from oncemore.workers.executors import LocalError, RemoteReply, encode_reply
 from oncemore.workers.item_result import ItemNotes, build_error_result
 from oncemore.workers.map_items import MapItem
@@ -202,8 +205,8 @@ def run_remote_attempt(packed: bytes) -> tuple[Any, ...]:
         CONTEXT.set(CallContext(*attempt.context))
         with use_engine(engine):
             _finish_attempt(
-                step.run_remote_item(engine, bound, unpack, MapItem(attempt.number, "", value), notes),
-                step.as_known_step.is_async,
+                run_remote_item(step, engine, bound, unpack, MapItem(attempt.number, "", value), notes),
+                iscoroutinefunction(step),
             )
     except BaseException as error:  # noqa: BLE001 - the reply carries it as text
         return encode_reply(_build_error_reply(error, notes))
@@ -250,7 +253,7 @@ def _load_step(attempt: RemoteAttempt) -> tuple[Any, Engine]:
             f"{where} cannot be imported where the executor runs it: {type(error).__name__}: {error}; "
             "install the same code there, or start its workers where it can be imported"
         ) from error
-    if getattr(step, "run_remote_item", None) is None or step.name != attempt.step:
+    if not isinstance(step, StepCalls) or step.name != attempt.step:
         raise AttemptNotRunnable(
             f"{where} is not the step {attempt.step!r} where the executor runs it: {step!r:.60}"
         )

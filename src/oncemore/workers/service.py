@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oncemore.errors import UsageError
-from oncemore.steps.decorator import Step
+from oncemore.steps.decorator import Step, known_step
 from oncemore.steps.nodes import NodeStep, is_node, nodes_in
 from oncemore.workers import worker
 from oncemore.workers.worker_report import Worked
@@ -51,7 +51,7 @@ class Worker(worker.WorkerCore):
                 raise UsageError(
                     f"{candidate!r} is not a step; a worker takes functions under @oncemore.step"
                 )
-            known_steps.append(step.as_known_step)
+            known_steps.append(known_step(step))
         super().__init__(engine, known_steps, concurrency=concurrency, poll_s=poll_s, grace_s=grace_s)
 
 

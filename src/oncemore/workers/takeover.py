@@ -139,7 +139,7 @@ class WorkerSweep:
         # Without detects_deaths only the lease shows a death, so a valid one needs no further read.
         if not detects_deaths and (head.by.due or 0.0) > self._engine.now():
             return False
-        return not self._engine.is_worker_alive(head.by.worker, decode_head(head.head, Lease))
+        return not self._engine.leases.is_worker_alive(head.by.worker, decode_head(head.head, Lease))
 
     def _list_heads(self, kind: str, due_by: float = FAR_FUTURE) -> list[Head]:
         return list(self._engine.store.list_heads(HeadQuery(kind, due_by=due_by, limit=MAX_LISTED)))

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
+from oncemore._redact import log_warning
 from oncemore._values import Value
 from oncemore.control import permits
 from oncemore.control.model import APPROVAL_NEEDED, CLEAR, SWITCH_ON, SwitchBoard, find_blocking_switch
@@ -36,10 +37,9 @@ from oncemore.errors import (
 from oncemore.log.head_access import load_head
 from oncemore.log.store import HeadQuery
 from oncemore.steps.context import CONTEXT, CallContext
-from oncemore.steps.driver import run_call, run_call_async
 from oncemore.steps.engine import log
 from oncemore.steps.entered_engine import use_engine
-from oncemore.steps.ops import AppendChange
+from oncemore.steps.perform import run_call, run_call_async
 from oncemore.workers.fairness import FairShare
 from oncemore.workers.takeover import FAR_FUTURE, MAX_LISTED, WorkerSweep, make_turn
 from oncemore.workers.thread_pool import WorkerThreads
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from oncemore.log.store import Head
-    from oncemore.steps.call_in_progress import CallInProgress
+    from oncemore.steps.call import PreparedCall
     from oncemore.steps.engine import Engine
     from oncemore.steps.ops import LoadedHead, Script
     from oncemore.workers.worker_report import Leftover
@@ -77,7 +77,7 @@ CONTENTION_LOOKS = 50
 class ResumedCall(NamedTuple):
     """The call that continues a run, with its script and the actor that submitted it."""
 
-    job: CallInProgress
+    call: PreparedCall
     script: Script
     actor: str
 
@@ -236,7 +236,7 @@ class WorkerCore:
 
     def _run_loop(self, *, until_stopped: bool, wait_s: float = 0.0) -> Worked:
         # A copy of a store does not know the work that was done in the original since, and would repeat it.
-        self._engine.check_original()
+        self._engine.copy_check.check_original()
         threads = WorkerThreads(self._concurrency)
         self._refreshed_at = 0.0
         self._sweep.reset_schedule()
@@ -261,7 +261,7 @@ class WorkerCore:
                 except Exception as error:
                     if not until_stopped:
                         raise
-                    self._engine.log_warning(
+                    log_warning(
                         f"a worker could not list its due runs: {type(error).__name__}; it tries again"
                     )
                     time.sleep(min(self._poll_s, MAX_STOP_DELAY_S))
@@ -302,7 +302,7 @@ class WorkerCore:
             if self._turns and not self._engine.worker:
                 # Register this worker before its first run and compute the shares again: workers that do not
                 # know of each other would all claim the same runs.
-                self._engine.current_identity()
+                self._engine.leases.current_identity()
                 self._sweep.reset_schedule()
                 self._refresh_turns()
             self._refreshed_at = now
@@ -346,7 +346,7 @@ class WorkerCore:
             threads.cancel_tasks() and self._wait_until_idle(CANCEL_GRACE_S)
         ):
             keys = ", ".join(key[:12] for key in self.active_keys)
-            self._engine.log_warning(f"a worker stops while runs are still active: {keys}")
+            log_warning(f"a worker stops while runs are still active: {keys}")
         threads.close()
 
     def _wait_until_idle(self, timeout_s: float) -> bool:
@@ -435,33 +435,35 @@ class WorkerCore:
     # A run ------------------------------------------------------------------------------------------
 
     def _run_turn(self, turn: RunTurn) -> None:
-        with self._track_run(turn) as wrote, use_engine(self._engine):
-            job, script = self._resume_run(turn)
-            run_call(job, _note_writes(script, wrote))
+        with self._track_run(turn) as calls, use_engine(self._engine):
+            call, script = self._resume_run(turn)
+            calls.append(call)
+            run_call(call, script)
 
     async def _run_turn_async(self, turn: RunTurn) -> None:
-        with self._track_run(turn) as wrote, use_engine(self._engine):
-            job, script = self._resume_run(turn)
-            await run_call_async(job, _note_writes(script, wrote))
+        with self._track_run(turn) as calls, use_engine(self._engine):
+            call, script = self._resume_run(turn)
+            calls.append(call)
+            await run_call_async(call, script)
 
-    def _resume_run(self, turn: RunTurn) -> tuple[CallInProgress, Script]:
+    def _resume_run(self, turn: RunTurn) -> tuple[PreparedCall, Script]:
         head = load_head(self._engine.store, turn.entity, self._engine.cipher)
         # The listing may be older than the end of the run in another worker.
         if head.record.state in ("COMPLETE", "HARD_FAIL"):
             raise InProgress(f"{turn.step} was finished by another worker")
-        call = self._steps[turn.step].resume_run(self._engine, head)
-        CONTEXT.set(CallContext(actor=call.actor))
-        return call.job, call.script
+        resumed = self._steps[turn.step].resume_run(self._engine, head)
+        CONTEXT.set(CallContext(actor=resumed.actor))
+        return resumed.call, resumed.script
 
     @contextmanager
-    def _track_run(self, turn: RunTurn) -> Iterator[list[bool]]:
+    def _track_run(self, turn: RunTurn) -> Iterator[list[PreparedCall]]:
         """Track an active run; count and log its outcome when it ends."""
-        wrote: list[bool] = []
+        calls: list[PreparedCall] = []
         outcome = "taken"
         try:
-            yield wrote
+            yield calls
             # A call that wrote nothing returned the value that another worker has stored.
-            outcome = "done" if wrote else "taken"
+            outcome = "done" if any(call.write_count for call in calls) else "taken"
         except BaseException as error:  # noqa: BLE001 - an error of a run must not end the worker
             outcome = next(word for kinds, word in _ERROR_OUTCOMES if isinstance(error, kinds))
             if outcome == "refused":
@@ -510,16 +512,6 @@ def _index_steps(steps: Sequence[KnownStep]) -> dict[str, KnownStep]:
                 raise UsageError(f"two steps are called {name!r}; give one of them another name=")
             known[name] = step
     return known
-
-
-def _note_writes(script: Script, wrote: list[bool]) -> Script:
-    """Run a script, and append to `wrote` for each entry that it has written."""
-    op = next(script)
-    while True:
-        answer = yield op
-        if type(op) is AppendChange and answer is not None:
-            wrote.append(True)
-        op = script.send(answer)
 
 
 def _check_range(name: str, value: object, low: float, high: float) -> None:

@@ -13,7 +13,7 @@ from oncemore.log.entry_codec import decode_head
 from oncemore.log.record import RunRecord
 from oncemore.log.store import HeadQuery
 from oncemore.steps.ops import RunAttempt
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 from tests.artifacts.conftest import alter
 from tests.control.quarantine.world import Call, Crash, Heard, charge, die, doubtful, processes, quiet, told
 
@@ -208,7 +208,7 @@ def test_two_that_hold_at_the_same_time_write_one_notice_between_them(effect: An
             first.pop()
             quick.bind(other).run(2)
         elif made[1]:
-            (me,) = engine._identities.values()
+            (me,) = engine.leases.workers.values()
             under_way.append(me.has_attempt(told_[0], 1))
         return made
 

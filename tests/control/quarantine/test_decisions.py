@@ -13,7 +13,7 @@ from oncemore.control.review import MAX_EXTRA_ATTEMPTS, is_held, list_choices, m
 from oncemore.log.record import ArtifactRecord, EventRecord, RunRecord
 from oncemore.outbox import EventMessage, OutboxRelay
 from oncemore.steps.ops import AppendChange, EndCall, RunAttempt
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 from tests.artifacts.conftest import alter
 from tests.control.quarantine.world import Call, charge, die, doubtful, marks, processes
 

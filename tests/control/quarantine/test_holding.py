@@ -16,7 +16,7 @@ from oncemore.log.entry_codec import decode_body
 from oncemore.log.store import HeadQuery
 from oncemore.outbox import EventMessage, OutboxRelay
 from oncemore.steps.ops import RunAttempt
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 from tests.artifacts.conftest import alter
 from tests.control.quarantine.world import Call, charge, die, doubtful, marks, processes
 

@@ -14,7 +14,7 @@ import pytest
 
 import oncemore
 from oncemore.log.entry_codec import decode_body
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 from tests.control.quarantine.victim import deadly, doubtful, engine_on
 from tests.control.quarantine.world import told
 

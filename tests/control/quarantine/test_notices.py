@@ -18,7 +18,7 @@ from oncemore.messaging.sink_urls import parse_sinks
 from oncemore.open_engine import engine_from_settings
 from oncemore.outbox import CommandSink, EventMessage, JsonLinesSink, OutboxRelay, WebhookSink
 from oncemore.steps.engine import Engine
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 from tests.control.quarantine.world import Heard, charge, doubtful, notices, processes, quiet, told
 
 if TYPE_CHECKING:
@@ -489,8 +489,8 @@ def test_what_another_process_left_untold_is_told_with_the_next_sign_of_life() -
     assert heard.messages == []
     other = Engine(lambda: silent._open_store(), "memory:", notices=notices(heard))
     with other:
-        other.current_identity()
-        other.renew_leases()
+        other.leases.current_identity()
+        other.leases.renew_leases()
         assert settled(lambda: heard.messages)
 
 
@@ -528,7 +528,7 @@ def test_a_teller_that_cannot_read_the_store_says_so_and_goes_on(caplog: pytest.
         doubtful.run(1)
         assert settled(lambda: "a notification was not delivered: StoreError" in caplog.text)
         store.list_heads = heads  # type: ignore[method-assign]
-        engine.renew_leases()
+        engine.leases.renew_leases()
         assert settled(lambda: heard.messages)
 
 

@@ -105,10 +105,10 @@ def marks(engine: Engine, entity: str) -> list[tuple[str, ...]]:
 
 def die(engine: Engine) -> None:
     """Let a process be provably gone, with all it had under way."""
-    for me in engine._identities.values():
+    for me in engine.leases.workers.values():
         me._presence.close()
-    if engine._heartbeat is not None:
-        engine._heartbeat.stop_heartbeat()
+    if engine.leases.heartbeat is not None:
+        engine.leases.heartbeat.stop_heartbeat()
 
 
 class Call:

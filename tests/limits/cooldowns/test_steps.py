@@ -365,7 +365,7 @@ def test_a_record_that_moves_while_the_end_is_written_does_not_lose_the_attempt(
     def append(batch: Any) -> Any:
         if "resource/p" in {write.entity for write in batch.writes} and len(batch.writes) > 1:
             run = fetch.last_run("p").state
-            held = engine.lease_until(run.worker, f"run/{fetch.key('p')}", run.fence) > engine.now()
+            held = engine.leases.lease_until(run.worker, f"run/{fetch.key('p')}", run.fence) > engine.now()
             tries.append(held)
             if len(tries) == 1:
                 engine.cooldowns.import_record("p", {"attempt_count_total": 7}, reason="somebody else")

@@ -105,7 +105,7 @@ def test_a_concurrent_run_wins_over_a_mark() -> None:
 
     done: list[int] = []
     with engine_on(Busy()) as engine:
-        group = [pay.build_import({"order": name, "cents": 1}, name, "r", "b") for name in ("a", "b")]
+        group = [build_named_import(pay, {"order": name, "cents": 1}, name, "r", "b") for name in ("a", "b")]
         assert mark_keys_done(engine, group) == ["present", "marked"]
         assert (pay("a", 1), pay("b", 1)) == ({"order": "a"}, "b")
 
@@ -268,14 +268,14 @@ def test_all_parts_of_a_key_must_be_given(engine: oncemore.Engine) -> None:
     with pytest.raises(
         oncemore.UsageError, match=r"day is missing: partition of moving\.parts may be made of it"
     ):
-        parts.build_import({"order": "a"}, None, "r", "b")
+        build_named_import(parts, {"order": "a"}, None, "r", "b")
 
     class Shop:
         @oncemore.step(effect="once", name="moving.method", key="order")
         def method(self, order: str, *rest: int, **more: int) -> None: ...
 
     with pytest.raises(oncemore.UsageError, match=r"self is missing: the key|order is missing: the key"):
-        Shop.method.build_import({}, None, "r", "b")
+        build_named_import(Shop.method, {}, None, "r", "b")
 
 
 def test_an_import_that_crashes_anywhere_is_finished_by_the_next(

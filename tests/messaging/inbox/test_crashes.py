@@ -19,7 +19,7 @@ from oncemore.messaging.inbox_flow import (
 )
 from oncemore.messaging.inbox_step import MessageStep
 from oncemore.steps.ops import AppendChange, LoadHead, ReadClock
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 from tests.messaging.inbox.world import Shop, make_message
 from tests.messaging.outbox.world import Crash, World
 

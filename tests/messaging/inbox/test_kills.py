@@ -15,7 +15,8 @@ import oncemore
 from oncemore.inbox import InboxStats, jetstream
 from oncemore.log.store import HeadQuery
 from oncemore.messaging.sources import jetstream as from_jetstream
-from oncemore.steps.run import Run, verify_chain
+from oncemore.steps.history import verify_chain
+from oncemore.steps.run import Run
 from tests.messaging.inbox.broker import left, published
 from tests.messaging.inbox.victim import STEP
 from tests.servers import nats

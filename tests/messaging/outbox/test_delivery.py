@@ -18,7 +18,7 @@ from oncemore.outbox import POLICY as STANDARD
 from oncemore.outbox import DeliveryStats, EventMessage, OutboxRelay
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.policy import Policy
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 from tests.messaging.outbox.world import POLICY, Consumer, World, events, give, states
 
 if TYPE_CHECKING:
@@ -557,7 +557,7 @@ def test_a_write_without_an_answer_ends_the_pass_and_the_next_pass_reads_the_sto
     relay = world.relay(engine)
     with pytest.raises(oncemore.StoreError):
         relay.run_once()
-    assert not any(me.busy for me in engine._identities.values())
+    assert not any(me.busy for me in engine.leases.workers.values())
     world.relay().run_once()
     assert len(world.consumer.got) == 1
     assert states(engine) == {"DELIVERED": 1}

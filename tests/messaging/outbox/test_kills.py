@@ -15,7 +15,7 @@ import pytest
 
 import oncemore
 from oncemore.outbox import OutboxRelay, WebhookSink
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 from tests.messaging.outbox.consumer import Shop, open_shop
 from tests.messaging.outbox.victim import TOPICS, give
 from tests.messaging.outbox.world import events, states

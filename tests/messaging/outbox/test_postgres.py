@@ -12,7 +12,7 @@ from oncemore.log.postgres.store import PostgresStore
 from oncemore.messaging.delivery import SendEvent, deliver_due_events
 from oncemore.outbox import DeliveryStats, EventMessage, OutboxRelay
 from oncemore.steps.engine import Engine
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 from tests.messaging.outbox.world import POLICY, Consumer, events, give, states
 from tests.servers import postgres
 
@@ -76,8 +76,8 @@ def test_events_of_a_silent_relay_are_sent_again_after_its_lease(url: str, clock
         op = next(script)
         while type(op) is not SendEvent:
             op = script.send(_done(courier, op))
-        assert silent._heartbeat is not None
-        silent._heartbeat.stop_heartbeat()  # it hangs, and says nothing any more
+        assert silent.leases.heartbeat is not None
+        silent.leases.heartbeat.stop_heartbeat()  # it hangs, and says nothing any more
         again = OutboxRelay(other, {"*": consumer}, policy=POLICY)
         clock.advance(silent.lease_s - 10.0)
         assert again.run_once() == DeliveryStats(waiting=2)

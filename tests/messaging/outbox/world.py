@@ -20,7 +20,7 @@ from oncemore.messaging.delivery import deliver_due_events
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.policy import Policy
 from oncemore.steps.engine import Engine
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 
 if TYPE_CHECKING:
     from oncemore.outbox import EventMessage
@@ -121,10 +121,10 @@ class World:
 
     def die(self, engine: Engine) -> None:
         """Make a process detectably dead, with its work in progress."""
-        for me in engine._identities.values():
+        for me in engine.leases.workers.values():
             me._presence.close()
-        if engine._heartbeat is not None:
-            engine._heartbeat.stop_heartbeat()
+        if engine.leases.heartbeat is not None:
+            engine.leases.heartbeat.stop_heartbeat()
 
     def finish(self) -> None:
         """Deliver the remaining events with new processes while the clock advances."""

@@ -100,7 +100,7 @@ def test_what_was_applied_is_not_done_again(
 
     def dead(batch: Any) -> Any:
         if any(b'"COMMIT"' in write.header for write in batch.writes):
-            engine.retire_worker(next(iter(engine._identities.values())), quietly=True)
+            engine.leases.retire_worker(next(iter(engine.leases.workers.values())), quietly=True)
             raise SystemExit
         return append(batch)
 

@@ -19,7 +19,7 @@ import pytest
 
 import oncemore
 from oncemore.log.store import HeadQuery
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 
 if TYPE_CHECKING:
     from collections.abc import Callable

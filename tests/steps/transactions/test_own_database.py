@@ -105,7 +105,7 @@ def test_what_was_not_committed_is_done_again(
     """The process dies after the function has returned, before the user's commit."""
 
     def die(mark: Any, kept: str) -> Any:
-        engine.retire_worker(next(iter(engine._identities.values())), quietly=True)
+        engine.leases.retire_worker(next(iter(engine.leases.workers.values())), quietly=True)
         raise Killed
         yield
 
@@ -132,7 +132,7 @@ def die_at(monkeypatch: pytest.MonkeyPatch, engine: oncemore.Engine, mark: str) 
 
     def dead(batch: Any) -> Any:
         if any(name in write.header for write in batch.writes):
-            engine.retire_worker(next(iter(engine._identities.values())), quietly=True)
+            engine.leases.retire_worker(next(iter(engine.leases.workers.values())), quietly=True)
             raise Killed
         return append(batch)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 from tests.workers.engines import work
 
 if TYPE_CHECKING:

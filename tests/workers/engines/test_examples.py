@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import oncemore
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "engines"
 

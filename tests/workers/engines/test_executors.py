@@ -27,7 +27,7 @@ from oncemore.log.memory import MemoryStore
 from oncemore.log.record import WorkerRecord
 from oncemore.log.store import HeadQuery
 from oncemore.steps.engine import Engine
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 from oncemore.workers import remote
 from tests.workers.engines import work
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 from tests.workers.engines import work
 from tests.workers.engines.test_executors import processes
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from oncemore.steps.run import verify_chain
+from oncemore.steps.history import verify_chain
 from tests.servers import postgres
 from tests.workers.engines import work
 from tests.workers.engines.test_executors import processes

@@ -136,7 +136,7 @@ def count_decisions(
     )
     in_log: Counter[Any] = Counter()
     for head in engine.store.list_heads(HeadQuery("run", limit=MAX_RUNS)):
-        run = oncemore.Run(engine, head.entity)
+        run: oncemore.Run[Any] = oncemore.Run(engine, head.entity)
         for proof in run.proofs:
             if proof["action"] == "retry":
                 in_log[run.step, proof["attempt"], proof["delay_s"]] += 1

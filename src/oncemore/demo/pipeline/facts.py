@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncemore.log.entry_codec import decode_body, decode_header
 from oncemore.log.record import EventRecord, RunRecord, apply_header
-from oncemore.steps.run import KINDS
+from oncemore.steps.history import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

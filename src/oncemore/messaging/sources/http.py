@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from oncemore import clock as clocks
-from oncemore._redact import error_class_name
+from oncemore._redact import error_class_name, log_warning
 from oncemore.errors import UsageError
 from oncemore.http import problems
 from oncemore.http.key_scope import KEY_HEADER, parse_key
@@ -148,10 +148,10 @@ class InboxEndpoint:
             # The client has disconnected: it cannot be answered, and nothing was begun.
             return
         except UnknownSender as error:
-            self._step.engine.log_warning(f"an HTTP inbox refused a message: {error}")
+            log_warning(f"an HTTP inbox refused a message: {error}")
             await wire.send_response(*problem_response(UNKNOWN_SENDER))
         except UsageError as error:  # the variable or file of a secret was removed while the program runs
-            self._step.engine.log_warning(f"an HTTP inbox cannot authenticate senders: {error}")
+            log_warning(f"an HTTP inbox cannot authenticate senders: {error}")
             await wire.send_response(*problem_response(NO_CHECK, retry_after_s=NO_CHECK_S))
         except ValueError as error:
             await wire.send_response(*problem_response(problems.MALFORMED, f"{str(error).capitalize()}."))

@@ -38,26 +38,24 @@ from oncemore.profiles.exoarmur.stored_records import (
     EFFECT,
     hash_inputs,
     key_entity,
-    make_call,
     read_record,
     tenant_differs,
-    yield_end,
 )
 from oncemore.retries.loop import ENDS, RetryReport, add_error_note, attach_decision, log_report
 from oncemore.steps import flow, transitions
+from oncemore.steps.call import PreparedCall
 from oncemore.steps.context import CONTEXT
-from oncemore.steps.driver import run_call_async
 from oncemore.steps.ops import (
     AppendChange,
     AttemptTerms,
-    CallIdentity,
     EndCall,
     LoadHead,
     ReadClock,
     ReserveWorker,
     RunAttempt,
-    StepPlan,
 )
+from oncemore.steps.perform import run_call_async
+from oncemore.steps.plan import StepPlan
 
 if TYPE_CHECKING:
     from oncemore.log.record import RecordChange, RunRecord
@@ -65,7 +63,6 @@ if TYPE_CHECKING:
     from oncemore.profiles.exoarmur.operation import PreparedOperation
     from oncemore.profiles.exoarmur.record import IdempotencyRecord
     from oncemore.steps.engine import Engine
-    from oncemore.steps.lease import WorkerIdentity
     from oncemore.steps.ops import LoadedHead, Script
 
 MAX_NAME_LENGTH = 200
@@ -81,18 +78,14 @@ async def run_operation(
     outer = ENDS.get()
     # The deadline around the call is in this machine's monotonic time; the flow needs the store's time.
     deadline = 0.0 if outer is None else engine.now() + max(0.0, outer - clocks.current.monotonic())
-    call = CallIdentity(
-        entity, hash_inputs(key), CONFIG_HASH, 0.0, deadline, owner.ids.clean_ids().tenant_id or ""
-    )
+    call = PreparedCall(
+        entity, plan, engine=engine, store=engine.store, input_hash=hash_inputs(key), cfg_hash=CONFIG_HASH,
+        give_up=deadline, tenant=owner.ids.clean_ids().tenant_id or "",
+        make_terms=lambda call, worker, now: _make_terms(worker, now, key, owner, prepared),
+    )  # fmt: skip
     operation = RecordedOperation(plan, call, key, owner, prepared)
-    call_in_progress = make_call(
-        engine,
-        plan.name,
-        prepared.run_attempt,
-        lambda worker, now: _make_terms(worker, now, key, owner, prepared),
-    )
     try:
-        return await run_call_async(call_in_progress, yield_end(operation.run_script()))  # type: ignore[no-any-return]
+        return await run_call_async(call, operation.run_script())  # type: ignore[no-any-return]
     except BaseException as error:
         # Cancellation and interrupts pass the flow without a DECISION: their event is published here.
         if not isinstance(error, Exception) and operation.attempt_number:
@@ -106,10 +99,12 @@ def _make_plan(engine: Engine, prepared: PreparedOperation, if_running: str) -> 
     if max_attempts is not None and max_attempts < policy.max_attempts:
         policy = policy.replace(max_attempts=max_attempts)
     return StepPlan(
-        prepared.plan.name[:MAX_NAME_LENGTH],
-        EFFECT,
-        policy,
-        prepared.plan.classify,
+        name=prepared.plan.name[:MAX_NAME_LENGTH],
+        effect=EFFECT,
+        policy=policy,
+        classify=prepared.plan.classify,
+        function=prepared.run_attempt,
+        is_async=True,
         encode=encode_result,
         decode=lambda plain: plain,
         describe=error_to_record,
@@ -119,19 +114,19 @@ def _make_plan(engine: Engine, prepared: PreparedOperation, if_running: str) -> 
         after_failure="new_run",
         on_version_change="new",  # a cleared run has another cfg_hash, so the next call is a new run
         covers=prepared.plan.covers,
-        approval=prepared.needs_approval,
-        gated=not prepared.operation.category.startswith(CONTROL_PLANE),
+        requires_approval=prepared.needs_approval,
+        obeys_switches=not prepared.operation.category.startswith(CONTROL_PLANE),
     )
 
 
 def _make_terms(
-    worker: WorkerIdentity | None, now: float, key: str, owner: KeyOwner, prepared: PreparedOperation
+    worker: str, now: float, key: str, owner: KeyOwner, prepared: PreparedOperation
 ) -> AttemptTerms:
     ids = owner.ids.clean_ids()
     run_id = prepared.run_id or new_uuid7(now)
     arguments = {"category": owner.category, "operation": owner.operation, "ids": [*ids], "run_id": run_id}
     return AttemptTerms(
-        worker="" if worker is None else worker.name,
+        worker=worker,
         run_id=run_id,
         arguments=arguments,
         input_hash=hash_inputs(key),
@@ -148,7 +143,7 @@ class RecordedOperation:
     """
 
     def __init__(
-        self, plan: StepPlan, call: CallIdentity, key: str, owner: KeyOwner, prepared: PreparedOperation
+        self, plan: StepPlan, call: PreparedCall, key: str, owner: KeyOwner, prepared: PreparedOperation
     ) -> None:
         self._plan, self._call, self._key, self._owner = plan, call, key, owner
         self._operation = prepared.operation
@@ -157,17 +152,18 @@ class RecordedOperation:
 
     def run_script(self) -> Script:
         """Run the script of the step, observing each of its operations and their replies."""
-        script = flow.run_step(self._plan, self._call)
-        op = next(script)
-        while type(op) is not EndCall:
+        script, reply = flow.run_step(self._plan, self._call), None
+        while True:
+            try:
+                op = script.send(reply)
+            except StopIteration as end:
+                return self._on_end(end.value)
             # The flow encodes the result alone; a later hit also needs the owner and the metadata.
             op = self._add_record(op) if type(op) is AppendChange and "COMMIT" in op.change.marks else op
             reply = yield op
-            end = (yield from self._on_load(reply)) if type(op) is LoadHead else self._on_reply(op, reply)
-            if end is not None:
-                return end
-            op = script.send(reply)
-        return self._on_end(op)
+            ended = (yield from self._on_load(reply)) if type(op) is LoadHead else self._on_reply(op, reply)
+            if ended is not None:
+                return ended
 
     def _add_record(self, op: AppendChange) -> AppendChange:
         """Return a COMMIT with the whole record as its body."""

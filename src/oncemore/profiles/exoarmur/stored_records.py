@@ -11,26 +11,22 @@ from typing import TYPE_CHECKING, Any, Final
 from oncemore._ids import new_uuid7
 from oncemore.errors import InProgress, UsageError
 from oncemore.log.record import RecordChange, RunRecord
-from oncemore.log.tagged_json import TaggedEncoder, untag_value
 from oncemore.policy.canonical_json import canonical_digest
 from oncemore.profiles.exoarmur.record import NO_OWNER, decode_record, encode_record, make_record
-from oncemore.steps.call_in_progress import CallInProgress, StepFunctions
+from oncemore.steps.call import PreparedCall
 from oncemore.steps.context import CONTEXT
-from oncemore.steps.driver import run_call_async
 from oncemore.steps.keys import cfg_hash
 from oncemore.steps.ops import AppendChange, EndCall, LoadHead, ReadBody, ReadClock, ReadLease
+from oncemore.steps.perform import run_call_async
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from oncemore.profiles.exoarmur.record import IdempotencyRecord
     from oncemore.steps.engine import Engine
-    from oncemore.steps.ops import AttemptTerms, LoadedHead, Script
+    from oncemore.steps.ops import LoadedHead, Script
 
 EFFECT: Final = "idempotent"
 CONFIG_HASH = cfg_hash("1", None)
 CLEARED_HASH = "cleared"
-_ENCODER = TaggedEncoder()
 
 
 def key_entity(key: str) -> str:
@@ -63,29 +59,7 @@ async def clear_record(engine: Engine, key: str) -> IdempotencyRecord | None:
 
 
 async def _run_script(engine: Engine, script: Script) -> Any:
-    return await run_call_async(
-        make_call(engine, "idempotency record", _refuse_attempt, _refuse_attempt), yield_end(script)
-    )
-
-
-def yield_end(script: Script) -> Script:
-    """Return a script that yields its end, as the driver expects, from one that returns it."""
-    yield (yield from script)
-
-
-def make_call(
-    engine: Engine, name: str, work: Callable[[], Any], terms: Callable[[Any, float], AttemptTerms]
-) -> CallInProgress:
-    """Return a call of the engine whose work is awaited and whose values are tagged JSON."""
-    return CallInProgress(engine, terms, StepFunctions(name, work, _tag_value, untag_value, awaits=True))
-
-
-def _tag_value(value: Any) -> Any:
-    return _ENCODER.tag_value(value, "the value")
-
-
-def _refuse_attempt(*arguments: Any) -> Any:
-    raise AssertionError("a script that only reads and writes makes no attempt")  # pragma: no cover
+    return await run_call_async(PreparedCall.for_decision(engine), script)
 
 
 def read_record(key: str, head: LoadedHead) -> Script:

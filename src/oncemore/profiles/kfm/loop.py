@@ -29,6 +29,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from oncemore import clock as clocks
+from oncemore._driver import OperationTable, run_script, run_script_async
+from oncemore._values import Value
 from oncemore.errors import (
     Deferred,
     Error,
@@ -45,9 +47,10 @@ from oncemore.steps.nodes import NodeStep, is_async_node, policy_of
 from oncemore.steps.run import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
     from os import PathLike
 
+    from oncemore._driver import Script
     from oncemore.policy.policy import Policy
     from oncemore.steps.attempt import Attempt
 
@@ -108,16 +111,26 @@ def retry_loop(
     first_call = repeat_call if rerun is None else partial(step.rerun, inputs, cfg, reason=rerun)
     max_wait_s = _resolve_policy(policy or policy_of(node)).max_delay_s
     script = _loop_script(note_redelivery, first_call, repeat_call, max_wait_s)
-    return _run_async(script) if is_async_node(node) else _run_blocking(script)
+    if is_async_node(node):
+        return run_script_async(script, _LOOP_OPERATIONS)
+    return run_script(script, _LOOP_OPERATIONS)
 
 
-def last_run(node: LoopNode, inputs: Any, cfg: Mapping[str, Any] | None = None) -> Run | None:
+def last_run(node: LoopNode, inputs: Any, cfg: Mapping[str, Any] | None = None) -> Run[Any] | None:
     """Return the last run of a node with these inputs: its state, attempts, proofs and log; or None."""
     return _make_step(node, cfg, None, None).last_run(inputs, cfg)
 
 
-if TYPE_CHECKING:
-    Script = Generator[Callable[[], Any] | float, Error | None, Status]
+class CallNode(Value):
+    """Call the step of a node; the result is its error, if that carries a run, or None."""
+
+    call: Callable[[], Any]
+
+
+class WaitForRetry(Value):
+    """Wait for the next attempt of a node."""
+
+    seconds: float
 
 
 def _loop_script(
@@ -125,22 +138,23 @@ def _loop_script(
     first_call: Callable[[], Any],
     next_call: Callable[[], Any],
     max_wait_s: float,
-) -> Script:
-    """Yield a call to make or the seconds to wait; receive the error of a call, or None.
-
-    A redelivered message is noted in the log first.
-    """
-    yield note_redelivery
+) -> Script[Status]:
+    """Call the step of a node until its run has ended; a redelivered message is noted in the log first."""
+    yield CallNode(note_redelivery)
     call = first_call
     while True:
-        error = yield call
-        if not isinstance(error, Deferred):
-            return _end_status(error)
-        # A wait longer than the policy's own delays is not part of the loop: the caller gets the error.
-        wait = error.until - find_engine().now()
-        if wait > max_wait_s:
-            raise error
-        yield max(0.0, wait)
+        try:
+            yield CallNode(call)
+        except _RUN_ERRORS as error:
+            if not isinstance(error, Deferred):
+                return _end_status(error)
+            # A wait longer than the policy's own delays is not part of the loop: the caller gets the error.
+            wait = error.until - find_engine().now()
+            if wait > max_wait_s:
+                raise
+        else:
+            return _end_status(None)
+        yield WaitForRetry(max(0.0, wait))
         call = next_call
 
 
@@ -160,46 +174,10 @@ _STATUS_BY_STATE: dict[str, Status] = {"COMPLETE": "OK", "HARD_FAIL": "HARD_FAIL
 _RUN_ERRORS = (StepFailed, Deferred, ResultUnavailable)
 
 
-def _run_blocking(script: Script) -> Status:
-    op = next(script)
-    try:
-        while True:
-            if callable(op):
-                op = script.send(_call_once(op))
-            else:
-                clocks.current.sleep(op)
-                op = next(script)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
-
-
-def _call_once(call: Callable[[], Any]) -> Error | None:
-    try:
-        call()
-    except _RUN_ERRORS as error:
-        return error
-    return None
-
-
-async def _run_async(script: Script) -> Status:
-    op = next(script)
-    try:
-        while True:
-            if callable(op):
-                op = script.send(await _call_once_async(op))
-            else:
-                await clocks.current.pause(op)
-                op = next(script)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
-
-
-async def _call_once_async(call: Callable[[], Any]) -> Error | None:
-    try:
-        await call()
-    except _RUN_ERRORS as error:
-        return error
-    return None
+_LOOP_OPERATIONS = OperationTable(
+    {CallNode: lambda _, op: op.call(), WaitForRetry: lambda _, op: clocks.current.sleep(op.seconds)},
+    {CallNode: lambda _, op: op.call(), WaitForRetry: lambda _, op: clocks.current.pause(op.seconds)},
+)
 
 
 def _make_step(node: LoopNode, cfg: Any, policy: Named | None, on_config_change: str | None) -> NodeStep:

@@ -31,7 +31,7 @@ from oncemore.profiles.lit.request_context import check_id, current_ids
 from oncemore.retries.driver import run_blocking
 from oncemore.retries.loop import RetryPlan, get_decision, make_script
 from oncemore.steps.attempt import current
-from oncemore.steps.decorator import Step, complete_options
+from oncemore.steps.decorator import Step
 from oncemore.steps.options import StepOptions
 
 if TYPE_CHECKING:
@@ -303,12 +303,12 @@ class CoreClient:
             number = 1 + (current().number - 1) * self.policy.max_attempts
             return self.send_request(ask._replace(headers={http.KEY_HEADER: f'"{key}"'}), first=number)
 
-        step_options = complete_options(
-            effect="idempotent", name=ANSWER_STEP_NAME, key=("core", "key"), ignore=("ask",),
+        step_options: dict[str, Any] = {
+            "effect": "idempotent", "name": ANSWER_STEP_NAME, "key": ("core", "key"), "ignore": ("ask",),
             # No timeout: the operation inside has a limit for each of its requests.
-            policy=self.policy.replace(timeout_s=None, classes=None, max_attempts=MAX_OPERATIONS),
-        )  # fmt: skip
-        options = StepOptions(answer, step_options)
+            "policy": self.policy.replace(timeout_s=None, classes=None, max_attempts=MAX_OPERATIONS),
+        }  # fmt: skip
+        options = StepOptions(answer, **step_options)
         options.after_failure = loader.step_settings(lit_policy.PROFILE).after_failure
         return Step(options)
 

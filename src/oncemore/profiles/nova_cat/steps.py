@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from oncemore.limits.cooldown_rules import Cooldown
 from oncemore.profiles.nova_cat import events, names
 from oncemore.profiles.nova_cat.input import MAX_TEXT_LENGTH, QuarantineError, TerminalError, check_product
-from oncemore.steps.decorator import Step, complete_options, step
+from oncemore.steps.decorator import Step, step
 from oncemore.steps.options import StepOptions
 
 if TYPE_CHECKING:
@@ -36,15 +36,15 @@ def make_acquisition_step(work: Callable[..., Any], policy: str) -> Step[..., An
     A call with another locator is therefore the same work, not a conflict. The log still has all fields of
     each run, so that a worker can continue it.
     """
-    options = complete_options(
-        effect="outbox", name=f"{names.PROFILE}.{names.ACQUIRE_ARTIFACT}", policy=policy,
-        key=lambda *fields: _product_id(fields) or {"malformed": list(fields)},
-        provider=lambda data_product_id, nova_id, provider, *rest: _provider_name(provider),
-        cooldown=Cooldown(lambda *fields: _product_id(fields)),
-    )  # fmt: skip
-    step_options = StepOptions(work, options)
+    options: dict[str, Any] = {
+        "effect": "outbox", "name": f"{names.PROFILE}.{names.ACQUIRE_ARTIFACT}", "policy": policy,
+        "key": lambda *fields: _product_id(fields) or {"malformed": list(fields)},
+        "provider": lambda data_product_id, nova_id, provider, *rest: _provider_name(provider),
+        "cooldown": Cooldown(lambda *fields: _product_id(fields)),
+    }  # fmt: skip
+    step_options = StepOptions(work, **options)
     # Arguments outside the key must not enter the input hash, or another locator would be a KeyConflict.
-    step_options.keys_all_arguments = True
+    step_options.keys.keys_all_arguments = True
     return Step(step_options)
 
 

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from oncemore.limits.cooldown_rules import ResourceRecord
     from oncemore.steps.decorator import Step
     from oncemore.steps.engine import Engine
-    from oncemore.steps.run import AttemptView, Run
+    from oncemore.steps.history import AttemptView
+    from oncemore.steps.run import Run
     from oncemore.workers.job_run import JobRun
 
     Search = Callable[[str], Iterable[Mapping[str, Any]]]
@@ -70,7 +71,7 @@ class WorkflowExecution(Value):
     reason: str
     message: str
     correlation_id: str
-    job: JobRun
+    job: JobRun[Any]
     product: ResourceRecord | None = None
 
     @property
@@ -79,7 +80,7 @@ class WorkflowExecution(Value):
         return self.outcome == names.SUCCESS or self.outcome in names.SKIPS
 
     @property
-    def run(self) -> Run | None:
+    def run(self) -> Run[Any] | None:
         """The run of the first item; None if there is none."""
         return next(iter(self.job.runs), None)
 
@@ -346,7 +347,7 @@ _OUTCOMES_WORST_FIRST = (
 )  # fmt: skip
 
 
-def _make_execution(workflow: str, job: JobRun, product: ResourceRecord | None) -> WorkflowExecution:
+def _make_execution(workflow: str, job: JobRun[Any], product: ResourceRecord | None) -> WorkflowExecution:
     worst = min(job.items, key=lambda item: _OUTCOMES_WORST_FIRST.index(item.result), default=None)
     if worst is None:
         outcome = names.SUCCESS

@@ -1,0 +1,167 @@
+"""One call of a step: its key, its arguments, its plan, and its progress.
+
+`Step` prepares the call, a script (`steps.flow`) decides what happens, and the functions of `steps.perform`
+carry that out with the call as their context.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from oncemore.log.record import NOWHERE
+from oncemore.steps.history import find_opening
+from oncemore.steps.lease import RESERVED
+from oncemore.steps.ops import LoadedHead
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oncemore.log.store import Store
+    from oncemore.steps.engine import Engine
+    from oncemore.steps.lease import WorkerIdentity
+    from oncemore.steps.ops import AttemptTerms, EndCall
+    from oncemore.steps.plan import StepPlan
+
+    Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+    TermsFactory = Callable[["PreparedCall", str, float], AttemptTerms]
+
+
+class PreparedCall:
+    """A call of a step, prepared and in progress.
+
+    entity      the entity of its key in the log
+    plan        the options of the step, for this engine and this provider
+    input_hash  digest of the arguments; empty if the key covers all of them
+    cfg_hash    digest of the step's version and config
+    code_hash   the same for the code that would make the attempt, where that differs: a worker continues a
+                run with the run's own `cfg_hash`
+    deadline    when a run that this call begins must have ended; 0 for no deadline
+    give_up     until when this caller waits for another attempt or for a time; 0 for no limit
+    tenant      the tenant whose work it is
+    head        the head of the key. It may be a guess that the key is new: a wrong guess costs one conflict
+    counted     the arguments that the key or the input hash cover
+    inputs      these arguments as canonical JSON
+    withheld    the names of arguments that the log does not store
+    make_terms  returns the terms of an attempt that begins now, from this call, a worker's name and the time
+
+    The fields below change while the call is in progress.
+
+    worker           the worker of this process that makes the attempt
+    has_reservation  whether that worker is reserved for an attempt that is not claimed yet
+    current_attempt  entity and fence of the attempt that this call is making
+    interrupt        an interruption (Ctrl-C, cancellation), until the run is in a consistent state
+    last_answer      the result of an awaited operation whose coroutine was closed meanwhile
+    was_reread       whether the head was read again: the guess was wrong, or an attempt failed
+    write_count      the number of entries that the call has appended
+    own_arguments    the caller's arguments, while `args` and `kwargs` are those of a recorded run
+    recorded         id and arguments of the run whose recorded arguments were read last
+    """
+
+    # Defaults of the class: one call object is made per call, and most calls leave most fields as they are.
+    input_hash = cfg_hash = code_hash = tenant = ""
+    deadline = give_up = 0.0
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}  # noqa: RUF012 - replaced, never changed
+    counted: dict[str, Any] = {}  # noqa: RUF012
+    inputs = b""
+    withheld: tuple[str, ...] = ()
+    worker: WorkerIdentity | None = None
+    has_reservation = was_reread = False
+    current_attempt: tuple[str, int] | None = None
+    interrupt: BaseException | None = None
+    last_answer: Any = None
+    write_count = 0
+    own_arguments: Arguments | None = None
+    recorded: tuple[str, dict[str, Any]] | None = None
+    entity: str
+    plan: StepPlan
+    engine: Engine
+    store: Store
+    head: LoadedHead
+    make_terms: TermsFactory
+
+    def __init__(self, entity: str, plan: StepPlan, **fields: Any) -> None:
+        self.entity, self.plan = entity, plan
+        self.__dict__.update(fields)
+
+    @classmethod
+    def for_decision(cls, engine: Engine) -> PreparedCall:
+        """Return the context of an operator's script, which runs no step."""
+        call = cls.__new__(cls)
+        call.engine, call.store = engine, engine.store
+        return call
+
+    @property
+    def key(self) -> str:
+        """The key of the call."""
+        return self.entity.removeprefix("run/")
+
+    def load_arguments(self, head: LoadedHead) -> None:
+        """Use the arguments that the run was opened with: an earlier attempt may have changed them here.
+
+        After a finished run this call opens a new one, with its own arguments.
+        """
+        run, recall = head.record, self.plan.recall_arguments
+        if recall is None:
+            return
+        if run.state in ("COMPLETE", "HARD_FAIL"):
+            self.args, self.kwargs = self.own_arguments or (self.args, self.kwargs)
+            return
+        if self.recorded is None or self.recorded[0] != run.run_id:
+            opening = head.body or {}
+            if "arguments" not in opening:
+                opening = find_opening(self.store.read_entries(head.entity), self.engine.cipher)
+            self.recorded = run.run_id, opening.get("arguments", {})
+        elif self.own_arguments is None:
+            # A worker has decoded them for this call, and no attempt has had them yet.
+            self.own_arguments = self.args, self.kwargs
+            return
+        self.own_arguments = self.own_arguments or (self.args, self.kwargs)
+        with self.engine.artifact_store.use_store():
+            self.args, self.kwargs = recall(self.recorded[1], *self.own_arguments)
+
+    # The worker and the attempt of this call ----------------------------------------------------------
+
+    def release_worker(self) -> None:
+        """End the reservation of the worker, if no attempt was claimed with it."""
+        if self.has_reservation and self.worker is not None:
+            self.has_reservation = False
+            self.worker.remove_attempt(RESERVED)
+            if self.worker.retired:
+                self.engine.leases.close_retired_worker(self.worker)
+
+    def leave_attempt(self) -> None:
+        """End the attempt in this process: its worker no longer holds it."""
+        if self.current_attempt is not None and self.worker is not None:
+            # Cleared first: an interruption below must not make it leave twice.
+            attempt, self.current_attempt = self.current_attempt, None
+            self.worker.remove_attempt(attempt)
+            if self.worker.retired:
+                self.engine.leases.close_retired_worker(self.worker)
+
+    def abandon(self, error: BaseException) -> None:
+        """Give the attempt up after its outcome could not be stored, so that other workers can take it over.
+
+        After a second Ctrl-C nothing is written any more: the store may be the reason for the wait.
+        """
+        if self.current_attempt is not None and self.worker is not None:
+            self.engine.leases.retire_worker(self.worker, quietly=not isinstance(error, Exception))
+            self.leave_attempt()
+        self.release_worker()
+
+    def finish(self, end: EndCall) -> Any:
+        """Return the value of the call, or raise its error; an interruption takes precedence."""
+        if self.has_reservation:
+            self.release_worker()
+        error = self.interrupt or end.error
+        if error is None:
+            return end.value
+        try:
+            raise error
+        finally:
+            del error, end, self  # break the cycle: error → traceback → frame → error
+
+
+def unknown_head(entity: str) -> LoadedHead:
+    """Return the head of an entity that does not exist."""
+    return LoadedHead(entity, 0, NOWHERE, None)

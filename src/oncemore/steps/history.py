@@ -1,0 +1,279 @@
+"""The history of entities, read from the log: folding entries, verifying the hash chain, exporting records.
+
+`export_records` returns one record per mark with the ten fields of a transition (WAL-3); the log itself
+stores fields that are constant over a run once.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from oncemore._values import Value
+from oncemore.control.model import Approval, SwitchBoard
+from oncemore.errors import IllegalTransition, StoreError
+from oncemore.limits.cooldown_rules import ResourceRecord
+from oncemore.log.entry_codec import decode_header, hash_entry, read_body
+from oncemore.log.record import (
+    NOWHERE,
+    ArtifactRecord,
+    BreakerRecord,
+    EventRecord,
+    JobRecord,
+    MaintenanceRecord,
+    QuotaRecord,
+    RecordedPolicy,
+    RunRecord,
+    StoreSecret,
+    WorkerRecord,
+    apply_header,
+)
+from oncemore.policy.canonical_json import run_seed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from oncemore.log.encryption import BodyCipher
+    from oncemore.log.store import Entry
+    from oncemore.steps.run import Run
+
+#: The record type of an entity, by the prefix of its name.
+KINDS: dict[str, Any] = {
+    "run": RunRecord,
+    "worker": WorkerRecord,
+    "event": EventRecord,
+    "artifact": ArtifactRecord,
+    "maintenance": MaintenanceRecord,
+    "job": JobRecord,
+    "control": SwitchBoard,
+    "approval": Approval,
+    "breaker": BreakerRecord,
+    "quota": QuotaRecord,
+    "resource": ResourceRecord,
+    "secret": StoreSecret,
+    "policy": RecordedPolicy,
+}
+#: The name of a mark in an export (WAL-4).
+RECORDS = {
+    "INTENT": "INTENT",
+    "COMMIT": "COMMIT",
+    "DECISION": "DECISION",
+    "LEASE": "LEASE",
+    "CHECKPOINT": "CHECKPOINT",
+    "ESCALATION": "ESCALATION",
+    "PRUNE": "PRUNE",
+    "ERASE": "ERASE",
+    "EVENT": "EVENT",
+    "BREAKER": "DECISION",
+    "QUOTA": "DECISION",
+}
+
+
+class AttemptView(Value):
+    """One attempt of a run.
+
+    outcome         "RUNNING", "COMPLETE", "SOFT_FAIL" or "HARD_FAIL"
+    error           the neutral record of its error, if there was one
+    entry           the entry of its outcome: entity and version
+    correlation_id  the correlation id of all records of this work
+    """
+
+    number: int
+    began: float
+    ended: float | None
+    outcome: str
+    reason: str
+    error: dict[str, Any] | None
+    worker: str
+    entry: str
+    correlation_id: str = ""
+
+
+def fold_entries(
+    entries: Iterable[Entry], cipher: BodyCipher | None = None
+) -> Iterator[tuple[Any, Any, dict[str, Any]]]:
+    """Yield header, record and body of entries; the record of an entity is folded from its first entry on."""
+    states: dict[str, Any] = {}
+    for entry in entries:
+        header = decode_header(entry.header)
+        kind: Any = KINDS[header.entity.partition("/")[0]]
+        state = states[header.entity] = apply_header(states.get(header.entity), header.sets, kind)
+        yield header, state, read_body(entry, cipher)
+
+
+def collect_attempts(entries: list[tuple[Any, RunRecord, dict[str, Any]]]) -> Iterator[AttemptView]:
+    """Yield the attempts of a run, from the header, record and body of its entries."""
+    active: AttemptView | None = None
+    for header, state, body in entries:
+        if "INTENT" in header.marks:
+            begun = (state.attempt, state.started_at, None, "RUNNING", "", None, state.worker, "")
+            active = AttemptView(*begun, state.correlation_id)
+        elif active is not None and state.state != "RUNNING":
+            where = f"{header.entity}#{header.version}"
+            yield active._replace(
+                ended=header.at,
+                outcome=state.state,
+                reason=state.reason,
+                error=body.get("error"),
+                entry=where,
+            )
+            active = None
+    if active is not None:
+        yield active
+
+
+def explain_entries(run: Run[Any], entries: list[tuple[Any, RunRecord, dict[str, Any]]]) -> Iterator[str]:
+    """Yield the history of a run as lines of text."""
+    state = run.state
+    yield f"{run.step}, key {run.key[:12]}, run {state.run_number} ({run.run_id}): {describe_state(run)}"
+    for header, after, body in entries:
+        if "INTENT" in header.marks:
+            yield (
+                f"  attempt {after.attempt} began, {after.attempt_count} of {after.max_attempts} (fence "
+                f"{after.fence})"
+            )
+        elif "CHECKPOINT" in header.marks:
+            yield "  … kept a checkpoint"
+        elif "PRUNE" in header.marks or "ERASE" in header.marks:
+            how = "erased" if "ERASE" in header.marks else "pruned"
+            yield f"  its arguments, results and errors were {how}"
+        elif "BREAKER" in header.marks:
+            yield f"  not tried: the breaker of {body.get('breaker', 'its provider')} is open"
+        elif "QUOTA" in header.marks and "budget" in body:
+            payment = "waits for a token of" if after.budget_debt else "the next attempt is paid for by"
+            yield f"  {payment} the retry budget of {body['budget']}"
+        elif "QUOTA" in header.marks:
+            yield f"  not tried yet: {body.get('of', 'its provider')} takes {body.get('rate', 'no more now')}"
+        elif after.reason == "imported":
+            yield "  was done elsewhere, and marked as done here"
+        # A change that leaves a run PENDING or RUNNING is explained by its decision below.
+        elif after.state not in ("PENDING", "RUNNING"):
+            error = body.get("error") or {}
+            why = f": {error.get('type')}: {error.get('message')}" if error else ""
+            reason = f" ({after.reason})" if after.reason else ""
+            yield f"  attempt {after.attempt} → {after.state}{reason}{why}"
+            if "proof" in body:
+                yield f"    {body['proof'].get('sentence', body['proof'].get('reason', ''))}"
+        if "decision" in body:
+            made = body["decision"]
+            actor = made["actor"] or "an unnamed actor"
+            yield f"  decided by {actor}: {made['action']}, because {made['reason']}"
+
+
+def describe_state(run: Run[Any]) -> str:
+    """Return the state of a run in a few words."""
+    if run.held_for:
+        return f"held, {run.held_for.replace('_', ' ')}"
+    return f"{run.status}{f', {run.reason}' if run.reason else ''}"
+
+
+def export_records(entries: Iterable[Entry], cipher: BodyCipher | None = None) -> Iterator[dict[str, Any]]:
+    """Return one record for each mark of runs' entries, each with all ten fields of a transition."""
+    entries = list(entries)
+    for entry, (header, state, body) in zip(entries, fold_entries(entries, cipher), strict=True):
+        if type(state) is not RunRecord:
+            continue
+        for mark in header.marks:
+            transition = mark not in RECORDS
+            yield {
+                "seq": entry.seq,
+                "at": header.at,
+                "kind": "TRANSITION" if transition else RECORDS[mark],
+                "state": mark if transition else state.state,
+                "run_id": state.run_id,
+                "node_id": state.step,
+                "attempt": state.attempt,
+                "input_hash": state.input_hash,
+                "seed": state.seed or run_seed(state.run_id),
+                "cfg_hash": state.cfg_hash,
+                "idempotency_key": header.entity.removeprefix("run/"),
+                "checkpoint_ref": f"{header.entity}#{state.checkpoint_version}"
+                if state.checkpoint_version
+                else None,
+                "telemetry_snapshot": {
+                    "duration_s": body.get("duration_s"),
+                    "circuit_open": bool(body.get("circuit_open")),
+                },
+                "decision_proof": body.get("proof"),
+                "correlation_id": state.correlation_id,
+                "reason": state.reason,
+                "error": _exported_error(mark, state, body),
+                **({"intent": "compute"} if mark == "INTENT" else {}),
+                **_artifact_digests(mark, body),
+                **(
+                    {"escalation": body["escalation"]}
+                    if mark == "ESCALATION" and "escalation" in body
+                    else {}
+                ),
+            }
+
+
+def _artifact_digests(mark: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the artifact digests of an entry (WAL-4)."""
+    if mark not in ("COMMIT", "COMPLETE") or "artifacts" not in body:
+        return {}
+    return {"artifacts": [plain["$artifact"]["digest"] for plain in body["artifacts"]]}
+
+
+def _exported_error(mark: str, state: RunRecord, body: dict[str, Any]) -> Any:
+    """Return the exported error: exhaustion under its own name, with the last error of an attempt."""
+    if mark not in ("SOFT_FAIL", "HARD_FAIL"):
+        return None
+    error = body.get("error")
+    if mark == "HARD_FAIL" and state.reason == "max_attempts_exceeded":
+        return {"error": "max_attempts_exceeded", "last": error}
+    return error
+
+
+def verify_chain(
+    entries: Iterable[Entry], heads: dict[str, tuple[int, bytes, Any]] | None = None
+) -> dict[str, tuple[int, bytes, Any]]:
+    """Check every link of a log and fold it; return version, hash and state of each entity.
+
+    heads  the result for earlier entries, to continue from
+
+    Raises `StoreError` with the number of the first entry that does not fit.
+    """
+    heads = {} if heads is None else heads
+    for seq, entity, number, before, own, header, body, digest in entries:
+        version, prev, state = heads.get(entity, _NOTHING)
+        if number != version + 1:
+            raise StoreError(f"entry {seq} ({entity}) is out of order: a part of the log is missing")
+        try:
+            if body is not None:
+                digest = sha256(body).digest()
+            fits = digest is not None and before == prev and own == hash_entry(prev, header, digest)
+        except TypeError:  # a column holds text instead of bytes
+            fits = False
+        if not fits:
+            raise StoreError(f"entry {seq} ({entity}) was altered: its hash does not fit")
+        kind: Any = KINDS.get(entity.partition("/")[0])
+        if kind is None:
+            raise StoreError(f"entry {seq} is about {entity}, of a kind that is not known here")
+        try:
+            heads[entity] = number, own, _fold_entry(entity, number, header, state, kind)
+        except (StoreError, IllegalTransition, TypeError) as fault:
+            raise StoreError(f"entry {seq} ({entity}) makes no sense: {fault}") from None
+    return heads
+
+
+_NOTHING = (0, NOWHERE, None)
+
+
+def _fold_entry(entity: str, version: int, data: bytes, state: Any, kind: Any) -> Any:
+    """Return the state after an entry with a valid hash; refuse an entry with impossible content."""
+    header = decode_header(data)
+    if header.entity != entity or header.version != version:
+        raise StoreError(f"it is about version {header.version} of {header.entity}")
+    return apply_header(state, header.sets, kind)
+
+
+def find_opening(entries: Iterable[Entry], cipher: BodyCipher | None = None) -> dict[str, Any]:
+    """Return the body of the entry that opened the last run: its arguments, among others; empty if pruned."""
+    found: dict[str, Any] = {}
+    for entry in entries:
+        header = decode_header(entry.header)
+        # A run that was held and released is PENDING again, with the same run id.
+        if "PENDING" in header.marks and "run_id" in header.sets:
+            found = read_body(entry, cipher)
+    return found

@@ -1,0 +1,156 @@
+"""The function of a step: its name, its module, its annotations and its parameters."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from itertools import takewhile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+from oncemore.errors import UsageError
+from oncemore.retries.options import function_colour
+from oncemore.steps.secret import Secret
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+def check_function(function: Any) -> str:
+    """Return the colour of a function (plain or coroutine); refuse what cannot be a step."""
+    if isinstance(function, staticmethod | classmethod):
+        raise UsageError(f"put @oncemore.step below @{type(function).__name__}, next to the function")
+    if not callable(function) or isinstance(function, type):
+        raise UsageError(f"{function!r} is not a function; a step is made of a function")
+    colour = function_colour(function)
+    if colour in ("generator", "async-generator"):
+        raise UsageError(
+            f"{getattr(function, '__qualname__', function)} is a generator function: its values are used "
+            "before it ends; return a list"
+        )
+    return colour
+
+
+def module_of(function: Any) -> str:
+    """Return the module of a function, by the name that is the same however its module is started."""
+    module = getattr(function, "__module__", None)
+    if module in ("__main__", "__mp_main__"):
+        module = _import_name(
+            getattr(_unwrap_function(function), "__globals__", vars(sys.modules["__main__"]))
+        )
+    return str(module)
+
+
+def _import_name(main: Mapping[str, Any]) -> str:
+    """Return the name under which other programs import the main module of this one.
+
+    A program may be started as a file or with -m, and its children know its module as `__mp_main__`.
+    """
+    spec = main.get("__spec__")
+    if spec is not None and spec.name != "__main__":
+        return str(spec.name)
+    file = Path(main.get("__file__") or "main").absolute()
+    packages = takewhile(lambda folder: (folder / "__init__.py").exists(), file.parents)
+    return ".".join([*reversed([folder.name for folder in packages]), file.stem])
+
+
+def make_binder(name: str, function: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
+    """Return the function that binds arguments to names; plain signatures have a fast one."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        raise UsageError(
+            f"{name}: {function!r} does not declare its arguments; wrap it in a function"
+        ) from None
+    params = list(signature.parameters.values())
+    plain = all(param.kind is param.POSITIONAL_OR_KEYWORD for param in params)
+    names = tuple(signature.parameters)
+    known = frozenset(names)
+    defaults = {param.name: param.default for param in params if param.default is not param.empty}
+
+    def whole(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    def short(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        given = dict(zip(names, args, strict=False))
+        if not kwargs and len(args) == len(names):
+            return given
+        if len(args) > len(names) or not kwargs.keys() <= known or kwargs.keys() & given.keys():
+            return whole(args, kwargs)  # raises with the reason
+        given.update(kwargs)
+        if len(given) == len(names):
+            return given
+        filled = {**defaults, **given}
+        return filled if len(filled) == len(names) else whole(args, kwargs)
+
+    return short if plain else whole
+
+
+def find_ignored(name: str, function: Any, ignore: Any) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names of arguments that are left out of the key, and of those that are secret."""
+    ignored = frozenset(check_parameter_names(name, function, "ignore", ignore))
+    hints = hints_of(function, extras=True)
+    secret = frozenset(param for param, hint in hints.items() if _is_secret(hint))
+    return ignored | secret, secret
+
+
+def _is_secret(hint: Any) -> bool:
+    """Whether an annotation is or holds `Secret`; one that cannot be resolved is judged by its text."""
+    text = getattr(hint, "__forward_arg__", hint)
+    if isinstance(text, str):
+        return re.search(r"\bSecret\b", text) is not None
+    return hint is Secret or any(_is_secret(part) for part in get_args(hint) if part is not hint)
+
+
+def check_parameter_names(name: str, function: Any, option: str, names_given: Any) -> tuple[str, ...]:
+    """Return names of parameters, given as one or several; refuse other names."""
+    names = (names_given,) if isinstance(names_given, str) else names_given
+    if not isinstance(names, tuple | list | set | frozenset) or not all(isinstance(n, str) for n in names):
+        raise UsageError(f"{option} of {name} is {names_given!r}; it takes names of parameters")
+    unknown = set(names) - set(inspect.signature(function).parameters)
+    if unknown:
+        raise UsageError(
+            f"{option} of {name} names {', '.join(sorted(unknown))}, which is not a parameter of it"
+        )
+    return tuple(names)
+
+
+def hints_of(function: Any, *, extras: bool = False) -> dict[str, Any]:
+    """Return the annotations of a function; a name that only the type checker knows stays a string."""
+    function = _unwrap_function(function)
+    try:
+        return get_type_hints(function, include_extras=extras)
+    except Exception:  # noqa: BLE001 - one name that is not there must not hide all others
+        around = getattr(function, "__globals__", {})
+        return {name: _resolve_hint(hint, around) for name, hint in annotations_of(function).items()}
+
+
+def _resolve_hint(hint: Any, around: dict[str, Any]) -> Any:
+    alone = SimpleNamespace(__annotations__={"it": hint})
+    try:
+        return get_type_hints(alone, around, include_extras=True)["it"]
+    except Exception:  # noqa: BLE001 - the type checker alone knows it
+        return hint
+
+
+def annotations_of(function: Any) -> dict[str, Any]:
+    """Return annotations as they are; those that Python evaluates late and cannot, as strings."""
+    try:
+        return dict(getattr(function, "__annotations__", {}))
+    except NameError:  # pragma: no cover - from Python 3.14 on
+        as_written: Any = {"format": 4}
+        return dict(inspect.get_annotations(function, **as_written))
+
+
+def _unwrap_function(function: Any) -> Any:
+    """Return the function behind a partial, a bound method or an object that can be called."""
+    while not hasattr(function, "__code__"):
+        inner = getattr(function, "func", None) or getattr(function, "__func__", None)
+        if inner is None:
+            return getattr(type(function), "__call__", function)  # noqa: B004 - Python looks `__call__` up on the class
+        function = inner
+    return function

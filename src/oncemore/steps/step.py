@@ -1,0 +1,396 @@
+"""Prepare and run the calls of a step: bind the arguments, compute the key, choose the plan, read the head.
+
+`StepCalls` is the base of `oncemore.Step`, which adds the methods for users and operators, and of the other
+kinds of steps (programs, endpoints, messages, nodes), which override single methods.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+
+from oncemore import clock as clocks
+from oncemore._ids import new_uuid7
+from oncemore._values import make
+from oncemore.audit.error_record import error_to_record
+from oncemore.errors import (
+    CallRefused,
+    Deferred,
+    Error,
+    InProgress,
+    NotPermitted,
+    OutcomeUncertain,
+    Quarantined,
+    StepFailed,
+    StoreError,
+    UsageError,
+)
+from oncemore.log.head_access import load_head
+from oncemore.log.record import NOWHERE
+from oncemore.open_engine import find_engine
+from oncemore.policy.canonical_json import run_seed
+from oncemore.policy.policy import PER_KEY, PER_RUN
+from oncemore.retries.loop import ENDS
+from oncemore.steps import flow, transitions
+from oncemore.steps.attempt import CURRENT
+from oncemore.steps.call import PreparedCall
+from oncemore.steps.context import CONTEXT
+from oncemore.steps.history import find_opening
+from oncemore.steps.keys import input_hash
+from oncemore.steps.ops import AttemptTerms, LoadedHead
+from oncemore.steps.perform import CALL_OPERATIONS, run_call, run_call_async
+from oncemore.steps.plan import StepPlan, build_plan, describe_and_throttle
+from oncemore.steps.run import Run
+from oncemore.steps.signature import annotations_of
+from oncemore.workers.worker import ResumedCall
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oncemore.policy.policy import Policy
+    from oncemore.steps.engine import Engine
+    from oncemore.steps.ops import EndCall, Script
+    from oncemore.steps.options import StepOptions
+
+    #: Makes the script of a decision that comes before a call, such as a rerun.
+    DecisionScript = Callable[[StepPlan, PreparedCall], Script]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: After so many calls of new keys in a row, the next key is assumed to be new too, without a read.
+NEW_KEY_STREAK = 16
+#: The largest number of providers for which a step keeps a plan.
+MAX_PROVIDER_PLANS = 1000
+_NO_DEADLINE = (0.0, 0.0)
+_COPIED_ATTRIBUTES = ("__module__", "__name__", "__qualname__", "__doc__")
+
+
+class StepCalls(Generic[P, R]):
+    """Prepares and runs the calls of a step."""
+
+    #: The functions that perform the operations of its calls.
+    _operations = CALL_OPERATIONS
+
+    def __init__(
+        self, options: StepOptions, engine: Engine | None = None, bound: tuple[Any, ...] = ()
+    ) -> None:
+        self._options, self._engine, self._bound = options, engine, bound
+        # The plan of the engine that was used last, and the plans of its providers.
+        self._plan: StepPlan | None = None
+        self._provider_plans: dict[str, StepPlan] = {}
+        self._planned_for: tuple[Any, float] = (None, 0.0)
+        self._new_in_a_row = 0
+        self._is_async = options.colour == "coroutine"
+        for name in _COPIED_ATTRIBUTES:
+            if hasattr(options.function, name):
+                setattr(self, name, getattr(options.function, name))
+        self.__annotations__ = annotations_of(options.function)
+        self.__wrapped__ = options.function
+        if self._is_async:
+            _mark_coroutine_function(self)
+
+    @property
+    def name(self) -> str:
+        """The name that the step has in the log."""
+        return self._options.name
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Return the value: computed now, or stored from before; raise if the work failed."""
+        if self._is_async:
+            return self._call_async(args, kwargs)  # type: ignore[return-value]
+        return self._call_sync(args, kwargs)  # type: ignore[no-any-return]
+
+    # Preparing --------------------------------------------------------------------------------------
+
+    def _prepare_call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, guess: bool = False
+    ) -> PreparedCall:
+        """Return the call with its key, its plan and the head of its key.
+
+        guess  whether the key may be assumed new, without a read, after a streak of calls with new keys
+        """
+        options, engine, context = self._options, self._engine or find_engine(), CONTEXT.get()
+        keys = options.keys
+        if self._bound:
+            args = (*self._bound, *args)
+        bound = keys.bind_arguments(args, kwargs)
+        counted = keys.select_arguments(bound)
+        tenant = context.tenant if keys.tenant is None else keys.tenant_of(context.tenant, args, kwargs)
+        # The clock is read only if the key, a deadline or an outer limit needs it; 0 stands for unread.
+        now = engine.now() if options.uses_clock or context.deadline or ENDS.get() is not None else 0.0
+        key, inputs = keys.compute_key(counted, args, kwargs, tenant, now)
+        call = PreparedCall("run/" + key, self._plan_for(engine, args, kwargs))
+        call.engine, call.store, call.make_terms = engine, engine.store, self._make_terms
+        call.args, call.kwargs, call.counted, call.inputs, call.tenant = args, kwargs, counted, inputs, tenant
+        call.cfg_hash = options.fixed_cfg_hash or options.config_hash()
+        if CURRENT.get() is not None:
+            _check_not_recursive(options.name, call.entity)
+        if now:
+            call.deadline, call.give_up = compute_deadlines(
+                options.policy.total_timeout_s, context.deadline, now
+            )
+        if not keys.keys_all_arguments:
+            call.input_hash = input_hash(inputs)
+        if counted is not bound:
+            secrets, call.withheld = (
+                options.arguments.secret_texts(bound),
+                options.arguments.list_withheld(bound),
+            )
+            call.plan = call.plan.copy_with(
+                describe=lambda error, failure: error_to_record(error, failure, secrets)
+            )
+        may_guess = guess and self._new_in_a_row >= NEW_KEY_STREAK
+        if may_guess and not (now or options.artifact or keys.other_names or engine.copy_check.notice):
+            call.head = make(LoadedHead, (call.entity, 0, NOWHERE, None, None))
+            return call
+        call.head = load_head(call.store, call.entity, engine.cipher)
+        if keys.other_names and call.head.record is None:
+            self._use_run_under_alias(call, now)
+        if call.head.version:
+            self._new_in_a_row = 0
+        return call
+
+    def _use_run_under_alias(self, call: PreparedCall, now: float) -> None:
+        """Let the call continue a run that began under another name of the step, if there is one."""
+        for key in self._options.keys.compute_alias_keys(
+            call.counted, call.args, call.kwargs, call.tenant, now
+        ):
+            head = load_head(call.store, "run/" + key, call.engine.cipher)
+            if head.record is not None:
+                call.head, call.entity = head, head.entity
+                return
+
+    def _plan_for(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepPlan:
+        """Return the plan of a call: for its engine, its provider and its resource."""
+        plan, options = self._plan, self._options
+        if plan is None or self._planned_for != (engine.artifact_store, engine.inline_wait_s):
+            plan = self._plan_for_engine(engine)
+        if options.limits_each_provider:
+            plan = self._plan_for_provider(plan, options.provider_of(args, kwargs))
+        if options.cooldown is not None:
+            plan = plan.copy_with(cooldown=options.cooldown_of(args, kwargs))
+        return plan
+
+    def _plan_for_engine(self, engine: Engine) -> StepPlan:
+        if self._plan is None or self._planned_for != (engine.artifact_store, engine.inline_wait_s):
+            self._plan = self._adjust_plan(build_plan(self._options, engine))
+            self._planned_for, self._provider_plans = (engine.artifact_store, engine.inline_wait_s), {}
+        return self._plan
+
+    def _adjust_plan(self, plan: StepPlan) -> StepPlan:
+        """Return the plan as this kind of step has it."""
+        return plan
+
+    def _plan_for_provider(self, plan: StepPlan, provider: str) -> StepPlan:
+        """Return the plan of calls to a provider, with that provider's own breaker and rate limit."""
+        found = self._provider_plans.get(provider)
+        if found is None:
+            if len(self._provider_plans) >= MAX_PROVIDER_PLANS:
+                self._provider_plans = {}
+            options = self._options
+            found = plan.copy_with(breaker=options.breaker_of(provider), rate=options.rate_of(provider))
+            self._provider_plans[provider] = found
+        return found
+
+    def _make_terms(self, call: PreparedCall, worker: str, now: float) -> AttemptTerms:
+        """Return the terms of an attempt that begins now; without a worker, of a submitted run."""
+        options, run_id, context = self._options, new_uuid7(now), CONTEXT.get()
+        if call.engine.copy_check.notice and options.effect != "pure":
+            call.engine.copy_check.check_original()
+        # All fields by position: `make` costs a third of a call with keywords, and every attempt passes here.
+        return make(
+            AttemptTerms,
+            (
+                worker, run_id, options.keys.encode_arguments(call.counted),
+                call.input_hash or input_hash(call.inputs),
+                _choose_seed(options.policy, call.entity), call.tenant, context.correlation_id or run_id,
+                "" if options.dataset is None else options.dataset_of(call.args, call.kwargs),
+                options.priority, options.retain_s,
+                "" if options.provider is None else options.provider_of(call.args, call.kwargs),
+                "" if worker else context.actor, call.withheld,
+            ),
+        )  # fmt: skip
+
+    # Running ----------------------------------------------------------------------------------------
+
+    def _call_sync(
+        self,
+        args: Any,
+        kwargs: Any,
+        decision: DecisionScript | None = None,
+        call: PreparedCall | None = None,
+    ) -> Any:
+        """Run a call in this thread; `decision` makes the script of an operator's decision before it."""
+        call = call or self._prepare_call(args, kwargs, guess=True)
+        end = transitions.end_if_complete(call.plan, call, call.head)
+        if end is not None and decision is None:
+            return end.value
+        self._check_original(call)
+        try:
+            if decision is not None:
+                run_call(call, decision(call.plan, call), self._operations)
+            script = flow.run_step(call.plan, call, None if decision else call.head)
+            return run_call(call, script, self._operations)
+        except Error as error:
+            return self._value_or_raise(call, error)
+        finally:
+            self._new_in_a_row = 0 if call.was_reread else self._new_in_a_row + 1
+
+    async def _call_async(
+        self,
+        args: Any,
+        kwargs: Any,
+        decision: DecisionScript | None = None,
+        call: PreparedCall | None = None,
+    ) -> Any:
+        """Run a call in this task; like `_call_sync`."""
+        call = call or self._prepare_call(args, kwargs, guess=True)
+        end = transitions.end_if_complete(call.plan, call, call.head)
+        if end is not None and decision is None:
+            return end.value
+        self._check_original(call)
+        try:
+            if decision is not None:
+                await run_call_async(call, decision(call.plan, call), self._operations)
+            script = flow.run_step(call.plan, call, None if decision else call.head)
+            return await run_call_async(call, script, self._operations)
+        except Error as error:
+            return self._value_or_raise(call, error)
+        finally:
+            self._new_in_a_row = 0 if call.was_reread else self._new_in_a_row + 1
+
+    def _check_original(self, call: PreparedCall) -> None:
+        """Refuse effects on a restored copy; a finished run can be read from a copy."""
+        if call.engine.copy_check.notice and self._options.effect != "pure" and not has_ended(call.head):
+            call.engine.copy_check.check_original()
+
+    def _value_or_raise(self, call: PreparedCall, error: Error) -> Any:
+        """Raise the error of a call with its run; return the value of a key that was assumed to be new.
+
+        The claim of a new key fails on a full disk; a finished run can still be read.
+        """
+        if not call.was_reread and isinstance(error, StoreError):
+            call.was_reread = True
+            end: EndCall | None = None
+            with suppress(Error):
+                head = load_head(call.store, call.entity, call.engine.cipher)
+                end = transitions.end_if_complete(call.plan, call, head)
+            if end is not None:
+                return end.value
+        self._attach_run(error, call)
+        raise error
+
+    def _run_script(self, call: PreparedCall, script: Script) -> Any:
+        """Run the script of an operator and return the run; to be awaited if the step is async."""
+        return self._run_script_async(call, script) if self._is_async else self._run_script_sync(call, script)
+
+    def _run_script_sync(self, call: PreparedCall, script: Script) -> Run[Any]:
+        self._check_original(call)
+        try:
+            run_call(call, script)
+        except Error as error:
+            self._attach_run(error, call)
+            raise
+        return self._load_run(call)
+
+    async def _run_script_async(self, call: PreparedCall, script: Script) -> Run[Any]:
+        self._check_original(call)
+        try:
+            await run_call_async(call, script)
+        except Error as error:
+            self._attach_run(error, call)
+            raise
+        return self._load_run(call)
+
+    def _resume_run(self, engine: Engine, head: LoadedHead) -> ResumedCall:
+        """Return the call that continues a run of another process, from its recorded arguments.
+
+        It does not wait: a run that is not due or not free is left to the worker's next poll.
+        """
+        run, opening, options = head.record, head.body or {}, self._options
+        if "arguments" not in opening:
+            opening = find_opening(engine.store.read_entries(head.entity), engine.cipher)
+        if "arguments" not in opening or opening.get("withheld"):
+            missing = ", ".join(opening.get("withheld", ())) or "its arguments"
+            raise UsageError(
+                f"{self.name}: key {head.entity[4:16]} cannot go on here, the log does not have {missing}"
+            )
+        with engine.artifact_store.use_store():
+            args, kwargs = options.arguments.decode(opening["arguments"])
+        plan = self._plan_for(engine, args, kwargs).copy_with(
+            if_running="raise", inline_wait_s=0.0, after_failure="raise", on_version_change="reuse"
+        )
+        if run.provider:
+            plan = plan.copy_with(describe=describe_and_throttle(engine, run.provider, plan.describe))
+        call = PreparedCall(
+            head.entity, plan, engine=engine, store=engine.store, head=head, make_terms=self._make_terms,
+            args=args, kwargs=kwargs, cfg_hash=run.cfg_hash, code_hash=options.config_hash(),
+            deadline=run.deadline, tenant=run.tenant, recorded=(run.run_id, opening["arguments"]),
+        )  # fmt: skip
+        self._check_original(call)
+        return ResumedCall(call, flow.run_step(plan, call, head), opening.get("actor", ""))
+
+    def _run_or_error(self, error: Error) -> Run[Any]:
+        """Return the run of an error that is an outcome of a call; raise any other error."""
+        if not isinstance(error.run, Run) or not isinstance(error, _RUN_ERRORS):
+            raise error
+        return error.run
+
+    def _attach_run(self, error: Error, call: PreparedCall) -> None:
+        """Attach the run to an error, if there is one and the store can still be read."""
+        if error.run is None and not isinstance(error, StoreError):
+            with suppress(StoreError):
+                run = self._load_run(call)
+                error.run = run if run.version else None
+
+    def _load_run(self, call: PreparedCall) -> Run[Any]:
+        return Run(call.engine, call.entity, self._plan_for_engine(call.engine).decode)
+
+
+#: Errors that `Step.run` returns as the state of a run instead of raising them.
+OUTCOME_ERRORS = (StepFailed, CallRefused, OutcomeUncertain)
+_RUN_ERRORS = (StepFailed, OutcomeUncertain, Deferred, InProgress, Quarantined, NotPermitted)
+
+
+def has_ended(head: LoadedHead) -> bool:
+    """Return whether the key's last run has ended; its outcome can be read even from a copied store."""
+    return head.record is not None and head.record.state in transitions.FINAL_STATES
+
+
+def compute_deadlines(
+    total_timeout_s: float | None, outer_deadline: float, now: float
+) -> tuple[float, float]:
+    """Return when a new run must have ended, and until when this caller waits; 0 for no limit."""
+    own = now + total_timeout_s if total_timeout_s is not None else 0.0
+    deadline = min(own, outer_deadline) if own and outer_deadline else own or outer_deadline
+    outer = ENDS.get()
+    if outer is None:
+        return deadline, deadline
+    left = now + max(0.0, outer - clocks.current.monotonic())
+    return deadline, min(deadline, left) if deadline else left
+
+
+def _choose_seed(policy: Policy, entity: str) -> str:
+    """Return the seed of a run's random draws; empty for the default, which is derived from the run's id."""
+    if policy.jitter_seed == PER_RUN:
+        return ""
+    return run_seed(entity.removeprefix("run/")) if policy.jitter_seed == PER_KEY else policy.jitter_seed
+
+
+def _check_not_recursive(name: str, entity: str) -> None:
+    """Refuse a step that calls itself with the same key: it would wait for itself."""
+    attempt = CURRENT.get()
+    while attempt is not None:
+        if attempt.seen.entity == entity:
+            raise UsageError(f"{name} calls itself with the same key; it would wait for itself for ever")
+        attempt = attempt.parent
+
+
+def _mark_coroutine_function(step: Any) -> None:
+    """Make `inspect.iscoroutinefunction` return True for a step."""
+    import asyncio
+    import inspect
+
+    mark: Any = vars(inspect).get("markcoroutinefunction")  # from Python 3.12 on
+    mark(step) if mark else setattr(step, "_is_coroutine", vars(asyncio.coroutines)["_is_coroutine"])

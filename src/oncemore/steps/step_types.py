@@ -1,0 +1,72 @@
+"""The types that `oncemore.step` returns, for type checkers: async functions make an `AsyncStep`.
+
+At run time every step is a `Step`. The methods of an async step return awaitables of a `Run` or `JobRun`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+# ruff: noqa: D102 - the methods of `Step` have the docstrings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable
+    from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
+
+    from oncemore.retries.options import Seconds
+    from oncemore.steps.context import When
+    from oncemore.steps.decorator import Step
+    from oncemore.steps.engine import Engine
+    from oncemore.steps.run import Run
+    from oncemore.workers.job_run import JobRun
+
+    P = ParamSpec("P")
+    Q = ParamSpec("Q")
+    R = TypeVar("R")
+    S = TypeVar("S")
+
+    class AsyncStep(Step[P, Coroutine[Any, Any, R]]):
+        """The type of a step that is an async function."""
+
+        @overload
+        def __get__(self, instance: None, owner: type | None = None) -> AsyncStep[P, R]: ...
+        @overload
+        def __get__(
+            self: AsyncStep[Concatenate[S, Q], R], instance: S, owner: type | None = None
+        ) -> AsyncStep[Q, R]: ...
+        def __get__(self, instance: Any, owner: type | None = None) -> Any: ...
+        def bind(self, engine: Engine) -> AsyncStep[P, R]: ...
+        def last_run(self, *args: P.args, **kwargs: P.kwargs) -> Run[R] | None: ...  # type: ignore[override]
+        def run(  # type: ignore[override]
+            self, *args: P.args, **kwargs: P.kwargs
+        ) -> Coroutine[Any, Any, Run[R]]: ...
+        def submit(  # type: ignore[override]
+            self, *args: Any, at: When | None = None, **kwargs: Any
+        ) -> Coroutine[Any, Any, Run[R]]: ...
+        def cancel(  # type: ignore[override]
+            self, *args: Any, reason: str, **kwargs: Any
+        ) -> Coroutine[Any, Any, Run[R]]: ...
+        def settle(  # type: ignore[override]
+            self, answer: Any, /, *args: Any, reason: str, **kwargs: Any
+        ) -> Run[R]: ...
+        def mark_done(  # type: ignore[override]
+            self, *args: Any, value: Any = None, reason: str, **kwargs: Any
+        ) -> Run[R]: ...
+        def map(  # type: ignore[override]
+            self,
+            items: Iterable[Any],
+            *,
+            max_concurrency: int = 5,
+            unpack: Literal["argument", "args", "kwargs"] = "argument",
+            progress: Literal["auto", "off"] = "auto",
+            max_wait: Seconds | None = None,
+            executor: Any = None,
+        ) -> Coroutine[Any, Any, JobRun[R]]: ...
+
+    class StepDecorator(Protocol):
+        """The decorator that `oncemore.step` returns."""
+
+        @overload
+        def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncStep[P, R]: ...
+        @overload
+        def __call__(self, function: Callable[P, R], /) -> Step[P, R]: ...
