@@ -18,9 +18,10 @@ from oncemore.artifacts.store import ChildArtifactWriter, reference_entity
 from oncemore.log.head_access import build_write
 from oncemore.log.record import NOWHERE, ArtifactRecord, RecordChange, RunRecord
 from oncemore.log.store import Batch, HeadQuery
-from oncemore.steps.attempt import MOST_ARTIFACTS, Attempt
-from oncemore.steps.ops import LoadedHead
+from oncemore.steps.attempt import MOST_ARTIFACTS, RunningAttempt
 from oncemore.steps.history import KINDS, verify_chain
+from oncemore.steps.isolation import ChildStorage
+from oncemore.steps.ops import LoadedHead
 from oncemore.testing import FakeClock
 from tests.artifacts import steps
 from tests.artifacts.conftest import objects_of
@@ -420,7 +421,7 @@ def test_an_artifact_made_by_hand_can_be_read_inside_a_step(engine: Engine) -> N
 def test_what_a_process_of_its_own_has_puts_away_without_the_log(tmp_path: Path) -> None:
     files = ChildArtifactWriter(FolderBackend(tmp_path), "out")
     seen = LoadedHead("run/key", 1, NOWHERE, RunRecord("RUNNING", "step", cfg_hash="cfg"))
-    attempt = Attempt(seen, lambda: 5.0, lambda value: value, None, None, None, files)
+    attempt = RunningAttempt(seen, ChildStorage(files, None, None))  # type: ignore[arg-type]
     made = attempt.put(b"x", site="KS")
     assert (made.name, made.site) == ("out", "KS")
     assert files.artifact_store.verify_object(made.digest, 1) == "valid"

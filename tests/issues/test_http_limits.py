@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncemore
-from oncemore._redact import describe_value, mask_headers, mask_text
+from oncemore._redact import describe_value, log_warning, mask_headers, mask_text
 from oncemore.http import IdempotencyMiddleware, same_principal
 from oncemore.inbox import endpoint
 from oncemore.outbox import EventMessage, SqsSink
@@ -79,7 +79,7 @@ def test_an_id_that_is_too_long_is_refused(engine: oncemore.Engine) -> None:
 def test_log_records_of_an_engine_are_one_line_each(
     engine: oncemore.Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine.log_warning("first\nWARNING forged \x1b[31mline\u202e")
+    log_warning("first\nWARNING forged \x1b[31mline\u202e")
     assert [record.getMessage() for record in caplog.records] == ["oncemore: first WARNING forged line"]
 
 

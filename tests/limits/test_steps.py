@@ -264,7 +264,7 @@ def test_each_provider_has_its_own(engine: oncemore.Engine, clock: FakeClock) ->
 def test_a_step_keeps_plans_for_so_many_providers(
     engine: oncemore.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import oncemore.steps.prepare as steps
+    import oncemore.steps.step as steps
 
     monkeypatch.setattr(steps, "MAX_PROVIDER_PLANS", 2)
     world.error = None

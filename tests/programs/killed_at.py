@@ -11,8 +11,8 @@ import sys
 from typing import Any
 
 from oncemore.cli import main
-from oncemore.steps import driver
 from oncemore.steps.ops import AppendChange, RunAttempt
+from oncemore.steps.perform import CALL_OPERATIONS
 
 
 def lethal(does: Any, kind: str, when: str, at: str) -> Any:
@@ -33,7 +33,7 @@ def lethal(does: Any, kind: str, when: str, at: str) -> Any:
 
 if __name__ == "__main__":
     when, at = sys.argv[1].split("-")
-    performs: Any = driver._BLOCKING
+    performs: Any = CALL_OPERATIONS.blocking
     if at == "work":
         performs[RunAttempt] = lethal(performs[RunAttempt], "work", when, at)
     else:

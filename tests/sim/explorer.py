@@ -23,10 +23,29 @@ from oncemore.log.entry_codec import encode_entry
 from oncemore.log.record import NOWHERE, RunRecord
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.policy import Policy
-from oncemore.steps import flow
 from oncemore.steps.call import PreparedCall
-from oncemore.steps.ops import AppendChange, AskPermission, AskReconcile, AttemptOutcome, AttemptTerms, EndCall, LoadedHead, LoadHead, NotifyListeners, Permission, ReadBody, ReadClock, ReadLease, ReconcileAnswer, ReserveWorker, RunAttempt, SleepSeconds, WatchEntity
+from oncemore.steps.ops import (
+    AppendChange,
+    AskPermission,
+    AskReconcile,
+    AttemptOutcome,
+    AttemptTerms,
+    EndCall,
+    LoadedHead,
+    LoadHead,
+    NotifyListeners,
+    Permission,
+    ReadBody,
+    ReadClock,
+    ReadLease,
+    ReconcileAnswer,
+    ReserveWorker,
+    RunAttempt,
+    SleepSeconds,
+    WatchEntity,
+)
 from oncemore.steps.plan import StepPlan
+from tests.crash.harness import start_call
 from tests.sim.judge import FINAL, Book, Judge, Violation
 from tests.sim.simulator import KINDS, Cut, Fails
 
@@ -35,7 +54,10 @@ if TYPE_CHECKING:
 
 ENTITY = "run/k"
 LEASE_S = 60.0
-CALLS = [CallIdentity(ENTITY, "input", "cfg") for _ in range(4)]
+CALLS: list[Any] = [
+    PreparedCall(ENTITY, None, input_hash="input", cfg_hash="cfg")  # type: ignore[arg-type]
+    for _ in range(4)
+]
 FRESH = len(CALLS) - 1
 POLICY = Policy("small", max_attempts=2, schedule=Schedule("fixed", delays=(5.0,)), jitter=Jitter("none"))
 CUT = Cut("cancelled")
@@ -83,9 +105,10 @@ class Explorer:
     ) -> None:
         self.effect, self.turns, self.faults = effect, turns, faults
         self.plan = StepPlan(
-            "small", effect, POLICY, lambda error, now: KINDS[error.args[0]], encode=_encode, decode=_decode,  # type: ignore[arg-type]
+            name="small", effect=effect, policy=POLICY, classify=lambda error, now: KINDS[error.args[0]],  # type: ignore[arg-type]
+            encode=_encode, decode=_decode,
             describe=lambda error, failure: {"type": type(error).__name__},
-            not_applied=lambda error: error.args[0] == "refused", asks=asks,
+            not_applied=lambda error: error.args[0] == "refused", has_reconcile=asks,
         )  # fmt: skip
         book = Book(ENTITY, effect, fencing=False)
         self.first = State(book, (), 1000.0, (Worker(),) * workers, faults)
@@ -128,7 +151,7 @@ class Explorer:
                     yield f"{at} {fault}".strip(), after
 
     def _script(self, at: int, worker: Worker) -> tuple[Any, Any]:
-        script = flow.run_step(self.plan, CALLS[at])
+        script = start_call(self.plan, CALLS[at])
         op = next(script)
         for answer in worker.told:
             op = script.send(answer)
@@ -168,7 +191,10 @@ class Explorer:
             print_ = hash((worker.print, _shown(answer)))
             worker = worker._replace(told=(*worker.told, answer), print=print_)
             state = _with(state, at, worker)
-            op = script.send(answer)
+            try:
+                op = script.send(answer)
+            except StopIteration as end:
+                return self._ended(state, at, end.value)
             if type(op) is ReadClock:
                 answer = state.now
             elif type(op) is ReserveWorker:
@@ -180,8 +206,6 @@ class Explorer:
                 answer = state.log[op.version - 1][1]
             elif type(op) is NotifyListeners:
                 answer = None
-            elif type(op) is EndCall:
-                return self._ended(state, at, op)
             elif type(op) is LoadHead and script.gi_yieldfrom is None:
                 # It looks again, as if it had just come: what it was told before no longer matters.
                 return _with(state, at, worker._replace(told=(), print=0))

@@ -3,10 +3,11 @@
     python -m tests.sim.simulator SEED          replay one schedule, and show every step
     python -m tests.sim.simulator FIRST COUNT   run many, and count
 
-A schedule is made from one seed. What runs in it is the real thing: the flow, the drivers' `CallInProgress`,
-engines with their leases, the store in memory. What is simulated is the world around: *processes*, each with
-an engine of its own and up to two calls at once (*lanes*), stepped operation by operation in an order that
-the seed draws; the time; the outside that effects reach; and faults, before and after any operation:
+A schedule is made from one seed. What runs in it is the real thing: the flow, the functions of `steps.append`
+and `steps.perform`, engines with their leases, the store in memory. What is simulated is the world around:
+*processes*, each with an engine of its own and up to two calls at once (*lanes*), stepped operation by
+operation in an order that the seed draws; the time; the outside that effects reach; and faults, before and
+after any operation:
 
     crash      the process is gone; its lease stays until it passes, or it is seen to be gone
     pause      it stands still, without a heartbeat, and goes on later with what it had read
@@ -22,6 +23,7 @@ an end; whoever was paused then wakes up, and nothing it does may change that en
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import sys
 from contextlib import contextmanager
@@ -38,16 +40,34 @@ from oncemore.log.store import Stored
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.model import Failure
 from oncemore.policy.policy import Policy
-from oncemore.steps import call_in_progress, engine, existing_run, flow, lease, operator_flow
-from oncemore.steps.call_in_progress import CallInProgress, StepFunctions
-from oncemore.steps.engine import Engine
+from oncemore.steps import append, engine, lease, operator_flow, perform, transitions
+from oncemore.steps.attempt import RunningAttempt
+from oncemore.steps.attempt_storage import AttemptStorage, build_checkpoint
 from oncemore.steps.call import PreparedCall
-from oncemore.steps.ops import AppendChange, AskPermission, AskReconcile, AttemptOutcome, AttemptTerms, EndCall, LoadHead, NotifyListeners, ReadBody, ReadClock, ReadLease, ReconcileAnswer, ReserveWorker, RunAttempt, SleepSeconds, WatchEntity
+from oncemore.steps.engine import Engine
+from oncemore.steps.ops import (
+    AppendChange,
+    AskPermission,
+    AskReconcile,
+    AttemptOutcome,
+    AttemptTerms,
+    LoadHead,
+    NotifyListeners,
+    ReadBody,
+    ReadClock,
+    ReadLease,
+    ReconcileAnswer,
+    ReserveWorker,
+    RunAttempt,
+    SleepSeconds,
+    WatchEntity,
+)
 from oncemore.steps.plan import StepPlan
+from tests.crash.harness import start_call
 from tests.sim.judge import FINAL, Book, Judge, Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
+    from collections.abc import Generator, Iterable, Iterator
 
 START = 1_000_000.0
 MOST_STEPS = 1500
@@ -219,9 +239,7 @@ class Link:
             # What comes for a lease is not sent again; what comes too often, or with a cut, neither.
             lane.errors += 1
             lane.store_failed |= (
-                self.op is None
-                or lane.errors > len(call_in_progress.RESEND_DELAYS_S)
-                or lane.at == "Save again"
+                self.op is None or lane.errors > len(append.RESEND_DELAYS_S) or lane.at == "Save again"
             )
         return error or StoreError("the answer is lost")
 
@@ -237,7 +255,7 @@ class _NoHeart:
 class Lane:
     """One call under way in a process, and what the judge needs to know of it."""
 
-    def __init__(self, process: Process, call: CallIdentity, kind: str, life: int) -> None:
+    def __init__(self, process: Process, call: PreparedCall, kind: str, life: int) -> None:
         self.process, self.call, self.kind, self.life = process, call, kind, life
         self.script: Generator[str, None, None] | None = None
         self.at = "begins"
@@ -283,7 +301,6 @@ class Process:
 class Sim:
     """One schedule."""
 
-    job_kind: type[CallInProgress] = CallInProgress
     store_kind: type[MemoryStore] = MemoryStore
 
     def __init__(self, seed: int, *, trace: bool = False) -> None:
@@ -305,9 +322,10 @@ class Sim:
         self.weights = FOUL if foul else FAIR
         policy = rng.choice(POLICIES)
         self.plan = StepPlan(
-            "sim", effect, policy, _classify, encode=_encode, decode=_decode, describe=_describe,  # type: ignore[arg-type]
+            name="sim", effect=effect, policy=policy, classify=_classify,  # type: ignore[arg-type]
+            encode=_encode, decode=_decode, describe=_describe,
             not_applied=_not_applied if chance() < 0.7 else _never,
-            asks=effect == "once" and chance() < 0.6,
+            has_reconcile=effect == "once" and chance() < 0.6,
             if_running="wait" if chance() < 0.8 else "raise",
             inline_wait_s=60.0 if chance() < 0.7 else 3.0,
             after_failure="new_run" if chance() < 0.25 else "raise",
@@ -330,7 +348,7 @@ class Sim:
         self.born = [START + chance() * 5.0 for _ in self.processes]
         if trace:
             self.say(
-                f"effect {effect}, asks {self.plan.asks}, {policy.max_attempts} attempts, "
+                f"effect {effect}, asks {self.plan.has_reconcile}, {policy.max_attempts} attempts, "
                 f"within {policy.total_timeout_s}, {self.plan.after_failure}, {len(self.processes)} "
                 "processes, "
                 f"{len(self.queue)} calls, faults {self.fault_rate}, at most {self.faults_left}"
@@ -510,7 +528,11 @@ class Sim:
             inputs = "another"
         elif self.calm and book.run is not None:
             inputs = book.run.input_hash
-        lane = Lane(process, CallIdentity(entity, inputs, cfg, deadline, give_up), kind, book.life)
+        call = PreparedCall(
+            entity, self.plan, input_hash=inputs, cfg_hash=cfg, deadline=deadline, give_up=give_up,
+            make_terms=self._terms,
+        )  # fmt: skip
+        lane = Lane(process, call, kind, book.life)
         lane.other = other or (book.run is not None and book.run.input_hash != inputs)
         if not lane.other and book.run is None:
             lane.other = True  # another one may come first
@@ -519,38 +541,35 @@ class Sim:
         process.lanes.append(lane)
         return lane
 
-    def _terms(self, call: CallIdentity) -> Callable[[Any, float], AttemptTerms]:
-        def terms(me: Any, now: float) -> AttemptTerms:
-            self.ids += 1
-            return AttemptTerms(me.name, f"r{self.ids}", {"x": 1}, call.input_hash)
-
-        return terms
+    def _terms(self, call: PreparedCall, worker: str, now: float) -> AttemptTerms:
+        self.ids += 1
+        return AttemptTerms(worker, f"r{self.ids}", {"x": 1}, call.input_hash)
 
     def _drive(self, process: Process, lane: Lane) -> Generator[str, None, None]:
         """Make a call as the blocking driver does, with a step before every operation."""
         yield "begins"
         plan, call = self.plan, lane.call
-        job = self.job_kind(process.engine, self._terms(call), StepFunctions("sim", _no_work, _same, _same))
+        job, call.engine, call.store = call, process.engine, process.engine.store
         scripts: list[Any]
         if lane.kind == "rerun":
-            scripts = [operator_flow.reopen_run(plan, call, "again", "somebody"), flow.run_step(plan, call)]
+            scripts = [operator_flow.reopen_run(plan, call, "again", "operator"), start_call(plan, call)]
         elif lane.kind == "settle":
             lane.person = Person()
             scripts = [operator_flow.settle_run(plan, call, lane.person)]  # type: ignore[arg-type]
         else:
-            seen = job.load_head(LoadHead(call.entity))
-            end = existing_run.end_if_complete(plan, call, seen)
+            seen = PERFORM[LoadHead](job, LoadHead(call.entity))
+            end = transitions.end_if_complete(plan, call, seen)
             if end is not None:
                 self.judge.ended(lane, end.value, end.error)
                 return
-            scripts = [flow.run_step(plan, call, seen)]
+            scripts = [start_call(plan, call, seen)]
         value: Any = None
         error: BaseException | None = None
         for script in scripts:
             lane.kind = "call" if script is not scripts[0] else lane.kind
             try:
                 op = next(script)
-                while type(op) is not EndCall:
+                while True:
                     kind = type(op)
                     if kind is AppendChange:
                         op = script.send((yield from self._save(lane, job, op)))
@@ -563,25 +582,23 @@ class Sim:
                             yield kind.__name__
                             if lane.cut_soon:
                                 self._cut_here(lane, job)
+            except StopIteration as end_of_script:
+                value, error = end_of_script.value.value, job.interrupt or end_of_script.value.error
             except (Exception, Cut) as raised:
                 if isinstance(raised, Violation):
                     raise
                 process.link.op = None
-                job.abandon_call(raised)
+                job.abandon(raised)
                 value, error = None, self.raised(job, raised)
-            else:
-                value, error = op.value, job.interrupt or op.error
-                if next(script, None) is not None:
-                    raise Violation("a script goes on after its end")
             if error is not None:
                 break
         if self.trace is not None:
             self.say(f"P{process.number} {call.entity} ends: {value!r} {type(error).__name__}: {error}")
         self.judge.ended(lane, value, error)
         self._react(call, error)
-        lane.call = call._replace()  # whatever follows is another call
+        lane.call = copy.copy(call)  # the next call of the lane is another one
 
-    def _react(self, call: CallIdentity, error: BaseException | None) -> None:
+    def _react(self, call: PreparedCall, error: BaseException | None) -> None:
         """People do something about it: some of them at once, and more than one of them."""
         if self.calm or not self.reactions:
             return
@@ -593,11 +610,11 @@ class Sim:
             self.reactions -= 1
             self.queue += [("rerun", call.entity)]
 
-    def raised(self, job: CallInProgress, error: BaseException) -> BaseException:
+    def raised(self, job: PreparedCall, error: BaseException) -> BaseException:
         """What a caller gets of a call that could not go on: what cut it off comes before all else."""
         return job.interrupt or error
 
-    def _cut_here(self, lane: Lane, job: CallInProgress) -> None:
+    def _cut_here(self, lane: Lane, job: PreparedCall) -> None:
         lane.cut_soon = False
         lane.cut = lane.cut or Cut("in a wait")
         raise lane.cut
@@ -616,24 +633,24 @@ class Sim:
 
     # Operations -------------------------------------------------------------------------------------
 
-    def _load(self, lane: Lane, job: CallInProgress, op: LoadHead) -> Any:
+    def _load(self, lane: Lane, job: PreparedCall, op: LoadHead) -> Any:
         if lane.read_fails:
             lane.read_fails = False
             raise StoreError("unreachable")
-        seen = job.load_head(op)
+        seen = PERFORM[LoadHead](job, op)
         if lane.person is not None:
             self._look(lane, seen)
         return seen
 
-    def _read_now(self, lane: Lane, job: CallInProgress, op: ReadClock) -> float:
-        lane.read = job.read_clock(op)
+    def _read_now(self, lane: Lane, job: PreparedCall, op: ReadClock) -> float:
+        lane.read = PERFORM[ReadClock](job, op)
         return lane.read
 
-    def _holder(self, lane: Lane, job: CallInProgress, op: ReadLease) -> float:
+    def _holder(self, lane: Lane, job: PreparedCall, op: ReadLease) -> float:
         if lane.read_fails:
             lane.read_fails = False
             raise StoreError("unreachable")
-        until = job.read_lease(op)
+        until = PERFORM[ReadLease](job, op)
         lane.asked_about = (op.worker, op.fence, until, lane.read)
         if until <= lane.read and self._is_at_it(op, lane.read):
             raise Violation(f"attempt with fence {op.fence} is taken for lost, and its worker is at it")
@@ -651,18 +668,18 @@ class Sim:
             for lane in process.lanes
         )
 
-    def _read(self, lane: Lane, job: CallInProgress, op: ReadBody) -> Any:
+    def _read(self, lane: Lane, job: PreparedCall, op: ReadBody) -> Any:
         if lane.read_fails:
             lane.read_fails = False
             raise StoreError("unreachable")
-        return job.read_body(op)
+        return PERFORM[ReadBody](job, op)
 
-    def _sleep(self, lane: Lane, job: CallInProgress, op: SleepSeconds) -> None:
+    def _sleep(self, lane: Lane, job: PreparedCall, op: SleepSeconds) -> None:
         if job.interrupt is not None:
             raise job.interrupt
         lane.wake = self.now + op.seconds
 
-    def _watch(self, lane: Lane, job: CallInProgress, op: WatchEntity) -> None:
+    def _watch(self, lane: Lane, job: PreparedCall, op: WatchEntity) -> None:
         if job.interrupt is not None:
             raise job.interrupt
         if op.seconds <= 0:
@@ -670,7 +687,7 @@ class Sim:
         self.judge.watching(lane, op)
         lane.wake = self.now + (op.seconds if self.calm else min(op.seconds, 40.0 * self.chance()))
 
-    def _ask(self, lane: Lane, job: CallInProgress, op: AskReconcile) -> ReconcileAnswer:
+    def _ask(self, lane: Lane, job: PreparedCall, op: AskReconcile) -> ReconcileAnswer:
         """A reconcile function looks outside, and tells the truth as far as it can see it."""
         if job.interrupt is not None:
             return ReconcileAnswer("unknown")
@@ -686,26 +703,26 @@ class Sim:
         self.judge.clear(book, run)
         return ReconcileAnswer("not_applied")
 
-    def _save(self, lane: Lane, job: CallInProgress, op: AppendChange) -> Generator[str, None, Any]:
+    def _save(self, lane: Lane, job: PreparedCall, op: AppendChange) -> Generator[str, None, Any]:
         """Write as the drivers do: an answer that was lost is found by sending the same again."""
         yield "Save " + op.change.marks[-1]
         link = lane.process.link
-        batch, after = job.encode_change(op)
+        batch, after = append.encode_change(job, op)
         link.lane, link.op = lane, op
         try:
             answer = job.store.append(batch).wait()
         except (StoreError, Cut) as lost:
-            sending = job.resend_batch(batch, lost)
+            sending = append.resend_batch(job, batch, lost)
             try:
                 while True:
-                    lane.wake = self.now + next(sending)
+                    lane.wake = self.now + next(sending).seconds
                     link.op = None
                     yield "Save again"
                     link.lane, link.op = lane, op
             except StopIteration as end:
                 answer = end.value
         link.op = None
-        return job.apply_append_result(op, after, answer)
+        return append.apply_result(job, op, after, answer)
 
     def stored(self, lane: Lane | None, op: AppendChange, batch: Any) -> None:
         """A write of a lane is in the store."""
@@ -716,7 +733,7 @@ class Sim:
             run = op.change.after
             self.say(f"    {op.change.marks} {run.reason} attempt {run.attempt} by {run.worker}")  # type: ignore[union-attr]
 
-    def _work(self, lane: Lane, job: CallInProgress, op: RunAttempt) -> Generator[str, None, AttemptOutcome]:
+    def _work(self, lane: Lane, job: PreparedCall, op: RunAttempt) -> Generator[str, None, AttemptOutcome]:
         """Be the work: take time, keep checkpoints, reach the outside, end in some way."""
         yield "Work"
         book, run = self.judge.books[op.seen.entity], op.seen.record
@@ -730,13 +747,13 @@ class Sim:
         return done
 
     def _working(
-        self, lane: Lane, job: CallInProgress, op: RunAttempt, book: Book, run: RunRecord
+        self, lane: Lane, job: PreparedCall, op: RunAttempt, book: Book, run: RunRecord
     ) -> Generator[str, None, AttemptOutcome]:
         chance = self.chance
         turn = self.rng.choices(NAMES, self.weights)[0]
         if self.calm and turn.startswith("cut"):
             turn = "ok"
-        attempt = job.make_attempt(op.seen)
+        attempt = RunningAttempt(op.seen, AttemptStorage(job))
         if chance() < 0.6:
             lane.wake = self.now + chance() * self.rng.choice((2.0, 30.0, 150.0))
             yield "in the work"
@@ -747,7 +764,7 @@ class Sim:
                 yield from self._checkpoint(lane, job, attempt)
         except (LeaseLost, StoreError, Cut) as lost:
             if type(lost) is not StoreError or chance() < 0.7:
-                return job.build_outcome(attempt, None, lost)
+                return perform.build_outcome(job, attempt, None, lost)
         if book.effect == "outbox" or chance() < 0.1:
             for n in range(1 + (chance() < 0.3)):
                 attempt.emit("topic", n)
@@ -755,34 +772,38 @@ class Sim:
         if turn in ("ok", "odd", "transient, done", "cut, done"):
             yield "effect"
             if book.effect == "once" and not self.judge.lands(book, run.attempt, run.fence):
-                return job.build_outcome(attempt, None, Fails("fenced off"))
+                return perform.build_outcome(job, attempt, None, Fails("fenced off"))
             yield "return"
             if turn == "cut, done":
                 return self._cut_work(lane, job, attempt)
             if turn != "transient, done":
-                return job.build_outcome(attempt, (turn, _value(book.entity, run.attempt)), None)
+                return perform.build_outcome(job, attempt, (turn, _value(book.entity, run.attempt)), None)
         elif turn == "timed out, done later":
             self.late.append((self.now + chance() * 100.0, book, run.attempt, run.fence))
         error = Fails(turn)
         if book.effect == "once" and self.plan.not_applied(error):
             self.judge.clear(book, run)
-        return job.build_outcome(attempt, None, error)
+        return perform.build_outcome(job, attempt, None, error)
 
-    def _cut_work(self, lane: Lane, job: CallInProgress, attempt: Any) -> AttemptOutcome:
+    def _cut_work(self, lane: Lane, job: PreparedCall, attempt: Any) -> AttemptOutcome:
         self._covered(attempt.seen.entity, "Work", "cut")
         lane.cut = lane.cut or Cut("in the work")
-        return job.build_outcome(attempt, None, lane.cut)
+        return perform.build_outcome(job, attempt, None, lane.cut)
 
-    def _checkpoint(self, lane: Lane, job: CallInProgress, attempt: Any) -> Generator[str, None, None]:
-        saved = yield from self._save(lane, job, job._build_checkpoint(attempt, self.now))
+    def _checkpoint(self, lane: Lane, job: PreparedCall, attempt: Any) -> Generator[str, None, None]:
+        saved = yield from self._save(lane, job, self.checkpoint(attempt))
         self.kept(job, attempt, saved)
 
-    def kept(self, job: CallInProgress, attempt: Any, saved: Any) -> None:
+    def checkpoint(self, attempt: Any) -> AppendChange:
+        """Return the append of a checkpoint."""
+        return build_checkpoint(attempt, self.now)
+
+    def kept(self, job: PreparedCall, attempt: Any, saved: Any) -> None:
         """What a checkpoint raises in the work: what cut it off comes before all else."""
         if job.interrupt is not None:
             attempt.seen = saved or attempt.seen
             raise job.interrupt
-        job._continue_after_checkpoint(attempt, saved)
+        AttemptStorage(job).continue_attempt(attempt, saved)
 
     def _land_late(self) -> None:
         at, book, attempt, fence = self.late.pop(0)
@@ -889,17 +910,13 @@ def _value(entity: str, attempt: int) -> str:
     return f"{entity}#{attempt}"
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
-def _no_work() -> None: ...
-
+#: The real functions that perform operations of a call.
+PERFORM: Any = perform.CALL_OPERATIONS.blocking
 
 _DO: dict[type, Any] = {
     LoadHead: Sim._load,
-    ReserveWorker: lambda sim, lane, job, op: job.reserve_worker(op),
-    AskPermission: lambda sim, lane, job, op: job.ask_permission(op),
+    ReserveWorker: lambda sim, lane, job, op: PERFORM[ReserveWorker](job, op),
+    AskPermission: lambda sim, lane, job, op: PERFORM[AskPermission](job, op),
     ReadClock: Sim._read_now,
     ReadLease: Sim._holder,
     ReadBody: Sim._read,

@@ -14,14 +14,25 @@ from oncemore.log.head_access import build_write, load_head
 from oncemore.log.memory import MemoryStore
 from oncemore.log.record import RecordChange, RunRecord
 from oncemore.log.store import Batch, Conflict, Stored
-from oncemore.steps import existing_run, flow, outcome, refusals, transitions
-from oncemore.steps.call_in_progress import CallInProgress
-from oncemore.steps.ops import AppendChange, AttemptOutcome, AttemptTerms, EndCall, LoadHead, ReconcileAnswer
+from oncemore.steps import append, existing_run, failure, flow, perform, refusals, transitions
+from oncemore.steps.attempt_storage import AttemptStorage
+from oncemore.steps.ops import (
+    CONFLICT,
+    AppendChange,
+    AttemptOutcome,
+    AttemptTerms,
+    EndCall,
+    LoadHead,
+    ReadLease,
+    ReconcileAnswer,
+)
 from tests.sim.judge import Violation
 from tests.sim.simulator import Fails, Sim, run_many, seeded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from oncemore.steps.call import PreparedCall
 
     Bug = Callable[[pytest.MonkeyPatch], type[Sim]]
 
@@ -32,10 +43,6 @@ BUGS: dict[str, Bug] = {}
 def bug(function: Bug) -> Bug:
     BUGS[function.__name__.replace("_", " ")] = function
     return function
-
-
-def with_job(kind: type[CallInProgress]) -> type[Sim]:
-    return type("Broken", (Sim,), {"job_kind": kind})
 
 
 # The store ------------------------------------------------------------------------------------------
@@ -77,55 +84,49 @@ def a_store_that_acknowledges_before_the_disk_has_it(patch: pytest.MonkeyPatch) 
 # The driver -----------------------------------------------------------------------------------------
 
 
+def _answer_lost_writes(patch: pytest.MonkeyPatch, make_answer: Callable[[Batch], Any]) -> type[Sim]:
+    def resend_batch(call: PreparedCall, batch: Batch, error: BaseException) -> Any:
+        call.interrupt = None if isinstance(error, Exception) else error
+        yield append.WaitForResend(0.0)
+        return make_answer(batch)
+
+    patch.setattr(append, "resend_batch", resend_batch)
+    return Sim
+
+
 @bug
 def an_answer_that_was_lost_is_taken_for_not_stored(patch: pytest.MonkeyPatch) -> type[Sim]:
-    class Pessimist(CallInProgress):
-        def resend_batch(self, batch: Batch, error: BaseException) -> Any:
-            self.interrupt = None if isinstance(error, Exception) else error
-            yield 0.0
-            return Conflict(batch.writes[0].entity, None)
-
-    return with_job(Pessimist)
+    return _answer_lost_writes(patch, lambda batch: Conflict(batch.writes[0].entity, None))
 
 
 @bug
 def an_answer_that_was_lost_is_taken_for_stored(patch: pytest.MonkeyPatch) -> type[Sim]:
-    class Optimist(CallInProgress):
-        def resend_batch(self, batch: Batch, error: BaseException) -> Any:
-            self.interrupt = None if isinstance(error, Exception) else error
-            yield 0.0
-            return Stored(())
-
-    return with_job(Optimist)
+    return _answer_lost_writes(patch, lambda batch: Stored(()))
 
 
 @bug
 def whose_entry_stands_there_is_not_looked_at(patch: pytest.MonkeyPatch) -> type[Sim]:
-    class Trusting(CallInProgress):
-        def _find_own_entry(self, batch: Batch) -> bool:
-            return True
-
-    return with_job(Trusting)
+    patch.setattr(append, "find_own_entry", lambda call, batch: 1)
+    return Sim
 
 
 @bug
 def who_closes_a_lost_attempt_does_not_compare(patch: pytest.MonkeyPatch) -> type[Sim]:
-    class Rescuer(CallInProgress):
-        def encode_change(self, op: AppendChange) -> Any:
-            if op.change.after.reason == "lease_expired":  # type: ignore[union-attr]
-                op = op._replace(seen=load_head(self.store, op.seen.entity))
-            return super().encode_change(op)
+    encode_change = append.encode_change
 
-    return with_job(Rescuer)
+    def encode_blindly(call: PreparedCall, op: AppendChange) -> Any:
+        if op.change.after.reason == "lease_expired":  # type: ignore[union-attr]
+            op = op._replace(seen=load_head(call.store, op.seen.entity))
+        return encode_change(call, op)
+
+    patch.setattr(append, "encode_change", encode_blindly)
+    return Sim
 
 
 @bug
 def nobody_asks_whether_the_worker_is_alive(patch: pytest.MonkeyPatch) -> type[Sim]:
-    class Impatient(CallInProgress):
-        def read_lease(self, op: Any) -> float:
-            return 0.0
-
-    return with_job(Impatient)
+    patch.setitem(perform.CALL_OPERATIONS.blocking, ReadLease, lambda call, op: 0.0)  # type: ignore[arg-type]
+    return Sim
 
 
 @bug
@@ -145,19 +146,23 @@ def a_heartbeat_moves_the_run(patch: pytest.MonkeyPatch) -> type[Sim]:
 
 @bug
 def a_cancellation_is_a_failure_like_any_other(patch: pytest.MonkeyPatch) -> type[Sim]:
-    class Deaf(CallInProgress):
-        def build_outcome(self, attempt: Any, value: Any, error: BaseException | None) -> AttemptOutcome:
-            if error is not None and not isinstance(error, Exception):
-                error = Fails("transient")
-            return super().build_outcome(attempt, value, error)
+    build_outcome = perform.build_outcome
 
-    return with_job(Deaf)
+    def hide_interruption(
+        call: PreparedCall, attempt: Any, value: Any, error: BaseException | None
+    ) -> AttemptOutcome:
+        if error is not None and not isinstance(error, Exception):
+            error = Fails("transient")
+        return build_outcome(call, attempt, value, error)
+
+    patch.setattr(perform, "build_outcome", hide_interruption)
+    return Sim
 
 
 @bug
 def a_failing_store_hides_a_cancellation(patch: pytest.MonkeyPatch) -> type[Sim]:
     class Broken(Sim):
-        def raised(self, job: CallInProgress, error: BaseException) -> BaseException:
+        def raised(self, job: PreparedCall, error: BaseException) -> BaseException:
             return error
 
     return Broken
@@ -166,48 +171,50 @@ def a_failing_store_hides_a_cancellation(patch: pytest.MonkeyPatch) -> type[Sim]
 @bug
 def a_lost_lease_hides_a_cancellation(patch: pytest.MonkeyPatch) -> type[Sim]:
     class Broken(Sim):
-        def kept(self, job: CallInProgress, attempt: Any, saved: Any) -> None:
-            job._continue_after_checkpoint(attempt, saved)
-            if job.interrupt is not None:
-                raise job.interrupt
+        def kept(self, job: PreparedCall, attempt: Any, saved: Any) -> None:
+            interrupt, job.interrupt = job.interrupt, None
+            AttemptStorage(job).continue_attempt(attempt, saved)
+            job.interrupt = interrupt
+            if interrupt is not None:
+                raise interrupt
 
     return Broken
 
 
 @bug
 def events_are_written_before_the_commit(patch: pytest.MonkeyPatch) -> type[Sim]:
-    class Alone(CallInProgress):
-        def encode_change(self, op: AppendChange) -> Any:
-            batch, after = super().encode_change(op)
-            return batch._replace(writes=batch.writes[:1]), after
+    encode_change = append.encode_change
+
+    def encode_alone(call: PreparedCall, op: AppendChange) -> Any:
+        batch, after = encode_change(call, op)
+        return batch._replace(writes=batch.writes[:1]), after
 
     class Broken(Sim):
-        job_kind = Alone
-
-        def _save(self, lane: Any, job: CallInProgress, op: AppendChange) -> Any:
-            whole, _ = CallInProgress.encode_change(job, op)
+        def _save(self, lane: Any, job: PreparedCall, op: AppendChange) -> Any:
+            whole, _ = encode_change(job, op)
             for write in whole.writes[1:]:
                 self.store.append(Batch((write,))).wait()
             return (yield from super()._save(lane, job, op))
 
+    patch.setattr(append, "encode_change", encode_alone)
     return Broken
 
 
 @bug
 def a_former_holder_keeps_its_checkpoints(patch: pytest.MonkeyPatch) -> type[Sim]:
-    class Stubborn(CallInProgress):
-        def _build_checkpoint(self, attempt: Any, plain: Any) -> AppendChange:
+    class Broken(Sim):
+        def checkpoint(self, attempt: Any) -> AppendChange:
             attempt.seen = load_head(self.store, attempt.seen.entity)
-            return super()._build_checkpoint(attempt, plain)
+            return super().checkpoint(attempt)
 
-    return with_job(Stubborn)
+    return Broken
 
 
 @bug
 def two_runs_have_one_name(patch: pytest.MonkeyPatch) -> type[Sim]:
     class Broken(Sim):
-        def _terms(self, call: Any) -> Any:
-            return lambda me, now: AttemptTerms(me.name, "r1", {"x": 1}, call.input_hash)
+        def _terms(self, call: PreparedCall, worker: str, now: float) -> AttemptTerms:
+            return AttemptTerms(worker, "r1", {"x": 1}, call.input_hash)
 
     return Broken
 
@@ -219,8 +226,8 @@ def two_runs_have_one_name(patch: pytest.MonkeyPatch) -> type[Sim]:
 def the_attempt_is_counted_after_it_ran(patch: pytest.MonkeyPatch) -> type[Sim]:
     claim, over = transitions.build_claim, transitions.end_attempt
 
-    def late(*args: Any) -> RecordChange:
-        change = claim(*args)
+    def late(*args: Any, **named: Any) -> RecordChange:
+        change = claim(*args, **named)
         assert type(change.after) is RunRecord
         return change._replace(after=change.after._replace(attempt_count=change.after.attempt_count - 1))
 
@@ -237,8 +244,8 @@ def the_attempt_is_counted_after_it_ran(patch: pytest.MonkeyPatch) -> type[Sim]:
 def every_delivery_has_a_budget_of_its_own(patch: pytest.MonkeyPatch) -> type[Sim]:
     claim = transitions.build_claim
 
-    def fresh(*args: Any) -> RecordChange:
-        change = claim(*args)
+    def fresh(*args: Any, **named: Any) -> RecordChange:
+        change = claim(*args, **named)
         assert type(change.after) is RunRecord
         return change._replace(after=change.after._replace(attempt_count=1))
 
@@ -325,7 +332,7 @@ def _blind(
 
 @bug
 def once_is_tried_again_after_a_lost_lease(patch: pytest.MonkeyPatch) -> type[Sim]:
-    patch.setattr(outcome, "close_lost_attempt", _blind)
+    patch.setattr(failure, "close_lost_attempt", _blind)
     patch.setattr(existing_run, "close_lost_attempt", _blind)
     return Sim
 
@@ -389,9 +396,9 @@ def what_is_done_is_done_again_under_another_config(patch: pytest.MonkeyPatch) -
 
 @bug
 def an_attempt_that_had_begun_is_released(patch: pytest.MonkeyPatch) -> type[Sim]:
-    interrupted = outcome.close_interrupted
+    interrupted = failure.close_interrupted
     patch.setattr(
-        outcome,
+        failure,
         "close_interrupted",
         lambda plan, done, now: interrupted(plan, done._replace(begun=False), now),
     )
@@ -402,17 +409,17 @@ def an_attempt_that_had_begun_is_released(patch: pytest.MonkeyPatch) -> type[Sim
 
 
 def _commits_on(patch: pytest.MonkeyPatch, state: str) -> type[Sim]:
-    commit = outcome.commit_result
+    commit = flow.commit_result
 
     def forced(plan: Any, done: AttemptOutcome, now: float) -> Any:
         ended = yield from commit(plan, done, now)
-        if ended is outcome.CONFLICT:
+        if ended is CONFLICT:
             seen = yield LoadHead(done.seen.entity)
             if seen.record.state == state and seen.record.fence != done.seen.record.fence:
                 return (yield from commit(plan, done._replace(seen=seen), now))
         return ended
 
-    patch.setattr(outcome, "commit_result", forced)
+    patch.setattr(flow, "commit_result", forced)
     return Sim
 
 
@@ -428,23 +435,23 @@ def a_second_commit_replaces_the_first(patch: pytest.MonkeyPatch) -> type[Sim]:
 
 @bug
 def the_first_caller_gets_another_value_than_the_second(patch: pytest.MonkeyPatch) -> type[Sim]:
-    commit = outcome.commit_result
+    commit = flow.commit_result
 
     def raw(plan: Any, done: AttemptOutcome, now: float) -> Any:
         ended = yield from commit(plan, done, now)
         return ended._replace(value=done.value) if type(ended) is EndCall and ended.error is None else ended
 
-    patch.setattr(outcome, "commit_result", raw)
+    patch.setattr(flow, "commit_result", raw)
     return Sim
 
 
 @bug
 def an_outcome_whose_checkpoint_was_lost_is_dropped(patch: pytest.MonkeyPatch) -> type[Sim]:
     def once_only(plan: Any, done: AttemptOutcome, now: float) -> Any:
-        ended = yield from (outcome.commit_result if done.error is None else outcome.record_failure)(
+        ended = yield from (flow.commit_result if done.error is None else failure.record_failure)(
             plan, done, now
         )
-        if ended is not outcome.CONFLICT:
+        if ended is not CONFLICT:
             return ended
         return None if done.error is None or isinstance(done.error, Exception) else EndCall(None, done.error)
 
@@ -460,14 +467,13 @@ def a_final_failure_tells_nobody(patch: pytest.MonkeyPatch) -> type[Sim]:
 
 @bug
 def a_new_run_begins_after_its_deadline(patch: pytest.MonkeyPatch) -> type[Sim]:
-    for module in (flow, existing_run):
-        patch.setattr(module, "allow_new_run", lambda plan, call, head, now: head)
+    patch.setattr(transitions, "allow_new_run", lambda plan, call, head, now: head)
     return Sim
 
 
 @bug
 def other_arguments_may_decide_about_a_key(patch: pytest.MonkeyPatch) -> type[Sim]:
-    patch.setattr(existing_run, "check_same_arguments", lambda plan, call, run: None)
+    patch.setattr(transitions, "check_same_arguments", lambda plan, call, run: None)
     return Sim
 
 

@@ -2,13 +2,15 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import oncemore
 from oncemore.log.record import RunRecord
 from oncemore.steps import attempt as attempt_module
-from oncemore.steps.attempt import MOST_EVENTS, Attempt
+from oncemore.steps.attempt import MOST_EVENTS, RunningAttempt
 from oncemore.steps.ops import LoadedHead
 
 KEY = "ab" * 32
@@ -24,11 +26,10 @@ STATE = RunRecord(
 )
 
 
-def attempt(keep: bool = True, parent: Attempt | None = None, key: str = KEY) -> Attempt:
+def attempt(keep: bool = True, parent: RunningAttempt | None = None, key: str = KEY) -> RunningAttempt:
     seen = LoadedHead(f"run/{key}", 7, b"", STATE)
-    return Attempt(
-        seen, lambda: 5.0, lambda value: value, (lambda me, plain: plain) if keep else None, None, parent
-    )
+    backend: Any = SimpleNamespace(now=lambda: 5.0, save_checkpoint=lambda me, plain: plain, artifact_name="")
+    return RunningAttempt(seen, backend, parent, read_only=not keep)
 
 
 def test_it_tells_what_the_run_says() -> None:
@@ -80,9 +81,9 @@ def test_events_have_a_limit() -> None:
 
 def test_a_reconcile_function_can_neither_keep_nor_emit() -> None:
     me = attempt(keep=False)
-    with pytest.raises(oncemore.UsageError, match="it gives no events away"):
+    with pytest.raises(oncemore.UsageError, match="it emits no events"):
         me.emit("topic")
-    with pytest.raises(oncemore.UsageError, match="it does not make checkpoints"):
+    with pytest.raises(oncemore.UsageError, match="it makes no checkpoints"):
         me.checkpoint(1)
 
 
@@ -101,8 +102,8 @@ def test_one_that_is_over_or_is_the_parents_can_do_nothing(tmp_path: Path) -> No
     os.waitpid(pid, 0)
     assert "is the parent's, a forked child cannot emit" in (tmp_path / "child").read_text()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attempt_module, "_lives", [0])
-        attempt_module._reset_after_fork()  # the same without a fork
+        patch.setattr(attempt_module, "_fork_count", [0])
+        attempt_module._count_fork()  # the same without a fork
         with pytest.raises(oncemore.LeaseLost, match="is the parent's, a forked child cannot emit"):
             me.emit("topic")
     me.over = True

@@ -304,8 +304,8 @@ def test_an_attempt_that_was_taken_over_can_neither_keep_emit_nor_commit(effect:
 
     def work(x: int) -> str:
         me = oncemore.current()
-        assert first._identity is not None
-        first._identity.end_lease()  # as if it had been stopped until its lease was over
+        assert first.leases.current is not None
+        first.leases.current.end_lease()  # as if it had been stopped until its lease was over
         other = made(
             "plain", Turns("other"), effect=effect, reconcile=_says_not if effect == "once" else None
         )

@@ -28,7 +28,7 @@ from oncemore.artifacts.store import ArtifactStore, ChildArtifactWriter
 from oncemore.log.record import ArtifactRecord, EventRecord, RunRecord
 from oncemore.retries.loop import ENDS, CallFunction
 from oncemore.steps import isolation
-from oncemore.steps.attempt import Attempt
+from oncemore.steps.attempt import RunningAttempt
 from oncemore.steps.entered_engine import current_engine
 from oncemore.steps.isolation import ProcessDied, RemoteError, UnsentValue
 from oncemore.steps.ops import LoadedHead
@@ -188,10 +188,12 @@ def seen(checkpoint: int = 0) -> LoadedHead:
     return LoadedHead("run/" + "ab" * 32, 7, b"", STATE._replace(checkpoint_version=checkpoint))
 
 
-def parent(keep: Callable[[Attempt, Any], Any] | None = None, **more: Any) -> Attempt:
+def parent(keep: Callable[[RunningAttempt, Any], Any] | None = None, **more: Any) -> RunningAttempt:
     """Return the attempt as the process that called has it."""
-    files = SimpleNamespace(find_recorded_artifact=lambda kept: None)
-    return Attempt(seen(), lambda: 5.0, lambda value: value, keep, files=files, **more)
+    backend: Any = SimpleNamespace(
+        now=lambda: 5.0, save_checkpoint=keep, find_recorded_artifact=lambda record: None, artifact_name=""
+    )
+    return RunningAttempt(seen(), backend, **more)
 
 
 def where(work: Any) -> tuple[str, str]:
@@ -204,9 +206,8 @@ def letter(**more: Any) -> dict[str, Any]:
 
 def job(work: Any, *args: Any, **kwargs: Any) -> Any:
     engine = SimpleNamespace(artifact_store=ArtifactStore(None))
-    return SimpleNamespace(
-        step_name="work", function=work, args=args, kwargs=kwargs, artifact_name="", engine=engine
-    )
+    plan = SimpleNamespace(name="work", function=work, artifact="")
+    return SimpleNamespace(plan=plan, args=args, kwargs=kwargs, engine=engine)
 
 
 def no_process() -> Any:
@@ -242,7 +243,7 @@ class Child:
         except Ended:
             self.theirs.close()
 
-    def serve(self, attempt: Attempt, work: Any, *args: Any, **more: Any) -> Any:
+    def serve(self, attempt: RunningAttempt, work: Any, *args: Any, **more: Any) -> Any:
         """Run both halves to their end."""
         half = threading.Thread(target=partial(self.be, work, *args, **more), daemon=True)
         half.start()
@@ -362,7 +363,7 @@ def test_the_checkpoint_of_an_earlier_attempt_is_resumed_from(child: Child) -> N
 
 
 def test_a_checkpoint_that_the_caller_refuses_raises_where_the_work_is(child: Child) -> None:
-    def refuse(me: Attempt, plain: Any) -> None:
+    def refuse(me: RunningAttempt, plain: Any) -> None:
         raise oncemore.LeaseLost("somebody else has it")
 
     assert child.serve(parent(refuse), goes_on_when_refused) == "somebody else has it; nothing"
@@ -391,7 +392,7 @@ def test_a_refusal_that_cannot_be_brought_over_is_said_in_words(
         child.serve(parent(partial(_refuse, error)), keeps, 1)
 
 
-def _refuse(error: Exception, me: Attempt, plain: Any) -> None:
+def _refuse(error: Exception, me: RunningAttempt, plain: Any) -> None:
     raise error
 
 

@@ -12,9 +12,8 @@ from oncemore.policy.policy import Policy
 from oncemore.steps.decorator import Step
 
 if TYPE_CHECKING:
-    from oncemore.steps.call_in_progress import CallInProgress
+    from oncemore.steps.call import PreparedCall
     from oncemore.steps.plan import StepPlan
-    from oncemore.steps.prepare import PreparedCall
     from oncemore.testing import FakeClock
 
 LATER = Policy("deferred", "1", schedule=Schedule("fixed", delays=(5.0, 10.0)), jitter=Jitter("none"))
@@ -24,14 +23,9 @@ class Elsewhere(Step[Any, Any]):
     """Work that others do, which nobody waits for."""
 
     def _adjust_plan(self, plan: StepPlan) -> StepPlan:
-        return plan.copy_with(inline_wait_s=0.0)
+        return plan.copy_with(inline_wait_s=0.0, isolate=self._done)
 
-    def _start_call(self, look: PreparedCall) -> CallInProgress:
-        job = super()._start_call(look)
-        job.isolate = self._done
-        return job
-
-    def _done(self, job: CallInProgress, attempt: Any, invoke: Any) -> str:
+    def _done(self, call: PreparedCall, attempt: Any, invoke: Any) -> str:
         if attempt.number == 1:
             raise ConnectionResetError
         return f"elsewhere, at attempt {attempt.number}"

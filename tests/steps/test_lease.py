@@ -14,8 +14,8 @@ from oncemore.log.entry_codec import decode_head
 from oncemore.log.memory import CompletedTicket, MemoryStore
 from oncemore.log.record import WorkerRecord
 from oncemore.log.store import Batch, Conflict
-from oncemore.steps.lease import RESERVED, HeartbeatThread, WorkerIdentity
 from oncemore.steps.history import verify_chain
+from oncemore.steps.lease import RESERVED, HeartbeatThread, WorkerIdentity
 
 
 class Time:
@@ -152,7 +152,7 @@ def test_a_lease_that_somebody_else_writes_is_an_error(time: Time) -> None:
     store = Deaf(time)
     me = WorkerIdentity(store, "w", 60.0, time)
     store.foreign = True
-    with pytest.raises(StoreError, match="the lease of worker w is written by somebody else"):
+    with pytest.raises(StoreError, match="the lease of worker w is written by another process"):
         me.renew_lease()
 
 

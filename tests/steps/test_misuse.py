@@ -41,11 +41,11 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("number as name", {"name": 5}, "name is 5; it takes a text"),
     ("number as version", {"version": 2}, "version is 2; it takes a text"),
     ("object as config", {"config": object()}, "config is an object"),
-    ("unknown ignored", {"ignore": "y"}, "ignore of .* names y, which is no parameter of it"),
-    ("unknown ignored, several", {"ignore": ["x", "z", "y"]}, "names y, z, which is no parameter"),
+    ("unknown ignored", {"ignore": "y"}, "ignore of .* names y, which is not a parameter of it"),
+    ("unknown ignored, several", {"ignore": ["x", "z", "y"]}, "names y, z, which is not a parameter"),
     ("number as ignore", {"ignore": 5}, "ignore of .* is 5; it takes names of parameters"),
     ("numbers as ignore", {"ignore": (1, 2)}, r"ignore of .* is \(1, 2\); it takes names"),
-    ("unknown key", {"key": "y"}, "key of .* names y, which is no parameter of it"),
+    ("unknown key", {"key": "y"}, "key of .* names y, which is not a parameter of it"),
     ("number as key", {"key": 5}, "key of .* is 5; it takes names of parameters"),
     ("async key", {"key": later}, "key of .* is an async function"),
     (
@@ -113,9 +113,9 @@ def test_a_wrong_option_is_refused_by_its_name(options: dict[str, Any], says: st
 @pytest.mark.parametrize(
     ("thing", "says"),
     [
-        (5, "5 is no function"),
-        ("work", "'work' is no function"),
-        (dict, "is no function; a step is made of a function"),
+        (5, "5 is not a function"),
+        ("work", "'work' is not a function"),
+        (dict, "is not a function; a step is made of a function"),
         (generator, "generator is a generator function: .* return a list"),
         (async_generator, "async_generator is a generator function"),
         (staticmethod(work), "put @oncemore.step below @staticmethod"),

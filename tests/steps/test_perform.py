@@ -19,7 +19,7 @@ from oncemore.log.record import RecordChange
 from oncemore.log.store import Batch, Conflict
 from oncemore.policy.policy import STANDARD, policy_name
 from oncemore.retries import timeouts
-from oncemore.steps import driver, ops
+from oncemore.steps import ops, perform, reconcile
 from oncemore.steps.engine import Engine
 from oncemore.steps.lease import WorkerIdentity
 
@@ -211,13 +211,13 @@ def test_a_body_that_is_gone_without_a_record_is_said_to_be_gone() -> None:
     with pytest.raises(StoreError, match="was it pruned"):
         work(1)
     with pytest.raises(StoreError, match="was it pruned"):
-        work._start_call(work._prepare_call((2,), {})).read_body(ops.ReadBody("run/none", 1))
+        perform.read_entry(work._prepare_call((2,), {}), "run/none", 1)
 
 
 def test_an_attempt_that_came_back_in_a_forked_child_writes_nothing() -> None:
     @oncemore.step(effect="idempotent", name="perform.forked")
     def work() -> int:
-        oncemore.current().life = -1  # as a child sees its parent's
+        oncemore.current().fork_count = -1  # as a child sees its parent's
         return 1
 
     with pytest.raises(oncemore.LeaseLost, match="parent process"):
@@ -287,28 +287,28 @@ class Cutoff(BaseException):
 
 def test_after_a_cut_nothing_is_waited_for() -> None:
     for step in (plain(MemoryStore()), awaited(MemoryStore())):
-        job = step._start_call(step._prepare_call((1,), {}))
+        job = step._prepare_call((1,), {})
         job.interrupt = Cutoff()
         seen = load_head(job.store, "run/x")
-        assert driver._ask_reconcile(job, ops.AskReconcile(seen)).found == "unknown"
-        assert asyncio.run(driver._ask_reconcile_async(job, ops.AskReconcile(seen))).found == "unknown"
-        assert not driver._run_attempt(job, ops.RunAttempt(seen)).begun
-        assert not asyncio.run(driver._run_attempt_async(job, ops.RunAttempt(seen))).begun
-        for wait in (driver._sleep_seconds, driver._watch_entity):
+        assert reconcile.ask_reconcile(job, ops.AskReconcile(seen)).found == "unknown"
+        assert asyncio.run(reconcile.ask_reconcile_async(job, ops.AskReconcile(seen))).found == "unknown"
+        assert not perform._run_attempt(job, ops.RunAttempt(seen)).begun
+        assert not asyncio.run(perform._run_attempt_async(job, ops.RunAttempt(seen))).begun
+        for wait in (perform._sleep_seconds, perform._watch_entity):
             with pytest.raises(Cutoff):
                 wait(
                     job,
                     ops.WatchEntity("run/x", 0, 60.0)
-                    if wait is driver._watch_entity
+                    if wait is perform._watch_entity
                     else ops.SleepSeconds(60.0),
                 )
-        for pause in (driver._sleep_seconds_async, driver._watch_entity_async):
+        for pause in (perform._sleep_seconds_async, perform._watch_entity_async):
             with pytest.raises(Cutoff):
                 asyncio.run(
                     pause(
                         job,
                         ops.WatchEntity("run/x", 0, 60.0)
-                        if pause is driver._watch_entity_async
+                        if pause is perform._watch_entity_async
                         else ops.SleepSeconds(9.0),
                     )
                 )
@@ -335,7 +335,7 @@ def test_a_coroutine_that_is_closed_before_anything_was_answered_leaves_nothing(
     step._engine.policies.record_policy(step._engine, policy_name(STANDARD), STANDARD)
     before = list(store.read_entries())
     store.append = lambda batch: Never()  # type: ignore[assignment, return-value]
-    step._engine._identity = WorkerIdentity(MemoryStore(), "w", 60.0, lambda: 0.0)
+    step._engine.leases.current = WorkerIdentity(MemoryStore(), "w", 60.0, lambda: 0.0)
     call = step(1)
     call.send(None)
     call.close()
@@ -496,23 +496,23 @@ def test_a_worker_is_not_given_up_while_another_call_is_about_to_begin_under_it(
     # moment when another call chose that worker and the moment when it had an attempt under way.
     store = MemoryStore()
     step = plain(store)
-    one, two = (step._start_call(step._prepare_call((1,), {})) for _ in range(2))
+    one, two = (step._prepare_call((1,), {}) for _ in range(2))
     begin = ops.ReserveWorker(policy_name(STANDARD), STANDARD)
-    first, second = one.reserve_worker(begin), two.reserve_worker(begin)
+    first, second = perform._reserve_worker(one, begin), perform._reserve_worker(two, begin)
     assert first.worker == second.worker
     one.current_attempt = ("run/x", 1)
-    one.identity.add_attempt(one.current_attempt)
-    one.abandon_call(StoreError("the outcome could not be written"))
+    one.worker.add_attempt(one.current_attempt)
+    one.abandon(StoreError("the outcome could not be written"))
     assert not store.is_worker_gone(second.worker)
     assert step._engine.leases.lease_until(second.worker, "run/x", 1) == 0.0
-    assert one.reserve_worker(begin).worker != second.worker
+    assert perform._reserve_worker(one, begin).worker != second.worker
     two.release_worker()
     assert store.is_worker_gone(second.worker)
-    assert not two.identity.reserve_slot()
-    engine, over = step._engine, [two.identity]
-    real = engine.current_identity
-    engine.current_identity = lambda now: over.pop() if over else real(now)
-    three = step._start_call(step._prepare_call((1,), {}))
-    assert three.reserve_worker(begin).worker == one.identity.name
+    assert not two.worker.reserve_slot()
+    engine, over = step._engine, [two.worker]
+    real = engine.leases.current_identity
+    engine.leases.current_identity = lambda now: over.pop() if over else real(now)
+    three = step._prepare_call((1,), {})
+    assert perform._reserve_worker(three, begin).worker == one.worker.name
     one.release_worker()
     three.release_worker()

@@ -171,7 +171,7 @@ def test_a_rerun_is_told_as_a_decision_and_not_as_an_attempt() -> None:
     step.run()
     step.rerun(reason="mended")
     told = step.last_run().explain()
-    assert "decided by somebody: rerun, because mended" in told
+    assert "decided by an unnamed actor: rerun, because mended" in told
     assert "→ PENDING" not in told
 
 

@@ -222,6 +222,6 @@ def test_who_comes_second_takes_what_the_first_has_opened() -> None:
     engine = oncemore.open("memory:")
     engine._lock = Meanwhile(lambda: setattr(engine, "_store", theirs))  # type: ignore[assignment]
     assert engine.store is theirs
-    engine._lock = Meanwhile(lambda: setattr(engine, "_identity", me))  # type: ignore[assignment]
+    engine.leases._lock = Meanwhile(lambda: setattr(engine.leases, "current", me))  # type: ignore[assignment]
     assert engine.leases.current_identity() is me
     other.close()

@@ -15,7 +15,7 @@ from oncemore.log.head_access import build_write
 from oncemore.log.record import RecordChange
 from oncemore.log.record import RunRecord as State
 from oncemore.log.store import Batch, Stored
-from oncemore.steps import prepare
+from oncemore.steps import step as step_module
 from oncemore.testing import FakeClock
 from tests.steps.colours import SOON, Busy, Turns, abandoned, do, each_colour, made, on_sqlite
 
@@ -32,7 +32,7 @@ VALUES: list[Any] = [
 def _how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything here holds also where each call is taken for one of new work."""
     if request.param == "taken for new":
-        monkeypatch.setattr(prepare, "NEW_WORK_STREAK", 0)
+        monkeypatch.setattr(step_module, "NEW_KEY_STREAK", 0)
 
 
 @each_colour
@@ -49,14 +49,14 @@ def test_work_is_taken_for_new_after_many_calls_of_new_work_until_one_is_not(
 
     do(colour, work, -1)
     monkeypatch.setattr(engine.store, "load_head", counted)
-    for number in range(prepare.NEW_WORK_STREAK + 10):
+    for number in range(step_module.NEW_KEY_STREAK + 10):
         do(colour, work, number)
-    assert len(looked) == max(0, prepare.NEW_WORK_STREAK - 1)
+    assert len(looked) == max(0, step_module.NEW_KEY_STREAK - 1)
     looked.clear()
     for number in (0, 1, 2):
         do(colour, work, number)
     assert len(looked) == 3, "one was claimed in vain and then read, the others were read at once"
-    assert ran == list(range(-1, prepare.NEW_WORK_STREAK + 10))
+    assert ran == list(range(-1, step_module.NEW_KEY_STREAK + 10))
 
 
 @pytest.mark.usefixtures("engine")
@@ -330,7 +330,7 @@ def test_reconcile_gets_the_arguments_of_the_step_and_sees_the_lost_attempt() ->
     def look(x: int) -> object:
         seen.append((x, oncemore.current().number, oncemore.current().key, oncemore.current().resume("none")))
         for forbidden in (lambda: oncemore.current().checkpoint(1), lambda: oncemore.current().emit("a")):
-            with pytest.raises(oncemore.UsageError, match="a reconcile function looks"):
+            with pytest.raises(oncemore.UsageError, match="a reconcile function only looks"):
                 forbidden()
         return oncemore.applied(x)
 
@@ -394,7 +394,10 @@ def test_a_person_can_say_that_it_did_not_happen(colour: str) -> None:
     run = step.settle(oncemore.not_applied(), reason="the bank has no trace of it")
     assert (run.status, run.held_for) == ("SOFT_FAIL", "")
     assert do(colour, step) == "paid"
-    assert "decided by somebody: settle, because the bank has no trace of it" in step.last_run().explain()
+    assert (
+        "decided by an unnamed actor: settle, because the bank has no trace of it"
+        in step.last_run().explain()
+    )
 
 
 @pytest.mark.usefixtures("engine")

@@ -142,15 +142,22 @@ assert_type(pay("o-1", 5), dict[str, int])
 assert_type(pay("o-1", amount=5, token=oncemore.Secret("x")), dict[str, int])
 assert_type(pay.__wrapped__("o-1", 5), dict[str, int])
 assert_type(pay.key("o-1", 5), str)
-assert_type(pay.last_run("o-1", 5), oncemore.Run | None)
+assert_type(pay.last_run("o-1", 5), oncemore.Run[dict[str, int]] | None)
+assert_type(pay.run("o-1", 5), oncemore.Run[dict[str, int]])
+assert_type(pay.run("o-1", 5).value, dict[str, int])
+assert_type(pay.submit("o-1", 5), oncemore.Run[dict[str, int]])
+assert_type(pay.cancel("o-1", 5, reason="no longer needed"), oncemore.Run[dict[str, int]])
+assert_type(pay.rerun("o-1", 5, reason="mended"), dict[str, int])
+assert_type(pay.map([("o-1", 5)], unpack="args").values, list[dict[str, int]])
 assert_type(pay.name, str)
-assert_type(pay.settle(oncemore.applied({"o-1": 5}), "o-1", 5, reason="seen"), oncemore.Run)
+assert_type(pay.settle(oncemore.applied({"o-1": 5}), "o-1", 5, reason="seen"), oncemore.Run[dict[str, int]])
 pay(5, 5)  # type: ignore[arg-type]
 pay("o-1")  # type: ignore[call-arg]
 pay.key("o-1", "5")  # type: ignore[arg-type]
 pay.settle(oncemore.not_applied(), "o-1", 5)  # type: ignore[call-arg]
 pay.rerun("o-1", 5)  # type: ignore[call-arg]
 oncemore.step(effect="safe")  # type: ignore[arg-type]
+oncemore.step(effect="pure", if_running="skip")  # type: ignore[arg-type]
 oncemore.step(effect="pure", retries=3)  # type: ignore[call-arg]
 
 
@@ -171,7 +178,11 @@ async def poll(url: str) -> list[str]:
 async def use_steps() -> None:
     assert_type(await poll("x"), list[str])
     await poll(5)  # type: ignore[arg-type]
-    assert_type(poll.last_run("x"), oncemore.Run | None)
+    assert_type(poll.last_run("x"), oncemore.Run[list[str]] | None)
+    assert_type(await poll.run("x"), oncemore.Run[list[str]])
+    assert_type((await poll.submit("x")).value, list[str])
+    assert_type((await poll.map(["x"])).values, list[list[str]])
+    await poll.run(5)  # type: ignore[arg-type]
 
 
 with oncemore.open("memory:", lease_s=30, max_inline_wait_s=5) as engine:
@@ -192,7 +203,7 @@ run = pay.last_run("o-1", 5)
 if run is not None:
     assert_type(run.status, str)
     assert_type(run.explain(), str)
-    assert_type(run.wait(5), oncemore.Run)
+    assert_type(run.wait(5), oncemore.Run[dict[str, int]])
     assert_type(run.attempts[0].number, int)
     run.status = "COMPLETE"  # type: ignore[misc]
 

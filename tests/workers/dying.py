@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncemore.log.head_access import load_head
-from oncemore.steps.driver import _BLOCKING, _IMMEDIATE
+from oncemore.steps.decorator import known_step
 from oncemore.steps.ops import RunAttempt
+from oncemore.steps.perform import CALL_OPERATIONS
 
 if TYPE_CHECKING:
     import oncemore
@@ -14,13 +15,13 @@ if TYPE_CHECKING:
 
 def begin_and_fall_silent(dead: oncemore.Engine, work: Any, x: int) -> oncemore.Engine:
     """Claim a run and do nothing more: no work, no heartbeat; the lease is not over."""
-    job, script, _ = work.as_known_step.resume_run(
+    call, script, _ = known_step(work).resume_run(
         dead, load_head(dead.store, f"run/{work.bind(dead).key(x)}")
     )
     op = next(script)
     while type(op) is not RunAttempt:
-        op = script.send((_IMMEDIATE.get(type(op)) or _BLOCKING[type(op)])(job, op))
+        op = script.send(CALL_OPERATIONS.blocking[type(op)](call, op))
     script.close()
-    assert dead._heartbeat is not None
-    dead._heartbeat.stop_heartbeat()
+    assert dead.leases.heartbeat is not None
+    dead.leases.heartbeat.stop_heartbeat()
     return dead

@@ -11,10 +11,11 @@ import oncemore
 from oncemore.log.head_access import load_head
 from oncemore.log.postgres.store import PostgresStore
 from oncemore.log.store import HeadQuery
-from oncemore.steps.driver import _BLOCKING, _IMMEDIATE
+from oncemore.steps.decorator import known_step
 from oncemore.steps.engine import Engine
-from oncemore.steps.ops import RunAttempt
 from oncemore.steps.history import verify_chain
+from oncemore.steps.ops import RunAttempt
+from oncemore.steps.perform import CALL_OPERATIONS
 from oncemore.workers import worker as workers
 from oncemore.workers.service import Worked
 from tests.servers import postgres
@@ -87,10 +88,10 @@ def test_what_a_silent_worker_had_is_taken_over_when_its_lease_is_over_and_not_b
     silent, other = (Engine(lambda: Unsure(url, "workers_lease"), "postgresql://") for _ in range(2))
     with other:
         run = one.submit(1)
-        job, script, _ = one.as_known_step.resume_run(silent, load_head(silent.store, f"run/{run.key}"))
+        call, script, _ = known_step(one).resume_run(silent, load_head(silent.store, f"run/{run.key}"))
         op = next(script)
         while type(op) is not RunAttempt:
-            op = script.send((_IMMEDIATE.get(type(op)) or _BLOCKING[type(op)])(job, op))
+            op = script.send(CALL_OPERATIONS.blocking[type(op)](call, op))
         assert silent.leases.heartbeat is not None
         silent.leases.heartbeat.stop_heartbeat()
         clock.advance(silent.lease_s - 10.0)

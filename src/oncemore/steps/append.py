@@ -58,17 +58,17 @@ def append_change(call: PreparedCall, op: AppendChange) -> Appended:
         if shield.twice:
             raise
         if answer is None:
-            answer = run_script(_resend_batch(call, batch, error), _RESEND)
+            answer = run_script(resend_batch(call, batch, error), _RESEND)
         else:
             call.interrupt = error  # raised when the run is in a consistent state
     if type(answer) is Stored:
-        return _apply_result(call, op, after, answer)
+        return apply_result(call, op, after, answer)
     if isinstance(answer, JoinedWriteFailed):
         return answer
     # Another process has sent the notification first: the change is encoded again without it.
     if was_notified_already(op, batch, answer):
         return append_change(call, op)
-    return _apply_result(call, op, after, answer)
+    return apply_result(call, op, after, answer)
 
 
 async def append_change_async(call: PreparedCall, op: AppendChange) -> Appended:
@@ -77,12 +77,14 @@ async def append_change_async(call: PreparedCall, op: AppendChange) -> Appended:
     if call.interrupt is not None:
         return append_change(call, op)
     batch, after = encode_change(call, op)
+    closed: BaseException | None = None
     try:
         answer: Answered | JoinedWriteFailed = await call.store.append(batch)
     except JoinedWriteFailed as failed:
         return failed
     except BaseException as error:  # noqa: BLE001 - an interruption is raised when the run is consistent
-        script = _resend_batch(call, batch, error)
+        closed = error
+        script = resend_batch(call, batch, error)
         is_error = isinstance(error, Exception)
         answer = await run_script_async(script, _RESEND) if is_error else run_script(script, _RESEND)
     if type(answer) is not Stored:
@@ -90,8 +92,9 @@ async def append_change_async(call: PreparedCall, op: AppendChange) -> Appended:
             return answer
         if was_notified_already(op, batch, answer):
             return await append_change_async(call, op)
-    call.last_answer = _apply_result(call, op, after, answer)
-    return call.last_answer  # type: ignore[no-any-return]
+    result = apply_result(call, op, after, answer)
+    call.keep_if_closed(closed, result)
+    return result
 
 
 def encode_change(call: PreparedCall, op: AppendChange) -> tuple[Batch, LoadedHead]:
@@ -145,7 +148,7 @@ def _build_joined_writes(
             yield build_event_write((record, payload), now, cipher)
 
 
-def _apply_result(call: PreparedCall, op: AppendChange, after: LoadedHead, answer: Answered) -> Appended:
+def apply_result(call: PreparedCall, op: AppendChange, after: LoadedHead, answer: Answered) -> Appended:
     """Return the new head, or None on a conflict; update what this process has cached."""
     engine = call.engine
     if isinstance(answer, Conflict):
@@ -193,7 +196,7 @@ class WaitForResend(Value):
     seconds: float
 
 
-def _resend_batch(
+def resend_batch(
     call: PreparedCall, batch: Batch, error: BaseException
 ) -> Generator[WaitForResend, None, Answered | JoinedWriteFailed]:
     """Send a batch again whose acknowledgement was lost, to find out whether it is stored."""
@@ -203,8 +206,7 @@ def _resend_batch(
         call.interrupt = error
     last = error
     for delay in RESEND_DELAYS_S:
-        if delay:
-            yield WaitForResend(delay)
+        yield WaitForResend(delay)
         try:
             answer = call.store.append(batch).wait()
         except StoreError as again:
@@ -213,7 +215,7 @@ def _resend_batch(
         except JoinedWriteFailed as failed:
             # The versions fitted, so nothing was stored before.
             return failed
-        if isinstance(answer, Stored) or answer.stored_seqs or not (seq := _find_own_entry(call, batch)):
+        if isinstance(answer, Stored) or answer.stored_seqs or not (seq := find_own_entry(call, batch)):
             return answer
         # A store that checks guards late has not said whether they had changed: they count as changed.
         return Conflict(next(iter(batch.guards)), None, (seq,)) if batch.late else Stored((seq,))
@@ -222,7 +224,7 @@ def _resend_batch(
     raise last
 
 
-def _find_own_entry(call: PreparedCall, batch: Batch) -> int:
+def find_own_entry(call: PreparedCall, batch: Batch) -> int:
     """Return the sequence number of the batch's first entry if it is stored; 0 if another one is."""
     first = batch.writes[0]
     for entry in call.store.read_entries(first.entity, first.expect):
@@ -230,10 +232,17 @@ def _find_own_entry(call: PreparedCall, batch: Batch) -> int:
     return 0
 
 
-_RESEND = OperationTable(
-    {WaitForResend: lambda _, op: clocks.current.sleep(op.seconds)},
-    {WaitForResend: lambda _, op: clocks.current.pause(op.seconds)},
-)
+def _wait_for_resend(context: object, op: WaitForResend) -> None:
+    if op.seconds:
+        clocks.current.sleep(op.seconds)
+
+
+async def _wait_for_resend_async(context: object, op: WaitForResend) -> None:
+    if op.seconds:
+        await clocks.current.pause(op.seconds)
+
+
+_RESEND = OperationTable({WaitForResend: _wait_for_resend}, {WaitForResend: _wait_for_resend_async})
 
 
 async def run_in_thread(function: Callable[..., Any], *args: Any) -> Any:

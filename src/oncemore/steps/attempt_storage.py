@@ -78,12 +78,10 @@ class AttemptStorage:
 
     def save_checkpoint(self, attempt: RunningAttempt, plain: Any) -> Any:
         """Append a checkpoint to the run; in an async step, return an awaitable."""
-        head = attempt.seen
-        after = head.record._replace(checkpoint_version=head.version + 1)
-        op = AppendChange(head, RecordChange(CHECKPOINT, head.record, after, {"checkpoint": plain}))
+        op = build_checkpoint(attempt, plain)
         if self._call.plan.is_async:
             return self._save_checkpoint_async(attempt, op)
-        return self._continue_attempt(attempt, append_change(self._call, op))
+        return self.continue_attempt(attempt, append_change(self._call, op))
 
     async def _save_checkpoint_async(self, attempt: RunningAttempt, op: AppendChange) -> None:
         try:
@@ -92,9 +90,9 @@ class AttemptStorage:
             # The coroutine was closed after the write: the attempt goes on from the stored head.
             attempt.seen = self._call.last_answer or attempt.seen
             raise
-        self._continue_attempt(attempt, saved)
+        self.continue_attempt(attempt, saved)
 
-    def _continue_attempt(self, attempt: RunningAttempt, saved: Any) -> None:
+    def continue_attempt(self, attempt: RunningAttempt, saved: Any) -> None:
         """Continue after a checkpoint; raise if the attempt was interrupted, taken over or cancelled."""
         call = self._call
         # Raised here, inside the function: the work may have hours to go.
@@ -190,6 +188,13 @@ class AttemptStorage:
         run = load_head(self._call.store, attempt.seen.entity, self._call.engine.cipher).record
         if attempt.over or run.state != "RUNNING" or run.fence != attempt.fence:
             _raise_lease_lost(attempt)
+
+
+def build_checkpoint(attempt: RunningAttempt, plain: Any) -> AppendChange:
+    """Return the append of a checkpoint."""
+    head = attempt.seen
+    after = head.record._replace(checkpoint_version=head.version + 1)
+    return AppendChange(head, RecordChange(CHECKPOINT, head.record, after, {"checkpoint": plain}))
 
 
 def read_entry(call: PreparedCall, entity: str, version: int) -> dict[str, Any]:

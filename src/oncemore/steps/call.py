@@ -149,6 +149,14 @@ class PreparedCall:
             self.leave_attempt()
         self.release_worker()
 
+    def keep_if_closed(self, error: BaseException | None, answer: Any) -> None:
+        """Keep the result of an operation whose coroutine is being closed.
+
+        Its awaiting coroutine gets no result any more; `run_call_async` continues the script with this one.
+        """
+        if isinstance(error, GeneratorExit):
+            self.last_answer = answer
+
     def finish(self, end: EndCall) -> Any:
         """Return the value of the call, or raise its error; an interruption takes precedence."""
         if self.has_reservation:

@@ -171,6 +171,7 @@ class Step(StepCalls[P, R]):
         """
         _check_reason(reason)
         call = self._prepare_call(args, kwargs)
+        self._use_cooldown(call)
         script = operator_flow.cancel_run(call.plan, call, reason, CONTEXT.get().actor)
         return self._run_script(call, script)  # type: ignore[no-any-return]
 

@@ -305,8 +305,9 @@ async def _run_attempt_async(call: PreparedCall, op: RunAttempt) -> AttemptOutco
     except BaseException as error:  # noqa: BLE001 - passed to the script as a value
         if attempt.mark is not None:
             await roll_back_async(attempt.mark, error)
-        call.last_answer = build_outcome(call, attempt, None, error)
-        return call.last_answer  # type: ignore[no-any-return]
+        outcome = build_outcome(call, attempt, None, error)
+        call.keep_if_closed(error, outcome)
+        return outcome
     return build_outcome(call, attempt, value, None)
 
 

@@ -52,8 +52,9 @@ async def ask_reconcile_async(call: PreparedCall, op: AskReconcile) -> Reconcile
             answer = _call_reconcile(call)
             return _check_answer(await answer if hasattr(type(answer), "__await__") else answer)
     except BaseException as error:  # noqa: BLE001 - the outcome is unknown
-        call.last_answer = _reconcile_failed(call, error)
-        return call.last_answer  # type: ignore[no-any-return]
+        answer = _reconcile_failed(call, error)
+        call.keep_if_closed(error, answer)
+        return answer
 
 
 def _reconcile_context(call: PreparedCall, op: AskReconcile) -> AttemptContext:

@@ -162,14 +162,12 @@ class StepCalls(Generic[P, R]):
                 return
 
     def _plan_for(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepPlan:
-        """Return the plan of a call: for its engine, its provider and its resource."""
+        """Return the plan of a call, for its engine and its provider."""
         plan, options = self._plan, self._options
         if plan is None or self._planned_for != (engine.artifact_store, engine.inline_wait_s):
             plan = self._plan_for_engine(engine)
         if options.limits_each_provider:
             plan = self._plan_for_provider(plan, options.provider_of(args, kwargs))
-        if options.cooldown is not None:
-            plan = plan.copy_with(cooldown=options.cooldown_of(args, kwargs))
         return plan
 
     def _plan_for_engine(self, engine: Engine) -> StepPlan:
@@ -227,6 +225,7 @@ class StepCalls(Generic[P, R]):
         if end is not None and decision is None:
             return end.value
         self._check_original(call)
+        self._use_cooldown(call)
         try:
             if decision is not None:
                 run_call(call, decision(call.plan, call), self._operations)
@@ -250,6 +249,7 @@ class StepCalls(Generic[P, R]):
         if end is not None and decision is None:
             return end.value
         self._check_original(call)
+        self._use_cooldown(call)
         try:
             if decision is not None:
                 await run_call_async(call, decision(call.plan, call), self._operations)
@@ -259,6 +259,12 @@ class StepCalls(Generic[P, R]):
             return self._value_or_raise(call, error)
         finally:
             self._new_in_a_row = 0 if call.was_reread else self._new_in_a_row + 1
+
+    def _use_cooldown(self, call: PreparedCall) -> None:
+        """Add the resource of a call and its cooldown to the plan, if the step has one."""
+        if self._options.cooldown is not None and call.plan.cooldown is None:
+            cooldown = self._options.cooldown_of(call.args, call.kwargs)
+            call.plan = call.plan.copy_with(cooldown=cooldown)
 
     def _check_original(self, call: PreparedCall) -> None:
         """Refuse effects on a restored copy; a finished run can be read from a copy."""
@@ -329,7 +335,8 @@ class StepCalls(Generic[P, R]):
             deadline=run.deadline, tenant=run.tenant, recorded=(run.run_id, opening["arguments"]),
         )  # fmt: skip
         self._check_original(call)
-        return ResumedCall(call, flow.run_step(plan, call, head), opening.get("actor", ""))
+        self._use_cooldown(call)
+        return ResumedCall(call, flow.run_step(call.plan, call, head), opening.get("actor", ""))
 
     def _run_or_error(self, error: Error) -> Run[Any]:
         """Return the run of an error that is an outcome of a call; raise any other error."""

@@ -138,7 +138,8 @@ def _run_item(step: AnyStep, unpack: Callable[[Any], Any], item: MapItem, notes:
         args, kwargs = _recall_arguments(step, item.key, args, kwargs)
     call = step._prepare_call(args, kwargs)
     notes.key = call.key
-    if call.plan.cooldown is not None or step._options.cooldown is not None:
+    step._use_cooldown(call)
+    if step._options.cooldown is not None:
         notes.record_resource(call.plan.cooldown, call.head)
     describe = call.plan.describe
 

@@ -253,8 +253,9 @@ async def commit_transaction_async(call: PreparedCall, op: CommitTransaction) ->
     try:
         await run_script_async(_commit_script(call, op), DATABASE_OPERATIONS)
     except BaseException as error:  # noqa: BLE001 - as for the function itself
-        call.last_answer = _transaction_outcome(call, op.mark, error)
-        return call.last_answer  # type: ignore[no-any-return]
+        outcome = _transaction_outcome(call, op.mark, error)
+        call.keep_if_closed(error, outcome)
+        return outcome
     return TransactionOutcome(None)
 
 

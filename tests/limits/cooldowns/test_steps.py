@@ -15,7 +15,7 @@ from oncemore.errors import CoolingDown, Deferred, PermanentFailure, Quarantined
 from oncemore.log.memory import MemoryStore
 from oncemore.steps.engine import Engine
 from oncemore.testing import FakeClock
-from tests.control.quarantine.world import Heard, notices
+from tests.control.quarantine.helpers import RecordingSink, make_notifier
 
 if TYPE_CHECKING:
     from oncemore.limits.cooldown_rules import ResourceRecord
@@ -385,9 +385,9 @@ def test_a_record_that_moves_while_somebody_is_told_of_a_hold_is_looked_at_again
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The batch holds a notice too: what was refused is not the notice, and is not sent the same again."""
-    heard = Heard()
+    heard = RecordingSink()
     with oncemore.open("memory:") as engine:
-        engine.notifier = notices(heard)
+        engine.notifier = make_notifier(heard)
         fetch, _ = fetching(Source(oncemore.NeedsReview("DOUBT")))
         real, tries = engine.store.append, []
 
@@ -483,15 +483,21 @@ def test_of_two_who_let_go_the_second_is_told(engine: oncemore.Engine, clock: Fa
     fetch.map(["p"])
     real = cooldowns._release_resource
 
-    def slowly(entity: str, decided: dict[str, Any]) -> Any:
-        script = real(entity, decided)
+    def slowly(entity: str, resource: str, decided: dict[str, Any]) -> Any:
+        script = real(entity, resource, decided)
         op = next(script)
         while type(op) is not AppendChange:
             op = script.send((yield op))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(cooldowns, "_release_resource", real)
             engine.cooldowns.release("p", reason="first")
-        yield script.send((yield op))
+        answer = yield op
+        while True:
+            try:
+                op = script.send(answer)
+            except StopIteration as end:
+                return end.value
+            answer = yield op
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cooldowns, "_release_resource", slowly)
@@ -566,7 +572,9 @@ def test_where_nothing_can_be_left(engine: oncemore.Engine, caplog: pytest.LogCa
     told = []
 
     def look(x: int) -> Any:
-        with pytest.raises(UsageError, match="a reconcile function looks, it leaves nothing") as caught:
+        with pytest.raises(
+            UsageError, match="a reconcile function only looks, it leaves no evidence"
+        ) as caught:
             oncemore.current().leave(b"x", name="x")
         told.append(caught)
         return oncemore.not_applied()

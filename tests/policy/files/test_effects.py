@@ -517,7 +517,9 @@ ROWS: dict[str, Callable[[Path], None]] = {
     "idempotency.poll_bucket": Several(
         Change(
             "idempotency: {poll_bucket: 2h}\n",
-            lambda path: NovaCat(profile=str(path)).discover_provider._options._bucket(7200.0, (), {}),  # type: ignore[misc]
+            lambda path: NovaCat(profile=str(path)).discover_provider._options.keys.bucket_name(
+                (), {}, 7200.0
+            ),  # type: ignore[misc]
             "2:00:00 from 7200",
             NOVA,
         ),

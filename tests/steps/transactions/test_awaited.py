@@ -9,6 +9,7 @@ import pytest
 import trio
 
 import oncemore
+from oncemore._driver import run_script_async
 from oncemore.steps import transactions
 from oncemore.testing import FakeClock
 from tests.steps.transactions.databases import AWAITED, Database
@@ -195,7 +196,7 @@ def test_a_script_that_is_closed_in_the_middle_awaits_nothing_more() -> None:
         awaits, sqlite = True, False
 
         def execute_sql(self, sql: str, values: Any = ()) -> Any:
-            yield Never()
+            yield transactions.DatabaseReply(Never())
             return [], 1
 
         def in_transaction(self) -> bool:
@@ -203,13 +204,13 @@ def test_a_script_that_is_closed_in_the_middle_awaits_nothing_more() -> None:
 
         def rollback(self) -> Any:
             undone.append("rollback")
-            yield Never()
+            yield transactions.DatabaseReply(Never())
 
         begin = commit = rollback
 
     attempt: Any = type("At", (), {"step": "s", "key": "k", "fence": 1})
     mark = transactions.AppliedMark(Line(), None, attempt, "")
-    coroutine = transactions.run_mark_script_async(mark.commit_applied("{}"))
+    coroutine = run_script_async(mark.commit_applied("{}"), transactions.DATABASE_OPERATIONS)
     coroutine.send(None)
     coroutine.close()
     assert undone == []

@@ -13,7 +13,8 @@ import trio
 import trio.lowlevel
 
 import oncemore
-from oncemore.steps import driver, transactions
+from oncemore._driver import run_script
+from oncemore.steps import transactions
 from oncemore.testing import FakeClock
 from tests.steps.transactions.databases import Database
 from tests.steps.transactions.test_own_database import ordering
@@ -51,16 +52,16 @@ def test_what_is_committed_is_not_undone(tmp_path: Path) -> None:
         SimpleNamespace(awaits=False), None, SimpleNamespace(step="s", key="k", fence=1), ""
     )  # type: ignore[arg-type]
     mark.finished = True
-    assert transactions.run_mark_script(mark.roll_back()) is None
-    assert transactions.run_mark_script(mark.commit_applied("{}")) is None
+    assert transactions.roll_back(mark) is None
+    assert run_script(mark.commit_applied("{}"), transactions.DATABASE_OPERATIONS) is None
 
 
 def test_a_cut_after_the_commit_is_kept_until_the_run_is_in_order() -> None:
     job: Any = SimpleNamespace(interrupt=None)
     cut = KeyboardInterrupt()
-    assert driver._transaction_outcome(job, SimpleNamespace(finished=True), cut).error is None  # type: ignore[arg-type]
+    assert transactions._transaction_outcome(job, SimpleNamespace(finished=True), cut).error is None  # type: ignore[arg-type]
     assert job.interrupt is cut
-    assert driver._transaction_outcome(job, SimpleNamespace(finished=False), cut).error is cut  # type: ignore[arg-type]
+    assert transactions._transaction_outcome(job, SimpleNamespace(finished=False), cut).error is cut  # type: ignore[arg-type]
 
 
 def test_a_second_cut_is_as_good_as_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,9 +77,9 @@ def test_a_second_cut_is_as_good_as_a_kill(monkeypatch: pytest.MonkeyPatch) -> N
         def __exit__(self, *error: object) -> None:
             pass
 
-    monkeypatch.setattr(driver, "InterruptShield", Twice)
+    monkeypatch.setattr(transactions, "InterruptShield", Twice)
     with pytest.raises(KeyboardInterrupt):
-        driver._commit_transaction(SimpleNamespace(interrupt=None), SimpleNamespace())  # type: ignore[arg-type]
+        transactions.commit_transaction(SimpleNamespace(interrupt=None), SimpleNamespace())  # type: ignore[arg-type]
 
 
 async def _passed() -> None:
@@ -94,7 +95,7 @@ class Undone:
         self.count = 0
 
     def roll_back(self) -> Any:
-        yield _passed()
+        yield transactions.DatabaseReply(_passed())
         self.count += 1
 
 
@@ -104,7 +105,7 @@ def test_a_cancelled_task_of_trio_still_rolls_back() -> None:
     async def main() -> None:
         with trio.CancelScope() as scope:
             scope.cancel()
-            await driver._roll_back_async(mark, trio.Cancelled)  # type: ignore[arg-type]
+            await transactions.roll_back_async(mark, trio.Cancelled)  # type: ignore[arg-type]
 
     trio.run(main)
     assert mark.count == 1
@@ -112,7 +113,7 @@ def test_a_cancelled_task_of_trio_still_rolls_back() -> None:
 
 def test_a_coroutine_that_is_closed_rolls_nothing_back() -> None:
     mark = Undone()
-    asyncio.run(driver._roll_back_async(mark, GeneratorExit()))  # type: ignore[arg-type]
+    asyncio.run(transactions.roll_back_async(mark, GeneratorExit()))  # type: ignore[arg-type]
     assert mark.count == 0
 
 
