@@ -120,7 +120,7 @@ def test_a_wrong_option_is_refused_by_its_name(options: dict[str, Any], says: st
         (async_generator, "async_generator is a generator function"),
         (staticmethod(work), "put @oncemore.step below @staticmethod"),
         (classmethod(work), "put @oncemore.step below @classmethod"),
-        (max, "does not say what arguments it takes; wrap it in a function"),
+        (max, "does not declare its arguments; wrap it in a function"),
     ],
     ids=["number", "text", "class", "generator", "async generator", "staticmethod", "classmethod", "builtin"],
 )
