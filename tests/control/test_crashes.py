@@ -1,4 +1,4 @@
-"""A switch thrown, and a process killed, at every operation of a call: nothing begins after the throw."""
+"""A switch turned on, and a process crashed, at every operation of a call: no attempt begins after it."""
 
 from __future__ import annotations
 
@@ -24,38 +24,40 @@ from oncemore.log.head_access import build_write
 from oncemore.log.record import NOWHERE, RecordChange
 from oncemore.log.store import Batch, Stored
 from oncemore.steps import ops
-from tests.crash.acts import Stage
-from tests.crash.world import ENTITY, Crash
+from tests.crash.harness import BEFORE_EACH, crash_everywhere
+from tests.crash.simulation import ENTITY, JudgedSimulation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
-TOLD = {"by": "operator", "reason": "stop", "at": 1.0}
+    from tests.crash.harness import CrashPoint
+
+DETAILS = {"by": "operator", "reason": "stop", "at": 1.0}
 
 
-def turn(stage: Stage, how: Callable[[SwitchBoard], SwitchBoard]) -> None:
+def turn_switch(simulation: JudgedSimulation, change_board: Callable[[SwitchBoard], SwitchBoard]) -> None:
     """Turn the switch as another process would."""
-    stage.judge.people = True
-    head = stage.store.load_head(SWITCHES_ENTITY)
+    simulation.judge.people = True
+    head = simulation.store.load_head(SWITCHES_ENTITY)
     before: SwitchBoard | None = None if head is None else decode_head(head.head, SwitchBoard)
-    change = RecordChange(("CONTROL",), before, how(before or SwitchBoard()))
+    change = RecordChange(("CONTROL",), before, change_board(before or SwitchBoard()))
     version, prev = (0, NOWHERE) if head is None else (head.version, head.hash)
-    write = build_write(SWITCHES_ENTITY, version, prev, change, stage.now)
-    assert isinstance(stage.store.append(Batch((write,))).wait(), Stored)
+    write = build_write(SWITCHES_ENTITY, version, prev, change, simulation.now)
+    assert isinstance(simulation.store.append(Batch((write,))).wait(), Stored)
 
 
-def throw(stage: Stage) -> None:
-    turn(stage, lambda control: turn_switch_on(control, ALL_EXECUTION, TOLD))
+def turn_on(simulation: JudgedSimulation) -> None:
+    turn_switch(simulation, lambda board: turn_switch_on(board, ALL_EXECUTION, DETAILS))
 
 
-def release(stage: Stage) -> None:
-    turn(stage, lambda control: turn_switch_off(control, ALL_EXECUTION))
+def turn_off(simulation: JudgedSimulation) -> None:
+    turn_switch(simulation, lambda board: turn_switch_off(board, ALL_EXECUTION))
 
 
-def begun(stage: Stage, *, stopped: bool = False) -> list[int]:
-    """Return the INTENTs in the log; those after a switch was thrown and before its release, if asked."""
+def intents(simulation: JudgedSimulation, *, stopped: bool = False) -> list[int]:
+    """Return the INTENTs in the log; with `stopped`, those that were written while the switch was on."""
     on, found = False, []
-    for entry in stage.store.read_entries():
+    for entry in simulation.store.read_entries():
         header = decode_header(entry.header)
         if entry.entity == SWITCHES_ENTITY:
             on = header.sets["state"] == "STOPPED"
@@ -64,168 +66,182 @@ def begun(stage: Stage, *, stopped: bool = False) -> list[int]:
     return found
 
 
-def played(stage: Stage, throw_at: int, dies_at: int) -> tuple[str, Any, int]:
-    """Play a call; throw the switch before one of its operations, die at another. Return what came of it."""
-    script, count = stage.calling(), 0
-    try:
-        while True:
-            op = next(script)
-            count += 1
-            if count == throw_at:
-                throw(stage)
-            if count == dies_at:
-                stage._die()
-            del op
-    except StopIteration as end:
-        stage.alive.discard(stage.me)
-        return "ended", end.value, count
-    except Crash:
-        return "died", None, count
+class SwitchScenario:
+    """A call during which the switch is turned on, before the operation of a number."""
+
+    def __init__(self, effect: str, switch_at: int, *, checks_guards_late: bool) -> None:
+        self.effect, self.switch_at, self.checks_guards_late = effect, switch_at, checks_guards_late
+        self.end: Any = None
+
+    def start(self) -> JudgedSimulation:
+        """Return the state that the process finds."""
+        outcomes = {"once": ["refused", "effect ok"]}.get(self.effect, ["transient", "event effect ok"])
+        self.end = None
+        return JudgedSimulation(self.effect, outcomes, checks_guards_late=self.checks_guards_late)
+
+    def run(self, simulation: JudgedSimulation, crash: CrashPoint | None = None) -> None:
+        """Call, and turn the switch on in between."""
+
+        def call_while_switching() -> Generator[Any, Any, Any]:
+            script = simulation.call_step()
+            for number in itertools.count(1):
+                try:
+                    op = next(script)
+                except StopIteration as end:
+                    return end.value
+                if number == self.switch_at:
+                    turn_on(simulation)
+                yield op
+
+        self.end = simulation.run_process(call_while_switching, crash=crash)
+
+    def check_end(self, simulation: JudgedSimulation, *, crashed: bool) -> None:
+        """Check that no attempt begins before the switch is off, and that the run then ends."""
+        executed, void = simulation.executions, simulation.void_claims
+        assert executed <= len(intents(simulation)) - void, "no attempt runs by a void claim"
+        if crashed and simulation.store.load_head(SWITCHES_ENTITY) is None:
+            turn_on(simulation)  # the process crashed before the switch was turned on
+        again = simulation.run_process(simulation.call_step)  # another process calls while it is on
+        assert simulation.executions == executed, "no attempt runs while the switch is on"
+        assert len(intents(simulation, stopped=True)) == simulation.void_claims, "only void claims"
+        if again not in ("value 1", "value 2"):
+            assert isinstance(again, NotPermitted | OutcomeUnknown), again
+        turn_off(simulation)
+        for _ in range(5):
+            end = simulation.run_process(simulation.call_step)
+            if not isinstance(end, NotPermitted):
+                break
+        assert end in ("value 1", "value 2", "value 3") or isinstance(end, OutcomeUnknown), end
+        simulation.judge.closing(simulation.store)
+        assert isinstance(self.end, NotPermitted | OutcomeUnknown | str) or self.end is None
+        attempts = simulation.load_run().record.attempt_count
+        assert attempts <= simulation.executions + crashed, "a claim that did not begin is not an attempt"
+        if self.effect == "once":
+            assert len(simulation.effects) <= 1
 
 
 @pytest.mark.unmeasured
 @pytest.mark.req("AUTO-7")
-@pytest.mark.parametrize("checks_guards_late", [False, True], ids=["guarded", "looked at late"])
+@pytest.mark.parametrize("checks_guards_late", [False, True], ids=["guarded", "checked late"])
 @pytest.mark.parametrize("effect", ["idempotent", "once", "outbox"])
-def test_a_switch_and_a_death_at_every_operation(
+def test_a_switch_and_a_crash_at_every_operation(
     effect: str, checks_guards_late: bool, record_property: Callable[[str, object], None]
 ) -> None:
-    turns = ["refused", "effect ok"] if effect == "once" else ["transient", "event effect ok"]
-    ways = voided = 0
-    for throw_at in itertools.count(1):
-        whole = Stage(effect, turns, checks_guards_late=checks_guards_late)
-        *_, length = played(whole, throw_at, 0)
-        if throw_at > length:
+    ways = void_claims = 0
+    for switch_at in itertools.count(1):
+        scenario = SwitchScenario(effect, switch_at, checks_guards_late=checks_guards_late)
+        whole = scenario.start()
+        scenario.run(whole)
+        if switch_at > whole.length:
             break
-        for dies_at in range(length + 1):
-            stage = Stage(effect, turns, checks_guards_late=checks_guards_late)
-            how, ended, _ = played(stage, throw_at, dies_at)
-            ways, voided = ways + 1, voided + stage.voided
-            executed = stage.executions
-            assert executed <= len(begun(stage)) - stage.voided, "nothing is called by a claim that is void"
-            if how == "died" and stage.store.load_head(SWITCHES_ENTITY) is None:
-                throw(stage)  # it died before the switch was thrown
-            again = stage.play(stage.calling)  # somebody else comes while it is on
-            assert stage.executions == executed, "nothing is called while the switch is on"
-            assert len(begun(stage, stopped=True)) == stage.voided, "where there is one, it was not taken up"
-            if again not in ("value 1", "value 2"):
-                assert isinstance(again, NotPermitted | OutcomeUnknown), again
-            release(stage)
-            for _ in range(5):
-                end = stage.play(stage.calling)
-                if not isinstance(end, NotPermitted):
-                    break
-            assert end in ("value 1", "value 2", "value 3") or isinstance(end, OutcomeUnknown), end
-            stage.judge.closing(stage.store)
-            assert isinstance(ended, NotPermitted | OutcomeUnknown | str) or ended is None
-            lost = 1 if how == "died" else 0
-            assert stage.seen().record.attempt_count <= stage.executions + lost, (
-                "what did not begin is no try"
-            )
-            if effect == "once":
-                assert len(stage.happened) <= 1
+        ways, void_claims = ways + 1, void_claims + whole.void_claims
+        scenario.check_end(whole, crashed=False)
+        for simulation in crash_everywhere(scenario.start, scenario.run, [BEFORE_EACH]):
+            ways, void_claims = ways + 1, void_claims + simulation.void_claims
+            scenario.check_end(simulation, crashed=True)
     record_property("gate crashes", ways)
     assert ways > 50
-    assert bool(voided) == checks_guards_late
+    assert bool(void_claims) == checks_guards_late
 
 
-def test_a_void_claim_that_somebody_else_has_taken_over_is_theirs() -> None:
-    """Its worker was taken for dead before it came to give the claim back."""
-    stage = Stage("idempotent", ["effect ok"], checks_guards_late=True)
-    script = stage.calling()
+def test_a_void_claim_that_another_worker_has_taken_over_belongs_to_it() -> None:
+    """Its worker was taken for dead before it could release the claim."""
+    simulation = JudgedSimulation("idempotent", ["effect ok"], checks_guards_late=True)
+    script = simulation.call_step()
     for op in script:
-        if type(op) is ops.AppendChange and "INTENT" in op.change.marks and not stage.voided:
-            throw(stage)
-        if stage.voided:
+        if type(op) is ops.AppendChange and "INTENT" in op.change.marks and not simulation.void_claims:
+            turn_on(simulation)
+        if simulation.void_claims:
             break
     assert type(op) is ops.AppendChange
     assert op.change.after.reason == "released"
-    release(stage)
-    stage.alive.clear()
-    assert stage.play(stage.calling) == "value 2"
+    turn_off(simulation)
+    simulation.live_workers.clear()
+    assert simulation.run_process(simulation.call_step) == "value 2"
     with pytest.raises(StopIteration) as end:
         while True:
             next(script)
     assert end.value.value == "value 2"
-    assert stage.executions == 1
-    stage.judge.closing(stage.store)
+    assert simulation.executions == 1
+    simulation.judge.closing(simulation.store)
 
 
-def approve(stage: Stage) -> None:
-    """Approve what waits, as `engine.approvals` does it: with the run, or not at all."""
-    seen = stage.seen()
-    assert seen.body is not None
-    told = seen.body["wanted"]
-    made = Approval(
+def approve(simulation: JudgedSimulation) -> None:
+    """Approve the run as `engine.approvals` does: in the same batch as the run."""
+    head = simulation.load_run()
+    assert head.body is not None
+    wanted = head.body["wanted"]
+    approval = Approval(
         "GRANTED",
-        told["run_entity"],
-        told["step"],
-        told["effect"],
-        told["input_hash"],
-        told["cfg_hash"],
-        told["policy"],
+        wanted["run_entity"],
+        wanted["step"],
+        wanted["effect"],
+        wanted["input_hash"],
+        wanted["cfg_hash"],
+        wanted["policy"],
         9,
         0.0,
         "reviewer",
         "seen",
-        stage.now,
+        simulation.now,
     )
     name = approval_entity(ENTITY)
-    after = end_attempt(seen.record, seen.record.state, "decided", not_before=stage.now)
+    after = end_attempt(head.record, head.record.state, "decided", not_before=simulation.now)
     writes = (
-        build_write(name, 0, NOWHERE, RecordChange(("APPROVAL",), None, made), stage.now),
+        build_write(name, 0, NOWHERE, RecordChange(("APPROVAL",), None, approval), simulation.now),
         build_write(
             ENTITY,
-            seen.version,
-            seen.hash,
-            RecordChange((seen.record.state, "DECISION"), seen.record, after),
-            stage.now,
+            head.version,
+            head.hash,
+            RecordChange((head.record.state, "DECISION"), head.record, after),
+            simulation.now,
         ),
     )
-    assert isinstance(stage.store.append(Batch(writes)).wait(), Stored)
-    stage.book.run = after  # the judge has not seen it
-    stage.book.version, stage.book.hash = seen.version + 1, writes[1].hash
+    assert isinstance(simulation.store.append(Batch(writes)).wait(), Stored)
+    simulation.book.run = after  # the judge has not seen it
+    simulation.book.version, simulation.book.hash = head.version + 1, writes[1].hash
 
 
-def held_back() -> Stage:
-    stage = Stage("once", ["effect ok"], approval=True)
-    stage.judge.people = True
-    return stage
+def start_unapproved() -> JudgedSimulation:
+    simulation = JudgedSimulation("once", ["effect ok"], approval=True)
+    simulation.judge.people = True
+    return simulation
+
+
+def start_approved() -> JudgedSimulation:
+    simulation = start_unapproved()
+    assert isinstance(simulation.run_process(simulation.call_step), NotPermitted)
+    approve(simulation)
+    return simulation
+
+
+def run_call(simulation: JudgedSimulation, crash: CrashPoint | None) -> None:
+    simulation.run_process(simulation.call_step, crash=crash)
 
 
 @pytest.mark.req("AUTO-9")
-def test_a_death_at_every_operation_of_work_that_needs_an_approval(
+def test_a_crash_at_every_operation_of_a_run_that_needs_an_approval(
     record_property: Callable[[str, object], None],
 ) -> None:
     ways = 0
-    for dies_at in itertools.count(0):
-        stage = held_back()
-        how, *_ = played(stage, 0, dies_at)
-        assert stage.executions == 0
-        if how == "ended" and dies_at:
-            break
-        assert isinstance(stage.play(stage.calling), NotPermitted)
-        assert stage.seen().record.held_for == APPROVAL_NEEDED
-        approve(stage)
-        for second in itertools.count(1):
-            copy = held_back()
-            assert isinstance(copy.play(copy.calling), NotPermitted)
-            approve(copy)
-            died, *_ = played(copy, 0, second)
-            ways += 1
-            end = copy.play(copy.calling)
-            assert end == "value 1" or isinstance(end, OutcomeUnknown)
-            assert len(copy.happened) <= 1
-            if died == "ended":
-                break
+    for simulation in crash_everywhere(start_unapproved, run_call, [BEFORE_EACH]):
+        assert simulation.executions == 0
+        assert isinstance(simulation.run_process(simulation.call_step), NotPermitted)
+        assert simulation.load_run().record.held_for == APPROVAL_NEEDED
+        ways += 1
+    for simulation in crash_everywhere(start_approved, run_call, [BEFORE_EACH]):
+        end = simulation.run_process(simulation.call_step)
+        assert end == "value 1" or isinstance(end, OutcomeUnknown)
+        assert len(simulation.effects) <= 1
+        ways += 1
     record_property("gate crashes", ways)
     assert ways > 10
 
 
-def test_every_intent_carries_the_switches_it_was_let_through_by() -> None:
-    stage = Stage("idempotent", ["transient", "effect ok"])
+def test_every_intent_is_guarded_by_the_switches_it_was_permitted_by() -> None:
+    simulation = JudgedSimulation("idempotent", ["transient", "effect ok"])
     saves: list[ops.AppendChange] = []
-    script = stage.calling()
+    script = simulation.call_step()
     for op in script:
         if type(op) is ops.AppendChange and "INTENT" in op.change.marks:
             saves.append(op)

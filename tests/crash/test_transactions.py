@@ -1,4 +1,4 @@
-"""Transactional work, killed at every operation, also between the user's commit and ours: done once."""
+"""Transactional steps, crashed at every operation, also between the user's commit and ours: applied once."""
 
 from __future__ import annotations
 
@@ -7,43 +7,45 @@ from typing import TYPE_CHECKING
 import pytest
 
 from oncemore.errors import OutcomeUnknown, Quarantined, RetriesExhausted
-from tests.crash.test_every_flow import DEEP, VALUES, Scenario, killed
+from tests.crash.test_every_flow import VALUES, Scenario, check_scenario
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.crash.acts import Stage
+    from tests.crash.simulation import JudgedSimulation
 
 ENDS = (*VALUES, RetriesExhausted, Quarantined, OutcomeUnknown)
 
 
-class Once(Scenario):
-    """What is done is done once, and what has failed for good has not happened."""
+class OnceScenario(Scenario):
+    """A scenario whose effect happens once, and not at all if the run has failed."""
 
-    def judge(self, stage: Stage) -> None:
-        super().judge(stage)
-        run = stage.seen().record
-        assert len(stage.happened) <= 1
+    def check_end(self, simulation: JudgedSimulation) -> None:
+        super().check_end(simulation)
+        run = simulation.load_run().record
+        assert len(simulation.effects) <= 1
         if run.state == "COMPLETE":
-            assert len(stage.happened) == 1
-            assert len(stage.book.events) == sum(turn == "event" for turn in self.turns[-1].split())
+            assert len(simulation.effects) == 1
+            assert len(simulation.book.events) == sum(
+                action == "event" for action in self.outcomes[-1].split()
+            )
         elif run.state == "HARD_FAIL":
-            assert not stage.happened
+            assert not simulation.effects
 
 
 SCENARIOS = {
-    "in the user's own database": Once("transactional", ["begin effect event ok"], ends=ENDS),
-    "in the user's own database, after a failure": Once(
+    "in the user's own database": OnceScenario("transactional", ["begin effect event ok"], ends=ENDS),
+    "in the user's own database, after a failure": OnceScenario(
         "transactional", ["begin effect event transient", "begin effect event ok"], ends=ENDS
     ),
-    "in the user's own database, cut": Once(
+    "in the user's own database, cut": OnceScenario(
         "transactional", ["begin effect cut", "begin effect event ok"], ends=ENDS
     ),
-    "in the user's own database, with checkpoints": Once(
+    "in the user's own database, with checkpoints": OnceScenario(
         "transactional", ["checkpoint begin effect checkpoint event ok"], ends=ENDS
     ),
-    "beside the log": Once("transactional", ["beside event ok"], ends=ENDS),
-    "beside the log, after a failure": Once(
+    "beside the log": OnceScenario("transactional", ["beside event ok"], ends=ENDS),
+    "beside the log, after a failure": OnceScenario(
         "transactional", ["beside event transient", "beside event ok"], ends=ENDS
     ),
 }
@@ -54,11 +56,5 @@ SCENARIOS = {
 def test_a_crash_at_every_operation_and_again_at_every_one_after_it(
     name: str, record_property: Callable[[str, object], None]
 ) -> None:
-    scenario = SCENARIOS[name]
-    whole = scenario.stage()
-    whole.play(*scenario.acts(whole))
-    scenario.judge(whole)
-    crashes = killed(scenario, (), DEEP)
-    print(f"\n{name}: {crashes} ways to die, {DEEP} deep")
-    record_property("crashes", crashes)
-    assert crashes > whole.length
+    crashes, length = check_scenario(name, SCENARIOS[name], record_property)
+    assert crashes > length

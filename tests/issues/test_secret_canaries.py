@@ -17,7 +17,7 @@ from oncemore.messaging.inbox_flow import InboxMessage
 from oncemore.outbox import CommandSink, JetStreamSink, OutboxRelay, SqsSink, WebhookSink
 from tests.issues.hostile_messages import make_step
 from tests.issues.test_unreadable_messages import post_all
-from tests.messaging.inbox.world import Queue, drain
+from tests.messaging.inbox.fake_queue import Queue, drain
 from tests.rooms import _alone
 from tests.steps.test_secrets import bytes_of
 

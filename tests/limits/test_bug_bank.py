@@ -1,4 +1,4 @@
-"""Gates that are broken on purpose: a crowd of workers must find each of them out, and nothing else."""
+"""Limits that are broken on purpose: the simulation must find each of the bugs, and nothing else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oncemore.limits.concurrency import update_quota
 from oncemore.log.head_access import load_head
 from oncemore.log.record import QuotaRecord, RecordChange
 from oncemore.steps import existing_run
-from tests.limits.crowd import BUDGET, Crowd, Violation
+from tests.limits.simulation import BUDGET, LimitSimulation, Violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Bug = Callable[[pytest.MonkeyPatch], None]
 
-MOST_SEEDS, WELL = 500, 5_000 if os.environ.get("ONCEMORE_TORTURE") else 80
+MOST_SEEDS, SEEDS_WITHOUT_BUG = 500, 5_000 if os.environ.get("ONCEMORE_TORTURE") else 80
 BUGS: dict[str, Bug] = {}
 
 
@@ -35,16 +35,16 @@ def bug(function: Bug) -> Bug:
 def a_claim_has_no_guard(patch: pytest.MonkeyPatch) -> None:
     claim = breaker_step.BreakerPass.build_claim
 
-    def open_(
+    def unguarded(
         self: Any, seen: Any, change: RecordChange, now: float, guards: Any, *, late: bool
     ) -> AppendChange:
         return claim(self, seen, change, now, guards, late=late)._replace(guards=guards)
 
-    patch.setattr(breaker_step.BreakerPass, "build_claim", open_)
+    patch.setattr(breaker_step.BreakerPass, "build_claim", unguarded)
 
 
 @bug
-def a_probe_is_held_by_nobody(patch: pytest.MonkeyPatch) -> None:
+def a_probe_has_no_holder(patch: pytest.MonkeyPatch) -> None:
     ask = breaker_rules.decide_admission
     patch.setattr(
         breaker_step.core, "decide_admission", lambda circuit, now, held=True: ask(circuit, now, held=False)
@@ -76,7 +76,7 @@ def a_late_success_closes_an_open_breaker(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug
-def a_token_is_taken_twice_when_others_were_faster(patch: pytest.MonkeyPatch) -> None:
+def a_token_is_taken_twice_after_a_conflict(patch: pytest.MonkeyPatch) -> None:
     def keeps(paid: Any) -> Any:
         yield from ()
 
@@ -105,18 +105,18 @@ def a_token_is_taken_before_the_decision_is_written(patch: pytest.MonkeyPatch) -
 
 @bug
 def two_take_the_same_token(patch: pytest.MonkeyPatch) -> None:
-    """The budget is written over what others have written since it was read."""
-    save = Crowd._append_change
+    """The budget overwrites what other workers have written since it was read."""
+    save = LimitSimulation._append_change
 
-    def over(self: Any, lane: Any, op: AppendChange) -> Any:
+    def over(self: Any, op: AppendChange) -> Any:
         also = tuple(
             (load_head(self.store, seen.entity, None, type(change.after)), change)
             if seen.entity == BUDGET else (seen, change)
             for seen, change in op.also
         )  # fmt: skip
-        return save(self, lane, op._replace(also=also))
+        return save(self, op._replace(also=also))
 
-    patch.setattr(Crowd, "_append_change", over)
+    patch.setattr(LimitSimulation, "_append_change", over)
 
 
 @bug
@@ -133,24 +133,24 @@ def a_debt_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(existing_run, "_pay_for_retry", forgets)
 
 
-def caught(seeds: int) -> tuple[int, str]:
-    """Return how many schedules it takes until a promise is seen broken, and which."""
+def run_until_violation(seeds: int) -> tuple[int, str]:
+    """Return the number of schedules up to the first violation, and its message."""
     for seed in range(seeds):
         try:
-            Crowd(seed).run()
+            LimitSimulation(seed).run()
         except Violation as found:
             return seed + 1, str(found)
     return 0, ""
 
 
 @pytest.mark.parametrize("name", BUGS)
-def test_each_broken_gate_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_bug_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     BUGS[name](monkeypatch)
-    seeds, found = caught(MOST_SEEDS)
+    seeds, found = run_until_violation(MOST_SEEDS)
     print(f"{seeds} seeds: {found}")
-    assert seeds, f"nobody noticed that {name}"
+    assert seeds, f"no schedule noticed that {name}"
 
 
 @pytest.mark.torture
-def test_and_the_whole_one_is_not() -> None:
-    assert caught(WELL) == (0, "")
+def test_no_violation_without_a_bug() -> None:
+    assert run_until_violation(SEEDS_WITHOUT_BUG) == (0, "")

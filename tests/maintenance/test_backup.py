@@ -17,7 +17,7 @@ from oncemore.log.sqlite.store import SqliteStore
 from oncemore.maintenance.backup import list_unfinished_runs
 from oncemore.outbox import OutboxRelay
 from oncemore.testing import FakeClock
-from tests.maintenance.crashing import engine_on
+from tests.crash.harness import open_engine_on
 from tests.maintenance.test_prune import pay, ran, send_once, tell
 
 
@@ -149,7 +149,7 @@ def test_files_of_a_killed_backup_are_removed_and_those_of_a_running_one_stay(
 
 
 def test_a_backup_of_a_memory_store_is_refused(tmp_path: Path) -> None:
-    engine = engine_on(MemoryStore())
+    engine = open_engine_on(MemoryStore())
     with pytest.raises(oncemore.UsageError, match="there is nothing to back up"):
         engine.backup(tmp_path / "x.db")
 

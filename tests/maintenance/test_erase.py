@@ -13,7 +13,7 @@ from oncemore.log.store import HeadQuery
 from oncemore.maintenance import erase
 from oncemore.outbox import OutboxRelay
 from oncemore.steps.history import verify_chain
-from tests.maintenance.crashing import CrashingStore, crash_everywhere, engine_on
+from tests.crash.harness import CrashingStore, crash_at_every_write, open_engine_on
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -130,7 +130,7 @@ def test_an_ambiguous_prefix_is_refused(clock: FakeClock) -> None:
     from tests.maintenance.test_prune import pay
 
     store = CrashingStore()
-    with engine_on(store) as engine:
+    with open_engine_on(store) as engine:
         pay("a")
         head = store.load_head(f"run/{pay.key('a')}")
         assert head is not None
@@ -192,7 +192,7 @@ def test_artifacts_in_a_shared_backend_stay_and_are_reported(tmp_path: Path, clo
 def test_an_engine_without_an_artifact_store_erases_the_log_only(clock: FakeClock) -> None:
     from tests.maintenance.test_prune import pay
 
-    with engine_on(CrashingStore()) as engine:
+    with open_engine_on(CrashingStore()) as engine:
         pay(CANARY)
         assert engine.erase(pay.key(CANARY), reason="r", by="b").remaining == ()
         assert CANARY not in str(list(engine.store.read_entries()))
@@ -222,11 +222,11 @@ def test_a_run_that_changes_during_an_erasure_is_read_again(clock: FakeClock) ->
         def append(self, batch: Any) -> Any:
             if b'"ERASE"' in batch.writes[0].header and not done:
                 done.append(1)
-                engine_on(self).prune(older_than=3600)
+                open_engine_on(self).prune(older_than=3600)
             return super().append(batch)
 
     done: list[int] = []
-    with engine_on(Meddled()) as engine:
+    with open_engine_on(Meddled()) as engine:
         pay(CANARY)
         clock.advance(DAY)
         engine.erase(pay.key(CANARY), reason="r", by="b")
@@ -240,7 +240,7 @@ def test_an_erasure_that_crashes_anywhere_is_finished_by_repeating_it(clock: Fak
     def make() -> CrashingStore:
         store = CrashingStore()
         places[id(store)] = MemoryBackend()
-        with engine_on(store, places[id(store)]) as engine:
+        with open_engine_on(store, places[id(store)]) as engine:
             person(CANARY)
             person("other")
             deliver(engine)
@@ -248,13 +248,13 @@ def test_an_erasure_that_crashes_anywhere_is_finished_by_repeating_it(clock: Fak
         return store
 
     def act(store: CrashingStore) -> None:
-        engine_on(store, places[id(store)]).erase(_key(store), reason="asked to", by="officer")
+        open_engine_on(store, places[id(store)]).erase(_key(store), reason="asked to", by="officer")
 
     count = 0
-    for store in crash_everywhere(make, act):
+    for store in crash_at_every_write(make, act):
         count += 1
         place = places[id(store)]
-        with engine_on(store, place) as engine:
+        with open_engine_on(store, place) as engine:
             engine.verify()
             found = engine.erase(_key(store), reason="asked to", by="officer")
             assert found.remaining == ()
@@ -271,7 +271,7 @@ def test_an_erasure_that_crashes_anywhere_is_finished_by_repeating_it(clock: Fak
 
 
 def _key(store: CrashingStore) -> str:
-    return person.bind(engine_on(store)).key(CANARY)
+    return person.bind(open_engine_on(store)).key(CANARY)
 
 
 def test_a_missing_body_without_a_recorded_removal_is_a_fault(engine: oncemore.Engine) -> None:

@@ -21,7 +21,7 @@ from oncemore.steps.entered_engine import current_engine
 from oncemore.steps.lease import WorkerIdentity
 from oncemore.steps.history import verify_chain
 from oncemore.testing import FakeClock
-from tests.maintenance.crashing import CrashingStore, crash_everywhere, engine_on
+from tests.crash.harness import CrashingStore, crash_at_every_write, open_engine_on
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -188,7 +188,7 @@ def test_an_event_sent_again_during_a_prune_keeps_its_run(clock: FakeClock) -> N
             return super().append(batch)
 
     done: list[int] = []
-    engine = engine_on(Meddled())
+    engine = open_engine_on(Meddled())
     with engine:
         tell("a")
         pay("b")
@@ -210,7 +210,7 @@ def test_a_run_that_changes_during_a_prune_is_kept(clock: FakeClock, monkeypatch
                 else super().read_entries(entity, after)
             )
 
-    with engine_on(Gone()) as engine:
+    with open_engine_on(Gone()) as engine:
         pay("a")
         clock.advance(DAY)
         assert engine.prune(older_than=3600).kept_runs == {"moved": 1}
@@ -309,7 +309,7 @@ def test_many_runs_are_pruned_in_small_groups(clock: FakeClock, monkeypatch: pyt
 
     monkeypatch.setattr(prune, "PAGE_SIZE", 7)
     monkeypatch.setattr(prune, "MAX_GUARDS", 6)
-    with engine_on(Watched()) as engine:
+    with open_engine_on(Watched()) as engine:
         for n in range(20):
             tell(str(n))
         OutboxRelay(engine, {"*": lambda message: None}).run_once()
@@ -430,7 +430,7 @@ def test_records_of_dead_processes_are_removed(engine: oncemore.Engine, clock: F
 def test_records_of_dead_processes_stay_without_the_permission(
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = engine_on(MemoryStore())
+    engine = open_engine_on(MemoryStore())
     WorkerIdentity(engine.store, "gone", 60.0, engine.now).end_lease()
     clock.advance(5 * DAY)
 
@@ -444,7 +444,7 @@ def test_records_of_dead_processes_stay_without_the_permission(
 
 def test_a_worker_whose_record_was_removed_starts_a_new_one(clock: FakeClock) -> None:
     store = MemoryStore()
-    engine = engine_on(store)
+    engine = open_engine_on(store)
     me = WorkerIdentity(store, "asleep", 60.0, engine.now)
     clock.advance(10 * DAY)
     assert engine.prune().workers == 1
@@ -462,7 +462,7 @@ def test_a_worker_whose_record_was_removed_starts_a_new_one(clock: FakeClock) ->
 def make_store() -> CrashingStore:
     """Create three runs that may be pruned, one of them with events, and one that may not."""
     store = CrashingStore()
-    with engine_on(store):
+    with open_engine_on(store):
         pay("a")
         pay("b")
         tell("c")
@@ -479,19 +479,19 @@ def test_a_prune_that_crashes_anywhere_keeps_open_runs_and_is_finished_by_the_ne
         store = make_store()
         clock.advance(DAY)
         if forget:
-            with engine_on(store) as engine:
+            with open_engine_on(store) as engine:
                 engine.prune(older_than=3600)
             clock.advance(DAY)
         return store
 
     def act(store: CrashingStore) -> None:
-        engine_on(store).prune(older_than=3600, forget_keys_after=forget)
+        open_engine_on(store).prune(older_than=3600, forget_keys_after=forget)
 
     count = 0
-    for store in crash_everywhere(make, act):
+    for store in crash_at_every_write(make, act):
         count += 1
         ran.clear()
-        with engine_on(store) as engine:
+        with open_engine_on(store) as engine:
             engine.verify()
             assert bodies(engine, f"run/{send_once.key('held')}") == [True, True]
             clock.advance(7200)
@@ -515,7 +515,7 @@ def test_a_prune_that_crashes_anywhere_keeps_open_runs_and_is_finished_by_the_ne
 def test_a_prune_does_not_close_the_task_of_a_live_one(clock: FakeClock) -> None:
     store = make_store()
     clock.advance(DAY)
-    one, other = engine_on(store), engine_on(store)
+    one, other = open_engine_on(store), open_engine_on(store)
     from oncemore.maintenance.tasks import MaintenanceTask
 
     with MaintenanceTask(one, "prune", "r", "b"):
@@ -530,7 +530,7 @@ def test_a_task_written_by_another_process_is_not_overwritten(clock: FakeClock) 
     from oncemore.maintenance.tasks import MaintenanceTask, close_abandoned_tasks, find_abandoned_tasks
 
     store = MemoryStore()
-    engine = engine_on(store)
+    engine = open_engine_on(store)
     with MaintenanceTask(engine, "prune", "r", "b") as task:
         abandoned = [(task.entity, engine.maintenance_tasks()[0])]
         close_abandoned_tasks(engine, abandoned)
@@ -544,7 +544,7 @@ def test_a_task_written_by_another_process_is_not_overwritten(clock: FakeClock) 
 def test_a_task_closes_its_retired_worker(clock: FakeClock) -> None:
     from oncemore.maintenance.tasks import MaintenanceTask
 
-    engine = engine_on(MemoryStore())
+    engine = open_engine_on(MemoryStore())
     with MaintenanceTask(engine, "prune", "r", "b"):
         me = engine.leases.current_identity()
         engine.leases.retire_worker(me)

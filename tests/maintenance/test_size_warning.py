@@ -14,7 +14,7 @@ from oncemore.log.memory import MemoryMaintenance, MemoryStore
 from oncemore.log.store import StorageSpace
 from oncemore.maintenance.size_warning import MB, SizeLimits, SizeMonitor
 from oncemore.testing import FakeClock
-from tests.maintenance.crashing import engine_on
+from tests.crash.harness import open_engine_on
 from tests.maintenance.test_prune import DAY, pay, ran, tell
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def test_sizes_count_each_kind(engine: oncemore.Engine, clock: FakeClock) -> Non
 
 
 def test_sizes_without_an_artifact_store_report_none() -> None:
-    assert engine_on(MemoryStore()).measure_sizes().artifacts is None
+    assert open_engine_on(MemoryStore()).measure_sizes().artifacts is None
 
 
 def test_pruned_space_is_reused_inside_the_file(tmp_path: Path, clock: FakeClock) -> None:
@@ -189,7 +189,7 @@ def test_a_limit_of_zero_disables_the_warning(caplog: pytest.LogCaptureFixture) 
 
 def test_an_unreachable_store_causes_no_size_warning(caplog: pytest.LogCaptureFixture) -> None:
     store = MemoryStore()
-    engine = engine_on(store)
+    engine = open_engine_on(store)
     broken = SizeMonitor(SizeLimits())
 
     class Broken(MemoryStore):

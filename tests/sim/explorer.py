@@ -23,10 +23,10 @@ from oncemore.log.entry_codec import encode_entry
 from oncemore.log.record import NOWHERE, RunRecord
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.policy import Policy
-from oncemore.steps import flow
 from oncemore.steps.call import PreparedCall
 from oncemore.steps.ops import AppendChange, AskPermission, AskReconcile, AttemptOutcome, AttemptTerms, EndCall, LoadedHead, LoadHead, NotifyListeners, Permission, ReadBody, ReadClock, ReadLease, ReconcileAnswer, ReserveWorker, RunAttempt, SleepSeconds, WatchEntity
 from oncemore.steps.plan import StepPlan
+from tests.crash.harness import start_call
 from tests.sim.judge import FINAL, Book, Judge, Violation
 from tests.sim.simulator import KINDS, Cut, Fails
 
@@ -128,7 +128,7 @@ class Explorer:
                     yield f"{at} {fault}".strip(), after
 
     def _script(self, at: int, worker: Worker) -> tuple[Any, Any]:
-        script = flow.run_step(self.plan, CALLS[at])
+        script = start_call(self.plan, CALLS[at])
         op = next(script)
         for answer in worker.told:
             op = script.send(answer)

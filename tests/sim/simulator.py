@@ -38,12 +38,13 @@ from oncemore.log.store import Stored
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.model import Failure
 from oncemore.policy.policy import Policy
-from oncemore.steps import call_in_progress, engine, existing_run, flow, lease, operator_flow
+from oncemore.steps import call_in_progress, engine, existing_run, lease, operator_flow
 from oncemore.steps.call_in_progress import CallInProgress, StepFunctions
 from oncemore.steps.engine import Engine
 from oncemore.steps.call import PreparedCall
 from oncemore.steps.ops import AppendChange, AskPermission, AskReconcile, AttemptOutcome, AttemptTerms, EndCall, LoadHead, NotifyListeners, ReadBody, ReadClock, ReadLease, ReconcileAnswer, ReserveWorker, RunAttempt, SleepSeconds, WatchEntity
 from oncemore.steps.plan import StepPlan
+from tests.crash.harness import start_call
 from tests.sim.judge import FINAL, Book, Judge, Violation
 
 if TYPE_CHECKING:
@@ -533,7 +534,7 @@ class Sim:
         job = self.job_kind(process.engine, self._terms(call), StepFunctions("sim", _no_work, _same, _same))
         scripts: list[Any]
         if lane.kind == "rerun":
-            scripts = [operator_flow.reopen_run(plan, call, "again", "somebody"), flow.run_step(plan, call)]
+            scripts = [operator_flow.reopen_run(plan, call, "again", "operator"), start_call(plan, call)]
         elif lane.kind == "settle":
             lane.person = Person()
             scripts = [operator_flow.settle_run(plan, call, lane.person)]  # type: ignore[arg-type]
@@ -543,7 +544,7 @@ class Sim:
             if end is not None:
                 self.judge.ended(lane, end.value, end.error)
                 return
-            scripts = [flow.run_step(plan, call, seen)]
+            scripts = [start_call(plan, call, seen)]
         value: Any = None
         error: BaseException | None = None
         for script in scripts:

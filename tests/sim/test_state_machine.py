@@ -42,8 +42,9 @@ from oncemore.log.store import Batch, Conflict, EntryWrite, HeadIndex, HeadQuery
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.canonical_json import hash_bytes
 from oncemore.policy.policy import Policy
-from oncemore.steps import flow, operator_flow, ops
-from tests.crash.world import Crash, World
+from oncemore.steps import operator_flow, ops
+from tests.crash.harness import start_call
+from tests.crash.simulation import StepSimulation
 from tests.sim.test_bug_bank import BUGS
 
 DELAY_S, INLINE_S, ATTEMPTS = 100.0, 60.0, 3
@@ -114,59 +115,50 @@ class FlowMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(self.effect, ["ok"])
+        self.simulation = StepSimulation(self.effect, ["ok"])
         self.model = Model(self.effect)
-        self.plan = self.world.plan().copy_with(policy=POLICY, inline_wait_s=INLINE_S)
+        self.plan = self.simulation.make_plan().copy_with(policy=POLICY, inline_wait_s=INLINE_S)
 
-    def made(self, script: Any, crash_at: int = 0) -> Any:
-        """Run a script to its end, or kill its process before that operation; return what it ended with."""
-        world = self.world
-        op, count = next(script), 0
-        while type(op) is not ops.EndCall:
-            count += 1
-            if count == crash_at:
-                world.alive.clear()
-                raise Crash
-            op = script.send(world.do(op))
-            assert count < 500, "the flow does not end"
-        world.alive.clear()
-        return op.value if op.error is None else type(op.error)
+    def run(self, script: Any) -> Any:
+        """Run a script to its end; return its value, or the type of its error."""
+        end = self.simulation.start(script).run()
+        self.simulation.live_workers.clear()
+        return end.value if end.error is None else type(end.error)
 
     def turn(self, turn: str) -> None:
-        self.world.turns = [turn]
+        self.simulation.outcomes = [turn]
 
     @rule(turn=st.sampled_from(TURNS))
     def call(self, turn: str) -> None:
         self.turn(turn)
-        expected = self.model.call(turn, self.world.now)
-        assert self.made(flow.run_step(self.plan, self.world.call())) == expected
+        expected = self.model.call(turn, self.simulation.now)
+        assert self.run(start_call(self.plan, self.simulation.make_call())) == expected
 
     @rule(seconds=st.sampled_from((1.0, 50.0, 200.0)))
     def time_passes(self, seconds: float) -> None:
-        self.world.now += seconds
+        self.simulation.now += seconds
 
     @precondition(lambda self: self.model.at in ("none", "waits"))
     @rule(where=st.sampled_from(("before the claim", "after the claim", "after the work")))
     def a_process_dies(self, where: str) -> None:
         """A worker is killed on its way; what it had begun counts."""
         self.turn("ok")
-        model, now = self.model, self.world.now
+        model, now = self.model, self.simulation.now
         late = model.at == "waits" and model.due - now > INLINE_S
-        script = flow.run_step(self.plan, self.world.call())
-        op = next(script)
-        while type(op) not in (ops.RunAttempt, ops.EndCall):
-            if type(op) is ops.AppendChange and where == "before the claim":
+        process = self.simulation.start(start_call(self.plan, self.simulation.make_call()))
+        while process.op is not None and type(process.op) is not ops.RunAttempt:
+            if type(process.op) is ops.AppendChange and where == "before the claim":
                 break
-            op = script.send(self.world.do(op))
-        if type(op) is ops.EndCall:
+            process.step()
+        if process.op is None:
             assert late
-            assert isinstance(op.error, Deferred)
-            self.world.alive.clear()
+            assert isinstance(process.result.error, Deferred)
+            self.simulation.live_workers.clear()
             return
         if where == "after the work":
-            self.world.do(op)
+            self.simulation.perform(process.op)
             model.ran += 1
-        self.world.alive.clear()
+        self.simulation.live_workers.clear()
         if where != "before the claim":
             model.at, model.attempt_count = "lost", (0 if model.at == "none" else model.attempt_count) + 1
 
@@ -174,11 +166,13 @@ class FlowMachine(RuleBasedStateMachine):
     def rerun(self, turn: str) -> None:
         self.turn(turn)
         model = self.model
-        ended = self.made(operator_flow.reopen_run(self.plan, self.world.call(), "because", "somebody"))
+        ended = self.run(
+            operator_flow.reopen_run(self.plan, self.simulation.make_call(), "because", "somebody")
+        )
         if model.at == "failed" or (model.at == "done" and self.effect == "pure"):
             assert ended is None
             model.begins()
-            model.due = self.world.now
+            model.due = self.simulation.now
         elif model.at == "held":
             assert ended is OutcomeUnknown
         elif model.at == "poison":
@@ -189,7 +183,7 @@ class FlowMachine(RuleBasedStateMachine):
     @rule(applied=st.booleans())
     def settle(self, applied: bool) -> None:
         answer = ops.ReconcileAnswer("applied", "value") if applied else ops.ReconcileAnswer("not_applied")
-        ended = self.made(operator_flow.settle_run(self.plan, self.world.call(), answer))
+        ended = self.run(operator_flow.settle_run(self.plan, self.simulation.make_call(), answer))
         if self.model.at != "held":
             assert ended is UsageError
         elif applied:
@@ -197,25 +191,25 @@ class FlowMachine(RuleBasedStateMachine):
         elif self.model.attempt_count >= ATTEMPTS:
             self.model.at, self.model.why = "failed", RetriesExhausted
         else:
-            self.model.at, self.model.due = "waits", self.world.now
+            self.model.at, self.model.due = "waits", self.simulation.now
 
     @rule()
-    def somebody_else_has_the_key(self) -> None:
-        other = self.world.call()._replace(input_hash="other")
-        ended = self.made(flow.run_step(self.plan, other)) if self.model.at != "none" else KeyConflict
+    def another_call_has_the_key(self) -> None:
+        other = self.simulation.make_call()._replace(input_hash="other")
+        ended = self.run(start_call(self.plan, other)) if self.model.at != "none" else KeyConflict
         assert ended is KeyConflict
 
     @rule()
     def too_late(self) -> None:
         """A call whose time is over begins nothing."""
         if self.model.at == "none":
-            late = self.world.call()._replace(deadline=self.world.now)
-            assert self.made(flow.run_step(self.plan, late)) is DeadlineExceeded
+            late = self.simulation.make_call()._replace(deadline=self.simulation.now)
+            assert self.run(start_call(self.plan, late)) is DeadlineExceeded
 
     @invariant()
     def the_log_holds(self) -> None:
-        assert self.world.executions == self.model.ran
-        seen = self.world.seen()
+        assert self.simulation.executions == self.model.ran
+        seen = self.simulation.load_run()
         if seen.record is None:
             assert self.model.at == "none"
             return

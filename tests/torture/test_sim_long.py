@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.crash.test_every_flow import SCENARIOS, killed
+from tests.crash.test_every_flow import SCENARIOS
 from tests.sim.simulator import Report, run_many
 from tests.sim.test_exhaustive import EFFECTS, TURNS, explored
 
@@ -50,4 +50,4 @@ def test_every_interleaving_of_two_workers(effect: str, turns: str) -> None:
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("name", SCENARIOS if TORTURE else list(SCENARIOS)[:1])
 def test_three_processes_die_one_after_the_other(name: str) -> None:
-    print(f"\n{name}: {killed(SCENARIOS[name], (), 3 if TORTURE else 1)} ways to die")
+    print(f"\n{name}: {SCENARIOS[name].crash_everywhere(3 if TORTURE else 1)} ways to die")

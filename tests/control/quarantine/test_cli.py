@@ -11,7 +11,7 @@ import pytest
 import oncemore
 from oncemore import cli
 from oncemore.queries.times import format_age
-from tests.control.quarantine.world import charge, doubtful
+from tests.control.quarantine.helpers import charge, doubtful
 
 BY = ("--by", "operator", "--reason", "looked at it")
 
@@ -171,9 +171,9 @@ def test_what_was_not_told_is_told_by_hand(run: Any, tmp_path: Path, monkeypatch
     monkeypatch.setenv("ONCEMORE_NOTIFY_EVERY_S", "0")
     assert run("notify", "--json").json["delivered"] == 0
     with oncemore.open("log.db") as engine:
-        from tests.control.quarantine.world import quiet
+        from tests.control.quarantine.helpers import make_manual_notifier
 
-        engine.notifier = quiet(print)
+        engine.notifier = make_manual_notifier(print)
         from oncemore.messaging.sink_urls import parse_sinks
 
         engine.notifier.sinks = parse_sinks("file:told.jsonl")
@@ -188,10 +188,10 @@ def test_a_notice_that_is_given_up_by_hand_is_said_so(run: Any, monkeypatch: pyt
     sink = json.dumps([{"command": [f"./{command}"], "name": "x"}])
     monkeypatch.setenv("ONCEMORE_NOTIFY", sink)
     from oncemore.messaging.sink_urls import parse_sinks
-    from tests.control.quarantine.world import quiet
+    from tests.control.quarantine.helpers import make_manual_notifier
 
     with oncemore.open("log.db") as engine:
-        engine.notifier = quiet(print)
+        engine.notifier = make_manual_notifier(print)
         engine.notifier.sinks = parse_sinks(json.loads(sink))
         doubtful.run(5)
     ended = run("notify")

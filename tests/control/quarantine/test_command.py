@@ -16,7 +16,7 @@ from oncemore import UsageError
 from oncemore.messaging import sinks
 from oncemore.messaging.message import EventMessage
 from oncemore.outbox import CommandSink, OutboxRelay
-from tests.messaging.outbox.world import give, states
+from tests.messaging.outbox.simulation import give, states
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,10 +12,11 @@ from oncemore import LeaseLost, StaleDecision, UsageError
 from oncemore.control.review import MAX_EXTRA_ATTEMPTS, is_held, list_choices, make_decision, record_decision
 from oncemore.log.record import ArtifactRecord, EventRecord, RunRecord
 from oncemore.outbox import EventMessage, OutboxRelay
-from oncemore.steps.ops import AppendChange, EndCall, RunAttempt
+from oncemore.steps.ops import AppendChange, RunAttempt
 from oncemore.steps.history import verify_chain
 from tests.artifacts.conftest import alter
-from tests.control.quarantine.world import Call, charge, die, doubtful, marks, processes
+from tests.control.quarantine.helpers import charge, doubtful, list_marks, processes
+from tests.crash.harness import run_with_driver, start_engine_call
 
 if TYPE_CHECKING:
     from oncemore.control.quarantine import QuarantineItem
@@ -66,7 +67,7 @@ def test_released_work_has_its_next_attempt_and_the_decision_is_on_record(engine
         "actor": "operator",
     }
     assert "decided by operator: release, because looked at it" in turns.step.last_run().explain()
-    assert marks(engine, f"run/{run.key}")[2] == ("SOFT_FAIL", "DECISION")
+    assert list_marks(engine, f"run/{run.key}")[2] == ("SOFT_FAIL", "DECISION")
     verify_chain(engine.store.read_entries())
 
 
@@ -240,21 +241,18 @@ def test_who_settles_in_the_very_moment_that_another_does_is_told(monkeypatch: p
         assert charge.last_run(1).status == "HARD_FAIL"  # type: ignore[union-attr]
 
 
-def test_who_decides_in_the_very_moment_that_another_does_is_told() -> None:
+def test_a_decision_that_lost_the_race_against_another_is_refused() -> None:
     start = processes()
     with start() as engine:
         doubtful.run(1)
         item = only(engine)
-        slow = Call(
-            engine,
-            engine.quarantine._make_call("x"),
-            record_decision(item.entity, RunRecord, make_decision("release", "operator", "slow")),
-        )
-        slow.up_to(AppendChange)
+        script = record_decision(item.entity, RunRecord, make_decision("release", "operator", "slow"))
+        slow = run_with_driver(engine, engine.quarantine._make_call("x"), script)
+        slow.run_until(AppendChange)
         engine.quarantine.reject(item, by="bob", reason="fast")
-        slow.up_to(EndCall)
-        assert isinstance(slow.op.error, StaleDecision)
-        assert "in this very moment" in str(slow.op.error)
+        end = slow.run()
+        assert isinstance(end.error, StaleDecision)
+        assert "in this very moment" in str(end.error)
         assert doubtful.last_run(1).status == "HARD_FAIL"  # type: ignore[union-attr]
 
 
@@ -306,14 +304,15 @@ def test_a_former_holder_can_commit_neither_after_a_reject_nor_after_a_rerun(eff
     start = processes()
     step = oncemore.step(effect=effect, name="slow", policy=oncemore.Policy(max_attempts=1))(lambda: "late")
     paused = start()
-    zombie = Call.of(paused, step)
-    zombie.up_to(RunAttempt)  # it works, and is taken for dead
-    die(paused)
+    zombie = start_engine_call(paused, step)
+    zombie.run_until(RunAttempt)  # its attempt is under way, and is taken for lost
+    zombie.end_process()
     with start() as engine:
         step.run()
         getattr(engine.quarantine, what)(only(engine), **ANN)
         before = list(engine.store.read_entries())
-        ended = zombie.run()
+        end = zombie.run()
+        ended = end.value if end.error is None else end.error
         late = list(engine.store.read_entries())[len(before) :]
         assert not [entry for entry in late if b'"COMMIT"' in entry.header and b'"fence":1,' in entry.header]
         run = step.last_run()

@@ -18,7 +18,8 @@ from oncemore.outbox import EventMessage, OutboxRelay
 from oncemore.steps.ops import RunAttempt
 from oncemore.steps.history import verify_chain
 from tests.artifacts.conftest import alter
-from tests.control.quarantine.world import Call, charge, die, doubtful, marks, processes
+from tests.control.quarantine.helpers import charge, doubtful, list_marks, processes
+from tests.crash.harness import start_engine_call
 
 if TYPE_CHECKING:
     from oncemore.steps.engine import Engine
@@ -50,7 +51,7 @@ def test_what_needs_review_is_called_once_and_waits_with_its_evidence(engine: En
     assert [one.outcome for one in case.attempts] == ["SOFT_FAIL"]
     assert case.attempts[0].ended == item.since
     assert case.choices == ("release", "reject", "rerun")
-    assert marks(engine, item.entity)[-1] == ("SOFT_FAIL", "DECISION", "ESCALATION")
+    assert list_marks(engine, item.entity)[-1] == ("SOFT_FAIL", "DECISION", "ESCALATION")
     verify_chain(engine.store.read_entries())
 
 
@@ -212,13 +213,11 @@ def test_work_whose_workers_die_until_no_attempt_is_left_is_held_as_poison(
 
     allowed = 0
     for n in range(1, 10):
-        process = start()
-        call = Call.of(process, deadly)
-        call_or_end = call.up_to(RunAttempt) if allowed == 0 or n <= allowed else None
-        if call_or_end is None:
+        if allowed and n > allowed:
             break
-        allowed = call_or_end.seen.record.max_attempts
-        die(process)
+        process = start_engine_call(start(), deadly)
+        allowed = process.run_until(RunAttempt).seen.record.max_attempts
+        process.end_process()
     with start() as engine:
         for _ in range(3):  # a policy that begins a new run after a failure begins none here
             with pytest.raises(Quarantined, match="poison"):

@@ -15,8 +15,8 @@ import pytest
 import oncemore
 from oncemore.log.entry_codec import decode_body
 from oncemore.steps.history import verify_chain
+from tests.control.quarantine.helpers import list_notifications
 from tests.control.quarantine.victim import deadly, doubtful, engine_on
-from tests.control.quarantine.world import told
 
 ROOT = Path(__file__).resolve().parents[3]
 WHENS = ("before", "commit", "synced", "after")
@@ -70,9 +70,9 @@ def test_a_kill_around_a_hold_leaves_it_with_its_notice_or_neither(place: Place,
     killed(*place.words("hold", "SOFT_FAIL", when))
     with place.engine() as engine:
         there = when in ("synced", "after")
-        assert len(engine.quarantine) == len(told(engine)) == int(there)
+        assert len(engine.quarantine) == len(list_notifications(engine)) == int(there)
         assert doubtful.run(1).held_for == "quarantined"
-        assert len(engine.quarantine) == len(told(engine)) == 1
+        assert len(engine.quarantine) == len(list_notifications(engine)) == 1
         engine.notifier.make_relay(engine).run_once()
         verify_chain(engine.store.read_entries())
     (line,) = place.lines()
@@ -135,7 +135,7 @@ def test_work_that_kills_its_workers_is_held_after_three_of_them_and_kills_no_mo
     with place.engine() as engine:
         (item,) = engine.quarantine
         assert (item.reason, item.attempts, item.step) == ("poison", 3, "victim.deadly")
-        assert len(told(engine)) == 1
+        assert len(list_notifications(engine)) == 1
         engine.quarantine.rerun(item, by="operator", reason="more memory", extra_attempts=1)
         assert deadly.last_run(1).state.max_attempts == 4
     killed(*place.words("die"))

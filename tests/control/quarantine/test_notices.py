@@ -19,7 +19,15 @@ from oncemore.open_engine import engine_from_settings
 from oncemore.outbox import CommandSink, EventMessage, JsonLinesSink, OutboxRelay, WebhookSink
 from oncemore.steps.engine import Engine
 from oncemore.steps.history import verify_chain
-from tests.control.quarantine.world import Heard, charge, doubtful, notices, processes, quiet, told
+from tests.control.quarantine.helpers import (
+    RecordingSink,
+    charge,
+    doubtful,
+    list_notifications,
+    make_manual_notifier,
+    make_notifier,
+    processes,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +49,7 @@ def deliver(engine: Engine) -> Any:
 
 
 def test_whoever_is_to_be_told_is_told_without_being_asked_for() -> None:
-    heard = Heard()
+    heard = RecordingSink()
     with oncemore.open("memory:", notify={"ops": heard}) as engine:
         with oncemore.context(tenant="acme", correlation_id="c-7"):
             doubtful.run(7)
@@ -83,8 +91,8 @@ def tired(x: int) -> None:
 
 
 def test_every_run_that_fails_for_good_is_told(clock: FakeClock) -> None:
-    heard = Heard()
-    with processes(lambda: quiet(heard, every_s=0.0))() as engine:
+    heard = RecordingSink()
+    with processes(lambda: make_manual_notifier(heard, every_s=0.0))() as engine:
         run, spent = broken.run(1), tired.run(1)
         doubtful.run(1)
         (item,) = engine.quarantine
@@ -111,8 +119,8 @@ def test_every_run_that_fails_for_good_is_told(clock: FakeClock) -> None:
 
 
 def test_a_storm_of_failures_is_told_twice(clock: FakeClock) -> None:
-    heard = Heard()
-    with processes(lambda: quiet(heard, every_s=300.0))() as engine:
+    heard = RecordingSink()
+    with processes(lambda: make_manual_notifier(heard, every_s=300.0))() as engine:
         clock.advance(300.0 - engine.now() % 300.0 + 1.0)
         for x in range(20):
             broken.run(x)
@@ -141,7 +149,7 @@ def test_settings_choose_what_is_told(about: str, steps: list[str], tmp_path: Pa
 
 def test_a_word_that_does_not_say_what_is_told_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="notify_of is 'some'; the choices are all, holds, failures"):
-        oncemore.open("memory:", notify={"ops": Heard()}, notify_of="some")
+        oncemore.open("memory:", notify={"ops": RecordingSink()}, notify_of="some")
     (tmp_path / "oncemore.toml").write_text('notify_of = "some"\n')
     with pytest.raises(UsageError, match=r"oncemore.toml: notify_of is 'some'; the choices are all"):
         load_settings(tmp_path)
@@ -149,7 +157,7 @@ def test_a_word_that_does_not_say_what_is_told_is_refused(tmp_path: Path) -> Non
 
 @pytest.mark.req("MSG-7", "IDEM-15")
 def test_no_notice_holds_a_key_and_every_one_has_a_correlation_id() -> None:
-    heard = Heard()
+    heard = RecordingSink()
 
     @oncemore.step(effect="idempotent", name="leaky")
     def leaky() -> None:
@@ -162,7 +170,7 @@ def test_no_notice_holds_a_key_and_every_one_has_a_correlation_id() -> None:
     def refuses(message: EventMessage) -> None:
         raise oncemore.PermanentError("no")
 
-    start = processes(lambda: quiet(heard))
+    start = processes(lambda: make_manual_notifier(heard))
     with start() as engine:
         runs = [leaky.run(), doubtful.run(1), doubtful.run(2), charge.run(1), give.run()]
         OutboxRelay(engine, {"orders": refuses}).run_once()
@@ -177,8 +185,8 @@ def test_no_notice_holds_a_key_and_every_one_has_a_correlation_id() -> None:
 
 
 def test_a_storm_is_told_twice_and_nothing_of_it_is_lost_from_the_list(clock: FakeClock) -> None:
-    heard, start = Heard(), None
-    start = processes(lambda: quiet(heard, every_s=300.0))
+    heard, start = RecordingSink(), None
+    start = processes(lambda: make_manual_notifier(heard, every_s=300.0))
     with start() as engine:
         clock.advance(300.0 - engine.now() % 300.0 + 1.0)
         for x in range(100):
@@ -211,8 +219,8 @@ def test_a_storm_is_told_twice_and_nothing_of_it_is_lost_from_the_list(clock: Fa
 
 
 def test_without_a_stretch_everything_is_told() -> None:
-    heard = Heard()
-    with processes(lambda: quiet(heard, every_s=0.0))() as engine:
+    heard = RecordingSink()
+    with processes(lambda: make_manual_notifier(heard, every_s=0.0))() as engine:
         for x in range(5):
             doubtful.run(x)
         deliver(engine)
@@ -223,8 +231,8 @@ def test_without_a_stretch_everything_is_told() -> None:
 
 
 def test_what_is_held_again_is_told_again() -> None:
-    heard = Heard()
-    with processes(lambda: quiet(heard, every_s=0.0))() as engine:
+    heard = RecordingSink()
+    with processes(lambda: make_manual_notifier(heard, every_s=0.0))() as engine:
         for _ in range(2):
             doubtful.run(1)
             (item,) = engine.quarantine
@@ -234,15 +242,15 @@ def test_what_is_held_again_is_told_again() -> None:
 
 
 def test_nobody_is_told_of_an_outcome_that_is_asked_about_again_in_vain() -> None:
-    heard = Heard()
+    heard = RecordingSink()
     asking = oncemore.step(effect="once", name="charge", reconcile=lambda x: oncemore.unknown())(
         charge.__wrapped__
     )
-    with processes(lambda: quiet(heard, every_s=0.0))() as engine:
+    with processes(lambda: make_manual_notifier(heard, every_s=0.0))() as engine:
         for _ in range(3):
             with pytest.raises(oncemore.OutcomeUnknown):
                 asking(1)
-        assert len(told(engine)) == 1
+        assert len(list_notifications(engine)) == 1
 
 
 @pytest.mark.req("MSG-8")
@@ -250,25 +258,25 @@ def test_a_notice_that_cannot_be_delivered_is_a_dead_letter_in_the_list_and_of_t
     def refuses(message: EventMessage) -> None:
         raise oncemore.PermanentError("410 gone")
 
-    heard = Heard()
-    with processes(lambda: quiet(refuses, heard))() as engine:
+    heard = RecordingSink()
+    with processes(lambda: make_manual_notifier(refuses, heard))() as engine:
         doubtful.run(1)
         assert deliver(engine).dead == 1
         assert len(heard.messages) == 1
         (letter,) = engine.quarantine.list(kind="event")
         assert (letter.reason, letter.step) == ("dead_letter", TOPIC_PREFIX + "a")
-        assert len(told(engine)) == 2, "a dead notice makes no notice"
+        assert len(list_notifications(engine)) == 2, "a dead notice makes no notice"
         (item,) = engine.quarantine.list(kind="run")
         assert [(one.sink, one.state) for one in engine.quarantine.show(item).notifications] == [
             ("a", "DEAD"), ("b", "DELIVERED"),
         ]  # fmt: skip
         engine.quarantine.release(letter, by="operator", reason="the hook is back")
-        assert told(engine)[0].state == "PENDING"
+        assert list_notifications(engine)[0].state == "PENDING"
 
 
 def test_a_relay_of_everything_takes_no_notice_that_is_for_somebody_else() -> None:
-    heard, mine = Heard(), Heard()
-    with processes(lambda: quiet(heard))() as engine:
+    heard, mine = RecordingSink(), RecordingSink()
+    with processes(lambda: make_manual_notifier(heard))() as engine:
         doubtful.run(1)
         assert OutboxRelay(engine, {"*": mine, "o*": mine}).run_once().unrouted == 1
         assert (mine.messages, deliver(engine).delivered, len(heard.messages)) == ([], 1, 1)
@@ -284,14 +292,14 @@ def test_a_relay_of_everything_takes_no_notice_that_is_for_somebody_else() -> No
 
 
 def test_a_sink_that_fails_for_now_is_told_later_under_the_same_id(clock: FakeClock) -> None:
-    heard, down = Heard(), [True]
+    heard, down = RecordingSink(), [True]
 
     def sink(message: EventMessage) -> None:
         heard(message)
         if down[0]:
             raise oncemore.TransientError("503")
 
-    with processes(lambda: quiet(sink))() as engine:
+    with processes(lambda: make_manual_notifier(sink))() as engine:
         doubtful.run(1)
         assert deliver(engine).failed == 1
         down[0] = False
@@ -305,7 +313,7 @@ def test_a_sink_that_fails_for_now_is_told_later_under_the_same_id(clock: FakeCl
 def test_altered_bytes_and_dead_letters_are_told_too() -> None:
     from tests.artifacts.conftest import alter
 
-    heard = Heard()
+    heard = RecordingSink()
 
     @oncemore.step(effect="idempotent", name="report", artifact="report")
     def report() -> Any:
@@ -334,7 +342,7 @@ def test_altered_bytes_and_dead_letters_are_told_too() -> None:
 
 
 def test_of_two_relays_that_give_events_up_at_once_both_know_why() -> None:
-    start = processes(lambda: quiet(Heard()))
+    start = processes(lambda: make_manual_notifier(RecordingSink()))
 
     @oncemore.step(effect="outbox", name="give")
     def give(x: int) -> None:
@@ -399,7 +407,7 @@ def test_a_notice_that_somebody_else_has_just_written_is_no_reason_to_forget_why
 
     from oncemore.messaging import driver as couriers
 
-    start = processes(lambda: quiet(Heard()))
+    start = processes(lambda: make_manual_notifier(RecordingSink()))
     courier, save = given_up(start)
     first = [True]
     of = courier.engine.notifier.add_notifications
@@ -422,7 +430,7 @@ def test_a_notice_that_somebody_else_has_just_written_is_no_reason_to_forget_why
     assert saved is not None
     (item,) = courier.engine.quarantine
     assert item.error == {"code": "NO"}
-    assert [one.ordinal for one in told(courier.engine)] == [0, 1]
+    assert [one.ordinal for one in list_notifications(courier.engine)] == [0, 1]
 
 
 def test_a_file_is_set_aside_though_somebody_else_has_just_written_its_notice() -> None:
@@ -434,7 +442,7 @@ def test_a_file_is_set_aside_though_somebody_else_has_just_written_its_notice() 
     def report() -> Any:
         return oncemore.current().put(b"the report")
 
-    with oncemore.open("memory:", notify={"a": Heard()}) as engine:
+    with oncemore.open("memory:", notify={"a": RecordingSink()}) as engine:
         assert engine.notifier is not None
         alter(engine.artifact_store.backend, report().digest)
         of, first = engine.notifier.add_notifications, [True]
@@ -449,13 +457,13 @@ def test_a_file_is_set_aside_though_somebody_else_has_just_written_its_notice() 
         report.run()
         (item,) = engine.quarantine.list(kind="artifact")
         (notice,) = engine.quarantine.show(item).notifications
-        assert notice.event_id == told(engine)[1].event_id, "it is part of what is told later"
+        assert notice.event_id == list_notifications(engine)[1].event_id, "it is part of what is told later"
 
 
 def test_a_file_that_somebody_else_sets_aside_at_the_same_time_is_set_aside_once() -> None:
     from tests.artifacts.conftest import alter
 
-    heard = Heard()
+    heard = RecordingSink()
 
     @oncemore.step(effect="idempotent", name="report", artifact="report")
     def report() -> Any:
@@ -482,12 +490,12 @@ def test_a_file_that_somebody_else_sets_aside_at_the_same_time_is_set_aside_once
 
 
 def test_what_another_process_left_untold_is_told_with_the_next_sign_of_life() -> None:
-    heard, store = Heard(), processes(lambda: quiet(heard))
+    heard, store = RecordingSink(), processes(lambda: make_manual_notifier(heard))
     silent = store()
     doubtful.bind(silent).run(1)
     silent.close()
     assert heard.messages == []
-    other = Engine(lambda: silent._open_store(), "memory:", notices=notices(heard))
+    other = Engine(lambda: silent._open_store(), "memory:", notices=make_notifier(heard))
     with other:
         other.leases.current_identity()
         other.leases.renew_leases()
@@ -496,7 +504,7 @@ def test_what_another_process_left_untold_is_told_with_the_next_sign_of_life() -
 
 def test_an_engine_that_is_closed_at_once_tells_first() -> None:
     for x in range(5):
-        heard = Heard()
+        heard = RecordingSink()
         with oncemore.open("memory:", notify={"a": heard}):
             doubtful.run(x)
         assert len(heard.messages) == 1
@@ -521,7 +529,7 @@ def test_a_sink_that_hangs_does_not_keep_an_engine_from_closing(monkeypatch: pyt
 
 
 def test_a_teller_that_cannot_read_the_store_says_so_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    heard = Heard()
+    heard = RecordingSink()
     with oncemore.open("memory:", notify={"a": heard}) as engine:
         store, heads = engine.store, engine.store.list_heads
         store.list_heads = lambda query: (_ for _ in ()).throw(oncemore.StoreError("gone"))  # type: ignore[method-assign]
@@ -533,7 +541,7 @@ def test_a_teller_that_cannot_read_the_store_says_so_and_goes_on(caplog: pytest.
 
 
 def test_a_forked_child_has_a_teller_of_its_own() -> None:
-    told_ = notices(Heard())
+    told_ = make_notifier(RecordingSink())
     with processes(lambda: told_)() as engine:
         doubtful.run(1)
         assert told_._thread is not None
@@ -545,7 +553,7 @@ def test_a_teller_that_cannot_start_any_more_is_not_waited_for(monkeypatch: pyte
     def start(self: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
-    with oncemore.open("memory:", notify={"a": Heard()}) as engine:
+    with oncemore.open("memory:", notify={"a": RecordingSink()}) as engine:
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", start)
             assert engine.notifier is not None
@@ -556,7 +564,7 @@ def test_a_teller_that_cannot_start_any_more_is_not_waited_for(monkeypatch: pyte
 def test_notices_that_cannot_be_read_are_left_out_of_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     from oncemore.control import notifications as module
 
-    with oncemore.open("memory:", notify={"a": Heard()}) as engine:
+    with oncemore.open("memory:", notify={"a": RecordingSink()}) as engine:
         assert module.load_notification_status(engine, ["nothing"]) == ()
         monkeypatch.setattr(
             engine.store, "load_head", lambda entity: (_ for _ in ()).throw(oncemore.StoreError("x"))
@@ -646,8 +654,16 @@ def test_names_follow_from_where_a_sink_leads_and_hide_it() -> None:
     (name,) = parse_sinks([secret])
     assert parse_sinks(["file:a", secret]).keys() > {name}
     assert "geheim" not in name
-    ours = parse_sinks([WebhookSink(secret), JsonLinesSink("a"), CommandSink(["mail"]), print, Heard()])
-    assert [name.partition("-")[0] for name in ours] == ["webhook", "jsonlines", "command", "print", "Heard"]
+    ours = parse_sinks(
+        [WebhookSink(secret), JsonLinesSink("a"), CommandSink(["mail"]), print, RecordingSink()]
+    )
+    assert [name.partition("-")[0] for name in ours] == [
+        "webhook",
+        "jsonlines",
+        "command",
+        "print",
+        "RecordingSink",
+    ]
 
 
 def test_sinks_that_make_no_sense_are_refused_when_an_engine_is_made() -> None:
@@ -656,7 +672,7 @@ def test_sinks_that_make_no_sense_are_refused_when_an_engine_is_made() -> None:
     with pytest.raises(UsageError, match="notify takes plain functions"):
         oncemore.open("memory:", notify=[sink])
     with pytest.raises(UsageError, match="1 to 100 characters"):
-        notices_of = notices(print)
+        notices_of = make_notifier(print)
         type(notices_of)({"x" * 101: print}, classify=notices_of._classify, describe=notices_of._describe)
     for every_s in (-1, 86_401, True, "5"):
         with pytest.raises(UsageError, match="notify_every_s is"):

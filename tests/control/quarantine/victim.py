@@ -16,7 +16,7 @@ import oncemore
 from oncemore.audit.error_record import error_to_record
 from oncemore.classifiers.classify import classify
 from oncemore.outbox import EventMessage, JsonLinesSink
-from tests.control.quarantine.world import AGES, Quiet
+from tests.control.quarantine.helpers import FAR_FUTURE_S, ManualNotifier
 from tests.storm.points import Point, arm, here, watch
 
 
@@ -41,7 +41,9 @@ def engine_on(store: str, file: str) -> Any:
         here("told")
 
     engine = oncemore.open(store)
-    engine.notifier = Quiet({"file": sink}, classify=classify, describe=error_to_record, every_s=AGES)
+    engine.notifier = ManualNotifier(
+        {"file": sink}, classify=classify, describe=error_to_record, every_s=FAR_FUTURE_S
+    )
     return engine
 
 

@@ -15,7 +15,7 @@ from oncemore.errors import CoolingDown, Deferred, PermanentFailure, Quarantined
 from oncemore.log.memory import MemoryStore
 from oncemore.steps.engine import Engine
 from oncemore.testing import FakeClock
-from tests.control.quarantine.world import Heard, notices
+from tests.control.quarantine.helpers import RecordingSink, make_notifier
 
 if TYPE_CHECKING:
     from oncemore.limits.cooldown_rules import ResourceRecord
@@ -385,9 +385,9 @@ def test_a_record_that_moves_while_somebody_is_told_of_a_hold_is_looked_at_again
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The batch holds a notice too: what was refused is not the notice, and is not sent the same again."""
-    heard = Heard()
+    heard = RecordingSink()
     with oncemore.open("memory:") as engine:
-        engine.notifier = notices(heard)
+        engine.notifier = make_notifier(heard)
         fetch, _ = fetching(Source(oncemore.NeedsReview("DOUBT")))
         real, tries = engine.store.append, []
 

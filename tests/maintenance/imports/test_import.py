@@ -16,7 +16,7 @@ from oncemore.maintenance.import_keys import mark_keys_done
 from oncemore.queries import import_keys
 from oncemore.queries.import_keys import KeyFile, check_key_file, import_key_file
 from oncemore.queries.step_commands import import_step
-from tests.maintenance.crashing import CrashingStore, crash_everywhere, engine_on
+from tests.crash.harness import CrashingStore, crash_at_every_write, open_engine_on
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,11 +100,11 @@ def test_a_concurrent_run_wins_over_a_mark() -> None:
         def append(self, batch: Any) -> Any:
             if len(batch.writes) == 2 and not done:
                 done.append(1)
-                pay.bind(engine_on(self))("a", 1)
+                pay.bind(open_engine_on(self))("a", 1)
             return super().append(batch)
 
     done: list[int] = []
-    with engine_on(Busy()) as engine:
+    with open_engine_on(Busy()) as engine:
         group = [build_named_import(pay, {"order": name, "cents": 1}, name, "r", "b") for name in ("a", "b")]
         assert mark_keys_done(engine, group) == ["present", "marked"]
         assert (pay("a", 1), pay("b", 1)) == ({"order": "a"}, "b")
@@ -285,13 +285,13 @@ def test_an_import_that_crashes_anywhere_is_finished_by_the_next(
     path = csv(tmp_path, "order,cents\n" + "".join(f"o{n},1\n" for n in range(5)))
 
     def act(store: CrashingStore) -> None:
-        engine = engine_on(store)
+        engine = open_engine_on(store)
         import_key_file(engine, pay.bind(engine), KeyFile(path, {}), reason="r", by="b")
 
     count = 0
-    for store in crash_everywhere(CrashingStore, act):
+    for store in crash_at_every_write(CrashingStore, act):
         count += 1
-        with engine_on(store) as engine:
+        with open_engine_on(store) as engine:
             engine.verify()
             found = import_key_file(engine, pay, KeyFile(path, {}), reason="r", by="b")
             assert found.imported + found.already_done == 5

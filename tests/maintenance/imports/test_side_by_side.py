@@ -20,7 +20,7 @@ from oncemore.log.record import (
     RunRecord,
     WorkerRecord,
 )
-from tests.maintenance.crashing import engine_on
+from tests.crash.harness import open_engine_on
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "log-2.jsonl"
 KINDS = {
@@ -67,7 +67,7 @@ def test_a_head_of_a_newer_version_is_refused_with_advice(entity: str, head: byt
 def test_an_older_worker_skips_runs_of_a_newer_version_and_does_the_rest() -> None:
     ran.clear()
     store = MemoryStore()
-    with engine_on(store) as engine:
+    with open_engine_on(store) as engine:
         pay("a")
         key = f"run/{pay.key('a')}"
         head = store.load_head(key)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import oncemore
-from oncemore.messaging import driver as couriers
 from oncemore.messaging.driver import DeliveryDriver, SinkTable
 from oncemore.messaging.inbox_flow import (
     AnswerQueue,
@@ -18,55 +17,49 @@ from oncemore.messaging.inbox_flow import (
     take_message,
 )
 from oncemore.messaging.inbox_step import MessageStep
-from oncemore.steps.ops import AppendChange, LoadHead, ReadClock
+from oncemore.steps.ops import AppendChange
 from oncemore.steps.history import verify_chain
-from tests.messaging.inbox.world import Shop, make_message
-from tests.messaging.outbox.world import Crash, World
+from tests.crash.harness import (
+    BEFORE_EACH,
+    EVERYWHERE,
+    ScriptRun,
+    crash_everywhere,
+    kill_process,
+    perform_delivery,
+)
+from tests.messaging.inbox.fake_queue import Shop, make_message
+from tests.messaging.outbox.simulation import OutboxSimulation
 
-WHENS = ("before", "after")
+if TYPE_CHECKING:
+    from tests.crash.harness import CrashPoint
 
 
-class Consumer:
-    """One consumer, operation by operation; `answers` has the answers to the queue."""
+class InboxConsumer:
+    """One consumer in a process of its own; `answers` has the answers to the queue."""
 
-    def __init__(self, world: World, shop: Shop) -> None:
-        self.engine = world.engine()
-        self.world, self.taker = world, MessageStep.create_from(shop.step, self.engine, None, None)
+    def __init__(self, simulation: OutboxSimulation, shop: Shop) -> None:
+        self.engine = simulation.engine()
+        self.step = MessageStep.create_from(shop.step, self.engine, None, None)
+        self.courier = DeliveryDriver(self.engine, SinkTable({"x": print}), 1000, None, None)
         self.answers: list[AnswerQueue] = []
 
-    def deliver(self, message: InboxMessage, crash: tuple[int, str] | None = None) -> int:
-        """Process a message, or crash in the middle; return the number of operations."""
-        script, count = take_message(message, self.taker.name), 0
-        courier = DeliveryDriver(self.engine, SinkTable({"x": print}), 1000, None, None)
-        op, answer = next(script), None
-        while True:
-            count += 1
-            self._die(crash == (count, "before"))
-            if type(op) is CallStep:
-                called: Any = self.taker.read_message(op.message)
-                answer = called if not hasattr(called, "arguments") else self.taker.call_step(called)
-            elif type(op) is AnswerQueue:
-                self.answers.append(op)
-                answer = None
-            else:
-                answer = couriers.run_delivery(courier, _only(op))
-            self._die(crash == (count, "after"))
-            try:
-                op = script.send(answer)
-            except StopIteration:
-                return count
+    def start(self, message: InboxMessage) -> ScriptRun:
+        """Return the processing of a message, to be performed operation by operation."""
+        script = take_message(message, self.step.name)
+        return ScriptRun(script, self.perform, lambda: kill_process(self.engine))
 
-    def _die(self, now: bool) -> None:
-        if now:
-            self.world.die(self.engine)
-            raise Crash
+    def perform(self, op: Any) -> Any:
+        """Perform an operation: a call of the step, an answer to the queue, or one of the driver."""
+        if type(op) is CallStep:
+            called: Any = self.step.read_message(op.message)
+            return called if not hasattr(called, "arguments") else self.step.call_step(called)
+        if type(op) is AnswerQueue:
+            self.answers.append(op)
+            return None
+        return perform_delivery(self.courier, op)
 
 
-def _only(op: Any) -> Any:
-    return (yield op)
-
-
-#: A message, what its step says, and how it ends: runs of the work, answers, dead letters.
+#: A message, the error of its step, and how it ends: executions, answer to the queue, dead letters.
 LIVES = {
     "done": (make_message("m1", {"order": "A-1"}), None, 1, "ack", 0),
     "failed": (make_message("m1", {"order": "A-1"}), oncemore.PermanentError("no"), 0, "term", 1),
@@ -76,52 +69,43 @@ LIVES = {
 
 @pytest.mark.req("MSG-4", "MSG-8")
 @pytest.mark.parametrize("life", LIVES)
-@pytest.mark.parametrize("second", [False, True])
-def test_after_a_crash_at_any_point_the_next_delivery_completes_the_message(life: str, second: bool) -> None:
-    message, says, booked, verb, dead = LIVES[life]
+@pytest.mark.parametrize("levels", [(EVERYWHERE,), (EVERYWHERE, BEFORE_EACH)], ids=["once", "twice"])
+def test_after_a_crash_at_any_point_the_next_delivery_completes_the_message(life: str, levels: Any) -> None:
+    message, error, booked, verb, dead = LIVES[life]
+
+    def start() -> tuple[OutboxSimulation, Shop]:
+        shop = Shop()
+        shop.says = [] if error is None else [error]
+        return OutboxSimulation(), shop
+
+    def run(state: tuple[OutboxSimulation, Shop], crash: CrashPoint | None) -> None:
+        InboxConsumer(*state).start(message).run(crash)
+
     crashes = 0
-    for at in range(1, 7):
-        for when in WHENS:
-            world, shop = World(), Shop()
-            shop.says = [] if says is None else [says]
-            for crash in ((at, when), (at, "before")) if second else ((at, when),):
-                consumer = Consumer(world, shop)
-                try:
-                    consumer.deliver(message, crash)
-                except Crash:
-                    crashes += 1
-            last = Consumer(world, shop)
-            last.deliver(message)
-            assert last.answers[-1].verb == verb
-            assert len(shop.booked) == booked
-            assert len(last.engine.quarantine.list()) == dead
-            verify_chain(world.store.read_entries())
-            world.close()
+    for simulation, shop in crash_everywhere(start, run, levels):
+        crashes += 1
+        last = InboxConsumer(simulation, shop)
+        last.start(message).run()
+        assert last.answers[-1].verb == verb
+        assert len(shop.booked) == booked
+        assert len(last.engine.quarantine.list()) == dead
+        verify_chain(simulation.store.read_entries())
+        simulation.close()
     assert crashes >= (10 if dead else 4)
 
 
 def test_two_inboxes_that_store_one_dead_letter_store_it_once() -> None:
-    world, shop = World(), Shop()
-    one, other = Consumer(world, shop), Consumer(world, shop)
-    script = take_message(LIVES["unreadable"][0], shop.step.name)
-    op, done = next(script), False
-    while True:
-        if type(op) is AppendChange and not done:
-            other.deliver(LIVES["unreadable"][0])
-            done = True
-        courier = DeliveryDriver(one.engine, SinkTable({"x": print}), 1000, None, None)
-        answer: Any = None
-        if type(op) is CallStep:
-            answer = one.taker.read_message(op.message)
-        elif type(op) in (LoadHead, ReadClock, AppendChange):
-            answer = couriers.run_delivery(courier, _only(op))
-            assert type(op) is not AppendChange or answer is None
-        try:
-            op = script.send(answer)
-        except StopIteration:
-            break
+    simulation, shop = OutboxSimulation(), Shop()
+    one, other = InboxConsumer(simulation, shop), InboxConsumer(simulation, shop)
+    message = LIVES["unreadable"][0]
+    process = one.start(message)
+    process.run_until(AppendChange)
+    other.start(message).run()
+    assert one.perform(process.op) is None, "the other inbox has stored it"
+    process.resume(None)
+    process.run()
     assert len(one.engine.quarantine.list()) == 1
-    world.close()
+    simulation.close()
 
 
 def test_a_dead_letter_has_the_whole_message_also_if_it_is_binary() -> None:

@@ -13,7 +13,7 @@ import pytest
 import oncemore
 from oncemore.inbox import endpoint
 from oncemore.outbox import OutboxRelay, WebhookSink
-from tests.messaging.inbox.world import Shop
+from tests.messaging.inbox.fake_queue import Shop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ import pytest
 import oncemore
 from oncemore.inbox import Inbox, jetstream
 from tests.messaging.inbox.broker import Broker, left, published, wire
-from tests.messaging.inbox.world import POLICY, Queue, make_message
+from tests.messaging.inbox.fake_queue import POLICY, Queue, make_message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

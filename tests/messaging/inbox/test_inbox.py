@@ -11,7 +11,7 @@ import pytest
 import oncemore
 from oncemore.inbox import Inbox, InboxStats
 from oncemore.outbox import OutboxRelay
-from tests.messaging.inbox.world import Queue, Shop, drain, make_message
+from tests.messaging.inbox.fake_queue import Queue, Shop, drain, make_message
 
 if TYPE_CHECKING:
     from oncemore.testing import FakeClock

@@ -13,7 +13,7 @@ import oncemore
 from oncemore.inbox import Inbox, InboxStats, inbox_from_url, jetstream
 from oncemore.messaging.sources.jetstream import JetStreamSource
 from tests.messaging.inbox.broker import Broker, left, published, wire
-from tests.messaging.inbox.world import Shop
+from tests.messaging.inbox.fake_queue import Shop
 from tests.servers.faults import refusing
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import oncemore
 from oncemore.errors import CoolingDown
 from oncemore.messaging.inbox_message import MessageReader, UnreadableMessage, find_message_id
 from oncemore.messaging.inbox_step import MessageStep, _make_error_outcome
-from tests.messaging.inbox.world import Shop, make_message
+from tests.messaging.inbox.fake_queue import Shop, make_message
 
 
 def work(

@@ -11,7 +11,7 @@ import oncemore
 from oncemore.inbox import Inbox, InboxStats, sqs
 from oncemore.messaging.sources.sqs import SqsSource as Source
 from oncemore.outbox import OutboxRelay, SqsSink
-from tests.messaging.inbox.world import POLICY, Shop
+from tests.messaging.inbox.fake_queue import POLICY, Shop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

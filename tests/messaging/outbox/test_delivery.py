@@ -19,7 +19,7 @@ from oncemore.outbox import DeliveryStats, EventMessage, OutboxRelay
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.policy import Policy
 from oncemore.steps.history import verify_chain
-from tests.messaging.outbox.world import POLICY, Consumer, World, events, give, states
+from tests.messaging.outbox.simulation import POLICY, Consumer, OutboxSimulation, events, give, states
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -259,12 +259,14 @@ def test_a_listing_is_bounded(engine: oncemore.Engine, monkeypatch: pytest.Monke
 
 def test_an_event_whose_run_is_not_known_is_delivered_all_the_same(engine: oncemore.Engine) -> None:
     # Its id does not follow from its run: written by something else than this version of emit().
-    world = World(("a", ["x"]))
-    head = world.store._heads.pop(next(name for name in world.store._heads if name.startswith("run/")))
-    world.relay().run_once()
-    assert (world.consumer.got[0].sequence, states(world.engine())) == (0, {"DELIVERED": 1})
-    world.store._heads[head.entity] = head
-    world.close()
+    simulation = OutboxSimulation(("a", ["x"]))
+    head = simulation.store._heads.pop(
+        next(name for name in simulation.store._heads if name.startswith("run/"))
+    )
+    simulation.relay().run_once()
+    assert (simulation.consumer.got[0].sequence, states(simulation.engine())) == (0, {"DELIVERED": 1})
+    simulation.store._heads[head.entity] = head
+    simulation.close()
 
 
 # Failing --------------------------------------------------------------------------------------------
@@ -422,17 +424,17 @@ def test_redelivering_an_unfinished_event_is_refused(
 
 
 def test_of_two_concurrent_redeliveries_one_is_refused() -> None:
-    world = World(("a", ["x"]))
-    relay = world.relay()
+    simulation = OutboxSimulation(("a", ["x"]))
+    relay = simulation.relay()
     relay.run_once()
     first = relay._make_driver(None)
-    script = relays.redeliver_event(only(world.engine()).event_id, "mine", "")
+    script = relays.redeliver_event(only(simulation.engine()).event_id, "mine", "")
     seen = first.load_head(next(script))
     save = script.send(first.ask_permission(script.send(seen)))
     relay.redeliver(seen.record.event_id, reason="theirs")
     with pytest.raises(oncemore.UsageError, match="changed at the same time"):
         script.send(relays_save(first, save))
-    world.close()
+    simulation.close()
 
 
 def relays_save(courier: Any, op: Any) -> Any:
@@ -542,27 +544,27 @@ def test_ctrl_c_during_a_send_is_raised_and_releases_the_event(engine: oncemore.
 def test_a_write_without_an_answer_ends_the_pass_and_the_next_pass_reads_the_store(
     lost: str,
 ) -> None:
-    world = World(("a", ["x"]))
-    append, fate = world.store.append, {"claim": "SENDING", "mark": "DELIVERED"}[lost]
+    simulation = OutboxSimulation(("a", ["x"]))
+    append, fate = simulation.store.append, {"claim": "SENDING", "mark": "DELIVERED"}[lost]
 
     def losing(batch: Any) -> Any:
         answer = append(batch)
         if fate in decode_header(batch.writes[0].header).marks:
-            world.store.append = append  # type: ignore[method-assign]
+            simulation.store.append = append  # type: ignore[method-assign]
             raise oncemore.StoreError("the line to the store broke")
         return answer
 
-    world.store.append = losing  # type: ignore[method-assign]
-    engine = world.engine()
-    relay = world.relay(engine)
+    simulation.store.append = losing  # type: ignore[method-assign]
+    engine = simulation.engine()
+    relay = simulation.relay(engine)
     with pytest.raises(oncemore.StoreError):
         relay.run_once()
     assert not any(me.busy for me in engine.leases.workers.values())
-    world.relay().run_once()
-    assert len(world.consumer.got) == 1
+    simulation.relay().run_once()
+    assert len(simulation.consumer.got) == 1
     assert states(engine) == {"DELIVERED": 1}
-    world.check()
-    world.close()
+    simulation.check()
+    simulation.close()
 
 
 def test_a_relay_whose_pass_was_stopped_by_another_event_of_its_process_goes_on(
@@ -630,20 +632,20 @@ def test_a_waiting_relay_wakes_when_the_log_grows(
 
 
 def test_a_relay_survives_store_errors(caplog: pytest.LogCaptureFixture) -> None:
-    world = World(("a", ["x"]))
-    heads, failures = world.store.list_heads, iter((True, True))
+    simulation = OutboxSimulation(("a", ["x"]))
+    heads, failures = simulation.store.list_heads, iter((True, True))
 
     def failing(query: HeadQuery) -> Any:
         if next(failures, False):
             raise oncemore.StoreError("not now")
         return heads(query)
 
-    world.store.list_heads = failing  # type: ignore[method-assign]
-    relay = OutboxRelay(world.engine(), {"*": world.consumer}, poll_s=0.01)
+    simulation.store.list_heads = failing  # type: ignore[method-assign]
+    relay = OutboxRelay(simulation.engine(), {"*": simulation.consumer}, poll_s=0.01)
     with relay:
-        until(lambda: world.consumer.effects)
+        until(lambda: simulation.consumer.effects)
     assert "it tries again" in caplog.text
-    world.close()
+    simulation.close()
 
 
 def test_close_warns_about_a_sink_that_does_not_return(
@@ -729,27 +731,27 @@ def test_a_cancelled_async_relay_leaves_its_event_free(engine: oncemore.Engine, 
 
 @pytest.mark.parametrize("colour", ["asyncio", "trio"])
 def test_an_async_relay_runs_until_stopped_despite_store_errors(colour: str) -> None:
-    world = World(("a", ["x"]))
-    heads, failures = world.store.list_heads, iter((True,))
+    simulation = OutboxSimulation(("a", ["x"]))
+    heads, failures = simulation.store.list_heads, iter((True,))
 
     def failing(query: HeadQuery) -> Any:
         if next(failures, False):
             raise oncemore.StoreError("not now")
         return heads(query)
 
-    world.store.list_heads = failing  # type: ignore[method-assign]
+    simulation.store.list_heads = failing  # type: ignore[method-assign]
     stop = threading.Event()
 
     async def sink(message: EventMessage) -> None:
-        world.consumer(message)
+        simulation.consumer(message)
         stop.set()
 
-    relay = OutboxRelay(world.engine(), {"*": sink}, poll_s=0.01)
+    relay = OutboxRelay(simulation.engine(), {"*": sink}, poll_s=0.01)
     run_in(colour, lambda: relay.run(stop))
-    assert world.consumer.payloads == ["a0"]
+    assert simulation.consumer.payloads == ["a0"]
     with pytest.raises(oncemore.UsageError, match=r"await relay\.run"):
         relay.start()
-    world.close()
+    simulation.close()
 
 
 def test_a_plain_relay_runs_in_the_callers_thread_until_it_is_stopped(engine: oncemore.Engine) -> None:

@@ -17,8 +17,8 @@ import oncemore
 from oncemore.outbox import OutboxRelay, WebhookSink
 from oncemore.steps.history import verify_chain
 from tests.messaging.outbox.consumer import Shop, open_shop
+from tests.messaging.outbox.simulation import events, states
 from tests.messaging.outbox.victim import TOPICS, give
-from tests.messaging.outbox.world import events, states
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

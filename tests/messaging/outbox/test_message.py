@@ -16,7 +16,7 @@ import oncemore
 from oncemore.log.tagged_json import TaggedEncoder
 from oncemore.outbox import SCHEMA, EventMessage, JsonLinesSink, OutboxRelay, WebhookSink
 from tests.messaging.outbox.consumer import open_shop
-from tests.messaging.outbox.world import POLICY, Consumer, events
+from tests.messaging.outbox.simulation import POLICY, Consumer, events
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,8 @@ from oncemore.messaging.delivery import SendEvent, deliver_due_events
 from oncemore.outbox import DeliveryStats, EventMessage, OutboxRelay
 from oncemore.steps.engine import Engine
 from oncemore.steps.history import verify_chain
-from tests.messaging.outbox.world import POLICY, Consumer, events, give, states
+from tests.crash.harness import perform_delivery
+from tests.messaging.outbox.simulation import POLICY, Consumer, events, give, states
 from tests.servers import postgres
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def test_events_of_a_silent_relay_are_sent_again_after_its_lease(url: str, clock
         courier, script = relay._make_driver(None), deliver_due_events(relay._options)
         op = next(script)
         while type(op) is not SendEvent:
-            op = script.send(_done(courier, op))
+            op = script.send(perform_delivery(courier, op))
         assert silent.leases.heartbeat is not None
         silent.leases.heartbeat.stop_heartbeat()  # it hangs, and says nothing any more
         again = OutboxRelay(other, {"*": consumer}, policy=POLICY)
@@ -87,9 +88,3 @@ def test_events_of_a_silent_relay_are_sent_again_after_its_lease(url: str, clock
         script.close()
         assert {event.worker for event in events(other).values()} == {""}
     silent.close()
-
-
-def _done(courier: object, op: object) -> object:
-    from oncemore.messaging import driver as couriers
-
-    return (couriers._IMMEDIATE.get(type(op)) or couriers._BLOCKING[type(op)])(courier, op)  # type: ignore[arg-type]

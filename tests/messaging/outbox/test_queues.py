@@ -13,7 +13,7 @@ from oncemore.messaging.message import encode_binary, encode_structured
 from oncemore.messaging.sink_urls import parse_sinks
 from oncemore.outbox import EventMessage, JetStreamSink, OutboxRelay, WebhookSink
 from tests.messaging.inbox.broker import wire
-from tests.messaging.outbox.world import events
+from tests.messaging.outbox.simulation import events
 from tests.servers import nats
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import oncemore
 from oncemore.messaging import sinks
 from oncemore.outbox import DeliveryStats, EventMessage, JsonLinesSink, OutboxRelay, WebhookSink
 from tests.messaging.outbox.consumer import Shop, open_shop, takes_and
-from tests.messaging.outbox.world import POLICY, events, give
+from tests.messaging.outbox.simulation import POLICY, events, give
 from tests.servers import faults
 
 if TYPE_CHECKING:

@@ -1,7 +1,6 @@
-"""Test helpers for relays: steps that emit events, consumers that drop repeats, relays that crash.
+"""Test helpers for relays: steps that emit events, consumers that drop repeats, and relays that crash.
 
-`drive` runs a relay's pass operation by operation and can crash it before or after any of them: what a crash
-leaves is what the store and the consumer hold at that moment, and a process that is provably gone.
+What a crash leaves is what the store and the consumer hold at that moment, and a process that is gone.
 """
 
 from __future__ import annotations
@@ -12,28 +11,24 @@ from typing import TYPE_CHECKING, Any
 import oncemore
 from oncemore import outbox
 from oncemore.log.entry_codec import decode_head
-from oncemore.log.memory import MemoryStore
 from oncemore.log.record import EventRecord
 from oncemore.log.store import HeadQuery
-from oncemore.messaging import driver as couriers
 from oncemore.messaging.delivery import deliver_due_events
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.policy import Policy
 from oncemore.steps.engine import Engine
 from oncemore.steps.history import verify_chain
+from tests.crash.harness import SharedStore, run_with_delivery_driver
 
 if TYPE_CHECKING:
     from oncemore.outbox import EventMessage
+    from tests.crash.harness import ScriptRun
 
 #: Three attempts, after 5 and 7 seconds.
 POLICY = Policy(
     "test", max_attempts=3, schedule=Schedule("fixed", delays=(5.0, 7.0)), jitter=Jitter("none"),
     unmatched="retry",
 )  # fmt: skip
-
-
-class Crash(BaseException):
-    """A simulated crash of the process."""
 
 
 class Consumer:
@@ -88,23 +83,19 @@ def states(engine: Engine) -> Counter[str]:
     return Counter(event.state for event in events(engine).values())
 
 
-class Shared(MemoryStore):
-    """A store that stays open when one of its engines is closed."""
+class OutboxSimulation:
+    """One store, one consumer, and any number of simulated processes.
 
-    def close(self) -> None:
-        """Do nothing."""
+    `runs` are the names and topics of runs that have emitted events; `fails` has the errors of the consumer.
+    """
 
-
-class World:
-    """One store, one consumer, and any number of simulated processes."""
-
-    def __init__(self, *turns: tuple[str, list[str]], fails: dict[Any, Exception] | None = None) -> None:
+    def __init__(self, *runs: tuple[str, list[str]], fails: dict[Any, Exception] | None = None) -> None:
         self.now = 1_000.0
-        self.store = Shared(lambda: self.now)
+        self.store = SharedStore(lambda: self.now)
         self.consumer = Consumer(fails)
         self._engines: list[Engine] = []
         home = self.engine()
-        for name, topics in turns:
+        for name, topics in runs:
             give.bind(home)(name, topics)
 
     def engine(self) -> Engine:
@@ -116,15 +107,11 @@ class World:
     def relay(self, engine: Engine | None = None, sink: Any = None) -> outbox.OutboxRelay:
         return outbox.OutboxRelay(engine or self.engine(), {"*": sink or self.consumer}, policy=POLICY)
 
-    def script(self, relay: outbox.OutboxRelay) -> Any:
-        return Pass(self, relay)
-
-    def die(self, engine: Engine) -> None:
-        """Make a process detectably dead, with its work in progress."""
-        for me in engine.leases.workers.values():
-            me._presence.close()
-        if engine.leases.heartbeat is not None:
-            engine.leases.heartbeat.stop_heartbeat()
+    def start_pass(self, relay: outbox.OutboxRelay | None = None) -> ScriptRun:
+        """Return one pass of a relay, to be performed operation by operation."""
+        relay = relay or self.relay()
+        courier = relay._make_driver(None)
+        return run_with_delivery_driver(courier.engine, courier, deliver_due_events(relay._options))
 
     def finish(self) -> None:
         """Deliver the remaining events with new processes while the clock advances."""
@@ -149,42 +136,3 @@ class World:
     def close(self) -> None:
         for engine in self._engines:
             engine.close()
-
-
-class Pass:
-    """One pass of a relay, operation by operation."""
-
-    def __init__(self, world: World, relay: outbox.OutboxRelay) -> None:
-        self.world, self._relay = world, relay
-        self.courier = relay._make_driver(None)
-        self._script = deliver_due_events(relay._options)
-        self.op: Any = next(self._script)
-        self.count = 0
-        self.tally: Any = None
-
-    def step(self, crash: str = "") -> None:
-        """Perform the next operation, or crash before or after it."""
-        self.count += 1
-        assert self.count < 2_000, "the pass does not end"
-        if crash == "before":
-            self._die()
-        kind = type(self.op)
-        answer = (couriers._IMMEDIATE.get(kind) or couriers._BLOCKING[kind])(self.courier, self.op)
-        if crash == "after":
-            self._die()
-        try:
-            self.op = self._script.send(answer)
-        except StopIteration as end:
-            self.op, self.tally = None, end.value
-
-    def run(self, crash_at: tuple[int, str] | None = None, most: int = 10_000) -> int:
-        """Run to the end, to the crash, or for a number of operations; return the number performed."""
-        begun = self.count
-        while self.op is not None and self.count - begun < most:
-            at = self.count + 1
-            self.step(crash_at[1] if crash_at is not None and crash_at[0] == at else "")
-        return self.count
-
-    def _die(self) -> None:
-        self.world.die(self.courier.engine)
-        raise Crash
