@@ -1,14 +1,17 @@
 """The source stays plain: names, sizes, positional values and words are held to limits, folder by folder.
 
-The targets are those of docs/style.md: at most 40 % one-word function names, at least 4 comments per 100
-lines of code, at most 1 vague word and 8 question words per 1,000 words. A folder that is not there yet has
-its present numbers below; lower them when you improve it, never raise them.
+The targets of docs/style.md are at most 40 % one-word function names, at least 4 comments per 100 lines of
+code, at most 1 vague word and 8 question words per 1,000 words; where all folders are better than that, the
+target here is lower. A folder that is not there yet has an entry in `EXCEPTIONS`.
 """
 
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
+import re
+from collections import Counter
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
@@ -16,94 +19,137 @@ from tools import plain_words
 from tools.plain_words import Measures
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 MODULES = plain_words.read_modules()
 FOLDERS = plain_words.measure_folders(MODULES)
-TARGET = Measures(one_word_names=40.0, comments=4.0, vague_words=1.0, question_words=8.0)
-
-#: Folders that do not meet the target yet, with the numbers that they may not exceed.
-NOT_YET: dict[str, Measures] = {
-    ".": Measures(40.0, 2.5, 3.2, 17.0),
-    "demo": Measures(40.0, 1.1, 14.0, 31.0),
-    "steps": Measures(40.0, 1.6, 2.9, 15.9),
+SOURCE = "src/oncemore/"
+LONG_PARTS = {finding.place: finding.message for finding in plain_words.find_long_parts(MODULES)}
+POSITIONAL_CALLS = plain_words.find_positional_calls(MODULES)
+TARGET = Measures(one_word_names=30.0, comments=4.0, vague_words=0.5, question_words=6.0)
+#: What to do about each measure that is over its limit.
+ADVICE = {
+    "one_word_names": "name functions by verb and noun: load_head, claim_run, release_lease",
+    "comments": "add comments that give reasons",
+    "vague_words": "name the actor or the thing",
+    "question_words": 'name the thing: "a read-only store" instead of "what refuses to write"',
 }
 
-#: Modules, classes and functions over the size limit; an entry that is no longer needed must go.
-TOO_LONG = frozenset(
-    (
-        "src/oncemore/artifacts/store.py",
-        "src/oncemore/control/quarantine.py",
-        "src/oncemore/control/switches.py",
-        "src/oncemore/demo/exoarmur/story.py",
-        "src/oncemore/demo/exoarmur/story.py:ExoarmurDemo",
-        "src/oncemore/open_engine.py",
-        "src/oncemore/retries/loop.py",
-        "src/oncemore/retries/options.py",
-        "src/oncemore/steps/call_in_progress.py",
-        "src/oncemore/steps/call_in_progress.py:CallInProgress",
-        "src/oncemore/steps/driver.py",
-        "src/oncemore/steps/engine.py",
-        "src/oncemore/steps/engine.py:Engine",
-        "src/oncemore/steps/ops.py",
-        "src/oncemore/steps/options.py",
-        "src/oncemore/steps/prepare.py",
-        "src/oncemore/steps/run.py",
-        "src/oncemore/workers/map.py",
-        "src/oncemore/workers/worker.py",
-        "src/oncemore/workers/worker.py:WorkerCore",
-    )
-)
+
+class Exceptions(NamedTuple):
+    """What one folder may exceed until it is changed; an exception that is no longer needed must go.
+
+    measures    limits instead of the targets, for the measures that do not meet them yet
+    too_long    modules, classes and functions over the size limit
+    positional  calls that pass more than six values by position, by module; on the path of every attempt
+                keywords cost too much, all others are to be changed
+    """
+
+    measures: Mapping[str, float] = MappingProxyType({})
+    too_long: tuple[str, ...] = ()
+    positional: Mapping[str, int] = MappingProxyType({})
+
+
+#: One entry per folder, so that changes of several folders do not meet. Lower the numbers, never raise them.
+EXCEPTIONS: dict[str, Exceptions] = {
+    ".": Exceptions(
+        measures={"comments": 2.5, "vague_words": 3.2, "question_words": 17.0},
+        too_long=("open_engine.py",),
+    ),
+    "artifacts": Exceptions(
+        too_long=("artifacts/store.py",),
+    ),
+    "control": Exceptions(
+        too_long=("control/quarantine.py", "control/switches.py"),
+    ),
+    "demo": Exceptions(
+        measures={"comments": 1.1, "vague_words": 14.0, "question_words": 31.0},
+        too_long=("demo/exoarmur/story.py", "demo/exoarmur/story.py:ExoarmurDemo"),
+        positional={
+            "demo/kfm_loop.py": 2,
+            "demo/nova_cat/story.py": 1,
+            "demo/retry/server.py": 1,
+            "demo/retry/story.py": 4,
+        },
+    ),
+    "log": Exceptions(
+        positional={"log/head_access.py": 1},
+    ),
+    "retries": Exceptions(
+        too_long=("retries/loop.py", "retries/options.py"),
+    ),
+    "steps": Exceptions(
+        measures={"comments": 1.6, "vague_words": 2.9, "question_words": 15.9},
+        too_long=(
+            "steps/call_in_progress.py",
+            "steps/call_in_progress.py:CallInProgress",
+            "steps/driver.py",
+            "steps/engine.py",
+            "steps/engine.py:Engine",
+            "steps/ops.py",
+            "steps/options.py",
+            "steps/prepare.py",
+            "steps/run.py",
+        ),
+        positional={
+            "steps/attempt.py": 1,
+            "steps/call_in_progress.py": 2,
+            "steps/decorator.py": 1,
+            "steps/flow.py": 1,
+            "steps/isolation.py": 1,
+            "steps/prepare.py": 3,
+            "steps/recorded_policies.py": 1,
+            "steps/step_calls.py": 2,
+            "steps/step_map.py": 1,
+            "steps/transitions.py": 1,
+        },
+    ),
+    # Its functions are the public verbs of a test: run, open, advance.
+    "testing": Exceptions(
+        measures={"one_word_names": 36.0},
+    ),
+    "workers": Exceptions(
+        too_long=("workers/map.py", "workers/worker.py", "workers/worker.py:WorkerCore"),
+    ),
+}
+NO_EXCEPTIONS = Exceptions()
 
 #: Step Functions reports errors by class name, and the names are those of the nova-cat document.
 SHARED_NAMES = {"QuarantineError", "RetryableError", "TerminalError"}
 
-#: Calls that pass more than six values by position, by module. On the path of every attempt keywords cost too
-#: much; the others are to be changed.
-POSITIONAL: dict[str, int] = {
-    "src/oncemore/demo/kfm_loop.py": 2,
-    "src/oncemore/demo/nova_cat/story.py": 1,
-    "src/oncemore/demo/retry/server.py": 1,
-    "src/oncemore/demo/retry/story.py": 4,
-    "src/oncemore/log/head_access.py": 1,
-    "src/oncemore/steps/attempt.py": 1,
-    "src/oncemore/steps/call_in_progress.py": 2,
-    "src/oncemore/steps/decorator.py": 1,
-    "src/oncemore/steps/flow.py": 1,
-    "src/oncemore/steps/isolation.py": 1,
-    "src/oncemore/steps/prepare.py": 3,
-    "src/oncemore/steps/recorded_policies.py": 1,
-    "src/oncemore/steps/step_calls.py": 2,
-    "src/oncemore/steps/step_map.py": 1,
-    "src/oncemore/steps/transitions.py": 1,
-}
+
+def meets(measure: str, value: float, limit: float) -> bool:
+    """Return whether a measure keeps its limit: comments are to be many, all others few."""
+    return value >= limit if measure == "comments" else value <= limit
 
 
 @pytest.mark.parametrize("folder", sorted(FOLDERS))
 def test_a_folder_is_written_in_plain_words(folder: str) -> None:
-    measures, limits = FOLDERS[folder], NOT_YET.get(folder, TARGET)
-    vague = [
-        f"{finding.place}: {finding.message}"
-        for module in MODULES
-        if module.folder == folder
-        for finding in plain_words.find_vague_words(module)
-    ]
-    assert measures.one_word_names <= limits.one_word_names, "name functions by verb and noun"
-    assert measures.comments >= limits.comments, "add comments that give reasons"
-    assert measures.vague_words <= limits.vague_words, "\n".join(vague)
-    assert measures.question_words <= limits.question_words, "name the thing instead of asking for it"
+    limits = TARGET._asdict() | dict(EXCEPTIONS.get(folder, NO_EXCEPTIONS).measures)
+    over = {
+        measure: f"{folder} has {value:.1f}, the limit is {limits[measure]}: {ADVICE[measure]}"
+        for measure, value in FOLDERS[folder]._asdict().items()
+        if not meets(measure, value, limits[measure])
+    }
+    if "vague_words" in over:
+        members = [module for module in MODULES if module.folder == folder]
+        found = [finding for module in members for finding in plain_words.find_vague_words(module)]
+        over["places"] = "\n".join(f"{finding.place}: {finding.message}" for finding in found)
+    assert over == {}, "\n".join(over.values())
 
 
-def test_folders_that_meet_the_target_are_off_the_list() -> None:
-    for folder, limits in NOT_YET.items():
-        measures = FOLDERS[folder]
-        meets = (
-            measures.one_word_names <= TARGET.one_word_names
-            and measures.comments >= TARGET.comments
-            and measures.vague_words <= TARGET.vague_words
-            and measures.question_words <= TARGET.question_words
-        )
-        assert not meets, f"{folder} meets the target: remove it from NOT_YET ({limits})"
+@pytest.mark.parametrize("folder", sorted(EXCEPTIONS))
+def test_exceptions_that_are_no_longer_needed_are_off_the_list(folder: str) -> None:
+    assert folder in FOLDERS, f"there is no folder {folder}: take it off the list"
+    for measure in EXCEPTIONS[folder].measures:
+        value, target = FOLDERS[folder]._asdict()[measure], TARGET._asdict()[measure]
+        assert not meets(measure, value, target), f"{folder} meets the target: take {measure} off the list"
+    short = {name for name in EXCEPTIONS[folder].too_long if SOURCE + name not in LONG_PARTS}
+    assert short == set(), "no longer too long: take it off the list"
+    counts = Counter(finding.place.split(":")[0] for finding in POSITIONAL_CALLS)
+    for name, allowed in EXCEPTIONS[folder].positional.items():
+        assert counts[SOURCE + name] >= allowed, f"{name} has {counts[SOURCE + name]} such calls: lower it"
 
 
 def test_class_names_are_unique() -> None:
@@ -112,18 +158,32 @@ def test_class_names_are_unique() -> None:
 
 
 def test_modules_classes_and_functions_stay_within_their_sizes() -> None:
-    found = {finding.place: finding.message for finding in plain_words.find_long_parts(MODULES)}
-    assert {place: message for place, message in found.items() if place not in TOO_LONG} == {}
-    assert TOO_LONG - found.keys() == set(), "no longer too long: take it off the list"
+    allowed = {SOURCE + name for one in EXCEPTIONS.values() for name in one.too_long}
+    assert {place: message for place, message in LONG_PARTS.items() if place not in allowed} == {}
 
 
 def test_calls_with_many_values_use_keywords() -> None:
+    allowed = {SOURCE + name: n for one in EXCEPTIONS.values() for name, n in one.positional.items()}
     found: dict[str, list[str]] = {}
-    for finding in plain_words.find_positional_calls(MODULES):
+    for finding in POSITIONAL_CALLS:
         found.setdefault(finding.place.partition(":")[0], []).append(f"{finding.place}: {finding.message}")
     for module, places in found.items():
-        assert len(places) <= POSITIONAL.get(module, 0), "\n".join(places)
-    assert {module for module, count in POSITIONAL.items() if len(found.get(module, ())) < count} == set()
+        assert len(places) <= allowed.get(module, 0), "\n".join(places)
+
+
+#: Test functions and helpers with a word of VAGUE_WORDS or a question word in their name. It only shrinks.
+MOST_VAGUE_TEST_NAMES = 276
+
+
+def test_names_of_tests_and_helpers_name_the_thing() -> None:
+    vague = {*plain_words.VAGUE_WORDS, "who", "whose", "whom"}
+    found = [
+        f"{path.relative_to(plain_words.ROOT)}: {name}"
+        for path in sorted((plain_words.ROOT / "tests").rglob("*.py"))
+        for name in re.findall(r"(?m)^ *(?:async )?def (\w+)", path.read_text(encoding="utf-8"))
+        if vague & set(name.split("_"))
+    ]
+    assert len(found) <= MOST_VAGUE_TEST_NAMES, "\n".join(found)
 
 
 def test_the_counter_finds_what_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,9 +39,8 @@ def commands_print_what_it_says(text: str, folder: Path) -> None:
         bin_.joinpath(command).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
         bin_.joinpath(command).chmod(0o755)
     kept = {key: value for key, value in os.environ.items() if not key.startswith("ONCEMORE_")}
-    # A page starts many processes: with bytecode it takes half the time.
+    # A page starts many processes, which share the bytecode of all other tests: compiling takes longer.
     kept.pop("PYTHONDONTWRITEBYTECODE", None)
-    kept["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
     environment = {**kept, "PATH": f"{bin_}:{kept['PATH']}", "COLUMNS": "100", "PYTHONUTF8": "1"}
     commands = re.findall(r"(?ms)^```sh\n(.*?)^```\s*^```text\n(.*?)^```", text)
     assert len(commands) == len(blocks(text, "sh")) == len(blocks(text, "text"))

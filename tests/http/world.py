@@ -96,11 +96,16 @@ def _caught(error: BaseException) -> Answered:
     return Answered(0, b"", error, oncemore.http.retry_info(error))
 
 
+def _limit(module: Any, sent: dict[str, Any]) -> Any:
+    """Return the timeouts of a request: a short limit is for the reply, a busy machine may connect slowly."""
+    return module.Timeout(5.0, read=sent.pop("limit", 5.0))
+
+
 def _plain(module: Any) -> Callable[..., Answered]:
     def call(method: str, url: str, options: dict[str, Any] | None = None, **sent: Any) -> Answered:
         inner = module.HTTPTransport(verify=NO_TLS)
         transport = oncemore.http.Transport(inner, **options or {})
-        with module.Client(transport=transport, trust_env=False, timeout=sent.pop("limit", 5.0)) as client:
+        with module.Client(transport=transport, trust_env=False, timeout=_limit(module, sent)) as client:
             try:
                 return _answered(client.request(method, url, **sent))
             except Exception as error:
@@ -114,7 +119,7 @@ def _awaited(module: Any) -> Callable[..., Answered]:
         async def main() -> Answered:
             inner = module.AsyncHTTPTransport(verify=NO_TLS)
             transport = oncemore.http.AsyncTransport(inner, **options or {})
-            limit = sent.pop("limit", 5.0)
+            limit = _limit(module, sent)
             async with module.AsyncClient(transport=transport, trust_env=False, timeout=limit) as client:
                 try:
                     return _answered(await client.request(method, url, **sent))
@@ -130,7 +135,7 @@ def _requests(method: str, url: str, options: dict[str, Any] | None = None, **se
     with requests.Session() as session:
         session.trust_env = False
         session.mount("http://", oncemore.http.Adapter(**options or {}))
-        sent["timeout"] = sent.pop("limit", 5.0)
+        sent["timeout"] = (5.0, sent.pop("limit", 5.0))
         if "content" in sent:
             sent["data"] = sent.pop("content")
         try:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,6 +96,15 @@ def test_the_next_worker_never_runs_beside_the_program_of_a_killed_one(sandbox: 
     assert "OVERLAP" not in sandbox.read_runs()
 
 
+def open_files(pid: int) -> set[str]:
+    """Return the paths of the files that a process has open; devices, pipes and sockets left out."""
+    links = set()
+    for handle in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):  # closed in between
+            links.add(str(handle.readlink()))
+    return {link for link in links if link.startswith("/") and not link.startswith("/dev/")}
+
+
 def test_the_next_worker_waits_for_a_slow_guardian(sandbox: ExecSandbox) -> None:
     words = ("--key", "k", "--effect", "idempotent", "--", sys.executable, "-c", ALONE)
     first = sandbox.start(*words)
@@ -102,15 +112,19 @@ def test_the_next_worker_waits_for_a_slow_guardian(sandbox: ExecSandbox) -> None
     os.kill(guard, signal.SIGSTOP)
     first.kill()
     first.wait(30)
+    lock = open_files(guard)
+    assert len(lock) == 1, "the guardian holds the lock of the key and nothing else"
     other = sandbox.start("--report", "r.json", *words)
-    time.sleep(3)  # it has found that the first is gone, and must wait for what that has left
+    wait_until(lambda: lock <= open_files(other.pid), "the second worker at the lock")
+    time.sleep(0.1)
     assert (len(sandbox.read_runs()), is_alive(pid)) == (1, True)
     other.send_signal(signal.SIGTERM)
-    assert other.wait(10) == 128 + signal.SIGTERM
+    assert other.wait(30) == 128 + signal.SIGTERM
     report = json.loads((sandbox.folder / "r.json").read_text())
     assert (report["attempts"], report["ran"]) == (1, False)  # an attempt that never began does not count
     other = sandbox.start(*words, stderr=subprocess.PIPE)
-    time.sleep(2)
+    wait_until(lambda: lock <= open_files(other.pid), "the third worker at the lock")
+    time.sleep(0.1)
     assert (len(sandbox.read_runs()), is_alive(pid)) == (1, True)
     os.kill(guard, signal.SIGCONT)
     other.communicate(timeout=60)
