@@ -3,8 +3,7 @@
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from time import sleep
+from collections.abc import Iterator
 
 import pytest
 
@@ -16,6 +15,7 @@ from oncemore.log.record import WorkerRecord
 from oncemore.log.store import Batch, Conflict
 from oncemore.steps.lease import RESERVED, HeartbeatThread, WorkerIdentity
 from oncemore.steps.history import verify_chain
+from tests.timing import wait_until
 
 
 class Time:
@@ -252,11 +252,3 @@ def test_a_heartbeat_does_not_keep_a_worker_alive(store: MemoryStore, time: Time
     assert known() is None
     heart._beat()
     heart.stop_heartbeat()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    for _ in range(3000):
-        if condition():
-            return
-        sleep(0.01)
-    raise AssertionError("it did not happen within 30 s")
