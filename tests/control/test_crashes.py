@@ -203,7 +203,7 @@ def approve(simulation: JudgedSimulation) -> None:
 
 
 def start_unapproved() -> JudgedSimulation:
-    simulation = JudgedSimulation("once", ["effect ok"], approval=True)
+    simulation = JudgedSimulation("once", ["effect ok"], requires_approval=True)
     simulation.judge.people = True
     return simulation
 

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from oncemore.log.memory import MemoryStore
 from oncemore.messaging import driver as delivery_driver
-from oncemore.steps import driver, flow
+from oncemore.steps import flow
 from oncemore.steps.engine import Engine
 from oncemore.steps.ops import EndCall
+from oncemore.steps.perform import CALL_OPERATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
     from oncemore.artifacts.backends import MemoryBackend
     from oncemore.log.memory import CompletedTicket
     from oncemore.log.store import Batch
-    from oncemore.steps.ops import CallIdentity, LoadedHead, StepPlan
+    from oncemore.steps.call import PreparedCall
+    from oncemore.steps.ops import LoadedHead
+    from oncemore.steps.plan import StepPlan
 
     Script = Generator[Any, Any, Any]
 
@@ -163,7 +166,7 @@ class ScriptRun:
 # Processes that are real engines ----------------------------------------------------------------------
 
 
-def start_call(plan: StepPlan, call: CallIdentity, head: LoadedHead | None = None) -> Script:
+def start_call(plan: StepPlan, call: PreparedCall, head: LoadedHead | None = None) -> Script:
     """Return the script of a call of a step, with the head of its run if that is already loaded."""
     return flow.run_step(plan, call, head)
 
@@ -171,30 +174,24 @@ def start_call(plan: StepPlan, call: CallIdentity, head: LoadedHead | None = Non
 def start_engine_call(engine: Engine, step: Any, *args: Any) -> ScriptRun:
     """Return a call of a step on an engine, performed by the real driver."""
     bound = step.bind(engine)
-    prepared = bound._prepare_call(args, {})
-    return run_with_driver(engine, bound._start_call(prepared), start_call(prepared.plan, prepared.call))
+    call = bound._prepare_call(args, {})
+    return run_with_driver(engine, call, start_call(call.plan, call))
 
 
-def run_with_driver(engine: Engine, job: Any, script: Script) -> ScriptRun:
-    """Return the run of any step script on an engine, performed by the real driver."""
-    tables = (driver._IMMEDIATE, driver._BLOCKING)
-    return ScriptRun(script, lambda op: perform_by_table(tables, job, op), lambda: kill_process(engine))
+def run_with_driver(engine: Engine, call: Any, script: Script) -> ScriptRun:
+    """Return the run of any step script on an engine, with the real operations."""
+    table = CALL_OPERATIONS.blocking
+    return ScriptRun(script, lambda op: table[type(op)](call, op), lambda: kill_process(engine))
 
 
 def run_with_delivery_driver(engine: Engine, courier: Any, script: Script) -> ScriptRun:
-    """Return the run of a script of the outbox or the inbox, performed by the real driver."""
+    """Return the run of a script of the outbox or the inbox, with the real operations."""
     return ScriptRun(script, lambda op: perform_delivery(courier, op), lambda: kill_process(engine))
 
 
 def perform_delivery(courier: Any, op: Any) -> Any:
     """Perform one operation of the outbox or the inbox."""
-    return perform_by_table((delivery_driver._IMMEDIATE, delivery_driver._BLOCKING), courier, op)
-
-
-def perform_by_table(tables: Any, job: Any, op: Any) -> Any:
-    """Perform an operation as the blocking driver does."""
-    immediate, blocking = tables
-    return (immediate.get(type(op)) or blocking[type(op)])(job, op)
+    return delivery_driver.DELIVERY_OPERATIONS.blocking[type(op)](courier, op)
 
 
 def kill_process(engine: Engine) -> None:

@@ -27,6 +27,8 @@ from oncemore.policy.canonical_json import hash_bytes
 from oncemore.policy.model import Failure
 from oncemore.policy.policy import Policy
 from oncemore.steps import operator_flow, ops
+from oncemore.steps.call import PreparedCall
+from oncemore.steps.plan import StepPlan
 from tests.crash.harness import ScriptRun, start_call
 from tests.sim.judge import Book, Judge
 
@@ -116,24 +118,26 @@ class StepSimulation:
             store=self.store, cipher=None, unsaved_earnings=self.earnings, now=lambda: self.now
         )
 
-    def make_plan(self) -> ops.StepPlan:
+    def make_plan(self) -> StepPlan:
         """Return the plan of the step."""
-        plan = ops.StepPlan(
-            "step",
-            self.effect,  # type: ignore[arg-type]
-            POLICY,
-            lambda error, now: FAILURES[type(error)],
+        plan = StepPlan(
+            name="step",
+            effect=self.effect,  # type: ignore[arg-type]
+            policy=POLICY,
+            classify=lambda error, now: FAILURES[type(error)],
             encode=lambda value: value,
             decode=lambda value: value,
             describe=lambda error, failure: {"type": type(error).__name__, "message": str(error)},
             not_applied=lambda error: isinstance(error, NotAppliedProblem),
-            asks=self.asks,
+            has_reconcile=self.asks,
         )
         return plan.copy_with(**self.plan_changes)
 
-    def make_call(self) -> ops.CallIdentity:
-        """Return the identity of a call; every process makes the same."""
-        return ops.CallIdentity(self.entity, "input", "cfg")
+    def make_call(self, **fields: Any) -> PreparedCall:
+        """Return a call; every process makes the same."""
+        return PreparedCall(
+            self.entity, self.make_plan(), **{"input_hash": "input", "cfg_hash": "cfg", **fields}
+        )
 
     # Processes --------------------------------------------------------------------------------------
 
@@ -202,7 +206,7 @@ class StepSimulation:
         budget_step.refund_budget(self.engine, op)
 
     def _earn_budget(self, op: ops.EarnBudget) -> None:
-        run_limit_script(budget_step.earn_budget(self.engine, op.purse))
+        run_limit_script(budget_step.earn_budget(self.engine, op.budget))
 
     def _read_clock(self, op: ops.ReadClock) -> float:
         return self.now
@@ -358,21 +362,20 @@ class JudgedSimulation(StepSimulation):
 
     def run_flow(self, kind: str, start: Callable[..., Script], **call: Any) -> Script:
         """Run one flow; yield before every operation and every action, where the process may crash."""
-        identity = self.make_call()._replace(**call)
+        identity = self.make_call(**call)
         judged_call = self.judged_call = SimpleNamespace(
             call=identity, kind=kind, life=self.book.life, cut=None, store_failed=False, other=False, fence=0,
             committed=False, asked_about=("", 0, 0.0, 0.0),
         )  # fmt: skip
-        script = start(self.make_plan(), identity)
-        op = next(script)
-        while type(op) is not ops.EndCall:
-            yield op
+        run = self.start(start(self.make_plan(), identity))
+        while run.op is not None:
+            yield run.op
             self.judged_call = judged_call
-            is_attempt = type(op) is ops.RunAttempt
-            op = script.send((yield from self.run_actions(op)) if is_attempt else self.perform(op))
-        assert next(script, None) is None
-        self.judge.ended(judged_call, op.value, op.error)
-        return op.error if op.error is not None else op.value
+            is_attempt = type(run.op) is ops.RunAttempt
+            run.resume((yield from self.run_actions(run.op)) if is_attempt else self.perform(run.op))
+        end = run.result
+        self.judge.ended(judged_call, end.value, end.error)
+        return end.error if end.error is not None else end.value
 
     def run_process(self, *flows: Callable[[], Script], crash: CrashPoint | None = None) -> Any:
         """Run flows in one process up to its end or its crash; return the end of the last one."""

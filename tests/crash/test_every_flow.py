@@ -377,7 +377,7 @@ def test_of_two_operators_who_settle_a_run_the_second_changes_nothing() -> None:
 def test_a_decision_with_other_arguments_is_refused(action: str) -> None:
     simulation = JudgedSimulation("once", ["refused"] if action == "rerun" else ["transient"])
     simulation.run_process(simulation.call_step)
-    made = simulation.make_call()._replace(input_hash="other")
+    made = simulation.make_call(input_hash="other")
     simulation.make_call = lambda: made  # type: ignore[method-assign]
     version = simulation.load_run().version
     script = getattr(simulation, action)()
@@ -444,9 +444,9 @@ def test_of_two_submissions_or_cancellations_the_second_reads_again() -> None:
                 break
         simulation.run_process(first)
         version = simulation.load_run().version
-        assert list(late) == [ops.LoadHead(ENTITY), ops.ReadClock()], (
-            "it reads again, and finds that all is done"
-        )
+        kinds = [type(op) for op in late]
+        assert ops.LoadHead in kinds, "it reads again"
+        assert ops.AppendChange not in kinds, "and finds that nothing is left to write"
         assert simulation.load_run().version == version
 
 

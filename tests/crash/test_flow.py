@@ -179,7 +179,7 @@ def test_of_two_that_claim_at_once_one_waits_for_the_other() -> None:
 def test_other_arguments_under_the_same_key_are_refused() -> None:
     simulation = StepSimulation("idempotent", ["ok"])
     simulation.call()
-    other = start_call(simulation.make_plan(), simulation.make_call()._replace(input_hash="other"))
+    other = start_call(simulation.make_plan(), simulation.make_call(input_hash="other"))
     assert isinstance(simulation.start(other).run().error, KeyConflict)
 
 

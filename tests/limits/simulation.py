@@ -16,6 +16,8 @@ from oncemore.limits.breaker_rules import BreakerRules
 from oncemore.log.entry_codec import decode_head, decode_header
 from oncemore.log.record import BreakerRecord, QuotaRecord, RunRecord, apply_header
 from oncemore.steps import ops
+from oncemore.steps.call import PreparedCall
+from oncemore.steps.plan import StepBreaker, StepBudget
 from tests.crash.harness import start_call
 from tests.crash.simulation import StepSimulation, TransientProblem
 
@@ -42,8 +44,9 @@ class SimulatedCaller:
     def start_call(self) -> None:
         """Call again, as after a restart."""
         self.worker, self.wakes_at = "", 0.0
-        identity = ops.CallIdentity(self.entity, "input", "cfg")
-        self.process: ScriptRun = self.simulation.start(start_call(self.simulation.make_plan(), identity))
+        plan = self.simulation.make_plan()
+        identity = PreparedCall(self.entity, plan, input_hash="input", cfg_hash="cfg")
+        self.process: ScriptRun = self.simulation.start(start_call(plan, identity))
 
 
 class LimitSimulation(StepSimulation):
@@ -58,8 +61,8 @@ class LimitSimulation(StepSimulation):
         at_empty = self.rng.choice(("fail", "park"))
         self.budget = oncemore.Budget(CAPACITY, 0, at_empty=at_empty, name="p", shared=shared)
         self.plan_changes |= {
-            "barrier": ops.StepBreaker(BREAKER, RULES) if self.rng.random() < 0.6 else None,
-            "purse": ops.StepBudget(self.budget.entity, self.budget),
+            "breaker": StepBreaker(BREAKER, RULES) if self.rng.random() < 0.6 else None,
+            "budget": StepBudget(self.budget.entity, self.budget),
         }
         callers = [SimulatedCaller(self, number) for number in range(self.rng.randint(2, 5))]
         self.caller = callers[0]  # whose operation is performed

@@ -20,6 +20,7 @@ from oncemore.log.head_access import build_write, load_head
 from oncemore.log.record import BreakerRecord, RunRecord, apply_header
 from oncemore.log.store import Batch, Stored
 from oncemore.steps import ops
+from oncemore.steps.plan import StepBreaker
 from tests.crash.harness import EVERYWHERE, CrashLevel, crash_everywhere
 from tests.crash.simulation import POLICY, StepSimulation
 
@@ -35,7 +36,7 @@ class BreakerSimulation(StepSimulation):
     """A step behind a breaker that opens at the first failure."""
 
     def __init__(self, outcomes: list[str], rules: BreakerRules = RULES) -> None:
-        super().__init__("idempotent", outcomes, barrier=ops.StepBreaker(BREAKER, rules))
+        super().__init__("idempotent", outcomes, breaker=StepBreaker(BREAKER, rules))
         self.rules = rules
 
     def load_breaker(self) -> BreakerRecord | None:

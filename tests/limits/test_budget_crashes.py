@@ -15,6 +15,7 @@ from oncemore.log.entry_codec import decode_body, decode_head, decode_header
 from oncemore.log.record import QuotaRecord, RunRecord, apply_header
 from oncemore.retries.loop import EMPTY
 from oncemore.steps import ops
+from oncemore.steps.plan import StepBudget
 from tests.crash.harness import EVERYWHERE, crash_everywhere
 from tests.crash.simulation import POLICY, StepSimulation
 from tests.limits.test_breaker_crashes import RECOVERY, start_failure
@@ -27,7 +28,7 @@ class BudgetSimulation(StepSimulation):
 
     def __init__(self, outcomes: list[str], capacity: float, at_empty: str) -> None:
         self.budget = oncemore.Budget(capacity, 0, at_empty=at_empty, name="p", shared=True)
-        super().__init__("idempotent", outcomes, purse=ops.StepBudget(BUDGET, self.budget))
+        super().__init__("idempotent", outcomes, budget=StepBudget(BUDGET, self.budget))
         self.earned_tokens = self.waits = 0
 
     def pass_time(self, seconds: float) -> None:

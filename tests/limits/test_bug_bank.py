@@ -94,7 +94,7 @@ def a_token_is_taken_before_the_decision_is_written(patch: pytest.MonkeyPatch) -
             script = update_quota(
                 engine,
                 "p",
-                lambda at, now: (at._replace(capacity=op.purse.budget.capacity, tokens=left), None),
+                lambda at, now: (at._replace(capacity=op.budget.budget.capacity, tokens=left), None),
             )
             run_limit_script(script)
             found = found._replace(seen=load_head(engine.store, BUDGET, None, QuotaRecord))

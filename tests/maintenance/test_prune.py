@@ -18,8 +18,8 @@ from oncemore.maintenance import prune
 from oncemore.maintenance.retention_rules import find_keep_reason
 from oncemore.outbox import OutboxRelay
 from oncemore.steps.entered_engine import current_engine
-from oncemore.steps.lease import WorkerIdentity
 from oncemore.steps.history import verify_chain
+from oncemore.steps.lease import WorkerIdentity
 from oncemore.testing import FakeClock
 from tests.crash.harness import CrashingStore, crash_at_every_write, open_engine_on
 

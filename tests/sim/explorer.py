@@ -23,8 +23,26 @@ from oncemore.log.entry_codec import encode_entry
 from oncemore.log.record import NOWHERE, RunRecord
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.policy import Policy
-from oncemore.steps.call import PreparedCall
-from oncemore.steps.ops import AppendChange, AskPermission, AskReconcile, AttemptOutcome, AttemptTerms, EndCall, LoadedHead, LoadHead, NotifyListeners, Permission, ReadBody, ReadClock, ReadLease, ReconcileAnswer, ReserveWorker, RunAttempt, SleepSeconds, WatchEntity
+from oncemore.steps.ops import (
+    AppendChange,
+    AskPermission,
+    AskReconcile,
+    AttemptOutcome,
+    AttemptTerms,
+    EndCall,
+    LoadedHead,
+    LoadHead,
+    NotifyListeners,
+    Permission,
+    ReadBody,
+    ReadClock,
+    ReadLease,
+    ReconcileAnswer,
+    ReserveWorker,
+    RunAttempt,
+    SleepSeconds,
+    WatchEntity,
+)
 from oncemore.steps.plan import StepPlan
 from tests.crash.harness import start_call
 from tests.sim.judge import FINAL, Book, Judge, Violation

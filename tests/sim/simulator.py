@@ -29,6 +29,8 @@ from random import Random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from oncemore.steps.call_in_progress import CallInProgress, StepFunctions
+
 from oncemore.errors import Deferred, InProgress, LeaseLost, OutcomeUnknown, StepFailed, StoreError
 from oncemore.log import head_access
 from oncemore.log.entry_codec import decode_head
@@ -39,10 +41,25 @@ from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.model import Failure
 from oncemore.policy.policy import Policy
 from oncemore.steps import call_in_progress, engine, existing_run, lease, operator_flow
-from oncemore.steps.call_in_progress import CallInProgress, StepFunctions
 from oncemore.steps.engine import Engine
-from oncemore.steps.call import PreparedCall
-from oncemore.steps.ops import AppendChange, AskPermission, AskReconcile, AttemptOutcome, AttemptTerms, EndCall, LoadHead, NotifyListeners, ReadBody, ReadClock, ReadLease, ReconcileAnswer, ReserveWorker, RunAttempt, SleepSeconds, WatchEntity
+from oncemore.steps.ops import (
+    AppendChange,
+    AskPermission,
+    AskReconcile,
+    AttemptOutcome,
+    AttemptTerms,
+    EndCall,
+    LoadHead,
+    NotifyListeners,
+    ReadBody,
+    ReadClock,
+    ReadLease,
+    ReconcileAnswer,
+    ReserveWorker,
+    RunAttempt,
+    SleepSeconds,
+    WatchEntity,
+)
 from oncemore.steps.plan import StepPlan
 from tests.crash.harness import start_call
 from tests.sim.judge import FINAL, Book, Judge, Violation

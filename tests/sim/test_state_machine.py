@@ -195,7 +195,7 @@ class FlowMachine(RuleBasedStateMachine):
 
     @rule()
     def another_call_has_the_key(self) -> None:
-        other = self.simulation.make_call()._replace(input_hash="other")
+        other = self.simulation.make_call(input_hash="other")
         ended = self.run(start_call(self.plan, other)) if self.model.at != "none" else KeyConflict
         assert ended is KeyConflict
 
@@ -203,7 +203,7 @@ class FlowMachine(RuleBasedStateMachine):
     def too_late(self) -> None:
         """A call whose time is over begins nothing."""
         if self.model.at == "none":
-            late = self.simulation.make_call()._replace(deadline=self.simulation.now)
+            late = self.simulation.make_call(deadline=self.simulation.now)
             assert self.run(start_call(self.plan, late)) is DeadlineExceeded
 
     @invariant()

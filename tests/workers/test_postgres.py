@@ -6,15 +6,15 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from oncemore.steps.driver import _BLOCKING, _IMMEDIATE
 
 import oncemore
 from oncemore.log.head_access import load_head
 from oncemore.log.postgres.store import PostgresStore
 from oncemore.log.store import HeadQuery
-from oncemore.steps.driver import _BLOCKING, _IMMEDIATE
 from oncemore.steps.engine import Engine
-from oncemore.steps.ops import RunAttempt
 from oncemore.steps.history import verify_chain
+from oncemore.steps.ops import RunAttempt
 from oncemore.workers import worker as workers
 from oncemore.workers.service import Worked
 from tests.servers import postgres

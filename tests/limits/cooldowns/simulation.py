@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from oncemore.limits.cooldown_rules import CooldownSchedule, ResourceRecord
-from oncemore.limits.cooldown_step import CooldownCall, with_cooldown
+from oncemore.limits.cooldown_step import CooldownCall
 from oncemore.log.head_access import load_head
 from tests.crash.simulation import ENTITY, StepSimulation
-
-if TYPE_CHECKING:
-    from tests.crash.harness import Script
 
 COOLDOWN = CooldownCall("p", "step", "A", CooldownSchedule(), lambda error: error.get("type", ""))
 
@@ -21,13 +18,12 @@ class CooldownSimulation(StepSimulation):
     def __init__(
         self, outcomes: list[str], entity: str = ENTITY, beside: CooldownSimulation | None = None
     ) -> None:
-        super().__init__("idempotent", outcomes, after_failure="new_run", inline_wait_s=1000.0)
+        super().__init__(
+            "idempotent", outcomes, after_failure="new_run", inline_wait_s=1000.0, cooldown=COOLDOWN
+        )
         self.entity = entity
         if beside is not None:
             self.store = beside.store
-
-    def start_script(self) -> Script:
-        return with_cooldown(COOLDOWN, self.make_call(), super().start_script())
 
     def perform(self, op: Any) -> Any:
         answer = super().perform(op)

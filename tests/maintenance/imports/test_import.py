@@ -12,7 +12,7 @@ import pytest
 
 import oncemore
 from oncemore._values import Value
-from oncemore.maintenance.import_keys import mark_keys_done
+from oncemore.maintenance.import_keys import build_named_import, mark_keys_done
 from oncemore.queries import import_keys
 from oncemore.queries.import_keys import KeyFile, check_key_file, import_key_file
 from oncemore.queries.step_commands import import_step

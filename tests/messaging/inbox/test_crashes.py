@@ -17,8 +17,8 @@ from oncemore.messaging.inbox_flow import (
     take_message,
 )
 from oncemore.messaging.inbox_step import MessageStep
-from oncemore.steps.ops import AppendChange
 from oncemore.steps.history import verify_chain
+from oncemore.steps.ops import AppendChange
 from tests.crash.harness import (
     BEFORE_EACH,
     EVERYWHERE,
