@@ -13,8 +13,9 @@ from oncemore.steps.decorator import Step
 
 if TYPE_CHECKING:
     from oncemore.steps.call_in_progress import CallInProgress
-    from oncemore.steps.plan import StepPlan
     from oncemore.steps.prepare import PreparedCall
+
+    from oncemore.steps.plan import StepPlan
     from oncemore.testing import FakeClock
 
 LATER = Policy("deferred", "1", schedule=Schedule("fixed", delays=(5.0, 10.0)), jitter=Jitter("none"))

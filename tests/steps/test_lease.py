@@ -13,8 +13,8 @@ from oncemore.log.entry_codec import decode_head
 from oncemore.log.memory import CompletedTicket, MemoryStore
 from oncemore.log.record import WorkerRecord
 from oncemore.log.store import Batch, Conflict
-from oncemore.steps.lease import RESERVED, HeartbeatThread, WorkerIdentity
 from oncemore.steps.history import verify_chain
+from oncemore.steps.lease import RESERVED, HeartbeatThread, WorkerIdentity
 from tests.timing import wait_until
 
 
