@@ -14,6 +14,7 @@ from oncemore.artifacts.backends import FolderBackend, MemoryBackend
 from oncemore.artifacts.object_store import BucketBackend
 from oncemore.log.memory import MemoryStore
 from oncemore.steps.engine import Engine
+from tests.fixtures import _isolated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,14 +24,6 @@ if TYPE_CHECKING:
 
 PLACES = ("folder", "memory", "bucket")
 LONG_AGO = time.time() - 10 * 86_400
-
-
-@pytest.fixture(autouse=True)
-def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in os.environ:
-        if name.startswith("ONCEMORE_"):
-            monkeypatch.delenv(name)
 
 
 def place_of(kind: str, root: Path) -> ArtifactBackend:
@@ -103,3 +96,6 @@ def put(place: Any, digest: str, data: bytes, modified: float) -> None:
         import obstore
 
         obstore.put(place.client, f"sha256/{digest[:2]}/{digest}", io.BytesIO(data))
+
+
+__all__ = ["_isolated"]

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.classifiers.conftest import no_proxy
+from tests.fixtures import _isolated, clock, engine
 from tests.http.world import CLIENTS
-from tests.rooms import _alone, clock, engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.http.world import Answered
 
-__all__ = ["_alone", "clock", "engine", "no_proxy"]
+__all__ = ["_isolated", "clock", "engine", "no_proxy"]
 
 
 @pytest.fixture(params=CLIENTS)

@@ -11,8 +11,8 @@ import pytest
 
 import oncemore
 from oncemore import cli
+from tests.fixtures import _isolated
 from tests.programs.conftest import sandbox
-from tests.rooms import _alone
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Exec = Callable[..., tuple[int, str]]
 
-__all__ = ["_alone", "sandbox"]
+__all__ = ["_isolated", "sandbox"]
 
 SAY = ("sh", "-c", 'printf "%s\\n" "$*" >> ran.txt', "sh")
 PLACE = "52.5201,13.4049"

@@ -16,12 +16,12 @@ import pytest
 from oncemore import cli
 from oncemore.cli.params import format_span
 from oncemore.testing import FakeClock
-from tests.rooms import _alone
+from tests.fixtures import _isolated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["_alone"]
+__all__ = ["_isolated"]
 
 README = Path(__file__).parents[2] / "README.md"
 AGAIN = 'echo try; [ "$ONCEMORE_ATTEMPT" = 2 ]'

@@ -9,9 +9,9 @@ import pytest
 
 import oncemore
 from oncemore import cli
-from tests.rooms import _alone
+from tests.fixtures import _isolated
 
-__all__ = ["_alone"]
+__all__ = ["_isolated"]
 
 #: Each group, the command that it stands for without one, and what that says of an empty store.
 GROUPS: list[tuple[str, str, Any]] = [

@@ -13,12 +13,12 @@ from oncemore import cli
 from oncemore.audit import AuditFile
 from oncemore.profiles.exoarmur import IdempotencyManager, RetryCategory, RetryManager
 from oncemore.testing import FakeClock
-from tests.rooms import _alone
+from tests.fixtures import _isolated
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["_alone"]
+__all__ = ["_isolated"]
 
 
 async def operate(manager: RetryManager, key: str, correlation_id: str) -> None:

@@ -11,12 +11,12 @@ import pytest
 import oncemore
 from oncemore import cli
 from oncemore.errors import Error, PermanentError, TransientError
-from tests.rooms import _alone
+from tests.fixtures import _isolated
 
 if TYPE_CHECKING:
     from oncemore import Engine
 
-__all__ = ["_alone"]
+__all__ = ["_isolated"]
 
 STATES = ("PENDING", "RUNNING", "SOFT_FAIL", "HARD_FAIL", "COMPLETE")
 MAPPING = {"PENDING": "queued", "RUNNING": "started", "SOFT_FAIL": "retrying", "COMPLETE": "succeeded"}

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from tests.rooms import _alone
+from tests.fixtures import _isolated
 
 if TYPE_CHECKING:
     from subprocess import CompletedProcess
 
-__all__ = ["_alone"]
+__all__ = ["_isolated"]
 
 STEPS = """
 import oncemore

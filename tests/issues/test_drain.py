@@ -13,13 +13,13 @@ from oncemore.errors import TransientError
 from oncemore.maintenance.copy import move_log
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.workers.worker_report import Leftover, summarize
-from tests.rooms import _alone, clock, engine
+from tests.fixtures import _isolated, clock, engine
 
 if TYPE_CHECKING:
     from oncemore import Engine
     from oncemore.testing import FakeClock
 
-__all__ = ["_alone", "clock", "engine"]
+__all__ = ["_isolated", "clock", "engine"]
 
 QUICK = Policy("quick", schedule=Schedule("exponential", base=0.02), jitter=Jitter("full"))
 

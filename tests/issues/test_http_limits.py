@@ -13,14 +13,14 @@ from oncemore._redact import describe_value, log_warning, mask_headers, mask_tex
 from oncemore.http import IdempotencyMiddleware, same_principal
 from oncemore.inbox import endpoint
 from oncemore.outbox import EventMessage, SqsSink
+from tests.fixtures import _isolated
 from tests.issues.hostile_messages import GOOD, make_step
 from tests.issues.test_unreadable_messages import post_all
-from tests.rooms import _alone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["_alone"]
+__all__ = ["_isolated"]
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import pytest
 import oncemore
 from oncemore.maintenance.copy import move_log
 from oncemore.programs.store_secret import load_store_secret
-from tests.rooms import _alone
+from tests.fixtures import _isolated
 from tests.servers import postgres
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["_alone"]
+__all__ = ["_isolated"]
 
 
 def test_it_is_created_once_and_moves_with_the_log(tmp_path: Path) -> None:

@@ -15,17 +15,17 @@ from oncemore.cli.output import OutputWriter
 from oncemore.inbox import endpoint, inbox_from_url, sqs
 from oncemore.messaging.inbox_flow import InboxMessage
 from oncemore.outbox import CommandSink, JetStreamSink, OutboxRelay, SqsSink, WebhookSink
+from tests.fixtures import _isolated
 from tests.issues.hostile_messages import make_step
 from tests.issues.test_unreadable_messages import post_all
 from tests.messaging.inbox.fake_queue import Queue, drain
-from tests.rooms import _alone
 from tests.steps.test_secrets import bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["_alone"]
+__all__ = ["_isolated"]
 
 CANARY = "kanarie777vogel"
 

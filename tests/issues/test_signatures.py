@@ -19,8 +19,8 @@ from oncemore.config import load_settings
 from oncemore.inbox import endpoint
 from oncemore.messaging.signature import SecretSource, decode_key, find_signature_fault, sign_message
 from oncemore.outbox import OutboxRelay, WebhookSink
+from tests.fixtures import _isolated, clock
 from tests.issues.hostile_messages import make_step
-from tests.rooms import _alone, clock
 from tests.steps.test_secrets import bytes_of
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from oncemore.testing import FakeClock
 
-__all__ = ["_alone", "clock"]
+__all__ = ["_isolated", "clock"]
 
 #: The published test vector of the Standard Webhooks libraries; computed again with openssl.
 KEY = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"

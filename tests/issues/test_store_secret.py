@@ -11,14 +11,14 @@ import pytest
 import oncemore
 from oncemore.errors import NotPermitted, StoreError, UsageError
 from oncemore.programs.store_secret import ENTITY, load_store_secret
-from tests.rooms import _alone, engine
+from tests.fixtures import _isolated, engine
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from oncemore import Engine
 
-__all__ = ["_alone", "engine"]
+__all__ = ["_isolated", "engine"]
 
 
 def test_it_is_created_once_and_every_engine_reads_the_same(engine: Engine) -> None:

@@ -14,14 +14,14 @@ import oncemore
 from oncemore._redact import masked_message
 from oncemore.inbox import Inbox, InboxStats, endpoint, sqs
 from oncemore.messaging.inbox_flow import InboxMessage
+from tests.fixtures import _isolated
 from tests.issues.hostile_messages import BODIES, GOOD, ExitingText, make_step
 from tests.messaging.inbox.fake_queue import Queue, drain
-from tests.rooms import _alone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["_alone"]
+__all__ = ["_isolated"]
 
 
 @pytest.fixture

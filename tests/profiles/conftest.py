@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from oncemore.policy import files
-from tests.rooms import clock
+from tests.fixtures import clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,7 @@ import pytest
 
 import oncemore
 from oncemore.profiles.lit import ExhaustionAlert, Persistence, context, exhaustion, persist
-from tests.quickest import quickest
+from tests.timing import measure_shortest_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -128,7 +128,7 @@ def test_a_lasting_lock_raises_the_original_error_after_three_attempts_within_15
             Persistence(mine, counter=counter).write(save, "f-12")
         caught.append(error.value)
 
-    assert 0.06 <= quickest(write, 0.15) < 0.15
+    assert 0.06 <= measure_shortest_call(write, 0.15) < 0.15
     assert {type(error) for error in caught} == {sqlite3.OperationalError}
     tries = [line.__dict__["oncemore_attempt"] for line in lock.lines if line.levelname == "WARNING"]
     assert tries == [1, 2, 3] * len(caught)

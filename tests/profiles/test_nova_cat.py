@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from hashlib import sha256
 from http.client import IncompleteRead
 from pathlib import Path
@@ -32,21 +31,16 @@ from oncemore.profiles.nova_cat import (
     validate,
 )
 from oncemore.testing import FakeClock
+from tests.fixtures import _isolated
 from tests.test_docs import run_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+__all__ = ["_isolated"]
+
 ROOT = Path(__file__).resolve().parents[2]
 NOVA = str(uuid4())
-
-
-@pytest.fixture(autouse=True)
-def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in os.environ:
-        if name.startswith("ONCEMORE_"):
-            monkeypatch.delenv(name)
 
 
 @pytest.fixture

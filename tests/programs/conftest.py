@@ -6,16 +6,15 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import oncemore
+from tests.timing import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from subprocess import CompletedProcess
 
 PROGRAM = [sys.executable, "-W", "error", "-m", "oncemore", "exec"]
@@ -65,21 +64,6 @@ class ExecSandbox:
     def wait_for_lines(self, count: int) -> list[str]:
         wait_until(lambda: len(self.read_runs()) >= count, f"{count} lines in {self.log}")
         return self.read_runs()
-
-
-def wait_until(holds: Callable[[], bool], what: str, seconds: float = PATIENCE_S / 2) -> None:
-    ends = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < ends, f"waited {seconds:g} s for {what}"
-        time.sleep(0.01)
-
-
-def is_alive(pid: int) -> bool:
-    """Return whether a process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 @pytest.fixture

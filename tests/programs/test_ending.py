@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.programs.conftest import PROGRAM, is_alive, wait_until
+from tests.programs.conftest import PROGRAM
+from tests.timing import is_process_alive, wait_until
 
 if TYPE_CHECKING:
     from tests.programs.conftest import ExecSandbox
@@ -33,7 +34,7 @@ def pids(sandbox: ExecSandbox) -> list[int]:
 
 
 def all_gone(found: list[int]) -> None:
-    wait_until(lambda: not any(map(is_alive, found)), f"the end of {found}", 15)
+    wait_until(lambda: not any(map(is_process_alive, found)), f"the end of {found}", 15)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_the_time_limit_ends_the_program_and_all_its_descendants(
     words = ("--key", "k", "--timeout", "1.5s", "--grace", "0.3s", "--attempts", "1", "--effect", effect)
     report = sandbox.report(*words, "--", "sh", "-c", FAMILY)
     found = pids(sandbox)
-    assert [pid for pid in found if is_alive(pid)] == []  # when we are report, it has happened
+    assert [pid for pid in found if is_process_alive(pid)] == []  # when we are report, it has happened
     assert (report["exit_code"], report["by"], report["status"]) == (code, "oncemore", status)
     assert report["program"]["ended_by"] == "limit"
     assert sandbox.run(*words, "--", "sh", "-c", FAMILY).returncode == code
@@ -78,10 +79,10 @@ def test_processes_left_behind_are_ended_unless_leave_running_is_given(sandbox: 
     done = sandbox.run("--key", "a", "--grace", "0.5s", "--", "sh", "-c", script)
     assert (done.returncode, done.stdout) == (0, b"out\n")
     assert b"1 background process(es) of the program were ended" in done.stderr
-    assert not is_alive(int(sandbox.read_runs()[0]))
+    assert not is_process_alive(int(sandbox.read_runs()[0]))
     stays = sandbox.run("--key", "b", "--leave-running", "--", "sh", "-c", script)
     pid = int(sandbox.read_runs()[1])
-    assert (stays.returncode, is_alive(pid)) == (0, True)
+    assert (stays.returncode, is_process_alive(pid)) == (0, True)
     assert {file.name for file in Path(f"/proc/{pid}/fd").iterdir()} == {
         "0",
         "1",
@@ -120,7 +121,7 @@ def test_the_second_signal_kills_without_a_grace_period(sandbox: ExecSandbox) ->
     found = pids(sandbox)
     program.send_signal(signal.SIGTERM)
     time.sleep(0.5)
-    assert is_alive(found[3])
+    assert is_process_alive(found[3])
     program.send_signal(signal.SIGTERM)
     assert program.wait(30) == 128 + signal.SIGTERM
     all_gone(found)
@@ -166,7 +167,7 @@ def test_a_killed_guardian_ends_the_program_even_if_the_worker_is_stopped(sandbo
     pid, guard = map(int, sandbox.wait_for_lines(1)[0].split())
     program.send_signal(signal.SIGSTOP)
     os.kill(guard, signal.SIGKILL)
-    wait_until(lambda: not is_alive(pid), "the program's end", 15)
+    wait_until(lambda: not is_process_alive(pid), "the program's end", 15)
     program.kill()
     program.wait(30)
 
@@ -179,5 +180,5 @@ def test_a_killed_guardian_counts_as_a_lost_attempt(sandbox: ExecSandbox) -> Non
     assert "guardian.py" in Path(f"/proc/{guard}/cmdline").read_text()
     os.kill(guard, signal.SIGKILL)
     assert program.wait(30) == 0  # the second attempt
-    assert not is_alive(pid)
+    assert not is_process_alive(pid)
     assert len(sandbox.read_runs()) == 2

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.programs.conftest import RAN, is_alive, wait_until
+from tests.programs.conftest import RAN
 from tests.programs.test_ending import FAMILY, all_gone, pids
+from tests.timing import is_process_alive, wait_until
 
 if TYPE_CHECKING:
     from tests.programs.conftest import ExecSandbox
@@ -117,7 +118,7 @@ def test_the_next_worker_waits_for_a_slow_guardian(sandbox: ExecSandbox) -> None
     other = sandbox.start("--report", "r.json", *words)
     wait_until(lambda: lock <= open_files(other.pid), "the second worker at the lock")
     time.sleep(0.1)
-    assert (len(sandbox.read_runs()), is_alive(pid)) == (1, True)
+    assert (len(sandbox.read_runs()), is_process_alive(pid)) == (1, True)
     other.send_signal(signal.SIGTERM)
     assert other.wait(30) == 128 + signal.SIGTERM
     report = json.loads((sandbox.folder / "r.json").read_text())
@@ -125,10 +126,10 @@ def test_the_next_worker_waits_for_a_slow_guardian(sandbox: ExecSandbox) -> None
     other = sandbox.start(*words, stderr=subprocess.PIPE)
     wait_until(lambda: lock <= open_files(other.pid), "the third worker at the lock")
     time.sleep(0.1)
-    assert (len(sandbox.read_runs()), is_alive(pid)) == (1, True)
+    assert (len(sandbox.read_runs()), is_process_alive(pid)) == (1, True)
     os.kill(guard, signal.SIGCONT)
     other.communicate(timeout=60)
-    assert (other.returncode, len(sandbox.read_runs()), is_alive(pid)) == (0, 2, False)
+    assert (other.returncode, len(sandbox.read_runs()), is_process_alive(pid)) == (0, 2, False)
     assert "OVERLAP" not in sandbox.read_runs()
 
 
@@ -164,7 +165,7 @@ def test_eight_concurrent_calls_survive_the_kill_of_the_running_one(sandbox: Exe
     guard = sandbox.wait_for_lines(1)[0].split()[1]
     holder = int(Path(f"/proc/{guard}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(holder, signal.SIGKILL)
-    wait_until(lambda: not is_alive(int(guard)), "the guard's end", 15)
+    wait_until(lambda: not is_process_alive(int(guard)), "the guard's end", 15)
     ended = sorted(one.wait(100) for one in eight)
     assert ended == [-signal.SIGKILL, *([0] * 7)]
     assert [line.split()[0] for line in sandbox.read_runs()] == ["1", "2"]

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
-from tests.programs.conftest import PROGRAM, RAN, is_alive, wait_until
+from tests.programs.conftest import PROGRAM, RAN
+from tests.timing import is_process_alive, wait_until
 
 if TYPE_CHECKING:
     from tests.programs.conftest import ExecSandbox
@@ -98,7 +99,7 @@ def test_the_time_limit_holds_while_the_reader_is_blocked(sandbox: ExecSandbox) 
     words = ("--key", "k", "--timeout", "1s", "--grace", "0.2s", "--attempts", "1", "--effect", "pure")
     program = sandbox.start(*words, "--", "sh", "-c", script, stdout=subprocess.PIPE)
     pid = int(sandbox.wait_for_lines(1)[0])
-    wait_until(lambda: not is_alive(pid), "the end of a program that nobody reads", 20)
+    wait_until(lambda: not is_process_alive(pid), "the end of a program that nobody reads", 20)
     program.communicate(timeout=60)
     assert program.returncode == 124
 

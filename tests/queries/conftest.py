@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import oncemore
+from tests.fixtures import _isolated
 from tests.queries.work import run_all_steps
 
 if TYPE_CHECKING:
@@ -17,14 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from oncemore.log.store import Store
-
-
-@pytest.fixture(autouse=True)
-def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in os.environ:
-        if name.startswith("ONCEMORE_"):
-            monkeypatch.delenv(name)
 
 
 #: The store that was made last, and when; after a while, what waits in it would be overdue.
@@ -57,3 +49,6 @@ def store(path: Path) -> Iterator[Store]:
 
     with open_read_only(str(path)) as opened:
         yield opened
+
+
+__all__ = ["_isolated"]

@@ -18,8 +18,8 @@ import trio
 import oncemore
 from oncemore.retries import deadlines, timeouts
 from oncemore.retries.loop import CallFunction
-from tests.quickest import best, quickest
 from tests.retries.colours import COLOURS, Script, run
+from tests.timing import measure_shortest, measure_shortest_call
 
 SLEEP = {"asyncio": asyncio.sleep, "trio": trio.sleep}
 
@@ -60,7 +60,7 @@ def test_work_that_never_returns_ends_soon_after_its_limit(colour: str) -> None:
             call[colour]()
         caught.append(error.value)
 
-    took = quickest(cut_off, 0.55)
+    took = measure_shortest_call(cut_off, 0.55)
     release.set()
     assert 0.3 <= took <= 0.55
     assert type(caught[0]) is oncemore.AttemptTimeout
@@ -233,7 +233,7 @@ def test_an_inner_call_inherits_the_smaller_limit(colour: str) -> None:
             with pytest.raises(oncemore.DeadlineExceeded):
                 trio.run(outer_async) if colour == "trio" else asyncio.run(outer_async())
 
-    assert quickest(call, 0.6) < 0.6
+    assert measure_shortest_call(call, 0.6) < 0.6
     assert all(left is not None and left <= 0.3 for left in seen)
     over.set()
     wait_for_stragglers()
@@ -321,7 +321,7 @@ def test_a_light_inner_call_does_not_wait_past_the_outer_limit() -> None:
             outer()
         assert "would start in 5 s" in caught.value.__notes__[-1]
 
-    assert quickest(call, 0.4) < 0.4
+    assert measure_shortest_call(call, 0.4) < 0.4
 
 
 @pytest.mark.req("BACKOFF-17")
@@ -357,7 +357,7 @@ def test_cancelling_an_asyncio_call_ends_it_at_once_in_the_attempt_and_in_the_wa
         return time.monotonic() - began
 
     for fail in (True, False):
-        assert best(lambda: asyncio.run(main(fail)), 0.5) < 0.5  # noqa: B023 - it is called here
+        assert measure_shortest(lambda: asyncio.run(main(fail)), 0.5) < 0.5  # noqa: B023 - it is called here
         assert calls == 1
 
 

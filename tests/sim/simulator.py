@@ -168,7 +168,7 @@ _SEEDED = (
     (head_access, "new_nonce", _Chance.nonce),
     (lease, "new_nonce", _Chance.nonce),
     (lease, "os", _HERE),
-    (engine, "new_uuid7", _Chance.uuid7),
+    (lease, "new_uuid7", _Chance.uuid7),
     (engine.log, "disabled", True),  # a heartbeat that fails says so, a thousand times here
 )
 

@@ -1,5 +1,5 @@
-"""Every test here has a room of its own."""
+"""Every test here has a folder and an environment of its own."""
 
-from tests.rooms import _alone, clock, engine
+from tests.fixtures import _isolated, clock, engine
 
-__all__ = ["_alone", "clock", "engine"]
+__all__ = ["_isolated", "clock", "engine"]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.storm.points import Point
+from tests.timing import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
@@ -31,15 +32,6 @@ USUAL = (
 def quiet_environment() -> dict[str, str]:
     """Return an environment without coverage: thousands of children would each write a file of it."""
     return {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
-
-
-def until(true: Any, what: str, total_timeout: float = PATIENCE_S) -> Any:
-    """Look until something is true, and return it."""
-    ends = time.monotonic() + total_timeout
-    while not (found := true()):
-        assert time.monotonic() < ends, f"{what}: not within {total_timeout:g} s"
-        time.sleep(0.002)
-    return found
 
 
 class Warm:
@@ -86,7 +78,7 @@ class Child:
 
     def stopped(self) -> None:
         """Wait until it has stopped itself."""
-        until(lambda: self.state() in "TZ", "the worker stops")
+        wait_until(lambda: self.state() in "TZ", "the worker stops")
         assert self.state() == "T", "it ended before it came to the moment"
 
     def wait(self, total_timeout: float = PATIENCE_S) -> int:

@@ -19,9 +19,10 @@ from oncemore.log.entry_codec import decode_header
 from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.policy import Policy
 from tests.storm import storm
-from tests.storm.crew import ROOT, until
+from tests.storm.crew import ROOT
 from tests.storm.points import Point
 from tests.storm.work import STEPS
+from tests.timing import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -118,7 +119,7 @@ def test_ctrl_c_at_random_moments_always_gets_through(crew: Crew) -> None:
             crew.start("hammer", orders=orders[-12:], seed=f"{seed}/{len(orders)}/{n}") for n in range(3)
         ]
         for worker in workers:
-            until(lambda pid=worker.pid: _is_up(crew, pid), "the worker comes up")
+            wait_until(lambda pid=worker.pid: _is_up(crew, pid), "the worker comes up")
         time.sleep(chance.uniform(0.0, 0.02))
         for worker in workers:
             worker.send(signal.SIGINT)
@@ -141,11 +142,11 @@ def _is_up(crew: Crew, pid: int) -> bool:
 @pytest.mark.parametrize("where", ["work", "helper", "retry", "async work", "async retry"])
 def test_ctrl_c_ends_every_wait_at_once(crew: Crew, where: str) -> None:
     worker = crew.start("waits", where=where)
-    until(lambda: crew.effects(), "the work begins")
+    wait_until(lambda: crew.effects(), "the work begins")
     time.sleep(0.2)
     began = time.monotonic()
     worker.send(signal.SIGINT)
-    assert worker.wait(total_timeout=10) == CTRL_C, crew.complaints()
+    assert worker.wait(seconds=10) == CTRL_C, crew.complaints()
     assert time.monotonic() - began < 5
     with oncemore.open(crew.place["store"]) as engine:
         (run,) = engine.store.list_heads(_runs())
@@ -166,7 +167,7 @@ def test_ctrl_c_ends_waiting_for_somebody_else(crew: Crew) -> None:
     waiting = crew.call("charge", "o")
     time.sleep(0.3)
     waiting.send(signal.SIGINT)
-    assert waiting.wait(total_timeout=10) == CTRL_C, crew.complaints()
+    assert waiting.wait(seconds=10) == CTRL_C, crew.complaints()
     holder.send(signal.SIGCONT)
     assert holder.wait() == 0
     assert [effect["attempt"] for effect in crew.effects()] == [1]

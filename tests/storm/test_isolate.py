@@ -14,7 +14,7 @@ from oncemore.log.entry_codec import decode_body
 from oncemore.log.store import HeadQuery
 from oncemore.steps.isolation import ProcessDied, RemoteError
 from tests.storm import isolated
-from tests.storm.crew import until
+from tests.timing import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,7 +121,7 @@ def test_a_value_that_cannot_come_over_does_not_undo_what_was_done(tmp_path: Pat
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_goes_on_when_the_process_that_called_is_gone(crew: Crew, how: str, ending: int) -> None:
     caller = crew.start("tests.storm.isolated:call_ticks", how=how)
-    until(lambda: len(notes(crew.folder)) > 5, "it ticks")
+    wait_until(lambda: len(notes(crew.folder)) > 5, "it ticks")
     caller.send(ending)
     caller.wait(total_timeout=20)
     time.sleep(0.3)  # at least ten ticks
@@ -129,14 +129,14 @@ def test_nothing_goes_on_when_the_process_that_called_is_gone(crew: Crew, how: s
     child = int(notes(crew.folder)[0].split()[1])
     time.sleep(0.3)
     assert len(notes(crew.folder)) == before, "it goes on behind everybody's back"
-    until(lambda: not alive(child), "the child ends", total_timeout=10)
+    wait_until(lambda: not alive(child), "the child ends", seconds=10)
 
 
 @pytest.mark.timeout(60)
 def test_a_child_whose_caller_dies_while_it_starts_does_not_begin(crew: Crew) -> None:
     for delay in (0.0, 0.05, 0.1, 0.15, 0.2, 0.3):
         caller = crew.start("tests.storm.isolated:call_ticks", how=f"python {delay}")
-        until(lambda pid=caller.pid: _children(pid), "a child of its own")
+        wait_until(lambda pid=caller.pid: _children(pid), "a child of its own")
         time.sleep(delay)
         caller.kill()
         time.sleep(0.2)

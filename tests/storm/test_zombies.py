@@ -13,9 +13,9 @@ import oncemore
 from oncemore.log.entry_codec import decode_header
 from oncemore.steps.history import fold_entries as told_by
 from tests.storm import storm
-from tests.storm.crew import until
 from tests.storm.points import Point
 from tests.storm.work import STEPS
+from tests.timing import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -181,7 +181,7 @@ def test_a_worker_that_is_stopped_while_it_writes_holds_others_up_and_nothing_is
 @pytest.mark.req("LEASE-6")
 def test_whoever_takes_over_during_a_delay_respects_it(crew: Crew) -> None:
     first = crew.start("delayed", order="o")
-    until(lambda: len(crew.effects()) == 1, "the first attempt")
+    wait_until(lambda: len(crew.effects()) == 1, "the first attempt")
     time.sleep(0.2)
     first.kill()
     assert crew.start("delayed", order="o").wait() == 0, crew.complaints()

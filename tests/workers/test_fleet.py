@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -30,6 +29,7 @@ from oncemore.errors import StoreError
 from oncemore.workers.service import Worked
 from oncemore.workers.worker import WorkerHealth
 from tests.servers import nats, postgres
+from tests.timing import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,13 +78,6 @@ def asked(port: int, path: str) -> tuple[int, dict[str, Any]]:
         return error.code, json.load(error)
 
 
-def until(holds: Any, total_timeout_s: float = 30.0) -> None:
-    ends = time.monotonic() + total_timeout_s
-    while not holds():
-        assert time.monotonic() < ends
-        time.sleep(0.02)
-
-
 def step(name: str, work: Any = None, **told: Any) -> Any:
     return oncemore.step(**{"effect": "idempotent", "name": name, **told})(work or (lambda x: x))
 
@@ -126,16 +119,16 @@ def test_probes_follow_a_worker_from_its_start_to_its_end(store: str) -> None:
             assert asked(port, "/readyz")[0] == 503
             assert asked(port, "/healthz")[0] == 200
             with worker:
-                until(lambda: asked(port, "/readyz")[0] == 200)
+                wait_until(lambda: asked(port, "/readyz")[0] == 200)
                 touch.submit(1).wait(timeout=20)
-                until(lambda: asked(port, "/readyz?probe=1")[1]["done"] == 1)
-                until(lambda: asked(port, "/healthz")[1]["under_way"] == 0)
+                wait_until(lambda: asked(port, "/readyz?probe=1")[1]["done"] == 1)
+                wait_until(lambda: asked(port, "/healthz")[1]["under_way"] == 0)
                 assert asked(port, "/healthz") == (
                     200,
                     {"status": "ok", "under_way": 0, **Worked(done=1)._asdict()},
                 )
                 worker.stop()
-                until(lambda: asked(port, "/readyz")[0] == 503)
+                wait_until(lambda: asked(port, "/readyz")[0] == 503)
                 assert asked(port, "/healthz")[0] == 200
             assert asked(port, "/secret")[0] == 404
             request = urllib.request.Request(f"http://127.0.0.1:{port}/healthz", method="HEAD")
@@ -156,12 +149,12 @@ def test_a_worker_that_cannot_see_its_store_is_not_ready_but_not_dead_either(
 
         monkeypatch.setattr(engine.store, "wait_for_change", away)
         with serve_health(worker, ("127.0.0.1", 0)) as port, worker:
-            until(lambda: worker.health.loop_age_s is not None)
+            wait_until(lambda: worker.health.loop_age_s is not None)
             assert asked(port, "/readyz") == (503, asked(port, "/readyz")[1])
             assert asked(port, "/readyz")[1]["status"] == "the worker has not read the store yet"
             assert asked(port, "/healthz")[0] == 200
             monkeypatch.setattr(engine.store, "wait_for_change", real)
-            until(lambda: asked(port, "/readyz")[0] == 200)
+            wait_until(lambda: asked(port, "/readyz")[0] == 200)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +220,7 @@ def test_the_program_answers_probes_and_drains_when_it_is_told_to_stop(store: st
             except OSError:
                 return False
 
-        until(ready, 60.0)
+        wait_until(ready, "readiness", 60.0)
         with oncemore.open(store):  # handed in from elsewhere
             assert quick.submit(7).wait(timeout=30).value == 7
         process.send_signal(signal.SIGTERM)

@@ -20,6 +20,7 @@ import oncemore
 from oncemore.cli import run_command as program
 from oncemore.steps.history import verify_chain
 from oncemore.workers.service import find_steps
+from tests.timing import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -93,13 +94,6 @@ def notes() -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def until(holds: Callable[[], Any], total_timeout_s: float = 30.0) -> None:
-    ends = time.monotonic() + total_timeout_s
-    while not holds():
-        assert time.monotonic() < ends, notes()
-        time.sleep(0.01)
-
-
 def test_it_does_what_is_due_and_ends(
     store: oncemore.Engine, steps: Any, start: Callable[..., Program]
 ) -> None:
@@ -119,7 +113,7 @@ def test_sigterm_lets_what_is_under_way_end_and_takes_nothing_more(
 ) -> None:
     first, second = steps.slow.submit(1), steps.slow.submit(2)
     worker = start("--concurrency", "1")
-    until(lambda: notes() == ["began 1"])
+    wait_until(lambda: notes() == ["began 1"])
     worker.tell(signal.SIGTERM)
     time.sleep(0.3)
     assert worker.process.poll() is None, "it waits for what is under way"
@@ -134,7 +128,7 @@ def test_what_does_not_end_in_time_is_left_to_its_lease_and_taken_over(
 ) -> None:
     run = steps.slow.submit(1)
     worker = start("--grace", "0.1")
-    until(lambda: notes() == ["began 1"])
+    wait_until(lambda: notes() == ["began 1"])
     worker.tell(signal.SIGINT)
     code, errors = worker.end()
     assert code == 1, errors
@@ -154,7 +148,7 @@ def test_a_second_signal_ends_it_at_once(
 ) -> None:
     steps.slow.submit(1)
     worker = start()
-    until(lambda: notes() == ["began 1"])
+    wait_until(lambda: notes() == ["began 1"])
     worker.tell(signal.SIGTERM)
     time.sleep(0.3)
     worker.tell(signal.SIGTERM)
@@ -167,7 +161,7 @@ def test_what_a_killed_worker_had_needs_no_caller_to_go_on(
 ) -> None:
     run = steps.slow.submit(1)
     victim = start()
-    until(lambda: notes() == ["began 1"])
+    wait_until(lambda: notes() == ["began 1"])
     victim.tell(signal.SIGKILL)
     assert victim.end()[0] == -signal.SIGKILL
     Path("go_on").touch()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,31 +15,16 @@ from oncemore.messaging import sinks
 from oncemore.messaging.message import EventMessage
 from oncemore.outbox import CommandSink, OutboxRelay
 from tests.messaging.outbox.simulation import give, states
+from tests.timing import is_process_alive, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from pathlib import Path
 
 MESSAGE = EventMessage("an-id", "topic", {"text": "ö"}, "corr", "", 1000.0, "lane", 7, 2)
 
 
 def python(source: str, **options: Any) -> CommandSink:
     return CommandSink([sys.executable, "-c", source], **options)
-
-
-def within(seconds: float, held: Callable[[], bool]) -> bool:
-    """Wait until something holds, or time is up."""
-    ends = time.monotonic() + seconds
-    while not held() and time.monotonic() < ends:
-        time.sleep(0.01)
-    return held()
-
-
-def gone(pid: int) -> bool:
-    """Whether a process is over: not there, or only waiting to be collected."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
-        return True
 
 
 def test_a_program_gets_the_message_as_one_line_of_json(tmp_path: Path) -> None:
@@ -95,7 +78,7 @@ def test_at_the_limit_it_is_killed_with_everything_it_started(
 
     def wait_for_start(self: Any, *args: Any, **named: Any) -> Any:
         """Begin to count the seconds when the program has started its own child."""
-        assert within(30, (tmp_path / "pids").exists)
+        wait_until((tmp_path / "pids").exists, "the program and its child")
         return communicate(self, *args, **named)
 
     monkeypatch.setattr(sinks.subprocess.Popen, "communicate", wait_for_start)
@@ -103,7 +86,7 @@ def test_at_the_limit_it_is_killed_with_everything_it_started(
         python(STUBBORN, timeout=0.5)(MESSAGE)
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert len(pids) == 2
-    assert within(10, lambda: all(map(gone, pids))), "something that it started is still there"
+    wait_until(lambda: not any(map(is_process_alive, pids)), "the end of all that it started")
 
 
 def test_a_program_that_reads_nothing_is_killed_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,14 +98,14 @@ def test_a_program_that_reads_nothing_is_killed_too(monkeypatch: pytest.MonkeyPa
 
 def test_what_cuts_the_caller_off_ends_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def cut(self: Any, *told: Any, **named: Any) -> None:
-        assert within(30, (tmp_path / "pids").exists)
+        wait_until((tmp_path / "pids").exists, "the program and its child")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sinks.subprocess.Popen, "communicate", cut)
     with pytest.raises(KeyboardInterrupt):
         python(STUBBORN)(MESSAGE)
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-    assert within(10, lambda: all(map(gone, pids)))
+    wait_until(lambda: not any(map(is_process_alive, pids)), "the end of all that it started")
 
 
 def test_a_program_that_is_gone_already_is_left_alone() -> None:

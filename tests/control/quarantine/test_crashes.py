@@ -13,6 +13,7 @@ from oncemore.control.review import make_decision, record_decision
 from oncemore.log.entry_codec import decode_head
 from oncemore.log.record import RunRecord
 from oncemore.log.store import HeadQuery
+from oncemore.steps.call import PreparedCall
 from oncemore.steps.engine import Engine
 from oncemore.steps.history import verify_chain
 from oncemore.steps.ops import RunAttempt
@@ -163,7 +164,7 @@ def test_a_crash_anywhere_in_a_decision_leaves_it_made_or_not(action: str) -> No
     def decide(engine: Engine) -> ScriptRun:
         entity = f"run/{doubtful.bind(engine).key(1)}"
         decision = make_decision(action, "operator", "looked", 0, 1 if action == "rerun" else 0)
-        job = engine.quarantine._make_call("x")
+        job = PreparedCall.for_decision(engine)
         return run_with_driver(engine, job, record_decision(entity, RunRecord, decision))
 
     def hold_for_review() -> Start:

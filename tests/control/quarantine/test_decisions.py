@@ -12,6 +12,7 @@ from oncemore import LeaseLost, StaleDecision, UsageError
 from oncemore.control.review import MAX_EXTRA_ATTEMPTS, is_held, list_choices, make_decision, record_decision
 from oncemore.log.record import ArtifactRecord, EventRecord, RunRecord
 from oncemore.outbox import EventMessage, OutboxRelay
+from oncemore.steps.call import PreparedCall
 from oncemore.steps.history import verify_chain
 from oncemore.steps.ops import AppendChange, RunAttempt
 from tests.artifacts.conftest import alter
@@ -247,7 +248,7 @@ def test_a_decision_that_lost_the_race_against_another_is_refused() -> None:
         doubtful.run(1)
         item = only(engine)
         script = record_decision(item.entity, RunRecord, make_decision("release", "operator", "slow"))
-        slow = run_with_driver(engine, engine.quarantine._make_call("x"), script)
+        slow = run_with_driver(engine, PreparedCall.for_decision(engine), script)
         slow.run_until(AppendChange)
         engine.quarantine.reject(item, by="bob", reason="fast")
         end = slow.run()

@@ -1,5 +1,5 @@
 """Every test of cooldowns has a folder and a store of its own."""
 
-from tests.rooms import _alone, clock, engine
+from tests.fixtures import _isolated, clock, engine
 
-__all__ = ["_alone", "clock", "engine"]
+__all__ = ["_isolated", "clock", "engine"]

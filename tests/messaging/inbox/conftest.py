@@ -1,5 +1,5 @@
 """Fixtures: every test has its own store and folder."""
 
-from tests.rooms import _alone, clock, engine
+from tests.fixtures import _isolated, clock, engine
 
-__all__ = ["_alone", "clock", "engine"]
+__all__ = ["_isolated", "clock", "engine"]

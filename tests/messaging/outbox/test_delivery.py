@@ -20,6 +20,7 @@ from oncemore.policy.backoff import Jitter, Schedule
 from oncemore.policy.policy import Policy
 from oncemore.steps.history import verify_chain
 from tests.messaging.outbox.simulation import POLICY, Consumer, OutboxSimulation, events, give, states
+from tests.timing import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -591,13 +592,6 @@ def test_a_relay_whose_pass_was_stopped_by_another_event_of_its_process_goes_on(
 # The loop -------------------------------------------------------------------------------------------
 
 
-def until(true: Callable[[], object], within: float = 20.0) -> None:
-    ends = time.monotonic() + within
-    while not true():
-        assert time.monotonic() < ends
-        time.sleep(0.005)
-
-
 def relay_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "oncemore-relay"]
 
@@ -611,13 +605,13 @@ def test_a_started_relay_delivers_what_comes_and_leaves_no_thread(engine: oncemo
         assert len(relay_threads()) == 1
         for name in "abc":
             give(name, ["x"])
-        until(lambda: len(consumer.effects) == 3)
-        until(lambda: states(engine) == {"DELIVERED": 3})
+        wait_until(lambda: len(consumer.effects) == 3)
+        wait_until(lambda: states(engine) == {"DELIVERED": 3})
     assert relay_threads() == []
     relay.close()
     with relay:
         give("d", ["y"])
-        until(lambda: len(consumer.effects) == 4)
+        wait_until(lambda: len(consumer.effects) == 4)
 
 
 def test_a_waiting_relay_wakes_when_the_log_grows(
@@ -628,7 +622,7 @@ def test_a_waiting_relay_wakes_when_the_log_grows(
     with relay_of(engine, consumer, poll_s=60.0):
         time.sleep(0.15)  # so that it has looked, found nothing, and looked away several times
         give("a", ["x"])
-        until(lambda: consumer.effects, 10.0)
+        wait_until(lambda: consumer.effects)
 
 
 def test_a_relay_survives_store_errors(caplog: pytest.LogCaptureFixture) -> None:
@@ -643,7 +637,7 @@ def test_a_relay_survives_store_errors(caplog: pytest.LogCaptureFixture) -> None
     simulation.store.list_heads = failing  # type: ignore[method-assign]
     relay = OutboxRelay(simulation.engine(), {"*": simulation.consumer}, poll_s=0.01)
     with relay:
-        until(lambda: simulation.consumer.effects)
+        wait_until(lambda: simulation.consumer.effects)
     assert "it tries again" in caplog.text
     simulation.close()
 
@@ -665,7 +659,7 @@ def test_close_warns_about_a_sink_that_does_not_return(
         relay.close()
     assert "did not return" in caplog.text
     let_go.set()
-    until(lambda: not relay_threads())
+    wait_until(lambda: not relay_threads())
 
 
 # Async ----------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""Every test here has a room of its own."""
+"""Every test here has a folder and an environment of its own."""
 
-from tests.rooms import _alone, clock
+from tests.fixtures import _isolated, clock
 
-__all__ = ["_alone", "clock"]
+__all__ = ["_isolated", "clock"]

@@ -1,4 +1,4 @@
-"""A room for a test: a folder of its own, an environment that says nothing, a store, and time of its own."""
+"""Fixtures of many folders: a working directory, an empty environment, a store and a fake clock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(autouse=True)
-def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in os.environ:
         if name.startswith("ONCEMORE_"):
