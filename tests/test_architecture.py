@@ -42,7 +42,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (PACKAGE,),
     ("queries", "testing"),
     ("profiles", "stepfunctions"),
-    ("programs", "screen"),
+    ("programs",),
     ("cli", "demo"),
     ("__main__",),
 )

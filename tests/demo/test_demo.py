@@ -23,29 +23,31 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 import oncemore
-from oncemore.demo.pipeline import ending, story
-from oncemore.demo.pipeline.board import (
+from oncemore.demo.child_processes import run_in_folder
+from oncemore.demo.effect_counts import EffectCount, EffectTotals, count_effects, read_json_lines
+from oncemore.demo.pipeline import pipeline_demo
+from oncemore.demo.pipeline import pipeline_summary as summary
+from oncemore.demo.pipeline.order_plan import AT_A_TIME, HELD, SCRIPTS, make_plan
+from oncemore.demo.pipeline.status_table import (
     LEGEND,
     NAME_WIDTH,
-    BoardCell,
-    BoardNews,
-    OrderBoard,
+    NewsLine,
+    StatusCell,
+    StatusTable,
     column_widths,
-    cut_line,
     error_word,
     fit_text,
     format_cell,
 )
-from oncemore.demo.pipeline.live import LiveTerminal, wrap_text
-from oncemore.demo.pipeline.plan import AT_A_TIME, HELD, SCRIPTS, make_plan
-from oncemore.demo.pipeline.tally import EffectCount, EffectTotals, count_effects, read_json_lines
+from oncemore.demo.summary_lines import count_lines
+from oncemore.demo.terminal import LiveTerminal, cut_line, wrap_text
 from oncemore.policy import files
 from tools import pictures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-HERE = Path(oncemore.__file__).parent / "demo" / "pipeline"
+DEMO = Path(oncemore.__file__).parent / "demo"
 COMMAND = [sys.executable, "-W", "error", "-m", "oncemore", "demo"]
 SEED = "7"
 KINDS = ("HTTP charges", "table rows", "files", "webhook messages")
@@ -134,23 +136,22 @@ def test_every_effect_is_there_once_after_three_real_kills(told: Told) -> None:
     killed = re.findall(r"kill -9 of the pipeline, pid (\d+)", told.text)
     assert len(killed) == len(set(killed)) == 3
     assert told.text.count("the pipeline is started again") == 3
-    assert "Came back although asked to wait: 0 times." in " ".join(told.text.split())
+    assert "Requests earlier than the provider had asked for: 0." in " ".join(told.text.split())
 
 
 def test_the_kills_come_in_the_worst_moments(told: Told) -> None:
     seen = read_json_lines(told.folder / "recorder.jsonl")
-    assert [line["moment"] for line in seen if line["what"] == "moment"] == [
-        "charging",
-        "committed",
-        "telling",
-    ]
-    moments = {line["moment"]: line["order"] for line in seen if line["what"] == "moment"}
+    points = {line["kill_point"]: line["order"] for line in seen if line["event"] == "kill_point"}
+    assert list(points) == ["after-charge", "after-commit", "after-delivery"]
     rows = rows_of(told.text)
-    charge, *_ = rows[moments["charging"]]
+    charge, *_ = rows[points["after-charge"]]
     assert charge.endswith("killed ok"), "it was charged, killed, and asked again under the same key"
-    assert rows[moments["committed"]][1].endswith("killed found"), "its row was there, and not written again"
-    assert "killed" in rows[moments["telling"]][3]
-    assert f"knows the message of {moments['telling']} by its id" in told.text
+    assert rows[points["after-commit"]][1].endswith("killed found"), (
+        "its row was there, and not written again"
+    )
+    assert "killed" in rows[points["after-delivery"]][3]
+    order = points["after-delivery"]
+    assert f"webhook: already has the message of {order} (same id)" in told.text
 
 
 def rows_of(text: str) -> dict[str, list[str]]:
@@ -170,7 +171,7 @@ def test_every_attempt_of_every_order_can_be_read(told: Told) -> None:
     assert list(rows) == [order for order, _ in plan.orders]
     asked: dict[str, int] = {}
     for line in read_json_lines(told.folder / "recorder.jsonl"):
-        if line["what"] == "asked" and line["path"] == "charges":
+        if line["event"] == "requested" and line["path"] == "charges":
             asked[line["order"]] = asked.get(line["order"], 0) + 1
     for order, cells in rows.items():
         words = cells[0].split()
@@ -252,7 +253,7 @@ def test_a_lost_or_added_row_file_charge_or_message_is_counted(copy: Path) -> No
     book = copy / "recorder.jsonl"
     told = book.read_text().splitlines(keepends=True)
     charged = next(line for line in told if '"charged"' in line)
-    taken = next(line for line in told if '"taken"' in line)
+    taken = next(line for line in told if '"accepted"' in line)
     book.write_text("".join([*(line for line in told if line is not taken), charged]))
     assert changed(copy) == {
         "HTTP charges": (8, 1, 0),
@@ -265,7 +266,7 @@ def test_a_lost_or_added_row_file_charge_or_message_is_counted(copy: Path) -> No
 def test_what_is_done_of_a_refused_order_is_too_much(copy: Path) -> None:
     (refused,) = make_plan(SEED).refused_orders
     with (copy / "recorder.jsonl").open("a") as book:
-        book.write(f'{{"at": 0, "what": "charged", "order": "{refused}"}}\n{{"half a li')
+        book.write(f'{{"at": 0, "event": "charged", "order": "{refused}"}}\n{{"half a li')
     assert changed(copy) == {"HTTP charges": (8, 1, 0)}
 
 
@@ -274,26 +275,31 @@ def test_an_empty_folder_has_lost_everything(tmp_path: Path) -> None:
     assert {one[1:] for one in count_effects(tmp_path, ["order-1"]).counts} == {(1, 0, 0, 0, 1)}
 
 
-@pytest.mark.parametrize("name", ["world.py", "tally.py"])
-def test_whoever_counts_knows_nothing_of_us(name: str) -> None:
-    tree = ast.parse((HERE / name).read_text(encoding="utf-8"))
+#: The code that records and counts effects. It may import the standard library and itself, and nothing else.
+COUNTING = ("pipeline.shop_services", "exoarmur.host_services", "effect_counts", "local_server")
+
+
+@pytest.mark.parametrize("name", COUNTING)
+def test_the_code_that_counts_imports_nothing_of_the_engine(name: str) -> None:
+    tree = ast.parse((DEMO / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8"))
     modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     modules |= {node.module or "." for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    modules -= {f"oncemore.demo.{module}" for module in COUNTING}
     assert {module.split(".")[0] for module in modules} <= sys.stdlib_module_names
 
 
 def test_a_pipeline_that_gets_nowhere_ends_too_and_all_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(story, "LIMIT_S", 1.0)
+    monkeypatch.setattr(pipeline_demo, "LIMIT_S", 1.0)
     monkeypatch.setattr(
-        story.PipelineProcesses,
+        pipeline_demo.PipelineProcesses,
         "start_pipeline",
-        lambda self: self._start_process([sys.executable, "-c", "import time; time.sleep(60)"]),
+        lambda self: self.start_python("-c", "import time; time.sleep(60)"),
     )
     out, began = io.StringIO(), time.monotonic()
-    assert story.main(out, seed=SEED, fast=True, plain=True) == 1
+    assert pipeline_demo.main(out, seed=SEED, fast=True, plain=True) == 1
     assert time.monotonic() - began < 20
     assert [(one.applied, one.lost) for one in table_of(out.getvalue()).values()] == [(0, 7)] * 4
-    assert "The pipeline did not come to its end" in out.getvalue()
+    assert "The pipeline did not finish" in out.getvalue()
 
 
 # However it ends, it leaves nothing behind.
@@ -465,6 +471,54 @@ def test_a_terminal_gets_its_cursor_back_from_control_c() -> None:
     assert sent.replace(b"\r\n", b"\n").endswith(b"Stopped.\n")
 
 
+class InterruptedTerminal(io.StringIO):
+    """A terminal at which Ctrl-C arrives right after the given write or flush."""
+
+    def __init__(self, interrupted: int) -> None:
+        super().__init__()
+        self.left = interrupted
+
+    def isatty(self) -> bool:
+        return True
+
+    def _interrupt(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        self._interrupt()
+        return written
+
+    def flush(self) -> None:
+        super().flush()
+        self._interrupt()
+
+
+@pytest.mark.parametrize("number", range(1, 10))
+def test_the_cursor_is_shown_again_wherever_control_c_arrives(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    out = InterruptedTerminal(number)
+    glass, board = LiveTerminal(out), StatusTable(["order-1"])
+
+    def run(folder: Path) -> int:
+        try:
+            for at in range(3):
+                board.add_fact({"source": "demo", "event": "start", "pid": at, "t": 1.0})
+                glass.draw_frame(board.frame_lines(80, float(at)))
+        finally:
+            glass.end_drawing()
+        return 0
+
+    # Six calls draw three frames, two show the cursor, and no call is left for the last number.
+    assert run_in_folder(glass, run, keep=False) == (0 if number == 9 else 130)
+    assert out.getvalue().rfind("\033[?25h") > out.getvalue().rfind("\033[?25l") >= 0
+
+
 def test_every_frame_is_one_write() -> None:
     written: list[str] = []
 
@@ -476,12 +530,12 @@ def test_every_frame_is_one_write() -> None:
             written.append(text)
             return len(text)
 
-    glass, board = LiveTerminal(Out(), 0), OrderBoard(["order-1"])
+    glass, board = LiveTerminal(Out(), 0), StatusTable(["order-1"])
     glass.coloured = glass.live = True
     glass.draw_frame(board.frame_lines(80, 0.0))
     glass.draw_frame(board.frame_lines(80, 0.1))
     assert len(written) == 1, "nothing has changed"
-    board.add_fact({"who": "stage", "what": "start", "pid": 7, "t": 1.0})
+    board.add_fact({"source": "demo", "event": "start", "pid": 7, "t": 1.0})
     glass.draw_frame(board.frame_lines(80, 1.0))
     assert len(written) == 2
     assert written[1].startswith(f"\033[{len(board.frame_lines(80, 1.0))}A\r")
@@ -538,16 +592,16 @@ def test_a_seed_tells_the_same_story_and_every_story_has_its_kills() -> None:
         (held,) = [order for order, script in plan.charges.items() if script == HELD]
         assert held in [order for order, _ in plan.orders[:AT_A_TIME]]
         assert len(plan.expected_orders) == 7
-        assert set(plan.told) <= set(plan.expected_orders)
+        assert set(plan.messages) <= set(plan.expected_orders)
 
 
 def log(order: str, step: str, state: str, **more: Any) -> dict[str, Any]:
-    base = {"t": 1.0, "who": "log", "attempt": 1, "reason": "", "code": "", "until": 0.0, "sentence": ""}
+    base = {"t": 1.0, "source": "log", "attempt": 1, "reason": "", "code": "", "until": 0.0, "sentence": ""}
     return {**base, "order": order, "step": step, "state": state, **more}
 
 
 def test_a_cell_has_a_word_for_every_attempt() -> None:
-    board = OrderBoard(["order-1", "order-2"])
+    board = StatusTable(["order-1", "order-2"])
     at = ("order-1", "charge")
     board.add_fact(log("order-1", "charge", "RUNNING"))
     assert format_cell(board.cells[at], 0) == "..."
@@ -555,25 +609,25 @@ def test_a_cell_has_a_word_for_every_attempt() -> None:
     assert format_cell(board.cells[at], 1.5) == "429 wait 2.5 s"
     assert format_cell(board.cells[at], 9.0) == "429 wait 0.0 s"
     board.add_fact(log("order-1", "charge", "RUNNING"))
-    board.add_fact({"who": "stage", "what": "kill", "pid": 1, "t": 2.0})
-    assert board.cells[at] == BoardCell(("429", "killed"), "cut")
+    board.add_fact({"source": "demo", "event": "kill", "pid": 1, "t": 2.0})
+    assert board.cells[at] == StatusCell(("429", "killed"), "cut")
     board.add_fact(log("order-1", "charge", "SOFT_FAIL", reason="lease_expired"))
     board.add_fact(log("order-1", "charge", "COMPLETE"))
     assert format_cell(board.cells[at], 0) == "429 killed ok"
-    assert format_cell(board.cells["order-2", "tell"], 0) == "."
+    assert format_cell(board.cells["order-2", "notify"], 0) == "."
 
 
 def test_a_process_that_was_lost_without_our_doing_is_told_as_well() -> None:
-    board = OrderBoard(["order-1"])
+    board = StatusTable(["order-1"])
     board.add_fact(log("order-1", "book", "RUNNING"))
     board.add_fact(log("order-1", "book", "SOFT_FAIL", reason="lease_expired"))
     assert board.cells["order-1", "book"].words == ("killed",)
 
 
 def test_a_message_is_told_when_it_has_arrived_and_not_before() -> None:
-    board, at = OrderBoard(["order-1"]), ("order-1", "tell")
-    board.add_fact(log("order-1", "tell", "COMPLETE"))
-    assert board.cells[at].now == "queued"
+    board, at = StatusTable(["order-1"]), ("order-1", "notify")
+    board.add_fact(log("order-1", "notify", "COMPLETE"))
+    assert board.cells[at].state == "queued"
     for state, code in (("PENDING", ""), ("SENDING", ""), ("PENDING", "HTTP_503"), ("SENDING", "")):
         board.add_fact(log("order-1", "send", state, code=code))
     assert format_cell(board.cells[at], 0) == "503 ..."
@@ -587,8 +641,8 @@ def test_a_message_is_told_when_it_has_arrived_and_not_before() -> None:
 
 @pytest.mark.parametrize("width", [40, 60, 80, 133])
 def test_the_whole_width_is_used_and_no_more(width: int) -> None:
-    board = OrderBoard(["order-1"])
-    board.news.append(BoardNews(1.0, "x" * 300, ""))
+    board = StatusTable(["order-1"])
+    board.news.append(NewsLine(1.0, "x" * 300, ""))
     for line in board.frame_lines(width, 0.0):
         assert sum(len(text) for text, _ in line) <= width
     assert sum(column_widths(width).values()) == width - NAME_WIDTH
@@ -608,13 +662,13 @@ def test_a_decision_that_comes_out_otherwise_is_said(tmp_path: Path) -> None:
     kept = pictures.kept()
     policy = pictures.policy_of(make_plan(kept["seed"], kept["pace"]))
     *about, proof = kept["proved"]
-    assert ending.explain_decision((*about, proof), policy, 80)[1]
+    assert summary.explain_decision((*about, proof), policy, 80)[1]
     altered = {**proof, "delay_s": proof["delay_s"] + 1e-6}
-    said, same = ending.explain_decision((*about, altered), policy, 80)
+    said, same = summary.explain_decision((*about, altered), policy, 80)
     assert not same
     assert "NOT the same" in "".join(text for line in said for text, _ in line)
-    assert not ending.explain_decision((*about, proof), policy.replace(max_delay_s=7.0), 80)[1]
-    assert ending.choose_decision([]) is None
+    assert not summary.explain_decision((*about, proof), policy.replace(max_delay_s=7.0), 80)[1]
+    assert summary.choose_decision([]) is None
 
 
 def test_the_verdict_follows_the_counts() -> None:
@@ -622,7 +676,7 @@ def test_the_verdict_follows_the_counts() -> None:
     assert EffectTotals((good,), 0).is_exact
     assert not EffectTotals((good, twice), 0).is_exact
     assert not EffectTotals((good._replace(lost=1),), 0).is_exact
-    assert [line[0][1] for line in ending.count_lines(EffectTotals((good, twice), 0), 80)] == [
+    assert [line[0][1] for line in count_lines((good, twice), 80)] == [
         "bold",
         "green",
         "red",

@@ -23,10 +23,11 @@ import pytest
 import oncemore
 from oncemore import cli
 from oncemore.audit import AuditStream, RetrySucceeded
-from oncemore.demo.exoarmur import count, ending, story
-from oncemore.demo.exoarmur.cast import NONSENSE, make_plan
-from oncemore.demo.exoarmur.hosts import end_servers
-from oncemore.demo.pipeline.tally import EffectCount, read_json_lines
+from oncemore.demo.effect_counts import EffectCount, read_json_lines
+from oncemore.demo.exoarmur import agent_summary, stream_counts
+from oncemore.demo.exoarmur.agent_plan import UNKNOWN_ACTION, make_plan
+from oncemore.demo.exoarmur.host_services import end_servers
+from oncemore.demo.terminal import STOPPED
 from oncemore.profiles.exoarmur import RetryCategory
 from oncemore.steps.history import verify_chain
 from oncemore.testing import nats
@@ -52,7 +53,7 @@ class Told(NamedTuple):
         return " ".join(self.out.split())
 
     def counts(self) -> dict[str, EffectCount]:
-        kinds = [*count.EFFECTS.values(), *count.STREAMS.values()]
+        kinds = [*stream_counts.EFFECTS.values(), *stream_counts.STREAMS.values()]
         found = {}
         for line in self.out.splitlines():
             for kind in kinds:
@@ -104,7 +105,7 @@ def test_ctrl_c_ends_everything_that_it_started_and_so_does_its_own_death() -> N
         folder, pids = begun(stopped)
         stopped.send_signal(signal.SIGINT)
         out, err = stopped.communicate(timeout=30)
-        assert (stopped.returncode, err) == (story.STOPPED, "")
+        assert (stopped.returncode, err) == (STOPPED, "")
         assert out.rstrip().endswith("Stopped.")
         assert all(is_gone(pid) for pid in pids)
         assert not folder.exists()
@@ -165,7 +166,7 @@ def the_count_is_right(told: Told) -> None:
     assert all((one.duplicated, one.lost) == (0, 0) for one in counts.values())
     assert counts["hosts contained"].tried >= 10, "some were asked for twice"
     book = read_json_lines(told.folder / "recorder.jsonl")
-    applied = Counter((line["path"], line["order"]) for line in book if line["what"] == "applied")
+    applied = Counter((line["path"], line["order"]) for line in book if line["event"] == "applied")
     assert set(applied.values()) == {1}
     assert sorted(name for path, name in applied if path == "contain") == sorted([*plan.hosts, plan.critical])
     assert not any(name == "i-9" for _, name in applied), "what was denied was not done"
@@ -182,7 +183,7 @@ def the_log_says_so_too(told: Told) -> None:
         assert f"{category} {one.operations} {one.total_attempts} {rates}" in told.words
     with oncemore.open(told.folder / "log.db") as engine:
         verify_chain(engine.store.read_entries())
-        in_stream, in_log = count.count_decisions(events, engine)
+        in_stream, in_log = stream_counts.count_decisions(events, engine)
         assert in_stream == in_log
         assert in_log.total() >= 10
     assert cli.run_command(["replay", "--all", "--store", str(told.folder / "log.db")]) == 0
@@ -196,21 +197,21 @@ def _runs(pid: int) -> bool:
 def the_story_shows_what_befell_it(told: str) -> None:
     for part in (
         "NATS_CONNECT Connect: 2 of 5 failed, ConnectionRefusedError; again in",
-        "NATS_CONNECT Connect: good at attempt ",
-        "NATS_PUBLISH Publish to exoarmur.beliefs.v1: good at attempt ",
-        f"wants to {NONSENSE}: refused by the validator",
-        "hit: it is done, and not done again",
+        "NATS_CONNECT Connect: succeeded at attempt ",
+        "NATS_PUBLISH Publish to exoarmur.beliefs.v1: succeeded at attempt ",
+        f"wants to {UNKNOWN_ACTION}: refused by the validator",
+        "hit: already done, not done again",
         "API_REQUEST Look up",
         "refused: approval_needed",
-        "APPROVAL_GRANT Grant approval: good at attempt ",
+        "APPROVAL_GRANT Grant approval: succeeded at attempt ",
         "the other process: record; exit by signal 9",
         "KV_PUT Store kill switch state: hit",
         "Execute i-9: refused: switch",
         "KV_GET Get kill switch status: 3 of 3 failed",
         "Execute i-9: refused: control_state_unknown",
         "EXECUTION_EXPIRATION Expire containments: 1 of 1 failed, ConnectionResetError; given up",
-        "KV_DELETE Delete approval: good at attempt ",
-        "REPLAY_VALIDATION Compare the stream with the log: good at attempt ",
+        "KV_DELETE Delete approval: succeeded at attempt ",
+        "REPLAY_VALIDATION Compare the stream with the log: succeeded at attempt ",
         "waits were decided, the same in stream and log",
         "Every effect, message and event that was asked for is there, once.",
         '"event_type": "retry_exhausted", "retry_category": "RETRY_KV_GET"',
@@ -253,28 +254,30 @@ def test_the_count_notices_what_was_done_twice_or_not_at_all(tmp_path: Path) -> 
             "release": plan.hosts,
         }
         book = [
-            {"what": "applied", "path": path, "order": name}
+            {"event": "applied", "path": path, "order": name}
             for path, all_of in names.items()
             for name in all_of
             for _ in range(0 if name in skipped else 2 if name == twice else 1)
         ]
         (tmp_path / "recorder.jsonl").write_text("".join(json.dumps(line) + "\n" for line in book))
-        return count.count_host_effects(tmp_path, plan)
+        return stream_counts.count_host_effects(tmp_path, plan)
 
     assert [(one.duplicated, one.lost) for one in write()] == [(0, 0)] * 3
     assert [(one.duplicated, one.lost) for one in write(twice=plan.critical)] == [(0, 0), (1, 0), (0, 0)]
     assert [(one.duplicated, one.lost) for one in write(plan.valid_intents[0])] == [(0, 1), (0, 0), (0, 0)]
-    assert count._find_disorder([["a", "b"], ["c"]], ["a", "c", "b"]) == []
-    assert count._find_disorder([["a", "b"], ["c"]], ["b", "c", "a"]) == [
+    assert stream_counts._find_disorder([["a", "b"], ["c"]], ["a", "c", "b"]) == []
+    assert stream_counts._find_disorder([["a", "b"], ["c"]], ["b", "c", "a"]) == [
         "the events of agent 1 came in another order"
     ]
     calm = RetrySucceeded(
         retry_category="RETRY_KV_GET", operation="look", total_attempts=1, tenant_id=None,
         correlation_id=None, trace_id=None, timestamp="2026-11-16T08:00:00.000000Z",
     )  # fmt: skip
-    assert len(count.find_untried_categories([calm])) == 17
-    assert ending.describe_event(calm) is None
-    assert any("nothing" in text for line in ending.category_lines(AuditStream(), 80) for text, _ in line)
+    assert len(stream_counts.find_untried_categories([calm])) == 17
+    assert agent_summary.describe_event(calm) is None
+    assert any(
+        "nothing" in text for line in agent_summary.category_lines(AuditStream(), 80) for text, _ in line
+    )
 
 
 def test_a_seed_is_a_story_and_every_story_has_all_faults() -> None:

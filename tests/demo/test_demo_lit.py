@@ -7,9 +7,9 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from oncemore.demo.lit import story
-from oncemore.demo.lit.server import CoreServer
-from oncemore.demo.lit.story import DemoRow, LitDemo, row_lines
+from oncemore.demo import lit_demo
+from oncemore.demo.core_server import CoreServer
+from oncemore.demo.lit_demo import DemoRow, LitDemo, row_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,10 +41,10 @@ def test_a_story_that_goes_otherwise_fails(monkeypatch: pytest.MonkeyPatch) -> N
         stage.core.acted += 1  # as if the action had been applied before
         return LitDemo.play_lost_answer(stage)
 
-    monkeypatch.setattr(story, "SCENES", (("Something else acts.", twice),))
+    monkeypatch.setattr(lit_demo, "SCENES", (("Something else acts.", twice),))
     out = io.StringIO()
-    assert story.main(out, plain=True) == 1
-    assert "Otherwise than told: accept f-12." in out.getvalue()
+    assert lit_demo.main(out, plain=True) == 1
+    assert "Unexpected result: accept f-12." in out.getvalue()
 
 
 def test_scenes_notice_what_did_not_happen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,10 +54,10 @@ def test_scenes_notice_what_did_not_happen(tmp_path: Path, monkeypatch: pytest.M
         rows = [stage.play_recovery(), stage.play_exhaustion(), stage.play_lost_answer(), stage.play_alert()]
         core.findings["99"] = {"status": "open"}
         rows.append(stage.play_refusal())
-    assert [row.holds for row in rows] == [False] * 5
+    assert [row.is_expected for row in rows] == [False] * 5
 
 
 def test_a_row_is_wrapped_below_its_last_column() -> None:
-    lines = row_lines(DemoRow("what", "came", "word " * 12, holds=True), 80)
+    lines = row_lines(DemoRow("what", "came", "word " * 12, is_expected=True), 80)
     assert len(lines) == 2
     assert lines[1][0][0] == " " * 42

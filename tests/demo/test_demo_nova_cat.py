@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from oncemore import cli
-from oncemore.demo.nova_cat import story
+from oncemore.demo import nova_cat_demo
 
 
 @pytest.mark.req("SCEN-8")
@@ -31,19 +31,19 @@ def test_the_story_comes_out_as_the_document_has_it(
         "(no request) SKIPPED_QUARANTINED",
         "providers: A {THROTTLED: 4}",
         "3 events published, each with its correlation id and none with a key",
-        "All of it as it should be.",
+        "All results are as expected.",
     ):
         assert part in told, part
 
 
 def test_a_story_that_goes_wrong_ends_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def short(story: story.NovaCatDemo, folder: object) -> None:
-        story.acquire_and_print({"data_product_id": "x", "provider": "A"}, "SUCCESS")
+    def short(demo: nova_cat_demo.NovaCatDemo, folder: object) -> None:
+        demo.acquire_and_print({"data_product_id": "x", "provider": "A"}, "SUCCESS")
 
-    monkeypatch.setattr(story, "play_story", short)
+    monkeypatch.setattr(nova_cat_demo, "run_scenes", short)
     out = io.StringIO()
-    assert story.main(out, plain=True) == 1
-    assert "1 things were not as they should be." in out.getvalue()
+    assert nova_cat_demo.main(out, plain=True) == 1
+    assert "1 unexpected results." in out.getvalue()
 
 
 def test_without_astropy_the_extra_is_named(

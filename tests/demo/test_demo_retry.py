@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 import oncemore
-from oncemore.demo.retry import story as demo
-from oncemore.demo.retry.server import ALWAYS, RESET, FlakyServer, ScriptedFault
-from oncemore.screen import TerminalStream
+from oncemore.demo import retry_demo as demo
+from oncemore.demo.flaky_server import ALWAYS, RESET, FlakyServer, ScriptedFault
+from oncemore.demo.terminal import LiveTerminal
 from tests.quickest import best
 
 SOURCE = str(Path(oncemore.__file__).parents[1])
-COMMAND = [sys.executable, "-W", "error", "-m", "oncemore.demo.retry.story"]
+COMMAND = [sys.executable, "-W", "error", "-m", "oncemore.demo.retry_demo"]
 #: How much sooner than asked a visit may seem to come: the two sides read their clocks one after the other.
 CLOCKS_S = 0.02
 
@@ -44,7 +44,7 @@ def story() -> str:
 @pytest.fixture(scope="module")
 def calls() -> tuple[dict[str, demo.DemoCall], dict[str, demo.DemoCall]]:
     """The same calls, made here: ours and the loop's, by path."""
-    screen = TerminalStream(io.StringIO())
+    screen = LiveTerminal(io.StringIO())
     with FlakyServer(demo.make_faults(demo.FAST)) as server:
         ours = {
             path: demo.call_with_oncemore(screen, server, demo.FAST, path)
@@ -104,7 +104,7 @@ def test_the_table_counts_what_was_told(story: str) -> None:
     assert sum(map(float, waited[:-1])) == pytest.approx(float(waited[-1]), abs=0.04)
     assert rows["together"][1:3] == ["4", "answers"]
     assert rows["together"][-4:] == ["19", "6", "2", "answers"]
-    assert "oncemore 0 times, the loop 6 times" in story
+    assert "oncemore 0, the loop 6" in story
 
 
 @pytest.mark.req("BACKOFF-16")
@@ -113,20 +113,20 @@ def test_the_server_was_never_asked_before_the_time_it_had_named(
 ) -> None:
     ours, _ = calls
     for path, rest_s in (("/busy", demo.FAST.busy_s), ("/limit", demo.FAST.dated_s)):
-        first, second = ours[path].visits
-        assert second.wished is not None
-        assert second.wished - first.at >= rest_s
-        assert second.at >= second.wished - CLOCKS_S
-        assert second.at - second.wished < 3
+        first, second = ours[path].requests
+        assert second.not_before is not None
+        assert second.not_before - first.at >= rest_s
+        assert second.at >= second.not_before - CLOCKS_S
+        assert second.at - second.not_before < 3
         assert [visit.early for visit in (first, second)] == [False, False]
-    assert [visit.status for visit in ours["/rest"].visits] == [503]
+    assert [visit.status for visit in ours["/rest"].requests] == [503]
 
 
 def test_each_fault_was_real_and_ended_as_told(
     calls: tuple[dict[str, demo.DemoCall], dict[str, demo.DemoCall]],
 ) -> None:
     ours, _ = calls
-    assert {path: [visit.status for visit in call.visits] for path, call in ours.items()} == {
+    assert {path: [visit.status for visit in call.requests] for path, call in ours.items()} == {
         "/reset": [RESET, 200], "/busy": [503, 200], "/limit": [429, 200], "/broken": [500, 500, 500],
         "/missing": [404], "/slow": [200, 200], "/rest": [503],
     }  # fmt: skip
@@ -134,15 +134,15 @@ def test_each_fault_was_real_and_ended_as_told(
         "/reset": "200", "/busy": "200", "/limit": "200", "/broken": "raised 500", "/missing": "raised 404",
         "/slow": "200", "/rest": "put off 503",
     }  # fmt: skip
-    slow = ours["/slow"].visits
-    assert demo.FAST.limit_s <= slow[1].at - slow[0].at < demo.FAST.slow_s
+    slow = ours["/slow"].requests
+    assert demo.FAST.timeout_s <= slow[1].at - slow[0].at < demo.FAST.slow_s
 
 
 def test_the_loop_was_really_run_and_came_too_early(
     calls: tuple[dict[str, demo.DemoCall], dict[str, demo.DemoCall]],
 ) -> None:
     _, naive = calls
-    assert {path: len(call.visits) for path, call in naive.items()} == {
+    assert {path: len(call.requests) for path, call in naive.items()} == {
         "/reset": 2, "/busy": 3, "/limit": 3, "/broken": 3, "/missing": 3, "/slow": 2, "/rest": 3,
     }  # fmt: skip
     assert {path: call.early_requests for path, call in naive.items() if call.early_requests} == {
@@ -230,7 +230,7 @@ def test_it_needs_the_standard_library_only_and_no_proxy() -> None:
     # Without site-packages; and with a proxy in the environment on which nobody listens.
     script = (
         f"import runpy, sys; sys.path.insert(0, {SOURCE!r}); sys.argv[1:] = ['--fast']; "
-        "runpy.run_module('oncemore.demo.retry.story', run_name='__main__')"
+        "runpy.run_module('oncemore.demo.retry_demo', run_name='__main__')"
     )
     run = subprocess.run(
         [sys.executable, "-S", "-c", script],
@@ -238,7 +238,7 @@ def test_it_needs_the_standard_library_only_and_no_proxy() -> None:
         env={"http_proxy": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9", "LC_ALL": "C"},
     )  # fmt: skip
     assert (run.returncode, run.stderr) == (0, "")
-    assert "oncemore 0 times, the loop 6 times" in run.stdout
+    assert "oncemore 0, the loop 6" in run.stdout
 
 
 def test_with_retries_switched_off_it_says_so_and_still_tells_the_truth() -> None:
