@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.error import HTTPError
 
 import oncemore
+from oncemore.config import are_retries_enabled
 from oncemore.demo.flaky_server import ALWAYS, RESET, FlakyServer, ScriptedFault
 from oncemore.demo.terminal import STOPPED, LiveTerminal
-from oncemore.settings import are_retries_enabled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

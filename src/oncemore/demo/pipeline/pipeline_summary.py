@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oncemore._time_spans import format_seconds
 from oncemore.demo.pipeline.status_table import LEGEND
 from oncemore.demo.summary_lines import command_lines, command_names
 from oncemore.demo.terminal import cut_line, wrap_text
 from oncemore.maintenance.replay import recompute_decision
 from oncemore.policy.canonical_json import encode_canonical
+from oncemore.policy.explain import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
