@@ -1,4 +1,4 @@
-"""`oncemore demo retry`: what it prints is what the server saw, and it ends whatever happens."""
+"""`oncemore demo retry`: its output agrees with the server's log, and it always ends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def environment(**changes: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def story() -> str:
-    """What a person sees who runs the demo into a file."""
+    """Run the demo into a file; return its output."""
     run = subprocess.run(
         [*COMMAND, "--fast"], capture_output=True, text=True, timeout=60, check=False, env=environment()
     )
@@ -84,7 +84,7 @@ def test_the_call_that_was_put_off_says_when_to_come_back(story: str) -> None:
     assert 0 < again - time.time() <= 120
 
 
-def test_the_table_counts_what_was_told(story: str) -> None:
+def test_the_table_counts_the_shown_attempts(story: str) -> None:
     rows = {
         row[0]: row[1:]
         for line in story.splitlines()
@@ -96,8 +96,8 @@ def test_the_table_counts_what_was_told(story: str) -> None:
         "/reset": "2", "/busy": "2", "/limit": "2", "/broken": "3", "/missing": "1", "/slow": "2",
         "/rest": "1", "together": "13",
     }  # fmt: skip
-    told = re.split(r"(?m)^(?=/)", story.partition("Now the same calls")[0])[1:]
-    for scene in told:
+    scenes = re.split(r"(?m)^(?=/)", story.partition("Now the same calls")[0])[1:]
+    for scene in scenes:
         path = scene.split()[0]
         assert len(re.findall(r"(?m)^   \d\. ", scene)) == int(rows[path][0])
     waited = re.findall(r"(\d+\.\d+) s +\d", story.partition("outcome")[2])
@@ -222,12 +222,12 @@ def test_a_terminal_gets_colours_and_a_countdown_that_leaves_nothing_behind(stor
 
 
 @pytest.mark.parametrize("changes", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_who_wants_no_colours_gets_none(changes: dict[str, str]) -> None:
+def test_no_colours_on_request(changes: dict[str, str]) -> None:
     assert "\033" not in on_a_terminal(**changes)
 
 
 def test_it_needs_the_standard_library_only_and_no_proxy() -> None:
-    # Without site-packages; and with a proxy in the environment on which nobody listens.
+    # Without site-packages; and with a proxy in the environment without a listener.
     script = (
         f"import runpy, sys; sys.path.insert(0, {SOURCE!r}); sys.argv[1:] = ['--fast']; "
         "runpy.run_module('oncemore.demo.retry_demo', run_name='__main__')"

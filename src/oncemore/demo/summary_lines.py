@@ -29,12 +29,13 @@ def count_lines(counts: Iterable[EffectCount], width: int) -> list[Line]:
 def command_lines(commands: Sequence[tuple[str, str]], width: int) -> list[Line]:
     """Return commands with their explanations, beside each other if the terminal is wide enough."""
     room = max(len(command) for command, _ in commands)
+    # One layout for all of them, and commands are never wrapped: they are to be copied.
+    is_wide = room + max(len(explanation) for _, explanation in commands) + 4 <= width
     lines: list[Line] = [[("What to try next", "bold")]]
     for command, explanation in commands:
-        if room + len(explanation) + 6 <= width:
+        if is_wide:
             lines.append([(f"  {command.ljust(room)}  ", ""), (explanation, "dim")])
         else:
-            # Commands are never wrapped: they are to be copied.
             lines += [[(f"  {command}", "")], *wrap_text(explanation, width, "dim", "      ")]
     return lines
 

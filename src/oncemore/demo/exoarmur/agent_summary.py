@@ -36,7 +36,10 @@ def print_scene(
         if description is not None:
             words, tint = description
             name = NAMES.get(event.retry_category, event.retry_category)
-            wrapped = textwrap.wrap(f"{event.operation}: {words}", max(20, width - NAME_WIDTH - 2)) or [""]
+            # A no-break space keeps a number and its unit on one line.
+            text = f"{event.operation}: {words}"
+            wrapped = textwrap.wrap(text, max(20, width - NAME_WIDTH - 2)) or [""]
+            wrapped = [line.replace("\xa0", " ") for line in wrapped]
             rows.append([(f"  {name:<{NAME_WIDTH}}", "dim"), (wrapped[0], tint)])
             rows += [[(" " * (NAME_WIDTH + 4), ""), (more, tint)] for more in wrapped[1:]]
     terminal.write_lines([*rows, *(cut_line(fact, width) for fact in facts)])
@@ -47,7 +50,7 @@ def describe_event(event: AuditEvent) -> tuple[str, Tint] | None:
     match event:
         case RetryAttempt():
             which = f"{event.attempt_number} of {event.max_attempts} failed"
-            return f"{which}, {event.exception_type}; again in {event.delay_seconds:.2f} s", "yellow"
+            return f"{which}, {event.exception_type}; again in {event.delay_seconds:.2f}\xa0s", "yellow"
         case RetryExhausted():
             most = event.total_attempts
             return f"{most} of {most} failed, {event.final_exception_type}; given up", "red"
