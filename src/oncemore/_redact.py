@@ -224,7 +224,7 @@ def mask_context(value: object, depth_left: int = MAX_DEPTH) -> object:
 
 
 def log_warning(text: str) -> None:
-    """Log a warning about something that must not stop a call, on one line whatever the text holds."""
+    """Log a warning about a failure that must not stop a call; the text is cleaned to one line."""
     import logging
 
     logging.getLogger("oncemore").warning("oncemore: %s", clean_text(text, 2000))
